@@ -29,8 +29,8 @@ from torchvision.transforms import v2
 from workloads import BATCH_SIZE, WORKERS, Sleeping, loader, real_sleep, sleep_for
 
 from lightning_echo import CacheConfig, EchoLoader, StagedDataset
-from lightning_echo.caching.arena import Arena
-from lightning_echo.caching.example_store import ExampleStore
+from lightning_echo.cache.arena import Arena
+from lightning_echo.cache.reads import ExampleStore
 
 _STEPS = {0.004: 5, 0.016: 3}  # seconds of a step -> rounds
 _RATIO = 4

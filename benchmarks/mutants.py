@@ -48,61 +48,56 @@ def _under(folder: str, *names: str) -> tuple[str, ...]:
 _UNIT, _WHOLE = "tests/unit", "tests/integration"
 PARTS = {
     "plan": Part(
-        _under("lightning_echo/planning", "plan.py", "each_plan.py", "memory_plan.py", "buffer.py", "ratio.py", "shape.py"),
+        _under("lightning_echo/plan", "plan.py", "each.py", "memory.py"),
         (
-            *_under(_UNIT, "planning", "fetching"),
+            *_under(_UNIT, "plan", "pipeline"),
             *_under(_WHOLE, "test_loader_counts.py", "test_loader_reuse.py", "test_loader_plain_equivalence.py"),
             *_under(_WHOLE, "test_loader_resume.py", "test_loader_streams.py"),
         ),
     ),
     "order": Part(
-        ("lightning_echo/planning/order.py", "lightning_echo/fetching/sampler_order.py", "lightning_echo/fetching/requests.py"),
+        ("lightning_echo/plan/order.py", "lightning_echo/pipeline/requests.py"),
         (
-            *_under(_UNIT, "planning", "fetching"),
+            *_under(_UNIT, "plan", "pipeline"),
             *_under(_WHOLE, "test_loader_resume_order.py", "test_loader_plain_equivalence.py", "test_loader_reproducible.py"),
             *_under(_WHOLE, "test_data_between_epochs.py", "test_loader_resume.py"),
         ),
     ),
     "state": Part(
+        (*_under("lightning_echo/loader", "state.py", "resuming.py"), "lightning_echo/schema.py"),
         (
-            *_under("lightning_echo/loading", "state.py", "pipeline_state.py", "resuming.py", "schema.py"),
-            "lightning_echo/saved.py",
-        ),
-        (
-            *_under(_UNIT, "loading"),
+            *_under(_UNIT, "loader"),
             *_under(_WHOLE, "test_loader_resume.py", "test_damaged_states.py", "test_saved_within_a_step.py"),
             *_under(_WHOLE, "test_loader_growing_data.py", "test_resume.py"),
         ),
     ),
     "window": Part(
-        ("lightning_echo/sharing/window.py",),
+        ("lightning_echo/share/window.py",),
         (
-            *_under(_UNIT, "sharing"),
+            *_under(_UNIT, "share"),
             *_under(_WHOLE, "test_sharing.py", "test_sharing_faults.py", "test_sharing_full.py", "test_sharing_streams.py"),
         ),
     ),
     "arena": Part(
-        ("lightning_echo/caching/arena.py", "lightning_echo/caching/arena_file.py"),
+        ("lightning_echo/cache/arena.py",),
         (
-            *_under(_UNIT, "caching"),
+            *_under(_UNIT, "cache"),
             *_under(_WHOLE, "test_cache_counts.py", "test_cache_bit_equal.py", "test_cache_kept.py", "test_cache_faults.py"),
             *_under(_WHOLE, "test_cache_limits.py"),
         ),
     ),
     "splitting": Part(
-        _under(
-            "lightning_echo/splitting", "chains.py", "cut.py", "describe.py", "fallback.py", "make.py", "prove.py", "staged.py"
-        ),
+        _under("lightning_echo/split", "describe.py", "check.py", "make.py", "prove.py", "staged.py"),
         (
-            *_under(_UNIT, "splitting"),
+            *_under(_UNIT, "split"),
             *_under(_WHOLE, "test_loader_splits.py", "test_loader_watched_splits.py", "test_loader_after_read.py"),
             *_under(_WHOLE, "test_auto_points.py", "test_loader_points.py"),
         ),
     ),
     "hooks": Part(
         (
-            *_under("lightning_echo/training", "hooks.py", "collection.py", "lengths.py", "trainer_link.py", "training_echo.py"),
-            *_under("lightning_echo", "training/transfer.py", "training/wrapping.py", "callback.py", "attachment.py"),
+            *_under("lightning_echo/training", "hooks.py", "loaders.py", "trainer.py", "training_echo.py"),
+            *_under("lightning_echo", "callback.py", "attachment.py"),
         ),
         (
             *_under(_UNIT, "training", "test_attachment.py", "test_echo_callback.py", "test_echo_data_module.py"),

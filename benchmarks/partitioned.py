@@ -29,10 +29,10 @@ from torch.utils.data import DataLoader
 from workloads import BATCH_SIZE, IMAGE_BYTES, WORKERS, sleep_for
 
 from lightning_echo import CacheConfig, EchoLoader, StagedDataset
-from lightning_echo.caching.arena import Arena
-from lightning_echo.caching.keys import Keys
-from lightning_echo.caching.nodes.board import Board, Shape
-from lightning_echo.caching.nodes.exchange import Exchange, Group
+from lightning_echo.cache.arena import Arena
+from lightning_echo.cache.board import Board, Shape
+from lightning_echo.cache.exchange import Exchange, Group
+from lightning_echo.cache.reads import Keys
 
 _NODES = 2
 _PATIENCE_SECONDS = 400

@@ -14,12 +14,11 @@ import tracemalloc
 from report import Table, progress, verdict
 from workloads import WORKERS
 
-from lightning_echo.fetching.requests import ExampleRequests
-from lightning_echo.planning.each_plan import EachPlan
-from lightning_echo.planning.memory_plan import MemoryPlan
-from lightning_echo.planning.order import ShuffledOrder
-from lightning_echo.planning.plan import Plan
-from lightning_echo.planning.shape import PlanShape, Reuse
+from lightning_echo.pipeline.requests import ExampleRequests
+from lightning_echo.plan.each import EachPlan
+from lightning_echo.plan.memory import MemoryPlan
+from lightning_echo.plan.order import ShuffledOrder
+from lightning_echo.plan.plan import Plan, PlanShape, Reuse
 
 _LENGTHS = (10**4, 10**8)
 _REQUIRED_MICROSECONDS = 3.0

@@ -11,7 +11,7 @@ from PIL import Image
 from report import Table, progress
 from timing import median_seconds
 
-from lightning_echo.protecting.protect import copy_example
+from lightning_echo.data.copies import copy_example
 
 
 def protection(quick: bool) -> Table:

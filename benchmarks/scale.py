@@ -33,14 +33,12 @@ from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
 from workloads import IMAGE_BYTES
 
 from lightning_echo import EchoCallback
-from lightning_echo.caching.nodes.partition import Partition, told, transfers_of
-from lightning_echo.fetching.requests import ExampleRequests
-from lightning_echo.fetching.rounds import AllRanksOrder
-from lightning_echo.fetching.sampler_order import SamplerOrder
-from lightning_echo.measuring.metrics import IdleFraction
-from lightning_echo.planning.memory_plan import MemoryPlan
-from lightning_echo.planning.order import ShuffledOrder
-from lightning_echo.planning.shape import PlanShape, Reuse
+from lightning_echo.cache.board import Partition, told, transfers_of
+from lightning_echo.measure.timing import IdleFraction
+from lightning_echo.pipeline.requests import AllRanksOrder, ExampleRequests, SamplerOrder
+from lightning_echo.plan.memory import MemoryPlan
+from lightning_echo.plan.order import ShuffledOrder
+from lightning_echo.plan.plan import PlanShape, Reuse
 
 _RANKS = (8, 64, 512, 4096)
 _LENGTHS = (10**7, 10**8, 10**9, 10**10)

@@ -31,7 +31,7 @@ from torch.utils.data import DataLoader, Dataset
 from workloads import BATCH_SIZE, IMAGE_BYTES, WORKERS, Images
 
 from lightning_echo import EchoLoader
-from lightning_echo.sharing.serving import status_of
+from lightning_echo.share.sharing import status_of
 
 _SLEEP_SECONDS = 0.004
 # TensorSocket itself waits 10 s for a training that does not answer.

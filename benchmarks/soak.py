@@ -26,8 +26,8 @@ from report import Table, machine, progress, verdict
 from torch.utils.data import DataLoader, Dataset
 
 from lightning_echo import EchoLoader
-from lightning_echo.sharing.folder import names
-from lightning_echo.sharing.serving import status_of
+from lightning_echo.share.config import names
+from lightning_echo.share.sharing import status_of
 
 RESULTS = Path(__file__).parent / "results"
 _NAME = "soak"

@@ -17,10 +17,9 @@ from torch.utils.data import DataLoader
 from trainer import SleepingModel
 
 from lightning_echo import StagedDataset, StallAnalyzer
-from lightning_echo.analysis.measured import Spread
-from lightning_echo.analysis.predict import Prediction, TrainingSetting
-from lightning_echo.analysis.probing.fits import StepClock, fit
-from lightning_echo.analysis.report.questions import in_words
+from lightning_echo.analysis.predict import Prediction, Spread, TrainingSetting
+from lightning_echo.analysis.report import in_words
+from lightning_echo.analysis.sources import StepClock, fit
 
 _BATCH_SIZE = 16
 _MEDIAN, _WORST = 0.05, 0.15

@@ -11,8 +11,8 @@ from report import Table, progress, verdict
 from timing import median_seconds
 from torch.utils.data import Dataset
 
-from lightning_echo.splitting.fallback import WatchedStages
-from lightning_echo.splitting.splits import make_stages
+from lightning_echo.split.check import WatchedStages
+from lightning_echo.split.prove import make_stages
 
 _FRESH = 8  # examples that are read for a batch of 32 at factor 4
 _REQUIRED_MICROSECONDS = 3.0

@@ -12,7 +12,7 @@ from timing import median_seconds
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate, get_worker_info
 
 from lightning_echo import EchoLoader, InsertionPoint, StagedDataset
-from lightning_echo.fetching.batches import BatchUse
+from lightning_echo.pipeline.batches import BatchUse
 
 POINTS = tuple(point.value for point in InsertionPoint if point is not InsertionPoint.auto)
 STREAM = "after_augmentation, stream"

@@ -32,7 +32,7 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 from lightning_echo import EchoCallback, TargetIdle
-from lightning_echo.measuring.report import EpochReport
+from lightning_echo.measure.summary import EpochReport
 
 FILE_PIXELS = 96  # width and height of the image files; the scans themselves are 8 x 8
 BATCH_SIZE = 32

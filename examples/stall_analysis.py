@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
 
 from lightning_echo import StallAnalyzer
-from lightning_echo.analysis.report.text import report
+from lightning_echo.analysis.report import report
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:

@@ -27,34 +27,7 @@ What to use:
 * `serve` reads for the trainings of a name, in the foreground; without it, the first training starts a process that does.
 * `StallAnalyzer` measures what a training waits for, and tells what would help.
 
-The folders and files. Each imports only those that stand before it:
-
-    log.py          the one logger
-    saved.py        reading what was saved: errors name the field
-    insertion.py    the insertion points: one table
-    planning/       which example is used when: arithmetic without torch or data
-    protecting/     copies, differences and random states: nothing of the user's is changed
-    splitting/      where a data set is cut, and the proof that the cut is right
-    caching/        examples that are kept for good, shared by the processes of a node
-    workers/        what runs in worker processes: read or look up, augment, collate
-    fetching/       from the plan to batches, in the main process
-    sharing/        several trainings, one process that reads
-    loading/        `EchoLoader`: epochs, their length, the state
-    config.py       `EchoConfig`: the options as a value
-    measuring/      clocks, costs, controllers
-    reporting/      tables, text, pages and pictures of what was measured
-    training/       Lightning's side: the training loader of a run, echoed
-    datamodule.py   `EchoDataModule`
-    monitoring/     what a training waits for, measured in its hooks; the decision; the log
-    analysis/       `StallAnalyzer`: where the time of a training goes
-    doctor/         what on this machine, or of a data module, would go wrong
-    checkpoints.py  checkpoints between runs with and without echoing
-    attachment.py   how `EchoCallback` puts echoing into a run
-    callback.py     `EchoCallback`
-    cli.py          `EchoCLI`
-    __main__.py     ``lightning-echo``, the command: ``doctor``, ``report``, ``shared``
-
-``lightning_echo/README.md`` explains the method, the folders, their files, and the way of one batch through them.
+``lightning_echo/README.md`` has the map of the folders and files, the method, and the way of one batch through them.
 """
 
 from importlib import import_module
@@ -65,24 +38,24 @@ from lightning_echo.log import set_up
 if TYPE_CHECKING:
     from lightning_echo.analysis.analyzer import StallAnalyzer
     from lightning_echo.analysis.result import StallAnalysis
-    from lightning_echo.caching.cache_config import CacheConfig
-    from lightning_echo.caching.cached_dataset import CachedDataset
-    from lightning_echo.caching.node_cache import CacheCounts
+    from lightning_echo.cache.kept import CacheConfig
+    from lightning_echo.cache.loader_cache import CachedDataset
+    from lightning_echo.cache.node_cache import CacheCounts
     from lightning_echo.callback import EchoCallback
     from lightning_echo.cli import EchoCLI
     from lightning_echo.config import EchoConfig
     from lightning_echo.datamodule import EchoDataModule
     from lightning_echo.insertion import InsertionPoint
-    from lightning_echo.loading.loader import EchoLoader
-    from lightning_echo.loading.state import EchoCounts, EchoStateError
-    from lightning_echo.measuring.control import Controller, Decision, Observation, Reason
-    from lightning_echo.measuring.guard import MetricGuard
-    from lightning_echo.measuring.metrics import EchoCounter, IdleFraction
-    from lightning_echo.measuring.schedule import FactorSchedule
-    from lightning_echo.measuring.target_idle import TargetIdle
-    from lightning_echo.sharing.serving import serve
-    from lightning_echo.sharing.share_config import ShareConfig
-    from lightning_echo.splitting.staged import StagedDataset
+    from lightning_echo.loader.loader import EchoLoader
+    from lightning_echo.loader.state import EchoCounts
+    from lightning_echo.measure.control import Controller, Decision, Observation, Reason
+    from lightning_echo.measure.guard import FactorSchedule, MetricGuard
+    from lightning_echo.measure.target_idle import TargetIdle
+    from lightning_echo.measure.timing import EchoCounter, IdleFraction
+    from lightning_echo.schema import EchoStateError
+    from lightning_echo.share.config import ShareConfig
+    from lightning_echo.share.sharing import serve
+    from lightning_echo.split.staged import StagedDataset
 
 __version__ = "0.1.0"
 __all__ = [
@@ -116,31 +89,31 @@ __all__ = [
 set_up()
 
 _IMPORTED_WHEN_ASKED = {
-    "CacheConfig": "caching.cache_config",
-    "CacheCounts": "caching.node_cache",
-    "CachedDataset": "caching.cached_dataset",
-    "Controller": "measuring.control",
-    "Decision": "measuring.control",
+    "CacheConfig": "cache.kept",
+    "CacheCounts": "cache.node_cache",
+    "CachedDataset": "cache.loader_cache",
+    "Controller": "measure.control",
+    "Decision": "measure.control",
     "EchoCLI": "cli",
     "EchoCallback": "callback",
     "EchoConfig": "config",
-    "EchoCounter": "measuring.metrics",
-    "EchoCounts": "loading.state",
+    "EchoCounter": "measure.timing",
+    "EchoCounts": "loader.state",
     "EchoDataModule": "datamodule",
-    "EchoLoader": "loading.loader",
-    "EchoStateError": "loading.state",
-    "FactorSchedule": "measuring.schedule",
-    "IdleFraction": "measuring.metrics",
+    "EchoLoader": "loader.loader",
+    "EchoStateError": "schema",
+    "FactorSchedule": "measure.guard",
+    "IdleFraction": "measure.timing",
     "InsertionPoint": "insertion",
-    "MetricGuard": "measuring.guard",
-    "Observation": "measuring.control",
-    "Reason": "measuring.control",
-    "ShareConfig": "sharing.share_config",
-    "StagedDataset": "splitting.staged",
+    "MetricGuard": "measure.guard",
+    "Observation": "measure.control",
+    "Reason": "measure.control",
+    "ShareConfig": "share.config",
+    "StagedDataset": "split.staged",
     "StallAnalysis": "analysis.result",
     "StallAnalyzer": "analysis.analyzer",
-    "TargetIdle": "measuring.target_idle",
-    "serve": "sharing.serving",
+    "TargetIdle": "measure.target_idle",
+    "serve": "share.sharing",
 }
 
 

@@ -16,8 +16,6 @@ from collections.abc import Sequence
 
 from lightning_echo import __version__
 
-__all__ = ["main"]
-
 _FAILED = 2  # the same exit status as argparse uses
 _EXAMPLES = """examples:
   lightning-echo doctor                             what on this machine would go wrong
@@ -59,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.command == "doctor":
         return _doctor(options)
     if options.command == "shared":
-        from lightning_echo.sharing.serving import shared_readers
+        from lightning_echo.share.sharing import shared_readers
 
         print(shared_readers())
         return 0
@@ -76,7 +74,7 @@ def _doctor(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
-    from lightning_echo.analysis.report.saved import read_saved
+    from lightning_echo.analysis.report import read_saved
 
     try:
         saved = read_saved(options.path)

@@ -38,40 +38,33 @@ from typing import Any
 import lightning.pytorch as pl
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
-from lightning_echo.attachment import Attachment
-from lightning_echo.checkpoints import adapt_checkpoint
+from lightning_echo.attachment import Attachment, adapt_checkpoint
 from lightning_echo.config import CacheOptions, EchoConfig, ShareOptions, callback_options, given_options
 from lightning_echo.datamodule import DecidesFactor, EchoDataModule
 from lightning_echo.insertion import InsertionPoint
-from lightning_echo.measuring.control import Controller, Decision, Moment, Observation
-from lightning_echo.measuring.echo_summary import FactorUse, RunSummary
-from lightning_echo.measuring.report import EpochReport
-from lightning_echo.measuring.summary import RunVerdict, advise, summarize
-from lightning_echo.measuring.target_idle import TargetIdle
-from lightning_echo.monitoring.asking import AskingSteps
-from lightning_echo.monitoring.cache_meter import metrics_of_parts
-from lightning_echo.monitoring.decider import Decider
-from lightning_echo.monitoring.logged import (
+from lightning_echo.measure.control import Controller, Decision, Moment, Observation
+from lightning_echo.measure.summary import EpochReport, FactorUse, RunSummary, RunVerdict, advise, summarize
+from lightning_echo.measure.target_idle import TargetIdle
+from lightning_echo.schema import entry, inside, record, rows, state_of
+from lightning_echo.training.counts import AskingSteps, Decider, metrics_of_parts
+from lightning_echo.training.loaders import Echoed, delivered_in, echoed_in, go_on_after_reload, parts_of, since_in
+from lightning_echo.training.logged import (
     ProgressText,
+    check_can_plot,
     last_step,
     log_directory,
     log_hyperparameters,
     log_metrics,
+    log_picture,
+    log_text,
     package_versions,
     report_of,
     steps_taken,
     write_summary,
 )
-from lightning_echo.monitoring.logger_figures import check_can_plot, log_picture
-from lightning_echo.monitoring.logger_texts import log_text
-from lightning_echo.monitoring.run_meter import RunMeter
-from lightning_echo.saved import entry, inside, record, rows, state_of
-from lightning_echo.training.collection import Echoed, delivered_in, echoed_in, go_on_after_reload, parts_of, since_in
-from lightning_echo.training.rank_zero import rank_zero_info
-from lightning_echo.training.refusals import refuse_second_fit
+from lightning_echo.training.meters import RunMeter
+from lightning_echo.training.trainer import rank_zero_info, refuse_second_fit
 from lightning_echo.training.training_echo import TrainingEcho
-
-__all__ = ["EchoCallback"]
 
 _OF_EXAMPLES = {f"echo/{name}" for name in ("fresh_examples", "echoed_examples", "effective_factor", "examples_per_second")}
 

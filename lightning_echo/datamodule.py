@@ -14,13 +14,11 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from lightning_echo.config import CacheOptions, EchoConfig, Options, ShareOptions, given_options, read_loaders, without_auto
 from lightning_echo.insertion import InsertionPoint
-from lightning_echo.loading.loader import EchoLoader
-from lightning_echo.saved import entry, state_of
-from lightning_echo.training.refusals import is_in_fit
-from lightning_echo.training.stand_in import StandIn
+from lightning_echo.loader.loader import EchoLoader
+from lightning_echo.schema import entry, state_of
+from lightning_echo.training.hooks import StandIn
+from lightning_echo.training.trainer import is_in_fit
 from lightning_echo.training.training_echo import TrainingEcho
-
-__all__ = ["DecidesFactor", "EchoDataModule"]
 
 
 class DecidesFactor:

@@ -13,10 +13,10 @@ table: no code in another file names a point. To add a sixth point, you would ch
 
 * This table: add a row. If the point needs of the loader what no other point needs, add a member to `Needs`. If it reuses
   something that is not a stage yet, add an entry to `STAGES`. If its live items are in a new place, add a member to `Place`.
-* ``fetching/choice.py``, function `choose`: whether a loader allows the point, and the stages that the workers run for it.
-* The code that keeps and hands out live items. There is code for examples (``workers/dataset.py``, for a stream
-  ``workers/streams.py``), and for batches (``fetching/batches.py``, on the device ``training/transfer.py``). Write more only if
-  none of them fits. `start_index_pipeline` in ``fetching/index_pipeline.py`` starts
+* ``pipeline/source.py``, function `choose`: whether a loader allows the point, and the stages that the workers run for it.
+* The code that keeps and hands out live items. There is code for examples (``pipeline/worker.py``, for a stream
+  ``pipeline/streams.py``), and for batches (``pipeline/batches.py``, on the device ``training/hooks.py``). Write more only if
+  none of them fits. `start_index_pipeline` in ``pipeline/pipelines.py`` starts
   that code.
 
 Options, messages, the cost model, the analysis and the doctor follow from the row. The tables of the points in the documentation
@@ -27,8 +27,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-
-__all__ = ["POINTS", "STAGES", "InsertionPoint", "Needs", "Place", "Properties", "earliest", "points_from"]
 
 # The stages of the pipeline in their order, with the name of each in a sentence.
 STAGES = {

@@ -1,9 +1,6 @@
-"""The one logger of the package, ``lightning_echo``, and the handler for programs that have set up no logging.
+"""The one logger of the package, ``lightning_echo``, and the handler for programs that have set up no logging."""
 
-`FallbackHandler` looks for other handlers when a line is logged, not at import. Therefore a program may set up logging before or
-after it imports this package. If it has set up logging, only its handlers show the lines, in its format. If it has not, the lines
-are on stderr, as Lightning's are.
-"""
+from __future__ import annotations
 
 import logging
 import sys
@@ -11,7 +8,9 @@ import warnings
 from collections.abc import Callable
 from typing import TextIO
 
-__all__ = ["LOGGER", "FallbackHandler", "Says", "set_up"]
+# `FallbackHandler` looks for other handlers when a line is logged, not at import. Therefore a program may set up logging before
+# or after it imports this package. If it has set up logging, only its handlers show the lines, in its format. If it has not, the
+# lines are on stderr, as Lightning's are.
 
 LOGGER = logging.getLogger("lightning_echo")
 _PREFIX = "lightning_echo: "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from learning.task import Task
-from lightning_echo.planning.shape import smallest_buffer
+from lightning_echo.plan.plan import smallest_buffer
 
 __all__ = ["Arm", "first_arms", "further_arms"]
 

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 from trainer import be_quiet, quiet_trainer
 
 from lightning_echo import EchoCallback, EchoDataModule, TargetIdle
-from lightning_echo.measuring.report import EpochReport
+from lightning_echo.measure.summary import EpochReport
 from wallclock.plans import TARGET_IDLE, Plan
 from wallclock.source import SlowSource
 from wallclock.stages import Stage

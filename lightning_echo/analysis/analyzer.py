@@ -1,51 +1,182 @@
-"""`StallAnalyzer`: measures one training, phase by phase, and leaves it as it was.
-
-    what the Trainer makes of the data      one step: the loader, a batch on the device
-    the loader alone                        reading, preparation, augmentation (phases.py, streams.py)
-    hand-over, copy                         a batch that is ready, taken and copied
-    ingestion                               the step alone
-    data in memory                          the training, without reading
-    the real run                            the training, nothing in memory
-
-The model that is trained is a copy, and so is its data (data.py). Random states are restored (process.py). With several ranks,
-all of them measure at the same time, and the job waits for the slowest.
-"""
+"""`StallAnalyzer`: measures one training, phase by phase, and leaves it as it was; and the command ``analyze``."""
 
 from __future__ import annotations
 
 import copy
+import json
 import socket
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from itertools import islice
-from typing import Any
+from functools import partial
+from itertools import count, islice
+from pathlib import Path
+from textwrap import wrap
+from typing import Any, cast
 
 import lightning.pytorch as pl
 from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.utilities import rank_zero_only
 from torch.utils.data import DataLoader
 
 from lightning_echo.analysis.checks import ShortTraining, try_setting
-from lightning_echo.analysis.measured import MeasuredStages, Spread
-from lightning_echo.analysis.predict import TrainingSetting, contention
-from lightning_echo.analysis.probing.data import TrainingData, nothing
-from lightning_echo.analysis.probing.files import drop_pages
-from lightning_echo.analysis.probing.fits import PreparedLoader, RepeatedBatch, StepClock, fit
-from lightning_echo.analysis.probing.phases import CHUNKS, LoaderPhases, measure_loader
-from lightning_echo.analysis.probing.process import process_state_restored
-from lightning_echo.analysis.probing.ranks import gathered
-from lightning_echo.analysis.probing.steps import StepNumber
-from lightning_echo.analysis.probing.streams import measure_stream
-from lightning_echo.analysis.probing.transfers import Transfers, transfers_noted, transfers_skipped
-from lightning_echo.analysis.progress import Progress
-from lightning_echo.analysis.report.questions import in_words
+from lightning_echo.analysis.parts import drop_pages
+from lightning_echo.analysis.phases import (
+    CHUNKS,
+    LoaderPhases,
+    StepNumber,
+    gathered,
+    measure_loader,
+    measure_stream,
+    process_state_restored,
+)
+from lightning_echo.analysis.predict import MeasuredStages, Spread, TrainingSetting, contention
+from lightning_echo.analysis.report import in_words, report, save_page, save_png
 from lightning_echo.analysis.result import CheckedSetting, StallAnalysis
-from lightning_echo.caching.free_memory import free_memory_bytes
-from lightning_echo.fetching.source import Source
-from lightning_echo.monitoring.cores import usable_cores
-from lightning_echo.training.rank_zero import rank_zero_info
+from lightning_echo.analysis.sources import (
+    PreparedLoader,
+    RepeatedBatch,
+    StepClock,
+    TrainingData,
+    Transfers,
+    fit,
+    nothing,
+    transfers_noted,
+    transfers_skipped,
+)
+from lightning_echo.data.machine import free_memory_bytes, usable_cores
+from lightning_echo.pipeline.source import Source
+from lightning_echo.training.trainer import rank_zero_info
 
-__all__ = ["StallAnalyzer"]
+# ---------------------------------------------------------------------- progress
+# `Progress`: tells at the begin of each phase of an analysis how much time was spent, and about how much is left.
+#
+# Each phase may take an equal share of the time. It takes less if its steps are done earlier. So the estimate assumes that the
+# phases to come take as long as those before them. The first phase does not count: it waits for the data module, which may
+# download data.
+
+
+class Progress:
+    """The progress of one analysis, a line for each phase.
+
+    Args:
+        seconds: About how long the analysis may take.
+        phases: Largest number of phases.
+        tell: Gets each line.
+        clock: Returns the present time in seconds.
+
+    Example:
+        >>> times = iter([0.0, 0.0, 2.0, 5.0])
+        >>> progress = Progress(60, 6, print, clock=lambda: next(times))
+        >>> progress.phase("the data")
+        the data (0 s, about 60 s left)
+        >>> progress.phase("reading")
+        reading (2 s, about 50 s left)
+        >>> progress.phase("the step", to_come=2)
+        the step (5 s, about 6 s left)
+    """
+
+    def __init__(
+        self, seconds: float, phases: int, tell: Callable[[str], None], clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self._share, self._to_come, self._tell, self._clock = seconds / phases, phases + 1, tell, clock
+        self._begun = clock()
+        self._begins: list[float] = []
+
+    def phase(self, what: str, to_come: int | None = None) -> None:
+        """Tells that a phase begins.
+
+        Args:
+            what: What is done in it.
+            to_come: Number of phases that are left, this one included. None: one fewer than before, but at least one. 0: nobody
+                knows how long this phase takes, so the line says nothing about the time left.
+        """
+        now = self._clock()
+        self._to_come = max(self._to_come - 1, 1) if to_come is None else to_come
+        self._begins.append(now)
+        ended = len(self._begins) - 2  # but for the first phase
+        each = (now - self._begins[1]) / ended if ended > 0 else self._share
+        left = f", about {self._to_come * each:.0f} s left" if self._to_come else ""
+        self._tell(f"{what} ({now - self._begun:.0f} s{left})")
+
+
+# ---------------------------------------------------------------------- outputs
+# The files that ``analyze`` writes: where they are, and how it is made sure that no file is overwritten.
+#
+# A name that the user gives is checked before the analysis begins, so that no measurement is lost. The analysis itself goes into
+# the Trainer's log directory if the user gives no name for it.
+
+
+def check_new(**paths: str | None) -> None:
+    """Refuses names of files that exist already. None: no file is asked for.
+
+    Raises:
+        ValueError: A file exists already, or two names are the same.
+
+    Example:
+        >>> check_new(json="new.json", html=None)
+        >>> check_new(json="report", html="report")
+        Traceback (most recent call last):
+        ...
+        ValueError: json and html must be different files, got 'report' for both
+    """
+    seen: dict[Path, str] = {}
+    for name, path in paths.items():
+        if path is None:
+            continue
+        if Path(path).exists():
+            raise ValueError(f"{name} must be a new file, got {path!r}, which exists: give another name, or remove it first")
+        first = seen.setdefault(Path(path).absolute(), name)
+        if first != name:
+            raise ValueError(f"{first} and {name} must be different files, got {path!r} for both")
+
+
+def free_path(directory: Path, name: str) -> Path:
+    """Returns the path of a new file in the directory: ``analysis.json``, else ``analysis_1.json`` and so on."""
+    wanted = directory / name
+    numbered = (wanted.with_stem(f"{wanted.stem}_{number}") for number in count(1))
+    return wanted if not wanted.exists() else next(path for path in numbered if not path.exists())
+
+
+# ---------------------------------------------------------------------- advice
+# The advice of an analysis as a file for ``fit --config``. Options of `EchoCLI` are set, and the rest is a comment.
+
+_WIDTH = 118
+_HOW = "What `analyze` advises. Give this file after your own: fit --config config.yaml --config THIS_FILE"
+_WORKERS = "Set num_workers={workers} where your program sets it: only you know the name of that option"
+_NOTHING = "There is nothing to set in the group echo: this file changes nothing."
+
+
+def advice_yaml(analysis: StallAnalysis) -> str:
+    """Returns the advice as YAML, for a program with an `EchoCLI`. It is used beside the program's own configuration.
+
+    It contains the options `TrainingSetting.options`, in the group ``echo``. The message of the verdict is a comment.
+    ``num_workers`` is a comment, too, since its option belongs to the program. If there is no option to set, the file changes
+    nothing.
+    """
+    setting = analysis.verdict.setting
+    comments = [_HOW, analysis.verdict.message]
+    if setting.workers not in (None, analysis.stages.workers):
+        comments.append(_WORKERS.format(workers=setting.workers) + f" (now {analysis.stages.workers}).")
+    if not setting.options:
+        comments.append(_NOTHING)
+    lines = [f"# {line}\n" for comment in comments for line in wrap(comment, _WIDTH, break_long_words=False)]
+    values = [f"  {name}: {json.dumps(value)}\n" for name, value in setting.options.items()]  # JSON is YAML, too
+    return "".join([*lines, "echo:\n", *values] if values else [*lines, "{}\n"])
+
+
+# ---------------------------------------------------------------------- analyzer
+# `StallAnalyzer`: measures one training, phase by phase, and leaves it as it was.
+#
+#     what the Trainer makes of the data      one step: the loader, a batch on the device
+#     the loader alone                        reading, preparation, augmentation (phases.py, phases.py)
+#     hand-over, copy                         a batch that is ready, taken and copied
+#     ingestion                               the step alone
+#     data in memory                          the training, without reading
+#     the real run                            the training, nothing in memory
+#
+# The model that is trained is a copy, and so is its data (sources.py). Random states are restored (phases.py). With several
+# ranks, all of them measure at the same time, and the job waits for the slowest.
 
 _END_HOOKS = ("on_train_epoch_end", "on_train_end", "on_fit_end")
 _HANDED_OVER = _COPIED = 8  # number of batches whose hand-over and whose copy are timed
@@ -270,3 +401,105 @@ def _cores_of_rank() -> int:
     """Returns the number of cores of this rank: the ranks of a machine share its cores equally."""
     hosts = gathered(socket.gethostname())
     return max(1, usable_cores() // hosts.count(socket.gethostname()))
+
+
+# ---------------------------------------------------------------------- command
+# ``python train.py analyze``: the subcommand that `EchoCLI` adds to ``fit``, ``validate``, ``test`` and ``predict``.
+
+
+class Analyzes:
+    """A Trainer that can analyze.
+
+    Attributes:
+        analyzed_kwargs: Options of the Trainers that an analysis makes.
+    """
+
+    analyzed_kwargs: Mapping[str, Any] = {}
+
+    def analyze(
+        self,
+        model: pl.LightningModule,
+        datamodule: pl.LightningDataModule | None = None,
+        steps: int | None = None,
+        seconds: float = 60.0,
+        verify: bool = False,
+        json: str | None = None,
+        html: str | None = None,
+        png: str | None = None,
+        apply: str | None = None,
+        ckpt_path: str | None = None,
+        weights_only: bool | None = None,
+    ) -> None:
+        """Measures where the time of a step goes, and says what would help.
+
+        Args:
+            model: The model whose training is analyzed.
+            datamodule: Its data.
+            steps: Number of steps that are measured in each phase. Default: 100, or as many as the training loader has batches.
+            seconds: About how long the analysis may take.
+            verify: Whether to try the recommended setting, and to compare the prediction with the measurement.
+            json: New file that the analysis is saved in. Default: analysis.json in the Trainer's log directory, or
+                analysis_1.json and so on where there is one.
+            html: New file for a report as a web page.
+            png: New file for a report as a picture.
+            apply: New file for what is advised as options of the group echo, to be given to fit: --config FILE.
+            ckpt_path: Not used. A configuration that fit has saved may have it.
+            weights_only: Not used, for the same reason.
+
+        Raises:
+            ValueError: A file exists already, or a number is impossible.
+        """
+        saved = free_path(_log_directory(cast(pl.Trainer, self)), "analysis.json") if json is None else Path(json)
+        rank_zero_only(check_new)(json=str(saved), html=html, png=png, apply=apply)  # before minutes of work
+        analyzer = StallAnalyzer(model, datamodule, trainer_kwargs=self.analyzed_kwargs)
+        analysis = analyzer.run(steps, seconds)
+        _write(saved, analysis.to_json)  # before a setting is tried, which may fail
+        if verify:
+            try:
+                analysis = analyzer.check(analysis)
+            except ValueError as error:
+                rank_zero_info(f"lightning_echo: the recommended setting was not tried: {error}")
+        _report(analysis, saved, html, png, apply)
+
+
+def analyzing(trainer_class: type[pl.Trainer]) -> type[pl.Trainer]:
+    """Returns a subclass that can analyze. It has the same name, so that configurations and messages do not change."""
+    if issubclass(trainer_class, Analyzes):
+        return trainer_class
+    names = {name: getattr(trainer_class, name) for name in ("__module__", "__qualname__", "__doc__")}
+    return type(trainer_class.__name__, (Analyzes, trainer_class), names)
+
+
+def _log_directory(trainer: pl.Trainer) -> Path:
+    """Returns the directory of the Trainer's first logger, else its ``default_root_dir``.
+
+    A directory in a remote storage is no place for a local file: then it is the working directory. All ranks must call it.
+    """
+    directory = trainer.log_dir or trainer.default_root_dir
+    return Path() if "://" in directory else Path(directory)
+
+
+@rank_zero_only
+def _write(path: Path, save: Callable[[Path], None]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save(path)
+
+
+@rank_zero_only
+def _report(analysis: StallAnalysis, json: Path, html: str | None, png: str | None, apply: str | None) -> None:
+    print(report(analysis))
+    _write(json, analysis.to_json)  # with what was tried
+    written = [str(json)]
+    for path, save in (
+        (html, partial(save_page, analysis)),
+        (png, partial(save_png, analysis)),
+        (apply, partial(_save_advice, analysis)),
+    ):
+        if path is not None:
+            _write(Path(path), save)
+            written.append(path)
+    print(f"\nWritten: {', '.join(written)}")
+
+
+def _save_advice(analysis: StallAnalysis, path: str | Path) -> None:
+    Path(path).write_text(advice_yaml(analysis), encoding="utf-8")

@@ -22,17 +22,11 @@ from typing import Any, TypeVar
 import lightning.pytorch as pl
 from torch.utils.data import DataLoader
 
-from lightning_echo.analysis.measured import Spread
-from lightning_echo.analysis.predict import TrainingSetting
-from lightning_echo.analysis.probing.data import TrainingData
-from lightning_echo.analysis.probing.files import drop_pages
-from lightning_echo.analysis.probing.fits import WARM_UP_STEPS, RepeatedBatch, StepClock, fit
-from lightning_echo.analysis.probing.part_runs import Batches, FirstBatches, options_of
-from lightning_echo.analysis.probing.parts import second_half
-from lightning_echo.analysis.probing.phases import LoaderPhases
-from lightning_echo.loading.loader import EchoLoader
-
-__all__ = ["ShortTraining", "try_setting"]
+from lightning_echo.analysis.parts import Batches, FirstBatches, drop_pages, options_of, second_half
+from lightning_echo.analysis.phases import LoaderPhases
+from lightning_echo.analysis.predict import Spread, TrainingSetting
+from lightning_echo.analysis.sources import WARM_UP_STEPS, RepeatedBatch, StepClock, TrainingData, fit
+from lightning_echo.loader.loader import EchoLoader
 
 _LEAST_BYTES = 2**20  # a cache is not smaller
 _SPARE = 1.05  # the cache of a trial holds what its first batches have, and little more

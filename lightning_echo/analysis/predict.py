@@ -1,42 +1,293 @@
-"""Predicts the step time, idle fraction and speed-up of another setting of a training, from what was measured of each stage.
-
-    r(x, s)  = x * read_cached + (1 - x) * read / s        reading one example, a share x in memory, the storage s times as fast
-             = x * hit + (1 - x) * read / s                a share x in a cache of ours; of loaded examples, only a share
-                                                           1 - x is decoded
-    host     = max(h(e), cpu(e) / cores)                   h(e): the cost model's host time per batch, read = r(x, s)
-    T        = max(host, step / n + copy + hand-over)      the accelerator n times as fast
-    T        = host + step / n + copy                      without workers: everything takes turns
-
-DS-Analyzer (Mohan et al. 2021, arXiv 2007.06775, section 3.4) predicts min(F, P, G), with the preparation rate P, the ingestion
-rate G and the fetch rate F = 1 / (x / C + (1 - x) / S): its loader fetches ahead of what it prepares. A worker of torch's
-``DataLoader`` reads an example and then prepares it. So here both times add up in h.
-
-* ``cpu(e)`` is the processor time of a batch, the step included. If all processors are busy, more workers change nothing.
-* While the training runs, workers may take longer than alone (`MeasuredStages.contention`). Workers that share a storage or
-  processors take longer the more of them there are (`read_sharing`, `prepare_sharing`). Both are in h.
-* With echoing, T contains no hand-over if an `EchoLoader` takes batches from the workers in a thread of its own. Otherwise, an
-  echoed batch needs no hand-over. With a cache alone, the thread must take one batch for each step. In trials, a step then took
-  longer by about one hand-over.
-* At ``after_transfer``, an echo needs no copy either.
-* If k trainings share one reader (CoorDL's coordinated preparation: section 4.3), the reader's workers read, decode and augment
-  once for all of them. Each training collates in a thread of its own, while its step runs. So the processors do the reader's work
-  once and the rest k times:
-  ``T = max(upstream(e) / workers, collate(e), step / n + copy, (cpu_upstream(e) + k cpu_own(e)) / cores)``.
-  It is assumed that each training has an accelerator of its own.
-"""
+"""Predicts the step time, idle fraction and speed-up of another setting of a training, from what was measured of each stage."""
 
 from __future__ import annotations
 
+import math
+import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, NamedTuple
 
-from lightning_echo.analysis.caches import HOLDS, cached_example, fits_point, possible_holds
-from lightning_echo.analysis.measured import MeasuredStages, Spread, check_at_least
 from lightning_echo.insertion import POINTS, InsertionPoint, Needs, earliest, points_from
-from lightning_echo.measuring.cost import PipelineCosts
-from lightning_echo.measuring.words import callback_line
+from lightning_echo.measure.control import PipelineCosts, callback_line
 
-__all__ = ["Prediction", "TrainingSetting", "contention", "costs_of", "predict"]
+# ---------------------------------------------------------------------- measured
+# What was measured of a training's input, stage by stage: a value.
+#
+#     read --> decode --> augment --> collate --> hand-over --> copy --> step
+#     |<------------- workers, per example ---->| |<- main process, per batch ->|
+#
+# Each figure is a median and its variation (`Spread`). Reading has two times: cold (from the storage) and warm (from memory). The
+# other stages do not depend on where the data is.
+#
+# If a data set cannot be cut into all stages, a stage is contained in the one before it:
+#
+# * If reading and decoding cannot be told apart, ``read`` is the time by which a cold run is longer than a warm run.
+# * If augmentation cannot be told apart, it is in ``decode``.
+#
+# `points` holds the insertion points that are then possible.
+
+_BLOCKS = 10
+_LEAST = {
+    **dict.fromkeys(
+        ("read_cpu_share", "prepare_cpu_share", "step_cpu_seconds", "read_sharing", "prepare_sharing", "contention"), 0
+    ),
+    **{"batch_size": 1, "workers": 0, "cores": 1},
+}
+
+
+def check_at_least(name: str, value: Any, least: float) -> None:
+    """Refuses a value that is not a number, or too small.
+
+    Raises:
+        ValueError: The value is not a number, or too small.
+    """
+    if not isinstance(value, int | float) or not least <= value < math.inf:
+        raise ValueError(f"{name} must be a number >= {least}, got {value!r}")
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A time in seconds, and its variation.
+
+    Attributes:
+        median: Median of all blocks of measurements.
+        low: Nine of ten blocks took longer.
+        high: Nine of ten blocks took less.
+
+    Raises:
+        ValueError: One of them is not a time.
+
+    Example:
+        >>> Spread.of([0.01, 0.03] * 10)  # ten blocks of two
+        Spread(median=0.02, low=0.02, high=0.02)
+    """
+
+    median: float
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        for name in ("median", "low", "high"):
+            check_at_least(name, getattr(self, name), 0)
+
+    @classmethod
+    def of(cls, seconds: Sequence[float], period: int = 1) -> Spread:
+        """Returns the spread of the means of up to ten blocks of single measurements.
+
+        A step waits for the mean of several batches, not for each: queues level out the differences between successive batches.
+
+        Args:
+            seconds: The measurements, in the order in which they were made.
+            period: Least number of measurements in a block. Workers that began together deliver their batches in bursts.
+
+        Raises:
+            ValueError: There is no measurement.
+        """
+        if not seconds:
+            raise ValueError("seconds must hold at least one measurement, got none")
+        periods = max(1, len(seconds) // period)
+        seconds = seconds[len(seconds) - periods * period :] if len(seconds) >= period else seconds
+        blocks = min(_BLOCKS, periods)
+        ends = [periods * i // blocks * period if i < blocks else len(seconds) for i in range(blocks + 1)]
+        means = sorted(statistics.fmean(seconds[a:b]) for a, b in pairwise(ends))
+        return cls(statistics.median(means), means[round(0.1 * (blocks - 1))], means[round(0.9 * (blocks - 1))])
+
+    def without(self, part: Spread) -> Spread:
+        """Returns this time without a part of it.
+
+        >>> Spread(5.0, 4.0, 7.0).without(Spread(2.0, 1.0, 3.0))
+        Spread(median=3.0, low=1.0, high=6.0)
+        """
+        low, high = max(0.0, self.low - part.high), max(0.0, self.high - part.low)
+        return Spread(max(0.0, self.median - part.median), low, high)
+
+    def plus(self, part: Spread) -> Spread:
+        """Returns this time and another one together.
+
+        >>> Spread(3.0, 1.0, 6.0).plus(Spread(2.0, 1.0, 3.0))
+        Spread(median=5.0, low=2.0, high=9.0)
+        """
+        return Spread(self.median + part.median, self.low + part.low, self.high + part.high)
+
+    @classmethod
+    def exactly(cls, seconds: float) -> Spread:
+        """Returns a time that does not vary."""
+        return cls(seconds, seconds, seconds)
+
+
+@dataclass(frozen=True)
+class CachedExample:
+    """What an example costs in a cache, for one of the forms in which a cache holds it.
+
+    Attributes:
+        bytes: Mean number of bytes that an example takes.
+        hit: Seconds of a lookup, with the copy that it returns.
+
+    Raises:
+        ValueError: A value is impossible.
+    """
+
+    bytes: float
+    hit: Spread
+
+    def __post_init__(self) -> None:
+        check_at_least("bytes", self.bytes, 1)
+
+
+@dataclass(frozen=True)
+class MeasuredStages:
+    """One training as it was set up. Some figures are seconds of a worker, others are seconds of the main process.
+
+    Attributes:
+        read: Seconds per example in a worker, from the storage.
+        read_cached: Seconds per example in a worker, from memory.
+        decode: Seconds per example in a worker.
+        augment: Seconds per example in a worker.
+        collate: Seconds per batch in a worker.
+        hand_over: Seconds per batch in the main process, which takes the batch from a worker.
+        copy: Seconds per batch for the copy to the device.
+        step: Seconds per step, if the batch is ready on the device.
+        read_cpu_share: Share of the reading time in which a processor is busy.
+        prepare_cpu_share: Share of the time of decoding, augmentation and collation in which a processor is busy.
+        step_cpu_seconds: Processor time of a step in the main process, of all its threads together.
+        batch_size: Mean number of examples in a batch.
+        workers: Number of worker processes. With 0, loading and training take turns.
+        takes_ahead: Whether an `EchoLoader` takes batches from the workers in a thread of its own, beside the step.
+        cores: Number of cores that this process and its workers may use, on this rank.
+        points: Insertion points that are possible, earliest first.
+        read_sharing: How reading slows down with more workers: with ``w`` workers, one of them takes
+            ``(w / workers) ** read_sharing`` times as long. 0: it does not slow down. 1: more workers bring nothing, since all
+            share the same speed.
+        prepare_sharing: How decoding, augmentation and collation slow down with more workers, in the same way.
+        contention: How many times as long decoding, augmentation and collation take while the training runs. The threads of the
+            training need processors, too, even those that only wait (OpenMP's threads spin for a while).
+        can_have_workers: Whether the data set works in a worker process, too.
+        in_cache: What an example costs in a cache, for each form in which a cache can hold it (`CacheConfig.hold`). None: not
+            known, as in an analysis that an older version saved.
+        examples: Number of examples in the data set; None: not known.
+        free_bytes: Memory that was free before the analysis; None: not known.
+
+    Raises:
+        ValueError: A value is impossible.
+    """
+
+    read: Spread
+    read_cached: Spread
+    decode: Spread
+    augment: Spread
+    collate: Spread
+    hand_over: Spread
+    copy: Spread
+    step: Spread
+    read_cpu_share: float
+    prepare_cpu_share: float
+    step_cpu_seconds: float
+    batch_size: float
+    workers: int
+    takes_ahead: bool
+    cores: int
+    points: tuple[str, ...]
+    read_sharing: float = 0.0
+    prepare_sharing: float = 0.0
+    contention: float = 1.0
+    can_have_workers: bool = True
+    in_cache: Mapping[str, CachedExample] | None = None
+    examples: int | None = None
+    free_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in _LEAST.items():
+            check_at_least(name, getattr(self, name), least)
+        for name in ("examples", "free_bytes"):
+            if getattr(self, name) is not None:
+                check_at_least(name, getattr(self, name), 0)
+        if not self.step.median > 0:
+            raise ValueError(f"step must take time, got {self.step!r}")
+        if unknown := set(self.points) - {point.value for point in POINTS}:
+            raise ValueError(f"points must be insertion points, got {', '.join(sorted(map(repr, unknown)))}")
+
+
+# ---------------------------------------------------------------------- caches
+# What a cache could hold of a data set: in which form, how much of it, and the size to ask for.
+#
+# A cache holds raw items or loaded examples (`CacheConfig.hold`). One cache is shared by all workers and ranks of a machine.
+
+HOLDS = {"raw": earliest(Needs.raw_items), "loaded": earliest(Needs.split)}
+"""The forms, each with the insertion point whose cut gives it."""
+
+_MOST_OF_FREE = 0.75  # the rest is for the buffer of echoes and for the training
+_SPARE = 1.05  # a margin, since the mean size of the measured examples may be too small
+_MIB, _GIB = 2**20, 2**30
+
+
+def possible_holds(stages: MeasuredStages) -> tuple[str, ...]:
+    """Returns the forms in which a cache can hold an example. If that was not measured, they follow from the insertion points."""
+    if stages.in_cache is None:
+        return tuple(hold for hold, point in HOLDS.items() if point.value in stages.points)
+    return tuple(stages.in_cache)
+
+
+def fits_point(hold: str, insertion_point: str) -> bool:
+    """Whether the cut of the cache does not come after the insertion point."""
+    reused = InsertionPoint(insertion_point).properties.reused
+    return all(stage in reused for stage in HOLDS[hold].properties.reused)
+
+
+def cached_example(stages: MeasuredStages, hold: str) -> CachedExample | None:
+    """Returns what an example costs in this form; None if that was not measured."""
+    return None if stages.in_cache is None else stages.in_cache.get(hold)
+
+
+def fitting_fraction(stages: MeasuredStages, hold: str) -> float | None:
+    """Returns the largest share of the data set that memory holds, in whole percent; None if that is not known."""
+    whole = _bytes_of(stages, hold, 1.0)
+    if whole is None or stages.free_bytes is None:
+        return None
+    return min(1.0, math.floor(100 * _MOST_OF_FREE * stages.free_bytes / whole) / 100) if whole else 1.0
+
+
+def size_for(stages: MeasuredStages, hold: str, fraction: float) -> str | None:
+    """Returns the size of a cache for a share of the data set, as `CacheConfig` takes it; None if that is not known."""
+    size = _bytes_of(stages, hold, fraction)
+    if size is None:
+        return None
+    return f"{math.ceil(10 * size / _GIB) / 10:g}GiB" if size >= _GIB else f"{max(1, math.ceil(size / _MIB))}MiB"
+
+
+def _bytes_of(stages: MeasuredStages, hold: str, fraction: float) -> float | None:
+    example = cached_example(stages, hold)
+    if example is None or stages.examples is None:
+        return None
+    return _SPARE * fraction * stages.examples * example.bytes
+
+
+# ---------------------------------------------------------------------- predict
+# Predicts the step time, idle fraction and speed-up of another setting of a training, from what was measured of each stage.
+#
+#     r(x, s)  = x * read_cached + (1 - x) * read / s        reading one example, a share x in memory, the storage s times as fast
+#              = x * hit + (1 - x) * read / s                a share x in a cache of ours; of loaded examples, only a share
+#                                                            1 - x is decoded
+#     host     = max(h(e), cpu(e) / cores)                   h(e): the cost model's host time per batch, read = r(x, s)
+#     T        = max(host, step / n + copy + hand-over)      the accelerator n times as fast
+#     T        = host + step / n + copy                      without workers: everything takes turns
+#
+# DS-Analyzer (Mohan et al. 2021, arXiv 2007.06775, section 3.4) predicts min(F, P, G), with the preparation rate P, the ingestion
+# rate G and the fetch rate F = 1 / (x / C + (1 - x) / S): its loader fetches ahead of what it prepares. A worker of torch's
+# ``DataLoader`` reads an example and then prepares it. So here both times add up in h.
+#
+# * ``cpu(e)`` is the processor time of a batch, the step included. If all processors are busy, more workers change nothing.
+# * While the training runs, workers may take longer than alone (`MeasuredStages.contention`). Workers that share a storage or
+#   processors take longer the more of them there are (`read_sharing`, `prepare_sharing`). Both are in h.
+# * With echoing, T contains no hand-over if an `EchoLoader` takes batches from the workers in a thread of its own. Otherwise, an
+#   echoed batch needs no hand-over. With a cache alone, the thread must take one batch for each step. In trials, a step then took
+#   longer by about one hand-over.
+# * At ``after_transfer``, an echo needs no copy either.
+# * If k trainings share one reader (CoorDL's coordinated preparation: section 4.3), the reader's workers read, decode and augment
+#   once for all of them. Each training collates in a thread of its own, while its step runs. So the processors do the reader's
+#   work once and the rest k times: ``T = max(upstream(e) / workers, collate(e), step / n + copy, (cpu_upstream(e) + k cpu_own(e))
+#   / cores)``. It is assumed that each training has an accelerator of its own.
 
 _WAITS = 1.1  # a training waits for its workers if its steps take this many times as long as with everything ready
 _HELPS = 0.9  # more workers help if with twice as many a step takes at most this many times as long
@@ -168,7 +419,7 @@ def predict(stages: MeasuredStages, setting: TrainingSetting) -> Prediction:
         ValueError: The insertion point, or the cache, is not possible for this data set.
 
     Example:
-        >>> from lightning_echo.analysis.measured import Spread
+        >>> from lightning_echo.analysis.predict import Spread
         >>> seconds = dict.fromkeys(("read_cached", "decode", "augment", "collate", "hand_over", "copy"), Spread.exactly(0.0))
         >>> stages = MeasuredStages(
         ...     read=Spread.exactly(0.01), step=Spread.exactly(0.02), **seconds, read_cpu_share=0.0, prepare_cpu_share=1.0,

@@ -10,12 +10,9 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from lightning_echo.analysis.measured import MeasuredStages, Spread, check_at_least
-from lightning_echo.analysis.predict import Prediction, TrainingSetting, costs_of, predict
+from lightning_echo.analysis.predict import MeasuredStages, Prediction, Spread, TrainingSetting, check_at_least, costs_of, predict
 from lightning_echo.analysis.verdict import Verdict, judge
-from lightning_echo.saved import FieldError, record
-
-__all__ = ["CheckedSetting", "RankSeconds", "StallAnalysis"]
+from lightning_echo.schema import FieldError, record
 
 _VERSION = 2
 _NOTABLY = 1.1  # a rank is notably slow if it takes this many times as long as the median of the others

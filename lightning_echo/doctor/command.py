@@ -8,12 +8,25 @@ from contextlib import redirect_stdout
 from dataclasses import replace
 from typing import Any
 
-from lightning_echo.doctor.findings import Finding, Status, as_document, as_text, error, worst
-from lightning_echo.doctor.machine import Machine, memory_of
-from lightning_echo.doctor.resources import SHARED_MEMORY, check_resources, whole_cores
-from lightning_echo.doctor.versions import check_versions
+import lightning.pytorch as pl
 
-__all__ = ["examine", "run"]
+from lightning_echo.doctor.machine import (
+    SHARED_MEMORY,
+    Finding,
+    Machine,
+    Status,
+    as_document,
+    as_text,
+    check_resources,
+    check_versions,
+    error,
+    memory_of,
+    whole_cores,
+    worst,
+)
+
+# ---------------------------------------------------------------------- command
+# The doctor's command: all checks in a row, printed. An exception in the user's code is a finding, too.
 
 _MEND = "Mend it, or run the doctor where it works: a data module that needs its Trainer is built by 'python train.py doctor'."
 
@@ -37,7 +50,7 @@ def run(data: str | None = None, *, config: str | None = None, as_json: bool = F
         return examine(None, as_json=as_json, machine=machine)
 
     def get() -> Any:
-        from lightning_echo.doctor.target import data_of
+        from lightning_echo.doctor.looking import data_of
 
         return data_of(data, config)
 
@@ -68,7 +81,7 @@ def examine(get: Callable[[], Any] | None, *, as_json: bool, machine: Machine | 
 
 
 def _of_data(get: Callable[[], Any], machine: Machine) -> list[Finding]:
-    from lightning_echo.doctor.target import UserCodeError, training_loaders
+    from lightning_echo.doctor.looking import UserCodeError, training_loaders
     from lightning_echo.doctor.traps import check_hooks
 
     try:
@@ -84,10 +97,16 @@ def _of_data(get: Callable[[], Any], machine: Machine) -> list[Finding]:
 
 
 def _of_loader(loader: Any, machine: Machine) -> list[Finding]:
-    from lightning_echo.doctor.loader_checks import check_first_batch, check_loader
-    from lightning_echo.doctor.looking import first_batch, look
-    from lightning_echo.doctor.memory_checks import check_memory, check_queues
-    from lightning_echo.doctor.target import UserCodeError, users_code
+    from lightning_echo.doctor.looking import (
+        UserCodeError,
+        check_first_batch,
+        check_loader,
+        check_memory,
+        check_queues,
+        first_batch,
+        look,
+        users_code,
+    )
     from lightning_echo.doctor.traps import Surroundings, check_traps
 
     try:
@@ -105,3 +124,42 @@ def _of_loader(loader: Any, machine: Machine) -> list[Finding]:
     queues = check_queues(looked, first, None if space is None else space[1])
     found += [check_first_batch(first, getattr(loader, "batch_size", None)), *([] if queues is None else [queues])]
     return [*found, *check_traps(looked, first, Surroundings.of_this_process())]
+
+
+# ---------------------------------------------------------------------- examining
+# ``python train.py doctor``: the subcommand that `EchoCLI` adds, with the data of the same configuration as ``fit``.
+
+
+class Examines:
+    """A Trainer that can look at the data of a training without training."""
+
+    def doctor(
+        self,
+        model: pl.LightningModule,
+        datamodule: pl.LightningDataModule | None = None,
+        json: bool = False,
+        ckpt_path: str | None = None,
+        weights_only: bool | None = None,
+    ) -> None:
+        """Says what on this machine, or of the data, would go wrong. The exit status is 1 if there is an error.
+
+        Args:
+            model: The model, whose training loader is looked at if there is no data module.
+            datamodule: The data.
+            json: Whether to print a document for programs.
+            ckpt_path: Not used. A configuration that fit has saved may have it.
+            weights_only: Not used, for the same reason.
+        """
+        source = model if datamodule is None else datamodule
+        if isinstance(self, pl.Trainer):  # a data module may ask its Trainer how many ranks there are
+            source.trainer = self
+        if status := examine(lambda: source, as_json=json):
+            sys.exit(status)
+
+
+def examining(trainer_class: type[pl.Trainer]) -> type[pl.Trainer]:
+    """Returns a subclass that can examine. It has the same name, so that configurations and messages do not change."""
+    if issubclass(trainer_class, Examines):
+        return trainer_class
+    names = {name: getattr(trainer_class, name) for name in ("__module__", "__qualname__", "__doc__")}
+    return type(trainer_class.__name__, (Examines, trainer_class), names)

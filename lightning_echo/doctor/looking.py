@@ -1,32 +1,246 @@
-"""What is known of a training loader: how the package sees it, each insertion point, and its first batch.
-
-Insertion points come first. For them, examples are read in other processes (protecting/elsewhere.py). Then the user's loader
-itself is iterated for one batch, as a training would do it. Its data set may keep traces of that, such as an open file.
-"""
+"""What is known of a training loader: how the package sees it, its insertion points, its first batch, and its memory."""
 
 from __future__ import annotations
 
+import inspect
+import multiprocessing
+import pickle
+import sys
 import time
-from collections.abc import Callable, Iterable
+from argparse import ArgumentError
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import cloudpickle
+import lightning.pytorch as pl
 import torch
+from jsonargparse import ArgumentParser
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from torch.utils.data import DataLoader
+from yaml import YAMLError
 
-from lightning_echo.caching.holding import AUTO, Hold, holds_of
-from lightning_echo.doctor.target import UserCodeError, users_code
-from lightning_echo.fetching.choice import Choice, choose
-from lightning_echo.fetching.source import Source
-from lightning_echo.insertion import POINTS, InsertionPoint
-from lightning_echo.loading.setting import Setting
-from lightning_echo.planning.shape import Reuse
-from lightning_echo.protecting.elsewhere import NotRead, read_elsewhere
-from lightning_echo.protecting.memory import nbytes
-from lightning_echo.splitting.cut import SplitRefused
-from lightning_echo.splitting.prove import read_plainly
+from lightning_echo.cache.holding import AUTO, Hold, holds_of
+from lightning_echo.data.copies import bytes_in_words, nbytes
+from lightning_echo.data.elsewhere import NotRead, read_elsewhere
+from lightning_echo.datamodule import EchoDataModule
+from lightning_echo.doctor.machine import Figure, Finding, Status, error, ok, warning
+from lightning_echo.insertion import POINTS, InsertionPoint, Needs, earliest
+from lightning_echo.loader.loader import EchoLoader
+from lightning_echo.loader.setting import Setting
+from lightning_echo.pipeline.source import Choice, Source, choose
+from lightning_echo.plan.plan import Reuse
+from lightning_echo.split.describe import SplitRefused
+from lightning_echo.split.prove import read_plainly
+from lightning_echo.training.loaders import leaves_of
+from lightning_echo.training.trainer import refuse_other_package
 
-__all__ = ["FirstBatch", "Looked", "first_batch", "look"]
+# ---------------------------------------------------------------------- target
+# The user's data, found by name or built from a configuration, and the training loaders that it returns.
+#
+# There are two kinds of errors. A `ValueError` says that the command is wrong: there is no such module, or no such file. A
+# `UserCodeError` says that the user's own code has raised an exception. That is a finding.
+
+
+class UserCodeError(Exception):
+    """The user's code has raised an exception.
+
+    Attributes:
+        doing: What the code was doing, for people.
+        error: The exception.
+    """
+
+    def __init__(self, doing: str, error: Exception) -> None:
+        super().__init__(f"{doing} raised {said(error)}")
+        self.doing, self.error = doing, error
+
+
+def said(error: BaseException) -> str:
+    """Returns the type and the message of an exception, in one line. Of a worker's traceback, only the last line is left.
+
+    >>> said(KeyError("image"))
+    "KeyError: 'image'"
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = " ".join(lines) if len(lines) < 3 else f"{lines[0]} {lines[-1]}"
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+@contextmanager
+def users_code(doing: str) -> Iterator[None]:
+    """Turns any exception of the user's code into a `UserCodeError`.
+
+    Args:
+        doing: What the code is doing, e.g. ``"setup('fit') of ImageData"``.
+    """
+    try:
+        yield
+    except Exception as error:  # the user's code may raise anything
+        raise UserCodeError(doing, error) from error
+
+
+def data_of(name: str | None, config: str | None = None) -> Any:
+    """Returns the user's data: a data module, a loader, or a collection of loaders.
+
+    Args:
+        name: ``module:name`` of a LightningDataModule, of its class, of a loader, or of a function that returns one of these. The
+            module may also be in the present folder. With a configuration: a class, whose arguments are under ``data:``.
+        config: A YAML file of a LightningCLI. Only ``data:`` is used.
+
+    Raises:
+        ValueError: There is no such object.
+        UserCodeError: The user's code has raised an exception.
+    """
+    found = None if name is None else _look_up(name)
+    if config is not None:
+        return _built(_section(config), config, found)
+    if inspect.isclass(found) or inspect.isfunction(found):
+        _check_needs_nothing(found, str(name))
+        with users_code(f"{found.__name__}()"):
+            found = found()
+    if not (isinstance(found, pl.LightningDataModule) or hasattr(found, "__iter__")) or isinstance(found, str):
+        _check_package(found)
+        raise ValueError(
+            f"{name!r} must be a LightningDataModule, its class, a loader, or a function that returns a loader, "
+            f"got {type(found).__name__}"
+        )
+    return found
+
+
+def training_loaders(data: Any) -> dict[str, Any]:
+    """Returns the training loaders by name, without echoing. A single loader has the name ``""``.
+
+    A data module is prepared and set up before.
+
+    Raises:
+        UserCodeError: The user's code has raised an exception.
+    """
+    data = data.datamodule if isinstance(data, EchoDataModule) else data
+    if isinstance(data, pl.LightningDataModule):
+        name = type(data).__name__
+        with users_code(f"prepare_data() of {name}"):
+            data.prepare_data()
+        with users_code(f"setup('fit') of {name}"):
+            data.setup("fit")
+    if isinstance(data, pl.LightningDataModule | pl.LightningModule):
+        with users_code(f"train_dataloader() of {type(data).__name__}"):
+            data = data.train_dataloader()
+    with users_code("looking for the loaders in what train_dataloader() returned"):
+        leaves = leaves_of(data)
+    return {name: leaf.loader if isinstance(leaf, EchoLoader) else leaf for name, leaf in leaves.items()}
+
+
+# ---------------------------------------------------------------------- by name
+
+
+def _look_up(name: str) -> Any:
+    module, colon, attribute = name.partition(":")
+    if not (module and colon and attribute):
+        raise ValueError(f"the data must be given as module:name, e.g. my_data:ImageData, got {name!r}")
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    with _missing_module_is_a_mistake(module), users_code(f"import of {module}"):
+        found: Any = import_module(module)
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            raise ValueError(f"module {module} has no {attribute!r}: give a name that it defines")
+        found = getattr(found, part)
+    return found
+
+
+@contextmanager
+def _missing_module_is_a_mistake(module: str) -> Iterator[None]:
+    """Separates two cases: a module that does not exist, and a module whose own imports fail."""
+    try:
+        yield
+    except UserCodeError as failed:
+        error = failed.error
+        if isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}."):
+            raise ValueError(
+                f"there is no module {module!r}: run the command in the folder that holds it, or give its full name"
+            ) from error
+        raise
+
+
+def _check_needs_nothing(found: Any, name: str) -> None:
+    try:
+        signature = inspect.signature(found)
+        signature.bind()
+    except TypeError:
+        raise ValueError(
+            f"{name!r} needs arguments, {signature}: give a function that needs none, or a file that holds them under data: "
+            "--config train.yaml"
+        ) from None
+    except ValueError:  # built in, without a signature
+        return
+
+
+def _check_package(found: Any) -> None:
+    """Refuses a data module of ``pytorch_lightning``, or its class. The message says what to do."""
+    try:
+        refuse_other_package("data", found)
+    except TypeError as error:
+        raise ValueError(str(error)) from None
+
+
+# ---------------------------------------------------------------------- by configuration
+
+
+def _section(path: str) -> dict[str, Any]:
+    """Returns the section ``data:``, with each ``${...}`` in it resolved."""
+    try:
+        document = OmegaConf.load(path)
+        for key in ("data", "fit.data"):  # the second is for a file that holds the options of several subcommands
+            found: Any = OmegaConf.select(document, key)
+            if found is not None:
+                found = OmegaConf.to_container(found, resolve=True) if OmegaConf.is_config(found) else found
+                break
+        else:
+            raise ValueError(f"--config {path}: there is no data: in it, with the class_path and the init_args of a data module")
+    except OSError as error:
+        raise ValueError(f"--config {path}: cannot be read: {error.strerror}") from error
+    except (YAMLError, OmegaConfBaseException) as error:
+        raise ValueError(f"--config {path}: {said(error)}") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"--config {path}: data: must be a mapping with class_path and init_args, got {found!r}")
+    return found
+
+
+def _built(section: dict[str, Any], path: str, known: Any) -> pl.LightningDataModule:
+    """Builds a data module as a LightningCLI does. ``known`` is its class if the file does not name it."""
+    arguments = section
+    if known is None:
+        module, _, name = str(section.get("class_path", "")).rpartition(".")
+        if not module:
+            raise ValueError(
+                f"--config {path}: data: has no class_path such as my_data.ImageData: name the class of the data module, too, "
+                f"lightning-echo doctor my_data:ImageData --config {path}"
+            )
+        known, arguments = _look_up(f"{module}:{name}"), section.get("init_args") or {}
+    if not (inspect.isclass(known) and issubclass(known, pl.LightningDataModule)):
+        _check_package(known)
+        raise ValueError(f"--config {path}: the data must be of a class of LightningDataModule, got {known!r}")
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(known, "data")
+    try:
+        parsed = parser.parse_object({"data": arguments})
+    except (ArgumentError, TypeError, KeyError) as error:
+        raise ValueError(f"--config {path}: {' '.join(str(error).split())}") from error
+    with users_code(f"making the data module of {path}"):
+        instantiate = getattr(parser, "instantiate", None) or parser.instantiate_classes  # the name before jsonargparse 4.49
+        built: pl.LightningDataModule = instantiate(parsed).data
+    return built
+
+
+# ---------------------------------------------------------------------- looking
+# What is known of a training loader: how the package sees it, each insertion point, and its first batch.
+#
+# Insertion points come first. For them, examples are read in other processes (data/elsewhere.py). Then the user's loader
+# itself is iterated for one batch, as a training would do it. Its data set may keep traces of that, such as an open file.
 
 _FACTOR = 2.0  # any factor above 1: the default buffer hardly depends on it
 _NO_BATCH = object()
@@ -192,3 +406,243 @@ def _count_tensors(batch: Any) -> int:
     if isinstance(batch, (list, tuple)):
         return sum(map(_count_tensors, batch))
     return 0
+
+
+# ---------------------------------------------------------------------- loader checks
+# What a loader is: its workers, whether it can be pickled, where its data set can be cut, and how long its first batch takes.
+
+_ON_DEVICE = "Augment on the device, in on_after_batch_transfer, or make it a data set that is read by index."
+_STAGED = "Make it a StagedDataset, or name the cut: StagedDataset.of(dataset, augment=...)."
+
+
+def check_loader(looked: Looked, cores: int) -> list[Finding]:
+    """Returns the findings about a loader before it is iterated.
+
+    Args:
+        looked: What is known of the loader.
+        cores: Number of workers that the cores can keep busy.
+    """
+    found = [_kind(looked), _workers(looked, cores), _pickled(looked)]
+    if looked.unreadable is not None:
+        way_out = "Mend it; the full traceback is that of next(iter(loader)) with num_workers=0."
+        return [*found, error("example", f"{looked.unreadable}.", way_out)]
+    return [*found, _split(looked), _points(looked)]
+
+
+def check_first_batch(first: FirstBatch | UserCodeError, batch_size: int | None = None) -> Finding:
+    """Returns the finding about the first batch.
+
+    Args:
+        first: The batch, or what the user's code raised in its place.
+        batch_size: Number of examples in a batch; None if not known.
+    """
+    if isinstance(first, UserCodeError):
+        return error("first_batch", f"{first}.", "Mend it; with num_workers=0 the traceback is the shortest.", seconds=None)
+    each = f", about {bytes_in_words(first.bytes / batch_size)} for an example" if batch_size else ""
+    weight = f"Its tensors ({first.tensors}) have {bytes_in_words(first.bytes)}{each}."
+    sentence = f"The first batch took {first.seconds:.3g} seconds. {weight}"
+    return ok("first_batch", sentence, seconds=first.seconds, batch_bytes=first.bytes, tensors=first.tensors)
+
+
+def _kind(looked: Looked) -> Finding:
+    loader, name = looked.loader, type(looked.loader).__name__
+    if not looked.is_dataloader:
+        return ok("loader", f"The loader is a {name}.", kind=name, batches=looked.source.length)
+    held = f"{looked.examples:,} examples" if looked.examples is not None else "a stream" if looked.source.streams else "examples"
+    sentence = f"The loader is a {name} over {type(loader.dataset).__name__} ({held}), batch_size={loader.batch_size}."
+    return ok("loader", sentence, kind=name, examples=looked.examples, batch_size=loader.batch_size, batches=looked.source.length)
+
+
+def _workers(looked: Looked, cores: int) -> Finding:
+    workers, figures = looked.source.num_workers, {"num_workers": looked.source.num_workers, "cores": cores}
+    if not looked.is_dataloader:
+        return ok("workers", "Its workers, if there are any, are its own business.", **figures)
+    if workers == 0 and cores > 1:
+        sentence = f"num_workers=0: the training reads its data itself, and {cores - 1} of {cores} cores stay idle meanwhile."
+        return warning("workers", sentence, f"Set num_workers={cores}, unless all data is in memory.", **figures)
+    if workers > cores:
+        sentence = f"num_workers={workers} is more than the {cores} cores of this process."
+        return warning("workers", sentence, f"Set num_workers={cores}, unless reading is mostly waiting.", **figures)
+    return ok("workers", f"num_workers={workers} for {cores} cores.", **figures)
+
+
+# ---------------------------------------------------------------------- pickling
+
+
+class _Counted:
+    """A file that only counts what is written."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+
+    def write(self, data: Any) -> int:
+        size = memoryview(data).nbytes
+        self.bytes += size
+        return size
+
+
+def _pickled(looked: Looked) -> Finding:
+    parts = {"loader": looked.loader}
+    if looked.is_dataloader:
+        names = ("dataset", "collate_fn", "worker_init_fn")
+        parts = {name: getattr(looked.loader, name) for name in names if getattr(looked.loader, name) is not None}
+    size, failed = _try(parts, lambda value, file: pickle.Pickler(file, protocol=pickle.HIGHEST_PROTOCOL).dump(value))
+    _, failed_for_sharing = _try(parts, lambda value, file: cloudpickle.Pickler(file).dump(value))
+    method, needed = _start_method(looked.loader), looked.source.num_workers > 0
+    figures: dict[str, Any] = {"bytes": None if failed else size, "start_method": method, "shareable": not failed_for_sharing}
+    if not failed:
+        return ok(
+            "pickle", f"It can be pickled ({bytes_in_words(size)}): workers may be spawned, and reading be shared.", **figures
+        )
+    sharing = "and reading cannot be shared" if failed_for_sharing else "but reading can be shared"
+    sentence = f"It cannot be pickled ({failed}): workers can only be forked, {sharing}."
+    way_out = (
+        "Define functions at the top of a module instead of lambdas, and open files at the first read instead of in __init__."
+    )
+    status = Status.error if needed and method != "fork" else Status.warning
+    return Finding("pickle", status, sentence, way_out, figures)
+
+
+def _try(parts: dict[str, Any], dump: Callable[[Any, Any], object]) -> tuple[int, str]:
+    """Returns the number of bytes of all parts, and the part that cannot be pickled; empty if all can be pickled."""
+    file = _Counted()
+    for name, value in parts.items():
+        try:
+            dump(value, file)
+        except Exception as problem:  # an object of the user's may raise anything when it is pickled
+            return file.bytes, f"{name}: {said(problem)}"
+    return file.bytes, ""
+
+
+def _start_method(loader: Any) -> str:
+    """Returns how the workers of a loader are started. This does not fix the default of this process."""
+    context = getattr(loader, "multiprocessing_context", None)
+    if context is not None:
+        return str(context.get_start_method())
+    return multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
+
+
+# ---------------------------------------------------------------------- cuts and points
+
+
+def _split(looked: Looked) -> Finding:
+    early, raw = (earliest(needs) for needs in (Needs.split, Needs.raw_items))
+    found, after_reading = looked.possible.get(early), raw in looked.possible
+    figures: dict[str, Any] = {early.value: found is not None, raw.value: after_reading}
+    if found is not None:
+        also = " It can be cut after reading, too." if after_reading else ""
+        sentence = f"The data set can be split: an echo reuses {_listed(found.reused)} and redoes {_listed(found.redone)}.{also}"
+        return ok("split", sentence, **figures)
+    sentence = f"The data set cannot be split before its augmentation: {looked.refused[early].rstrip('.')}."
+    way_out = _STAGED if looked.source.rebuilds else _ON_DEVICE
+    return warning("split", sentence, f"If it augments, echoes would repeat that augmentation. {way_out}", **figures)
+
+
+def _points(looked: Looked) -> Finding:
+    assert looked.choice is not None
+    chosen = looked.choice.point
+    sentence = f"Insertion points: {', '.join(point.value for point in looked.possible)}. auto takes {chosen.value}."
+    figures: dict[str, Any] = {
+        point.value: point in looked.possible for point in InsertionPoint if point is not InsertionPoint.auto
+    }
+    return ok("insertion_points", sentence, **figures, auto=chosen.value)
+
+
+def _listed(stages: tuple[str, ...]) -> str:
+    return ", ".join(stages) or "nothing"
+
+
+# ---------------------------------------------------------------------- memory checks
+# How much memory an example takes, and how many examples a buffer, a cache and the workers' queues can hold.
+
+_MOST_OF_FREE = 0.75  # share that a cache may take, as the analysis advises; the rest is for the buffer and for the training
+_WEIGHED = {
+    earliest(Needs.raw_items): "as it is read",
+    earliest(Needs.split): "decoded",
+    earliest(Needs.examples): "after all transforms",
+}
+
+
+def check_memory(looked: Looked, free_bytes: int | None) -> list[Finding]:
+    """Returns the findings about examples, buffer and cache.
+
+    Args:
+        looked: What is known of the loader.
+        free_bytes: Free memory; None if the system does not tell.
+    """
+    if looked.choice is None:
+        return []
+    return [_weight(looked), _buffer(looked, free_bytes), _cache(looked, free_bytes)]
+
+
+def check_queues(looked: Looked, first: FirstBatch, free_shared_bytes: int | None) -> Finding | None:
+    """Returns the finding whether the batches that workers prefetch fit into shared memory; None if no worker uses it.
+
+    Args:
+        looked: What is known of the loader.
+        first: Its first batch.
+        free_shared_bytes: Free bytes of ``/dev/shm``; None if it does not exist.
+    """
+    batches = looked.source.prefetched_batches
+    if not batches or free_shared_bytes is None or not first.tensors:
+        return None
+    needed = batches * first.bytes
+    figures = {"batches": batches, "needed_bytes": needed, "free_bytes": free_shared_bytes}
+    sentence = (
+        f"Workers prefetch {batches} batches, {bytes_in_words(needed)}; /dev/shm has {bytes_in_words(free_shared_bytes)} free."
+    )
+    if needed > free_shared_bytes:
+        way_out = (
+            "Workers would die with 'Bus error': enlarge /dev/shm (docker run --shm-size=8g), or set a smaller num_workers, "
+            "prefetch_factor or batch_size."
+        )
+        return error("prefetched_batches", sentence, way_out, **figures)
+    return ok("prefetched_batches", sentence, **figures)
+
+
+def _weight(looked: Looked) -> Finding:
+    known = {words: looked.possible[point].item_bytes for point, words in _WEIGHED.items() if point in looked.possible}
+    known = {words: size for words, size in known.items() if size}
+    figures: dict[str, Figure] = {
+        f"{point.value}_bytes": looked.possible[point].item_bytes or None if point in looked.possible else None
+        for point in _WEIGHED
+    }
+    if not known:
+        return ok("example_bytes", "What an example weighs is not known before a batch is read.", **figures)
+    listed = ", ".join(f"{bytes_in_words(size)} {words}" for words, size in known.items())
+    return ok("example_bytes", f"An example weighs {listed}.", **figures)
+
+
+def _buffer(looked: Looked, free_bytes: int | None) -> Finding:
+    assert looked.choice is not None
+    size, item, point = looked.buffer_size, looked.choice.item_bytes, looked.choice.point
+    what = "batches" if point.by_batches else "examples"
+    sentence = f"The default buffer at {point.value} holds {size:,} {what}"
+    figures: dict[str, Any] = {"items": size, "item_bytes": item or None, "items_in_free_memory": None}
+    if not item or free_bytes is None:
+        return ok("buffer", f"{sentence}.", **figures)
+    figures["items_in_free_memory"] = fitting = free_bytes // item
+    return ok("buffer", f"{sentence} ({bytes_in_words(size * item)}); the free memory has room for {fitting:,}.", **figures)
+
+
+def _cache(looked: Looked, free_bytes: int | None) -> Finding:
+    if not looked.holds:
+        return ok("cache", f"A cache can hold nothing of it: {looked.no_cache.rstrip('.')}.", possible=False)
+    examples = looked.examples or 0
+    figures: dict[str, Any] = {"possible": True, "examples": examples}
+    said, fits = [], False
+    for hold in looked.holds:
+        whole = hold.example_bytes * examples
+        figures[f"{hold.name}_bytes"] = whole
+        line = f"hold='{hold.name}' takes {bytes_in_words(whole)}"
+        if free_bytes is not None and whole:
+            share = min(_MOST_OF_FREE * free_bytes / whole, 1.0)
+            figures[f"{hold.name}_fraction"] = share
+            fits = fits or share == 1
+            line += f", of which {100 * share:.0f} % fit"
+        said.append(line)
+    sentence = f"A cache of all {examples:,} examples: {'; '.join(said)}."
+    if free_bytes is not None and not fits:
+        way_out = "A cache would hold a part of it; every example that it holds is one that need not be read."
+        return warning("cache", sentence, way_out, **figures)
+    return ok("cache", sentence, **figures)

@@ -1,20 +1,142 @@
-"""The machine as this process sees it: one value with everything that the checks read, so that a test can use another machine."""
+"""Findings, and the checks of this machine: cores, memory, shared memory, threads, and versions of packages."""
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from lightning_echo.caching.free_memory import control_groups, free_memory_bytes
-from lightning_echo.monitoring.cores import cores_within_quota, visible_cores
+from lightning_echo.data.copies import bytes_in_words
+from lightning_echo.data.machine import control_groups, cores_within_quota, free_memory_bytes, visible_cores
 
-__all__ = ["Machine", "cores_of", "installed_version", "memory_of"]
+# ---------------------------------------------------------------------- findings
+# A finding of the doctor, as a value: a status, one sentence, and the way out. All findings together as text or as a document.
+#
+# The document is for programs. Its first field is its version. ``name`` says what was checked, and stays the same. ``sentence``
+# and ``way_out`` are for people. ``figures`` are the measured values, with the units in their names.
+
+_VERSION = 1
+_COLUMNS = 110
+_INDENT = " " * 10
+
+Figure = int | float | str | bool | None
+
+
+class Status(str, Enum):
+    """How bad a finding is. The members are in order, the worst last."""
+
+    ok = "ok"
+    warning = "warning"
+    error = "error"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of one check.
+
+    Attributes:
+        name: What was checked, in one word for programs, e.g. ``"shared_memory"``.
+        status: How bad it is.
+        sentence: What was found, for people.
+        way_out: What to do; empty if there is nothing to do.
+        figures: The measured values, by name. The names contain the units.
+        about: To what the finding belongs: ``"machine"``, ``"data"``, or the name of one of several loaders.
+    """
+
+    name: str
+    status: Status
+    sentence: str
+    way_out: str = ""
+    figures: Mapping[str, Figure] = field(default_factory=dict)
+    about: str = "machine"
+
+
+def ok(name: str, sentence: str, **figures: Figure) -> Finding:
+    """Returns a finding with nothing to do."""
+    return Finding(name, Status.ok, sentence, figures=figures)
+
+
+def warning(name: str, sentence: str, way_out: str, **figures: Figure) -> Finding:
+    """Returns a finding that costs time or may surprise."""
+    return Finding(name, Status.warning, sentence, way_out, figures)
+
+
+def error(name: str, sentence: str, way_out: str, **figures: Figure) -> Finding:
+    """Returns a finding with which a training would fail."""
+    return Finding(name, Status.error, sentence, way_out, figures)
+
+
+def worst(findings: Sequence[Finding]) -> Status:
+    """Returns the worst status; ``ok`` if there is no finding.
+
+    >>> worst([ok("cores", "2 cores."), warning("workers", "No workers.", "Set num_workers=2.")]).value
+    'warning'
+    """
+    order = list(Status)
+    return max((finding.status for finding in findings), key=order.index, default=Status.ok)
+
+
+def as_text(findings: Sequence[Finding]) -> str:
+    """Returns all findings for a terminal, each with its way out below it, and a line that counts them at the end.
+
+    >>> print(as_text([warning("workers", "The loader has no workers.", "Set num_workers=2.")]))
+    machine
+      warning The loader has no workers.
+              Set num_workers=2.
+    <BLANKLINE>
+    0 errors, 1 warning
+    """
+    blocks = []
+    for about in dict.fromkeys(finding.about for finding in findings):
+        lines = [about]
+        for finding in findings:
+            if finding.about == about:
+                lines += _wrapped(f"  {finding.status.value:<7} ", finding.sentence)
+                lines += _wrapped(_INDENT, finding.way_out)
+        blocks.append("\n".join(lines))
+    errors, warnings = (sum(finding.status is status for finding in findings) for status in (Status.error, Status.warning))
+    return "\n\n".join([*blocks, f"{_counted(errors, 'error')}, {_counted(warnings, 'warning')}"])
+
+
+def as_document(findings: Sequence[Finding]) -> str:
+    """Returns all findings as JSON.
+
+    >>> json.loads(as_document([]))
+    {'lightning_echo_doctor': 1, 'status': 'ok', 'findings': []}
+    """
+    rows = [
+        {
+            "about": finding.about,
+            "name": finding.name,
+            "status": finding.status.value,
+            "sentence": finding.sentence,
+            "way_out": finding.way_out,
+            "figures": dict(finding.figures),
+        }
+        for finding in findings
+    ]
+    return json.dumps({"lightning_echo_doctor": _VERSION, "status": worst(findings).value, "findings": rows}, indent=2)
+
+
+def _wrapped(start: str, text: str) -> list[str]:
+    return textwrap.wrap(text, _COLUMNS, initial_indent=start, subsequent_indent=_INDENT, break_long_words=False)
+
+
+def _counted(number: int, word: str) -> str:
+    return f"{number} {word}{'' if number == 1 else 's'}"
+
+
+# ---------------------------------------------------------------------- machine
+# The machine as this process sees it: one value with everything that the checks read, so that a test can use another machine.
 
 
 def installed_version(package: str) -> str | None:
@@ -98,3 +220,206 @@ def _text(file: Path) -> str:
         return file.read_text().strip()
     except OSError:
         return ""
+
+
+# ---------------------------------------------------------------------- resources
+# The checks of what the process may use: cores, memory, shared memory, and threads that wait.
+
+_LITTLE_MEMORY = 2**30
+SHARED_MEMORY = Path("/dev/shm")
+_LITTLE_SHARED_MEMORY = 256 * 2**20  # Docker gives a container 64 MiB
+
+
+def whole_cores(machine: Machine) -> int:
+    """Returns the number of workers that the cores can keep busy; at least one."""
+    return max(math.floor(cores_of(machine)), 1)
+
+
+def check_resources(machine: Machine) -> list[Finding]:
+    """Returns the findings about cores, memory, shared memory and OpenMP."""
+    return [_cores(machine), _memory(machine), _shared_memory(machine), _openmp(machine)]
+
+
+def _cores(machine: Machine) -> Finding:
+    cores = cores_of(machine)
+    if cores < machine.affinity:
+        return warning(
+            "cores",
+            f"This process may use the time of {cores:g} cores, though it sees {machine.affinity}: its container has a quota.",
+            f"Count {whole_cores(machine)} for num_workers and OMP_NUM_THREADS, or raise the quota (docker run --cpus).",
+            cores=cores,
+            visible_cores=machine.affinity,
+        )
+    if cores < 2:
+        way_out = "Workers and training take turns on it: give the container or the job more cores."
+        return warning("cores", "This process has one core.", way_out, cores=cores, visible_cores=machine.affinity)
+    return ok("cores", f"This process has {cores:g} cores.", cores=cores, visible_cores=machine.affinity)
+
+
+def _memory(machine: Machine) -> Finding:
+    limit, free = memory_of(machine)
+    if limit is None or free is None:
+        return warning(
+            "memory",
+            "The system does not tell how much memory is free.",
+            "Give buffer_size as a number of examples, and the size of a cache in bytes.",
+            limit_bytes=limit,
+            free_bytes=free,
+        )
+    sentence = f"{bytes_in_words(free)} of {bytes_in_words(limit)} of memory are free."
+    if free < _LITTLE_MEMORY:
+        way_out = "Buffer and cache will be small: end other programs, or raise the limit of the container."
+        return warning("memory", sentence, way_out, limit_bytes=limit, free_bytes=free)
+    return ok("memory", sentence, limit_bytes=limit, free_bytes=free)
+
+
+def _shared_memory(machine: Machine) -> Finding:
+    if not machine.platform.startswith("linux"):
+        return ok("shared_memory", "This system has no /dev/shm.", size_bytes=None, free_bytes=None)
+    space = machine.space_of(SHARED_MEMORY)
+    if space is None:
+        return error(
+            "shared_memory",
+            "/dev/shm is missing: workers cannot hand their batches over.",
+            "Mount it (docker run --shm-size=8g), or set num_workers=0.",
+            size_bytes=None,
+            free_bytes=None,
+        )
+    size, free = space
+    sentence = f"{bytes_in_words(free)} of {bytes_in_words(size)} of /dev/shm are free."
+    if free < _LITTLE_SHARED_MEMORY:
+        way_out = (
+            "Workers hand their batches over there, and die with 'Bus error' when it is full: enlarge it "
+            "(docker run --shm-size=8g, or an emptyDir with medium: Memory in Kubernetes)."
+        )
+        return warning("shared_memory", sentence, way_out, size_bytes=size, free_bytes=free)
+    return ok("shared_memory", sentence, size_bytes=size, free_bytes=free)
+
+
+def _openmp(machine: Machine) -> Finding:
+    policy, threads = machine.environ.get("OMP_WAIT_POLICY", ""), machine.environ.get("OMP_NUM_THREADS", "")
+    cores, first = whole_cores(machine), threads.split(",")[0].strip()  # a list has a number for each nesting level
+    if first.isdigit() and int(first) > cores:
+        return warning(
+            "openmp",
+            f"OMP_NUM_THREADS={threads} is more than the {cores} cores of this process.",
+            f"Set OMP_NUM_THREADS={cores} or less.",
+            wait_policy=policy,
+            threads=int(first),
+        )
+    if policy.lower() == "active":
+        return warning(
+            "openmp",
+            "OMP_WAIT_POLICY=active: the training's threads keep their cores while they wait, and workers need these cores.",
+            "Set OMP_WAIT_POLICY=passive.",
+            wait_policy=policy,
+            threads=int(first) if first.isdigit() else None,
+        )
+    number = int(first) if first.isdigit() else None
+    # Without OMP_NUM_THREADS, torch uses the cores that it sees. If there is a quota, these are all cores of the machine.
+    if number is None and cores < machine.affinity:
+        way_out = f"Set OMP_NUM_THREADS={cores}."
+        sentence = f"torch will use {machine.affinity} threads for the {cores} cores that the container's quota allows."
+        return warning("openmp", sentence, way_out, wait_policy=policy, threads=None)
+    said = f"OMP_NUM_THREADS={threads or '(not set)'}, OMP_WAIT_POLICY={policy or '(not set)'}."
+    if policy.lower() != "passive":
+        said += " If workers and training compete for cores, OMP_WAIT_POLICY=passive makes waiting threads leave theirs."
+    return ok("openmp", said, wait_policy=policy, threads=number)
+
+
+# ---------------------------------------------------------------------- versions
+# The checks of versions: what is installed, and which versions must not be used together, or not at all.
+
+_MALICIOUS = ("2.6.2", "2.6.3")  # GHSA-w37p-236h-pfx3
+_OLDEST_LIGHTNING, _OLDEST_TORCH, _OLDEST_PYTHON = (2, 5), (2, 4), (3, 10)
+# The first release of each Python whose fork() takes the interpreter's lock of threads first (CPython's issue 112275).
+_FORK_MENDED = {10: 15, 11: 10}
+
+
+def check_versions(machine: Machine) -> list[Finding]:
+    """Returns the findings about Python and the packages."""
+    return [_python(machine), _torch(machine), _torchvision(machine), _lightning(machine), _package(machine)]
+
+
+def _python(machine: Machine) -> Finding:
+    text = ".".join(map(str, machine.python))
+    major, minor, micro = machine.python
+    if machine.python < _OLDEST_PYTHON:
+        return error("python", f"Python {text} is older than 3.10.", "Use Python 3.10 or later.", version=text)
+    mended = _FORK_MENDED.get(minor) if major == 3 else None
+    if mended is not None and micro < mended:
+        return warning(
+            "python",
+            f"Python {text} has CPython's issue 112275: with several ranks on gloo, a forked worker now and then hangs for good.",
+            f"Use Python 3.{minor}.{mended} or later, or DataLoader(..., multiprocessing_context='forkserver').",
+            version=text,
+        )
+    return ok("python", f"Python {text}.", version=text)
+
+
+def _torch(machine: Machine) -> Finding:
+    return _at_least(machine, "torch", _OLDEST_TORCH)
+
+
+def _torchvision(machine: Machine) -> Finding:
+    version = machine.version_of("torchvision")
+    if version is None:
+        return ok("torchvision", "torchvision is not installed, and is not needed.", version=None)
+    try:
+        machine.import_operators()
+    except (RuntimeError, ImportError, AttributeError, OSError) as problem:  # operators of another torch, or missing libraries
+        return error(
+            "torchvision",
+            f"torchvision {version} does not fit torch {machine.version_of('torch')}: {problem}.",
+            "Install torch and torchvision together, from the same source, in a fresh environment.",
+            version=version,
+        )
+    return ok("torchvision", f"torchvision {version} fits torch.", version=version)
+
+
+def _lightning(machine: Machine) -> Finding:
+    version = machine.version_of("lightning")
+    for package in ("lightning", "pytorch-lightning"):
+        if (found := machine.version_of(package)) in _MALICIOUS:
+            return error(
+                "lightning",
+                f"{package} {found} was a malicious release (GHSA-w37p-236h-pfx3).",
+                "Treat the secrets of this machine as stolen, and install another release in a fresh environment: "
+                "pip install 'lightning!=2.6.2,!=2.6.3'.",
+                version=found,
+            )
+    if version is None and (other := machine.version_of("pytorch-lightning")) is not None:
+        return error(
+            "lightning",
+            f"pytorch-lightning {other} is installed, and the package lightning is not.",
+            "Install lightning, and import lightning.pytorch in place of pytorch_lightning.",
+            version=None,
+        )
+    return _at_least(machine, "lightning", _OLDEST_LIGHTNING)
+
+
+def _package(machine: Machine) -> Finding:
+    version = machine.version_of("lightning-echo")
+    if version is None:
+        return ok("lightning_echo", "lightning-echo runs from a folder, and is not installed.", version=None)
+    return ok("lightning_echo", f"lightning-echo {version}.", version=version)
+
+
+def _at_least(machine: Machine, package: str, oldest: tuple[int, int]) -> Finding:
+    version, needed = machine.version_of(package), ".".join(map(str, oldest))
+    if version is None:
+        return error(package, f"{package} is not installed.", f"Install it: pip install '{package}>={needed}'.", version=None)
+    if _release(version) < oldest:
+        way_out = f"Install a later one: pip install --upgrade '{package}>={needed}'."
+        return error(package, f"{package} {version} is older than {needed}.", way_out, version=version)
+    return ok(package, f"{package} {version}.", version=version)
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """Returns the first two numbers of a version.
+
+    >>> _release("2.15.0+cpu"), _release("2.5rc1")
+    ((2, 15), (2, 5))
+    """
+    parts = version.split("+")[0].split(".")[:2]
+    return tuple(int("".join(digit for digit in part.split("rc")[0] if digit.isdigit()) or 0) for part in parts)

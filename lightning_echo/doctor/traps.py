@@ -21,10 +21,8 @@ import torch
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.utils.data import DataLoader, Dataset, IterableDataset, SequentialSampler
 
-from lightning_echo.doctor.findings import Finding, ok, warning
 from lightning_echo.doctor.looking import FirstBatch, Looked
-
-__all__ = ["Surroundings", "check_hooks", "check_traps"]
+from lightning_echo.doctor.machine import Finding, ok, warning
 
 _MANY_OBJECTS = 1_000_000  # in a list or dict; each takes a reference count that a forked worker writes to
 _OTHER_FILES = 200  # file descriptors that a training needs for other things

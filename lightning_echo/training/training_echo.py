@@ -7,7 +7,7 @@ It stands between the Trainer, which asks for the training loader, and the user'
 * It hands factor, place and counts on from one loader to the next.
 * It tells the Trainer a new length of epochs (`Reload`).
 
-Each loader of a collection has its name (``collection.py``). A single loader has the empty name, so that both cases are alike.
+Each loader of a collection has its name (``loaders.py``). A single loader has the empty name, so that both cases are alike.
 """
 
 from __future__ import annotations
@@ -19,14 +19,16 @@ from typing import Any
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities import CombinedLoader, rank_zero_warn
 
+from lightning_echo import config as options
 from lightning_echo.config import EchoConfig
 from lightning_echo.insertion import Needs, earliest
-from lightning_echo.loading import options
-from lightning_echo.loading.loader import EchoLoader
-from lightning_echo.loading.state import EchoStateError, is_state
-from lightning_echo.saved import entry, state_of
-from lightning_echo.training.collection import (
+from lightning_echo.loader.loader import EchoLoader
+from lightning_echo.loader.state import is_state
+from lightning_echo.schema import EchoStateError, entry, state_of
+from lightning_echo.training.hooks import BoundHooks, ProcessHook, TransferHooks
+from lightning_echo.training.loaders import (
     Echoed,
+    Wrapping,
     common_factor,
     echoed_in,
     leaves_of,
@@ -34,21 +36,16 @@ from lightning_echo.training.collection import (
     parts_of,
     with_leaves,
 )
-from lightning_echo.training.hooks import BoundHooks, ProcessHook
-from lightning_echo.training.lengths import (
+from lightning_echo.training.trainer import (
     Attached,
     Reload,
     StepsEstimate,
+    TrainerLink,
     check_factor_during_training,
     forecast,
+    rank_zero_info,
     too_short_schedules,
 )
-from lightning_echo.training.rank_zero import rank_zero_info
-from lightning_echo.training.trainer_link import TrainerLink
-from lightning_echo.training.transfer import TransferHooks
-from lightning_echo.training.wrapping import Wrapping
-
-__all__ = ["TrainingEcho", "is_same_data"]
 
 _NOTHING = object()
 

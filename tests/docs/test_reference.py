@@ -17,16 +17,14 @@ import pytest
 import lightning_echo
 from lightning_echo import Decision, EchoCallback, MetricGuard, Observation, Reason, StallAnalysis, TargetIdle
 from lightning_echo.__main__ import _parser
-from lightning_echo.analysis.command import Analyzes
+from lightning_echo.analysis.analyzer import Analyzes
 from lightning_echo.analysis.result import _VERSION as analysis_version
-from lightning_echo.cli import EchoOptions
-from lightning_echo.doctor.examining import Examines
-from lightning_echo.doctor.findings import as_document, ok
-from lightning_echo.loading.state import STATE_VERSION, EchoState
-from lightning_echo.measuring.echo_summary import VERSION, FactorUse, RunSummary
-from lightning_echo.measuring.report import LOGGED, EpochReport
-from lightning_echo.monitoring.cache_meter import CacheUse
-from lightning_echo.training.share_command import Shares
+from lightning_echo.cli import EchoOptions, Shares
+from lightning_echo.doctor.command import Examines
+from lightning_echo.doctor.machine import as_document, ok
+from lightning_echo.loader.state import STATE_VERSION, EchoState
+from lightning_echo.measure.summary import LOGGED, VERSION, EpochReport, FactorUse, RunSummary
+from lightning_echo.training.counts import CacheUse
 
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "reference"

@@ -260,7 +260,7 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
         Claim(
             "Comet",
             "the summary, tested with a stand-in for the logger",
-            ("tests/unit/monitoring/test_logger_texts.py::test_each_logger_is_given_the_text_as_it_takes_it",),
+            ("tests/unit/training/test_logger_texts.py::test_each_logger_is_given_the_text_as_it_takes_it",),
         ),
     ),
     "Cache and shared reading": (

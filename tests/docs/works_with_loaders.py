@@ -18,7 +18,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset,
 
 from lightning_echo import EchoCallback, EchoDataModule, StagedDataset
 from lightning_echo.insertion import POINTS
-from lightning_echo.loading.state import EchoStateError
+from lightning_echo.schema import EchoStateError
 
 LENGTH, BATCH, STEP = 24, 4, 2  # a run is killed after that step of its first epoch, or after its last one
 

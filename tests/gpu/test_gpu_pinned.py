@@ -10,7 +10,7 @@ from gpu_data import Coded, coded
 from gpu_runs import DEVICE, ON_GPU, POINTS, Load, Moving, echoing, loader_of, trainer
 
 from lightning_echo import EchoLoader
-from lightning_echo.protecting.protect import copy_example
+from lightning_echo.data.copies import copy_example
 
 STEPS, BATCH_SIZE = 200 if ON_GPU else 60, 8
 WIDTH = 2**17 if ON_GPU else 2**11  # four MiB a batch

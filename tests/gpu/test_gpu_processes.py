@@ -17,7 +17,7 @@ from gpu_data import Coded
 from gpu_runs import ON_GPU, Moving, loader_of, trainer
 
 from lightning_echo import EchoCallback, ShareConfig
-from lightning_echo.sharing.serving import status_of
+from lightning_echo.share.sharing import status_of
 
 STEPS, LOOKS_AFTER, SHARE = 16, 6, "gpu"
 Processes = dict[int, bytes]  # the command line by process

@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from lightning_echo import EchoLoader, StagedDataset
-from lightning_echo.caching.node_cache import NodeCache
+from lightning_echo.cache.node_cache import NodeCache
 
 RANKS = 4
 LENGTH = 64

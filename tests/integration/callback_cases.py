@@ -8,7 +8,7 @@ from lightning.pytorch.loggers import Logger
 from trainer_runs import Recorder
 
 from lightning_echo import Controller, EchoCallback, EchoConfig, FactorSchedule, MetricGuard
-from lightning_echo.measuring.control import Decision, Observation, Reason
+from lightning_echo.measure.control import Decision, Observation, Reason
 
 STEPS = 6  # of an epoch of Data: 22 examples in batches of 4
 

@@ -10,8 +10,8 @@ from torch.utils.data import DataLoader
 from trainer_runs import Batch, Data, Recorder, Scans
 
 from lightning_echo import EchoDataModule, EchoLoader
-from lightning_echo.planning.hashing import named_seed
-from lightning_echo.training.collection import leaves_of, parts_at_leaves
+from lightning_echo.plan.plan import named_seed
+from lightning_echo.training.loaders import leaves_of, parts_at_leaves
 
 LENGTHS = {"long": 22, "short": 10}  # examples; in batches of 4: 6 and 3
 FACTOR, POINT, SEED = 2.5, "after_augmentation", 7

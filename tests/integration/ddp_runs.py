@@ -23,8 +23,8 @@ from trainer_runs import Data, Killed, Recorder, Run, SaveAt, Scans, SetFactor, 
 
 from lightning_echo import Controller, EchoCallback, EchoConfig, EchoDataModule, EchoLoader, FactorSchedule
 from lightning_echo.analysis.analyzer import StallAnalyzer
-from lightning_echo.caching.cache_config import CacheConfig
-from lightning_echo.measuring.control import Decision, Observation, Reason
+from lightning_echo.cache.kept import CacheConfig
+from lightning_echo.measure.control import Decision, Observation, Reason
 
 LENGTH = 61  # odd: DistributedSampler fills the last place up with the first example
 UNEVEN = {"length": LENGTH, "batch_size": 4}

@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import Dataset
 
 from lightning_echo import insertion
-from lightning_echo.protecting import elsewhere
+from lightning_echo.data import elsewhere
 
 # Points that an EchoLoader cannot run by itself, and why.
 _NOT_ALONE = {"after_transfer": "a Trainer's hooks put its batches on the device: trainer_runs.py, test_after_transfer.py"}

@@ -28,7 +28,7 @@ from torch.utils.data import DataLoader
 from trainer_runs import Data, Killed, Recorder, SaveAt, Scans, trainer
 
 from lightning_echo import Controller, EchoCallback, EchoConfig
-from lightning_echo.measuring.control import Decision, Observation, Reason
+from lightning_echo.measure.control import Decision, Observation, Reason
 
 LENGTH, BATCH_SIZE = 61, 4  # odd: DistributedSampler fills the last places up
 EPOCHS, SAVED = 8, 10  # the checkpoint is that of a step within an epoch, and within a pass

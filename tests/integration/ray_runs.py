@@ -23,7 +23,7 @@ from ray.cluster_utils import Cluster
 from sharing_runs import Numbers, epochs_of, kill_reader, loader_of, status, wait_until
 from torch.utils.data import get_worker_info
 
-from lightning_echo.sharing.folder import names
+from lightning_echo.share.config import names
 
 STORE_BYTES = 100 * 2**20
 HERE = Path(__file__).parent
@@ -133,7 +133,7 @@ class Noted(Numbers):
         self.log = log
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        if get_worker_info() is not None and b"lightning_echo.sharing" in Path(f"/proc/{os.getppid()}/cmdline").read_bytes():
+        if get_worker_info() is not None and b"lightning_echo.share." in Path(f"/proc/{os.getppid()}/cmdline").read_bytes():
             with self.log.open("a") as file:
                 file.write(f"{index} {Path(os.environ['LIGHTNING_ECHO_SHARED']).name}\n")
         return super().__getitem__(index)

@@ -12,8 +12,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from lightning_echo import EchoLoader
-from lightning_echo.sharing.folder import names, socket_of
-from lightning_echo.sharing.wire import new_socket, receive, send
+from lightning_echo.share.config import names, new_socket, receive, send, socket_of
 
 FORK = multiprocessing.get_context("fork")
 DEADLINE_SECONDS = 120

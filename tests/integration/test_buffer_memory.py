@@ -19,9 +19,9 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from trainer_runs import Data, Recorder, SaveAt, Scans, echoed, fit
 
 from lightning_echo import EchoCallback, EchoCLI, EchoConfig, EchoDataModule, EchoLoader, StagedDataset
-from lightning_echo.loading import sizing
-from lightning_echo.loading.state import EchoStateError
-from lightning_echo.protecting.memory import nbytes
+from lightning_echo.data.copies import nbytes
+from lightning_echo.loader import sizing
+from lightning_echo.schema import EchoStateError
 
 KIB = 2**10
 LENGTH = 400

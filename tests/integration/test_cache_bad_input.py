@@ -9,7 +9,7 @@ from cached_data_cases import Kind, Loaded
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from lightning_echo import CacheConfig, CachedDataset, EchoLoader, StagedDataset
-from lightning_echo.caching import node_cache
+from lightning_echo.cache import node_cache
 
 POINTS = ("after_read", "before_augmentation", "after_augmentation", "after_batching")
 

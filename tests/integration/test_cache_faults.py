@@ -23,7 +23,7 @@ from cache_fault_runs import MIB
 from torch.utils.data import DataLoader
 
 from lightning_echo import EchoLoader, StagedDataset
-from lightning_echo.caching import arena
+from lightning_echo.cache import arena
 
 KILLS = 20
 

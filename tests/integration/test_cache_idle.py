@@ -12,7 +12,7 @@ from idle_runs import MS, Sleeper, fit
 from torch.utils.data import DataLoader
 
 from lightning_echo import EchoCallback, EchoLoader, StagedDataset, TargetIdle
-from lightning_echo.caching.cache_config import CacheConfig
+from lightning_echo.cache.kept import CacheConfig
 
 pytestmark = pytest.mark.alone
 

@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Subset
 
 from lightning_echo import EchoLoader, StagedDataset
-from lightning_echo.caching.cache_config import CacheConfig
+from lightning_echo.cache.kept import CacheConfig
 
 EXAMPLES, SIZE = 40, 30_000  # values of 4 bytes
 RECORD = 4 * SIZE + 320  # about, with what stands before it

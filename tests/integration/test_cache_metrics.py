@@ -14,7 +14,7 @@ from idle_runs import Sleeper, fit
 from torch.utils.data import DataLoader
 
 from lightning_echo import EchoCallback, EchoLoader, StagedDataset
-from lightning_echo.caching.cache_config import CacheConfig
+from lightning_echo.cache.kept import CacheConfig
 
 LENGTH, BATCH, EXAMPLE_BYTES, BUDGET = 128, 8, 2**14, 2**20
 FITS = range(BUDGET // (EXAMPLE_BYTES + 2**10), BUDGET // EXAMPLE_BYTES)  # examples: each takes a little more than its tensor

@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from lightning_echo import EchoLoader, StagedDataset
-from lightning_echo.loading import sizing
+from lightning_echo.loader import sizing
 
 LENGTH = 64
 EXAMPLE_BYTES = 4096
@@ -139,7 +139,7 @@ def test_the_size_of_the_buffer_counts_what_the_cache_has(
     monkeypatch.setattr(sizing, "free_memory_bytes", lambda: 1000 * 2**10 + (0 if size is None else 3 * 2**20))
     plain = DataLoader(Kibibytes(), batch_size=8, shuffle=True)
     cache = None if size is None else {"size": size, "hold": "whole"}
-    monkeypatch.setattr("lightning_echo.caching.loader_cache.LoaderCache.memory_to_come", 3 * 2**20)
+    monkeypatch.setattr("lightning_echo.cache.loader_cache.LoaderCache.memory_to_come", 3 * 2**20)
     loader = EchoLoader(plain, 4, insertion_point="after_augmentation", seed=3, cache=cache, **{"reuse": "memory", **options})
     next(iter(loader))
     assert loader.buffer_size == live
@@ -149,7 +149,7 @@ def test_the_size_of_the_buffer_counts_what_the_cache_has(
 def kibibytes(monkeypatch: pytest.MonkeyPatch, point: str, **options: Any) -> EchoLoader:
     """A loader that is settled, with 4,000 KiB that are free beside its cache."""
     monkeypatch.setattr(sizing, "free_memory_bytes", lambda: 4000 * 2**10)
-    monkeypatch.setattr("lightning_echo.caching.loader_cache.LoaderCache.memory_to_come", 0)
+    monkeypatch.setattr("lightning_echo.cache.loader_cache.LoaderCache.memory_to_come", 0)
     plain = DataLoader(Kibibytes(), batch_size=8, shuffle=True)
     loader = EchoLoader(plain, 4, insertion_point=point, seed=3, reuse="memory", **options)
     loader.settle()

@@ -13,7 +13,7 @@ from loader_cases import epochs, nothing_left_behind
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, get_worker_info
 
 from lightning_echo import EchoLoader, StagedDataset
-from lightning_echo.caching.example_store import StaleCacheError
+from lightning_echo.cache.reads import StaleCacheError
 
 LENGTH = 24
 CACHE = {"size": "2MiB"}

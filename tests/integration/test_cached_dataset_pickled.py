@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import Dataset
 
 from lightning_echo import CachedDataset
-from lightning_echo.caching.record import decode
+from lightning_echo.cache.record import decode
 
 COUNT, TASKS = 1500, 30
 

@@ -19,7 +19,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from trainer_runs import At, Data, Recorder, Run, SaveAt, echoed, first_uses, fit, trainer
 
 from lightning_echo import EchoCallback, EchoConfig, EchoLoader, FactorSchedule, IdleFraction, TargetIdle
-from lightning_echo.measuring.timing import StepTimer
+from lightning_echo.measure.timing import StepTimer
 
 # ---------------------------------------------------------------------- logging
 
@@ -229,7 +229,7 @@ def test_alone_it_goes_on_and_counts_on_where_a_reload_brings_a_new_echo_loader(
 
 def test_a_loader_that_never_waits_has_no_upstream_time_rather_than_none_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
     logger, now = Remembering(), [0.0]
-    monkeypatch.setattr("lightning_echo.monitoring.run_meter.StepTimer", lambda: StepTimer(clock=lambda: now[0]))
+    monkeypatch.setattr("lightning_echo.training.meters.StepTimer", lambda: StepTimer(clock=lambda: now[0]))
 
     class Ready:
         """Batches that cost nothing to fetch."""
@@ -360,7 +360,7 @@ def test_tensorboard_has_the_summary_as_a_text(tmp_path: Path, caplog: pytest.Lo
 def test_without_workers_the_verdict_is_as_many_as_cores_if_reading_takes_many_times_as_long_as_a_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("lightning_echo.monitoring.run_meter.usable_cores", lambda: 3)
+    monkeypatch.setattr("lightning_echo.training.meters.usable_cores", lambda: 3)
     callback = EchoCallback()
     fit(Data(0, delay=0.04), callbacks=[callback], max_epochs=2)
     assert callback.verdict is not None

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from trainer_runs import Run, SaveAt, Scans, first_uses, fit, trainer
 
 from lightning_echo import Controller, EchoCallback, EchoConfig, EchoLoader, FactorSchedule, TargetIdle
-from lightning_echo.measuring.control import Reason
+from lightning_echo.measure.control import Reason
 
 NAMES = ("long", "short")
 

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 from trainer_runs import At, Killed, Run, SaveAt, Scans, SetFactor, fit, trainer
 
 from lightning_echo import EchoCallback, EchoConfig, EchoDataModule, EchoLoader, EchoStateError
-from lightning_echo.training.collection import leaves_of
+from lightning_echo.training.loaders import leaves_of
 
 MODES = ("min_size", "max_size", "max_size_cycle")
 

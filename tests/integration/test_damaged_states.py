@@ -22,13 +22,10 @@ from torch.utils.data import DataLoader, IterableDataset
 from trainer_runs import Data, fit
 
 from lightning_echo import EchoCallback, EchoDataModule, EchoLoader, EchoStateError, MetricGuard, StallAnalysis, TargetIdle
-from lightning_echo.analysis.measured import CachedExample, Spread
-from lightning_echo.analysis.predict import TrainingSetting
+from lightning_echo.analysis.predict import CachedExample, Spread, TrainingSetting
 from lightning_echo.analysis.result import CheckedSetting, RankSeconds
-from lightning_echo.measuring.control import Observation
-from lightning_echo.measuring.cost import PipelineCosts
-from lightning_echo.measuring.echo_summary import FactorUse, RunSummary
-from lightning_echo.measuring.report import EpochReport
+from lightning_echo.measure.control import Observation, PipelineCosts
+from lightning_echo.measure.summary import EpochReport, FactorUse, RunSummary
 
 
 class Stream(IterableDataset[int]):

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from trainer_runs import Data, Recorder, Run, SaveAt, fit
 
 from lightning_echo import Controller, EchoCallback, EchoConfig, EchoLoader, MetricGuard, TargetIdle
-from lightning_echo.measuring.control import Decision, Moment, Observation, Reason
+from lightning_echo.measure.control import Decision, Moment, Observation, Reason
 
 LENGTH, EPOCH = 200, 50  # examples; batches of 4
 AHEAD = 2 * 2 + 2  # two workers with two batches each, and what the fetching thread holds

@@ -14,7 +14,7 @@ from test_early_decisions import AHEAD, EPOCH, LENGTH, Scripted, scripted
 from trainer_runs import Data, Killed, Run, SaveAt, SetFactor, echoed, fit
 
 from lightning_echo import EchoCallback, EchoConfig, FactorSchedule, MetricGuard, __version__
-from lightning_echo.measuring.echo_summary import RunSummary
+from lightning_echo.measure.summary import RunSummary
 
 EARLY = AHEAD + 10 + 5
 TOLD = {EARLY: 3.0, 30: 1.5, EPOCH: 2.0, EPOCH + 30: 4.0}

@@ -19,7 +19,7 @@ from loader_cases import POINTS, Values, nothing_left_behind, same, take, until,
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 from lightning_echo import EchoLoader, StagedDataset
-from lightning_echo.loading.echo_run import EchoRun
+from lightning_echo.loader.run import EchoRun
 
 ROOT = Path(__file__).parents[2]
 

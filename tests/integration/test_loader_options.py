@@ -217,7 +217,7 @@ def test_timeout_ends_the_wait_for_a_worker_that_is_stuck():
 
 @pytest.mark.parametrize("prefetch_factor", [None, 1, 4])
 def test_workers_read_prefetch_factor_batches_ahead_and_no_more(tmp_path, monkeypatch, prefetch_factor):
-    monkeypatch.setattr("lightning_echo.fetching.prefetch._SHORT_SECONDS", float("-inf"))  # any step is a long one
+    monkeypatch.setattr("lightning_echo.pipeline.prefetch._SHORT_SECONDS", float("-inf"))  # any step is a long one
     dataset = LoggedDataset(400, ReadLog(tmp_path / "reads"))
     plain = DataLoader(dataset, batch_size=4, num_workers=2, prefetch_factor=prefetch_factor)
     loader = EchoLoader(plain, 1, insertion_point="after_augmentation")

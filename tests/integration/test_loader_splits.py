@@ -1,6 +1,6 @@
 """Splits through the loader: where data sets are cut, what is read in the workers, and what a user is told.
 
-That every kind of data set is split right is proved in tests/unit/splitting/test_splits.py; here real workers read.
+That every kind of data set is split right is proved in tests/unit/split/test_splits.py; here real workers read.
 """
 
 import logging

@@ -21,7 +21,7 @@ from nodes_runs import BATCH_SIZE, EPOCHS, FACTORS, LENGTH, SAVED
 from torch.utils.data import DataLoader, DistributedSampler
 from trainer_runs import chunks, first_uses, fresh_stream
 
-from lightning_echo.measuring.echo_summary import RunSummary
+from lightning_echo.measure.summary import RunSummary
 
 pytestmark = pytest.mark.program
 

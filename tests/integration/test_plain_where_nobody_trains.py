@@ -136,7 +136,7 @@ def test_auto_hears_the_plain_length_from_a_hook_that_asks_for_it() -> None:
 @pytest.mark.parametrize("stage", ["validate", "test", "predict"])
 def test_with_several_ranks_an_evaluation_is_refused_with_the_loader_to_pass(stage: str, monkeypatch: Any) -> None:
     """Lightning divides plain loaders alone: each rank would get all examples, and a prediction would have each of them twice."""
-    monkeypatch.setattr("lightning_echo.loading.loader.world", lambda: (2, 0))
+    monkeypatch.setattr("lightning_echo.loader.loader.world", lambda: (2, 0))
     monkeypatch.setattr(pl.Trainer, "distributed_sampler_kwargs", {"num_replicas": 2, "rank": 0})
     with pytest.raises(RuntimeError, match=rf"'{stage}', .*among the 2 ranks: pass the plain loader there \(its \.loader\)"):
         getattr(trainer(limit_val_batches=1.0), stage)(Looks(), echo_loader())

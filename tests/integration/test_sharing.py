@@ -9,7 +9,7 @@ from sharing_runs import FORK, Numbers, end_readers, epochs_of, examples, indice
 from torch.utils.data import DataLoader, DistributedSampler, SubsetRandomSampler
 
 from lightning_echo import EchoLoader
-from lightning_echo.sharing.taking.connecting import SharedDataDiffers
+from lightning_echo.share.attachment import SharedDataDiffers
 
 pytestmark = pytest.mark.usefixtures("own_folder")
 

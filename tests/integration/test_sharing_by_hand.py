@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from lightning_echo import EchoCLI, ShareConfig, serve
 from lightning_echo.__main__ import main
-from lightning_echo.sharing.serving import status_of
+from lightning_echo.share.sharing import status_of
 
 pytestmark = pytest.mark.usefixtures("own_folder")
 

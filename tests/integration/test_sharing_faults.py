@@ -26,11 +26,10 @@ from sharing_runs import (
 )
 from torch.utils.data import DataLoader
 
-from lightning_echo.sharing.folder import socket_of
-from lightning_echo.sharing.packing import SharedReadError
-from lightning_echo.sharing.serving import serve
-from lightning_echo.sharing.starting import ReaderError
-from lightning_echo.sharing.wire import new_socket, receive, send
+from lightning_echo.share.config import new_socket, receive, send, socket_of
+from lightning_echo.share.process import ReaderError
+from lightning_echo.share.sharing import serve
+from lightning_echo.share.window import SharedReadError
 
 LENGTH = 240
 NOBODY = 65534
@@ -263,7 +262,7 @@ class Waits(Numbers):
         self.mark = str(mark)
 
     def __getitem__(self, index):
-        while b"lightning_echo.sharing" in Path(f"/proc/{os.getppid()}/cmdline").read_bytes() and not os.path.exists(self.mark):
+        while b"lightning_echo.share." in Path(f"/proc/{os.getppid()}/cmdline").read_bytes() and not os.path.exists(self.mark):
             time.sleep(0.01)
         return super().__getitem__(index)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from sharing_runs import Numbers, epochs_of, indices, loader_of
 
-from lightning_echo.sharing import starting
+from lightning_echo.share import process as starting
 
 HERE = Path(__file__).parent
 LENGTH = 300

@@ -8,8 +8,8 @@ import textwrap
 
 import pytest
 
-from lightning_echo.sharing.folder import names
-from lightning_echo.sharing.serving import status_of
+from lightning_echo.share.config import names
+from lightning_echo.share.sharing import status_of
 
 SETTINGS = "SCALE = 64\n"
 PROGRAM = """

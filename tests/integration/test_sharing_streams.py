@@ -9,10 +9,10 @@ from sharing_runs import Numbers, end_readers, epochs_of, examples, indices, kil
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, Sampler, get_worker_info
 
 from lightning_echo import EchoLoader
-from lightning_echo.sharing import loader_sharing
-from lightning_echo.sharing.packing import SharedReadError
-from lightning_echo.sharing.starting import ReaderError
-from lightning_echo.sharing.taking.connecting import SharedDataDiffers
+from lightning_echo.share import sharing as loader_sharing
+from lightning_echo.share.attachment import SharedDataDiffers
+from lightning_echo.share.process import ReaderError
+from lightning_echo.share.window import SharedReadError
 
 LENGTH = 97
 

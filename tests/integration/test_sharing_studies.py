@@ -14,7 +14,7 @@ from sharing_runs import Numbers, wait_until
 from torch.utils.data import DataLoader
 
 from lightning_echo import EchoCallback
-from lightning_echo.sharing.folder import log_of
+from lightning_echo.share.config import log_of
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "optuna_sweep.py"
 LENGTH = 60

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_in
 from lightning_echo import EchoDataModule, EchoLoader, StagedDataset, StallAnalysis
 from lightning_echo.analysis.analyzer import StallAnalyzer
 from lightning_echo.analysis.predict import TrainingSetting
-from lightning_echo.analysis.probing.fits import StepClock
+from lightning_echo.analysis.sources import StepClock
 
 MS = 1e-3
 CPU = {"accelerator": "cpu"}

@@ -10,7 +10,7 @@ from test_stall_analysis import MS, Slept, analyze, loader_of
 from lightning_echo import EchoCallback, EchoConfig, StagedDataset
 from lightning_echo.analysis.predict import TrainingSetting
 from lightning_echo.analysis.verdict import VerdictKind
-from lightning_echo.caching.cache_config import CacheConfig
+from lightning_echo.cache.kept import CacheConfig
 
 
 class Pictures(StagedDataset):

@@ -377,7 +377,7 @@ def test_after_an_error_too_everything_is_as_it_was():
 
 
 def test_what_is_too_large_to_be_copied_keeps_its_edits_and_the_report_says_so(monkeypatch):
-    monkeypatch.setattr("lightning_echo.analysis.probing.data._MOST_BYTES", 4 * 32 * 4)  # four examples
+    monkeypatch.setattr("lightning_echo.analysis.sources._MOST_BYTES", 4 * 32 * 4)  # four examples
     data = loader(Edited())
     found = analyze(Edits(), data, setting=False)
     assert found.notes[-1] == ("Edited.tensors: too large to be copied, so that edits in place remain after the analysis")
@@ -386,7 +386,7 @@ def test_what_is_too_large_to_be_copied_keeps_its_edits_and_the_report_says_so(m
 
 
 def test_with_workers_it_does_not_and_nothing_is_said(monkeypatch):
-    monkeypatch.setattr("lightning_echo.analysis.probing.data._MOST_BYTES", 0)
+    monkeypatch.setattr("lightning_echo.analysis.sources._MOST_BYTES", 0)
     data = loader(Edited(), num_workers=1)
     found = analyze(Edits(), data, setting=False)
     assert not any("too large" in note for note in found.notes)

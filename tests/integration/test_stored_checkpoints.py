@@ -15,7 +15,7 @@ from packaging.version import Version
 from trainer_runs import Data, Run, fit
 
 from lightning_echo import EchoCallback, EchoConfig, EchoDataModule, EchoLoader
-from lightning_echo.loading.state import EchoState
+from lightning_echo.loader.state import EchoState
 
 STORED = Path(__file__).parent / "stored"
 

@@ -18,7 +18,7 @@ from loader_cases import epochs
 from torch.utils.data import DataLoader, Dataset
 
 from lightning_echo import CachedDataset, EchoLoader
-from lightning_echo.analysis.probing.parts import cuts
+from lightning_echo.analysis.parts import cuts
 from lightning_echo.doctor.looking import look
 
 LENGTH, WRONG = 24, -1

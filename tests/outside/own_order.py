@@ -20,7 +20,7 @@ from outside_runs import (
 )
 from torch.utils.data import DataLoader
 
-from lightning_echo.loading.state import EchoStateError
+from lightning_echo.schema import EchoStateError
 
 
 class OwnOrder:

@@ -24,7 +24,7 @@ from project_runs import (
 )
 from torch.utils.data import DataLoader
 
-from lightning_echo.loading.state import EchoStateError
+from lightning_echo.schema import EchoStateError
 
 lhotse = pytest.importorskip("lhotse", reason="lhotse is not installed: pip install 'lightning-echo[test-outside]'")
 soundfile = pytest.importorskip("soundfile", reason="soundfile is not installed: pip install 'lightning-echo[test-outside]'")

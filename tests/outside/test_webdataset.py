@@ -15,7 +15,7 @@ import torch
 from outside_runs import BATCH, RULES, WAYS, assert_an_epoch_is_a_pass, assert_counts, assert_length, fit, kill, stamped
 from torch.utils.data import DataLoader
 
-from lightning_echo.loading.state import EchoStateError
+from lightning_echo.schema import EchoStateError
 
 webdataset = pytest.importorskip("webdataset", reason="webdataset is not installed: pip install 'lightning-echo[test-loaders]'")
 

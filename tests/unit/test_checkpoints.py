@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from lightning_echo import EchoDataModule, EchoLoader
-from lightning_echo.checkpoints import adapt_checkpoint
+from lightning_echo.attachment import adapt_checkpoint
 
 
 class Data(pl.LightningDataModule):

@@ -11,7 +11,7 @@ import pytest
 
 import lightning_echo
 from lightning_echo.log import LOGGER, FallbackHandler, set_up
-from lightning_echo.training.rank_zero import rank_zero_info
+from lightning_echo.training.trainer import rank_zero_info
 
 pytestmark = pytest.mark.own_interpreter  # programs set up logging at their begin
 
@@ -119,7 +119,7 @@ def test_no_file_of_the_package_has_a_logger_of_its_own_or_lightnings():
     for path in root.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             is_own = isinstance(node, ast.Call) and ast.unparse(node.func).endswith("getLogger") and path.name != "log.py"
-            # analysis/probing/fits.py and the fallback look loggers up by a variable
+            # analysis/sources.py and the fallback look loggers up by a variable
             if is_own and not (node.args and isinstance(node.args[0], ast.Name)):
                 wrong.append(f"{path.relative_to(root)}:{node.lineno} {ast.unparse(node)}")
             if (

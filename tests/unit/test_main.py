@@ -10,8 +10,8 @@ import pytest
 
 import lightning_echo
 from lightning_echo.__main__ import main
-from lightning_echo.analysis.measured import MeasuredStages, Spread
-from lightning_echo.analysis.report.text import report
+from lightning_echo.analysis.predict import MeasuredStages, Spread
+from lightning_echo.analysis.report import report
 from lightning_echo.analysis.result import StallAnalysis
 
 STAGES = ("read", "read_cached", "decode", "augment", "collate", "hand_over", "copy", "step")

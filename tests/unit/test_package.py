@@ -1,17 +1,8 @@
-"""The package itself: its map names every folder, its names can be imported."""
-
-import re
+"""The package itself: its names can be imported."""
 
 import pytest
-from test_layering import LEVELS
 
 import lightning_echo
-
-
-def test_the_map_in_the_docstring_names_all_folders_and_files_in_the_order_of_their_imports():
-    _, _, after = lightning_echo.__doc__.partition("The folders and files.")
-    names = re.findall(r"^    (\w+)(?:/|\.py) ", after, flags=re.MULTILINE)
-    assert tuple(names) == LEVELS
 
 
 @pytest.mark.parametrize("name", lightning_echo.__all__)

@@ -11,7 +11,7 @@ import yaml
 from analyses import ANALYSIS
 
 from lightning_echo import EchoConfig
-from lightning_echo.analysis.advice import advice_yaml
+from lightning_echo.analysis.analyzer import advice_yaml
 from lightning_echo.analysis.predict import TrainingSetting
 from lightning_echo.analysis.result import StallAnalysis
 from lightning_echo.analysis.verdict import Verdict

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 from measured_stages import CACHED, STAGES
 
-from lightning_echo.analysis.caches import fits_point, fitting_fraction, possible_holds, size_for
-from lightning_echo.caching.cache_config import CacheConfig
+from lightning_echo.analysis.predict import fits_point, fitting_fraction, possible_holds, size_for
+from lightning_echo.cache.kept import CacheConfig
 
 
 def test_without_a_measurement_the_points_say_which_forms_there_are():

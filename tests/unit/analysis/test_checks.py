@@ -11,11 +11,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from lightning_echo import StagedDataset
 from lightning_echo.analysis.checks import try_setting
-from lightning_echo.analysis.measured import CachedExample, Spread
-from lightning_echo.analysis.predict import TrainingSetting
-from lightning_echo.analysis.probing.part_runs import Batches, FirstBatches
-from lightning_echo.analysis.probing.parts import whole
-from lightning_echo.splitting.splits import make_stages
+from lightning_echo.analysis.parts import Batches, FirstBatches, whole
+from lightning_echo.analysis.predict import CachedExample, Spread, TrainingSetting
+from lightning_echo.split.prove import make_stages
 
 INDICES = [[0, 1], [2, 3], [4, 5], [6, 7]]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import lightning.pytorch as pl
 from lightning.pytorch.loggers import CSVLogger
 
-from lightning_echo.analysis.command import Analyzes, _log_directory, analyzing
+from lightning_echo.analysis.analyzer import Analyzes, _log_directory, analyzing
 
 
 class Own(pl.Trainer):

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from measured_stages import MS, STAGES
 
-from lightning_echo.analysis.measured import CachedExample, Spread
+from lightning_echo.analysis.predict import CachedExample, Spread
 
 
 def test_a_spread_is_that_of_blocks():

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_echo.analysis.outputs import check_new, free_path
+from lightning_echo.analysis.analyzer import check_new, free_path
 
 
 def test_a_free_name_is_taken_as_it_is_and_later_ones_are_numbered(tmp_path: Path) -> None:

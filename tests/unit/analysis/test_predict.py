@@ -6,8 +6,7 @@ from dataclasses import replace
 import pytest
 from measured_stages import MS, STAGES
 
-from lightning_echo.analysis.measured import CachedExample, Spread
-from lightning_echo.analysis.predict import TrainingSetting, contention, costs_of, predict
+from lightning_echo.analysis.predict import CachedExample, Spread, TrainingSetting, contention, costs_of, predict
 
 RAW, LOADED = ({"cached_fraction": 0.5, "hold": hold} for hold in ("raw", "loaded"))
 

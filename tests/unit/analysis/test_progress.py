@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lightning_echo.analysis.progress import Progress
+from lightning_echo.analysis.analyzer import Progress
 
 
 class Clock:

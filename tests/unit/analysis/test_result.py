@@ -6,8 +6,7 @@ from dataclasses import replace
 import pytest
 from measured_stages import CACHED, MS, STAGES
 
-from lightning_echo.analysis.measured import CachedExample, Spread
-from lightning_echo.analysis.predict import TrainingSetting
+from lightning_echo.analysis.predict import CachedExample, Spread, TrainingSetting
 from lightning_echo.analysis.result import CheckedSetting, StallAnalysis
 from lightning_echo.analysis.verdict import VerdictKind
 

@@ -5,12 +5,11 @@ from dataclasses import replace
 import pytest
 from measured_stages import CACHED, MS
 
-from lightning_echo.analysis.measured import Spread
-from lightning_echo.analysis.predict import TrainingSetting, costs_of, predict
+from lightning_echo.analysis.predict import Spread, TrainingSetting, costs_of, predict
 from lightning_echo.analysis.verdict import VerdictKind, judge
-from lightning_echo.measuring.control import Observation
-from lightning_echo.measuring.summary import advise
-from lightning_echo.measuring.target_idle import LARGE_FACTOR, recommend
+from lightning_echo.measure.control import Observation
+from lightning_echo.measure.summary import advise
+from lightning_echo.measure.target_idle import LARGE_FACTOR, recommend
 
 NONE = Spread.exactly(0.0)
 STARVED = replace(CACHED, hand_over=NONE, copy=NONE, cores=2)  # 136 ms of worker time per batch, 68 ms with two of them

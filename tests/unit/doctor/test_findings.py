@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from lightning_echo.doctor.findings import Status, as_document, as_text, error, ok, warning, worst
+from lightning_echo.doctor.machine import Status, as_document, as_text, error, ok, warning, worst
 
 FINE, SLOW, WRONG = (
     ok("cores", "2 cores.", cores=2.0),

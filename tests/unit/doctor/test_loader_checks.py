@@ -7,10 +7,8 @@ import torch
 from loaders_with_traps import Batches, Holding, Stream, Unreadable, good_loader
 from torch.utils.data import TensorDataset
 
-from lightning_echo.doctor.findings import Status
-from lightning_echo.doctor.loader_checks import check_first_batch, check_loader
-from lightning_echo.doctor.looking import FirstBatch, look
-from lightning_echo.doctor.target import UserCodeError
+from lightning_echo.doctor.looking import FirstBatch, UserCodeError, check_first_batch, check_loader, look
+from lightning_echo.doctor.machine import Status
 
 
 def findings(loader, cores=2):

@@ -5,8 +5,7 @@ import torch
 from loaders_with_traps import Examples, Stream, Unreadable, good_loader
 from torch.utils.data import TensorDataset
 
-from lightning_echo.doctor.looking import first_batch, look
-from lightning_echo.doctor.target import UserCodeError
+from lightning_echo.doctor.looking import UserCodeError, first_batch, look
 from lightning_echo.insertion import POINTS
 
 ALL = ["after_read", "before_augmentation", "after_augmentation", "after_batching", "after_transfer"]

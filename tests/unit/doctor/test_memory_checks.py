@@ -5,9 +5,8 @@ import torch
 from loaders_with_traps import Stream, Unreadable, good_loader
 from torch.utils.data import TensorDataset
 
-from lightning_echo.doctor.findings import Status
-from lightning_echo.doctor.looking import FirstBatch, look
-from lightning_echo.doctor.memory_checks import check_memory, check_queues
+from lightning_echo.doctor.looking import FirstBatch, check_memory, check_queues, look
+from lightning_echo.doctor.machine import Status
 
 MIB = 2**20
 

@@ -3,8 +3,7 @@
 import pytest
 from machines import GIB, machine
 
-from lightning_echo.doctor.findings import Status
-from lightning_echo.doctor.resources import check_resources, whole_cores
+from lightning_echo.doctor.machine import Status, check_resources, whole_cores
 
 QUOTA = {"proc/self/cgroup": "0::/\n", "cgroups/cpu.max": "250000 100000"}
 

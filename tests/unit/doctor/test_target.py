@@ -7,7 +7,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 from lightning_echo import EchoDataModule, EchoLoader
-from lightning_echo.doctor.target import UserCodeError, data_of, said, training_loaders
+from lightning_echo.doctor.looking import UserCodeError, data_of, said, training_loaders
 
 MODULE = """
 import lightning.pytorch as pl

@@ -5,8 +5,8 @@ import pytest
 from loaders_with_traps import Batches, Examples, Holding, OwnIteration, Stream, good_loader
 from torch.utils.data import BatchSampler, ConcatDataset, DistributedSampler, SequentialSampler, Subset
 
-from lightning_echo.doctor.findings import Status
 from lightning_echo.doctor.looking import FirstBatch, look
+from lightning_echo.doctor.machine import Status
 from lightning_echo.doctor.traps import Surroundings, check_hooks, check_traps
 
 AROUND = Surroundings(has_cuda=False, sharing_strategy="file_descriptor", open_files=1024)

@@ -3,8 +3,7 @@
 import pytest
 from machines import machine
 
-from lightning_echo.doctor.findings import Status
-from lightning_echo.doctor.versions import check_versions
+from lightning_echo.doctor.machine import Status, check_versions
 
 
 def finding(name, *arguments, **options):

@@ -34,7 +34,7 @@ from multiprocessing import spawn
 from pathlib import Path
 from typing import Any, NoReturn
 
-LOADED = ("torch", "torchvision", "torchmetrics", "lightning.pytorch", "lightning_echo", "lightning_echo.sharing.reader.process")
+LOADED = ("torch", "torchvision", "torchmetrics", "lightning.pytorch", "lightning_echo", "lightning_echo.share.process")
 # Variables that an interpreter or a library reads only at start.
 READ_ONCE = (
     "OMP_NUM_THREADS",

@@ -6,7 +6,7 @@ what must be true of every plan, whatever its factor and buffer.
 
 from collections import defaultdict
 
-from lightning_echo.planning.shape import PlanShape
+from lightning_echo.plan.plan import PlanShape
 
 
 def plain_batch_sizes(length, batch_size, drop_last):

@@ -6,11 +6,11 @@ import torch
 from spent import spent
 
 from lightning_echo.insertion import InsertionPoint
-from lightning_echo.loading.state import EchoCounts
-from lightning_echo.measuring.timing import StepTimer
-from lightning_echo.monitoring.run_meter import RunMeter
-from lightning_echo.training.collection import EchoLoaders
-from lightning_echo.workers.seconds import StageSeconds
+from lightning_echo.loader.state import EchoCounts
+from lightning_echo.measure.timing import StepTimer
+from lightning_echo.pipeline.worker import StageSeconds
+from lightning_echo.training.loaders import EchoLoaders
+from lightning_echo.training.meters import RunMeter
 
 FETCH = "[_TrainingEpochLoop].train_dataloader_next"
 BATCH = torch.zeros(8, 3)

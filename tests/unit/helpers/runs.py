@@ -2,8 +2,7 @@
 
 from dataclasses import replace
 
-from lightning_echo.measuring.echo_summary import FactorUse, RunSummary, RunVerdict
-from lightning_echo.measuring.report import EpochReport
+from lightning_echo.measure.summary import EpochReport, FactorUse, RunSummary, RunVerdict
 
 VERDICT = RunVerdict("Echo with factor 2.", ("idle 40 % of the time", "6 of 8 cores are free"), "EchoCallback(factor=2)")
 FIRST = EpochReport(0, 50, 2.0, 160, 40, passes=0.8, idle_fraction=0.5, data_wait_seconds=0.01, step_seconds=0.01)

@@ -1,6 +1,6 @@
 """Seconds as a loader adds them up, worked out anew."""
 
-from lightning_echo.workers.seconds import StageSeconds
+from lightning_echo.pipeline.worker import StageSeconds
 
 
 def spent(before: StageSeconds, fresh: int, stages: tuple[float, float, float]) -> StageSeconds:

@@ -2,10 +2,9 @@
 
 from typing import Any
 
-from lightning_echo.fetching.layout import Layout, Start
 from lightning_echo.insertion import InsertionPoint
-from lightning_echo.loading.pipeline_state import BufferState, FactorChange, PlanState
-from lightning_echo.loading.state import EchoCounts, EchoState
+from lightning_echo.loader.state import BufferState, EchoCounts, EchoState, FactorChange, PlanState
+from lightning_echo.pipeline.source import Layout, Start
 
 
 def echo_state(**changes: Any) -> EchoState:

@@ -12,7 +12,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch.utils.data import DataLoader
 
 from lightning_echo import EchoLoader
-from lightning_echo.training.collection import (
+from lightning_echo.training.loaders import (
     EchoLoaders,
     common_factor,
     echoed_in,

@@ -11,8 +11,8 @@ from torch.optim.lr_scheduler import LambdaLR, OneCycleLR
 from torch.utils.data import DataLoader, IterableDataset
 
 from lightning_echo import EchoLoader
-from lightning_echo.training.collection import EchoLoaders
-from lightning_echo.training.lengths import (
+from lightning_echo.training.loaders import EchoLoaders
+from lightning_echo.training.trainer import (
     Reload,
     StepsEstimate,
     check_factor_during_training,

@@ -6,7 +6,7 @@ import pytest
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 
-from lightning_echo.training.refusals import is_in_fit, refuse_other_package, refuse_second_fit
+from lightning_echo.training.trainer import is_in_fit, refuse_other_package, refuse_second_fit
 
 STATES = [(fn, status) for fn in TrainerFn for status in TrainerStatus]
 

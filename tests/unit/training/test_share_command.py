@@ -4,8 +4,8 @@ import io
 
 import pytest
 
-from lightning_echo.training import share_command
-from lightning_echo.training.share_command import shown_in_place
+from lightning_echo import cli as share_command
+from lightning_echo.cli import shown_in_place
 
 CURSOR_UP = "\x1b[1A"
 

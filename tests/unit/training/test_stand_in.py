@@ -9,7 +9,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from lightning_echo.training.stand_in import StandIn
+from lightning_echo.training.hooks import StandIn
 
 
 class Users(pl.LightningDataModule):

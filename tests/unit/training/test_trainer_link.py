@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from trainers import trainer_at
 
 from lightning_echo import EchoLoader
-from lightning_echo.training.trainer_link import TrainerLink
+from lightning_echo.training.trainer import TrainerLink
 
 
 class Stream(IterableDataset):

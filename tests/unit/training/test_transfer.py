@@ -17,8 +17,8 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.utils.data import DataLoader
 
 from lightning_echo import EchoDataModule, EchoLoader
-from lightning_echo.fetching.batches import LiveBatch
-from lightning_echo.training.transfer import TransferHooks
+from lightning_echo.pipeline.batches import LiveBatch
+from lightning_echo.training.hooks import TransferHooks
 
 HERE = torch.device("cpu")
 NAMES = ("on_before_batch_transfer", "transfer_batch_to_device")

@@ -10,7 +10,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch.utils.data import DataLoader
 
 from lightning_echo import EchoConfig, EchoLoader
-from lightning_echo.training.wrapping import Wrapping
+from lightning_echo.training.loaders import Wrapping
 
 POINT = "after_augmentation"
 TRAINER = SimpleNamespace(distributed_sampler_kwargs={"num_replicas": 2, "rank": 1})
@@ -56,7 +56,7 @@ def test_the_factor_is_that_of_the_loader_before_or_the_one_given_or_that_of_the
 def test_ranks_are_those_that_the_trainer_says_else_those_of_the_processes(
     trainer: Any, shard: bool, batches: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lightning_echo.loading.setting.world", lambda: (2, 1))
+    monkeypatch.setattr("lightning_echo.loader.setting.world", lambda: (2, 1))
     it = wrapping(shard=shard)
     assert len(it.wrap(plain(), {}, None, it.ranks(trainer))) == batches
 

@@ -11,7 +11,7 @@ from wallclock.plans import FIXED, NO_ECHO, SETTLED, STEP, STEP_STEPS, TARGET_ID
 from wallclock.timed import TimedRow, factor_changes
 from wallclock_rows import row, seed_rows, stage
 
-from lightning_echo.measuring.report import EpochReport
+from lightning_echo.measure.summary import EpochReport
 
 MAIN = Path(__file__).parents[4] / "benchmarks" / "wallclock" / "__main__.py"
 

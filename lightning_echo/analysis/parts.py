@@ -1,0 +1,620 @@
+"""The parts of a loader's work, each run alone: the files that it reads, its transforms, its stages."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import stat
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
+from multiprocessing.reduction import ForkingPickler
+from statistics import fmean
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, get_worker_info
+
+from lightning_echo.analysis.predict import Spread
+from lightning_echo.cache.arena import Arena
+from lightning_echo.cache.reads import ExampleStore
+from lightning_echo.data.copies import copy_example, nbytes
+from lightning_echo.data.elsewhere import NotRead, read_elsewhere
+from lightning_echo.insertion import InsertionPoint, Needs, earliest, points_from
+from lightning_echo.pipeline.source import Source, choose
+from lightning_echo.pipeline.worker import EchoDataset, InitThatSaysWhy
+from lightning_echo.split.prove import find_split, make_stages
+from lightning_echo.split.staged import Stages, batched
+
+# ---------------------------------------------------------------------- files
+# The files that workers read, and how to make the next read come from the storage again.
+#
+# ``posix_fadvise(DONTNEED)`` drops a file's pages from the page cache, and does not need root. If a file is not opened by Python
+# (but by a database, or as a memory map by a library in C), it is not noticed here. A network file system may have its own cache.
+
+_LARGE_BYTES = 2**24
+_NOT_DATA = ("/proc/", "/sys/", "/dev/", os.path.join(sys.prefix, ""), os.path.join(sys.base_prefix, "lib", ""))
+
+
+class OpenedFiles:
+    """Notes which regular files this process opens for reading, from now on. Use it only in a worker that ends with the phase.
+
+    An audit hook cannot be removed, so it must not be set in a process that goes on afterwards.
+    """
+
+    def __init__(self) -> None:
+        self._paths: dict[str, None] = {}
+        sys.addaudithook(self._note)
+
+    def take(self) -> list[str]:
+        """Returns the data files opened since the last call."""
+        paths, self._paths = self._paths, {}
+        return [path for path in paths if _is_data(path)]
+
+    def _note(self, event: str, args: tuple[object, ...]) -> None:
+        if event == "open" and isinstance(args[0], str | bytes | os.PathLike) and _reads(args[1], args[2]):
+            self._paths[os.path.abspath(os.fsdecode(args[0]))] = None
+
+
+def drop_pages(paths: Iterable[str]) -> int:
+    """Drops the files' pages from the page cache.
+
+    Returns:
+        The number of files whose pages were dropped; 0 if the system cannot do it.
+    """
+    if not hasattr(os, "posix_fadvise"):
+        return 0
+    dropped = 0
+    for path in paths:
+        try:
+            with open(path, "rb", buffering=0) as file:
+                os.fsync(file)  # pages that are not written yet would stay in memory; a file that was only read has none
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        except OSError:  # the file is gone, may no longer be read, or its file system cannot drop pages
+            continue
+        dropped += 1
+    return dropped
+
+
+def hold_data(paths: Sequence[str], batches: int) -> bool:
+    """Whether these files hold the data set, and not only labels or settings: there is a file for each batch, or large files."""
+    return len(paths) >= batches or sum(map(_size_of, paths)) >= _LARGE_BYTES
+
+
+def _size_of(path: str) -> int:
+    try:
+        return os.path.getsize(path)
+    except OSError:  # the file is gone
+        return 0
+
+
+def _reads(mode: object, flags: object) -> bool:
+    """Whether a file is opened for reading only."""
+    if isinstance(mode, str):
+        return not set(mode) & set("wax+")
+    return isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR) == 0
+
+
+def _is_data(path: str) -> bool:
+    """Whether the path is a regular file, and not one of Python's own."""
+    if path.endswith((".py", ".pyc", ".so")) or path.startswith(_NOT_DATA):
+        return False
+    try:
+        return stat.S_ISREG(os.stat(path).st_mode)
+    except OSError:
+        return False
+
+
+# ---------------------------------------------------------------------- transforms
+# How long each transform in a ``Compose`` takes: its members are replaced by timed ones, in a worker's own copy of the data set.
+#
+# A ``Compose`` is found by the name of its class, in the attributes of the data set. So the classes of both versions of
+# torchvision are found, and others that hold their members in ``transforms``.
+
+_DEPTH = 8  # largest depth of objects in objects
+_MOST_MEMBERS = 64  # an object with more members is not searched
+
+
+class TimedTransforms:
+    """Times the transforms of a data set from now on. It changes the data set, so use it only in a worker.
+
+    Args:
+        dataset: The worker's data set.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self._seconds: dict[str, float] = {}
+        for compose in list(_composes(dataset, set(), _DEPTH)):
+            members = [self._timed(member) for member in compose.transforms]
+            compose.transforms = type(compose.transforms)(members)
+
+    def take(self) -> dict[str, float]:
+        """Returns the seconds of each transform since the last call, by its name, in the order of the pipeline."""
+        taken = dict(self._seconds)
+        self._seconds = dict.fromkeys(self._seconds, 0.0)
+        return taken
+
+    def _timed(self, transform: Any) -> Any:
+        if _is_compose(transform):
+            return transform  # its members are timed instead
+        named = transform if hasattr(transform, "__name__") else type(transform)
+        name = base = str(named.__name__)
+        number = 1
+        while name in self._seconds:  # a second transform of this name
+            number += 1
+            name = f"{base} ({number})"
+        self._seconds[name] = 0.0
+        return _Timed(transform, name, self._add)
+
+    def _add(self, name: str, seconds: float) -> None:
+        self._seconds[name] += seconds
+
+
+class _Timed:
+    """Takes the place of a transform, and times each call."""
+
+    def __init__(self, transform: Any, name: str, add: Callable[[str, float], None]) -> None:
+        self._transform, self._name, self._add = transform, name, add
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        begin = time.perf_counter()
+        try:
+            return self._transform(*args, **kwargs)
+        finally:
+            self._add(self._name, time.perf_counter() - begin)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transform, name)
+
+
+def _composes(value: Any, seen: set[int], depth: int) -> Iterator[Any]:
+    """Yields each ``Compose`` that a value refers to, outer ones first."""
+    if depth < 0 or id(value) in seen or isinstance(value, torch.Tensor | np.ndarray | str | bytes | type):
+        return
+    seen.add(id(value))
+    if _is_compose(value):
+        yield value
+    if isinstance(value, dict):
+        members = list(value.values())
+    elif isinstance(value, list | tuple):
+        members = list(value)
+    else:
+        members = list(getattr(value, "__dict__", {}).values())
+    if len(members) <= _MOST_MEMBERS:
+        for each in members:
+            yield from _composes(each, seen, depth - 1)
+
+
+def _is_compose(value: Any) -> bool:
+    named = any(kind.__name__ == "Compose" for kind in type(value).__mro__)
+    return named and isinstance(getattr(value, "transforms", None), list | tuple)
+
+
+# ---------------------------------------------------------------------- parts
+# The parts of a loader's work that can be run alone: those that data echoing cuts a data set into (split/prove.py).
+#
+# A `Part` is a function that a worker calls once, with its own data set. It returns one or two functions (`Halves`):
+#
+# * the first half of a batch's work: indices -> values,
+# * the second half, if it is timed by itself: indices and these values -> examples.
+
+_MOST_CACHED_BYTES = 2**30
+_NOT_PICKLED = (pickle.PicklingError, TypeError, AttributeError)
+
+FirstHalf = Callable[[list[Any]], list[Any]]
+SecondHalf = Callable[[list[Any], list[Any]], list[Any]]
+MakeStages = Callable[[Any], Stages]
+
+
+class Halves(NamedTuple):
+    """The functions of a part.
+
+    Attributes:
+        first: Runs the first half.
+        second: Runs the second half; None: the part has one half only.
+    """
+
+    first: FirstHalf
+    second: SecondHalf | None = None
+
+
+Part = Callable[[Any], Halves]
+
+
+class Cuts(NamedTuple):
+    """Where data echoing can cut a data set.
+
+    Attributes:
+        after_reading: Makes the stages of the cut after reading; None: there is no such cut.
+        before_augmenting: Makes the stages of the cut before the augmentation; None: there is no such cut.
+        points: The insertion points that are possible, earliest first.
+    """
+
+    after_reading: MakeStages | None
+    before_augmenting: MakeStages | None
+    points: tuple[str, ...]
+
+
+def whole(dataset: Any) -> Halves:
+    """Returns the part that does everything that the loader does for examples."""
+    return Halves(batched(dataset) or (lambda indices: [dataset[index] for index in indices]))
+
+
+def both_halves(make_stages: MakeStages, dataset: Any) -> Halves:
+    """Returns the part that does everything, divided at a cut: before it and after it."""
+    stages = make_stages(dataset)
+    return Halves(_load_many(stages), lambda indices, items: list(map(stages.augment, indices, items)))
+
+
+def first_half(make_stages: MakeStages, dataset: Any) -> Halves:
+    """Returns the part before a cut alone."""
+    return Halves(_load_many(make_stages(dataset)))
+
+
+def second_half(make_stages: MakeStages, items: Mapping[Any, Any], dataset: Any) -> Halves:
+    """Returns the part after a cut alone.
+
+    Args:
+        make_stages: Makes the functions before and after the cut.
+        items: By index, what the part before the cut returns; an item that is missing is loaded.
+        dataset: The worker's data set.
+    """
+    stages = make_stages(dataset)
+
+    def prepare(index: Any) -> Any:
+        return stages.augment(index, copy_example(items[index]) if index in items else stages.load(index))
+
+    return Halves(lambda indices: list(map(prepare, indices)))
+
+
+class InCache(NamedTuple):
+    """What an example costs in a cache.
+
+    Attributes:
+        bytes: The bytes that it takes.
+        hit_seconds: Seconds of looking it up.
+    """
+
+    bytes: float
+    hit_seconds: float
+
+
+def in_cache(cuts_to_hold: Mapping[str, MakeStages], dataset: Any) -> Halves:
+    """Returns the part that puts examples into a cache, and looks them up there.
+
+    Its values are not examples, but for each example a mapping of the forms in which a cache can hold it to `InCache`. A form is
+    left out if a cache cannot hold it.
+
+    Args:
+        cuts_to_hold: By form, what makes the functions before and after the cut.
+        dataset: The worker's data set.
+    """
+    loads = {hold: _load_many(make_stages(dataset)) for hold, make_stages in cuts_to_hold.items()}
+
+    def put_and_get(indices: list[Any]) -> list[Any]:
+        found = {hold: _put_and_get(load(indices)) for hold, load in loads.items()}
+        return [{hold: costs[number] for hold, costs in found.items() if costs} for number in range(len(indices))]
+
+    return Halves(put_and_get)
+
+
+def _put_and_get(examples: list[Any]) -> list[InCache]:
+    """Returns what each example costs in a cache; an empty list if it cannot hold them."""
+    arena, costs = Arena.create(keys=len(examples), budget_bytes=_MOST_CACHED_BYTES), list[InCache]()
+    store = ExampleStore(arena)
+    for key, example in enumerate(examples):
+        before = arena.counts.bytes
+        try:
+            is_held = store.put(key, example)
+        except _NOT_PICKLED:
+            return []
+        if not is_held:
+            return []
+        begin = time.perf_counter()
+        store.get(key)
+        costs.append(InCache(arena.counts.bytes - before, time.perf_counter() - begin))
+    return costs
+
+
+def _load_many(stages: Stages) -> FirstHalf:
+    return stages.load_many or (lambda indices: list(map(stages.load, indices)))
+
+
+def cuts(loader: DataLoader[Any]) -> Cuts:
+    """Returns where data echoing can cut the loader's data set. Examples are read in another process."""
+    source = Source(loader)
+    found = read_elsewhere(loader, _cuts_there, loader) if source.rebuilds else _cuts_there(None, loader)
+    if not isinstance(found, NotRead):
+        return found
+    possible = points_from(Needs.batches if source.own_batches else Needs.examples)
+    return Cuts(None, None, tuple(point.value for point in possible))
+
+
+def _cuts_there(dataset: Any, loader: DataLoader[Any]) -> Cuts:
+    source = Source(loader)
+    chosen = choose(source, InsertionPoint.auto)
+    needs = chosen.point.properties.needs
+    points = tuple(point.value for point in points_from(needs))
+    if source.own_batches and source.rebuilds:  # whole batches are echoed, and yet each example is read by its index
+        return Cuts(_split(source, raw=True), _split(source, raw=False), points)
+    before_augmenting = chosen.make_stages if needs is Needs.split else None
+    try:
+        of_raw_items = choose(source, earliest(Needs.raw_items))
+    except Exception:  # it cannot be cut after reading; or it cannot be read, which the first run will show
+        return Cuts(None, before_augmenting, points)
+    return Cuts(of_raw_items.make_stages, before_augmenting, (of_raw_items.point.value, *points))
+
+
+def _split(source: Source, *, raw: bool) -> MakeStages | None:
+    """Returns what makes the stages of a cut, wherever the loader is echoed; None if there is no such cut."""
+    try:
+        split = find_split(source.loader.dataset, source.readable_indices, raw=raw)
+    except Exception:  # it is refused; or the data set cannot be read by the integers that it was tried with
+        return None
+    return partial(make_stages, conventions=split.conventions, raw=raw)
+
+
+# ---------------------------------------------------------------------- part runs
+# Runs a loader alone, one part of its work at a time, to measure the time of its workers for a batch.
+#
+# Each run of a part is a ``DataLoader`` with the user's options. Its data set does that part for the examples of a
+# batch, and measures how long it takes. Nothing here draws from the random numbers of this process.
+
+_MOST_OUTPUT_BYTES = 2**30
+
+Value = TypeVar("Value")
+
+
+class BatchSeconds(NamedTuple):
+    """The seconds that one worker spent on a batch.
+
+    Attributes:
+        first: Seconds for the part's first half.
+        second: Seconds for its second half; 0 if it has none.
+        collate: Seconds for making a batch from the examples.
+        cpu: Processor time, in seconds, of all that.
+    """
+
+    first: float
+    second: float
+    collate: float
+    cpu: float
+
+
+class Seen(NamedTuple):
+    """What a worker has seen while it made a batch; empty if the worker does not observe.
+
+    Attributes:
+        files: The files that it opened.
+        transforms: Seconds of each transform, by name.
+    """
+
+    files: list[str]
+    transforms: dict[str, float]
+
+
+@dataclass
+class PartRun:
+    """What a run of a part has measured.
+
+    Attributes:
+        batches: The seconds that the workers spent, batch by batch.
+        files: Files that the workers opened, in the order in which they were opened.
+        transforms: Seconds of each transform, batch by batch.
+        outputs: The batches themselves, if they were asked for.
+    """
+
+    batches: list[BatchSeconds] = field(default_factory=list)
+    files: list[str] = field(default_factory=list)
+    transforms: list[dict[str, float]] = field(default_factory=list)
+    outputs: list[Any] = field(default_factory=list)
+
+    def of(self, name: str, per: float) -> Spread:
+        """Returns the seconds of one piece of the work.
+
+        Args:
+            name: Name of a field of `BatchSeconds`.
+            per: Number of examples in a batch, for the seconds per example; 1 for the seconds per batch.
+        """
+        return Spread.of([getattr(batch, name) / per for batch in counted(self.batches)])
+
+    @property
+    def cpu_seconds(self) -> float:
+        """Processor time per batch."""
+        return fmean(batch.cpu for batch in counted(self.batches))
+
+    @property
+    def cpu_share(self) -> float:
+        """Share of the workers' time in which a processor is busy."""
+        spent = fmean(batch.first + batch.second + batch.collate for batch in counted(self.batches))
+        return min(1.0, self.cpu_seconds / spent) if spent else 0.0
+
+
+def fewest_batches(workers: int) -> int:
+    """Returns the number of batches that a run needs: the first batches of all workers arrive at the same time.
+
+    >>> fewest_batches(0), fewest_batches(1), fewest_batches(4)
+    (2, 3, 9)
+    """
+    return max(2, 2 * workers + 1)
+
+
+def counted(batches: Sequence[Value]) -> Sequence[Value]:
+    """Returns the batches that count: all but the first tenth, in which the workers start."""
+    return batches[max(1, len(batches) // 10) :] or batches
+
+
+def run_part(
+    loader: DataLoader[Any],
+    part: Part,
+    batches: Sequence[list[Any]],
+    *,
+    collates: bool = True,
+    keeps_outputs: bool = False,
+    observes: bool = False,
+    workers: int | None = None,
+    most_seconds: float = float("inf"),
+) -> PartRun:
+    """Runs one part over batches of indices.
+
+    Args:
+        loader: The user's loader, whose options are used.
+        part: The work for each example.
+        batches: The indices of each batch.
+        collates: Whether the user's collate function makes batches; otherwise the output is a list of examples.
+        keeps_outputs: Whether to keep the outputs. The run then also ends when they take a gibibyte.
+        observes: Whether workers note which files they open and how long each transform takes. Without workers nothing is noted.
+        workers: Number of workers; None: that of the loader.
+        most_seconds: The run ends with the first batch after this time, but not before `fewest_batches`.
+
+    Raises:
+        Exception: The data set, or the collate function, raises it.
+    """
+    run, files, output_bytes = PartRun(), dict[str, None](), 0
+    begin = time.perf_counter()
+    for batch, spent, seen in iterate(loader, part, batches, collates=collates, observes=observes, workers=workers):
+        run.batches.append(BatchSeconds(*spent))
+        files.update(dict.fromkeys(seen.files))
+        run.transforms.append(seen.transforms)
+        if keeps_outputs:
+            run.outputs.append(batch if collates else pickle.loads(batch))
+            output_bytes += nbytes(batch)
+        is_over = time.perf_counter() - begin > most_seconds or output_bytes > _MOST_OUTPUT_BYTES
+        if is_over and len(run.batches) >= fewest_batches(loader.num_workers if workers is None else workers):
+            break
+    run.files = list(files)
+    return run
+
+
+def iterate(
+    loader: DataLoader[Any],
+    part: Part,
+    batches: Sequence[list[Any]],
+    *,
+    collates: bool = True,
+    observes: bool = False,
+    workers: int | None = None,
+) -> Iterator[tuple[Any, BatchSeconds, Seen]]:
+    """Yields each batch, its `BatchSeconds`, and what the worker has seen. The arguments are those of `run_part`."""
+    number = loader.num_workers if workers is None else workers
+    probed: Any = EchoDataset(_Probe(loader.dataset, part, observes))  # to a worker_init_fn, it looks like the user's data set
+    collate: Any = _Collate(loader.collate_fn if collates else pickle.dumps)  # bytes: each tensor would be a shared file
+    return iter(
+        DataLoader(
+            probed,
+            batch_sampler=batches,
+            collate_fn=collate,
+            generator=torch.Generator(),
+            **options_of(loader, number),
+        )
+    )
+
+
+def options_of(loader: DataLoader[Any], workers: int) -> dict[str, Any]:
+    """Returns the options of the user's loader for this number of workers, without those for order and batches."""
+    init = InitThatSaysWhy(loader.worker_init_fn)
+    options: dict[str, Any] = {"num_workers": workers, "pin_memory": loader.pin_memory, "worker_init_fn": init}
+    if workers:
+        options |= {"timeout": loader.timeout, "multiprocessing_context": loader.multiprocessing_context}
+        options["prefetch_factor"] = loader.prefetch_factor or 2
+    return options
+
+
+class Batches:
+    """A loader for ``Trainer.fit`` that yields the same batches in each epoch.
+
+    Args:
+        loader: The user's loader, whose options are used.
+        part: The work for the examples of a batch.
+        indices: The indices of each batch.
+        workers: Number of workers; None: that of the loader.
+    """
+
+    def __init__(self, loader: DataLoader[Any], part: Part, indices: Sequence[list[Any]], workers: int | None = None) -> None:
+        self.part, self.indices = part, indices
+        self._loader, self._workers = loader, workers
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __iter__(self) -> Iterator[Any]:
+        return (batch for batch, _, _ in iterate(self._loader, self.part, self.indices, workers=self._workers))
+
+
+class FirstBatches:
+    """The first batches of a loader, in each epoch: `Batches` for a loader that cannot be run in parts.
+
+    Args:
+        loader: The user's loader.
+        steps: Number of batches.
+    """
+
+    def __init__(self, loader: DataLoader[Any], steps: int) -> None:
+        self._loader, self._steps = loader, steps
+
+    def __len__(self) -> int:
+        return self._steps
+
+    def __iter__(self) -> Iterator[Any]:
+        return islice(iter(self._loader), self._steps)
+
+
+class _Probe:
+    """Does a part in a worker, and times it.
+
+    Args:
+        dataset: The user's data set.
+        part: The work.
+        observes: Whether to note which files are opened, and how long transforms take.
+    """
+
+    def __init__(self, dataset: Any, part: Part, observes: bool) -> None:
+        self.dataset = dataset
+        self._part, self._observes = part, observes
+        self._halves: Halves | None = None
+        self._opened: OpenedFiles | None = None
+        self._timed: TimedTransforms | None = None
+
+    def fetch(self, indices: list[Any]) -> tuple[list[Any], BatchSeconds, Seen]:
+        if self._halves is None:
+            if get_worker_info() is not None:
+                self._begin_in_worker()
+            self._halves = self._part(self.dataset)
+        halves, clock = self._halves, time.perf_counter
+        begin, cpu = clock(), time.process_time()
+        examples = halves.first(indices)
+        middle = end = clock()
+        if halves.second is not None:
+            examples = halves.second(indices, examples)
+            end = clock()
+        return examples, BatchSeconds(middle - begin, end - middle, 0.0, time.process_time() - cpu), self._seen()
+
+    def _begin_in_worker(self) -> None:
+        # Does the imports of the first tensor to be sent (0.3 s with torch 2.4). Otherwise a thread does them, during the second
+        # batch.
+        ForkingPickler.dumps(torch.empty(0))
+        if self._observes:
+            self._opened, self._timed = OpenedFiles(), TimedTransforms(self.dataset)
+
+    def _seen(self) -> Seen:
+        if self._opened is None or self._timed is None:
+            return Seen([], {})
+        return Seen(self._opened.take(), self._timed.take())
+
+
+class _Collate:
+    """Calls the user's collate function, and times it. Plain tuples travel beside the batch."""
+
+    def __init__(self, collate_fn: Callable[[list[Any]], Any]) -> None:
+        self._collate_fn = collate_fn
+
+    def __call__(self, fetched: tuple[list[Any], BatchSeconds, Seen]) -> tuple[Any, BatchSeconds, Seen]:
+        examples, spent, seen = fetched
+        begin, cpu = time.perf_counter(), time.process_time()
+        batch = self._collate_fn(examples)
+        spent = spent._replace(collate=time.perf_counter() - begin, cpu=spent.cpu + time.process_time() - cpu)
+        return batch, spent, seen

@@ -1,0 +1,573 @@
+"""The loader's phases: how long reading, decoding, augmentation and collation take, out of memory and in memory."""
+
+from __future__ import annotations
+
+import math
+import pickle
+import random
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from statistics import fmean
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+import torch.distributed
+from torch.utils.data import DataLoader
+
+from lightning_echo.analysis.parts import (
+    Batches,
+    Cuts,
+    FirstBatches,
+    MakeStages,
+    Part,
+    PartRun,
+    both_halves,
+    counted,
+    cuts,
+    drop_pages,
+    fewest_batches,
+    first_half,
+    hold_data,
+    in_cache,
+    run_part,
+    second_half,
+    whole,
+)
+from lightning_echo.analysis.predict import HOLDS, CachedExample, Spread
+from lightning_echo.cache.reads import Keys, NoKeysError
+from lightning_echo.insertion import Needs, points_from
+from lightning_echo.pipeline.source import Source
+
+# ---------------------------------------------------------------------- process
+# Restores what the trainings of an analysis change in this process: random states, and switches of torch that a Trainer sets.
+
+
+@contextmanager
+def process_state_restored() -> Iterator[None]:
+    """Restores, at its end, the random states of torch, numpy and Python, and the switches of torch that a Trainer sets."""
+    of_torch, of_numpy, of_python = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    of_devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    is_deterministic = torch.are_deterministic_algorithms_enabled()
+    warns_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    benchmark = torch.backends.cudnn.benchmark
+    try:
+        yield
+    finally:
+        torch.set_rng_state(of_torch)
+        np.random.set_state(of_numpy)
+        random.setstate(of_python)
+        for device, state in enumerate(of_devices):
+            torch.cuda.set_rng_state(state, device)
+        torch.use_deterministic_algorithms(is_deterministic, warn_only=warns_only)
+        torch.backends.cudnn.benchmark = benchmark
+
+
+# ---------------------------------------------------------------------- ranks
+# How the ranks of a training exchange values. It also works with a single process.
+
+Value = TypeVar("Value")
+
+
+def gathered(value: Value) -> list[Value]:
+    """Returns the values of all ranks, in the order of the ranks. Without a process group there is one rank.
+
+    All ranks must call this function together.
+
+    Example:
+        >>> gathered(3)
+        [3]
+    """
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return [value]
+    found: list[Value] = [value] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(found, value)
+    return found
+
+
+# ---------------------------------------------------------------------- steps
+# How many steps an analysis measures in a phase: as many as the user asks for, else a default or as many as there are.
+
+_FEWEST = 4
+_DEFAULT = 100
+
+
+@dataclass(frozen=True)
+class StepNumber:
+    """The number of steps of a phase.
+
+    Args:
+        asked: What the user asks for; None: 100, or as many as the loader has batches.
+        tell: Gets a message if the loader has fewer batches than the default.
+
+    Raises:
+        ValueError: The user asks for too few.
+
+    Example:
+        >>> StepNumber(None, print).within(8)
+        8 steps in each phase: the training loader has no more batches
+        8
+    """
+
+    asked: int | None
+    tell: Callable[[str], None]
+
+    def __post_init__(self) -> None:
+        if self.asked is not None and self.asked < _FEWEST:
+            raise ValueError(f"steps must be >= {_FEWEST}, got {self.asked!r}")
+
+    @property
+    def most(self) -> int:
+        """The largest number of batches that are taken from a loader."""
+        return _DEFAULT if self.asked is None else self.asked
+
+    def within(self, batches: int) -> int:
+        """Returns the number of steps for a loader with ``batches`` batches.
+
+        Args:
+            batches: Number of batches. If there are more than `most`, they need not be counted further. It must be the same on
+                all ranks.
+
+        Raises:
+            ValueError: There are fewer batches than the user asks for, or than an analysis needs.
+        """
+        if batches >= self.most:
+            return self.most
+        if self.asked is not None:
+            raise ValueError(
+                f"steps must be at most {batches}, the batches of the training loader, got {self.asked}: give fewer steps, or "
+                "none, to measure as many as there are"
+            )
+        if batches < _FEWEST:
+            raise ValueError(
+                f"the training loader must have at least {_FEWEST} batches for an analysis, got {batches}: make batches smaller"
+            )
+        self.tell(f"{batches} steps in each phase: the training loader has no more batches")
+        return batches
+
+
+# ---------------------------------------------------------------------- phases
+# The loader's phases: how long reading, decoding, augmentation and collation take, out of memory and in memory.
+#
+#     look        everything, once: which files are opened, how long each transform takes
+#     cold        out of memory: the files' pages are dropped first; if no file is opened, examples that were not read before
+#     warm        in memory: the same examples once more
+#     augment     augmentation by itself, if the data set can be cut there
+#     cache       what some examples cost in a cache, in each form that the cuts give
+#
+# Reading is the time by which the cold run is longer than the warm run. In one case the cold run reads only: if no file is opened
+# and the data set can be cut after reading. Then the raw items are held in memory, and the warm run prepares them from there.
+
+_FIRST_READ = (
+    "fetch rate: no file was seen to be opened (a network, a database, or data in memory), or this system cannot drop files "
+    "from memory; the first read of each example was measured instead"
+)
+_READ_BEFORE = (
+    "fetch rate: the training loader is too short for examples that were not read before, so that caches outside of this program "
+    "may have been warm; it needs {steps} batches"
+)
+_NOT_OBSERVED = (
+    "files and transforms: not seen, since the data set fails in a worker process, and the loader has none ({error}); "
+    "with num_workers the training would fail, too"
+)
+# Devices and handles that a worker does not get, a worker that dies; with spawn, an object that cannot be pickled.
+_FAILS_IN_A_WORKER = (RuntimeError, OSError, TypeError, AttributeError, pickle.PicklingError)
+_NOTICED = 0.05  # share of an example's time: how a stage slows down with more workers is measured if it takes more than this
+_NO_TIME = Spread.exactly(0.0)
+_EXAMPLES_IN_CACHE = 64  # whose mean size is taken
+
+
+@dataclass(frozen=True)
+class LoaderPhases:
+    """The seconds that the workers spend, and loaders that yield the same batches from the storage and from memory.
+
+    Attributes:
+        read: Seconds per example, from the storage.
+        read_cached: Seconds per example, from memory.
+        decode: Seconds per example.
+        augment: Seconds per example.
+        collate: Seconds per batch.
+        read_cpu_share: Share of the reading time in which a processor is busy.
+        prepare_cpu_share: Share of the time of decoding, augmentation and collation in which a processor is busy.
+        points: Insertion points that are possible.
+        read_sharing: How reading slows down with more workers, see `MeasuredStages`.
+        prepare_sharing: How decoding, augmentation and collation slow down with more workers, see `MeasuredStages`.
+        takes_ahead: Whether an `EchoLoader` takes batches from the workers in a thread of its own.
+        batch_size: Mean number of examples in a batch.
+        transforms: Seconds per example of each transform, by name.
+        files: Files that were read.
+        real: Yields batches as in a training. Drop the files' pages before using it.
+        in_memory: Yields batches without reading from the storage; None if that is not possible.
+        cut_after_reading: Makes the functions before and after reading; None if the data set cannot be cut there.
+        raw_items: The raw items that are held in memory, by index.
+        notes: What could not be measured as it should, and why.
+        can_have_workers: Whether the data set works in a worker process, too.
+        in_cache: What an example costs in a cache, by the form in which it is held.
+        examples: Number of examples in the data set; None: not known.
+    """
+
+    read: Spread
+    read_cached: Spread
+    decode: Spread
+    augment: Spread
+    collate: Spread
+    read_cpu_share: float
+    prepare_cpu_share: float
+    points: tuple[str, ...]
+    read_sharing: float
+    prepare_sharing: float
+    takes_ahead: bool
+    batch_size: float
+    transforms: Mapping[str, float]
+    files: tuple[str, ...]
+    real: Batches | FirstBatches
+    in_memory: Batches | None
+    cut_after_reading: MakeStages | None
+    raw_items: Mapping[Any, Any]
+    notes: tuple[str, ...]
+    can_have_workers: bool = True
+    in_cache: Mapping[str, CachedExample] = field(default_factory=dict)
+    examples: int | None = None
+
+
+@dataclass(frozen=True)
+class _ColdAndWarm:
+    """What a cold and a warm run have measured.
+
+    Attributes:
+        read: Seconds per example to read, cold.
+        read_cached: Seconds per example to read, warm.
+        prepare: Seconds per example of decoding and augmentation.
+        read_cpu_share: Share of cold reading in which a processor is busy.
+        warm: The warm run.
+        in_memory: Yields the batches of the warm run.
+        raw_items: The raw items that are held in memory, by index.
+    """
+
+    read: Spread
+    read_cached: Spread
+    prepare: Spread
+    read_cpu_share: float
+    warm: PartRun
+    in_memory: Batches
+    raw_items: Mapping[Any, Any] = field(default_factory=dict)
+
+
+class _Chunks(NamedTuple):
+    """The batches of each run that should read examples for the first time."""
+
+    observed: list[list[Any]]
+    measured: list[list[Any]]
+    real: list[list[Any]]
+    other_workers: list[list[Any]]
+
+
+CHUNKS = len(_Chunks._fields)
+
+
+@dataclass(frozen=True)
+class _Runner:
+    """Runs parts of the user's loader, and announces each run."""
+
+    loader: DataLoader[Any]
+    most_seconds: float
+    say: Callable[[str], None]
+
+    def __call__(self, what: str, part: Part, batches: Sequence[list[Any]], **options: Any) -> PartRun:
+        self.say(what)
+        return run_part(self.loader, part, batches, most_seconds=self.most_seconds, **options)
+
+
+def measure_loader(
+    loader: DataLoader[Any], batches: Sequence[list[Any]], steps: int, most_seconds: float, say: Callable[[str], None]
+) -> LoaderPhases:
+    """Runs the phases.
+
+    Args:
+        loader: The user's loader, over a map-style data set.
+        batches: Indices of each batch. If there are enough, `CHUNKS` times as many batches as steps: then each run can read
+            examples that were not read before.
+        steps: Largest number of batches of a run.
+        most_seconds: Longest time of a run.
+        say: Gets a message for each run.
+
+    Raises:
+        Exception: The data set raises it.
+    """
+    run = _Runner(loader, most_seconds, say)
+    cut = cuts(loader)
+    look, failure = _look(run, batches[:steps])
+    steps = min(gathered(len(look.batches)))  # no later run is longer than the first, on any rank: so each has time to finish
+    can_drop = any(gathered(hold_data(look.files, steps) and drop_pages(look.files) > 0))
+    files = look.files if can_drop else []
+    chunks, notes = _chunks(batches, steps, can_drop)
+    size = fmean(map(len, batches[: CHUNKS * steps]))
+    if cut.after_reading is not None and not can_drop:
+        measure: Callable[..., _ColdAndWarm] = partial(_by_raw_items, run, cut.after_reading, size)
+    else:
+        measure = partial(_by_difference, run, cut.after_reading, size, files)
+    # The run with the other number of workers comes first, because a run that takes too long leaves some files out of memory.
+    other = measure(chunks.other_workers, _other_number(loader.num_workers)) if loader.num_workers else None
+    found = measure(chunks.measured)
+    augment = _NO_TIME
+    if cut.before_augmenting is not None:
+        halves = run("augmentation alone", partial(both_halves, cut.before_augmenting), found.in_memory.indices)
+        augment = halves.of("second", size)
+    read_sharing, prepare_sharing = _sharing(found, other, loader.num_workers)
+    return LoaderPhases(
+        read=found.read,
+        read_cached=found.read_cached,
+        decode=found.prepare.without(augment),
+        augment=augment,
+        collate=found.warm.of("collate", 1),
+        read_cpu_share=found.read_cpu_share,
+        prepare_cpu_share=found.warm.cpu_share,
+        points=cut.points,
+        read_sharing=read_sharing,
+        prepare_sharing=prepare_sharing,
+        takes_ahead=Source(loader).may_run_in_thread,
+        batch_size=size,
+        transforms={name: fmean(seconds[name] for seconds in counted(look.transforms)) / size for name in look.transforms[-1]},
+        files=tuple(files),
+        real=Batches(loader, whole, chunks.real[: len(found.in_memory)]),
+        in_memory=found.in_memory,
+        cut_after_reading=cut.after_reading,
+        raw_items=found.raw_items,
+        notes=notes if failure is None else (_NOT_OBSERVED.format(error=failure), *notes),
+        can_have_workers=failure is None,
+        in_cache=_cost_in_cache(run, cut, found.in_memory.indices, size),
+        examples=_length_of(loader),
+    )
+
+
+def _look(run: _Runner, batches: Sequence[list[Any]]) -> tuple[PartRun, str | None]:
+    """Runs everything once, and notes files and transforms. That needs a worker: a loader that has none gets one.
+
+    Returns:
+        The run, and how the data set failed in the worker that the loader got; None if it did not fail.
+    """
+    what = "the loader: files and transforms"
+    if run.loader.num_workers:
+        return run(what, whole, batches, observes=True), None
+    try:
+        return run(what, whole, batches, observes=True, workers=1), None
+    except _FAILS_IN_A_WORKER as error:
+        here = run("the loader, in this process", whole, batches)  # raises the data set's own errors
+        raised = "".join(traceback.format_exception_only(error)).strip()
+        return here, raised.splitlines()[-1]  # the lines before it are the worker's traceback
+
+
+def _chunks(batches: Sequence[list[Any]], steps: int, can_be_dropped: bool) -> tuple[_Chunks, tuple[str, ...]]:
+    """Returns the batches of each run, and notes. If possible, each run reads other examples than the runs before."""
+    same = _Chunks(*[[*batches[:steps]]] * CHUNKS)
+    if can_be_dropped:
+        return same, ()
+    if len(batches) < CHUNKS * steps:
+        return same, (_FIRST_READ, _READ_BEFORE.format(steps=CHUNKS * steps))
+    return _Chunks(*([*batches[steps * number : steps * (number + 1)]] for number in range(CHUNKS))), (_FIRST_READ,)
+
+
+def _by_raw_items(
+    run: _Runner, after_reading: MakeStages, size: float, batches: list[list[Any]], workers: int | None = None
+) -> _ColdAndWarm:
+    """Measures with raw items: they are read once, held in memory, and prepared from there."""
+    what, part = f"fetch rate: reading alone{_also(workers)}", partial(first_half, after_reading)
+    cold = run(what, part, batches, collates=False, keeps_outputs=True, workers=workers)
+    batches = _reached(batches, cold)
+    raw_items = _by_index(batches, cold.outputs)
+    from_memory = partial(second_half, after_reading, raw_items)
+    warm = run(f"preparation rate: from memory{_also(workers)}", from_memory, batches, workers=workers)
+    return _ColdAndWarm(
+        read=cold.of("first", size),
+        read_cached=_NO_TIME,
+        prepare=warm.of("first", size),
+        read_cpu_share=cold.cpu_share,
+        warm=warm,
+        in_memory=Batches(run.loader, from_memory, batches),
+        raw_items=raw_items,
+    )
+
+
+def _by_difference(
+    run: _Runner,
+    after_reading: MakeStages | None,
+    size: float,
+    files: Sequence[str],
+    batches: list[list[Any]],
+    workers: int | None = None,
+) -> _ColdAndWarm:
+    """Measures whole cold and warm runs, because a read takes longer between two decodings than right after another read."""
+    drop_pages(files)
+    cold = run(f"fetch rate: out of memory{_also(workers)}", whole, batches, workers=workers)
+    batches = _reached(batches, cold)
+    warm = run(f"preparation rate: in memory{_also(workers)}", whole, batches, workers=workers)
+    all_cold, all_warm = cold.of("first", size), warm.of("first", size)
+    warm_read = _NO_TIME
+    if after_reading is not None:
+        what, part = f"fetch rate: in memory{_also(workers)}", partial(first_half, after_reading)
+        warm_read = run(what, part, batches, collates=False, workers=workers).of("first", size)
+    longer = all_cold.without(all_warm)
+    cpu_seconds = (cold.cpu_seconds - warm.cpu_seconds) / size
+    return _ColdAndWarm(
+        read=longer.plus(warm_read),
+        read_cached=warm_read,
+        prepare=all_warm.without(warm_read),
+        read_cpu_share=min(1.0, max(0.0, cpu_seconds / longer.median)) if longer.median else 0.0,
+        warm=warm,
+        in_memory=Batches(run.loader, whole, batches),
+    )
+
+
+def _cost_in_cache(run: _Runner, cut: Cuts, batches: Sequence[list[Any]], size: float) -> dict[str, CachedExample]:
+    """Returns what an example costs in a cache, by the form in which it is held."""
+    made = zip(HOLDS, (cut.after_reading, cut.before_augmenting), strict=True)
+    to_hold = {hold: make_stages for hold, make_stages in made if make_stages is not None}
+    if not to_hold or not _found_again(run.loader.dataset, batches):
+        return {}
+    batches = batches[: max(2, math.ceil(_EXAMPLES_IN_CACHE / size))]
+    seen = run("what a cache holds of an example", partial(in_cache, to_hold), batches, collates=False, keeps_outputs=True)
+    examples = [example for batch in seen.outputs for example in batch]
+    costs = {hold: [example[hold] for example in examples if hold in example] for hold in to_hold}
+    return {
+        hold: CachedExample(fmean(each.bytes for each in found), Spread.of([each.hit_seconds for each in found]))
+        for hold, found in costs.items()
+        if len(found) == len(examples)
+    }
+
+
+def _found_again(dataset: Any, batches: Sequence[list[Any]]) -> bool:
+    """Whether a cache can tell the examples apart."""
+    try:
+        keys = Keys(dataset)
+    except NoKeysError:
+        return False
+    return all(keys.of(index) is not None for batch in batches for index in batch)
+
+
+def _length_of(loader: DataLoader[Any]) -> int | None:
+    indices, dataset = Source(loader).readable_indices, loader.dataset
+    try:
+        return len(dataset if indices is None else indices)  # type: ignore[arg-type]
+    except TypeError:  # it has no length; the sampler knows which indices there are
+        return None
+
+
+def _also(workers: int | None) -> str:
+    return "" if workers is None else f", num_workers={workers}"
+
+
+def _other_number(workers: int) -> int:
+    """Returns the number of workers that the loader's own number is compared with."""
+    return 1 if workers > 1 else 2
+
+
+def _reached(batches: list[list[Any]], cold: PartRun) -> list[list[Any]]:
+    """Returns the batches that all ranks have read in time. Only these are in memory."""
+    return batches[: min(gathered(len(cold.batches)))]
+
+
+def _sharing(found: _ColdAndWarm, other: _ColdAndWarm | None, workers: int) -> tuple[float, float]:
+    """Returns how reading, and preparation, slow down with more workers."""
+    if other is None:
+        return 0.0, 0.0
+    read, prepare = found.read.median, found.prepare.median
+    noticed, times = _NOTICED * (read + prepare), _other_number(workers) / workers
+    return _exponent(read, other.read.median, times, noticed), _exponent(prepare, other.prepare.median, times, noticed)
+
+
+def _exponent(before: float, after: float, times: float, noticed: float) -> float:
+    """Returns an exponent in [0, 1]: a worker's seconds grow with this power of the number of workers.
+
+    Args:
+        before: Seconds of a worker.
+        after: Seconds of a worker with ``times`` as many workers.
+        times: The ratio of the two numbers of workers.
+        noticed: If a worker takes fewer seconds than this, they are not compared.
+    """
+    if min(before, after) < noticed or not noticed:
+        return 0.0
+    return min(1.0, max(0.0, math.log(after / before) / math.log(times)))
+
+
+def _by_index(batches: Sequence[list[Any]], outputs: Sequence[list[Any]]) -> dict[Any, Any]:
+    """Returns the outputs of the batches by their index."""
+    return {
+        index: item for indices, items in zip(batches, outputs, strict=False) for index, item in zip(indices, items, strict=True)
+    }
+
+
+# ---------------------------------------------------------------------- streams
+# The phases of a loader that cannot be run in parts: a stream, or a data set that makes its batches itself.
+#
+# The same examples cannot be read again from such a loader. So reading and preparation cannot be measured separately, and
+# ``decode`` contains everything that the workers do.
+
+_SKIPPED = (
+    "skipped: fetch rate, preparation rate and single stages. The training loader goes over {what}, whose examples cannot be "
+    "asked for a second time; only the loader as a whole was measured, and fetch stall and prep stall are not told apart"
+)
+
+
+def measure_stream(
+    loader: DataLoader[Any], steps: StepNumber, batch_size: int, most_seconds: float, say: Callable[[str], None]
+) -> tuple[int, LoaderPhases]:
+    """Measures the loader as a whole.
+
+    Args:
+        loader: The user's loader.
+        steps: How many batches are measured. The stream may have fewer.
+        batch_size: Number of examples in a batch.
+        most_seconds: The phase ends with the first batch after this time, but not before `fewest_batches`.
+        say: Gets a message for each phase.
+
+    Returns:
+        The number of steps of a phase, and what was measured.
+
+    Raises:
+        ValueError: The loader has too few batches.
+        Exception: The data set raises it.
+    """
+    say("the loader: as a whole")
+    seconds: list[float] = []
+    ended = True
+    begin = last = time.perf_counter()
+    for _ in FirstBatches(loader, steps.most):
+        now = time.perf_counter()
+        seconds.append(now - last)
+        last = now
+        if now - begin > most_seconds and len(seconds) >= fewest_batches(loader.num_workers):
+            ended = False
+            break
+    most = steps.within(min(gathered(len(seconds) if ended else steps.most)))  # gathered, so that all ranks raise the error
+    workers = max(loader.num_workers, 1)
+    counted = seconds[min(workers, len(seconds) - 1) :]  # the workers start during the batches before
+    per_example = workers / batch_size
+    is_opaque = loader.batch_size is None or type(loader).__iter__ is not DataLoader.__iter__  # it yields no single examples
+    return most, LoaderPhases(
+        read=_NO_TIME,
+        read_cached=_NO_TIME,
+        decode=Spread.of([each * per_example for each in counted], period=workers),
+        augment=_NO_TIME,
+        collate=_NO_TIME,
+        read_cpu_share=0.0,
+        prepare_cpu_share=0.0,
+        points=tuple(point.value for point in points_from(Needs.batches if is_opaque else Needs.examples)),
+        read_sharing=0.0,
+        prepare_sharing=0.0,
+        takes_ahead=False,
+        batch_size=batch_size,
+        transforms={},
+        files=(),
+        real=FirstBatches(loader, min(gathered(len(seconds)))),
+        in_memory=None,
+        cut_after_reading=None,
+        raw_items={},
+        notes=(
+            _SKIPPED.format(what=type(loader.dataset).__name__),
+            "skipped: processor time. So a prediction may say that more workers than cores help",
+        ),
+    )

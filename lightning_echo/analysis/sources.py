@@ -1,0 +1,396 @@
+"""The data of an analysis, its transfers to the device, and short trainings from a loader or from a batch that is ready."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import islice, repeat
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.loggers.logger import DummyLogger
+from lightning.pytorch.utilities.model_helpers import is_overridden
+
+from lightning_echo.data.copies import ThrowAwayCopies
+from lightning_echo.data.machine import free_memory_bytes
+from lightning_echo.datamodule import EchoDataModule
+from lightning_echo.loader.loader import EchoLoader
+from lightning_echo.training.loaders import leaves_of, with_leaves
+from lightning_echo.training.trainer import refuse_other_package
+
+# ---------------------------------------------------------------------- data
+# The data for the trainings of an analysis: copies of the user's data, set up once. Any loader can take the place of its own.
+#
+# The data module's hooks for transferring batches belong to a step, so the data module takes part in every training. Everything
+# that an analysis calls, iterates, reads or trains on is a copy (data/copies.py). Two kinds of objects are copied:
+#
+#     the data module, or the loaders         when the analysis begins
+#     what ``train_dataloader`` returns       when Lightning asks for it: perhaps only the hook refers to it
+#
+# The copies are used without echoing. All copies together may hold
+#
+# * a gibibyte of tensors, arrays and images, and at most a fourth of the free memory, and
+# * a million members of containers.
+#
+# A larger object is shared with the user's data; a note in the analysis names it.
+
+_MOST_MEMBERS = 1_000_000
+_MOST_BYTES = 2**30
+_FREE_MEMORY_DIVISOR = 4  # a fourth of the free memory
+_HOOK = "train_dataloader"
+
+
+class TrainingData:
+    """Copies of the user's data, for any number of trainings.
+
+    Args:
+        data: A data module, loaders, or None. If it is echoed, it is used without echoing.
+
+    Raises:
+        TypeError: ``data`` is a data module of the package ``pytorch_lightning``.
+    """
+
+    def __init__(self, data: Any) -> None:
+        refuse_other_package("datamodule", data)
+        free = free_memory_bytes()
+        self._copies = ThrowAwayCopies(
+            _MOST_MEMBERS, _MOST_BYTES if free is None else min(_MOST_BYTES, free // _FREE_MEMORY_DIVISOR)
+        )
+        data = data.datamodule if isinstance(data, EchoDataModule) else data
+        self._module: pl.LightningDataModule | None = None
+        if isinstance(data, pl.LightningDataModule):
+            self._data = self._module = self._copies.of(data, sharing=[data.trainer])
+        else:
+            self._data = _of_loaders(data, self._copies)
+
+    @property
+    def instances(self) -> list[Any]:
+        """The objects, beside the model, whose hooks Lightning may call."""
+        return [] if self._module is None else [self._module]
+
+    @property
+    def too_large(self) -> list[str]:
+        """Classes and attributes that are shared with the user's data, since they are too large to be copied."""
+        return self._copies.too_large
+
+    def as_given(self, model: pl.LightningModule) -> Any:
+        """Returns the data for the first training, whose hooks prepare the data and set it up.
+
+        Args:
+            model: The copy of the model, which is trained. If the user has given no loaders, they come from this model.
+        """
+        if self._data is None and is_overridden(_HOOK, model):
+            self._copy_what_is_returned(model)
+        if self._module is not None:
+            # The data module is torn down with this object, and not after a training: other trainings use the same data set.
+            weakref.finalize(self, type(self._module).teardown, self._module, "fit")
+            vars(self._module).update(teardown=nothing)
+            self._copy_what_is_returned(self._module)
+        return self._data
+
+    def over(self, loader: Any) -> Any:
+        """Returns the data with this training loader in place of its own. Nothing is set up again."""
+        if self._module is None:
+            return loader
+        vars(self._module).update(prepare_data=nothing, setup=nothing, train_dataloader=lambda: loader)
+        return self._module
+
+    def echoed(self, loader: Any, **options: Any) -> EchoDataModule:
+        """Returns the data with this training loader, echoed. The options are those of `EchoDataModule`."""
+        if self._module is None:
+            return EchoDataModule.from_dataloaders(loader, **options)
+        return EchoDataModule(self.over(loader), **options)
+
+    def _copy_what_is_returned(self, instance: Any) -> None:
+        """Replaces the instance's hook by one that returns copies of the loaders."""
+        ask: Callable[[], Any] = getattr(instance, _HOOK)
+        copies = self._copies  # the hook must not refer to self: the finalizer refers to the data module, and so to the hook
+        vars(instance)[_HOOK] = lambda: _of_loaders(ask(), copies)
+
+
+def _of_loaders(loaders: Any, copies: ThrowAwayCopies) -> Any:
+    """Returns copies of loaders, in the same collection, without echoing."""
+    leaves = leaves_of(loaders)
+    plain = {name: leaf.loader if isinstance(leaf, EchoLoader) else leaf for name, leaf in leaves.items()}
+    return with_leaves(loaders, {name: copies.of(leaf) for name, leaf in plain.items()})
+
+
+def nothing(*args: Any, **kwargs: Any) -> None:
+    """Does nothing, in place of a hook."""
+
+
+# ---------------------------------------------------------------------- transfers
+# The transfers of batches to the device: how long each takes, and the batch on the device.
+#
+# The hook ``transfer_batch_to_device`` may be the model's or the data module's, and Lightning decides which one it calls. So both
+# are replaced, in copies of the user's objects. The hook returns the batch before ``on_after_batch_transfer``, which is part of a
+# step.
+
+_BEFORE, _TRANSFER = "on_before_batch_transfer", "transfer_batch_to_device"
+
+
+class Transfers:
+    """The transfers that were noted.
+
+    Attributes:
+        seconds: Seconds of each transfer, the device's work included.
+        batch: The last batch, on the device; None before the first transfer.
+    """
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self.batch: Any = None
+
+
+@contextmanager
+def transfers_noted(instances: Iterable[Any], transfers: Transfers) -> Iterator[None]:
+    """Notes the transfers that these instances make, until the ``with`` block ends.
+
+    Args:
+        instances: The model and the data module.
+        transfers: Gets the transfers.
+    """
+    replaced = list(instances)
+    for instance in replaced:
+        vars(instance)[_TRANSFER] = _Tap(getattr(instance, _TRANSFER), transfers)
+    try:
+        yield
+    finally:
+        for instance in replaced:
+            vars(instance).pop(_TRANSFER, None)
+
+
+@contextmanager
+def transfers_skipped(instances: Iterable[Any]) -> Iterator[None]:
+    """Skips the transfers, and the hook before them, until the ``with`` block ends: the batches are on the device already."""
+    replaced = list(instances)
+    for instance in replaced:
+        vars(instance).update({_TRANSFER: _same, _BEFORE: _same})
+    try:
+        yield
+    finally:
+        for instance in replaced:
+            for name in (_TRANSFER, _BEFORE):
+                vars(instance).pop(name, None)
+
+
+def _same(batch: Any, *args: Any, **kwargs: Any) -> Any:
+    return batch
+
+
+class _Tap:
+    """Takes the place of an instance's hook. Lightning looks at ``__wrapped__`` to see whose hook it is."""
+
+    def __init__(self, users_hook: Callable[..., Any], transfers: Transfers) -> None:
+        self.__wrapped__ = users_hook
+        self._transfers = transfers
+
+    def __call__(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+        wait_for(device)
+        begin = time.perf_counter()
+        self._transfers.batch = self.__wrapped__(batch, device, dataloader_idx)
+        wait_for(device)
+        self._transfers.seconds.append(time.perf_counter() - begin)
+        return self._transfers.batch
+
+
+def wait_for(device: torch.device) -> None:
+    """Waits until the device has done all its work."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+# ---------------------------------------------------------------------- fits
+# Short trainings: how long a step takes, with a batch that is ready, and with batches from a loader.
+#
+# Each training is a real ``Trainer.fit``, without validation, logging, checkpoints and the user's callbacks, because these must
+# not take part in a measurement.
+
+WARM_UP_STEPS = 5
+# Number of steps between two synchronisations with a device that runs behind the host, or with the clocks of the other ranks.
+_SYNCHRONISED_EVERY = 10
+_FIXED_OPTIONS: dict[str, Any] = {
+    "enable_checkpointing": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "fast_dev_run": False,
+    "overfit_batches": 0.0,
+    "max_epochs": 1,
+    "min_epochs": None,
+    "max_steps": -1,
+    "min_steps": None,
+    "max_time": None,
+    "limit_val_batches": 0,
+    "val_check_interval": 1.0,
+    "check_val_every_n_epoch": 1,
+    "num_sanity_val_steps": 0,
+    "reload_dataloaders_every_n_epochs": 0,
+    "profiler": None,
+    "barebones": False,
+}
+
+
+class StepClock(pl.Callback):
+    """Measures the seconds of each step, after the first ones.
+
+    On a device that runs behind the host, the seconds are means of ten steps.
+
+    Args:
+        most_seconds: The fit ends after this time, on all ranks with the same step.
+        skipped: Number of first steps that do not count; at least 1.
+        most_skipped_seconds: Skipping ends after this time. Default: half of ``most_seconds``.
+        fewest: Least number of steps that count, however long they take.
+
+    Attributes:
+        seconds: Seconds of each step that counts.
+        cpu_seconds: Processor time of this process per step, of all its threads together.
+    """
+
+    def __init__(
+        self,
+        most_seconds: float = float("inf"),
+        skipped: int = WARM_UP_STEPS,
+        fewest: int = 1,
+        most_skipped_seconds: float | None = None,
+    ) -> None:
+        self._most_seconds, self._skipped, self._fewest = most_seconds, max(1, skipped), fewest
+        self._most_skipped_seconds = most_seconds / 2 if most_skipped_seconds is None else most_skipped_seconds
+        self._begin = self._last = self._cpu_begin = 0.0
+        self._steps = self._noted = 0
+        self._counts_from: int | None = None
+        self.seconds: list[float] = []
+        self.cpu_seconds = 0.0
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._begin = time.perf_counter()
+
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
+        self._steps += 1
+        if self._counts_from is None:
+            self._warm_up(pl_module.device)
+        elif self._steps - self._noted == (_SYNCHRONISED_EVERY if pl_module.device.type == "cuda" else 1):
+            self._note(pl_module.device)
+        if self._is_over(trainer):
+            trainer.should_stop = True
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if self._counts_from is not None and self._steps > self._noted:
+            self._note(pl_module.device)
+
+    def _warm_up(self, device: torch.device) -> None:
+        wait_for(device)
+        now = time.perf_counter()
+        if self._steps >= self._skipped or now - self._begin > self._most_skipped_seconds:
+            self._counts_from = self._noted = self._steps
+            self._begin = self._last = now
+            self._cpu_begin = time.process_time()
+
+    def _note(self, device: torch.device) -> None:
+        """Adds the steps since the last call."""
+        assert self._counts_from is not None
+        wait_for(device)
+        now, steps = time.perf_counter(), self._steps - self._noted
+        self.seconds += [(now - self._last) / steps] * steps
+        self.cpu_seconds = (time.process_time() - self._cpu_begin) / (self._steps - self._counts_from)
+        self._last, self._noted = now, self._steps
+
+    def _is_over(self, trainer: pl.Trainer) -> bool:
+        """Whether the time is up on any rank. All ranks call this at the same steps, and the time of the call does not count."""
+        is_over = self._counts_from is not None and self._steps - self._counts_from >= self._fewest
+        is_over = is_over and self._last - self._begin > self._most_seconds
+        if trainer.world_size == 1:
+            return is_over
+        if self._steps % _SYNCHRONISED_EVERY:
+            return False
+        begin = time.perf_counter()
+        is_over = trainer.strategy.reduce_boolean_decision(is_over, all=False)
+        self._last += time.perf_counter() - begin
+        return is_over
+
+
+class _Lenient(pl.Callback):
+    """Lets learning-rate schedulers work without the metric that they monitor, since there is no validation."""
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        for scheduler in trainer.lr_scheduler_configs:
+            scheduler.strict = False
+
+
+class PreparedLoader(pl.Callback):
+    """Takes the training loader as the Trainer has prepared it.
+
+    Attributes:
+        was_here: Whether the fit ran in this process.
+        loader: The loader; None before the first step.
+    """
+
+    def __init__(self) -> None:
+        self.was_here = False
+        self.loader: Any = None
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        self.was_here = True
+
+    def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int) -> None:
+        self.loader = trainer.train_dataloader
+
+
+class RepeatedBatch:
+    """A loader that yields one batch again and again.
+
+    Args:
+        batch: The batch.
+        steps: How many times.
+    """
+
+    def __init__(self, batch: Any, steps: int) -> None:
+        self._batch, self._steps = batch, steps
+
+    def __len__(self) -> int:
+        return self._steps
+
+    def __iter__(self) -> Iterator[Any]:
+        return islice(repeat(self._batch), self._steps)
+
+
+def fit(model: pl.LightningModule, data: Any, steps: int, callback: pl.Callback, trainer_kwargs: Mapping[str, Any]) -> None:
+    """Trains the model for a few steps.
+
+    Args:
+        model: The model that is trained.
+        data: A data module or loaders, as ``Trainer.fit`` takes them.
+        steps: Largest number of steps.
+        callback: Takes part; the user's callbacks do not.
+        trainer_kwargs: The user's options of the Trainer, without those that would write, validate or end the training. They are
+            copied, since a strategy or a plugin belongs to one Trainer only.
+    """
+    left_out = {*_FIXED_OPTIONS, "callbacks", "logger"}
+    options = {name: copy.deepcopy(value) for name, value in trainer_kwargs.items() if name not in left_out}
+    options |= {**_FIXED_OPTIONS, "callbacks": [callback, _Lenient()], "limit_train_batches": steps}
+    # A step may write to its logger, unless the user has switched logging off.
+    options["logger"] = DummyLogger() if trainer_kwargs.get("logger", True) else False
+    named = {"datamodule": data} if isinstance(data, pl.LightningDataModule) else {"train_dataloaders": data}
+    with _quiet():
+        pl.Trainer(**options).fit(model, **named)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silences Lightning's messages about fits that are only measurements."""
+    names = ("lightning.pytorch", "lightning.fabric", "lightning_echo")
+    levels = {name: logging.getLogger(name).level for name in names}
+    for name in names:
+        logging.getLogger(name).setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module=r"lightning\.")
+            yield
+    finally:
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)

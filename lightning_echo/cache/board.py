@@ -1,0 +1,515 @@
+"""Which node holds, keeps and sends what, and the shared memory in which a node's workers see what other nodes have sent."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from multiprocessing import reduction
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+# ---------------------------------------------------------------------- partition
+# Who holds what, who keeps what, who sends what to whom, and where it will lie. All nodes do this arithmetic in the same way.
+#
+# The *needs* of a round are the keys of all examples that all ranks read for it, in the order of the slots. Each need also says
+# which node needs the example. For each key, a node *tells* a number, which says whether the node holds the example and how long
+# its record is. It is 0 if the node does not hold it. The largest number of all nodes counts, so one collective is enough.
+
+Integers = npt.NDArray[np.int64]
+
+NOT_HELD, BEING_WRITTEN = -2, -1  # in place of the length of a record
+_NODE_BITS = 16
+_ALIGNMENT = 64
+_ENTRY_BYTES = 24  # of the directory of a round: key, offset, length
+
+
+def told(lengths: Integers, node: int) -> Integers:
+    """Returns the numbers that a node tells for the needed keys.
+
+    Args:
+        lengths: The length of the record of each key on this node, `NOT_HELD` or `BEING_WRITTEN`.
+        node: Number of the node.
+
+    Example:
+        >>> told(np.array([NOT_HELD, BEING_WRITTEN, 0, 7]), node=1).tolist()
+        [0, 65537, 131073, 589825]
+    """
+    return np.where(lengths == NOT_HELD, 0, ((lengths + 2) << _NODE_BITS) | node)
+
+
+def _lengths(said: Integers) -> Integers:
+    """Returns the lengths of `told`."""
+    return (said >> _NODE_BITS) - 2
+
+
+class Partition:
+    """Which node may keep each key.
+
+    Args:
+        keepers: For each key the number of the node that may keep it, plus one. 0: no node has needed it yet. This class changes
+            the array, and workers read it.
+    """
+
+    def __init__(self, keepers: npt.NDArray[np.int16]) -> None:
+        self._keepers = keepers
+
+    def settle(self, keys: Integers, needing: Integers, said: Integers, is_full: Sequence[bool]) -> None:
+        """Decides who keeps the examples that are needed and that no node holds.
+
+        It is the first node that needs the example and has room. If that node becomes full before it has kept the example,
+        another node may keep it.
+
+        Args:
+            keys: The needs.
+            needing: The node that needs each of them.
+            said: The number that was told for each of them, the largest of all nodes.
+            is_full: Whether the cache of each node is full. It was asked before the numbers were told.
+        """
+        keepers = self._keepers
+        is_held = said > 0
+        keepers[keys[is_held]] = ((said[is_held] & ((1 << _NODE_BITS) - 1)) + 1).astype(np.int16)
+        full = np.array([False, *is_full])  # place 0 stands for no node, which is never full
+        present = keepers[keys]
+        may = ~is_held & ((present == 0) | full[present]) & ~full[1:][needing]
+        # If a key is there several times, the last assignment counts. So the keys are assigned from the last to the first.
+        keepers[keys[may][::-1]] = (needing[may][::-1] + 1).astype(np.int16)
+
+
+class Transfers(NamedTuple):
+    """What is sent for a round, in the order of source, target, and need.
+
+    Attributes:
+        sources: The node that sends each record.
+        targets: The node that gets it.
+        keys: Its key.
+        lengths: Its bytes.
+    """
+
+    sources: Integers
+    targets: Integers
+    keys: Integers
+    lengths: Integers
+
+    def chosen(self, which: npt.NDArray[Any]) -> Transfers:
+        """Returns some of them."""
+        return Transfers(*(column[which] for column in self))
+
+    def bytes_by(self, whose: Integers, nodes: int) -> list[int]:
+        """Returns for each node the bytes of its records, each aligned. ``whose`` is ``sources`` or ``targets``."""
+        found: list[int] = np.bincount(whose, aligned(self.lengths), nodes).astype(np.int64).tolist()
+        return found
+
+    def block_bytes(self, nodes: int) -> list[int]:
+        """Returns the bytes that a round takes in the ring of each node: its directory, and the records."""
+        directories = aligned(_ENTRY_BYTES * np.bincount(self.targets, minlength=nodes))
+        blocks: list[int] = (directories + np.array(self.bytes_by(self.targets, nodes), dtype=np.int64)).tolist()
+        return blocks
+
+
+def transfers_of(keys: Integers, needing: Integers, said: Integers, capacities: Sequence[int]) -> Transfers:
+    """Returns what is sent for a round. A record is sent to a node once, however many of its ranks need it.
+
+    Args:
+        keys: The needs.
+        needing: The node that needs each of them.
+        said: The number that was told for each of them, the largest of all nodes.
+        capacities: Bytes of the ring of each node. What does not fit into an empty ring is not sent.
+    """
+    lengths, holders = _lengths(said), said & ((1 << _NODE_BITS) - 1)
+    places = np.flatnonzero((said > 0) & (lengths >= 0) & (holders != needing))
+    pairs = holders[places] * len(capacities) + needing[places]
+    _, first = np.unique(pairs * (keys.max(initial=0) + 1) + keys[places], return_index=True)
+    first = first[np.lexsort((first, pairs[first]))]
+    places = places[first]
+    found = Transfers(holders[places], needing[places], keys[places], lengths[places])
+    fits = _fitting(found, np.array(capacities, dtype=np.int64))
+    return found if fits.all() else found.chosen(fits)
+
+
+def _fitting(transfers: Transfers, capacities: Integers) -> npt.NDArray[np.bool_]:
+    """Returns which records fit into the ring of their node. It has no loop over nodes, because there may be hundreds."""
+    by_target = np.argsort(transfers.targets, kind="stable")
+    targets = transfers.targets[by_target]
+    ends = np.cumsum(aligned(transfers.lengths[by_target]) + _ENTRY_BYTES)
+    firsts = np.searchsorted(targets, targets)  # for each record the first one of its node
+    before = np.concatenate([[0], ends])[firsts]
+    fits = np.empty(len(targets), dtype=bool)
+    fits[by_target] = ends - before + _ALIGNMENT <= capacities[targets]
+    return fits
+
+
+def aligned(size: Any) -> Any:
+    """Returns a size, or an array of them, rounded up."""
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+
+class RingSpace:
+    """Where blocks lie in a ring. Each node computes this for the rings of all nodes, and so knows whether there is room.
+
+    Args:
+        capacity: Bytes of the ring.
+
+    Example:
+        >>> space = RingSpace(100)
+        >>> space.place(0, 60), space.place(1, 60)
+        (0, None)
+        >>> space.free(1)
+        >>> space.place(1, 60), space.place(2, 40), space.place(3, 1)
+        (0, 60, None)
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._blocks: deque[tuple[int, int, int]] = deque()  # round, where it begins, where it ends
+
+    def place(self, number: int, size: int) -> int | None:
+        """Takes space for a round, in one piece. Returns where the space begins; None if there is no room now.
+
+        Args:
+            number: The number of the round. It must be larger than all before it.
+            size: Bytes of the round, at least 1.
+        """
+        begin = self._begin(size)
+        if begin is not None:
+            self._blocks.append((number, begin, begin + size))
+        return begin
+
+    def has_room(self, size: int) -> bool:
+        """Returns whether there is room for this number of bytes now."""
+        return not size or self._begin(size) is not None
+
+    def _begin(self, size: int) -> int | None:
+        if not self._blocks:
+            return 0 if size <= self._capacity else None
+        first, last = self._blocks[0][1], self._blocks[-1][2]
+        wraps = self._blocks[-1][1] < first  # the last block lies before the first
+        if wraps:
+            return last if size <= first - last else None
+        if size <= self._capacity - last:
+            return last
+        return 0 if size <= first else None
+
+    def free(self, before: int) -> None:
+        """Gives back the space of all rounds before one."""
+        while self._blocks and self._blocks[0][0] < before:
+            self._blocks.popleft()
+
+
+# ---------------------------------------------------------------------- board
+# `Board`: shared memory of a node, in which its leader and all its workers see what other nodes have sent.
+#
+# ::
+#
+#     | numbers | of each rank: numbers, marks | of each round: where it lies | who keeps each key | ring |
+#
+# The leader writes which rounds have arrived. A worker marks a round when it has taken from the ring what it needs. The leader
+# frees the round when all ranks have marked it. Each number has only one writer, so no lock is needed.
+#
+# A round is known by its *id*, which is made of two numbers: that of the start (the pipelines of a job start and end together)
+# and that of the round. So the rest of an earlier start is never taken for something else. After a worker has copied a record, it
+# looks again whether the leader is still at the same start. If not, the record may have been overwritten.
+
+_ROUND_BITS = 40  # of an id
+_ARRIVED, _ENDED, _FAILED, _EXCHANGED = range(4)  # numbers of the leader
+_CLOSED, _RECEIVED, _WAITED = range(3)  # numbers of a rank
+_NUMBERS = 8
+_PATIENCE_SECONDS = 60.0  # after this time a worker reads from storage
+_LITTLE_PATIENCE_SECONDS = 1.0  # the same, for a worker that has waited in vain, until a round comes in time again
+_FIRST_NAP_SECONDS, _LONGEST_NAP_SECONDS = 0.0002, 0.001
+_NANOSECONDS = 1e9
+
+
+def id_of(start: int, number: int) -> int:
+    """Returns the id of a round. A later round, or a later start, has a larger id."""
+    return start << _ROUND_BITS | number
+
+
+class Shape(NamedTuple):
+    """The sizes of a board.
+
+    Attributes:
+        keys: Number of keys.
+        ranks: Ranks of the node.
+        rounds: Rounds that may be in progress at the same time.
+        ring_bytes: Bytes of the ring.
+    """
+
+    keys: int
+    ranks: int
+    rounds: int
+    ring_bytes: int
+
+    @property
+    def words(self) -> int:
+        """Number of eight-byte numbers before the keepers."""
+        return _NUMBERS + self.ranks * (_NUMBERS + self.rounds) + 3 * self.rounds
+
+    @property
+    def keepers_at(self) -> int:
+        """Where the keepers begin."""
+        return 8 * self.words
+
+    @property
+    def ring_at(self) -> int:
+        """Where the ring begins."""
+        return -(-(self.keepers_at + 2 * self.keys) // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+class Counted(NamedTuple):
+    """What was counted on a node.
+
+    Attributes:
+        received: Delivered examples that came from other nodes.
+        waited_seconds: Seconds that workers have waited for such examples.
+        exchange_seconds: Seconds in which records were sent and received.
+    """
+
+    received: int
+    waited_seconds: float
+    exchange_seconds: float
+
+
+class Board:
+    """The memory, as one process has it. It can be sent to worker processes.
+
+    Args:
+        fd: A descriptor. It belongs to this object from now on.
+        shape: The sizes of the board.
+
+    Attributes:
+        shape: As given.
+        keepers: For each key the node that may keep it, see `Partition`.
+        ring: The bytes of the ring.
+    """
+
+    def __init__(self, fd: int, shape: Shape) -> None:
+        self._fd, self.shape = fd, shape
+        self.map = mmap.mmap(fd, shape.ring_at + shape.ring_bytes)
+        words: Integers = np.frombuffer(self.map, np.int64, shape.words)
+        self._leaders, rest = words[:_NUMBERS], words[_NUMBERS:]
+        self._ranks = rest[: shape.ranks * _NUMBERS].reshape(shape.ranks, _NUMBERS)
+        rest = rest[shape.ranks * _NUMBERS :]
+        self._marks = rest[: shape.ranks * shape.rounds].reshape(shape.ranks, shape.rounds)
+        self._table = rest[shape.ranks * shape.rounds :].reshape(shape.rounds, 3)
+        self.keepers: npt.NDArray[np.int16] = np.frombuffer(self.map, np.int16, shape.keys, shape.keepers_at)
+        self.ring = memoryview(self.map)[shape.ring_at :]
+
+    @classmethod
+    def create(cls, shape: Shape) -> Board:
+        """Makes a board.
+
+        Raises:
+            OSError: There is no memory for it.
+        """
+        fd = os.memfd_create("lightning_echo-board", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(fd, shape.ring_at + shape.ring_bytes)
+            os.posix_fallocate(fd, 0, shape.ring_at + shape.ring_bytes)  # without space, reading the map could kill the process
+            return cls(fd, shape)
+        except BaseException:
+            os.close(fd)
+            raise
+
+    def __del__(self) -> None:
+        if hasattr(self, "map"):
+            os.close(self._fd)  # the map ends with the arrays that use it
+
+    @property
+    def address(self) -> tuple[int, int, Shape]:
+        """Process, descriptor and sizes, for `attach`."""
+        return os.getpid(), self._fd, self.shape
+
+    @classmethod
+    def attach(cls, address: tuple[int, int, Shape]) -> Board:
+        """Opens the board that another process of this node has made.
+
+        Raises:
+            OSError: That process is not there, or cannot be seen from here.
+        """
+        pid, fd, shape = address
+        return cls(os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC), Shape(*shape))
+
+    def __reduce__(self) -> tuple[Callable[..., Board], tuple[Any, ...]]:
+        return _received, (reduction.DupFd(self._fd), self.shape)
+
+    # ------------------------------------------------------------------ what the leader writes
+
+    def begin(self, start: int) -> None:
+        """Begins a start: no node keeps anything yet, and nothing has arrived."""
+        self.keepers[:] = 0
+        self._leaders[_FAILED] = 0
+        self._leaders[_ARRIVED] = id_of(start, 0)
+
+    def show(self, start: int, number: int, begin: int, count: int) -> None:
+        """Lets workers find a round that has arrived.
+
+        Args:
+            start: Number of the start.
+            number: Number of the round.
+            begin: Where the directory of the round lies in the ring.
+            count: Number of records of the round.
+        """
+        row = self._table[number % self.shape.rounds]
+        row[0] = 0
+        row[1:] = begin, count
+        row[0] = id_of(start, number) + 1
+        self._leaders[_ARRIVED] = id_of(start, number + 1)
+
+    def end(self, start: int, *, has_failed: bool) -> None:
+        """Tells all workers to wait no more. If the exchange has failed, each node keeps what it reads."""
+        self._leaders[_FAILED] = has_failed
+        self._leaders[_ENDED] = start
+
+    def count_exchange(self, seconds: float) -> None:
+        """Counts seconds in which records were sent and received."""
+        self._leaders[_EXCHANGED] += int(seconds * _NANOSECONDS)
+
+    def taken(self, start: int, rank: int, since: int) -> int:
+        """Returns the first round that a rank has not taken yet. A rank that has closed counts as having taken all.
+
+        Args:
+            start: Number of the start.
+            rank: Number of the rank on its node.
+            since: The round to begin with. All rounds before it are known to be taken.
+        """
+        if self._ranks[rank, _CLOSED] >= start:
+            return 1 << _ROUND_BITS
+        marks, rounds = self._marks[rank], self.shape.rounds
+        while marks[since % rounds] == id_of(start, since) + 1:
+            since += 1
+        return since
+
+    # ------------------------------------------------------------------ what a rank writes
+
+    def close_rank(self, rank: int, start: int) -> None:
+        """Tells the workers of a rank to wait no more, because the rank ends."""
+        self._ranks[rank, _CLOSED] = start
+
+    def count(self, rank: int, received: int, waited_seconds: float) -> None:
+        """Counts, for a rank, delivered examples that came from other nodes, and how long its workers waited for them."""
+        self._ranks[rank, _RECEIVED] += received
+        self._ranks[rank, _WAITED] += int(waited_seconds * _NANOSECONDS)
+
+    @property
+    def counted(self) -> Counted:
+        """What was counted for all ranks of the node."""
+        waited, exchanged = self._ranks[:, _WAITED].sum(), self._leaders[_EXCHANGED]
+        return Counted(int(self._ranks[:, _RECEIVED].sum()), float(waited / _NANOSECONDS), float(exchanged / _NANOSECONDS))
+
+    # ------------------------------------------------------------------ what a worker does
+
+    def mark(self, rank: int, start: int, number: int) -> None:
+        """Notes that a worker of a rank has taken what it needs of a round."""
+        self._marks[rank, number % self.shape.rounds] = id_of(start, number) + 1
+
+    def wait_for(self, rank: int, start: int, number: int, patience: float) -> bool:
+        """Waits until a round has arrived, at most for ``patience`` seconds. Returns whether it has arrived.
+
+        A worker whose main process has died does not wait. It holds the connections of that process open, so the other nodes do
+        not notice the death as long as the worker lives.
+        """
+        wanted, nap = id_of(start, number + 1), _FIRST_NAP_SECONDS
+        give_up, parent = time.monotonic() + patience, os.getppid()
+        while self._leaders[_ARRIVED] < wanted:
+            has_ended = self._leaders[_ENDED] >= start or self._ranks[rank, _CLOSED] >= start
+            if has_ended or time.monotonic() > give_up or os.getppid() != parent:
+                return False
+            time.sleep(nap)
+            nap = min(2 * nap, _LONGEST_NAP_SECONDS)
+        return True
+
+    def records_of(self, start: int, number: int) -> dict[int, memoryview]:
+        """Returns the records of a round that has arrived, by key. They are views, which must not be kept."""
+        wanted, begin, count = self._table[number % self.shape.rounds].tolist()
+        if wanted != id_of(start, number) + 1 or not count:
+            return {}
+        directory: Integers = np.frombuffer(self.ring, np.int64, 3 * count, begin)
+        keys, offsets, lengths = directory.reshape(3, count).tolist()
+        return {key: self.ring[at : at + size] for key, at, size in zip(keys, offsets, lengths, strict=True)}
+
+    def is_at(self, start: int) -> bool:
+        """Returns whether the leader is still at a start. If so, rounds that are not marked were not overwritten."""
+        return bool(id_of(start, 0) <= self._leaders[_ARRIVED] < id_of(start + 1, 0))
+
+    def may_keep(self, key: int, node: int) -> bool:
+        """Returns whether a node may keep an example that it has read."""
+        return bool(self.keepers[key] == node + 1 or self._leaders[_FAILED])
+
+
+def _received(sent: Any, shape: Shape) -> Board:
+    return Board(sent.detach(), shape)
+
+
+class FromOthers:
+    """What a worker gets from other nodes, batch by batch. It is sent to the worker.
+
+    Args:
+        board: The board of the node.
+        node: Number of the node.
+        rank: Number of the rank on its node.
+        start: Number of the start.
+
+    Attributes:
+        received: Examples of the present batch that came from other nodes.
+        waited: Seconds that this process has waited for the present batch's round.
+    """
+
+    def __init__(self, board: Board, node: int, rank: int, start: int) -> None:
+        self._board, self._node, self._rank, self._start = board, node, rank, start
+        self._round, self._was_late = -1, False
+        self._records: dict[int, memoryview] | None = None
+        self.received, self.waited = 0, 0.0
+
+    def begin(self, number: int) -> None:
+        """Begins a batch.
+
+        Args:
+            number: Its round; -1: it has none.
+        """
+        self._round, self._records, self.received, self.waited = number, None, 0, 0.0
+
+    def take(self, keys: Sequence[int | None], decode: Callable[[int, Any], Any]) -> dict[int, Any]:
+        """Returns the examples that have come from other nodes, by their place in ``keys``. It may wait for them.
+
+        Args:
+            keys: The keys of the examples that this node does not hold.
+            decode: Gets a key and its record, and returns an example that does not share memory with the record.
+        """
+        if self._round < 0:
+            return {}
+        if self._records is None:
+            began = time.perf_counter()
+            patience = _LITTLE_PATIENCE_SECONDS if self._was_late else _PATIENCE_SECONDS
+            has_arrived = self._board.wait_for(self._rank, self._start, self._round, patience)
+            self._was_late = not has_arrived
+            self.waited += time.perf_counter() - began
+            self._records = self._board.records_of(self._start, self._round) if has_arrived else {}
+        records = self._records
+        if not records:
+            return {}
+        try:
+            found = {place: decode(key, records[key]) for place, key in enumerate(keys) if key in records}
+        except Exception:
+            if self._board.is_at(self._start):
+                raise
+            return {}
+        if not self._board.is_at(self._start):
+            return {}
+        self.received += len(found)
+        return found
+
+    def end(self) -> None:
+        """Ends a batch: its part of the ring may be overwritten."""
+        if self._round >= 0:
+            self._records = None
+            self._board.mark(self._rank, self._start, self._round)
+            self._round = -1
+
+    def may_keep(self, key: int) -> bool:
+        """Returns whether this node may keep an example that it has read."""
+        return self._board.may_keep(key, self._node)

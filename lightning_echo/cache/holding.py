@@ -1,0 +1,298 @@
+"""What a cache can hold of a data set, and which of these saves the most time per byte.
+
+A cache holds what comes out of the data set at one of three cuts. The insertion point decides which cuts are possible: the cut of
+the cache must not come after that of the insertion point.
+
+============================= ======= ========== =========
+an echo reuses                ``raw`` ``loaded`` ``whole``
+============================= ======= ========== =========
+raw items                     yes     no         no
+loaded examples               yes     yes        no
+augmented examples, batches   yes     yes        yes
+============================= ======= ========== =========
+
+The hold never changes a batch. So ``"auto"`` may measure, and may choose another hold in the next run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+from lightning_echo.cache.kept import HOLDS
+from lightning_echo.cache.reads import Held
+from lightning_echo.data.copies import copy_example, throw_away_copy
+from lightning_echo.data.elsewhere import NotRead
+from lightning_echo.data.randomness import preserved_random_states
+from lightning_echo.split.check import WatchedStages
+from lightning_echo.split.describe import ReadRefused, SplitRefused
+from lightning_echo.split.prove import (
+    Split,
+    check_deterministic,
+    find_split,
+    make_decoding,
+    make_stages,
+    prove_decoding,
+    prove_single_loads,
+    weighed,
+    whole_batch,
+)
+from lightning_echo.split.staged import Stages, add_decoding, size_of_examples, uncut_stages
+
+AUTO, RAW, LOADED, WHOLE = HOLDS
+_TIMED = 3  # examples
+_RECORD_BYTES = 128  # what a record adds to the bytes of its example, about
+
+
+class WholeRefused(SplitRefused):
+    """A data set cannot be held whole."""
+
+    where = "held whole"
+    way_out = f"Its examples must be the same each time: use cache.hold={LOADED!r} or {RAW!r}, or leave the cache out"
+
+
+@dataclass(frozen=True)
+class Hold:
+    """What a cache can hold of a data set.
+
+    Attributes:
+        name: ``"raw"``, ``"loaded"`` or ``"whole"``.
+        make: A function that gets a data set and the stages of the insertion point, and returns the `Held`. It is sent to the
+            workers.
+        example_bytes: Bytes that one example takes in the cache: the mean of a few examples that are spread over the data.
+        what: What is held, for people.
+        is_of_point: Whether the insertion point reuses exactly what is held.
+        split: Where the data set is cut; None: whole examples are held.
+        seconds: Seconds to read one example up to what is held; 0 if that was not measured (see `measured`).
+    """
+
+    name: str
+    make: Callable[[Any, Stages], Held]
+    example_bytes: int
+    what: str
+    is_of_point: bool
+    split: Split | None = None
+    seconds: float = 0.0
+
+
+def holds_of(dataset: Any, indices: Sequence[Any] | None, split: Split | None, name: str) -> list[Hold]:
+    """Returns what a cache can hold, the earliest cut first. There is at least one.
+
+    Args:
+        dataset: A map-style data set.
+        indices: The indices that can be read; None: all.
+        split: Where the insertion point splits the data set; None: it reuses whole examples, or batches.
+        name: The hold that the user asks for. ``"auto"``: all that fit the insertion point.
+
+    Raises:
+        ValueError: Nothing can be held, or the hold that the user asks for is not possible.
+        Exception: The data set itself raises it when it is read.
+    """
+    fits = {RAW: True, LOADED: split is None or not split.raw, WHOLE: split is None}
+    if name != AUTO and not fits[name]:
+        raise ValueError(
+            f"cache.hold={name!r} does not fit the insertion point, at which an echo reuses [{', '.join(split.reused)}]: "  # type: ignore[union-attr]
+            f"what is held must come before that. Use {' or '.join(repr(other) for other, does in fits.items() if does)}, or a "
+            "later insertion point"
+        )
+    if name == WHOLE:
+        return [_whole(dataset, range(len(dataset)) if indices is None else indices)]
+    found: list[Hold] = []
+    refusals: list[SplitRefused] = []
+    for kind in (RAW, LOADED):
+        if fits[kind] and name in (kind, AUTO):
+            try:
+                found.append(_split_hold(dataset, indices, split, kind, is_asked=name == kind))
+            except SplitRefused as refused:
+                refusals.append(refused)
+    if not found:
+        raise ValueError(
+            f"cache is impossible here: {refusals[-1].reason}. Make the data set a StagedDataset, or name a cut with "
+            "StagedDataset.of(dataset, augment=...). If its __getitem__ returns the same each time, without any random numbers, "
+            f"say so by cache.hold={WHOLE!r}"
+        ) from refusals[-1]
+    refusals.clear()  # their tracebacks refer to this frame and others: they would keep the data set until garbage collection
+    return found
+
+
+def find_holds(
+    dataset: Any,
+    indices: Sequence[Any] | None,
+    split: Split | None,
+    name: str,
+    make_stages: Callable[[Any], Stages],
+    size: int,
+) -> list[Hold] | ValueError:
+    """Returns the holds of `holds_of`, `measured`, or its refusal. It runs where the data may be read (data/elsewhere.py).
+
+    Args:
+        dataset, indices, split, name: As in `holds_of`.
+        make_stages, size: As in `measured`.
+    """
+    every = range(len(dataset)) if indices is None else indices
+    why, _ = whole_batch(dataset, indices)
+    if why:
+        return no_hold(why)
+    try:
+        holds = holds_of(dataset, indices, split, name)
+    except ValueError as refused:
+        return refused
+    return measured(dataset, holds, make_stages, every, size)
+
+
+def no_hold(why: str) -> ValueError:
+    """Returns the error if no example can be held at all."""
+    return ValueError(f"cache is impossible here: {why}. Mend that, or leave the cache out")
+
+
+def holds_found(found: list[Hold] | ValueError | NotRead) -> list[Hold]:
+    """Returns what `find_holds` has found.
+
+    Raises:
+        ValueError: Nothing can be held, or no example could be read.
+        Exception: The data set itself has raised it when it was read.
+    """
+    if isinstance(found, NotRead):
+        raise found.error or no_hold(found.reason)
+    if isinstance(found, ValueError):
+        raise found
+    return found
+
+
+# ---------------------------------------------------------------------- one hold
+
+
+def _whole(dataset: Any, indices: Sequence[Any]) -> Hold:
+    try:
+        of_two = check_deterministic(dataset, [indices[0], indices[-1]])
+        prove_single_loads(dataset, uncut_stages, [indices[0], indices[-1]])
+    except SplitRefused as refused:
+        raise WholeRefused(refused.reason) from refused
+    size = size_of_examples(dataset, uncut_stages, indices) or of_two
+    return Hold(WHOLE, _make_whole, size.packed + _RECORD_BYTES, "what __getitem__ returns", is_of_point=True)
+
+
+def _make_whole(dataset: Any, stages: Stages) -> Held:
+    return Held(WatchedStages(uncut_stages(dataset), dataset, refusal=WholeRefused))
+
+
+def _split_hold(dataset: Any, indices: Sequence[Any] | None, split: Split | None, kind: str, *, is_asked: bool) -> Hold:
+    ends = range(len(dataset)) if indices is None else indices
+    is_of_point = split is not None and split.raw == (kind == RAW)
+    found = split
+    if found is None or not is_of_point:
+        found = weighed(dataset, find_split(dataset, indices, raw=kind == RAW), indices)
+    prove_single_loads(dataset, partial(_stages_of, split=found), [ends[0], ends[-1]])
+    if is_of_point:
+        return Hold(kind, _make_of_point, found.packed_bytes + _RECORD_BYTES, ", ".join(found.reused), True, found)
+    refusal = (ReadRefused if kind == RAW else SplitRefused) if is_asked else None
+    if split is None:
+        make = partial(_make_before, split=found, refusal=refusal)
+    else:
+        prove_decoding(dataset, found, split, indices)
+        make = partial(_make_raw_before_load, raw=found, loaded=split, refusal=refusal)
+    return Hold(kind, make, found.packed_bytes + _RECORD_BYTES, ", ".join(found.reused), False, found)
+
+
+def _stages_of(dataset: Any, split: Split) -> Stages:
+    return make_stages(dataset, split.conventions, raw=split.raw)
+
+
+def _make_of_point(dataset: Any, stages: Stages) -> Held:
+    """Returns the `Held` if the insertion point reuses exactly what is held."""
+    assert isinstance(stages, WatchedStages)
+    return Held(stages)
+
+
+def _make_before(dataset: Any, stages: Stages, split: Split, refusal: type[SplitRefused] | None) -> Held:
+    """Returns the `Held` if the insertion point reuses the whole example."""
+    watched = WatchedStages(_stages_of(dataset, split), dataset, refusal=refusal)
+    return Held(watched, watched.augment)
+
+
+def _make_raw_before_load(dataset: Any, stages: Stages, raw: Split, loaded: Split, refusal: type[SplitRefused] | None) -> Held:
+    """Returns the `Held` if the raw item is held and the insertion point reuses the loaded example."""
+    made = make_decoding(dataset, raw, loaded)
+    return Held(WatchedStages(made, dataset, refusal=refusal), made.augment, may_draw=False)
+
+
+# ---------------------------------------------------------------------- looking at a few examples
+
+
+def read_held(
+    dataset: Any, hold: Hold, make_stages: Callable[[Any], Stages], indices: Sequence[Any]
+) -> tuple[list[Any], list[float]]:
+    """Reads some examples from a temporary copy of the data set. Returns what is held of each, and the seconds that each took.
+
+    If loading an example draws random numbers, it may not be held, and the `WHOLE` of ``split/check.py`` stands in its place.
+
+    Args:
+        dataset: The data set.
+        hold: What is held.
+        make_stages: Makes the stages of the insertion point.
+        indices: The indices of the examples to read.
+    """
+    examples, seconds = [], []
+    with preserved_random_states():
+        copied = throw_away_copy(dataset)
+        stages = hold.make(copied, make_stages(copied)).stages
+        add_decoding(stages)
+        for index in indices:
+            started = perf_counter()
+            stages.begin()
+            example = stages.load(index)
+            if stages.must_repeat():
+                example = stages.load(index)
+            stages.end()
+            examples.append(copy_example(example))  # since the next one may be read into the same memory
+            seconds.append(perf_counter() - started)
+    return examples, seconds
+
+
+def measured(
+    dataset: Any, holds: Sequence[Hold], make_stages: Callable[[Any], Stages], indices: Sequence[Any], size: int
+) -> list[Hold]:
+    """Returns the same holds with the seconds that reading takes, if `quickest` will need them.
+
+    Args:
+        dataset: The data set.
+        holds: What can be held, the earliest cut first.
+        make_stages: Makes the stages of the insertion point.
+        indices: All indices that can be read.
+        size: Bytes that the cache may hold.
+    """
+    if len(holds) == 1 or holds[-1].example_bytes * len(indices) <= size:
+        return list(holds)
+
+    def timed(place: int) -> Hold:
+        # Each hold is timed on its own examples, because an example is read faster the second time.
+        mine = indices[place * _TIMED : (place + 1) * _TIMED] or indices[:_TIMED]
+        _, seconds = read_held(dataset, holds[place], make_stages, mine)
+        return replace(holds[place], seconds=median(seconds))
+
+    return [timed(place) for place in range(len(holds))]
+
+
+def quickest(holds: Sequence[Hold], count: int, size: int) -> Hold:
+    """Returns the hold that saves the most seconds per byte; the last hold if all examples fit.
+
+    A hold in whose form not even one example fits is not chosen, if there is another.
+
+    Args:
+        holds: What can be held, `measured`, the earliest cut first.
+        count: Number of examples.
+        size: Bytes that the cache may hold.
+    """
+    holds = _that_fit(holds, size)
+    last = holds[-1]
+    if last.example_bytes * count <= size:
+        return last
+    return max(holds, key=lambda hold: hold.seconds / max(hold.example_bytes, 1))
+
+
+def _that_fit(holds: Sequence[Hold], size: int) -> list[Hold]:
+    return [hold for hold in holds if hold.example_bytes <= size] or list(holds)

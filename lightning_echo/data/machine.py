@@ -1,0 +1,160 @@
+"""What the machine gives this process: how much memory is free, and how many cores it may use."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+# ---------------------------------------------------------------------- free memory
+# How much memory is free: for the machine, and for the container that the process runs in.
+#
+# A container may be allowed less memory than the machine has. If its processes take more than this limit, the kernel kills one of
+# them, without an error. So the limit must be known before. The kernel puts processes into a tree of control groups (cgroups),
+# and each group may have a limit. The free memory is the smallest amount that any group around the process leaves. File pages
+# that a group has only read can be dropped at any time. They count as free, as in ``MemAvailable`` of the machine.
+#
+# Source: Linux kernel documentation, cgroup-v2.rst ("memory.max", "memory.current", "memory.stat") and cgroup-v1/memory.rst.
+
+_PROC, _CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
+_NO_LIMIT = 2**60  # version 1 writes a number near 2**63 where there is no limit
+
+
+class _Names(NamedTuple):
+    """The file names of a version of control groups, and the entry of ``memory.stat`` that says how much can be dropped."""
+
+    limit: str
+    used: str
+    droppable: str
+
+
+_VERSION_1 = _Names("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+_VERSION_2 = _Names("memory.max", "memory.current", "inactive_file")
+
+
+def free_memory_bytes(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int | None:
+    """Returns the memory that this process and its children can still take, bytes; None if the system does not tell.
+
+    Args:
+        proc: Where the kernel shows processes.
+        cgroups: Where the kernel shows control groups.
+    """
+    groups = control_groups("memory", proc, cgroups)
+    limited = (_free_of_group(group, _VERSION_2 if is_version_2 else _VERSION_1) for group, is_version_2 in groups)
+    found = [free for free in (_free_of_machine(proc), *limited) if free is not None]
+    return min(found, default=None)
+
+
+def _free_of_machine(proc: Path) -> int | None:
+    try:
+        with open(proc / "meminfo") as info:
+            return next((int(line.split()[1]) * 1024 for line in info if line.startswith("MemAvailable")), None)
+    except OSError:
+        pass
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return None
+
+
+def control_groups(controller: str, proc: Path = _PROC, cgroups: Path = _CGROUPS) -> Iterator[tuple[Path, bool]]:
+    """Returns the folder of each control group around the process that may have limits, and whether it is of version 2.
+
+    Args:
+        controller: What is limited: ``"memory"`` or ``"cpu"``.
+        proc: Where the kernel shows processes.
+        cgroups: Where the kernel shows control groups.
+    """
+    try:
+        lines = (proc / "self" / "cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if not controllers:  # version 2: all controllers in one tree; beside version 1 it is often in a folder of its own
+            trees = [cgroups, cgroups / "unified"]
+        elif controller in controllers.split(","):
+            trees = [cgroups / controller]
+        else:
+            continue
+        # In a container the path may be one of the machine, which does not exist there. Then the root of the tree is its group.
+        inside = Path(path.lstrip("/"))
+        for tree in trees:
+            yield from ((tree / group, not controllers) for group in (inside, *inside.parents))
+
+
+def _free_of_group(group: Path, names: _Names) -> int | None:
+    limit, used = _number_in(group / names.limit), _number_in(group / names.used)
+    if limit is None or used is None or limit >= _NO_LIMIT:
+        return None
+    return max(limit - used + _droppable(group, names.droppable), 0)
+
+
+def _number_in(file: Path) -> int | None:
+    try:
+        text = file.read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None  # "max": no limit
+
+
+def _droppable(group: Path, name: str) -> int:
+    try:
+        lines = (group / "memory.stat").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.split()[:1] == [name]), 0)
+
+
+# ---------------------------------------------------------------------- cores
+# How many cores this process may use.
+#
+# A container may have fewer cores than the machine. There are two ways: the process may only run on some of the cores (cpuset,
+# ``taskset``), or the kernel limits the processor time of its control group (``docker run --cpus``). ``os.cpu_count()`` does not
+# show the second one.
+#
+# Source: Linux kernel documentation, cgroup-v2.rst ("cpu.max") and scheduler/sched-bwc.rst ("cpu.cfs_quota_us").
+
+
+def visible_cores() -> int:
+    """Returns the number of cores that the process may run on. If the system does not tell, the number of the machine's cores."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def cores_within_quota(visible: int, proc: Path = _PROC, cgroups: Path = _CGROUPS) -> float:
+    """Returns the number of cores that the process may use. It may be a fraction, if the control group gets a part of a core.
+
+    Args:
+        visible: Number of cores that it may run on.
+        proc: Where the kernel shows processes.
+        cgroups: Where the kernel shows control groups.
+    """
+    quotas = [_quota_of(group, is_version_2) for group, is_version_2 in control_groups("cpu", proc, cgroups)]
+    return min([float(visible), *(quota for quota in quotas if quota is not None)])
+
+
+def usable_cores() -> int:
+    """Returns the number of processes that the cores of this process can keep busy; at least one.
+
+    >>> usable_cores() >= 1
+    True
+    """
+    return max(int(cores_within_quota(visible_cores())), 1)
+
+
+def _quota_of(group: Path, is_version_2: bool) -> float | None:
+    """Returns the cores that a control group may use; None: no limit."""
+    if is_version_2:
+        words = _text(group / "cpu.max").split()
+        quota, period = (words[0], words[1]) if len(words) == 2 else ("max", "0")
+    else:
+        quota, period = _text(group / "cpu.cfs_quota_us"), _text(group / "cpu.cfs_period_us")
+    return int(quota) / int(period) if quota.isdigit() and period.isdigit() and int(period) else None  # "max" or -1: no limit
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text().strip()
+    except OSError:
+        return ""

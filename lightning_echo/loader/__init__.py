@@ -1,0 +1,1 @@
+"""`EchoLoader`: epochs, their length, counts, the state, and how a run resumes."""

@@ -1,0 +1,255 @@
+"""Where a run continues from a loaded state: pure functions from one state to another.
+
+A run continues at the place of the state, or at the same place of a pass that is cut differently, or with the next pass.
+
+A stream, and a loader without a length, cannot start at a given place. Without a state of their own, they can only begin their
+next pass. In the middle of a pass, that would repeat data silently, so it is an error. Between two passes it is right, but the
+items that were live then cannot be read again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from lightning_echo.loader.setting import Setting
+from lightning_echo.loader.state import EchoState, FactorChange, OrderState, PassEnd, PassStart
+from lightning_echo.pipeline.source import Layout, Start
+from lightning_echo.schema import EchoStateError
+
+
+def adapt_state(state: EchoState, setting: Setting) -> EchoState:
+    """Returns the state from which a run continues: ``state`` itself, or one at the start of the next pass.
+
+    Args:
+        state: The loaded state.
+        setting: The setting of the loader that loads it.
+
+    Raises:
+        EchoStateError: The state was taken within a pass, and the loader cannot continue there.
+    """
+    changed = state.conditions.differences(setting.conditions()) if setting.by_streams or state.stream is not None else ""
+    if setting.resumes and not changed:
+        return state
+    if not is_between_passes(state):
+        raise EchoStateError(_refusal(state, setting, changed))
+    return _next_pass(state, setting)
+
+
+def check_same_passes(state: EchoState, setting: Setting, *, may_change: bool) -> None:
+    """Refuses a state whose passes are not those of the loader that loads it.
+
+    Args:
+        state: The loaded state.
+        setting: The setting of the loader that loads it. It has been told the pass of the state.
+        may_change: Whether the length of a pass may follow its number.
+
+    Raises:
+        EchoStateError: The passes have another order or length, or only one of the two runs shares its reading.
+    """
+    length = setting.layout().length
+    if other_order := other_order_of(state, setting):
+        if not is_between_passes(state):
+            raise EchoStateError(
+                f"the state was saved within a pass, with {other_order}: in another order the rest of that pass would repeat "
+                "examples and leave others out. Resume with the same sampler, or from a state that was saved where a pass "
+                "had ended, or restart without the loader's state. Without a DistributedSampler, EchoLoader divides the "
+                "data itself, and then continues with any number of ranks"
+            )
+    elif may_change and is_between_passes(state):
+        pass  # the pass that begins has the length that it has
+    elif length not in (state.layout.length, state.new_length) and state.delivered:
+        raise EchoStateError(
+            f"the state is of a pass of {state.layout.length:,} items, but a pass of this loader has {length:,}: the data "
+            "set, the sampler or the kind of insertion point has changed. Resume with the same one, or restart without "
+            "the loader's state"
+        )
+    before = None if state.order is None else state.order.share
+    here = setting.sharing.config.name if setting.sharing is not None and setting.sharing.is_replayed else None
+    if state.plan is not None and before != here:
+        raise EchoStateError(
+            f"the state is of a run with share={before!r}, and this loader has share={here!r}: they have different orders. "
+            f"Resume with share={before!r}, or restart without the loader's state"
+        )
+
+
+def begin_next_pass(state: EchoState, setting: Setting) -> tuple[EchoState | None, bool]:
+    """Returns the state from which a run continues in the same process, after its workers were ended.
+
+    Returns:
+        Two values: the state at the start of the next pass, or None if the loader can continue at its place. And whether the
+        present pass had to be cut short.
+    """
+    if setting.resumes or (state.plan is None and state.stream is None):
+        return None, False
+    return _next_pass(state, setting), not is_between_passes(state)
+
+
+def follow_state(state: EchoState, before: Setting, setting: Setting) -> tuple[EchoState | None, bool]:
+    """Returns the state with which a loader continues where another one has stopped, in the same process.
+
+    If a loader of unknown length, or of a stream, was made anew between two passes, the new loader reads its next pass, because
+    it may read other data.
+
+    Args:
+        state: State of the loader before.
+        before: Setting of the loader before.
+        setting: Setting of the loader that takes its place.
+
+    Returns:
+        Two values: the state, or None if a position does not mean the same in both loaders. And whether the present pass had to
+        be cut short.
+    """
+    is_over = is_between_passes(state)
+    own_passes = setting.by_streams or setting.source.length is None  # only the loader itself knows what comes next
+    if own_passes != (before.by_streams or before.source.length is None) or setting.by_batches is not before.by_batches:
+        return None, not is_over
+    now = setting.conditions()
+    layout = setting.layout()
+    is_alike = (before.layout(), before.choice.point, state.layout.length) == (layout, setting.choice.point, layout.length)
+    if not own_passes and (not is_alike or other_order_of(state, setting)):
+        return None, not is_over
+    if setting.resumes and not (own_passes and (is_over or state.conditions != now)):
+        return state, False
+    return _next_pass(state, setting).under(now), not is_over
+
+
+def start_of_next_pass(state: EchoState, now: Layout, by_batches: bool) -> Start:
+    """Returns where the next pass begins in a run with another layout. If a pass is about to begin, it is that one.
+
+    Args:
+        state: State of the run. Its passes have a known length.
+        now: Layout of the run from here on.
+        by_batches: Whether positions of the run count batches from here on.
+    """
+    number = -(-state.position // state.layout.items_per_pass(state.insertion_point.by_batches))
+    return Start(number * now.items_per_pass(by_batches), number * now.batches_per_pass)
+
+
+def why_next_pass(state: EchoState, setting: Setting) -> str:
+    """Returns why the next pass begins and the present one is not continued, for people."""
+    if other_order := other_order_of(state, setting):
+        return f"the state was saved with {other_order}: the next pass begins, in the new order"
+    source, before, now = setting.source, state.layout, setting.layout()
+    what = "batches" if source.own_batches or not source.rebuilds else "examples"
+    return (
+        f"a pass has {now.length:,} {what} now, and had {before.length:,} when it began: the present pass ends here, and the "
+        "next one has all of them. New workers are started"
+    )
+
+
+def where_to_go_on(state: EchoState, now: Layout, by_batches: bool) -> Start:
+    """Returns the position and batch number at which a run with another layout continues, so that it leaves out no example.
+
+    The run skips what all ranks together had taken from the pass, rounded down to whole batches of this run. A pass of unknown
+    length is not divided among ranks, so its batches are at the same places. A pass of another length cannot be continued: the
+    next one begins.
+
+    Args:
+        state: State of the run that was saved, with a plan.
+        now: Layout of this run.
+        by_batches: Whether positions of this run count batches.
+    """
+    plan, before = state.plan, state.layout
+    assert plan is not None
+    if not before.batches_per_pass:
+        return Start(plan.position, plan.number)
+    if before.length != now.length:
+        return start_of_next_pass(state, now, by_batches)
+    if state.insertion_point.by_batches:
+        number, batches = divmod(plan.position, before.batches_per_pass)
+        taken = batches * before.batch_size
+    else:
+        number, taken = divmod(plan.position, before.pass_length)
+    batches = min(taken * before.replicas // now.replicas // now.batch_size, now.batches_per_pass - 1)
+    batch_number = number * now.batches_per_pass + batches
+    return Start(batch_number if by_batches else number * now.pass_length + batches * now.batch_size, batch_number)
+
+
+def order_to_go_on(state: EchoState, now: Layout, begin_at: Start) -> OrderState | None:
+    """Returns the order with which a run with another layout goes on within a pass.
+
+    The start of a pass is rearranged. How, depends on where the pass before it ended, and so on the number of ranks at that time.
+    The present pass must keep its arrangement: otherwise some of its examples would be left out, and others would come twice.
+
+    Args:
+        state: State of the run that was saved, with a plan.
+        now: Layout of this run.
+        begin_at: Where this run continues.
+    """
+    order, before = state.order, state.layout
+    end = before.pass_length * before.replicas
+    if order is None or order.distances is None or not before.batches_per_pass or end == now.pass_length * now.replicas:
+        return order
+    return replace(order, ends=(*(order.ends or ()), PassEnd(begin_at.number // now.batches_per_pass, end)))
+
+
+def other_order_of(state: EchoState, setting: Setting) -> str:
+    """Returns, in words, what decided the order in a state and does not decide it here. Empty if the order is the same."""
+    return state.conditions.other_order(setting.conditions()) if state.delivered else ""
+
+
+def has_own_states(state: EchoState) -> bool:
+    """Returns whether a state contains a state of the user's loader or stream."""
+    workers = () if state.stream is None else state.stream.workers
+    return any(saved is not None for saved in workers) or (state.order is not None and state.order.loader is not None)
+
+
+def is_between_passes(state: EchoState) -> bool:
+    """Returns whether a pass is about to begin in a state."""
+    stream, plan = state.stream, state.plan
+    if stream is not None:
+        return not stream.begun or len(stream.ended) == len(stream.workers)
+    if plan is None:
+        return True
+    if (last := _last_pass(state)) is not None:  # the pass of the next batch
+        return last.first == plan.position
+    return plan.position % state.layout.items_per_pass(state.insertion_point.by_batches) == 0
+
+
+def _last_pass(state: EchoState) -> PassStart | None:
+    """Returns the present pass, if the length of passes is not known; otherwise None."""
+    return state.order.passes[-1] if state.order is not None and state.order.passes else None
+
+
+def _next_pass(state: EchoState, setting: Setting) -> EchoState:
+    """Returns the state at the start of the next pass, with nothing live."""
+    stream, plan = state.stream, state.plan
+    if stream is not None:
+        workers = max(setting.source.num_workers, 1)
+        number = stream.pass_ + stream.begun
+        request = workers * number  # any multiple of the number of workers will do, but 0 only in the first pass
+        begun = replace(
+            stream,
+            request=request,
+            pass_=number,
+            begun=False,
+            ended=(),
+            batches=stream.batches if workers == len(stream.workers) else (0,) * workers,
+            workers=(None,) * workers,
+            factors=(FactorChange(request, stream.factors[-1].factor),),
+        )
+        return replace(state, stream=begun)
+    if plan is None:
+        return state
+    if (last := _last_pass(state)) is None:
+        length = state.layout.batches_per_pass
+        return replace(state, plan=None, order=None, begin_at=Start(-(-plan.position // length) * length, state.delivered))
+    following = PassStart(last.number + (last.first < plan.position), plan.position)
+    return replace(state, plan=None, order=OrderState(passes=(following,)), begin_at=Start(plan.position, state.delivered))
+
+
+def _refusal(state: EchoState, setting: Setting, changed: str) -> str:
+    loader = setting.source.loader
+    if changed:
+        return (
+            f"the state was saved within a pass of a stream, with {changed}: the workers divide a stream among themselves, so "
+            "the run can only continue with the same ones. Resume with the same options, or from a state saved between passes"
+        )
+    what = type(loader.dataset if setting.by_streams else loader).__name__
+    way_out = "resume from a state that was saved at the end of an epoch"
+    if state.epoch_batches >= 0:  # of known length
+        way_out = "let epochs end when the stream ends, by epoch_length='full_pass', and resume from a state saved there"
+    return (
+        f"the state was saved within a pass, and {what} cannot continue there: without state_dict() and load_state_dict(state), "
+        f"data would be repeated. Give it both methods, or {way_out}"
+    )

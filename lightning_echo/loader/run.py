@@ -1,0 +1,767 @@
+"""`EchoRun`: the whole run of an `EchoLoader`, however often it is stopped. It owns everything that changes."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from lightning_echo.cache.loader_cache import LoaderCache
+from lightning_echo.cache.node_cache import gathered
+from lightning_echo.data.fingerprint import Changed, Changes
+from lightning_echo.insertion import Needs, earliest
+from lightning_echo.loader.epochs import Delivery, Progress, Steps, TrainerPlace
+from lightning_echo.loader.resuming import (
+    adapt_state,
+    begin_next_pass,
+    check_same_passes,
+    follow_state,
+    has_own_states,
+    is_between_passes,
+    order_to_go_on,
+    other_order_of,
+    start_of_next_pass,
+    where_to_go_on,
+    why_next_pass,
+)
+from lightning_echo.loader.setting import Setting
+from lightning_echo.loader.state import Conditions, EchoState
+from lightning_echo.log import Says
+from lightning_echo.pipeline.pipelines import Pipeline, RestartablePipeline
+from lightning_echo.pipeline.prefetch import clear_frames
+from lightning_echo.pipeline.requests import OtherLength
+from lightning_echo.pipeline.source import Launch, Start
+from lightning_echo.plan.plan import named_seed
+from lightning_echo.ranks import default_seed, world
+from lightning_echo.schema import LeftOut
+from lightning_echo.split.check import SplitFails
+
+# ---------------------------------------------------------------------- factor
+# The echo factor of a run: what was set, and to which batches it applies.
+
+
+class RunFactor:
+    """A factor that may change while batches that were planned with an earlier factor are still to come.
+
+    Args:
+        factor: The factor at the start.
+
+    Attributes:
+        value: The factor that was set last.
+        constructed: The factor at the start.
+        largest: The largest factor so far. It decides how far ahead batches may be planned.
+        since: Number of the first batch of the run to which `value` applies.
+        before: The factor that applies until then.
+
+    Example:
+        >>> factor = RunFactor(2.0)
+        >>> factor.change(4.0, since=10, delivered=3)
+        >>> factor.value, factor.in_force(9), factor.in_force(10)
+        (4.0, 2.0, 4.0)
+    """
+
+    def __init__(self, factor: float) -> None:
+        self.constructed = factor
+        self.restart()
+
+    def restart(self, value: float | None = None) -> None:
+        """Goes back to the start of the run, with another factor if one is given."""
+        self.value = self.largest = self.before = self.constructed if value is None else value
+        self.since = 0
+
+    def change(self, value: float, since: int, delivered: int) -> None:
+        """Sets a factor after ``delivered`` batches of the run. It applies from batch ``since`` on."""
+        self.before = self.in_force(delivered)
+        self.value, self.since, self.largest = value, since, max(self.largest, value)
+
+    def in_force(self, number: int) -> float:
+        """Returns the factor that batch ``number`` was planned with. It is right for batches delivered after the last change."""
+        return self.value if number >= self.since else self.before
+
+    def load(self, state: EchoState) -> None:
+        """Continues from a state of the loader."""
+        self.value, self.largest = state.factor, state.largest_factor
+        if state.plan is not None:
+            self.since = max((change.number for change in state.plan.pending), default=0)
+            self.before = state.plan.factor
+        elif state.stream is not None:
+            self.since, self.before = state.factor_since, state.factor_before
+        else:
+            self.since, self.before = 0, self.value
+
+
+# ---------------------------------------------------------------------- succession
+# What happens if a user makes a new `EchoLoader` for each epoch: the new one continues the run of the one before.
+#
+# A hook may return a new `EchoLoader` each time that it is called (``reload_dataloaders_every_n_epochs=1``), or each of several
+# short trainings may make one. Each loader would begin a run of its own, and all would deliver the same part of the data. Nothing
+# tells the loader directly, but there are two signs:
+#
+# * Lightning tells the epoch to the samplers of a loader. So an `EchoLoader` has a ``batch_sampler`` that receives it
+#   (`EpochListener`).
+# * A loader finds the run of the loader that was made before it over the same data set, if that run is alive
+#   (`predecessor_of`). How that run began is known as long as the data set is alive (`Beginning`).
+#
+# If a loader is at the start of its run and Lightning tells it a later epoch than the first, it continues the run of its
+# predecessor. The loader warns if there is no predecessor, or if two trainings begin with the same part of the data.
+
+
+@dataclass
+class Beginning:
+    """How a run began. It shows whether a later run delivers the same batches, and it does not keep the loader alive.
+
+    Attributes:
+        epochs: Number of epochs that were begun.
+        seed: Seed in use; None before the first batch.
+        heard_epoch: The epoch that Lightning told last; -1 if it told none.
+        share: Share of a pass that the first epoch delivers, without the examples that fill the buffer.
+        before: Beginning of the run that was made before over the same data. None once this run begins.
+    """
+
+    epochs: int = 0
+    seed: int | None = None
+    heard_epoch: int = -1
+    share: float = 0.0
+    before: Beginning | None = None
+
+    def note_epoch(self, heard_epoch: int, seed: int | None, fresh_batches: float, pass_batches: int) -> None:
+        """Notes that an epoch begins.
+
+        Args:
+            heard_epoch: The epoch that Lightning told.
+            seed: Seed in use.
+            fresh_batches: Number of batches of fresh examples in the epoch; below 0 if its length is not known.
+            pass_batches: Number of batches in a pass; 0 if that is not known.
+        """
+        self.epochs += 1
+        self.heard_epoch, self.seed = heard_epoch, seed
+        if self.epochs == 1:
+            self.share = fresh_batches / pass_batches if pass_batches and fresh_batches > 0 else 1.0
+
+    def is_repeated(self, seed: int | str | None, heard_epoch: int) -> bool:
+        """Returns whether a later run delivers what this one has delivered.
+
+        It does if both have the same seed, and this one has delivered one epoch that is shorter than a pass.
+        """
+        same_seed = seed is not None and self.seed is not None and int(seed) == self.seed
+        return same_seed and self.epochs == 1 and self.heard_epoch == heard_epoch == 0 and self.share < 1
+
+
+class Succeeding(Protocol):
+    """A run that another run may continue, see `EchoRun` for the attributes."""
+
+    beginning: Beginning
+    predecessor: Any
+
+
+Run = TypeVar("Run", bound=Succeeding)
+
+
+class _Last(NamedTuple):
+    """The run that was made last over some data. It keeps neither alive."""
+
+    data: weakref.ref[Any]
+    run: weakref.ref[Any]
+    beginning: Beginning
+
+
+# By the data set's identity: equal data sets are not the same, and tensors do not compare to True or False.
+_last: dict[int, _Last] = {}
+
+
+class EpochListener:
+    """Receives the epoch from Lightning, which calls ``loader.batch_sampler.sampler.set_epoch``.
+
+    Args:
+        batch_size: Batch size of the loader. DeepSpeed reads it here.
+        set_epoch: Called with the number of the epoch.
+    """
+
+    def __init__(self, batch_size: int, set_epoch: Callable[[int], None]) -> None:
+        self.batch_size, self.set_epoch = batch_size, set_epoch
+
+    @property
+    def sampler(self) -> EpochListener:
+        """The object on which Lightning calls ``set_epoch``: this one."""
+        return self
+
+
+def predecessor_of(run: Run, loader: Any) -> Run | None:
+    """Returns the run of the loader that was made last over the same data, if that run is alive.
+
+    Remembers ``run`` in its place. ``run.beginning.before`` then says how the earlier run began, even if it is not alive.
+
+    Args:
+        run: Run of the new loader.
+        loader: The user's loader.
+    """
+    data = getattr(loader, "dataset", loader)
+    key = id(data)
+    last = _last.get(key)
+    try:
+        alive = weakref.ref(data, lambda _: _last.pop(key, None))
+    except TypeError:  # the data set allows no weak reference, as a list
+        return None
+    _last[key] = _Last(alive, weakref.ref(run), run.beginning)
+    if last is None or last.data() is not data:
+        return None
+    found: Run | None = last.run()
+    if last.beginning.epochs:
+        run.beginning.before = last.beginning
+        return found
+    run.beginning.before = last.beginning.before  # the last run was never begun, so take the one before it
+    earlier: Run | None = None if found is None else found.predecessor
+    return earlier
+
+
+# ---------------------------------------------------------------------- echo run
+# `EchoRun`: the whole run of an `EchoLoader`, however often it is stopped. It owns everything that changes.
+#
+# `Setting` holds what never changes. The seed, the factor (`RunFactor`), the pipeline with its workers (`RestartablePipeline`)
+# and the counts (`Delivery`) do change. They are saved and loaded together. A resumed run continues
+#
+# * at the same batch, if everything is as it was;
+# * at the same place of the pass, if the number of ranks, the batch size or the number of workers has changed;
+# * with the next pass, if the loader cannot find a place within a pass.
+
+
+class EchoRun:
+    """Where a run stands, and how it continues.
+
+    Args:
+        setting: What never changes.
+        factor: Echo factor at the start.
+        seed: Seed of the run; None: it is drawn at the first batch.
+
+    Attributes:
+        factor: The echo factor, and from which batch on it applies.
+        seed: Seed in use; None before the first batch, if none was given.
+        delivery: What has been delivered.
+        worker_init_fn: The function that each worker calls when it starts.
+        heard_epoch: Number of the epoch that Lightning told last; -1 if it told none.
+        beginning: How the run began.
+        predecessor: The run of the loader that was made before over the same data, if that run is alive. None once this run
+            begins.
+    """
+
+    _pipeline: RestartablePipeline
+
+    def __init__(self, setting: Setting, factor: float, seed: int | None) -> None:
+        self._setting, self.seed, self._says = setting, seed, Says(setting.rank_of_process)
+        self.factor, self.delivery = RunFactor(factor), Delivery()
+        self.worker_init_fn: Any = getattr(setting.source.loader, "worker_init_fn", None)
+        self.heard_epoch = -1
+        self.beginning = Beginning()
+        self.predecessor = predecessor_of(self, setting.source.loader)
+        self._has_described = False  # whether the line about the loader was logged
+        self._is_limited = False  # as in `begin_epoch`
+        self._has_noted = False  # whether the message of a worker was shown
+        self._reset()
+
+    def restart(self) -> None:
+        """Goes back to the start of the run."""
+        self._pipeline.stop(self.delivery.batches)
+        self._reset()
+
+    def _reset(self) -> None:
+        self._pipeline = RestartablePipeline()
+        # To which the pipeline's state belongs: those of its start, or of a loaded state. None: the present ones.
+        self._conditions: Conditions | None = None
+        source = self._setting.source
+        self._changes = Changes(source.watched_parts, source.watched_sampler, by_reading=source.changed_by_reading)
+        self._changed = Changed()
+        self._compared: Pipeline | None = None  # the pipeline after whose start the data of the cache was compared
+        self.delivery.reset()
+        self.factor.restart()
+
+    @property
+    def name(self) -> str:
+        """Name of the loader among several, see `EchoLoader`."""
+        return self._says.name
+
+    @name.setter
+    def name(self, value: str) -> None:
+        self._says.name = value
+
+    @property
+    def passes(self) -> float:
+        """Passes over the data so far, by the fresh examples delivered. If their length is not known: complete passes only."""
+        items = self._setting.items_per_pass()
+        if not items:
+            return float(self.delivery.ended_passes)
+        if self._setting.by_streams:
+            return self.delivery.counts.fresh / items
+        state = self.state()
+        return float(state.position / state.layout.items_per_pass(self._setting.by_batches))
+
+    @property
+    def planned_ahead(self) -> int:
+        """The largest number of batches that are planned beyond the delivered one."""
+        return self._setting.lookahead(self.factor.largest)
+
+    def length(self) -> int:
+        """Returns the number of batches in the next epoch on this rank; -1 if it is not known, because a pass ends it."""
+        if not self._setting.has_length:
+            return -1
+        kept = self.delivery.progress.kept_length
+        return self.delivery.trainers_length(self._setting.epoch_batches(self.factor.value)) if kept is None else kept
+
+    def change_factor(self, value: float, since: int | None = None) -> None:
+        """Applies a factor from the first batch that is not planned yet, or from a later one.
+
+        Args:
+            value: The factor.
+            since: Number of the first batch of the run to which the factor applies. None: the first batch not yet planned.
+
+        Raises:
+            ValueError: Batch ``since`` may be planned already. Or nothing is planned yet, and ``since`` is a later batch than
+                the next one.
+        """
+        fetched = self.delivery.batches
+        is_planned = self._pipeline.started is not None or self.state().pending is not None
+        if is_planned:  # a consumer that fetches ahead may have done so or not: it must not matter
+            fetched += self.delivery.fetches_ahead
+        earliest = fetched + (self.planned_ahead if is_planned else 0)
+        number = earliest if since is None else since
+        if number < earliest:
+            raise ValueError(
+                f"since must be the number of a batch that is not planned yet, here {earliest} or more, got {number}: "
+                f"{fetched} batches are delivered, and the workers may have been asked for {earliest - fetched} more. With a "
+                "smaller prefetch_factor fewer are planned ahead"
+            )
+        if number > earliest and not is_planned:
+            raise ValueError(
+                f"since must be {earliest} or None before the first batch, got {number}: a factor that is set by then counts "
+                "from it. Set the factor after the first batch"
+            )
+        if self._pipeline.started is None:
+            self._pipeline.wait_with(self.state().with_change(number, value).pipeline())
+        else:
+            self._pipeline.started.change_factor(number, value)
+        self.factor.change(value, number, fetched)
+
+    @property
+    def is_at_start(self) -> bool:
+        """Whether no batch was delivered and no state was loaded."""
+        return not self.delivery.progress.delivered and not self.delivery.progress.epoch_batches and self._conditions is None
+
+    # ------------------------------------------------------------------ running
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the next batch comes from workers that run already.
+
+        They cannot be used if the data set has changed since they were started, see `notice_changes`.
+        """
+        if self._pipeline.started is None or any(self._changed):
+            return False
+        return self.delivery.progress.resuming or not self._has_other_length()
+
+    def begin_epoch(self, *, keeps_length: bool, is_alone: bool, steps: Steps | None = None, is_limited: bool = False) -> None:
+        """Begins the next epoch, or continues a resumed one.
+
+        Args:
+            keeps_length: As in `Progress.begin`.
+            is_alone: Whether this loader must find out by itself whether it continues the run of another loader. Otherwise an
+                `EchoDataModule` or `EchoCallback` tells it.
+            steps: The steps of the Trainer that iterates; None if there is none.
+            is_limited: Whether the Trainer ends an epoch after some number of steps. An epoch of a loader without a length then
+                continues with the next pass, as a plain loader would begin again: only a pass that began in the epoch ends it.
+        """
+        predecessor, before = self.predecessor, self.beginning.before
+        self.predecessor = self.beginning.before = None
+        if is_alone and self.is_at_start:
+            self._succeed(predecessor, before)
+        self._says.once(self._setting.correction(self.factor.value))
+        self.notice_changes()
+        self._empty_cache()
+        if self._pipeline.started is None:
+            self._setting.tell_pass(self.state())
+        if not self.delivery.progress.resuming:
+            self._follow_changes()
+        self.delivery.begin_epoch(self.length(), keeps_length=keeps_length, steps=steps)
+        self._is_limited, progress = is_limited, self.delivery.progress
+        if not progress.in_epoch:
+            progress.has_begun_pass = is_limited and not self._setting.has_length and is_between_passes(self.state())
+        fresh = self.delivery.progress.epoch_batches / self.factor.value
+        self.beginning.note_epoch(self.heard_epoch, self.seed, fresh, self._setting.layout().batches_per_pass)
+
+    def _has_other_length(self) -> bool:
+        """Whether the data set has grown or shrunk since the workers were started, or since the loaded state was saved."""
+        before, setting = self._conditions, self._setting
+        return before is not None and not setting.by_streams and before.layout.length != setting.layout().length
+
+    def notice_changes(self) -> None:
+        """Looks whether the data was changed since the workers were started. If so, the next epoch starts new ones."""
+        if self._pipeline.started is not None and not any(self._changed):
+            self._changed = self._changes.look()
+            self._says.once(self._changes.why_slow)
+
+    def refresh(self) -> None:
+        """Ends the workers, because the data has changed, and forgets all examples that were read."""
+        self._changed = Changed()
+        self.close()
+        if self._setting.cache is not None:
+            self._says.once(self._setting.cache.forget())
+
+    def _note_own(self) -> None:
+        """Notes what reading itself has changed, when the first batch is there."""
+        self._changes.note_own()
+        if self._setting.cache is not None:
+            self._setting.cache.note_own()
+
+    def _empty_cache(self) -> None:
+        """Empties the cache if the data was changed since it was opened. All ranks call this function together."""
+        if (cache := self._setting.cache) is None:
+            return
+        started = self._pipeline.started
+        is_due = started is None or started is not self._compared or bool(self._changed.data)  # a look may take a second
+        if started is not None and not self._setting.source.watched_parts():
+            is_due = False  # its workers live on, and see no change
+        self._compared = started
+        changed = cache.change() if is_due else ""
+        if any(gathered(bool(changed))):
+            self._says.once(cache.forget(changed))
+            if self._pipeline.started is not None:
+                self.close()
+
+    def _follow_changes(self) -> None:
+        """Ends the workers if the data was changed since they were started."""
+        changed, self._changed = self._changed, Changed()
+        if self._has_other_length() or changed.order:
+            self._begin_next_pass(changed.order)
+        elif changed.data and self._setting.sharing is not None:
+            self._says.once(f"{changed.data}: this was set after the reader of share= had started, and does not reach it")
+        elif changed.data:
+            self._says.once(f"{changed.data} now: new workers are started, and live examples are read again")
+            self.close()
+
+    def _begin_next_pass(self, changed_order: str) -> None:
+        """Begins the next pass, because the data set has another length, or the sampler another order."""
+        setting, state = self._setting, self.state()
+        setting.tell_pass(state, is_next=True)
+        begin_at = start_of_next_pass(state, setting.layout(), setting.by_batches)
+        if not self._has_other_length() and changed_order:
+            cut = "" if is_between_passes(state) else ", and the rest of the present one is left out"
+            self._says.once(f"{changed_order}: the next pass begins{cut}")
+        elif state.delivered:
+            self.warn(why_next_pass(state, setting))
+        self._pipeline.go_to(begin_at)
+        self._conditions = setting.conditions()
+        self.delivery.progress.delivered = begin_at.number
+
+    def _succeed(self, predecessor: EchoRun | None, before: Beginning | None) -> None:
+        """Continues the run of a predecessor, if it should."""
+        if self.heard_epoch <= 0:
+            seed = self.seed if self.seed is not None else os.environ.get("PL_GLOBAL_SEED")
+            if before is not None and before.is_repeated(seed, self.heard_epoch):
+                self.warn(
+                    "this EchoLoader begins where the one before it over the same data set began, with the same seed: each "
+                    "training gets the same part of a pass. To continue instead, make the EchoLoader once and pass it to each "
+                    f"fit, or use EchoCallback(factor={self.factor.value:g}). To begin again on purpose, give another seed"
+                )
+            return
+        seeds = {self.seed, None if predecessor is None else predecessor.seed} - {None}
+        if predecessor is not None and predecessor.heard_epoch == self.heard_epoch - 1 and len(seeds) < 2:
+            factor, self._has_described = self.factor.value, True
+            self.follow(predecessor)
+            predecessor.close()
+            if factor != self.factor.value:
+                self.change_factor(factor)
+            return
+        self.warn(
+            f"the Trainer is in epoch {self.heard_epoch}, but this EchoLoader is at the start of its run, so that the data of "
+            "epoch 0 comes again. Either a hook has made a new EchoLoader, or its state was not loaded: Lightning does not save "
+            "the state of a loader in a checkpoint at the end of an epoch. Use EchoDataModule or "
+            f"EchoCallback(factor={self.factor.value:g}), which continue the run"
+        )
+
+    def fetch(self) -> Any:
+        """Returns the next batch. Starts the workers if they do not run.
+
+        Raises:
+            StopIteration: The epoch has ended, because its pass has.
+        """
+        started, delivery = self._pipeline.started, self.delivery
+        pipeline, delivered = started or self._start(), delivery.progress.delivered
+        try:
+            try:
+                batch = delivery.fetch(pipeline.next_batch, self._crosses_passes)
+            except (OtherLength, SplitFails) as error:
+                self._go_around(error)
+                clear_frames(error)
+                error.__traceback__ = None  # it refers to the iterator of this epoch, and the pipeline that ends keeps the error
+                started, delivered = None, delivery.progress.delivered
+                batch = delivery.fetch(self._start().next_batch, self._crosses_passes)
+            if started is None:
+                self._note_own()
+            if delivery.note and not self._has_noted:
+                self._has_noted = True
+                self.warn(delivery.note)
+            return batch
+        except StopIteration:
+            raise
+        except BaseException as error:  # also an interrupt: a batch that was made and not delivered is made again
+            try:
+                clear_frames(error)
+            finally:
+                delivery.take_back(delivered)
+                self.close()
+            raise
+
+    def _go_around(self, error: OtherLength | SplitFails) -> None:
+        """Ends the workers, so that new ones can make the next batch in spite of an error, or raises it.
+
+        If a pass has another length than the one before, it begins, and an epoch that has no batch yet has its length. If the
+        split of the data set does not hold, the run continues without it, and live examples are read again.
+        """
+        self.close()
+        if isinstance(error, SplitFails):
+            if not self._setting.leave_split("the split of the data set does not hold"):
+                raise error
+            self._conditions = self._setting.conditions()
+            self.warn(
+                "the split of the data set does not hold, so the run continues at "
+                f"{self._setting.choice.point.option} from batch {self.delivery.batches:,} on: {error.reason}. Ask for that "
+                "point at the start"
+            )
+            return
+        self._begin_next_pass("")
+        if not self.delivery.progress.in_epoch:
+            self.delivery.progress.epoch_batches = self.length()
+
+    def _crosses_passes(self) -> bool:
+        """Notes that a pass has ended. Returns whether the epoch continues."""
+        progress, is_limited = self.delivery.progress, self._is_limited and not self._setting.has_length
+        crosses = self._setting.has_length or (is_limited and not progress.has_begun_pass)
+        progress.has_begun_pass = is_limited
+        return crosses
+
+    def close(self) -> None:
+        """Ends workers and thread. A later fetch starts new ones and continues where this one stopped."""
+        self.delivery.forget_unused()
+        self._pipeline.stop(self.delivery.progress.delivered)
+
+    def _start(self) -> Pipeline:
+        setting = self._setting
+        if self.seed is None:
+            self.seed = self.beginning.seed = named_seed(default_seed(setting.source.loader), self.name)
+        self.settle()
+        self._setting.tell_pass(self.state())
+        before = self.state()
+        state = self._state_to_start_from(before)
+        self._changes.begin()
+        launch = Launch(
+            seed=self.seed,
+            factor=self.factor.value,
+            state=state.pipeline(),
+            begin_at=state.begin_at,
+            worker_init_fn=self.worker_init_fn,
+        )
+        started = setting.start(launch)
+        if before.plan is not None and not started.exact:
+            sampler = type(setting.source.sampler).__name__
+            self.warn(
+                f"{sampler} has neither state_dict and load_state_dict, nor a torch generator, nor set_epoch: if it remembers "
+                "anything from one pass to the next, the resumed pass has another order"
+            )
+        if not self._has_described:
+            self._has_described = True
+            self._says.inform(f"{setting.describe(self.factor.value)}{setting.remark()}")
+        self._conditions = None if setting.by_streams else setting.conditions()  # the length of a stream is only expected
+        return self._pipeline.start(started, self.delivery.progress.delivered)
+
+    def settle(self) -> None:
+        """Opens the cache, and makes the sizes that depend on the free memory final. All ranks must call this function together.
+
+        Raises:
+            ValueError: The memory that the user asks for cannot hold a batch. Or the cache cannot be opened, see
+                `LoaderCache.open`.
+        """
+        if (cache := self._setting.cache) is not None:
+            self._open_cache(cache)  # before the buffer: what the cache holds takes no memory of the buffer
+        if message := self._setting.settle_buffer(self.factor.value):
+            self.warn(message)
+
+    def _open_cache(self, cache: LoaderCache) -> None:
+        if message := cache.open(self._setting.part_in_cache()):
+            self._says.warn_here(message)
+        self.delivery.add_lookups = cache.add_lookups
+        if line := cache.describe():
+            self._says.inform(line)
+
+    def _state_to_start_from(self, state: EchoState) -> EchoState:
+        """Returns the state to start from. If it has no plan, its `begin_at` says where the next plan begins."""
+        setting = self._setting
+        next_pass, is_cut = begin_next_pass(state, setting)
+        if is_cut:
+            self.warn("the present pass cannot be continued, because its workers were ended: the next pass begins")
+        if next_pass is not None:
+            self._wait_at(next_pass)
+            state = next_pass
+        progress = self.delivery.progress
+        if setting.by_streams:
+            return replace(state, begin_at=Start(0, progress.delivered))
+        if state.plan is None or not (changed := state.conditions.differences(setting.conditions())):
+            return state
+        begin_at = where_to_go_on(state, setting.layout(), setting.by_batches)
+        is_same_pass = state.layout.length == setting.layout().length and not other_order_of(state, setting)
+        if not is_same_pass:
+            self.warn(why_next_pass(state, setting))
+        else:
+            self.warn(
+                f"the state was saved with {changed}: the run continues at the same place of the pass and leaves nothing out, "
+                "but its batches are not those of the run that was saved"
+            )
+        progress.in_epoch, progress.epoch_batches, progress.delivered = 0, self.length(), begin_at.number
+        order = order_to_go_on(state, setting.layout(), begin_at) if is_same_pass else None
+        return replace(state, plan=None, order=order, begin_at=begin_at)
+
+    # ------------------------------------------------------------------ going on
+
+    def state(self, *, before: bool = False) -> EchoState:
+        """Returns where the run stands at the batch in use, or ``before`` it."""
+        in_use, factor = self.delivery.before_in_use if before else self.delivery.in_use, self.factor
+        progress = in_use.progress
+        conditions = self._conditions or self._setting.conditions()
+        plan, order, stream = EchoState.parts_of(self._pipeline.state(progress.delivered))
+        return EchoState(
+            insertion_point=conditions.insertion_point,
+            layout=conditions.layout,
+            workers=conditions.workers,
+            buffer_size=conditions.buffer_size,
+            reuse=conditions.reuse,
+            order_by=conditions.order_by,
+            seed=self.seed,
+            factor=factor.value,
+            constructed_factor=factor.constructed,
+            largest_factor=factor.largest,
+            factor_before=factor.before,
+            factor_since=factor.since,
+            epoch=progress.epoch,
+            epoch_batches=progress.epoch_batches,
+            in_epoch=progress.in_epoch,
+            delivered=progress.delivered,
+            begin_at=self._pipeline.begin_at,
+            passes_over=in_use.ended_passes,
+            has_begun_pass=progress.has_begun_pass or None,
+            counts=in_use.counts,
+            plan=plan,
+            order=order,
+            stream=stream,
+        )
+
+    def state_dict(self, epoch_goes_on: bool | LeftOut | None, place: TrainerPlace | None) -> dict[str, Any]:
+        """Returns the state in plain types. Within a step of the Trainer, the run continues with the batch of that step.
+
+        Args:
+            epoch_goes_on: As in `EchoState`.
+            place: Where the Trainer is; None if there is no Trainer.
+        """
+        is_under_way = self.delivery.is_under_way and self._pipeline.reaches(self.delivery.before_in_use.progress.delivered)
+        trainer, state = None if place is None else place.state(), self.state(before=is_under_way)
+        new_length = self._setting.layout().length if self._has_other_length() else None
+        return replace(state, epoch_goes_on=epoch_goes_on, trainer=trainer, new_length=new_length).to_dict()
+
+    def load_state_dict(self, saved: dict[str, Any], limit: int | float | None) -> None:
+        """Continues where a state was taken.
+
+        Args:
+            saved: What `state_dict` returned.
+            limit: As in `Progress.from_state`.
+
+        Raises:
+            EchoStateError: See `EchoLoader.load_state_dict`.
+        """
+        setting = self._setting
+        state = EchoState.from_dict(saved, by_index=setting.source.rebuilds)
+        if may_change := setting.has_hearers:
+            self.close()  # what is told now is not for the pass that it reads
+        setting.tell_pass(state)
+        check_same_passes(state, setting, may_change=may_change)
+        if state.delivered and state.insertion_point is earliest(Needs.examples):
+            setting.leave_split("the state was saved there")
+        setting.keep_buffer_of(state)
+        state = adapt_state(state, setting)
+        if has_own_states(state) and world()[0] > 1:
+            self.warn(
+                "every rank continues from the loader's own state on rank 0: this is right if all ranks are at the same place of "
+                "their shares of the data"
+            )
+        if state.constructed_factor != self.factor.constructed:
+            self.warn(
+                f"factor={self.factor.constructed:g} is not used: the resumed run continues with factor {state.factor:g}. "
+                "Set .factor after resuming to change it"
+            )
+        progress = Progress.from_state(state, limit)
+        if setting.has_length and progress.epoch_batches < 0:  # a pass was to end the epoch, but here its length is known
+            progress.resuming = False
+        if progress.resuming and setting.has_length and state.layout == setting.layout():
+            progress.kept_length = progress.epoch_batches  # for another layout, see _state_to_start_from
+        self._go_to(state, progress)
+
+    def _go_to(self, state: EchoState, progress: Progress) -> None:
+        self._wait_at(state)
+        self.factor.load(state)
+        self.seed = state.seed if state.seed is not None else self.seed
+        self.delivery.continue_at(progress, state.counts, state.passes_over)
+
+    def _wait_at(self, state: EchoState) -> None:
+        """Ends workers and thread. The next start continues from a state."""
+        self._pipeline.go_to(state.begin_at, state.pipeline())
+        self._conditions = state.conditions
+
+    def follow(self, before: EchoRun) -> None:
+        """Continues the run of another loader, see `EchoLoader.follow`."""
+        if self._setting.cache is not None and before._setting.cache is not None:
+            self._setting.cache.follow(before._setting.cache)
+        self._setting.keep_buffer_of(before.state())
+        theirs = before.state()
+        self._setting.tell_pass(theirs)
+        state, is_cut = follow_state(theirs, before._setting, self._setting)
+        if is_cut:
+            message = (
+                "a new loader was made within a pass that cannot be continued: the rest of that pass is left out. Return the "
+                "same loader each time, or let epochs end where passes end, by epoch_length='full_pass'"
+            )
+            if state is None and theirs.layout.length == self._setting.layout().length:
+                self._says.inform(message)  # another batch size, as Lightning's tuner tries them
+            else:
+                self.warn(message)
+        if state is None:
+            self._follow_with_next_pass(before)
+            return
+        self.factor.constructed = before.factor.constructed
+        progress, others = Progress.from_state(state, None), before.delivery.progress
+        progress.resuming = others.resuming
+        progress.kept_length = others.kept_length if self._setting.has_length else None
+        self._go_to(state, progress)
+
+    def _follow_with_next_pass(self, before: EchoRun) -> None:
+        """Continues with seed, factor and counts, but begins the next pass, because the loaders cut the data differently."""
+        mine, others, layout = self._setting, before._setting, self._setting.layout()
+        self.seed, begin_at = before.seed, Start(0, before.delivery.batches)
+        self.factor.restart(before.factor.value)
+        if mine.has_length and others.has_length and not mine.by_streams and not others.by_streams:
+            begin_at = start_of_next_pass(before.state(), layout, mine.by_batches)
+        self.delivery.continue_at(Progress(delivered=begin_at.number), before.delivery.counts, before.delivery.ended_passes)
+        self._pipeline.go_to(begin_at)
+        self._conditions = mine.conditions()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns the run without workers, for a process that is spawned with the loader."""
+        return {
+            **vars(self),
+            "_pipeline": self._pipeline.resting(self.delivery.batches),
+            "predecessor": None,
+            "_compared": None,
+            "beginning": Beginning(),
+        }
+
+    # ------------------------------------------------------------------ saying
+
+    def warn(self, message: str) -> None:
+        """Warns on rank 0."""
+        self._says.warn(message)

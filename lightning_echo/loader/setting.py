@@ -1,0 +1,421 @@
+"""`Setting`: what an `EchoLoader` was made with: the user's loader, the insertion point, the buffer size, the ranks.
+
+Two things can change later. The buffer size is an estimate until a run starts, if it depends on the free memory (`BufferSize`).
+The insertion point that ``auto`` chose gives way to a later one, if the split of the data set does not hold
+(`Setting.leave_split`). The number of ranks and the length of the data set are looked up each time that they are needed, because
+a loader is made before a job starts its other processes, and because a data set may grow.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.utils.data import DistributedSampler
+
+from lightning_echo.cache.exchange import Part
+from lightning_echo.cache.holding import WHOLE
+from lightning_echo.cache.kept import CacheConfig
+from lightning_echo.cache.loader_cache import LoaderCache
+from lightning_echo.cache.node_cache import gathered
+from lightning_echo.cache.reads import Keys, NoKeysError
+from lightning_echo.data.objects import is_stateful
+from lightning_echo.data.randomness import preserved_random_states
+from lightning_echo.insertion import InsertionPoint, Needs, earliest
+from lightning_echo.loader.sizing import BufferSize, BufferSizing, Room, room_of_rank
+from lightning_echo.loader.state import Conditions, EchoState
+from lightning_echo.pipeline.pipelines import Pipeline, lookahead, rank_key, start_index_pipeline, start_stream_pipeline
+from lightning_echo.pipeline.prefetch import DEPTH
+from lightning_echo.pipeline.requests import origin_of, tell_pass
+from lightning_echo.pipeline.source import (
+    Launch,
+    Layout,
+    Source,
+    choose,
+    choose_later,
+    layout_of,
+    shape_of,
+    shape_of_stream_worker,
+)
+from lightning_echo.plan.memory import make_plan
+from lightning_echo.plan.plan import Reuse
+from lightning_echo.ranks import data_parallel, ranks_of_launcher, ranks_on_node, world
+from lightning_echo.share.config import ShareConfig
+from lightning_echo.share.same_data import unit_of
+from lightning_echo.share.sharing import LoaderSharing, point_of_shared
+
+_OWN_BATCH = 64  # examples in the batches of a user's batch sampler, for a guess of their memory
+
+
+class Setting:
+    """The user's loader, where and how it is echoed, and what follows from that.
+
+    Args:
+        loader: The user's loader.
+        point: The insertion point that the user asked for.
+        buffer_size: Largest number of live items. Or the memory that they may take, as a string with a unit or as a share of the
+            free memory. None: the size is chosen here.
+        factor: Echo factor at the start.
+        ranks: Number of ranks and number of this rank; None: ask ``torch.distributed``.
+        epoch_length: ``"fixed"`` or ``"full_pass"``. It becomes ``"full_pass"`` if the length of a pass is not known.
+        cache: The options of a cache; None: nothing is kept.
+        reuse: The rule of reuse.
+        share: The options of sharing; None: this loader reads for itself.
+
+    Attributes:
+        sharing: How the loader shares; None: it does not.
+        source: The user's loader, taken apart.
+        choice: The insertion point that was chosen, never ``auto``.
+        buffer: The buffer size.
+        epoch_length: How epochs end.
+        reuse: As given.
+        cache: The cache; None: nothing is kept.
+
+    Raises:
+        ValueError: An option is impossible with this loader.
+        TypeError: ``loader`` is not a loader.
+    """
+
+    def __init__(
+        self,
+        loader: Any,
+        point: InsertionPoint,
+        buffer_size: int | float | str | None,
+        factor: float,
+        ranks: tuple[int, int] | None,
+        epoch_length: str = "fixed",
+        cache: CacheConfig | None = None,
+        reuse: Reuse = Reuse.each,
+        share: ShareConfig | None = None,
+    ) -> None:
+        self._ranks, self.reuse = ranks, reuse
+        self._layout_of_pass: Layout | None = None
+        self.source = Source(loader)
+        self.sharing = None
+        if share is not None:
+            point = point_of_shared(point, unit_of(self.source))
+            self.sharing = LoaderSharing(share, self.source, has_cache=cache is not None)
+            self.source = self.sharing.source
+        self.epoch_length = epoch_length if self.source.length is not None else "full_pass"
+        if cache is not None and cache.hold == WHOLE and point is InsertionPoint.auto:
+            point = earliest(Needs.examples)  # what is held whole does not augment, so that there is nothing to redo
+        if cache is not None:
+            _check_cache(self.source)
+        self.choice, self._is_auto = choose(self.source, point, cache), point is InsertionPoint.auto
+        self.cache = None
+        if cache is not None:
+            self.cache = LoaderCache(
+                cache,
+                self.source.loader.dataset,
+                self.source.readable_indices,
+                self.choice.split,
+                self.choice.make_stages,
+                differs_in_workers=self.source.prepared_in_workers,
+                loader=self.source.loader,
+                holds=self.choice.holds,
+            )
+        point, distinct = self.choice.point, not self.by_batches and not self.by_streams
+        items = self._expected_items()
+        sizing = BufferSizing.of(loader, self.choice.item_bytes, point, items, reuse, distinct=distinct)
+        self.buffer = BufferSize(buffer_size, sizing, factor, self._room(ranks_of_launcher()))
+
+    def leave_split(self, reason: str) -> bool:
+        """Continues at a later point, at which the data set is not split. Returns whether that is possible.
+
+        Args:
+            reason: Why, for people.
+        """
+        may_leave = self._is_auto and self.choice.split is not None and self.cache is None and self.sharing is None
+        if may_leave:
+            self.choice = choose_later(reason)
+        return may_leave
+
+    @property
+    def by_batches(self) -> bool:
+        """Whether whole batches are the items that are echoed."""
+        return self.choice.point.by_batches
+
+    @property
+    def by_streams(self) -> bool:
+        """Whether the examples of a stream are echoed. Each worker then has a plan of its own."""
+        return self.source.streams and not self.by_batches
+
+    @property
+    def resumes(self) -> bool:
+        """Whether a run can continue in the middle of a pass.
+
+        It can if the data is read by index, if the loader or stream has a state of its own, or if a pass of known length can be
+        read again.
+        """
+        source = self.source
+        if self.by_streams:
+            return is_stateful(source.loader.dataset)
+        return source.rebuilds or is_stateful(source.loader) or not (source.length is None or source.reads_stream)
+
+    @property
+    def has_length(self) -> bool:
+        """Whether the length of epochs is known. If not, an epoch ends when a pass ends."""
+        return self.source.length is not None and not (self.by_streams and self.epoch_length == "full_pass")
+
+    @property
+    def buffer_size(self) -> int:
+        """Largest number of live items."""
+        return self.buffer.value
+
+    def check_buffer(self, factor: float) -> None:
+        """Refuses a factor that needs a larger buffer.
+
+        Raises:
+            ValueError: The buffer is too small; the message names the smallest size.
+        """
+        self.buffer.check(factor)
+
+    def _room(self, ranks: int) -> Room | None:
+        """Returns the free memory that this rank may count on; None if the system does not tell.
+
+        Args:
+            ranks: Number of ranks on this node.
+        """
+        if self.cache is None:
+            return room_of_rank(ranks, 0, on_device=self.choice.point.on_device)
+        not_cached = None if self.by_batches else self.cache.not_held
+        return room_of_rank(ranks, self.cache.memory_to_come, not_cached, on_device=self.choice.point.on_device)
+
+    def settle_buffer(self, factor: float) -> str:
+        """Makes the buffer size of the run final, if it is still an estimate. All ranks must call this function together.
+
+        Args:
+            factor: Echo factor now.
+
+        Returns:
+            A message for the user; empty if there is none.
+
+        Raises:
+            ValueError: The memory that the user asks for cannot hold a batch.
+        """
+        if self.buffer.is_settled:
+            return ""
+        return self.buffer.settle(factor, self._room(ranks_on_node()), gathered)
+
+    def keep_buffer_of(self, state: EchoState) -> None:
+        """Keeps the buffer size of a state, if the run can then continue exactly and the user asks for no other number."""
+        is_alike = not state.conditions._replace(buffer_size=self.buffer_size).differences(self.conditions())
+        self.buffer.keep(state.buffer_size if is_alike and state.delivered else None)
+
+    def describe(self, factor: float) -> str:
+        """Returns one line about the loader, for people."""
+        choice, what = self.choice, "batches" if self.by_batches else "examples"
+        cached = None if self.cache is None or self.by_batches else self.cache.not_held
+        held = self.buffer_size if cached is None else min(cached, self.buffer_size)
+        item_bytes = choice.item_bytes
+        if self.cache is not None and cached is not None:  # a live example is what the cache holds
+            item_bytes = max(item_bytes, self.cache.more_bytes)
+        memory = f", {item_bytes * held / 2**20:.3g} MiB" if item_bytes else ""
+        if memory and held < self.buffer_size:
+            memory += " beside the cache"
+        rule = ", echoes from all of them" if self.reuse is Reuse.memory else ""
+        if memory and choice.point.on_device:
+            memory += " of device memory"
+        return (
+            f"{choice.point}, factor {factor:g}: reuse [{', '.join(choice.reused)}], redo [{', '.join(choice.redone)}]; "
+            f"{self.buffer_size:,} live {what}{memory}{rule}; {self.source.num_workers} workers"
+        )
+
+    def correction(self, factor: float) -> str:
+        """Returns one line for people if the data that was read so far shows that an estimate was wrong; otherwise empty."""
+        line = "" if self.cache is None else self.cache.correction()
+        return line and f"{line}; {self.describe(factor)}"
+
+    def remark(self) -> str:
+        """Returns what else the user should know. It is appended to `describe` once."""
+        remarks = []
+        if not self.resumes:
+            remarks.append(
+                "a checkpoint from within a pass cannot be resumed, unless the "
+                f"{'data set' if self.by_streams else 'loader'} has state_dict() and load_state_dict(state), or the loader is "
+                "torchdata's StatefulDataLoader"
+            )
+        if self.choice.caution:
+            remarks.append(self.choice.caution)
+        if self.buffer.remark:
+            remarks.append(self.buffer.remark)
+        if not self.has_length:
+            remarks.append(
+                "an epoch ends when the loader's pass ends" if self.by_batches else "an epoch ends when the stream ends"
+            )
+        if self.has_hearers:
+            remarks.append(
+                "set_epoch is told the number of the pass over the data, which only at factor 1 and in whole epochs is the epoch"
+            )
+        if self.by_batches and not self.source.rebuilds:
+            remarks.append("examples are counted by the leading dimension of a batch's first tensor")
+        reason = f" (auto: {self.choice.reason})" if self.choice.reason else ""
+        return reason + "".join(f"; {remark}" for remark in remarks)
+
+    # ------------------------------------------------------------------ ranks, and a pass on this rank
+
+    def rank_of_process(self) -> int:
+        """Returns the number of this process, also if all processes get the same data."""
+        return world()[1] if world()[0] > 1 or self._ranks is None else self._ranks[1]
+
+    def _noise_rank(self) -> int:
+        """Returns a number that is equal for ranks that must draw the same random numbers.
+
+        These are ranks that share the work on the same data.
+
+        Raises:
+            RuntimeError: This loader would divide the data among such ranks.
+        """
+        replicas, rank = data_parallel()
+        if (replicas, rank) == world():
+            return self.rank_of_process()
+        if self._ranks is None and self._deals_out:
+            raise RuntimeError(
+                f"this EchoLoader would divide its data among {world()[0]} ranks, but the data-parallel dimension of the job's "
+                f"device mesh has {replicas}: the other ranks share the work on the same data (tensor parallelism). Use "
+                "EchoDataModule or EchoCallback, which ask the Trainer, or "
+                f"EchoLoader(..., num_replicas={replicas}, rank={rank}) on this rank"
+            )
+        return rank
+
+    @property
+    def _deals_out(self) -> bool:
+        """Whether this loader divides the data among the ranks. Otherwise the user's loader does so, or nobody."""
+        return self.source.rebuilds and not self.source.shards_itself
+
+    def layout(self) -> Layout:
+        """Returns how a pass is cut into batches and divided among the ranks.
+
+        If its length may follow the number of the pass, this is the pass that was told last: see `tell_pass`.
+        """
+        return self._layout_of_pass or layout_of(self.source, self._shards()[0])
+
+    @property
+    def has_hearers(self) -> bool:
+        """Whether a sampler of the user's is told the number of each pass, so that the length of a pass may follow it."""
+        return self.sharing is None and bool(self.source.hearers())
+
+    def tell_pass(self, state: EchoState, *, is_next: bool = False) -> None:
+        """Tells a sampler of the user's which pass comes, since its length may follow that. Call it while nothing is read.
+
+        Args:
+            state: State of the run: its pass is told.
+            is_next: Whether the next pass is told, if that of the state has begun.
+        """
+        items = state.layout.items_per_pass(state.insertion_point.by_batches)
+        if items and self.has_hearers:
+            number = -(-state.position // items) if is_next else state.position // items
+            with preserved_random_states():  # it may draw or seed; when the pass begins, it is told again in states of its own
+                tell_pass(number, *self.source.hearers())
+            self._layout_of_pass = None
+            self._layout_of_pass = self.layout()
+
+    def _shards(self) -> tuple[int, int]:
+        """Returns the number of shares of the data, and which one this rank gets."""
+        return (self._ranks or world()) if self._deals_out else (1, 0)
+
+    def epoch_batches(self, factor: float) -> int:
+        """Returns the number of batches in an epoch on this rank. Call it only if `has_length` is true."""
+        batches = self.layout().batches_per_pass
+        return batches if self.epoch_length == "fixed" else round(factor * batches)
+
+    def passes_in(self, batches: int, factor: float) -> float | None:
+        """Returns the number of passes in the first batches of a run, by planning them; None for a stream."""
+        if self.by_streams or not self.items_per_pass():
+            return None
+        plan = make_plan(shape_of(self.source, self.layout(), self.buffer_size, 0, self.by_batches, self.reuse), factor)
+        for _ in range(batches):
+            plan.next_batch()
+        return plan.position / self.items_per_pass()
+
+    def items_per_pass(self) -> int:
+        """Returns the number of items in a pass on this rank; 0 if it is not known."""
+        return self.layout().items_per_pass(self.by_batches)
+
+    def _expected_items(self) -> int | None:
+        """Returns the expected number of items in a pass on this rank; None if not known. A stream's comes from its loader."""
+        if self.source.length is None:
+            return None
+        return self.source.length * self.source.loader.batch_size if self.by_streams else self.items_per_pass()
+
+    def conditions(self) -> Conditions:
+        """Returns what must be the same for a run to continue exactly."""
+        workers = self.source.num_workers if self.sharing is None else 0  # the workers are the reader's
+        order_by = self.source.order_by if self.sharing is None else None  # the share's name decides
+        return Conditions(self.choice.point, self.layout(), workers, self.buffer_size, self.reuse, order_by)
+
+    # ------------------------------------------------------------------ running
+
+    def lookahead(self, largest_factor: float) -> int:
+        """Returns how many batches beyond the delivered one may be planned already."""
+        if self.sharing is not None and self.sharing.is_replayed and not self.by_batches:
+            return self.sharing.lookahead
+        return lookahead(self.source, self.by_batches, largest_factor)
+
+    def filling_batches(self) -> int:
+        """Returns the number of batches after which the share of fresh examples in each batch is the one of the factor."""
+        if self.reuse is Reuse.memory:
+            return 1 if self.by_batches else max(self.source.num_workers, 1)
+        return self.buffer_size if self.by_batches else -(-self.buffer_size // self.layout().batch_size)
+
+    def start(self, launch: Launch) -> Pipeline:
+        """Starts a pipeline.
+
+        Raises:
+            RuntimeError: The data would be divided among ranks that need the same data.
+        """
+        if self.sharing is not None and not self.sharing.is_replayed:
+            return self.sharing.start_over_stream(lambda: self._start_own(launch))
+        return self._start_own(launch)
+
+    def _start_own(self, launch: Launch) -> Pipeline:
+        key = rank_key(launch.seed, self._noise_rank())
+        if self.by_streams:
+            shape = shape_of_stream_worker(self.source, self.buffer_size, launch.seed, self.reuse)
+            return start_stream_pipeline(self.source, shape, launch, key=key)
+        layout = self.layout()
+        shape = shape_of(self.source, layout, self.buffer_size, launch.seed, self.by_batches, self.reuse)
+        rank = self._shards()[1]
+        if self.sharing is not None and self.sharing.is_replayed:
+            return self.sharing.start(self.choice, layout, shape, launch, rank=rank, key=key)
+        rounds = None if self.cache is None else self.cache.begin_rounds()
+        caching = None if self.cache is None else self.cache.caching(rounds)
+        return start_index_pipeline(
+            self.source, self.choice, layout, shape, launch, rank=rank, key=key, caching=caching, rounds=rounds
+        )
+
+    def part_in_cache(self) -> Part:
+        """Returns what this rank tells the other ranks of a partitioned cache about itself."""
+        source, (shares, share) = self.source, self._shards()
+        refusal = ""
+        if source.shards_itself and type(source.sampler) is DistributedSampler:  # Lightning puts one into a user's loader
+            shares, share = source.sampler.num_replicas, source.sampler.rank
+        elif not self._deals_out:
+            refusal = (
+                f"the sampler {type(source.sampler).__name__} divides its indices among the ranks by itself, so that this loader "
+                "cannot compute what other ranks need: leave that sampler out, the loader divides them, too"
+            )
+        ahead = source.prefetched_batches + DEPTH
+        size = max(self.layout().batch_size, _OWN_BATCH if source.own_batches else 1)
+        draws_here = source.is_sequential or source.is_shuffled
+        origin = "" if refusal or draws_here else origin_of(source.sampler)
+        return Part(shares, share, source.num_workers, size, ahead, origin, refusal)
+
+
+def _check_cache(source: Source) -> None:
+    """Makes sure that a loader can have a cache at all. No example is read.
+
+    Raises:
+        ValueError: Its examples cannot be found again.
+    """
+    if not source.rebuilds:
+        what = "the data set is a stream, which has no index"
+        if not source.streams and not source.reads_stream:
+            what = f"{type(source.loader).__name__} does not tell which examples are in its batches"
+        raise ValueError(
+            f"cache is impossible here: {what}, so that an example cannot be found again. Leave the cache out and echo the "
+            "loader, copy a stream to a local disk, or use a DataLoader over a map-style data set"
+        )
+    try:
+        Keys(source.loader.dataset)
+    except NoKeysError as error:
+        raise ValueError(f"cache is impossible here: {error}") from error

@@ -1,0 +1,638 @@
+"""What is in a checkpoint: `EchoState`, the state of an `EchoLoader`, with that of its pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Annotated, Any, NamedTuple
+
+from lightning_echo.insertion import InsertionPoint
+from lightning_echo.pipeline.source import Layout, Start
+from lightning_echo.plan.memory import unpack_calls
+from lightning_echo.plan.plan import Call, Reuse
+from lightning_echo.schema import LEFT_OUT, ROW, EchoStateError, Least, LeftOut, plain, read, require
+
+# ---------------------------------------------------------------------- pipeline state
+# What a checkpoint holds of a pipeline: the plan and the order of the indices. For a stream, each worker has both in one.
+#
+# The classes are fields of `EchoState`, and ``schema.py`` reads them. The functions check what must hold between
+# fields. Their arguments are what is known from elsewhere.
+#
+# An item is an example, or a batch if whole batches are reused. A position counts the fresh items on one rank from the start of
+# the run. Batches and passes are numbered from 0.
+
+Size = Annotated[int, Least(1)]
+FromMinusOne = Annotated[int, Least(-1)]
+Integer = Annotated[int, Least(None)]
+
+
+# --- the plan ---------------------------------------------------------------------------------------------------------
+
+
+class FactorChange(NamedTuple):
+    """A factor, and the number of the first batch to which it applies. In `StreamState.factors`: of the first request."""
+
+    number: int
+    factor: float
+
+
+class LiveItem(NamedTuple):
+    """An item with uses left.
+
+    Attributes:
+        position: Its position.
+        left: Uses left.
+        used: Uses so far.
+        call_first: Position of the first fresh item of the batch in which this item was fresh. All fresh items of that batch were
+            read in one call.
+        call_size: Number of fresh items in that batch.
+    """
+
+    position: int
+    left: Size
+    used: Size
+    call_first: int
+    call_size: Size
+
+
+@dataclass(frozen=True, kw_only=True)
+class BufferState:
+    """The live items of one worker, see ``plan/plan.py``.
+
+    Attributes:
+        live: The live items, in the order from which they are drawn.
+        uses_left: Uses left of all live items together; None if an older version saved the state.
+        warming: Whether the buffer is being filled.
+        owed: Uses that had no place in a batch and are given to later items. Below 0: items have got too many uses.
+        staggered: Items that have been given uses since the buffer began to be filled.
+        delivered: Items delivered since the error diffusion began anew.
+        fresh: Fresh items among those.
+    """
+
+    live: tuple[LiveItem, ...]
+    uses_left: int | None = None
+    warming: bool
+    owed: Integer
+    staggered: int
+    delivered: int
+    fresh: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryState:
+    """What one worker holds, see ``plan/memory.py``.
+
+    Attributes:
+        delivered: Items delivered since the error diffusion began anew.
+        fresh: Fresh items among those.
+        held: Number of held items.
+        calls: The calls in which they were read, compressed.
+    """
+
+    delivered: int
+    fresh: int
+    held: int
+    calls: str
+
+    @property
+    def oldest(self) -> int:
+        """Position of the oldest held item."""
+        left = self.held
+        for call in reversed(unpack_calls(self.calls)):
+            if left <= call.size:
+                return call.first + call.size - left
+            left -= call.size
+        raise ValueError(f"{self.held} items are held, and the calls have {self.held - left}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanState:
+    """Which item is used when, see ``plan/plan.py``. It has either buffers or memories, by the rule of reuse.
+
+    Attributes:
+        number: Number of the next batch.
+        position: Position of the next fresh item.
+        factor: The echo factor that applies to the next batch.
+        pending: Changes of the factor that are still to come.
+        buffers: One for each worker. There is a single one without workers, and if whole batches are reused.
+        memories: In place of buffers, if echoes are drawn from all that memory holds.
+    """
+
+    number: int
+    position: int
+    factor: float
+    pending: tuple[FactorChange, ...]
+    buffers: tuple[BufferState, ...] | None = None
+    memories: tuple[MemoryState, ...] | None = None
+
+    @property
+    def oldest(self) -> int | None:
+        """Position of the oldest live item; None if there is none."""
+        live = [item.position for buffer in self.buffers or () for item in buffer.live]
+        live += [memory.oldest for memory in self.memories or () if memory.held]
+        return min(live, default=None)
+
+
+# --- the order ---------------------------------------------------------------------------------------------------------
+
+
+class Distance(NamedTuple):
+    """From pass ``first`` on: how many positions of a lane two uses of an index are apart, see ``plan/order.py``."""
+
+    first: int
+    positions: int
+    lanes: Annotated[int, Least(1)] = 1
+
+
+class PassEnd(NamedTuple):
+    """How many slots the passes before pass ``before`` had. The run had another number of ranks then."""
+
+    before: int
+    slots: Annotated[int, Least(1)]
+
+
+class SamplerState(NamedTuple):
+    """Number of a pass, and the state of the user's sampler (or of its generator) before that pass."""
+
+    number: int
+    state: Any
+
+
+class PassStart(NamedTuple):
+    """Number of a pass, and its first position."""
+
+    number: int
+    first: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnLoaderState:
+    """The state of the user's loader.
+
+    Attributes:
+        position: Position of the batch that the loader reads next.
+        state: What the loader's ``state_dict()`` returned.
+    """
+
+    position: int
+    state: Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class OrderState:
+    """Which index stands at which position. The kind of order decides which fields there are.
+
+    Attributes:
+        distances: For an order by index, see ``plan/order.py``.
+        ends: For an order by index: where passes ended before the run went on with another number of ranks.
+        sampler: For the order of a user's sampler: the passes whose order the sampler may have to give again.
+        passes: For a loader without a length: the passes that may have to be read again. The last one is the present pass.
+        loader: For a loader with a state of its own, if that state is needed to read the live batches again.
+        phase: For a training that shares its reading: the number of batches of a pass that came before its first batch.
+        share: The name under which the reading is shared. The order follows from it.
+    """
+
+    distances: tuple[Distance, ...] | None = None
+    ends: tuple[PassEnd, ...] | None = None
+    sampler: tuple[SamplerState, ...] | None = None
+    passes: tuple[PassStart, ...] | None = None
+    loader: OwnLoaderState | None = None
+    phase: int | None = None
+    share: str | None = None
+
+
+# --- a stream ---------------------------------------------------------------------------------------------------------
+
+
+class Pulled(NamedTuple):
+    """What a worker pulled from its stream for one batch.
+
+    Attributes:
+        position: Position of the first example, among those that this worker has pulled.
+        wanted: Number of examples that the plan asked for.
+        batch_number: Number of the batch in this worker.
+        pass_number: Number of the pass.
+    """
+
+    position: int
+    wanted: int
+    batch_number: int
+    pass_number: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamWorkerState:
+    """One worker that reads a stream, see ``pipeline/streams.py``.
+
+    Attributes:
+        plan: The worker's own plan.
+        ended: The last pass whose stream has ended in this worker; -1: none.
+        stream: What the stream's ``state_dict()`` returned before the oldest live example was pulled.
+        stream_pass: The pass to which `stream` belongs; -1: none has begun.
+        pulled: What was pulled since then, and must be pulled again.
+    """
+
+    plan: PlanState
+    ended: FromMinusOne
+    stream: Any
+    stream_pass: FromMinusOne
+    pulled: tuple[Pulled, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamState:
+    """Where a run over a stream stands, see ``pipeline/pipelines.py``. A list about workers is in their order.
+
+    Attributes:
+        request: Number of the next request to the workers.
+        pass_: Number of the pass (in the file: ``pass``).
+        begun: Whether the pass has had a batch.
+        ended: Numbers of the workers whose stream has ended in this pass.
+        batches: Number of batches that each worker has made.
+        workers: State of each worker; None if it has not begun, or if its stream has no state.
+        factors: Factors, each with the number of the first request to which it applies. The first factor applies now.
+        pending: Changes of the factor that are still to come. Their numbers are those of batches of the run.
+    """
+
+    request: int
+    pass_: int
+    begun: bool
+    ended: tuple[int, ...]
+    batches: tuple[int, ...]
+    workers: tuple[StreamWorkerState | None, ...]
+    factors: tuple[FactorChange, ...]
+    pending: tuple[FactorChange, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineState:
+    """What a pipeline returns and continues from: the fields of these names in `EchoState`."""
+
+    plan: PlanState | None
+    order: OrderState | None
+    stream: StreamState | None = None
+
+
+# --- what must hold between fields ------------------------------------------------------------------------------------
+
+
+def check_order(order: OrderState, position: int, layout: Layout, by_index: bool) -> None:
+    """Checks the order that belongs to a plan whose next fresh item is at ``position``."""
+    if by_index and order.phase is not None:
+        require(order.phase < layout.batches_per_pass, "order.phase", f"below {layout.batches_per_pass}", order.phase)
+    elif by_index:
+        require(bool(order.distances), "order.distances", "a list with an entry", order.distances)
+    elif not layout.batches_per_pass:  # a pass ends when the loader's iteration ends
+        passes = order.passes or ()
+        require(bool(passes), "order.passes", "a list with an entry", order.passes)
+        follows = all(one.number < other.number and one.first <= other.first for one, other in pairwise(passes))
+        require(follows and passes[-1].first <= position, "order.passes", "passes in order, begun already", passes)
+
+
+def check_stream(stream: StreamState, workers: int, layout: Layout, reuse: Reuse) -> None:
+    """Checks the lists about workers, each worker's plan, and the factors."""
+    for name in ("batches", "workers"):
+        found = getattr(stream, name)
+        require(len(found) == workers, f"stream.{name}", f"a list of {workers}", found)
+    require(all(worker < workers for worker in stream.ended), "stream.ended", f"numbers below {workers}", stream.ended)
+    for number, worker in enumerate(stream.workers):
+        if worker is not None:
+            path, its = f"stream.workers[{number}].plan", worker.plan
+            check_plan(its, path, its.number * layout.batch_size, 1, reuse)
+            _check_pulled(worker.pulled, its, f"stream.workers[{number}].pulled")
+    since = stream.factors[0].number if stream.factors else None
+    require(since == stream.request, "stream.factors", "a list that begins with the request", stream.factors)
+
+
+def _check_pulled(pulled: Sequence[Pulled], plan: PlanState, path: str) -> None:
+    """Checks that what was pulled from a stream has no gap, and that all live examples are among it."""
+    starts = [*[row.position for row in pulled[1:]], plan.position] if pulled else []
+    follows = all(row.position <= start <= row.position + row.wanted for row, start in zip(pulled, starts, strict=True))
+    oldest = plan.oldest
+    holds = oldest is None or (bool(pulled) and pulled[0].position <= oldest)
+    require(follows and holds, path, "rows without a gap, from the oldest live example on", pulled)
+
+
+def _check_workers(plan: PlanState, path: str, workers: int, reuse: Reuse) -> None:
+    """Checks that a plan has one buffer or one memory for each worker, as its rule of reuse needs, and not both."""
+    held: dict[str, tuple[BufferState | MemoryState, ...] | None] = {"buffers": plan.buffers, "memories": plan.memories}
+    needed = "buffers" if reuse is Reuse.each else "memories"
+    for name, there in held.items():
+        if name != needed:
+            require(there is None, f"{path}.{name}", f"None with reuse={reuse}", there)
+        else:
+            require(
+                there is not None and len(there) == workers, f"{path}.{name}", f"a list of {workers} with reuse={reuse}", there
+            )
+
+
+def _check_memory(memory: MemoryState, path: str, position: int) -> None:
+    """Checks what one worker holds. All of it must stand before ``position``."""
+    try:
+        calls = unpack_calls(memory.calls)
+    except ValueError:
+        calls = [Call(-1, 0)]
+    ends = [call.first + call.size for call in calls]
+    follows = all(call.size >= 1 and call.first >= end for call, end in zip(calls, [0, *ends], strict=False))
+    require(
+        follows and max(ends, default=0) <= position, f"{path}.calls", "calls in order, before the plan's position", memory.calls
+    )
+    newer = sum(call.size for call in calls[1:])
+    fits = newer < memory.held <= newer + calls[0].size if calls else memory.held == 0
+    require(fits, f"{path}.held", "the number of items of the calls, without some of the first", memory.held)
+
+
+def check_plan(plan: PlanState, path: str, most: int, workers: int, reuse: Reuse) -> None:
+    """Checks the fields of a plan for ``workers`` workers. Its batches cannot have held more than ``most`` fresh items."""
+    _check_workers(plan, path, workers, reuse)
+    require(plan.position <= most, f"{path}.position", f"at most {most}, by its number of batches", plan.position)
+    for number, memory in enumerate(plan.memories or ()):
+        _check_memory(memory, f"{path}.memories[{number}]", plan.position)
+    for number, buffer in enumerate(plan.buffers or ()):
+        where, live, uses = f"{path}.buffers[{number}].live", buffer.live, buffer.uses_left
+        require(uses is None or uses == sum(item.left for item in live), where, f"items with uses_left={uses} in all", live)
+        for item in live:
+            in_call = item.call_first <= item.position < item.call_first + item.call_size
+            fits, found = in_call and item.position < plan.position, (item.position, item.call_first, item.call_size)
+            require(fits, where, "items of positions before that of the plan, each in its call", found)
+        require(len({item.position for item in live}) == len(live), where, "items of different positions", live)
+
+
+# ---------------------------------------------------------------------- state
+# What is in a checkpoint: `EchoState`, the state of an `EchoLoader`.
+#
+# `EchoState.from_dict` checks a state as a whole, and `EchoState.to_dict` writes it in plain types. Only ``run.py`` makes and
+# loads states. All other code receives the object. The classes here (plan, order, stream) and in
+# ``pipeline/source.py`` are the only list of the fields, and ``schema.py`` reads that list.
+#
+# A checkpoint of a run with `EchoCallback` holds more beside it: the counts of all ranks, the controller's state, reports and
+# decisions. `EchoCallback.state_dict` lists them, and `EchoCallback.on_save_checkpoint` adds the logged metrics.
+
+STATE_VERSION = 1
+
+
+# --- parts ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class EchoCounts:
+    """Examples delivered on this rank.
+
+    Attributes:
+        fresh: Number of fresh examples.
+        echoed: Number of echoed examples.
+        refetched: Number of examples that were read again after a resume, because they were live and no process held them. Each
+            of them is an echoed example, or was read together with one.
+
+    Example:
+        >>> counts = EchoCounts(fresh=8, echoed=24)
+        >>> counts.delivered, counts.factor
+        (32, 4.0)
+    """
+
+    fresh: int = 0
+    echoed: int = 0
+    refetched: int = 0
+
+    @property
+    def delivered(self) -> int:
+        """All examples delivered, fresh and echoed."""
+        return self.fresh + self.echoed
+
+    @property
+    def factor(self) -> float:
+        """Uses per fresh example so far; 1 before the first example."""
+        return self.delivered / self.fresh if self.fresh else 1.0
+
+    def __add__(self, other: EchoCounts) -> EchoCounts:
+        return EchoCounts(self.fresh + other.fresh, self.echoed + other.echoed, self.refetched + other.refetched)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerState:
+    """Where the Trainer was when the state was saved, see `TrainerPlace`.
+
+    Attributes:
+        in_epoch: Number of batches that it had taken in its epoch.
+        ended: Number of epochs that it had ended.
+        is_over: Whether it had ended the epoch that it began last.
+        in_step: Whether it had taken a batch that it had not yet counted as completed.
+    """
+
+    in_epoch: int
+    ended: int
+    is_over: bool
+    in_step: bool
+
+
+class Conditions(NamedTuple):
+    """What must be the same for a run to continue exactly. `EchoState` explains the fields."""
+
+    insertion_point: InsertionPoint
+    layout: Layout
+    workers: int
+    buffer_size: int
+    reuse: Reuse
+    order_by: str | None = None
+
+    def differences(self, now: Conditions) -> str:
+        """Returns what has changed, as a text for people. It is empty if nothing has changed."""
+        before, after = (
+            {**each._asdict(), "insertion_point": str(each.insertion_point), "reuse": str(each.reuse)} for each in (self, now)
+        )
+        first, then = before.pop("layout").state(), after.pop("layout").state()
+        del before["order_by"]
+        found = [f"{name}={before[name]!r} (now {after[name]!r})" for name in before if before[name] != after[name]]
+        found += [f"{name}={first[name]} (now {then[name]})" for name in sorted(first) if first[name] != then[name]]
+        return ", ".join(filter(None, (*found, self.other_order(now))))
+
+    def other_order(self, now: Conditions) -> str:
+        """Returns what has changed of the order, as a text for people. It is empty if that is the same, or not known."""
+        if None in (self.order_by, now.order_by) or self.order_by == now.order_by:
+            return ""
+        return f"an order by {self.order_by} (now by {now.order_by})"
+
+
+# --- the whole --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class EchoState:
+    """The state of an `EchoLoader` after some batch. It holds positions but never examples.
+
+    It is the same on all ranks, except for `refetched` among the counts, and for a state of the user's own loader, sampler or
+    stream.
+
+    Attributes:
+        version: Version of this list of fields.
+        insertion_point: Where the run echoes; never ``auto``.
+        layout: How a pass is cut into batches and divided among the ranks.
+        workers: Number of worker processes.
+        buffer_size: Largest number of live items on a rank.
+        reuse: The rule of reuse. It is not in the file if it is ``each``, the rule of the paper.
+        order_by: The sampler that decides the order, in words. If that is not known, it is None, and not in the file.
+        seed: Seed in use; None before the first batch, if none was given.
+        factor: The echo factor that was set last.
+        constructed_factor: The factor with which the loader was made.
+        largest_factor: The largest factor so far. It decides how far ahead batches may be planned.
+        factor_before: The factor that applies until `factor` does.
+        factor_since: Number of the first batch to which `factor` applies.
+        epoch: Number of the present epoch.
+        epoch_batches: Length of the present epoch in batches. -1 while that is not known, because the epoch ends when a pass
+            ends.
+        in_epoch: Number of batches of the present epoch that were delivered.
+        delivered: Number of batches that were delivered in the whole run.
+        begin_at: Position and batch number at which the run begins, if there is no plan.
+        passes_over: Number of passes over the data that have ended. Older versions did not save it.
+        counts: Examples delivered on this rank: fresh, echoed, refetched.
+        plan: Which item is used when. None before the first batch, at the start of a pass with nothing live, and for a stream.
+        order: Which index stands at which position. It is there if there is a plan, and at the start of a pass whose length is
+            not known.
+        stream: For a stream, in place of plan and order. For other data it is None, and not in the file.
+        epoch_goes_on: If several loaders make up an epoch: whether the epoch continues (None: not known). Otherwise left out.
+        trainer: Where the Trainer was. If that is not known, it is None, and not in the file.
+        new_length: Length of a pass of the data set when the state was saved, if the data set had grown or shrunk since the
+            present pass began. Otherwise None, and not in the file.
+        has_begun_pass: True if the present pass began in the present epoch, and only a limit of the Trainer ends an epoch.
+            Otherwise None, and not in the file.
+    """
+
+    version: int = STATE_VERSION
+    insertion_point: InsertionPoint
+    layout: Layout
+    workers: int
+    buffer_size: Size
+    reuse: Reuse = Reuse.each
+    order_by: str | None = None
+    seed: Integer | None
+    factor: float
+    constructed_factor: float
+    largest_factor: float
+    factor_before: float
+    factor_since: int
+    epoch: int
+    epoch_batches: FromMinusOne
+    in_epoch: int
+    delivered: int
+    begin_at: Start
+    passes_over: int = 0
+    counts: Annotated[EchoCounts, ROW]
+    plan: PlanState | None
+    order: OrderState | None
+    stream: StreamState | None = None
+    epoch_goes_on: bool | LeftOut | None = LEFT_OUT
+    trainer: TrainerState | None = None
+    new_length: Size | None = None
+    has_begun_pass: bool | None = None
+
+    @classmethod
+    def from_dict(cls, state: Any, *, by_index: bool) -> EchoState:
+        """Reads a state from plain types, and checks all of it.
+
+        Args:
+            state: What `to_dict` has returned, in this version or an earlier one.
+            by_index: Whether the loader that loads the state reads by index. Otherwise it reads batches or a stream, pass by
+                pass.
+
+        Raises:
+            EchoStateError: This is not a state of an `EchoLoader`, or it is of a later version, or it is damaged. The message
+                names the field that is missing, superfluous or wrong.
+        """
+        if isinstance(state, dict) and "version" not in state and {"insertion_point", "layout"} & state.keys():
+            raise EchoStateError(
+                "the state is damaged: version is missing. Resume from another checkpoint, or restart without it"
+            )
+        if not isinstance(state, dict) or "version" not in state:
+            raise EchoStateError(
+                f"state must be what EchoLoader.state_dict() returned, got {type(state).__name__}: {state!r:.100}"
+            )
+        version = state["version"]
+        if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+            raise EchoStateError(f"the state is damaged: version must be an integer >= 1, got {version!r:.80}")
+        if version > STATE_VERSION:
+            raise EchoStateError(
+                f"the state has version {version}, this lightning_echo knows up to {STATE_VERSION}: upgrade lightning_echo"
+            )
+        found = read(cls, state)
+        _check(found, by_index=by_index)
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the state in plain types: what a checkpoint holds."""
+        state: dict[str, Any] = plain(self)
+        return state
+
+    @staticmethod
+    def parts_of(pipeline: dict[str, Any]) -> tuple[PlanState | None, OrderState | None, StreamState | None]:
+        """Reads plan, order and stream from the plain types in which a pipeline returns them, see `pipeline`."""
+        parts = read(PipelineState, pipeline)
+        return parts.plan, parts.order, parts.stream
+
+    def pipeline(self) -> dict[str, Any]:
+        """Returns what a pipeline continues from, in plain types: ``plan``, ``order``, and ``stream`` for a stream."""
+        state: dict[str, Any] = plain(PipelineState(plan=self.plan, order=self.order, stream=self.stream))
+        return state
+
+    @property
+    def conditions(self) -> Conditions:
+        """What must be the same for a run to continue exactly."""
+        return Conditions(self.insertion_point, self.layout, self.workers, self.buffer_size, self.reuse, self.order_by)
+
+    @property
+    def position(self) -> int:
+        """Position of the next fresh item. It means nothing for a stream, whose workers count for themselves."""
+        return self.begin_at.position if self.plan is None else self.plan.position
+
+    def under(self, conditions: Conditions) -> EchoState:
+        """Returns the same state with other conditions."""
+        return replace(self, **conditions._asdict())
+
+    @property
+    def pending(self) -> tuple[FactorChange, ...] | None:
+        """Changes of the factor that are still to come; None if no plan has begun."""
+        planned = self.plan or self.stream
+        return None if planned is None else planned.pending
+
+    def with_change(self, number: int, factor: float) -> EchoState:
+        """Returns the same state, but another factor applies from batch ``number`` on."""
+        if self.pending is None:
+            return self
+        pending = (*[change for change in self.pending if change.number < number], FactorChange(number, factor))
+        if self.plan is not None:
+            return replace(self, plan=replace(self.plan, pending=pending))
+        assert self.stream is not None
+        return replace(self, stream=replace(self.stream, pending=pending))
+
+
+def is_state(state: Any) -> bool:
+    """Returns whether this is a state of an `EchoLoader`, of any version, and not of another stateful loader.
+
+    A state that lacks a field counts as one, too: it is refused where it is read, and not ignored here.
+    """
+    return isinstance(state, dict) and len({"version", "insertion_point", "layout"} & state.keys()) >= 2
+
+
+# --- what must hold between fields ------------------------------------------------------------------------------------
+
+
+def _check(state: EchoState, *, by_index: bool) -> None:
+    plan, order, stream, layout = state.plan, state.order, state.stream, state.layout
+    for name in ("replicas", "batch_size", "last_batch_size"):
+        require(getattr(layout, name) >= 1, f"layout.{name}", "an integer >= 1", getattr(layout, name))
+    require(plan is None or order is not None, "order", "there if there is a plan", order)
+    require(stream is None or plan is None, "stream", "None beside a plan", stream)
+    begins = plan is None and stream is None  # a pass begins, and nothing is live
+    require(not begins or state.begin_at.number == state.delivered, "plan, or stream,", "there once batches were delivered", plan)
+    by_batches = state.insertion_point.by_batches
+    if plan is not None and order is not None:
+        buffers = 1 if by_batches else max(state.workers, 1)
+        require(plan.number == state.delivered, "delivered", f"{plan.number}, the number of the plan", state.delivered)
+        check_plan(plan, "plan", plan.number * (1 if by_batches else layout.batch_size), buffers, state.reuse)
+        check_order(order, plan.position, layout, by_index)
+    elif order is not None:  # a pass begins whose length is not known
+        may_be = not by_index and not layout.batches_per_pass and order == OrderState(passes=order.passes)
+        require(may_be, "order", "None without a plan", order)
+        check_order(order, state.begin_at.position, layout, by_index)
+    if stream is not None:
+        check_stream(stream, max(state.workers, 1), layout, state.reuse)

@@ -1,0 +1,553 @@
+"""What a controller gets and what it returns, the cost model that it decides with, and the words for its reasons."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from enum import Enum
+from numbers import Integral, Real
+from typing import Any
+
+from lightning_echo.insertion import POINTS, InsertionPoint, Needs, earliest
+from lightning_echo.schema import entry, record
+
+# ---------------------------------------------------------------------- words
+# The words for figures and findings, and the line to paste: the same in a training's summary and in a stall analysis.
+
+
+def busy(idle_fraction: float, only: bool = False, last: int = 0) -> str:
+    """Returns the share of the time in which the accelerator works; ``last`` is the number of steps that it was measured over.
+
+    >>> busy(0.25), busy(0.25, only=True, last=100)
+    ('the accelerator is busy 75 % of the time', 'the accelerator is busy only 75 % of the time (last 100 steps)')
+    """
+    return f"the accelerator is busy {'only ' if only else ''}{percent(1 - idle_fraction)} of the time{over_last(last)}"
+
+
+def callback_line(options: Mapping[str, Any]) -> str:
+    """Returns the `EchoCallback` with these options, as a line of Python to paste.
+
+    >>> print(callback_line({"factor": 2.0, "cache": "8GiB"}))
+    EchoCallback(factor=2, cache="8GiB")
+    >>> print(callback_line({"cache": {"size": "8GiB", "path": "/it's"}}))
+    EchoCallback(cache={'size': '8GiB', 'path': "/it's"})
+    """
+    values = {name: f"{value:g}" if isinstance(value, float) else repr(value) for name, value in options.items()}
+    line = f"EchoCallback({', '.join(f'{name}={value}' for name, value in values.items())})"
+    return line if '"' in line else line.replace("'", '"')
+
+
+def fewer_fresh(factor: float) -> str:
+    """Returns what an echo factor costs.
+
+    >>> fewer_fresh(4)
+    'each step then has 25 % as many fresh examples'
+    """
+    return f"each step then has {percent(1 / factor)} as many fresh examples"
+
+
+def no_workers(workers: int, idle_fraction: float, last: int = 0) -> str:
+    """Returns the advice for a training without workers; ``last`` as in `busy`.
+
+    >>> no_workers(2, 0.5)
+    'Set num_workers to 2 or more first, since with 0 loading and training take turns: the accelerator is busy 50 % of the time.'
+    """
+    why = f"since with 0 loading and training take turns: {busy(idle_fraction, last=last)}"
+    return f"Set num_workers to {workers} or more first, {why}."
+
+
+def number_of(number: float, one: str, several: str) -> str:
+    """Returns a number with its noun, in the singular or in the plural.
+
+    >>> number_of(1, "pass", "passes"), number_of(1200, "step", "steps")
+    ('1 pass', '1,200 steps')
+    """
+    digits = three_digits(number)
+    return f"{digits} {one if digits == '1' else several}"
+
+
+def over_last(steps: int) -> str:
+    """Returns the words for the steps that a figure was measured over. They are empty if the number of steps is not known.
+
+    >>> over_last(100), over_last(0)
+    (' (last 100 steps)', '')
+    """
+    return f" (last {number_of(steps, 'step', 'steps')})" if steps else ""
+
+
+def percent(share: float) -> str:
+    """Returns a share in percent.
+
+    >>> percent(0.126)
+    '13 %'
+    """
+    return f"{100 * share:.0f} %"
+
+
+def three_digits(number: float) -> str:
+    """Returns a number with three digits, or with all digits of its integer part.
+
+    >>> three_digits(0.01234), three_digits(12.345), three_digits(12345.6)
+    ('0.0123', '12.3', '12,346')
+    """
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
+
+
+# ---------------------------------------------------------------------- control
+# What a controller gets and what it returns: an `Observation`, and a `Decision` with its reason.
+
+
+class Reason(Enum):
+    """Why a factor was chosen, for programs. `Decision.message` tells it to people."""
+
+    fits = "fits"  # the factor in force is right
+    starved = "starved"  # the device waits too long: the factor must be larger
+    cheaper_source = "cheaper_source"  # a smaller factor is enough
+    at_maximum = "at_maximum"  # the device waits too long, but the factor may not be larger
+    at_minimum = "at_minimum"  # a smaller factor would be enough, but the factor may not be smaller
+    downstream_too_slow = "downstream_too_slow"  # the work that is redone for each use starves the device by itself
+    no_workers = "no_workers"  # loading and training take turns: set num_workers first
+    no_gain = "no_gain"  # the device waits too long, but a larger factor was tried and brought too little
+    not_measured = "not_measured"  # too little was measured to decide
+    scheduled = "scheduled"  # the schedule has this factor
+    guarded = "guarded"  # a metric got no better, so the factor is smaller than the wrapped controller wants
+    custom = "custom"  # for your own controllers
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether the decision follows from measurements of the pipeline alone."""
+        return self not in (Reason.not_measured, Reason.scheduled, Reason.guarded, Reason.custom)
+
+
+class Moment(Enum):
+    """When a controller is asked."""
+
+    early = "early"  # once in a run, in its first epoch: `Controller.first_after_steps`
+    within_epoch = "within_epoch"  # `Controller.every_n_steps`, or a step of `Controller.asked_after`
+    epoch_end = "epoch_end"
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What is known at the end of an epoch, or within one. It is the same on all ranks.
+
+    Attributes:
+        epoch: Number of the epoch, from 0.
+        factor: Echo factor that was set last.
+        steps: Number of steps over which `idle_fraction` and `step_seconds` were measured. They are the steps of the epoch that
+            came after the last decision, and whose batches were planned with this factor. A few steps tell little.
+        idle_fraction: Idle fraction of the job over these steps, 0 to 1; None if there are no such steps.
+        step_seconds: Seconds per step over these steps, with the waiting; None if there are no such steps.
+        costs: Measured costs of the pipeline on the slowest rank. None if the workers cannot be measured and no step waited.
+        metrics: The values in ``trainer.callback_metrics``, as means over the ranks, without the keys that begin with ``echo/``.
+        logged: Names of the metrics that were logged since the last decision.
+        validated: Whether validation has run in this ``fit``, or is switched off.
+        moment: When the controller is asked.
+        batches: Number of batches of the run so far.
+        idle_low: Lower end of the 95 % interval of `idle_fraction`. None if there are too few steps for an interval.
+
+    Example:
+        >>> seen = Observation(epoch=3, factor=2.0, steps=100, idle_fraction=0.25, step_seconds=0.02, metrics={"val_loss": 0.5})
+        >>> seen.step_seconds * (1 - seen.idle_fraction)  # what a step takes without waiting
+        0.015
+    """
+
+    epoch: int
+    factor: float
+    steps: int = 0
+    idle_fraction: float | None = None
+    step_seconds: float | None = None
+    costs: PipelineCosts | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    logged: frozenset[str] = frozenset()
+    validated: bool = True
+    moment: Moment = Moment.epoch_end
+    batches: int = 0
+    idle_low: float | None = None
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The factor from now on.
+
+    Attributes:
+        factor: Echo factor, >= 1.
+        reason: The reason, for programs.
+        message: The reason for people, with the values that led to it.
+        since: Number of the first batch of the run with this factor. None: the first batch that is not planned yet.
+
+    Raises:
+        TypeError: The factor is not a number, or the reason is not a `Reason`.
+        ValueError: The factor is below 1 or not finite.
+
+    Example:
+        >>> Decision(2.5, Reason.custom, "as my formula says").factor
+        2.5
+    """
+
+    factor: float
+    reason: Reason
+    message: str
+    since: int | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.reason, Reason):
+            raise TypeError(f"Decision.reason must be a Reason, e.g. Reason.custom, got {self.reason!r}")
+        object.__setattr__(self, "factor", as_number("Decision.factor", self.factor))  # a plain float, also of a numpy number
+        if not (math.isfinite(self.factor) and self.factor >= 1):
+            raise ValueError(f"Decision.factor must be a finite number >= 1, got {self.factor!r}; use 1 to switch echoing off")
+
+
+class Controller(ABC):
+    """Decides on the echo factor. Subclass it and write `decide`.
+
+    Each rank gives its controller the same observation. The decision of rank 0 is used on all ranks.
+
+    The controller is asked at the end of each epoch. Set one of the attributes if it must be asked within epochs, too:
+
+    * The attributes count batches, not optimizer steps. Gradient accumulation therefore makes no difference.
+    * With ``epoch_length="full_pass"`` and a known length, the controller is asked only at the ends of epochs, because the
+      Trainer cannot be told a new length within an epoch.
+    * At the last batch of an epoch it is asked once: at the end.
+
+    Attributes:
+        first_after_steps: In the first epoch of a run, the controller is asked after this number of steps, if it has not been
+            asked before (`Moment.early`). Three kinds of steps tell nothing and are not counted: the steps whose batches were
+            queued at the start, the steps that fill the buffer, and ten more. None: it is not asked early.
+        every_n_steps: The controller is asked each time after this number of batches of an epoch (`Moment.within_epoch`). An
+            epoch that never ends needs this. Each time, the ranks exchange what they have measured. None: it is not asked then.
+        asked_after: The controller is also asked after these numbers of batches of the run (`Moment.within_epoch`).
+
+    Example:
+        >>> class Halve(Controller):
+        ...     def decide(self, observation: Observation) -> Decision:
+        ...         return Decision(max(1.0, observation.factor / 2), Reason.custom, "half of it")
+        >>> Halve().decide(Observation(epoch=0, factor=3.0)).factor
+        1.5
+    """
+
+    first_after_steps: int | None = None
+    every_n_steps: int | None = None
+    asked_after: Collection[int] = ()
+
+    @abstractmethod
+    def decide(self, observation: Observation) -> Decision:
+        """Returns the factor from now on. Batches that are planned already keep their factor.
+
+        Args:
+            observation: What is known now.
+        """
+
+    def initial_factor(self) -> float | None:
+        """Returns the factor of the first epoch; None leaves the factor that the loader has."""
+        return None
+
+    def largest_factor(self) -> float | None:
+        """Returns the largest factor that `decide` may return, or None if it is not known.
+
+        A buffer that cannot hold this factor is then refused before training.
+        """
+        return None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what a checkpoint has to save, in plain types and tensors."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # noqa: B027 (a controller without state has nothing to load)
+        """Restores what `state_dict` returned.
+
+        Args:
+            state_dict: The saved state.
+        """
+
+
+def state_by_kind(controller: Controller) -> dict[str, Any]:
+    """Returns a controller's state under the name of its class."""
+    return {type(controller).__name__: controller.state_dict()}
+
+
+def load_state_by_kind(controller: Controller, state: dict[str, Any]) -> None:
+    """Restores the state that `state_by_kind` returned. It ignores the state of another class of controller."""
+    name = type(controller).__name__
+    if (own := entry(state, name, dict | None, None)) is not None:
+        controller.load_state_dict(own)
+
+
+def as_count(name: str, value: Any) -> int | None:
+    """Returns a number of steps as an int, or None.
+
+    Raises:
+        TypeError: It is not an integer.
+        ValueError: It is below 1.
+    """
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise TypeError(f"{name} must be a number of steps (an integer), or None, got {value!r}")
+    if value < 1:
+        raise ValueError(f"{name} must be a number of steps >= 1, got {value!r}; None: the controller is not asked then")
+    return int(value)
+
+
+def as_number(name: str, value: Any) -> float:
+    """Returns an option as a float.
+
+    Raises:
+        TypeError: It is not a number.
+    """
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name} must be a number, got {value!r}")
+    return float(value)
+
+
+# ---------------------------------------------------------------------- cost
+# The cost model: the time per step at any echo factor, from measured seconds, and the smallest factor that feeds the device.
+#
+#     host time per batch        h(e) = (reused / e + redone) / W          W workers
+#     time per step              T(e) = max(h(e), d)                       d: device time per step
+#                                T(e) = reused / e + redone + d            W = 0: nothing overlaps
+#     idle fraction              1 - d / T(e)
+#     speed-up                   S(e) = T(1) / T(e)
+#
+# The insertion point decides which of the source, rest and collate seconds are reused, and which are redone.
+#
+# Source: Choi et al. 2019, arXiv 1907.05550, section 2 (upstream and downstream time, their ratio R).
+
+
+@dataclass(frozen=True)
+class PipelineCosts:
+    """The seconds that one batch costs if all its examples are fresh.
+
+    Attributes:
+        insertion_point: The name of an `InsertionPoint`, but not ``"auto"``.
+        source_seconds: Worker time per batch before the insertion point.
+        rest_seconds: Worker time per batch after the insertion point, without collate.
+        collate_seconds: Worker time per batch for collate.
+        device_seconds: Time per step in which the device is busy, transfer included.
+        workers: Number of worker processes. With 0, loading and training take turns.
+
+    Example:
+        >>> costs = PipelineCosts("after_augmentation", 0.08, 0.0, 0.0, device_seconds=0.01, workers=2)
+        >>> costs.step_seconds(1), costs.step_seconds(4), costs.speedup(8), costs.feeding_factor()
+        (0.04, 0.01, 4.0, 4.0)
+    """
+
+    insertion_point: str
+    source_seconds: float
+    rest_seconds: float
+    collate_seconds: float
+    device_seconds: float
+    workers: int
+
+    @classmethod
+    def of_waiting(cls, step_seconds: float, idle_fraction: float, factor: float, workers: int = 1) -> PipelineCosts:
+        """Returns the costs of a pipeline whose workers cannot be measured. They follow from the time that steps waited.
+
+        While the device waits, a step lasts as long as the host needs for a batch. Without workers, the host needs the time that
+        the device waited.
+
+        Args:
+            step_seconds: Time per step, with the waiting.
+            idle_fraction: Share of that time in which the device waited. It must be clearly more than 0.
+            factor: Echo factor in force. Whole batches are assumed to be reused.
+            workers: Number of worker processes. Only 0 makes a difference: loading and training take turns.
+        """
+        host = step_seconds if workers else step_seconds * idle_fraction
+        return cls(earliest(Needs.batches).value, host * factor, 0.0, 0.0, step_seconds * (1 - idle_fraction), min(workers, 1))
+
+    @property
+    def reused_seconds(self) -> float:
+        """Worker time per batch that echoing saves."""
+        return self._total_seconds if InsertionPoint(self.insertion_point).by_batches else self.source_seconds
+
+    @property
+    def redone_seconds(self) -> float:
+        """Worker time per batch that no echo factor saves."""
+        return self._total_seconds - self.reused_seconds
+
+    @property
+    def upstream_seconds(self) -> float:
+        """Host time per fresh batch when all workers work on it: the paper's upstream time."""
+        return self.reused_seconds / max(self.workers, 1)
+
+    @property
+    def _total_seconds(self) -> float:
+        return self.source_seconds + self.rest_seconds + self.collate_seconds
+
+    def host_seconds(self, factor: float) -> float:
+        """Returns the host time per batch at an echo factor."""
+        return (self.reused_seconds / factor + self.redone_seconds) / max(self.workers, 1)
+
+    def step_seconds(self, factor: float) -> float:
+        """Returns the time per step at an echo factor."""
+        host = self.host_seconds(factor)
+        return max(host, self.device_seconds) if self.workers else host + self.device_seconds
+
+    def idle_fraction(self, factor: float) -> float:
+        """Returns the share of the time in which the device waits, at an echo factor."""
+        seconds = self.step_seconds(factor)
+        return 1 - self.device_seconds / seconds if seconds else 0.0
+
+    def speedup(self, factor: float) -> float:
+        """Returns the steps per second at an echo factor, relative to factor 1."""
+        seconds = self.step_seconds(factor)
+        return self.step_seconds(1) / seconds if seconds else 1.0
+
+    def feeding_factor(self, idle_fraction: float = 0.0) -> float:
+        """Returns the smallest factor that brings the device's idle fraction down to a target; infinite if no factor does.
+
+        Args:
+            idle_fraction: The target, in [0, 1).
+        """
+        longest_step = self.device_seconds / (1 - idle_fraction)
+        worker_seconds = longest_step * self.workers if self.workers else longest_step - self.device_seconds
+        left_for_reused = worker_seconds - self.redone_seconds
+        if not self.reused_seconds and left_for_reused >= 0:
+            return 1.0
+        return max(1.0, self.reused_seconds / left_for_reused) if left_for_reused > 0 else math.inf
+
+    def slower(self, ratio: float) -> PipelineCosts:
+        """Returns the costs of the same pipeline on a host that takes ``ratio`` times as long."""
+        return replace(
+            self,
+            source_seconds=self.source_seconds * ratio,
+            rest_seconds=self.rest_seconds * ratio,
+            collate_seconds=self.collate_seconds * ratio,
+        )
+
+    def at_later_points(self) -> list[PipelineCosts]:
+        """Returns the costs of the same pipeline at each later insertion point whose cost is known, earliest first.
+
+        More of the pipeline is reused there. Echoing after the transfer is left out, because the transfer takes no host time.
+        """
+        source = self.source_seconds + self.rest_seconds
+        return [
+            replace(self, insertion_point=point.value, source_seconds=source, rest_seconds=0.0)
+            for point in self._later()
+            if "augment" in point.properties.reused and "transfer" in point.properties.redone
+        ]
+
+    def later_points_of_unknown_cost(self) -> list[InsertionPoint]:
+        """Returns the later points that reuse a part of ``rest_seconds``. How large that part is was not measured."""
+        return [point for point in self._later() if "augment" in point.properties.redone]
+
+    def _later(self) -> tuple[InsertionPoint, ...]:
+        return POINTS[POINTS.index(InsertionPoint(self.insertion_point)) + 1 :]
+
+
+# ---------------------------------------------------------------------- recent
+# Short epochs are judged together: `RecentSteps` has the means over about the last hundred steps with one factor.
+#
+# In an epoch of 16 steps at factor 4, one late batch makes 6 % of idle time. The device's own time varies by as much from one
+# such epoch to the next. A controller that trusted each of these epochs would change the factor without need. So:
+#
+# * An epoch of fewer than `ENOUGH_STEPS` steps is joined with the epochs before it. A longer one is judged by itself.
+# * Steps with different factors are never joined. After waiting, the device's caches are cold, so that even the device's own time
+#   depends on the factor.
+# * Fewer than `FEWEST_STEPS` steps tell nothing, no matter how many epochs they took.
+
+FEWEST_STEPS = 4  # fewer say nothing about a factor
+ENOUGH_STEPS = 100  # 5 % of idle time are then five steps' worth: more than one late batch
+
+
+class RecentSteps:
+    """The means over the latest steps with one factor.
+
+    Args:
+        enough: An epoch of fewer steps is joined with the epochs before it, up to this number of steps in all.
+
+    Example:
+        >>> recent = RecentSteps()
+        >>> first = recent.joined(Observation(0, 4.0, steps=25, idle_fraction=0.08, step_seconds=0.01))
+        >>> both = recent.joined(Observation(1, 4.0, steps=75, idle_fraction=0.0, step_seconds=0.01))
+        >>> first.idle_fraction, both.steps, round(both.idle_fraction, 4)
+        (0.08, 100, 0.02)
+    """
+
+    def __init__(self, enough: int = ENOUGH_STEPS) -> None:
+        self._enough = enough
+        self._joined: Observation | None = None
+
+    def joined(self, epoch: Observation) -> Observation:
+        """Adds an epoch, and returns it joined with the epochs before it that had the same factor.
+
+        An epoch that was not measured is returned as it is, and not added. The result has means over its ``steps``. These are at
+        most ``enough``, unless the epoch itself has more. A result with fewer than `FEWEST_STEPS` steps has no means.
+        """
+        if epoch.idle_fraction is None or epoch.step_seconds is None:
+            return epoch
+        before, joined = self._joined, epoch
+        if before is not None and before.factor == epoch.factor and before.steps and epoch.steps < self._enough:
+            joined = mean_over_steps(before, epoch, self._enough)
+        self._joined = joined
+        return replace(joined, idle_fraction=None, step_seconds=None) if 0 < joined.steps < FEWEST_STEPS else joined
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the state in plain types; it is empty before the first epoch."""
+        return {} if self._joined is None else observation_state(self._joined)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores what `state_dict` returned."""
+        self._joined = observation_from_state(state) if state else None  # it may raise a FieldError
+
+
+_MEASURED = ("epoch", "factor", "steps", "idle_fraction", "step_seconds")
+
+
+def observation_state(observation: Observation) -> dict[str, Any]:
+    """Returns the measured part of an observation, in plain types."""
+    costs = observation.costs
+    return {**{name: getattr(observation, name) for name in _MEASURED}, "costs": None if costs is None else asdict(costs)}
+
+
+def observation_from_state(state: dict[str, Any]) -> Observation:
+    """Returns the observation that `observation_state` was made of, without its metrics.
+
+    Raises:
+        FieldError: A field is missing, wrong or not known.
+    """
+    return record(Observation, state, required=(*_MEASURED, "costs"))
+
+
+def are_of_same_pipeline(one: PipelineCosts, other: PipelineCosts) -> bool:
+    """Whether two costs have the same insertion point and number of workers."""
+    return (one.insertion_point, one.workers) == (other.insertion_point, other.workers)
+
+
+def mean_over_steps(before: Observation, now: Observation, enough: float = math.inf) -> Observation:
+    """Returns the means over the steps of two measured observations. The other fields are those of the later one.
+
+    Args:
+        before: The earlier observation.
+        now: The later one.
+        enough: If both together have more steps than this, the earlier steps count less.
+    """
+    steps = int(min(before.steps + now.steps, enough))
+    share = now.steps / steps
+    waited = _mean(wait_per_step(before), wait_per_step(now), share)
+    seconds = _mean(before.step_seconds or 0.0, now.step_seconds or 0.0, share)
+    costs = now.costs
+    if costs is not None and before.costs is not None and are_of_same_pipeline(costs, before.costs):
+        costs = _mean_costs(before.costs, costs, share)
+    return replace(now, steps=steps, idle_fraction=waited / seconds if seconds else 0.0, step_seconds=seconds, costs=costs)
+
+
+def wait_per_step(observation: Observation) -> float:
+    """Returns the measured waiting per step, in seconds."""
+    return (observation.idle_fraction or 0.0) * (observation.step_seconds or 0.0)
+
+
+def _mean(before: float, now: float, share: float) -> float:
+    return (1 - share) * before + share * now
+
+
+def _mean_costs(before: PipelineCosts, now: PipelineCosts, share: float) -> PipelineCosts:
+    return replace(
+        now,
+        source_seconds=_mean(before.source_seconds, now.source_seconds, share),
+        rest_seconds=_mean(before.rest_seconds, now.rest_seconds, share),
+        collate_seconds=_mean(before.collate_seconds, now.collate_seconds, share),
+        device_seconds=_mean(before.device_seconds, now.device_seconds, share),
+    )

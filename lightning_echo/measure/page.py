@@ -1,0 +1,267 @@
+"""The parts of a report that every report uses: figures, tables, and a page that loads nothing from elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+from io import StringIO
+from pathlib import Path
+from string import Template
+from textwrap import fill, wrap
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+# ---------------------------------------------------------------------- figure
+# Figures of a report: a white figure, its file, its SVG element for a page.
+#
+# * matplotlib is an optional package. Its global state (pyplot, the current figure) is not used.
+# * The colours are those of Okabe and Ito, which colour-blind people can tell apart.
+# * The background is white, so that the picture can be read on a dark page, too.
+
+ORANGE, SKY, GREEN, BLUE, VERMILION, PINK = "#E69F00", "#56B4E9", "#009E73", "#0072B2", "#D55E00", "#CC79A7"
+_DOTS_PER_INCH = 120
+
+
+def check_matplotlib(user: str = "figures") -> None:
+    """Makes sure that matplotlib is installed.
+
+    Args:
+        user: What needs matplotlib, for the message.
+
+    Raises:
+        ModuleNotFoundError: matplotlib is not installed.
+    """
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ModuleNotFoundError as error:
+        message = f"{user} need matplotlib, which is not installed: pip install 'lightning-echo[report]'"
+        raise ModuleNotFoundError(message) from error
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """Returns an empty figure. Its layout keeps the contents from overlapping.
+
+    Args:
+        width: Width in inches. A file has 120 dots per inch.
+        height: Height in inches.
+
+    Raises:
+        ModuleNotFoundError: matplotlib is not installed.
+    """
+    check_matplotlib()
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=_DOTS_PER_INCH, facecolor="white")
+    figure.set_layout_engine("constrained", h_pad=0.12)
+    return figure
+
+
+def save(figure: Figure, path: str | Path) -> None:
+    """Writes a figure as PNG.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    figure.savefig(path, format="png", dpi=_DOTS_PER_INCH)
+
+
+def as_svg(figure: Figure) -> str:
+    """Returns a figure as an SVG element. It refers to nothing outside itself, and is the same in each process."""
+    import matplotlib
+
+    written = StringIO()
+    nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    with matplotlib.rc_context({"svg.fonttype": "path", "svg.hashsalt": "lightning_echo"}):
+        figure.savefig(written, format="svg", metadata=nothing)
+    svg = written.getvalue()
+    return svg[svg.index("<svg") :].strip()
+
+
+# ---------------------------------------------------------------------- table
+# A table as a value, and as text. A terminal and a page show the same cells.
+#
+# Only a line to paste has more than 100 columns. The first cell of a row has words, the other cells have figures.
+
+_COLUMNS = 100
+_INDENT = "  "
+_GAP = "  "
+_BAR = 30  # width of a bar for the whole
+_NARROWEST = 12  # least width of the first column; longer text goes on in the next line
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table.
+
+    Attributes:
+        title: Text above the table.
+        columns: Heading of each column.
+        rows: Cells of each row, one for each column.
+        remarks: Sentences below the table.
+        shares: The share of each row in the whole, for a bar beside the row; empty if the rows are not parts of a whole.
+    """
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    remarks: tuple[str, ...] = ()
+    shares: tuple[float, ...] = ()
+
+
+def as_text(table: Table) -> str:
+    """Returns a table in columns, with its title above and its remarks below.
+
+    >>> print(as_text(Table("Rates", ("", "examples/s"), (("the real run", "100"),), ("Each is a median.",))))
+    Rates
+                    examples/s
+      the real run         100
+      Each is a median.
+    """
+    rows = [table.columns, *table.rows]
+    bars = ["", *(_bar(share) for share in table.shares)] if table.shares else [""] * len(rows)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    others = len(_INDENT) + sum(len(_GAP) + width for width in widths[1:]) + max(map(len, bars))
+    widths[0] = min(widths[0], max(_NARROWEST, _COLUMNS - others))
+    lines = [line for row, bar in zip(rows, bars, strict=True) for line in _row(row, widths, bar)]
+    return "\n".join([table.title, *lines, *map(as_sentence, table.remarks)])
+
+
+def as_block(title: str, sentences: Sequence[str]) -> str:
+    """Returns sentences under a title; an empty text if there is none.
+
+    >>> print(as_block("Why", ["idle 40 % of the time", "6 of 8 cores are free"]))
+    Why
+      idle 40 % of the time
+      6 of 8 cores are free
+    """
+    return "\n".join([title, *map(as_sentence, sentences)]) if sentences else ""
+
+
+def verdict_blocks(message: str, why: Sequence[str], lines: Sequence[str]) -> list[str]:
+    """Returns the first blocks of a report: what to do, why, and the lines to paste. Empty blocks are left out.
+
+    Lines to paste are not wrapped.
+
+    >>> verdict_blocks("Echo.", [], ["EchoCallback(factor=2)"])
+    ['Verdict\\n  Echo.', 'Next\\n  EchoCallback(factor=2)']
+    """
+    after = "\n".join(["Next", *(f"{_INDENT}{line}" for line in lines)]) if lines else ""
+    return [block for block in (as_block("Verdict", [message]), as_block("Why", why), after) if block]
+
+
+def as_sentence(text: str) -> str:
+    """Returns a text in indented lines. The lines after the first are indented further."""
+    return fill(text, _COLUMNS, initial_indent=_INDENT, subsequent_indent=2 * _INDENT, break_on_hyphens=False)
+
+
+def _row(cells: tuple[str, ...], widths: list[int], bar: str) -> list[str]:
+    """Returns the lines of a row. The figures are at the right, beside the first line of the words."""
+    words = wrap(cells[0], widths[0], subsequent_indent=_INDENT) or [""]
+    figures = "".join(_GAP + cell.rjust(width) for cell, width in zip(cells[1:], widths[1:], strict=True))
+    lines = [f"{words[0].ljust(widths[0])}{figures}{bar}", *words[1:]]
+    return [f"{_INDENT}{line}".rstrip() for line in lines]
+
+
+def _bar(share: float) -> str:
+    return _GAP + "#" * round(_BAR * share)
+
+
+# ---------------------------------------------------------------------- html page
+# A report as one HTML page. It contains everything it shows: no script, no font and no picture is loaded from elsewhere.
+
+_WORDS = 8  # a first cell with at least this number of characters has words
+_PAGE = Template("""\
+<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>$headline</title>
+<style>
+:root { color-scheme: light dark; --line: #8884; --mark: #0072B2; }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 56rem; margin: 2rem auto; padding: 0 1rem; }
+h1 { font-size: 1.5rem; line-height: 1.25; }
+h2 { font-size: 1.1rem; margin: 2rem 0 0.5rem; }
+.verdict { border-left: 0.4rem solid var(--mark); background: #0072B21a; padding: 0.8rem 1rem; font-size: 1.1rem; }
+.wide { overflow-x: auto; }
+.figure { background: white; margin: 2rem 0; }
+.figure svg { display: block; width: 100%; min-width: 30rem; height: auto; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+th, td { padding: 0.2rem 0 0.2rem 1.5rem; text-align: right; border-bottom: 1px solid var(--line); }
+th { vertical-align: bottom; }
+td { vertical-align: top; white-space: nowrap; }
+th:first-child, td:first-child { padding-left: 0; text-align: left; min-width: 10rem; }
+td:first-child { white-space: normal; overflow-wrap: anywhere; }
+.numbered td:first-child, .numbered th:first-child { min-width: 0; }
+p, li { overflow-wrap: anywhere; }
+.why { margin: 0.2rem 0; }
+.remark { font-size: 0.9rem; opacity: 0.8; margin: 0.4rem 0; }
+@media (max-width: 40rem) { table { font-size: 0.85rem; } th, td { padding-left: 0.7rem; } }
+</style>
+</head>
+<body>
+<h1>$headline</h1>$verdict
+<div class="wide figure" role="img" aria-label="$figure_words">
+$figure
+</div>
+$tables
+$notes
+</body>
+</html>
+""")
+
+
+@dataclass(frozen=True)
+class HtmlPage:
+    """What a page shows, from top to bottom. Everything except the figure is plain text: a tag in it is shown as it is.
+
+    Attributes:
+        headline: The title.
+        figure: An SVG element.
+        figure_words: What the figure shows, for people who cannot see it.
+        tables: The tables below the figure.
+        verdict: What to do; empty: the page has no verdict.
+        why: The figures on which the verdict is based, in words.
+        lines: The lines to paste.
+        notes: Sentences at the end.
+    """
+
+    headline: str
+    figure: str
+    figure_words: str
+    tables: Sequence[Table]
+    verdict: str = ""
+    why: Sequence[str] = ()
+    lines: Sequence[str] = ()
+    notes: Sequence[str] = ()
+
+    def text(self) -> str:
+        """Returns the page."""
+        above = [f'<p class="verdict">{escape(self.verdict)}</p>'] if self.verdict else []
+        above += [f'<p class="why">{escape(words)}</p>' for words in self.why]
+        above += [f"<p>Next: <code>{escape(line)}</code></p>" for line in self.lines]
+        return _PAGE.substitute(
+            headline=escape(self.headline),
+            verdict="".join(f"\n{each}" for each in above),
+            figure=self.figure,
+            figure_words=escape(self.figure_words),
+            tables="\n".join(map(_table, self.tables)),
+            notes=f"<h2>Notes</h2>\n<ul>\n{_each('li', self.notes)}\n</ul>" if self.notes else "",
+        )
+
+
+def _table(table: Table) -> str:
+    rows = "\n".join(f"<tr>{_each('td', row, '')}</tr>" for row in table.rows)
+    head = f"<thead><tr>{_each('th', table.columns, '')}</tr></thead>"
+    remarks = "".join(f'\n<p class="remark">{escape(remark)}</p>' for remark in table.remarks)
+    kind = ' class="numbered"' if all(len(row[0]) < _WORDS for row in table.rows) else ""  # no words that need room
+    grid = f"<table{kind}>\n{head}\n<tbody>\n{rows}\n</tbody>\n</table>"
+    return f'<h2>{escape(table.title)}</h2>\n<div class="wide">\n{grid}\n</div>{remarks}'
+
+
+def _each(tag: str, texts: Iterable[str], between: str = "\n") -> str:
+    return between.join(f"<{tag}>{escape(text)}</{tag}>" for text in texts)

@@ -1,0 +1,487 @@
+"""The summary of a finished training: a verdict first, then where the time went; and ``echo_summary.json``."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from functools import partial
+from itertools import groupby
+from textwrap import fill
+from typing import Any
+
+from lightning_echo.measure.control import (
+    Decision,
+    Observation,
+    Reason,
+    busy,
+    callback_line,
+    no_workers,
+    number_of,
+    over_last,
+    percent,
+    three_digits,
+)
+from lightning_echo.measure.target_idle import LARGE_FACTOR, NO_GAIN_HELPS
+from lightning_echo.schema import FieldError, entry, record, rows
+
+# ---------------------------------------------------------------------- report
+# `EpochReport`: what is known of an epoch at its end. It is logged, saved in checkpoints, and used by the summary.
+
+LOGGED = (
+    "factor",
+    "fresh_examples",
+    "echoed_examples",
+    "passes",
+    "effective_factor",
+    "idle_fraction",
+    "slowest_rank",
+    "data_wait_seconds",
+    "step_seconds",
+    "upstream_seconds",
+    "examples_per_second",
+    "recommended_factor",
+    "first_batch_seconds",
+    "cache_hit_fraction",
+    "cached_examples",
+    "cache_bytes",
+    "cache_received_fraction",
+    "exchange_fraction",
+    "shared_trainings",
+    "peer_wait_fraction",
+    "missed_examples",
+)
+
+
+@dataclass(frozen=True)
+class EpochReport:
+    """One epoch of a job. A value that could not be measured is None.
+
+    Attributes:
+        epoch: Number of the epoch, from 0.
+        steps: Number of its steps that were measured.
+        factor: Echo factor in force at its end.
+        fresh_examples: Fresh examples on all ranks in the run so far.
+        echoed_examples: Echoed examples on all ranks in the run so far.
+        passes: Passes over the data in the run so far.
+        effective_factor: Uses per fresh example in this epoch.
+        idle_fraction: Share of the epoch's time in which the job waited for input, 0 to 1.
+        slowest_rank: The rank that the others waited for most often; None if there is only one rank.
+        slowest_node: The node of that rank; None if there is only one node.
+        data_wait_seconds: Seconds of waiting per step.
+        step_seconds: Seconds per step without the waiting.
+        upstream_seconds: Seconds of the host for a batch of fresh examples, before the insertion point.
+        examples_per_second: Fresh and echoed examples per second that all ranks got.
+        recommended_factor: The factor that follows from the measurements.
+        first_batch_seconds: Seconds that the job waited for the epoch's first batch, if workers had to start for it. The longest
+            wait of any rank counts.
+        cache_hit_fraction: Share of the epoch's fresh examples that the cache had, 0 to 1; None without a cache.
+        cached_examples: Examples that the cache of a node holds; None without a cache.
+        cache_bytes: Bytes that they take on a node; None without a cache.
+        cache_received_fraction: Share of the epoch's fresh examples that came from another node, 0 to 1; None if the cache is not
+            partitioned.
+        exchange_fraction: Share of the epoch's time in which a node sent and received examples, for the node with the largest
+            share; None if the cache is not partitioned.
+        cache_hold: What the cache holds of an example; empty without a cache.
+        cache_is_full: Whether nothing is added to the cache any more.
+        shared_trainings: Trainings that share the reading, this one among them. This field and the next three are None if the
+            training does not share.
+        peer_wait_fraction: Share of the epoch's time in which a batch waited for another training, 0 to 1.
+        missed_examples: Examples in the run so far that other trainings had and this one did not.
+        saved_cpu_seconds: Processor seconds that sharing has saved this training in the run so far: the seconds that reading its
+            examples took, without this training's own share of them.
+        slowest_training: The training that this one waited for longest in the run so far; empty if it waited for none.
+        speedup: Estimated steps per second, relative to factor 1.
+        next_factor: The factor that the controller has decided on.
+        reason: The controller's reason, for programs: a value of `Reason`, or empty without a controller.
+        message: The controller's reason, for people.
+
+    Example:
+        >>> EpochReport(epoch=0, steps=10, factor=2.0, fresh_examples=8, echoed_examples=8, idle_fraction=0.25).logged()
+        {'echo/factor': 2.0, 'echo/fresh_examples': 8.0, 'echo/echoed_examples': 8.0, 'echo/idle_fraction': 0.25}
+    """
+
+    epoch: int
+    steps: int
+    factor: float
+    fresh_examples: int
+    echoed_examples: int
+    passes: float | None = None
+    effective_factor: float | None = None
+    idle_fraction: float | None = None
+    slowest_rank: int | None = None
+    slowest_node: int | None = None
+    data_wait_seconds: float | None = None
+    step_seconds: float | None = None
+    upstream_seconds: float | None = None
+    examples_per_second: float | None = None
+    recommended_factor: float | None = None
+    first_batch_seconds: float | None = None
+    cache_hit_fraction: float | None = None
+    cached_examples: int | None = None
+    cache_bytes: int | None = None
+    cache_received_fraction: float | None = None
+    exchange_fraction: float | None = None
+    cache_hold: str = ""
+    cache_is_full: bool = False
+    shared_trainings: int | None = None
+    peer_wait_fraction: float | None = None
+    missed_examples: int | None = None
+    saved_cpu_seconds: float | None = None
+    slowest_training: str = ""
+    speedup: float | None = None
+    next_factor: float | None = None
+    reason: str = ""
+    message: str = ""
+
+    def logged(self) -> dict[str, float]:
+        """Returns what goes to loggers, under ``echo/...``, without the values that could not be measured."""
+        values = {name: getattr(self, name) for name in LOGGED}
+        return {f"echo/{name}": float(value) for name, value in values.items() if value is not None}
+
+    def state(self) -> dict[str, Any]:
+        """Returns all fields, in plain types."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+# ---------------------------------------------------------------------- echo summary
+# ``echo_summary.json``: what a run saves for other programs, and for a later run that replays its decisions.
+
+FILE_NAME = "echo_summary.json"
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class FactorUse:
+    """A factor, and the batches that it was used for: from one batch on, until the next `FactorUse`.
+
+    Attributes:
+        step: Number of batches of the run after which the controller decided on it; 0 at the beginning. None: other code than
+            the controller has set it.
+        batch: Number of the first batch of the run with this factor, from 0. With several loaders: a mapping from their names to
+            such numbers.
+        factor: Echo factor.
+        reason: The controller's reason, for programs: a value of `Reason`, or empty.
+        message: The controller's reason, for people.
+    """
+
+    step: int | None
+    batch: int | Mapping[str, int]
+    factor: float
+    reason: str = ""
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """What is in the file.
+
+    Attributes:
+        reports: An `EpochReport` for each epoch.
+        decisions: The factors of the run, in order. The first is the factor that the run began with.
+        packages: Versions of the packages by name.
+        verdict: What to do, why, and the line to paste. None if too little was measured, and in files of older versions.
+
+    Example:
+        >>> summary = RunSummary([EpochReport(0, 10, 2.0, 40, 40)], [FactorUse(0, 0, 2.0)], {"lightning_echo": "0.1.0"})
+        >>> RunSummary.from_json(summary.to_json()) == summary
+        True
+    """
+
+    reports: Sequence[EpochReport] = ()
+    decisions: Sequence[FactorUse] = ()
+    packages: Mapping[str, str] = field(default_factory=dict)
+    verdict: RunVerdict | None = None
+
+    def to_json(self) -> str:
+        """Returns the text of the file."""
+        return json.dumps({"version": VERSION, **asdict(self)}, indent=1) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> RunSummary:
+        """Reads the text of a file.
+
+        Raises:
+            ValueError: It is not the text of such a file, or it is of a later version.
+        """
+        found = json.loads(text)  # a JSONDecodeError is a ValueError
+        version = found.get("version") if isinstance(found, dict) else None
+        if not isinstance(version, int):
+            raise ValueError(f"this is not an {FILE_NAME}: it must be an object with version, reports and decisions")
+        if version > VERSION:
+            raise ValueError(
+                f"the {FILE_NAME} has version {version}, this lightning_echo knows up to {VERSION}: upgrade lightning_echo"
+            )
+        try:
+            reports = rows(found, "reports", partial(record, EpochReport))
+            decisions = rows(found, "decisions", partial(record, FactorUse))
+            verdict = entry(found, "verdict", RunVerdict | None, None)
+            return cls(reports, decisions, entry(found, "packages", dict, {}), verdict)
+        except FieldError as error:
+            raise ValueError(f"the {FILE_NAME} is damaged: {error}") from None
+
+
+# ---------------------------------------------------------------------- summary
+# The summary of a finished training: a verdict first (what to do, why, what to paste next), then where the time went.
+
+_COLUMNS = 120
+_WITHOUT_ECHOING = ("cache", "share")  # options that have an effect at factor 1, too
+_BUSY_EXCHANGE = 0.5  # share of an epoch: a saturated exchange takes this much, because a node also waits for the others
+_IDLE = 0.1
+# Fresh examples teach more than echoed ones. `StallAnalyzer` finds out how many cores and how much memory are free.
+_FIRST = "; more workers (if there are cores), then a cache (as far as memory reaches) come before echoing"
+
+
+# ---------------------------------------------------------------------- the verdict
+
+
+@dataclass(frozen=True)
+class RunVerdict:
+    """The verdict on a training.
+
+    Attributes:
+        message: What to do, in one sentence.
+        why: The figures that lead to it, in words: three, or fewer if less was measured.
+        next_line: The line to paste. Empty if nothing needs a change, or if too little was measured to say what to change.
+
+    Example:
+        >>> RunVerdict("Do not echo.", ("idle 2 %",)).next_line
+        ''
+    """
+
+    message: str
+    why: tuple[str, ...] = ()
+    next_line: str = ""
+
+
+def advise(
+    observation: Observation, recommended: Decision, cores: int = 1, chosen: Mapping[str, Any] | None = None
+) -> RunVerdict:
+    """Returns the verdict on a training. It names the steps of its figures, because it stands beside figures of other steps.
+
+    Args:
+        observation: The observation at the end of the last epoch. If that epoch is short, it is joined with those before it.
+        recommended: What `recommend` returns for this observation.
+        cores: Number of cores that a rank may use. The advice never asks for more workers than this.
+        chosen: Options that the user has given to `EchoCallback`. The line to paste repeats them.
+
+    Example:
+        >>> seen = Observation(epoch=0, factor=1.0, steps=50, idle_fraction=0.5, step_seconds=0.02)
+        >>> verdict = advise(seen, Decision(2.0, Reason.starved, ""))
+        >>> verdict.why
+        ('idle 50 % (last 50 steps)', 'a step works 10 ms and waits 10 ms', 'the echo factor was 1')
+        >>> verdict.next_line
+        'EchoCallback(factor=2)'
+    """
+    workers = _workers_wanted(observation, cores) if _wants_workers(observation, recommended) else 0
+    message = _message(observation, recommended, workers)
+    return RunVerdict(message, _why(observation), _next_line(observation, recommended, workers, chosen or {}))
+
+
+def _why(observation: Observation) -> tuple[str, ...]:
+    idle, seconds, costs = observation.idle_fraction, observation.step_seconds, observation.costs
+    if idle is None or seconds is None:
+        return ()
+    waits, works = (three_digits(1e3 * seconds * share) for share in (idle, 1 - idle))
+    host = f"a batch of fresh examples takes the host {three_digits(1e3 * costs.host_seconds(1))} ms" if costs else ""
+    return (
+        f"idle {percent(idle)}{over_last(observation.steps)}",
+        f"a step works {works} ms and waits {waits} ms",
+        host or f"the echo factor was {observation.factor:g}",
+    )
+
+
+def _next_line(observation: Observation, recommended: Decision, workers: int, chosen: Mapping[str, Any]) -> str:
+    if observation.idle_fraction is None or recommended.reason is Reason.not_measured:
+        return ""
+    if workers:
+        return f"num_workers={workers}"
+    if recommended.reason is Reason.downstream_too_slow or recommended.factor == observation.factor:
+        return ""
+    if recommended.factor == 1:
+        return callback_line({name: value for name, value in chosen.items() if name in _WITHOUT_ECHOING})
+    return callback_line({"factor": recommended.factor, **{name: value for name, value in chosen.items() if name != "factor"}})
+
+
+def _wants_workers(observation: Observation, recommended: Decision) -> bool:
+    """Returns whether the first thing to do is to load data in worker processes."""
+    reason, costs = recommended.reason, observation.costs
+    is_starved = reason in (Reason.starved, Reason.at_maximum)
+    return reason is Reason.no_workers or (is_starved and costs is not None and not costs.workers)
+
+
+def _workers_wanted(observation: Observation, cores: int) -> int:
+    """Returns how many workers are needed for a batch per step, if each worker is as fast as the training's process."""
+    costs = observation.costs
+    if costs is None or not costs.device_seconds:
+        return 1
+    return max(1, min(math.ceil(costs.host_seconds(1) / costs.device_seconds), cores))
+
+
+def _message(observation: Observation, recommended: Decision, workers: int) -> str:
+    """Returns one sentence: what to do. If ``workers`` is not 0, it first asks for this number of workers."""
+    idle, factor, steps, reason = observation.idle_fraction, observation.factor, observation.steps, recommended.reason
+    if idle is None:
+        return "Too few steps were measured for advice."
+    if reason is Reason.not_measured:
+        return f"No advice: {recommended.message}{over_last(steps)}."
+    if workers:
+        return no_workers(workers, idle, last=steps)
+    if reason is Reason.downstream_too_slow:
+        return f"At this insertion point no factor is enough; {recommended.message}{over_last(steps)}."
+    finding = f"{busy(idle, last=steps)}{_what_else_helps(recommended)}"
+    if recommended.factor < factor:
+        return _advise_lower(recommended, finding)
+    if recommended.factor > factor:
+        return _advise_larger(observation, recommended, finding)
+    return (
+        f"Do not echo: {finding}." if factor == 1 and reason is not Reason.at_maximum else f"Keep factor {factor:g}: {finding}."
+    )
+
+
+def _advise_lower(recommended: Decision, finding: str) -> str:
+    lower = "Do not echo" if recommended.factor == 1 else f"Lower the factor to {recommended.factor:g}"
+    if recommended.reason is Reason.no_gain:
+        return f"{lower}: {finding}."
+    if recommended.reason is Reason.at_maximum:
+        why = "a larger one is seldom worth it" if recommended.factor >= LARGE_FACTOR else "max_factor allows no larger one"
+        return f"Lower the factor to {recommended.factor:g}: {why}."
+    if recommended.factor == 1:
+        return f"{lower}: fresh examples alone feed the accelerator, and are worth more than echoed ones."
+    return f"{lower}: that is enough to feed the accelerator, and fresh examples are worth more than echoed ones."
+
+
+def _advise_larger(observation: Observation, recommended: Decision, finding: str) -> str:
+    larger = f"{'Echo with factor' if observation.factor == 1 else 'Raise the factor to'} {recommended.factor:g}"
+    if recommended.reason is Reason.at_minimum:
+        return f"{larger}, since min_factor allows no smaller one: {finding}."
+    only = busy(observation.idle_fraction or 0.0, only=True, last=observation.steps)
+    first = "" if recommended.reason is Reason.no_gain else _FIRST
+    return f"{larger}{_times_as_fast(observation, recommended.factor)}: {only}{first}{_what_else_helps(recommended)}."
+
+
+def _what_else_helps(recommended: Decision) -> str:
+    """Returns what helps if no larger factor does; empty if the recommended factor is enough."""
+    if recommended.reason is Reason.at_maximum:
+        larger = "a larger factor seldom does" if recommended.factor >= LARGE_FACTOR else "or a larger max_factor"
+        return f"; a faster source helps further, {larger}"
+    if recommended.reason is Reason.no_gain:
+        return f", and a larger factor brings too little; {NO_GAIN_HELPS}"
+    return ""
+
+
+def _times_as_fast(observation: Observation, factor: float) -> str:
+    """Returns the gain of another factor in words. While the device waits, the host takes as long as a step lasts."""
+    costs, seconds = observation.costs, observation.step_seconds
+    if costs is None or seconds is None:
+        return ""
+    host = costs.host_seconds(observation.factor)
+    if costs.workers and 0 < host < seconds:
+        costs = costs.slower(seconds / host)
+    gain = f"{costs.step_seconds(observation.factor) / costs.step_seconds(factor):.1f}".removesuffix(".0")
+    return f", about {gain} times as fast" if gain != "1" else ""
+
+
+# ---------------------------------------------------------------------- the summary
+
+
+def summarize(reports: Sequence[EpochReport], verdict: RunVerdict) -> str:
+    """Returns the summary of a training, in lines of at most 120 columns.
+
+    Args:
+        reports: The reports of its epochs, in order.
+        verdict: What to do. The summary begins with it.
+
+    Example:
+        >>> report = EpochReport(0, 10, 1.0, 80, 0, idle_fraction=0.5, data_wait_seconds=0.01, step_seconds=0.01)
+        >>> print(summarize([report], RunVerdict("Echo.", ("idle 50 %", "four workers"), "EchoCallback(factor=2)")))
+        lightning_echo: Echo.
+          why: idle 50 %; four workers
+          next: EchoCallback(factor=2)
+          10 steps in 0.2 s: 0.1 s of work, 0.1 s waiting for input (idle 50 %); 0 s more for first batches
+          epoch 0: factor 1, idle 50 %
+          80 fresh and 0 echoed examples
+    """
+    lines = [f"lightning_echo: {verdict.message}"]
+    lines += [f"why: {'; '.join(verdict.why)}"] if verdict.why else []
+    lines += [f"next: {verdict.next_line}"] if verdict.next_line else []
+    if not reports:
+        return _join([*lines, "no epoch was measured"])
+    lines.append(_times_line(reports))
+    lines += [_epochs_line(list(epochs)) for _, epochs in groupby(reports, key=lambda report: report.factor)]
+    last = reports[-1]
+    passes = f", {number_of(last.passes, 'pass', 'passes')} over the data" if last.passes is not None else ""
+    lines.append(f"{last.fresh_examples:,} fresh and {last.echoed_examples:,} echoed examples{passes}")
+    if last.speedup is not None and last.factor > 1:
+        lines.append(f"about {last.speedup:.2f} times as fast as factor 1 (estimated from the measured costs)")
+    lines += [*_cache_lines(last), *_share_lines(last)]
+    return _join(lines)
+
+
+def _join(lines: Sequence[str]) -> str:
+    """Joins lines to one text. All lines but the first are indented. The rest of a long line is indented further."""
+    indents = ["", *["  "] * (len(lines) - 1)]
+    return "\n".join(
+        fill(line, _COLUMNS, initial_indent=indent, subsequent_indent=f"{indent}    ", break_on_hyphens=False)
+        for indent, line in zip(indents, lines, strict=True)
+    )
+
+
+def _times_line(reports: Sequence[EpochReport]) -> str:
+    steps = sum(report.steps for report in reports)
+    waited = sum(report.steps * (report.data_wait_seconds or 0) for report in reports)
+    worked = sum(report.steps * (report.step_seconds or 0) for report in reports)
+    first = sum(report.first_batch_seconds or 0 for report in reports)
+    total = waited + worked
+    if not total:
+        return "the time that steps waited for input could not be measured"
+    where = f"{three_digits(worked)} s of work, {three_digits(waited)} s waiting for input (idle {percent(waited / total)})"
+    return (
+        f"{number_of(steps, 'step', 'steps')} in {three_digits(total)} s: {where}; {three_digits(first)} s more for first batches"
+    )
+
+
+def _cache_lines(last: EpochReport) -> list[str]:
+    """Returns the line about the cache; none without a cache."""
+    if last.cached_examples is None or last.cache_bytes is None:
+        return []
+    hold = f"{last.cache_hold} example".strip()
+    held = f"{number_of(last.cached_examples, hold, f'{hold}s')} in {three_digits(last.cache_bytes / 2**20)} MiB"
+    full = "nothing more fits" if last.cache_is_full else "there is room for more"
+    hits = last.cache_hit_fraction
+    used = "" if hits is None else f"; {percent(hits)} of the last epoch's fresh examples came from it"
+    if last.cache_received_fraction is not None:
+        used += f", {percent(last.cache_received_fraction)} from other nodes"
+    exchange, idle = last.exchange_fraction or 0.0, last.idle_fraction or 0.0
+    limit = "" if exchange < _BUSY_EXCHANGE or idle < _IDLE else ": the exchange, not the storage, is the limit"
+    if limit:
+        limit = f"; the nodes exchanged examples for {percent(exchange)} of that epoch{limit}"
+    return [f"the cache holds {held}, {full}{used}{limit}"]
+
+
+def _share_lines(last: EpochReport) -> list[str]:
+    """Returns the line about sharing; none if the training does not share."""
+    if last.shared_trainings is None:
+        return []
+    others = last.shared_trainings - 1
+    beside = f"with {number_of(others, 'other training', 'other trainings')}" if others else "with no other training"
+    slowest = f"a slower one, most of all {last.slowest_training}" if last.slowest_training else "a slower one"
+    waited = f"; {percent(last.peer_wait_fraction)} of the last epoch waited for {slowest}" if last.peer_wait_fraction else ""
+    missed = f"; {last.missed_examples:,} examples were missed" if last.missed_examples else ""
+    saved = last.saved_cpu_seconds or 0.0
+    worth = f"; reading once for all saved this one {three_digits(saved)} s of processor time" if saved else ""
+    return [f"the reading was shared {beside} at the end of the last epoch{worth}{waited}{missed}"]
+
+
+def _epochs_line(reports: Sequence[EpochReport]) -> str:
+    """Returns the line about successive epochs with the same factor, and about the decision at their end."""
+    first, last = reports[0], reports[-1]
+    epochs = f"epoch {first.epoch}" if first.epoch == last.epoch else f"epochs {first.epoch} to {last.epoch}"
+    waited = sum(report.steps * (report.data_wait_seconds or 0) for report in reports)
+    total = waited + sum(report.steps * (report.step_seconds or 0) for report in reports)
+    idle = f", idle {percent(waited / total)}" if total else ""
+    node = f" (node {last.slowest_node})" if last.slowest_node is not None else ""
+    slow = f", slowest rank {last.slowest_rank}{node}" if last.slowest_rank is not None else ""
+    changes = last.next_factor not in (None, last.factor)
+    return f"{epochs}: factor {last.factor:g}{idle}{slow}" + (f"; {last.message}" if changes else "")

@@ -1,0 +1,478 @@
+"""`TargetIdle`: chooses the smallest echo factor that feeds the accelerator, and takes back one that did not help."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import reduce
+from typing import Any, NamedTuple
+
+from lightning_echo.insertion import STAGES, InsertionPoint
+from lightning_echo.measure.control import (
+    ENOUGH_STEPS,
+    Controller,
+    Decision,
+    Moment,
+    Observation,
+    PipelineCosts,
+    Reason,
+    RecentSteps,
+    are_of_same_pipeline,
+    as_count,
+    as_number,
+    mean_over_steps,
+    observation_from_state,
+    observation_state,
+    percent,
+    wait_per_step,
+)
+from lightning_echo.schema import entry, inside, rows, state_of
+
+# ---------------------------------------------------------------------- trials
+# `Trials`: finds out whether a larger factor has brought the predicted gain. If not, the factor before it is the better one.
+#
+# The cost model knows only means. If single reads take far longer than the others, or if a source hangs at times, one worker
+# delivers nothing for a while. Batches come in order, so the device waits, although the workers are fast enough on average. A
+# larger factor makes slow reads a little rarer, and does nothing against a source that hangs. It then brings far less than the
+# model says, but the training still gets fewer fresh examples. So each raise of the factor is judged:
+#
+#     before ---- raised ----> tried ---- too little gained ----> back at the factor before, and kept there
+#                                                                             |
+#         going back lost as much as the model says: the raise was right after all, and is made again
+#
+# A source that has become slower in the meantime does not count as a failure of the factor:
+#
+# * If the workers have measured that it is slower, their costs explain the waiting.
+# * If it was slow for an epoch only, that epoch is in the worst of the stretches that are compared. The worst one is left out.
+# * If it stays slower, but the measured costs do not show it, then the return to the factor before shows it.
+#
+# A raise that was taken back is not made again until the costs have changed.
+
+_STRETCH_STEPS = ENOUGH_STEPS // 2  # steps of a stretch, whose idle fractions are compared; a longer epoch is one stretch
+# Stretches and steps that a verdict needs. With fewer of them, it would depend on a few slow reads.
+_STRETCHES, _STEPS = 3, 10 * ENOUGH_STEPS
+# A smaller share of the predicted gain is too little: at factor 4 learning takes 1.57 to 1.75 times the steps (docs/evidence.md),
+# so that about half of the gain of a larger factor is lost again.
+_ENOUGH_GAINED = 0.5
+_ALL_GAINED = 0.75  # this share of the predicted gain counts as all of it: measurements jitter
+_RAISED = 1.25  # a raise is judged only if the factor was multiplied by at least this
+_RAISED_NEAR_TARGET = 1.5  # the same while idle is near the target, where small raises overcome jitter
+_NEAR_TARGET = 2.0  # near the target is up to this many times the target
+_EXPLAINED = 1.5  # waiting up to this many times what the present costs predict counts as explained: no clock sees all of it
+_CHANGED = 1.5  # costs that differ by less than this factor count as equal
+
+
+class TakenBack(NamedTuple):
+    """A raise of the factor that brought too little.
+
+    Attributes:
+        before: Observation at the smaller factor, which is used again.
+        tried: Observation at the larger factor.
+        is_refuted: Whether going back has shown that the larger factor was right.
+    """
+
+    before: Observation
+    tried: Observation
+    is_refuted: bool = False
+
+
+class Trials:
+    """The raises of the factor, and the gain of each.
+
+    Args:
+        target: Idle fraction to stay under.
+    """
+
+    def __init__(self, target: float) -> None:
+        self._target = target
+        self._before_raises: list[Observation] = []  # observations before the raises that are still judged
+        self._taken_back: TakenBack | None = None
+        self._stretches: list[Observation] = []  # with the factor in force; the last one may still grow
+
+    @property
+    def taken_back(self) -> TakenBack | None:
+        """The raise that was taken back. None if there is none, or if that raise was right after all."""
+        return None if self._taken_back is None or self._taken_back.is_refuted else self._taken_back
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether a raise of the factor seems to have brought too little so far."""
+        return self._before_failed_raise() is not None
+
+    def add(self, epoch: Observation) -> None:
+        """Adds a measured epoch before the next decision. The epoch must not be joined with others."""
+        self._add(epoch)
+        if len(self._stretches) < _STRETCHES or sum(stretch.steps for stretch in self._stretches) < _STEPS:
+            return
+        now = _without_worst(self._stretches)
+        if self._taken_back is not None:
+            self._taken_back = _judged_again(self._taken_back, now)
+        if (before := self._before_failed_raise()) is not None:
+            self._taken_back = TakenBack(before, now)
+        self._before_raises.clear()
+
+    def note_raise(self) -> None:
+        """Notes that the factor is raised now, unless this is a raise that was found to be right."""
+        if not self._stretches or (self._taken_back is not None and self._stretches[-1].factor < self._taken_back.tried.factor):
+            return
+        self._before_raises.append(_without_worst(self._stretches))
+
+    def _add(self, epoch: Observation) -> None:
+        stretches = self._stretches
+        if stretches and stretches[-1].factor != epoch.factor:
+            stretches.clear()
+        if stretches and stretches[-1].steps < _STRETCH_STEPS:
+            stretches[-1] = mean_over_steps(stretches[-1], epoch)
+        else:
+            stretches.append(epoch)
+        while len(stretches) > _STRETCHES and sum(stretch.steps for stretch in stretches[1:]) >= _STEPS:
+            del stretches[0]
+        self._before_raises = [before for before in self._before_raises if before.factor < epoch.factor]
+
+    def _before_failed_raise(self) -> Observation | None:
+        """Returns the observation before the first raise that has brought too little so far; None if there is none."""
+        now = _without_worst(self._stretches) if self._stretches else None
+        if now is None or now.steps < _STRETCH_STEPS:
+            return None
+        is_near_target = (now.idle_fraction or 0.0) <= _NEAR_TARGET * self._target
+        largest = now.factor / (_RAISED_NEAR_TARGET if is_near_target else _RAISED)
+        judged = [before for before in self._before_raises if before.factor <= largest and before.steps >= _STRETCH_STEPS]
+        return next((before for before in judged if _brought_too_little(before, now)), None)
+
+    # ------------------------------------------------------------------ state
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the state in plain types."""
+        back = self._taken_back
+        return {
+            "raised": [observation_state(before) for before in self._before_raises],
+            "held": None if back is None else [observation_state(back.before), observation_state(back.tried), back.is_refuted],
+            "stretches": [observation_state(stretch) for stretch in self._stretches],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores what `state_dict` returned. An empty state is the state of a run without raises."""
+        self._before_raises = rows(state, "raised", observation_from_state, [])
+        held = entry(state, "held", tuple[Any, Any, bool] | None, None)
+        with inside("held"):
+            self._taken_back = held and TakenBack(observation_from_state(held[0]), observation_from_state(held[1]), held[2])
+        self._stretches = rows(state, "stretches", observation_from_state, [])
+
+
+def share_gained(before: Observation, now: Observation) -> float | None:
+    """Returns the share of the predicted gain that a larger factor has brought. The gain is the waiting that it saves per step.
+
+    The prediction uses the costs that were measured before. If the host was slower than these costs then, it assumes the same
+    slowness now.
+
+    Args:
+        before: The observation at the smaller factor.
+        now: The observation at the larger factor.
+
+    Returns:
+        The share; None if the model predicts no gain, or knows too little.
+
+    Example:
+        >>> costs = PipelineCosts("after_augmentation", 0.06, 0.0, 0.0, device_seconds=0.01, workers=2)
+        >>> before = Observation(epoch=0, factor=1.0, steps=100, idle_fraction=2 / 3, step_seconds=0.03, costs=costs)
+        >>> now = Observation(epoch=1, factor=2.0, steps=100, idle_fraction=0.6, step_seconds=0.025, costs=costs)
+        >>> round(share_gained(before, now), 2)  # 15 ms of waiting in place of 20, where 5 were expected
+        0.33
+    """
+    at_smaller = _predicted_wait(before, before.costs, before.factor)
+    at_larger = _predicted_wait(before, before.costs, now.factor)
+    if at_smaller is None or at_larger is None or at_smaller <= at_larger:
+        return None
+    return (at_smaller - wait_per_step(now)) / (at_smaller - at_larger)
+
+
+def _brought_too_little(before: Observation, now: Observation) -> bool:
+    """Whether a raise has brought too little, and the present costs do not explain why."""
+    share, explained = share_gained(before, now), _predicted_wait(before, now.costs, now.factor)
+    if share is None or explained is None:
+        return False
+    return share < _ENOUGH_GAINED and explained * _EXPLAINED < wait_per_step(now)
+
+
+def _judged_again(taken_back: TakenBack, now: Observation) -> TakenBack | None:
+    """Returns the raise that was taken back, as refuted if going back was wrong. Returns None if the costs have changed."""
+    costs = [_relative_cost(each) for each in (taken_back.before, taken_back.tried)]
+    if not min(costs) / _CHANGED < _relative_cost(now) < max(costs) * _CHANGED:
+        return None
+    lost = share_gained(now, taken_back.tried) if now.factor == taken_back.before.factor else None
+    return taken_back if lost is None or lost < _ALL_GAINED else taken_back._replace(is_refuted=True)
+
+
+def _predicted_wait(before: Observation, costs: PipelineCosts | None, factor: float) -> float | None:
+    """Returns the predicted waiting per step, in seconds. It assumes that the host is still as much slower than its costs."""
+    if costs is None or before.costs is None or before.step_seconds is None or not are_of_same_pipeline(before.costs, costs):
+        return None
+    host = before.costs.host_seconds(before.factor)
+    if not costs.workers or not host:
+        return None
+    return costs.slower(before.step_seconds / host).step_seconds(factor) - costs.device_seconds
+
+
+def _relative_cost(observation: Observation) -> float:
+    """Returns the host time per batch at factor 1, as a multiple of the device time; 0 if it is not known."""
+    costs = observation.costs
+    return costs.host_seconds(1.0) / costs.device_seconds if costs is not None and costs.device_seconds else 0.0
+
+
+def _without_worst(stretches: list[Observation]) -> Observation:
+    """Returns the mean over all stretches but the one with the most idle time. A single stretch is returned as it is."""
+    worst = max(range(len(stretches)), key=lambda i: stretches[i].idle_fraction or 0.0) if len(stretches) > 1 else -1
+    return reduce(mean_over_steps, [stretch for i, stretch in enumerate(stretches) if i != worst])
+
+
+# ---------------------------------------------------------------------- target idle
+# `TargetIdle`: chooses the smallest echo factor that feeds the device.
+#
+# It predicts with the cost model, measures, and corrects the prediction. If the device waits although the model says that it
+# should not, the controller takes the host to be as slow as it was measured. So the first decision is close, and the second one
+# is right.
+#
+# * In the first epoch it decides early, so that the epoch is not lost. Little has been measured at that time. So it only raises
+#   the factor, and only if the waiting is more than chance.
+# * Epochs that are too short to be judged alone are joined (`RecentSteps`).
+# * If a larger factor brought far less than predicted, the controller goes back to the factor before (`Trials`).
+
+TARGET = 0.05  # idle fraction to stay under
+LARGE_FACTOR = 8.0  # with larger ones not all tasks of docs/evidence.md learn as much from a step, see `TargetIdle`
+# The factor that just feeds the device is multiplied by this, so that a little jitter does not bring idle over the target again.
+# With 1.1, rounding up could bring the factor more than 10 % over the smallest one that is enough.
+AIM = 1.07
+FIRST_AFTER_STEPS = 50  # enough to see a starved device, and little time compared with an epoch in which a new factor pays
+_CHANGE = 1.1  # while idle is under the target, the factor is not lowered by less than this
+_LATELY = 16  # steps in which a device that waits can be seen to wait, also if several batches come at once
+NO_GAIN_HELPS = "if single reads are far slower than the others, a larger prefetch_factor or more workers help"
+
+
+class TargetIdle(Controller):
+    """Chooses the smallest echo factor that brings the idle fraction under a target.
+
+    The default maximum is 8, because every further use of the same data teaches less. The paper finds an upper bound of the echo
+    factor. Above this bound, training needs more fresh examples again, not fewer. The bound differs between tasks, and grows with
+    the batch size (Choi et al. 2019, arXiv 1907.05550, experiments on the upper bound of the echo factor). In this project's own
+    small runs with ``reuse="memory"`` (docs/evidence.md), training took this many times the optimizer steps of training without
+    echoing:
+
+    * factor 8: 1.10 times in a language model, 0.86 times with rendered characters;
+    * factor 16: 2.6 times in the language model, 1.12 times with the characters.
+
+    A larger factor does not help if single reads are far slower than the others. If a larger factor brought less than half of the
+    predicted gain, the controller goes back to the factor before. It keeps that factor until the measured costs have changed.
+
+    Args:
+        target: Idle fraction to stay under, in (0, 1).
+        min_factor: Smallest factor to choose, >= 1.
+        max_factor: Largest factor to choose, >= ``min_factor``.
+        first_after_steps: In the first epoch, the controller decides after this number of steps, see
+            `Controller.first_after_steps`. It then only raises the factor, and only if the lower end of the 95 % interval of the
+            idle fraction is above the target. Fewer than ten steps have no interval. None: it does not decide early.
+        every_n_steps: The controller also decides each time after this number of batches of an epoch, as at the end of an epoch.
+            An epoch that never ends needs this: otherwise the early decision is the only one. None: it does not do so.
+
+    Raises:
+        TypeError: An option is not a number, or a number of steps is not an integer.
+        ValueError: An option has an impossible value.
+
+    Example:
+        >>> costs = PipelineCosts("after_augmentation", 0.06, 0.0, 0.0, device_seconds=0.01, workers=2)
+        >>> seen = Observation(epoch=0, factor=1.0, steps=100, idle_fraction=0.67, step_seconds=0.03, costs=costs)
+        >>> decision = TargetIdle().decide(seen)
+        >>> decision.factor, decision.reason.value
+        (3.05, 'starved')
+    """
+
+    def __init__(
+        self,
+        target: float = TARGET,
+        *,
+        min_factor: float = 1.0,
+        max_factor: float = LARGE_FACTOR,
+        first_after_steps: int | None = FIRST_AFTER_STEPS,
+        every_n_steps: int | None = None,
+    ) -> None:
+        self.target = as_number("target", target)
+        self.min_factor, self.max_factor = as_number("min_factor", min_factor), as_number("max_factor", max_factor)
+        if not 0 < self.target < 1:
+            raise ValueError(f"target must be an idle fraction between 0 and 1, both excluded, got {target!r}; 0.05 is usual")
+        if not 1 <= self.min_factor < math.inf:
+            raise ValueError(f"min_factor must be a finite number >= 1, got {min_factor!r}; 1 lets echoing be switched off")
+        if not self.min_factor <= self.max_factor < math.inf:
+            raise ValueError(
+                f"max_factor must be a finite number >= min_factor={min_factor!r}, got {max_factor!r}; {LARGE_FACTOR:g} is the "
+                "default"
+            )
+        self.first_after_steps = as_count("first_after_steps", first_after_steps)
+        self.every_n_steps = as_count("every_n_steps", every_n_steps)
+        # How many times slower than its measured costs the host was when the device last waited, and the smallest such number
+        # that explains every wait so far.
+        self._slowness = self._least_slowness = 1.0
+        self._recent, self._lately, self._trials = RecentSteps(), RecentSteps(_LATELY), Trials(self.target)
+
+    def __repr__(self) -> str:
+        options = f"min_factor={self.min_factor:g}, max_factor={self.max_factor:g}"
+        if self.first_after_steps != FIRST_AFTER_STEPS:
+            options += f", first_after_steps={self.first_after_steps}"
+        if self.every_n_steps is not None:
+            options += f", every_n_steps={self.every_n_steps}"
+        return f"TargetIdle({self.target:g}, {options})"
+
+    def largest_factor(self) -> float | None:
+        return self.max_factor
+
+    def decide(self, observation: Observation) -> Decision:
+        is_early, low = observation.moment is Moment.early, observation.idle_low
+        lately, joined = self._note(observation)
+        if is_early and (low is None or low <= self.target):
+            seen = "not known" if low is None else f"at least {low * 100:.3g} %"
+            message = f"idle of the first {observation.steps} steps is {seen}, target {self.target * 100:.3g} %: more will tell"
+            return Decision(observation.factor, Reason.not_measured, message)
+        decision = self._decide(lately, joined)
+        return replace(decision, factor=max(decision.factor, observation.factor)) if is_early else decision
+
+    def _note(self, observation: Observation) -> tuple[Observation, Observation]:
+        """Adds an observation. Returns it joined with the last few steps, and joined with all steps that are judged together."""
+        if observation.idle_fraction is not None and observation.steps:
+            self._trials.add(observation)
+        return self._lately.joined(observation), self._recent.joined(observation)
+
+    def _decide(self, lately: Observation, observation: Observation) -> Decision:
+        idle, factor, costs = observation.idle_fraction, observation.factor, observation.costs
+        if idle is None or observation.step_seconds is None:
+            return self._within_bounds(
+                factor, Reason.not_measured, f"only {observation.steps} steps were measured with this factor"
+            )
+        measured = f"idle {idle * 100:.3g} %, target {self.target * 100:.3g} %"
+        if (taken_back := self._trials.taken_back) is not None:
+            is_fed = idle <= self.target and factor == taken_back.before.factor
+            return self._within_bounds(factor, Reason.fits, measured) if is_fed else self._back(measured, taken_back)
+        if idle <= self.target:
+            return self._lower(factor, measured, costs)
+        if costs is None:
+            return self._within_bounds(factor, Reason.not_measured, f"{measured}, but the cost of the pipeline is not known")
+        if (lately.idle_fraction or 0.0) > self.target:
+            self._note_waiting(costs, factor, idle, observation.step_seconds)
+        decision = self._raise(factor, measured, costs)
+        if decision.factor > factor:
+            if self._trials.is_doubtful:
+                doubt = "the larger factor has brought far less than predicted so far; it is tried for some more steps"
+                return self._within_bounds(factor, Reason.no_gain, f"{measured}: {doubt}")
+            self._trials.note_raise()
+        return decision
+
+    def _back(self, measured: str, taken_back: TakenBack) -> Decision:
+        """Decides to go back to the factor before, because a larger one has brought too little."""
+        before, tried = taken_back.before, taken_back.tried
+        share = percent(max(0.0, share_gained(before, tried) or 0.0))
+        why = f"factor {tried.factor:g} instead of {before.factor:g} brought {share} of the predicted gain; {NO_GAIN_HELPS}"
+        return self._within_bounds(before.factor, Reason.no_gain, f"{measured}: {why}")
+
+    def _lower(self, factor: float, measured: str, costs: PipelineCosts | None) -> Decision:
+        """Decides while idle is under the target: for a smaller factor, if a much smaller one is enough."""
+        if costs is None:
+            return self._within_bounds(factor, Reason.fits, f"{measured}; how small a factor is enough is not known")
+        if self._slowness >= _CHANGE**2 * self._least_slowness:  # the host may have been slow for a while only: halfway back
+            self._slowness = math.sqrt(self._slowness * self._least_slowness)
+        wanted = self._aim(costs)
+        if wanted * _CHANGE > factor:
+            return self._within_bounds(factor, Reason.fits, measured)
+        enough = f"{measured}: a factor of {wanted:g} is enough"
+        if self.min_factor <= factor < self.min_factor * _CHANGE:
+            return Decision(factor, Reason.at_minimum, f"{enough}; min_factor is {self.min_factor:g}")
+        return self._within_bounds(wanted, Reason.cheaper_source, enough)
+
+    def _note_waiting(self, costs: PipelineCosts, factor: float, idle: float, step_seconds: float) -> None:
+        """Notes how many times slower than its measured costs the host is, while the device waits.
+
+        Call it only if the device has also waited lately. The source may have become cheaper in the meantime, for example because
+        a cache now holds what is read again. Then the means over more steps show both: a cheap host, and waiting for it.
+
+        If the host has much time to spare by its measured costs, a little waiting does not show how slow it is. The hand-over of
+        a batch may have been late, and that takes as long at any factor. If this counted as the speed of the host, the factor
+        would never be lowered.
+        """
+        if costs.workers and (host := costs.host_seconds(factor)):
+            # While the device waits, the host takes as long as a step lasts; at the target it would take less.
+            enough = costs.device_seconds / (1 - self.target)
+            if idle <= _NEAR_TARGET * self.target and host * self._slowness * _CHANGE**2 < enough:
+                return
+            self._slowness = step_seconds / host
+            self._least_slowness = max(self._least_slowness, min(enough / host, self._slowness))
+
+    def _raise(self, factor: float, measured: str, costs: PipelineCosts) -> Decision:
+        """Decides while idle is over the target: for a larger factor, if that helps."""
+        wanted = max(self._aim(costs), round_up(factor * AIM))
+        if wanted > self.max_factor and (not costs.workers or not math.isfinite(wanted)):
+            return self._within_bounds(factor, *_why_not(costs.slower(self._slowness), self.target, measured))
+        return self._within_bounds(wanted, Reason.starved, f"{measured}: a factor of {wanted:g} feeds the device")
+
+    def _aim(self, costs: PipelineCosts) -> float:
+        """Returns a factor slightly above the one that just feeds the device. It is 1 if fresh examples alone feed the device."""
+        balance = costs.slower(self._slowness).feeding_factor(self.target)
+        return round_up(balance * AIM) if balance > 1 else 1.0
+
+    def _within_bounds(self, factor: float, reason: Reason, message: str) -> Decision:
+        """Returns a decision for the factor. If the factor is beyond a bound, the decision is for that bound."""
+        if factor < self.min_factor:
+            return Decision(self.min_factor, Reason.at_minimum, f"{message}; min_factor is {self.min_factor:g}")
+        if factor > self.max_factor:
+            return Decision(self.max_factor, Reason.at_maximum, f"{message}; max_factor is {self.max_factor:g}")
+        return Decision(factor, reason, message)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "slowness": self._slowness,
+            "least_slowness": self._least_slowness,
+            "recent": self._recent.state_dict(),
+            "lately": self._lately.state_dict(),
+            "trials": self._trials.state_dict(),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        with state_of("TargetIdle"):
+            self._slowness, self._least_slowness = (entry(state_dict, name, float) for name in ("slowness", "least_slowness"))
+            for name, part in (("recent", self._recent), ("lately", self._lately), ("trials", self._trials)):
+                with inside(name):
+                    part.load_state_dict(entry(state_dict, name, dict, {}))  # older checkpoints have none
+
+
+def recommend(observation: Observation, target: float = TARGET) -> Decision:
+    """Returns what a new `TargetIdle` decides first."""
+    return TargetIdle(target).decide(observation)
+
+
+def _why_not(costs: PipelineCosts, target: float, measured: str) -> tuple[Reason, str]:
+    """Returns why no factor is large enough, and what would help."""
+    if not costs.workers:
+        return (
+            Reason.no_workers,
+            f"{measured}: with num_workers=0 loading and training take turns; set num_workers to 1 or more first",
+        )
+    redone, step = 1e3 * costs.redone_seconds / costs.workers, 1e3 * costs.device_seconds
+    problem = f"{measured}: the work after the insertion point takes {redone:.3g} ms per batch by itself, a step {step:.3g} ms"
+    for later in costs.at_later_points():
+        if math.isfinite(factor := later.feeding_factor(target)):
+            return (
+                Reason.downstream_too_slow,
+                f"{problem}; echo at {_unless_most_of_it(costs)}{InsertionPoint(later.insertion_point).option} "
+                f"with factor {factor:.3g}",
+            )
+    return Reason.downstream_too_slow, problem
+
+
+def _unless_most_of_it(costs: PipelineCosts) -> str:
+    """Returns words about the later points whose cost is not known, each with the stages that it would also reuse."""
+    redone = InsertionPoint(costs.insertion_point).properties.redone
+    words = ""
+    for point in costs.later_points_of_unknown_cost():
+        more = " and ".join(STAGES[stage] for stage in point.properties.reused if stage in redone)
+        words += f"{point.option} if most of that is {more}, else at "
+    return words
+
+
+def round_up(factor: float) -> float:
+    """Rounds a factor up to two decimals, so that the factor in a message is the factor in use."""
+    return math.ceil(round(factor * 100, 6)) / 100 if math.isfinite(factor) else factor

@@ -1,0 +1,748 @@
+"""Plan and order together: the requests to the workers, batch by batch, and the state of the run at any delivered batch."""
+
+from __future__ import annotations
+
+import copy
+import threading
+import traceback
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from itertools import chain, compress, cycle, islice
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DistributedSampler,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+
+from lightning_echo.cache.exchange import Rounds
+from lightning_echo.data.objects import is_stateful
+from lightning_echo.data.randomness import OwnRandomStates, preserved_random_states, seed_all
+from lightning_echo.pipeline.worker import NOT_PLANNED, RepeatedCall, Request, add_note
+from lightning_echo.plan.memory import plan_from_state
+from lightning_echo.plan.order import Order, entry_key, spread
+from lightning_echo.plan.plan import Plan, PlannedBatch, mix
+
+# ---------------------------------------------------------------------- sampler order
+# The order of a user's sampler or batch sampler. The sampler is iterated pass by pass, and never further than needed.
+
+_DECIDING = ("num_replicas", "seed", "shuffle", "drop_last", "replacement")  # attributes of samplers
+
+# These are known to draw from their generator alone.
+_OF_TORCH = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
+
+
+def draws_by_itself(sampler: Any) -> bool:
+    """Returns whether a sampler that has a generator does not draw from the global random states.
+
+    This is only known of torch's own classes. Another sampler with an attribute ``generator`` may draw only a part of its numbers
+    from it (torchgeo's ``RandomGeoSampler``).
+    """
+    return type(sampler.sampler if type(sampler) is BatchSampler else sampler) in _OF_TORCH
+
+
+def origin_of(sampler: Any) -> str:
+    """Returns, as text, what the order of a sampler depends on, as far as can be seen. It must be the same on all ranks."""
+    inner = _deciding(sampler)
+    generator = getattr(inner, "generator", None)
+    if type(inner) is DistributedSampler:
+        return f"DistributedSampler with seed {inner.seed}, shuffle={inner.shuffle}, drop_last={inner.drop_last}"
+    if not isinstance(generator, torch.Generator):
+        return type(inner).__name__
+    return f"{type(inner).__name__} with random states {zlib.crc32(generator.get_state().numpy().tobytes()):08x}"
+
+
+def sampler_in_words(sampler: Any) -> str:
+    """Returns the class of a sampler or batch sampler, and what of it decides the order of a pass, the same on all ranks.
+
+    What may change from pass to pass without harm is left out, such as weights.
+
+    >>> sampler_in_words(RandomSampler(range(4), replacement=True)), sampler_in_words(SubsetRandomSampler([0, 2]))
+    ('RandomSampler(replacement=True)', 'SubsetRandomSampler(indices: ae9e4c28)')
+    """
+    inner = _deciding(sampler)
+    if inner is not sampler:
+        return f"{type(sampler).__name__} of {sampler_in_words(inner)}"
+    found = {name: vars(inner)[name] for name in _DECIDING if hasattr(inner, "__dict__") and name in vars(inner)}
+    told = [f"{name}={value}" for name, value in found.items() if isinstance(value, bool | int)]
+    if type(inner) is SubsetRandomSampler:
+        told = [f"indices: {zlib.crc32(np.asarray(inner.indices).astype(np.int64).tobytes()):08x}"]
+    return f"{type(inner).__name__}({', '.join(told)})"
+
+
+def tell_pass(number: int, *samplers: Any) -> None:
+    """Calls ``set_epoch`` with the number of a pass, once for each sampler that has it, as Lightning does with the epoch."""
+    for sampler in {id(each): each for each in samplers}.values():
+        if callable(set_epoch := getattr(sampler, "set_epoch", None)):
+            set_epoch(number)
+
+
+class OtherLength(RuntimeError):
+    """A pass begins that is longer or shorter than the pass before, because the length of a sampler follows ``set_epoch``."""
+
+
+def check_length(found: int, expected: int, number: int) -> None:
+    """Raises `OtherLength` if a pass that begins has not the expected length.
+
+    Args:
+        found: Its number of indices or batches, asked after its number was told.
+        expected: The number in the passes before.
+        number: Number of the pass.
+    """
+    if found != expected:
+        raise OtherLength(
+            f"pass {number} has {found} indices or batches, and {expected} were expected: the length of the sampler, loader or "
+            "data set changes each time it is asked for. Let it follow set_epoch alone"
+        )
+
+
+class SamplerOrder(Order):
+    """The order of a user's sampler or batch sampler.
+
+    A pass begins by ``iter(sampler)``, when its first item is needed. Before that, the sampler is told the number of the pass
+    (``set_epoch``), and its state is saved: by ``state_dict``, or that of its torch ``generator``. From this state a resumed run
+    begins the same pass again.
+
+    If a sampler of torch's has no generator, it gets one, seeded from the seed and the pass. Any other sampler may draw from the
+    global random states. It runs under random states of its own, seeded in the same way, and must not run in a thread beside the
+    training.
+
+    Args:
+        sampler: Yields indices, or lists of them.
+        *args: Length and shares of a pass, see `Order`.
+        seed: Seed for the generators and the random states that samplers get here.
+        preserves: Whether each call puts the random states of the training back. It must be False in a thread beside the
+            training. It may be False if the caller puts them back.
+        **kwargs: As ``args``.
+    """
+
+    def __init__(self, sampler: Any, *args: int, seed: int, preserves: bool = False, **kwargs: int) -> None:
+        super().__init__(*args, **kwargs)
+        self._sampler, self._preserves = sampler, preserves
+        self._inner = _deciding(sampler)  # has the state and the generator
+        self._is_stateful = is_stateful(self._inner)
+        generator = getattr(self._inner, "generator", None)
+        self._generator = generator if isinstance(generator, torch.Generator) else None
+        self._seed = seed
+        is_torchs = draws_by_itself(sampler)
+        self._lends_generator = is_torchs and hasattr(self._inner, "generator") and self._generator is None
+        if self._lends_generator:
+            self._lend_generator()
+        self._own_states = None if is_torchs else OwnRandomStates()
+        self.exact = is_torchs or self._is_stateful or self._generator is not None or _hears_of_passes(sampler, self._inner)
+        self._states: dict[int, Any] = {}  # the sampler's state before each pass
+        self._entries: Iterator[Any] = iter(())  # what the sampler yields in this pass
+        self._dealt: Iterator[Any] = iter(())  # the slots of this pass, over all ranks
+        self._tail: deque[Any] = deque(maxlen=0)  # the last slots of this pass, which the next pass keeps away from
+
+    def take(self, count: int) -> list[Any]:
+        if not count:
+            return []
+        with self._random_states(self._preserves):
+            return super().take(count)
+
+    def seek(self, position: int) -> None:
+        with self._random_states(True):  # no thread has begun yet
+            self._seek(position)
+
+    def _random_states(self, preserves: bool) -> AbstractContextManager[None]:
+        """Returns the context in which the sampler runs."""
+        return self._own_states or (preserved_random_states() if preserves else nullcontext())
+
+    def _seek(self, position: int) -> None:
+        number, offset = divmod(position, self.pass_length)
+        first = min(self._first_needed(number), min(self._states, default=number))
+        self._entries = self._dealt = iter(())
+        self._tail = deque(maxlen=0)
+        for current in range(first, number + 1):
+            self._drain()
+            self._restore(current)
+            self.position = current * self.pass_length
+            self._pass = self._begin(current)
+        super().take(offset)
+
+    def state(self, position: int) -> dict[str, Any]:
+        self.prune(position)
+        return {
+            **super().state(position),
+            "sampler": [[number, state] for number, state in self._states.items()],
+        }
+
+    def prune(self, position: int) -> None:
+        # At the end of a pass, the next one may not have begun. A resumed run then goes through this pass to find its state.
+        needed = min(self._first_needed(position // self.pass_length), max(self._states, default=0))
+        self._states = {number: state for number, state in self._states.items() if number >= needed}
+
+    def load(self, state: dict[str, Any]) -> None:
+        super().load(state)
+        self._states = {int(number): value for number, value in state.get("sampler", [])}
+
+    def _first_needed(self, number: int) -> int:
+        """Returns the first pass that a resumed run must go through again, to get pass ``number`` with the same rearrangement."""
+        while self._distance(number):
+            number -= 1
+            if not self._reaches_tail(number):
+                break
+        return number
+
+    def _lend_generator(self) -> None:
+        """Gives a generator to a copy of the sampler. The user's own sampler stays as it is."""
+        inner = copy.copy(self._inner)
+        inner.generator = self._generator = torch.Generator()
+        if self._inner is self._sampler:
+            self._sampler = inner
+        else:
+            self._sampler = copy.copy(self._sampler)
+            self._sampler.sampler = inner
+        self._inner = inner
+
+    def _restore(self, number: int) -> None:
+        """Puts the sampler into the state that it had before a pass, if that was saved."""
+        state = self._states.get(number)
+        if state is not None and self._is_stateful:
+            self._inner.load_state_dict(state)
+        elif state is not None and self._generator is not None:
+            self._generator.set_state(state)
+
+    def _drain(self) -> None:
+        """Goes to the end of the pass."""
+        deque(self._dealt, maxlen=0)  # the slots of other ranks: all ranks must see the same end of the pass
+        deque(islice(self._entries, self.length), maxlen=0)  # the dropped tail, which the plain loader draws, too
+
+    def _begin(self, number: int) -> Iterator[Any]:
+        self._drain()
+        tell_pass(number, self._sampler, self._inner)
+        check_length(len(self._sampler), self.length, number)
+        if self._own_states is not None:
+            seed_all(mix(self._seed, number))
+        if self._is_stateful:
+            self._states[number] = self._inner.state_dict()
+        elif self._generator is not None and self._lends_generator:
+            self._generator.manual_seed(mix(self._seed, number))
+        elif self._generator is not None:
+            self._states[number] = self._generator.get_state()
+        entries: Iterator[Any] = iter(self._sampler)
+        own_start: list[Any] | None = None
+        if (distance := self._distance(number)) and self._tail:
+            seen = {entry_key(index): len(self._tail) - i for i, index in enumerate(self._tail)}
+            places, looked_at = spread(islice(entries, self.length), seen, distance)
+            entries = chain([looked_at[place] for place in places], entries)
+            own_start = None if self._reaches_tail(number) else looked_at
+        self._entries, self._dealt = entries, self._deal(number, entries, own_start)
+        return islice(self._dealt, self.rank, None, self.replicas)
+
+    def _deal(self, number: int, entries: Iterator[Any], own_start: list[Any] | None) -> Iterator[Any]:
+        """Yields the slots of a pass for all ranks. Its tail is dropped, or missing slots are filled from its start.
+
+        Args:
+            number: Number of the pass.
+            entries: The items of the pass, rearranged.
+            own_start: The first items as the sampler yields them; None if the slots are filled with ``entries``.
+        """
+        end, tail = self._end(number), deque[Any](maxlen=max(self._spreading.distance, self._distance(number + 1)))
+        missing = max(end - self.length, 0)
+        start = [] if own_start is None else own_start[:missing]
+        self._tail = tail
+        for entry in islice(entries, min(end, self.length)):
+            if own_start is None and len(start) < missing:
+                start.append(entry)
+            tail.append(entry)
+            yield entry
+        for entry in islice(cycle(start), missing):
+            tail.append(entry)
+            yield entry
+
+
+def _deciding(sampler: Any) -> Any:
+    """Returns the sampler that decides the order. For a batch sampler, it is the sampler inside it."""
+    return sampler.sampler if hasattr(sampler, "batch_size") and hasattr(sampler, "sampler") else sampler
+
+
+def _hears_of_passes(*samplers: Any) -> bool:
+    """Returns whether one of them is told the number of each pass."""
+    return any(hasattr(sampler, "set_epoch") for sampler in samplers)
+
+
+# ---------------------------------------------------------------------- requests
+# Plan and order together: the requests to the workers, batch by batch, and the state of the run at any delivered batch.
+#
+# `ExampleRequests` is the batch sampler of the rebuilt ``DataLoader`` if examples are echoed. It makes one `Request` for each
+# batch. `BatchRequests` is the batch sampler if whole batches are echoed. It makes one `Request` for each batch that is *read*,
+# and beside that a `Step` for each batch that is *delivered*. Neither of them ever waits, because ``DataLoader`` asks for several
+# batches before it returns the first one. If the order of the user raises an error while a later batch is planned, the error
+# waits: that batch becomes `NOT_PLANNED`, and the error is raised in its place.
+#
+# The plan is ahead of the delivered batches. It is never undone. Instead, a snapshot of it is taken every few batches. The state
+# at a delivered batch is computed from the last snapshot before it, by planning forward. This is arithmetic only.
+
+_SNAPSHOT_BATCHES = 64
+
+
+class ItemOrder(Protocol):
+    """The item at each position of the fresh stream.
+
+    An item is an index (`Order`), the indices of a batch (`BatchedOrder`), or None if a loader is only read (`PassReader`).
+    """
+
+    @property
+    def exact(self) -> bool:
+        """Whether a resumed run gets the same order."""
+
+    def take(self, count: int) -> list[Any]:
+        """Returns the items of the next ``count`` positions."""
+
+    def seek(self, position: int) -> None:
+        """Goes to a position."""
+
+    def state(self, position: int) -> dict[str, Any]:
+        """Returns what a resumed run needs from ``position`` on."""
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Loads a `state`. The next call must be `seek`."""
+
+    def prune(self, position: int) -> None:
+        """Forgets what only positions before ``position`` need."""
+
+
+class BatchedOrder:
+    """An order of indices, cut into the batches of the plain loader. Its positions count batches.
+
+    Args:
+        order: The order of the indices.
+        batch_size: Number of indices in a full batch.
+        last_batch_size: Number of indices in the last batch of a pass.
+        batches_per_pass: Number of batches in a pass on this rank.
+    """
+
+    def __init__(self, order: Order, batch_size: int, last_batch_size: int, batches_per_pass: int) -> None:
+        self._order, self._batches_per_pass = order, batches_per_pass
+        self._batch_size, self._last_batch_size = batch_size, last_batch_size
+        self.position = 0
+
+    @property
+    def exact(self) -> bool:
+        return self._order.exact
+
+    def take(self, count: int) -> list[list[Any]]:
+        batches = []
+        for _ in range(count):
+            self.position += 1
+            ends_pass = self.position % self._batches_per_pass == 0
+            batches.append(self._order.take(self._last_batch_size if ends_pass else self._batch_size))
+        return batches
+
+    def seek(self, position: int) -> None:
+        self.position = position
+        self._order.seek(self._first_index(position))
+
+    def state(self, position: int) -> dict[str, Any]:
+        return self._order.state(self._first_index(position))
+
+    def load(self, state: dict[str, Any]) -> None:
+        self._order.load(state)
+
+    def prune(self, position: int) -> None:
+        self._order.prune(self._first_index(position))
+
+    def _first_index(self, position: int) -> int:
+        """Returns the position of a batch's first index in the order of the indices."""
+        number, offset = divmod(position, self._batches_per_pass)
+        return number * self._order.pass_length + offset * self._batch_size
+
+
+class _PlannedRequests:
+    """What both kinds of requests have in common: plan, order and snapshots, and a lock for the two threads that call them.
+
+    Attributes:
+        plan: The plan.
+        order: The order.
+        delivered: The training loop has got at least this number of batches. The pipeline sets it.
+        failure: The error because of which no further batch can be planned; None if there is none.
+    """
+
+    def __init__(self, plan: Plan, order: ItemOrder, begin_spreading: Callable[[], None] | None = None) -> None:
+        self.plan, self.order = plan, order
+        self.delivered = plan.number
+        self.failure: Exception | None = None
+        self._lock = threading.RLock()
+        self._begin_spreading = begin_spreading  # called once, when echoing begins
+        self._batches_per_snapshot = max(_SNAPSHOT_BATCHES, 4 * plan.shape.buffer_size // plan.shape.batch_size)
+        self._snapshots: deque[dict[str, Any]] = deque([plan.state()])
+        # In a resumed run, live items are not held yet. These are their positions, each with the call in which it was read.
+        self._to_read_again = {item.position: item.call for item in plan.live()}
+        oldest = min((first for first, _ in self._to_read_again.values()), default=plan.position)
+        order.seek(oldest)
+        self._items: dict[int, Any] = dict(enumerate(order.take(plan.position - oldest), oldest))  # by position
+
+    def change_factor(self, number: int, factor: float) -> None:
+        """Sets the factor from batch ``number`` on."""
+        with self._lock:
+            self.plan.change_factor(number, factor)
+            for snapshot in self._snapshots:
+                snapshot["pending"] = [change for change in snapshot["pending"] if change[0] < number]
+                if snapshot["number"] <= number:
+                    snapshot["pending"].append([number, factor])
+
+    def state(self, delivered: int) -> dict[str, Any]:
+        """Returns the states of plan and order after ``delivered`` batches, in plain types. They are the same on all ranks.
+
+        Args:
+            delivered: Number of batches of the run. It must be at least the attribute `delivered` less one, since earlier
+                snapshots are gone.
+        """
+        with self._lock:
+            snapshot = next(state for state in reversed(self._snapshots) if state["number"] <= delivered)
+            plan = plan_from_state(self.plan.shape, snapshot)
+            while plan.number < delivered:
+                plan.next_batch()
+            return {"plan": plan.state(), "order": self.order.state(plan.oldest_call)}
+
+    def _next_batch(self) -> tuple[PlannedBatch, list[Any]]:
+        """Returns the next batch of the plan, and the items of its fresh positions."""
+        if self.failure is not None:
+            raise self.failure
+        plan = self.plan
+        if plan.number % self._batches_per_snapshot == 0:
+            self._take_snapshot()
+        batch = plan.next_batch()
+        if plan.factor > 1 and self._begin_spreading is not None:
+            self._begin_spreading()
+            self._begin_spreading = None  # passes stay spread: from here on, a pass may begin within a batch
+        try:
+            fresh = self.order.take(batch.fresh) if batch.fresh else []
+        except Exception as error:  # the user's sampler may raise anything
+            self.failure = error
+            at = traceback.extract_tb(error.__traceback__)[-1]
+            add_note(error, f"(raised in {at.name}, {at.filename}:{at.lineno})")
+            raise
+        if fresh and 1 in batch.stays_live:
+            self._items.update(compress(zip(batch.positions, fresh, strict=False), batch.stays_live))
+        for position in batch.forget:
+            self._forget(position)
+        return batch, fresh
+
+    def _forget(self, position: int) -> None:
+        del self._items[position]
+        self._to_read_again.pop(position, None)
+
+    def _take_snapshot(self) -> None:
+        snapshots = self._snapshots
+        if snapshots[-1]["number"] != self.plan.number:
+            snapshots.append(self.plan.state())
+        while len(snapshots) > 1 and snapshots[1]["number"] < self.delivered:  # `state` may be asked for one batch before
+            snapshots.popleft()
+        self.order.prune(plan_from_state(self.plan.shape, snapshots[0]).oldest_call)
+
+
+class ExampleRequests(_PlannedRequests):
+    """The batch sampler where examples are echoed.
+
+    Args:
+        plan: The plan, at the batch to begin with.
+        order: The order of the indices.
+        whole_calls: Whether the data set reads whole batches, so that only a whole call can be repeated.
+    """
+
+    def __init__(self, plan: Plan, order: Order, *, whole_calls: bool) -> None:
+        super().__init__(plan, order, order.begin_spreading)
+        self._whole_calls = whole_calls
+        self._items_of_call: dict[int, list[Any]] = {}  # the items of each call to repeat, by the position of its first item
+        if whole_calls:
+            for first, count in set(self._to_read_again.values()):
+                self._items_of_call[first] = [self._items[position] for position in range(first, first + count)]
+        self._items = {position: self._items[position] for position in self._to_read_again}
+
+    def __iter__(self) -> ExampleRequests:
+        return self
+
+    def __next__(self) -> Request:
+        with self._lock:
+            try:
+                batch, indices = self._next_batch()
+            except Exception as error:
+                if self.failure is None:
+                    raise
+                _let_go_of_frames(error)
+                return NOT_PLANNED
+            items, fresh, positions, stays_live = self._items, batch.fresh, batch.positions, batch.stays_live
+            if fresh == len(positions):
+                return Request(batch.number, positions, fresh, indices, stays_live, batch.forget)
+            echoed = positions[fresh:]
+            for position, stays in zip(echoed, stays_live[fresh:], strict=True):
+                indices.append(items[position] if stays else items.pop(position))
+            rebuild = self._rebuild(echoed) if self._to_read_again else ()
+            return Request(batch.number, positions, fresh, indices, stays_live, batch.forget, rebuild)
+
+    def _rebuild(self, echoed: Sequence[int]) -> tuple[RepeatedCall, ...]:
+        """Returns the calls to repeat, because an echoed example of this batch is not held. See `Request`."""
+        calls = []
+        for position in echoed:
+            call = self._to_read_again.pop(position, None)
+            if call is not None and self._whole_calls:
+                others = [other for other, its_call in self._to_read_again.items() if its_call == call]
+                for other in others:
+                    del self._to_read_again[other]
+                calls.append(RepeatedCall(call.first, self._items_of_call.pop(call.first), [position, *others]))
+        return tuple(calls)
+
+
+class Step(NamedTuple):
+    """One delivered batch, if whole batches are echoed.
+
+    Attributes:
+        position: Stream position of the batch.
+        is_read: Whether the batch is read for this step, because it is fresh, or live but not held.
+        is_fresh: Whether this is the first use of the batch.
+        stays_live: Whether the batch is still live after this step.
+        size: Number of examples in the batch; -1 if it is not known before the batch is read.
+        forget: Positions that are no longer live.
+    """
+
+    position: int
+    is_read: bool
+    is_fresh: bool
+    stays_live: bool
+    size: int
+    forget: tuple[int, ...]
+
+
+class BatchRequests(_PlannedRequests):
+    """The batch sampler where whole batches are echoed.
+
+    Args:
+        plan: The plan over batches, at the batch to begin with.
+        order: The order of the batches: for each batch its indices, or None if they are not known.
+
+    Attributes:
+        not_held: Positions that are live, but not held, when the run begins. They are read again.
+    """
+
+    def __init__(self, plan: Plan, order: ItemOrder) -> None:
+        super().__init__(plan, order)
+        self.not_held = list(self._to_read_again)
+        self._items = {position: self._items[position] for position in self._to_read_again}
+        self._steps: deque[Step] = deque()  # planned, and not yet delivered
+        self._reads: deque[Request] = deque()  # planned, and not yet sent to the workers
+
+    def __iter__(self) -> BatchRequests:
+        return self
+
+    def __next__(self) -> Request:
+        with self._lock:
+            try:
+                while not self._reads:
+                    self._plan_step()
+            except Exception as error:
+                if self.failure is None:
+                    raise
+                _let_go_of_frames(error)
+                return NOT_PLANNED  # whoever asks for the `step` gets the error
+            return self._reads.popleft()
+
+    def step(self) -> Step:
+        """Returns the next batch to deliver."""
+        with self._lock:
+            if not self._steps:
+                self._plan_step()
+            return self._steps.popleft()
+
+    def put_back(self, step: Step) -> None:
+        """Takes back a step that could not be carried out yet."""
+        with self._lock:
+            self._steps.appendleft(step)
+
+    def _plan_step(self) -> None:
+        batch, items = self._next_batch()
+        position, is_fresh, stays_live = batch.positions[0], bool(batch.fresh), bool(batch.stays_live[0])
+        is_read = is_fresh or self._to_read_again.pop(position, None) is not None
+        if not is_fresh:
+            items = [self._items[position] if stays_live else self._items.pop(position)]
+        indices = items[0]
+        size = len(indices) if indices is not None else -1
+        if is_read and size >= 0:  # the worker sees a batch of fresh examples of which none is used again; number: for its seed
+            self._reads.append(Request(position, [position], size, indices, bytes(size)))
+        self._steps.append(Step(position, is_read, is_fresh, stays_live, size, batch.forget))
+
+
+def _let_go_of_frames(error: BaseException | None) -> None:
+    """Removes the tracebacks of an error that is raised later: they hold the iterator of the epoch that has planned ahead."""
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
+
+
+# ---------------------------------------------------------------------- rounds
+# What all ranks need, if the nodes exchange examples: the order of all ranks together, and requests with their rounds.
+#
+# The leader of a node must know which examples the other ranks read for each request. The plan is the same on all ranks, and
+# counts positions. So the leader takes the slots of *all* ranks at each of its positions, keeps its own, and gives all of them to
+# the exchange.
+
+
+class AllRanksOrder(Order):
+    """The order of one rank, taken from the order of all ranks. It has the same entries and states as that rank's own order.
+
+    Args:
+        whole: The order of all slots, as if there were one rank. Its passes are spread for all ranks.
+        replicas: Number of ranks.
+        rank: This rank.
+
+    Attributes:
+        taken: What each call of `take` has taken, for all ranks: slot after slot. The caller removes it.
+    """
+
+    def __init__(self, whole: Order, replicas: int, rank: int) -> None:
+        super().__init__(whole.length, whole.pass_length // replicas, replicas, rank)
+        self._whole = whole
+        self.exact = whole.exact
+        self.taken: deque[list[Any]] = deque()
+
+    def begin_spreading(self) -> None:
+        self._whole.begin_spreading()
+
+    def take(self, count: int) -> list[Any]:
+        rows = self._whole.take(count * self.replicas)
+        self.position += count
+        self.taken.append(rows)
+        return rows[self.rank :: self.replicas]
+
+    def seek(self, position: int) -> None:
+        self.position = position
+        self._whole.seek(position * self.replicas)
+
+    def state(self, position: int) -> dict[str, Any]:
+        return self._whole.state(position * self.replicas)
+
+    def prune(self, position: int) -> None:
+        self._whole.prune(position * self.replicas)
+
+    def load(self, state: dict[str, Any]) -> None:
+        self._whole.load(state)
+
+
+class OrdersOfRanks(Order):
+    """The order of one rank, together with those of the others, if the sampler divides its indices among the ranks.
+
+    Args:
+        orders: The order of each rank.
+        rank: This rank.
+
+    Attributes:
+        taken: As in `AllRanksOrder`.
+    """
+
+    def __init__(self, orders: Sequence[Order], rank: int) -> None:
+        own = orders[rank]
+        super().__init__(own.length, own.pass_length)
+        self._orders, self._own = orders, own
+        self.exact = own.exact
+        self.taken: deque[list[Any]] = deque()
+
+    def begin_spreading(self) -> None:
+        for order in self._orders:
+            order.begin_spreading()
+
+    def take(self, count: int) -> list[Any]:
+        columns = {id(order): order.take(count) for order in self._orders}
+        self.position += count
+        self.taken.append(list(chain.from_iterable(zip(*columns.values(), strict=True))))
+        return columns[id(self._own)]
+
+    def seek(self, position: int) -> None:
+        self.position = position
+        for order in self._orders:
+            order.seek(position)
+
+    def state(self, position: int) -> dict[str, Any]:
+        for order in self._orders:
+            order.prune(position)
+        return self._own.state(position)
+
+    def prune(self, position: int) -> None:
+        for order in self._orders:
+            order.prune(position)
+
+    def load(self, state: dict[str, Any]) -> None:
+        for order in self._orders:
+            order.load(state)
+
+
+def samplers_of_ranks(sampler: DistributedSampler[Any]) -> list[Sampler[Any]]:
+    """Returns a sampler for each rank, made from the ``DistributedSampler`` of one rank. The indices of a pass are made once."""
+    whole = copy.copy(sampler)
+    ranks, whole.num_replicas, whole.rank, whole.num_samples = sampler.num_replicas, 1, 0, sampler.total_size
+    shared = _Whole(whole)
+    return [_OfRank(shared, rank, ranks, sampler.num_samples) for rank in range(ranks)]
+
+
+class _Whole:
+    """The indices, for all ranks, of the latest pass that was asked for."""
+
+    def __init__(self, sampler: DistributedSampler[Any]) -> None:
+        self._sampler, self._number = sampler, -1
+        self._indices: list[Any] = []
+
+    def indices_of(self, number: int) -> list[Any]:
+        if number != self._number:
+            self._sampler.set_epoch(number)
+            self._indices, self._number = list(self._sampler), number
+        return self._indices
+
+
+class _OfRank(Sampler[Any]):
+    """The sampler of one rank."""
+
+    def __init__(self, whole: _Whole, rank: int, ranks: int, length: int) -> None:
+        self._whole, self._rank, self._ranks, self._length = whole, rank, ranks, length
+        self._number = 0
+
+    def set_epoch(self, number: int) -> None:
+        self._number = number
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._whole.indices_of(self._number)[self._rank :: self._ranks])
+
+    def __len__(self) -> int:
+        return self._length
+
+
+class RequestsInRounds:
+    """The batch sampler, if nodes exchange examples: the same requests, each with the number of its round.
+
+    Examples that are read again after a resume are not exchanged: their round has no needs.
+
+    Args:
+        requests: The batch sampler.
+        rounds: The exchange.
+        order: The order of all ranks, on the leader of a node; None on other ranks.
+    """
+
+    def __init__(
+        self, requests: ExampleRequests | BatchRequests, rounds: Rounds, order: AllRanksOrder | OrdersOfRanks | None
+    ) -> None:
+        self._requests, self._rounds, self._order = requests, rounds, order
+        self._count = 0
+        self._first_position = requests.plan.position
+        if order is not None:
+            order.taken.clear()  # what was live before
+
+    def __iter__(self) -> Iterator[Request]:
+        return self
+
+    def __next__(self) -> Request:
+        request = next(self._requests)
+        if self._order is not None and self._rounds.exchange is not None:
+            by_batches = isinstance(self._requests, BatchRequests)
+            reads_anew = request.number >= self._first_position if by_batches else bool(request.fresh)
+            self._rounds.exchange.ask(self._order.taken.popleft() if reads_anew else [])
+        self._count += 1
+        return request._replace(round=self._count - 1)

@@ -1,0 +1,336 @@
+"""Echoes a stream inside the workers. Each worker has a plan, a buffer and its part of the stream."""
+
+from __future__ import annotations
+
+import pickle
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from time import perf_counter
+from typing import Any, NamedTuple
+
+from torch.utils.data import get_worker_info
+
+from lightning_echo.data.copies import copy_example
+from lightning_echo.data.objects import is_stateful
+from lightning_echo.data.randomness import BATCH, EXAMPLE, Seeding
+from lightning_echo.pipeline.worker import Report, add_note, copies_by_itself
+from lightning_echo.plan.memory import make_plan, plan_from_state
+from lightning_echo.plan.plan import PlannedBatch, PlanShape, mix
+from lightning_echo.split.staged import decoded
+
+# ---------------------------------------------------------------------- stream reader
+# Reads a stream in one process, pass after pass: tells it the pass, seeds it, and loads its state if it has one.
+#
+# The number of the pass that a stream is told may lie in memory that all workers share (the epoch of a Hugging Face data set),
+# and setting it may take two steps. So the workers tell the stream one after another. A stream reads that number when its first
+# example is taken. Another worker may have told it the same pass again before that, which changes nothing. But workers that
+# resume may be in different passes, because each of them pulls its live examples again. Until a worker has reached the pass of
+# the run, it takes the first example of a pass before another worker may tell the stream a pass.
+#
+# The state that a stream has at the end of a pass is loaded before the next pass. Some streams then yield nothing, and are
+# iterated once more. Others go on with the next pass on their own.
+
+_END: Any = object()
+
+
+class StreamReader:
+    """Pulls examples from a stream.
+
+    Args:
+        dataset: The user's stream.
+        seeding: Seeds the random states before examples of a batch are pulled.
+        turn: A lock that all workers share.
+
+    Attributes:
+        is_stateful: Whether the stream saves its own state.
+        state: The stream's state after the last pull; None if it saves none.
+        pass_number: The present pass; -1 before the first one.
+    """
+
+    def __init__(self, dataset: Any, seeding: Seeding, turn: AbstractContextManager[Any]) -> None:
+        self._dataset, self._seeding = dataset, seeding
+        self._set_epoch = getattr(dataset, "set_epoch", None)
+        self._turn = turn if callable(self._set_epoch) else nullcontext()
+        self.is_stateful = is_stateful(dataset)
+        self.state: Any = None
+        self.pass_number = -1
+        self._iterator: Iterator[Any] = iter(())
+        self._first: Any = _END  # an example that was taken when the pass began
+        self._must_load = False  # whether `state` must be loaded before the next pull
+        self._goal = -1  # up to and including this pass, other workers may be in another one
+
+    def save_start(self) -> None:
+        """Takes the stream's state before anything is read. Later states are taken after each pull."""
+        if self.is_stateful:
+            self.state = self._dataset.state_dict()
+
+    def resume(self, state: Any, pass_number: int, goal: int) -> None:
+        """Goes to the place at which a state was taken.
+
+        Args:
+            state: The stream's state; None: nothing had been read.
+            pass_number: The pass in which the state was taken.
+            goal: The pass after the last one that was read. From there on, all workers are in the same pass.
+        """
+        self.state, self.pass_number, self._must_load, self._goal = state, pass_number, state is not None, goal
+
+    def pull(self, pass_number: int, batch: int, count: int, *, copies: bool = False) -> list[Any]:
+        """Pulls examples of a pass for a batch.
+
+        Args:
+            pass_number: The pass.
+            batch: Number of the batch in this worker.
+            count: Number of examples. Fewer are returned when the stream has ended.
+            copies: Whether each example is copied before the next one is pulled. A stream may use its memory again after it has
+                yielded the examples of a batch, and echoing pulls fewer examples for each batch.
+        """
+        self._seeding.seed(EXAMPLE, batch)
+        if pass_number != self.pass_number or self._must_load:
+            self._begin(pass_number, batch)
+        examples = self._take(count, copy_example if copies else _unchanged)
+        if self.is_stateful:
+            self.state = self._dataset.state_dict()
+        return examples
+
+    def _begin(self, pass_number: int, batch: int) -> None:
+        with self._turn:
+            at_end = self._must_load and 0 <= self.pass_number != pass_number
+            if self._must_load:
+                self._tell(self.pass_number)
+                self._dataset.load_state_dict(self.state)
+            if pass_number != self.pass_number:
+                self._tell(pass_number)
+            self.pass_number, self._must_load = pass_number, False
+            if pass_number <= self._goal:
+                self._iterate(batch, again=at_end)
+                return
+        self._iterate(batch)
+
+    def _iterate(self, batch: int, *, again: bool = False) -> None:
+        """Begins to iterate, and once more if ``again`` and the stream yields nothing."""
+        self._iterator = iter(self._dataset)
+        self._first = next(self._iterator, _END)
+        if self._first is _END:
+            self._iterator = iter(())  # an iterator that has ended may begin anew when it is asked again
+            if again:
+                self._seeding.seed(EXAMPLE, batch)
+                self._iterate(batch)
+
+    def _tell(self, pass_number: int) -> None:
+        if callable(self._set_epoch) and pass_number >= 0:
+            self._set_epoch(pass_number)
+
+    def _take(self, count: int, protected: Callable[[Any], Any]) -> list[Any]:
+        """Returns the next examples, taken one by one.
+
+        ``islice`` and similar functions call ``iter`` on the iterator, and a stream that is its own iterator then begins anew.
+        """
+        examples = [] if self._first is _END else [protected(decoded(self._first))]
+        self._first = _END
+        while len(examples) < count and (example := next(self._iterator, _END)) is not _END:
+            examples.append(protected(decoded(example)))
+        return examples
+
+
+def _unchanged(example: Any) -> Any:
+    return example
+
+
+# ---------------------------------------------------------------------- streams
+# Echoes a stream inside the workers. Each worker has a plan, a buffer and its part of the stream.
+#
+# An example of a stream cannot be asked for again by an index, and only the process that reads the stream learns when it ends. So
+# each worker runs a plan of its own: it plans a batch, pulls its fresh examples from the stream, and takes the others from the
+# live examples. The main process only says the pass and the factor (`StreamRequest`). The worker answers with the batch, its
+# report and a `StreamNote`: whether its stream has ended, and the state from which to go on. As with a plain ``DataLoader``, a
+# worker whose stream has ended waits for the others (it answers without a batch). Then all begin their streams anew. Live
+# examples stay live.
+#
+# If the stream has ``state_dict`` and ``load_state_dict``, a state is taken after every batch. Live examples were pulled before
+# it. So the worker remembers the state before the oldest live example and what was pulled since, and a resumed worker pulls the
+# same again.
+#
+# Random numbers: there is one seed for pulling the examples of a batch, and one for collating it.
+
+_NOTHING = Report()
+
+
+class StreamRequest(NamedTuple):
+    """What a worker is asked for: one batch.
+
+    Attributes:
+        pass_number: The pass, from 0. -1: no batch is wanted, but it is this worker's turn.
+        factor: The echo factor to use.
+        resume: Where the worker goes on after a resume. It is a state that came with a `StreamNote`, or, if no example is live
+            any more, the number of batches that the worker made before. None: this is not a resume.
+    """
+
+    pass_number: int
+    factor: float
+    resume: bytes | int | None = None
+
+
+class StreamNote(NamedTuple):
+    """What a worker sends beside a batch.
+
+    Attributes:
+        worker: Number of the worker.
+        ended: Whether its stream has ended.
+        state: The state from which a resumed worker goes on; None if the stream saves no state.
+    """
+
+    worker: int
+    ended: bool
+    state: bytes | None
+
+
+class _Pulled(NamedTuple):
+    """What was pulled from the stream for one batch, and the state from which it can be pulled again.
+
+    Attributes:
+        position: Position of the first example in the worker's fresh stream.
+        wanted: How many examples were asked for.
+        batch: Number of the batch in the worker.
+        pass_number: The pass from which they were pulled.
+        state: The stream's state before the pull; None: the stream had not begun.
+        state_pass: The pass in which this state was taken.
+    """
+
+    position: int
+    wanted: int
+    batch: int
+    pass_number: int
+    state: Any
+    state_pass: int
+
+
+class StreamEcho:
+    """Answers requests in one process.
+
+    Args:
+        dataset: The user's stream.
+        shape: Sizes of one worker's plan, and the seed of its draws.
+        key: Seed of this rank's random numbers.
+        collate_fn: The user's collate function, see `ExampleCache`.
+        drop_last: Whether a batch is left out if the stream has too few examples for it.
+        turn: A lock that all workers share, see `StreamReader`; None: there is only one process.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        shape: PlanShape,
+        key: int,
+        collate_fn: Any,
+        *,
+        drop_last: bool,
+        turn: AbstractContextManager[Any] | None = None,
+    ) -> None:
+        self.dataset = dataset
+        self._shape, self._key, self._drop_last, self._turn = shape, key, drop_last, turn or nullcontext()
+        self._copies_uses = not copies_by_itself(collate_fn)
+        self._worker = -1  # the number is only known in the worker itself
+        self._ended = -1  # the last pass that has ended here
+        self._held: dict[int, Any] = {}
+        self._pulled: deque[_Pulled] = deque()  # the pulls, from the oldest one with a live example on
+        self._refetched = 0  # examples that were read again since the last batch
+
+    def fetch(self, request: StreamRequest) -> tuple[list[Any] | None, Report, StreamNote]:
+        """Returns the examples of a batch (None: there is no batch), its report without the seconds of collate, and the note."""
+        if self._worker < 0:
+            self._begin()
+        if request.resume is not None:
+            self._resume(request.resume)
+        if request.pass_number <= self._ended:
+            return None, _NOTHING, self._note()
+        plan, started = self._plan, perf_counter()
+        if request.factor != plan.factor:
+            plan.change_factor(plan.number, request.factor)
+        wanted = plan.wanted_fresh()
+        fresh = self._pull(plan.position, wanted, plan.number, request.pass_number)
+        pulled = perf_counter()
+        if len(fresh) < wanted:
+            self._ended = request.pass_number
+            if not fresh or self._drop_last:
+                return None, _NOTHING, self._note()
+        batch = plan.next_batch(missing=wanted - len(fresh))
+        examples = self._hand_out(batch, fresh)
+        answer = self._note()
+        self._seeding.seed(BATCH, batch.number)
+        refetched, self._refetched = self._refetched, 0
+        counts = (batch.fresh, len(examples) - batch.fresh, refetched)
+        return examples, Report(*counts, pulled - started, perf_counter() - pulled), answer
+
+    def _begin(self) -> None:
+        """Begins, at the first request, when ``worker_init_fn`` has run. Without workers, this is the training process."""
+        info = get_worker_info()
+        self._worker = 0 if info is None else info.id
+        self._shape = replace(self._shape, seed=mix(self._shape.seed, self._worker))
+        self._plan = make_plan(self._shape, 1.0)
+        self._seeding = Seeding(self.dataset, mix(self._key, self._worker))
+        self._reader = StreamReader(self.dataset, self._seeding, self._turn)
+        if info is None:  # a worker gets the data set as it was at first, but this process has used it already
+            self._reader.save_start()
+
+    def _hand_out(self, batch: PlannedBatch, fresh: list[Any]) -> list[Any]:
+        held, examples = self._held, []
+        for position in batch.forget:
+            held.pop(position, None)
+        for i, (position, stays) in enumerate(zip(batch.positions, batch.stays_live, strict=True)):
+            example = fresh[i] if i < len(fresh) else held.pop(position)
+            if stays:
+                held[position] = example
+            examples.append(copy_example(example) if stays and self._copies_uses else example)
+        return examples
+
+    def _pull(self, position: int, count: int, batch: int, pass_number: int) -> list[Any]:
+        reader = self._reader
+        if not count:
+            return []
+        if reader.is_stateful:
+            self._pulled.append(_Pulled(position, count, batch, pass_number, reader.state, reader.pass_number))
+        try:
+            return reader.pull(pass_number, batch, count, copies=self._plan.factor > 1)
+        except Exception as error:
+            add_note(error, f"(reading the stream in pass {pass_number}, worker {self._worker})")
+            raise
+
+    # ------------------------------------------------------------------ state
+
+    def _note(self) -> StreamNote:
+        reader = self._reader
+        return StreamNote(self._worker, self._ended >= reader.pass_number, self._pack() if reader.is_stateful else None)
+
+    def _pack(self) -> bytes:
+        """Returns the worker's state, pickled. Forgets what was pulled before the oldest live example."""
+        pulled, reader = self._pulled, self._reader
+        oldest = min(self._held, default=self._plan.position)
+        while len(pulled) > 1 and pulled[1].position <= oldest:
+            pulled.popleft()
+        if pulled and not self._held:
+            pulled.clear()
+        stream, stream_pass = (pulled[0].state, pulled[0].state_pass) if pulled else (reader.state, reader.pass_number)
+        state = {
+            "plan": self._plan.state(),
+            "ended": self._ended,
+            "stream": stream,
+            "stream_pass": stream_pass,
+            "pulled": [[each.position, each.wanted, each.batch, each.pass_number] for each in pulled],
+        }
+        return pickle.dumps(state)
+
+    def _resume(self, resume: bytes | int) -> None:
+        if isinstance(resume, int):
+            self._plan.number = resume
+            return
+        state = pickle.loads(resume)
+        self._plan, self._ended = plan_from_state(self._shape, state["plan"]), state["ended"]
+        last_pass = max((pass_number for *_, pass_number in state["pulled"]), default=state["stream_pass"])
+        self._reader.resume(state["stream"], state["stream_pass"], last_pass + 1)
+        live = {item.position for item in self._plan.live()}
+        for position, count, batch, pass_number in state["pulled"]:
+            examples = self._pull(position, count, batch, pass_number)
+            self._refetched += len(examples)
+            self._held.update((at, example) for at, example in enumerate(examples, position) if at in live)

@@ -1,0 +1,1 @@
+"""Which example is used when: arithmetic, without torch and without data."""

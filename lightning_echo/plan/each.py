@@ -1,0 +1,247 @@
+"""Each fresh item is used ``e`` times: the rule of the paper.
+
+The words are those of ``plan.py``, and these:
+
+* *Due*: the fresh items that the error diffusion asks for up to the end of the next batch, and that no batch has had yet.
+* *Steady*: said of the number of fresh items in a batch of ``B``. It is the number of due items, but at least ``floor(B / e)``
+  and at most ``ceil(B / e)``.
+* *Warming*: a buffer is being filled. During that time its batches have as many fresh items as that needs.
+* *Staggered*: said of uses left that differ from item to item, as in the middle of a run. Items that fill a buffer get such uses,
+  so that they do not all come to their last use at once.
+* *Owed*: uses that items did not get, because the buffer had no room or the items grew too old. Later items get them. Below 0:
+  items got too many uses. Later items get fewer.
+
+The rules:
+
+* Every worker has a `Buffer` of its own. An item's *age* is counted in positions of the stream.
+* Uses per item follow from error diffusion: the ``i``-th item gets ``floor(i * e) - floor((i - 1) * e)`` uses.
+* Fresh items per batch follow from error diffusion, too: their number is steady. The rest of the batch is drawn from the live
+  items without replacement, each with the same probability. So no item is in a batch twice (see `Buffer.draw`).
+* A buffer must not hold more live items than allowed, nor fewer than the next batch needs. Therefore single items may get up to
+  three uses fewer or more, and later items make up for it. So the share of fresh items, and with it the factor, is exact with any
+  buffer.
+* Warming fills the buffer to the middle between what a batch needs and what may be live. From then on batches are steady.
+  Below factor 2 only ``e - 1`` of the fresh items are used again, so only that share of the spare room is filled.
+* A smaller factor drops the uses beyond it. A larger one adds to the uses that are left. Then the buffer is warmed as at the
+  start, if too few items are live.
+* An item is live for at most ``max_age`` positions. Near that age its uses are drawn first. ``order.py`` keeps the same index at
+  least that far apart from one pass to the next, so that no index is live twice. If a pass is not longer than the buffer, this is
+  impossible: items then stay live, and a batch may hold an index twice.
+
+If whole batches are the items, the plan has batch size 1 and one buffer.
+
+Source: Choi et al. 2019, arXiv 1907.05550, section 2 (echo factor, shuffle buffer after echoing).
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+from math import ceil
+from typing import Any
+
+from lightning_echo.plan.plan import Buffer, Call, EchoRatio, Live, LiveItem, Plan, PlannedBatch, PlanShape
+
+
+class EachPlan(Plan):
+    """Uses each fresh item ``e`` times; see `Plan`.
+
+    Example:
+        >>> shape = PlanShape(batch_size=4, last_batch_size=4, batches_per_pass=100, workers=1, buffer_size=8, seed=0)
+        >>> plan = EachPlan(shape, factor=2.0)
+        >>> fresh = [plan.next_batch().fresh for _ in range(6)]  # warming, then half of each batch
+        >>> fresh[0], fresh[2:]
+        (4, [2, 2, 2, 2])
+    """
+
+    def __init__(self, shape: PlanShape, factor: float) -> None:
+        super().__init__(shape, factor)
+        self._buffers = [Buffer() for _ in range(max(shape.workers, 1))]
+        self._set_factor(factor)
+
+    @property
+    def live_count(self) -> int:
+        return sum(map(len, self._buffers))
+
+    def live(self) -> list[LiveItem]:
+        return sorted(LiveItem(item.position, item.call) for item in chain.from_iterable(self._buffers))
+
+    @property
+    def oldest_call(self) -> int:
+        return min((item.call.first for item in chain.from_iterable(self._buffers)), default=self.position)
+
+    def state(self) -> dict[str, Any]:
+        return {**super().state(), "buffers": [buffer.state() for buffer in self._buffers]}
+
+    @classmethod
+    def from_state(cls, shape: PlanShape, state: dict[str, Any]) -> EachPlan:
+        plan = super().from_state(shape, state)
+        plan._buffers = [Buffer.from_state(buffer) for buffer in state["buffers"]]
+        return plan
+
+    def wanted_fresh(self) -> int:
+        self._apply_changes()
+        _, _, fresh = self._next_size()
+        return fresh
+
+    def next_batch(self, missing: int = 0) -> PlannedBatch:
+        self._apply_changes()
+        buffer, size, fresh = self._next_size()
+        if missing:
+            fresh -= missing
+            paid = self._ratio.most_items(buffer.fresh + fresh) - buffer.delivered
+            size = min(size - missing, max(paid, fresh))
+        if self._ratio.most_uses == 1:  # no echoing: nothing stays live, and nothing has to be worked out
+            return self._emit(buffer.forget, size, range(self.position, self.position + size), bytes(size))
+        fresh_items = self._fresh_items(buffer, size, fresh)
+        next_fresh = self._next_fresh(buffer)
+        echoes = self._draw(buffer, size - fresh, fresh, next_fresh)
+        self._keep_within_bounds(buffer, fresh_items, echoes, next_fresh)
+        for item in chain(fresh_items, echoes):
+            if item.left:
+                buffer.put(item)
+        buffer.by_age.extend(fresh_items)
+        positions = [*range(self.position, self.position + fresh), *[item.position for item in echoes]]
+        stays_live = bytes([item.left > 0 for item in chain(fresh_items, echoes)])
+        return self._emit(buffer.forget, fresh, positions, stays_live)
+
+    def _next_size(self) -> tuple[Buffer, int, int]:
+        """Returns the next batch's buffer, its size and its number of fresh items. Drops what is too old by then."""
+        size = self.shape.size_of(self.number)
+        buffer = self._buffers[self.number % len(self._buffers)]
+        if self._ratio.most_uses == 1:
+            return buffer, size, size
+        fresh = self._fresh_count(buffer, size)
+        while buffer.drop_until(self.position + fresh - 1 - self.shape.max_age):
+            fresh = self._fresh_count(buffer, size)
+        return buffer, size, fresh
+
+    def _set_factor(self, factor: float) -> None:
+        rises, self.factor, self._ratio = factor > self.factor, factor, EchoRatio.of(factor)
+        workers, batch_size = len(self._buffers), self.shape.batch_size
+        needed = batch_size - self._ratio.fewest_fresh(batch_size)
+        spare = max(self.shape.buffer_in_pass // workers - needed, 0)
+        if factor < 2:  # only e - 1 of the items are used again, so the same number of live items would reach further back
+            spare = ceil(spare * (factor - 1))
+        self._most_live, self._warm_live = needed + spare, needed + spare // 2  # where the buffer is full; where warming ends
+        batches = max(ceil(factor / (batch_size * (factor - 1))), 1) if factor > 1 else 1  # until one must have an echo
+        self._advance = workers * self._ratio.most_fresh(batches * batch_size)
+        for buffer in self._buffers:
+            buffer.restrict(self._ratio.most_uses)
+            buffer.delivered = buffer.fresh = buffer.owed = 0
+            if rises:
+                self._add_uses(buffer)
+            if len(buffer) < self._warm_live:
+                buffer.start_warming()
+
+    def _add_uses(self, buffer: Buffer) -> None:
+        """Adds to the uses that live items have left, up to staggered uses of the new, higher factor."""
+        items = sorted(buffer, key=lambda item: (-item.used, item.position))
+        buffer.clear()
+        for item, left in zip(items, sorted(self._ratio.staggered(0, len(items), len(items))), strict=True):
+            item.left = max(item.left, min(left, self._ratio.most_uses - item.used))
+            buffer.put(item)
+
+    def _fresh_count(self, buffer: Buffer, size: int) -> int:
+        """Returns how many fresh items a batch has: a steady number, or more while the buffer is warming."""
+        live, steady = len(buffer), self._steady_fresh(buffer, size)
+        if not buffer.warming and live < size - steady:
+            buffer.start_warming()
+        if buffer.warming:
+            most = self._ratio.most_fresh(size)
+            return max(size - live, min(size, most + self._warm_live - live), most)
+        fewest, due = self._ratio.fewest_fresh(size), self._due(buffer, size)
+        if due == fewest + 1 and live >= size - fewest and self._lacks_room(buffer, size, due):
+            return fewest  # the other item comes in the next batch, when there is room
+        return steady
+
+    def _next_fresh(self, buffer: Buffer) -> int:
+        """Returns the most fresh items of this worker's next full batch. A short batch in between needs fewer."""
+        size = self.shape.batch_size
+        return size if buffer.warming else self._steady_fresh(buffer, size)
+
+    def _steady_fresh(self, buffer: Buffer, size: int) -> int:
+        return min(max(self._due(buffer, size), self._ratio.fewest_fresh(size)), self._ratio.most_fresh(size))
+
+    def _due(self, buffer: Buffer, size: int) -> int:
+        return self._ratio.fresh_among(buffer.delivered + size) - buffer.fresh
+
+    def _lacks_room(self, buffer: Buffer, size: int, fresh: int) -> bool:
+        """Returns whether there is no room for so many fresh items, even if echoes make as much room as they can."""
+        staying = sum(left > 0 for left in self._ratio.uses_left(buffer.fresh, fresh))
+        return staying > self._most_live - len(buffer) + min(size - fresh, buffer.last_use_count)
+
+    def _fresh_items(self, buffer: Buffer, size: int, fresh: int) -> list[Live]:
+        """Returns the fresh items of a batch, each with the uses that it has left, and counts them."""
+        if buffer.warming:
+            left = self._warming_uses(buffer, size, fresh)
+        else:
+            buffer.delivered += size
+            if not fresh:
+                return []
+            left = self._ratio.uses_left(buffer.fresh, fresh)
+            self._settle_owed(buffer, left)
+            buffer.fresh += fresh
+        call = Call(self.position, fresh)
+        return [Live(self.position + i, uses_left, 1, call) for i, uses_left in enumerate(left)]
+
+    def _warming_uses(self, buffer: Buffer, size: int, fresh: int) -> list[int]:
+        """Returns the uses that each fresh item has left while the buffer is warming. Ends warming when enough items are live.
+
+        Some items make up for the uses that the batch's echoes take. Others fill the buffer, with staggered uses. The rest is
+        used once.
+        """
+        to_fill = max(self._warm_live - len(buffer), 0)
+        regular = min(self._ratio.fresh_for(size - fresh), fresh)
+        filling = min(fresh - regular, to_fill)
+        left = self._ratio.uses_left(buffer.fresh, regular)
+        left += self._ratio.staggered(buffer.staggered, filling, buffer.staggered + to_fill)
+        buffer.staggered += filling
+        buffer.warming = fresh - regular < to_fill
+        return [0] * (fresh - len(left)) + left
+
+    def _settle_owed(self, buffer: Buffer, left: list[int]) -> None:
+        """Gives each item a use that is owed, or takes one away if others got too many. All stay within floor and ceil of e."""
+        least, most = self._ratio.fewest_uses - 1, self._ratio.most_uses - 1
+        for i, uses in enumerate(left):
+            change = (buffer.owed > 0) - (buffer.owed < 0)
+            if least <= uses + change <= most or least == most:
+                left[i] += change
+                buffer.owed -= change
+
+    def _draw(self, buffer: Buffer, count: int, fresh: int, next_fresh: int) -> list[Live]:
+        """Draws the echoes of a batch with ``fresh`` fresh items, and takes one use from each."""
+        if not count:
+            return []
+        self._seed_draws()
+        live, next_echoes = len(buffer) + fresh, self.shape.batch_size - next_fresh
+        crowd = max(next_fresh - next_echoes, 0)  # fresh items of the next batch that its echoes cannot make room for
+        least_last, most_last = live - self._most_live + crowd, live - next_echoes
+        newest = self.position + fresh - 1
+        drawn = buffer.urgent(newest, self.shape.max_age, self._advance, self._ratio.fewest_uses + 1)[:count]
+        for item in drawn:
+            buffer.remove(item)
+        last = sum(item.left == 1 for item in drawn)
+        drawn += buffer.draw(count - len(drawn), least_last - last, most_last - last, self._random.random)
+        for item in drawn:
+            item.left -= 1
+            item.used += 1
+        return drawn
+
+    def _keep_within_bounds(self, buffer: Buffer, fresh_items: list[Live], echoes: list[Live], next_fresh: int) -> None:
+        """Ends or adds uses, so that not too many items are live, and enough for the next batch. Later items make up for it."""
+        staying = [item for item in chain(echoes, fresh_items) if item.left]
+        count = len(buffer) + len(staying)
+        for _ in range(count - self._most_live):
+            item = min(chain(staying, buffer.with_fewest_left()), key=lambda item: (item.left, -item.used))
+            if item in staying:
+                staying.remove(item)
+            else:
+                buffer.remove(item)
+                buffer.forget.append(item.position)
+            buffer.owed += item.left
+            item.left = 0
+        if (too_few := self.shape.batch_size - next_fresh - count) > 0:
+            ended = sorted((item for item in chain(fresh_items, echoes) if not item.left), key=lambda item: item.used)
+            for item in ended[:too_few]:
+                buffer.owed -= 1
+                item.left = 1

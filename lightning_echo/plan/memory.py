@@ -1,0 +1,276 @@
+"""`MemoryPlan`: echoes are drawn from all items that memory holds. `make_plan` makes the plan that a shape asks for."""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from array import array
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate
+from typing import Any
+
+from lightning_echo.plan.each import EachPlan
+from lightning_echo.plan.plan import Call, EchoRatio, LiveItem, Plan, PlannedBatch, PlanShape, Reuse
+
+# ---------------------------------------------------------------------- memory plan
+# Reuse from all that memory holds: each echo is drawn from all items that are held, and an item is held until memory is full.
+#
+# The words are those of ``plan.py``; *held* means here the same as *live*. The rules:
+#
+# * Items leave only when memory is full, the oldest first. So the factor does not limit the uses of an item: an item that is held
+#   for long is drawn more often.
+# * The share of fresh items is exact: of the items that a worker delivers, ``1 / e`` are fresh, by error diffusion. Each batch
+#   has ``floor(B / e)`` or ``ceil(B / e)`` fresh items, from the first batch on. The exception: if too few items are held to fill
+#   a batch without a repetition, it has as many fresh items as it needs. Such batches are not counted.
+# * Echoes are drawn uniformly from the items that were held before the batch, without repetition in the batch.
+# * Each worker holds its share of the memory, and is asked only for what it holds.
+# * An item is held for less than ``max_age`` positions, so that no index is held twice (see ``plan.py``).
+#
+# The draws of a batch follow from seed and batch number. The state has, for each worker, two counts and the positions of the
+# items that it holds. They are saved as the compressed bytes of their differences, because these are almost regular.
+#
+# Source: experience replay (Lin 1992, Machine Learning 8); the simulation and the measurements are in docs/evidence.md.
+
+
+class _Memory:
+    """The items that one worker holds, oldest first, and the counts of its batches.
+
+    Attributes:
+        delivered: Number of items in its batches since the factor changed or since too few items were held.
+        fresh: Number of fresh items among them.
+        forget: Positions that the worker may let go. No batch has told this to the worker yet.
+    """
+
+    def __init__(self) -> None:
+        self.delivered = self.fresh = 0
+        self.forget: list[int] = []
+        self._positions = array("q")
+        self._start = 0  # the items before it have left
+        self._calls: deque[Call] = deque()
+
+    def __len__(self) -> int:
+        return len(self._positions) - self._start
+
+    @property
+    def oldest(self) -> int:
+        """Position of the oldest item."""
+        return self._positions[self._start]
+
+    @property
+    def oldest_call(self) -> int:
+        """First position of the call in which the oldest item was read."""
+        return self._calls[0].first
+
+    def add(self, call: Call) -> None:
+        """Holds the fresh items of a batch, if there are any."""
+        if not call.size:
+            return
+        self._positions.extend(range(call.first, call.first + call.size))
+        self._calls.append(call)
+
+    def drop(self, count: int) -> array[int]:
+        """Lets the oldest items go, and returns their positions."""
+        dropped = self._positions[self._start : self._start + count]
+        self._start += count
+        if self._start > len(self._positions) // 2 > 512:  # half of the list is empty; on average an item is moved once
+            del self._positions[: self._start]
+            self._start = 0
+        while self._calls and (not len(self) or self._calls[0].first + self._calls[0].size <= self.oldest):
+            self._calls.popleft()
+        return dropped
+
+    def draw(self, count: int, rand: Callable[[], float]) -> list[int]:
+        """Returns ``count`` places of items. Each set of places has the same probability (Floyd's algorithm)."""
+        held = len(self)
+        chosen: dict[int, None] = {}  # in the order of the draws: a set has no fixed order
+        for last in range(held - count, held):
+            place = int(rand() * (last + 1))
+            chosen[last if place in chosen else place] = None
+        return list(chosen)
+
+    def position_at(self, places: Sequence[int]) -> list[int]:
+        """Returns the positions of the items at these places."""
+        positions, start = self._positions, self._start
+        return [positions[start + place] for place in places]
+
+    def count_up_to(self, position: int) -> int:
+        """Returns how many items have this position or an earlier one."""
+        return bisect_right(self._positions, position, self._start) - self._start
+
+    def items(self) -> Iterator[LiveItem]:
+        """Yields all items, oldest first."""
+        held, oldest = len(self), self.oldest if len(self) else 0
+        for call in self._calls if held else ():
+            for position in range(max(call.first, oldest), call.first + call.size):
+                yield LiveItem(position, call)
+
+    def state(self) -> dict[str, Any]:
+        """Returns plain types: the counts, the oldest item, and the first position and the size of each call."""
+        return {"delivered": self.delivered, "fresh": self.fresh, "held": len(self), "calls": pack_calls(self._calls)}
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> _Memory:
+        """Returns the memory whose `state` it was."""
+        memory = cls()
+        memory.delivered, memory.fresh = state["delivered"], state["fresh"]
+        for call in unpack_calls(state["calls"]):
+            memory.add(call)
+        memory.drop(len(memory) - state["held"])
+        return memory
+
+
+def pack_calls(calls: Iterable[Call]) -> str:
+    """Returns calls as a text. It holds, for each call, the difference to the first position of the call before, and the size.
+
+    >>> unpack_calls(pack_calls([Call(3, 8), Call(20, 2)]))
+    [Call(first=3, size=8), Call(first=20, size=2)]
+    """
+    firsts, sizes = array("q"), array("q")
+    before = 0
+    for first, size in calls:
+        firsts.append(first - before)
+        sizes.append(size)
+        before = first
+    return base64.b85encode(zlib.compress(firsts.tobytes() + sizes.tobytes(), 9)).decode()
+
+
+def unpack_calls(text: str) -> list[Call]:
+    """Returns the calls that `pack_calls` wrote as a text.
+
+    Raises:
+        ValueError: The text is damaged.
+    """
+    try:
+        numbers = array("q", zlib.decompress(base64.b85decode(text)))
+    except zlib.error as error:
+        raise ValueError(f"the calls are damaged: {error}") from error
+    half, odd = divmod(len(numbers), 2)
+    if odd:
+        raise ValueError(f"the calls are damaged: {len(numbers)} numbers are no pairs")
+    return list(map(Call, accumulate(numbers[:half]), numbers[half:]))
+
+
+class MemoryPlan(Plan):
+    """Draws echoes from all items that memory holds; see `Plan`.
+
+    Example:
+        >>> shape = PlanShape(batch_size=4, last_batch_size=4, batches_per_pass=100, workers=1, buffer_size=8, seed=0)
+        >>> plan = MemoryPlan(shape, factor=2.0)
+        >>> [plan.next_batch().fresh for _ in range(5)]
+        [4, 2, 2, 2, 2]
+    """
+
+    def __init__(self, shape: PlanShape, factor: float) -> None:
+        super().__init__(shape, factor)
+        self._memories = [_Memory() for _ in range(max(shape.workers, 1))]
+        self._set_factor(factor)
+
+    @property
+    def live_count(self) -> int:
+        return sum(map(len, self._memories))
+
+    def live(self) -> list[LiveItem]:
+        return sorted(item for memory in self._memories for item in memory.items())
+
+    @property
+    def oldest_call(self) -> int:
+        return min((memory.oldest_call for memory in self._memories if len(memory)), default=self.position)
+
+    def state(self) -> dict[str, Any]:
+        return {**super().state(), "memories": [memory.state() for memory in self._memories]}
+
+    @classmethod
+    def from_state(cls, shape: PlanShape, state: dict[str, Any]) -> MemoryPlan:
+        plan = super().from_state(shape, state)
+        plan._memories = [_Memory.from_state(memory) for memory in state["memories"]]
+        return plan
+
+    def wanted_fresh(self) -> int:
+        self._apply_changes()
+        return self._next_size()[2]
+
+    def next_batch(self, missing: int = 0) -> PlannedBatch:
+        self._apply_changes()
+        memory, size, fresh = self._next_size()
+        counts = fresh <= self._steady_fresh(memory, size)
+        if missing:
+            fresh -= missing
+            paid = self._ratio.most_items(memory.fresh + fresh) - memory.delivered
+            size = min(size - missing, max(paid, fresh))
+        if self._ratio.most_uses == 1:
+            return self._emit(memory.forget, size, range(self.position, self.position + size), bytes(size))
+        if counts:
+            memory.delivered, memory.fresh = memory.delivered + size, memory.fresh + fresh
+        return self._with_echoes(memory, size, fresh)
+
+    def _with_echoes(self, memory: _Memory, size: int, fresh: int) -> PlannedBatch:
+        """Draws the echoes of a batch, and holds its fresh items."""
+        places = []
+        if size > fresh:
+            self._seed_draws()
+            places = memory.draw(size - fresh, self._random.random)
+        echoes, before = memory.position_at(places), len(memory)
+        memory.add(Call(self.position, fresh))
+        stays = bytearray(b"\1" * (fresh + len(echoes)))
+        leaving = len(memory) - self._most_held
+        if leaving > 0:
+            drawn = {place: number for number, place in enumerate(places, fresh) if place < leaving}
+            for place, position in enumerate(memory.drop(leaving)):
+                if place >= before:  # a fresh item for which there is no room
+                    stays[place - before] = 0
+                elif place in drawn:
+                    stays[drawn[place]] = 0
+                else:
+                    memory.forget.append(position)
+        positions = [*range(self.position, self.position + fresh), *echoes]
+        return self._emit(memory.forget, fresh, positions, bytes(stays))
+
+    def _next_size(self) -> tuple[_Memory, int, int]:
+        """Returns the next batch's memory, its size and its number of fresh items. Drops what is too old by then."""
+        size = self.shape.size_of(self.number)
+        memory = self._memories[self.number % len(self._memories)]
+        if self._ratio.most_uses == 1:
+            return memory, size, size
+        fresh = self._fresh_count(memory, size)
+        while len(memory) and memory.oldest <= (too_old := self.position + fresh - 1 - self.shape.max_age):
+            memory.forget += memory.drop(memory.count_up_to(too_old))
+            fresh = self._fresh_count(memory, size)
+        return memory, size, fresh
+
+    def _fresh_count(self, memory: _Memory, size: int) -> int:
+        return max(self._steady_fresh(memory, size), size - len(memory))
+
+    def _steady_fresh(self, memory: _Memory, size: int) -> int:
+        due = self._ratio.fresh_among(memory.delivered + size) - memory.fresh
+        return min(max(due, self._ratio.fewest_fresh(size)), self._ratio.most_fresh(size))
+
+    def _set_factor(self, factor: float) -> None:
+        self.factor, self._ratio = factor, EchoRatio.of(factor)
+        self._most_held = self.shape.buffer_in_pass // len(self._memories)
+        for memory in self._memories:
+            memory.delivered = memory.fresh = 0
+            if self._ratio.most_uses == 1:
+                memory.forget += memory.drop(len(memory))
+
+
+# ---------------------------------------------------------------------- plans
+# Makes the plan that a shape asks for.
+
+_PLANS: dict[Reuse, type[Plan]] = {Reuse.each: EachPlan, Reuse.memory: MemoryPlan}
+
+
+def make_plan(shape: PlanShape, factor: float) -> Plan:
+    """Returns a plan at its beginning.
+
+    Args:
+        shape: Sizes, seed and the rule of reuse.
+        factor: Echo factor from the first batch on, a real number >= 1.
+    """
+    return _PLANS[shape.reuse](shape, factor)
+
+
+def plan_from_state(shape: PlanShape, state: dict[str, Any]) -> Plan:
+    """Returns a plan that continues where its `Plan.state` was taken."""
+    return _PLANS[shape.reuse].from_state(shape, state)

@@ -1,0 +1,578 @@
+"""Which example is used when: the plan, pure arithmetic without data, torch or I/O."""
+
+from __future__ import annotations
+
+import random
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from fractions import Fraction
+from functools import cached_property
+from itertools import chain, pairwise
+from math import gcd
+from typing import Any, NamedTuple, TypeVar
+
+# ---------------------------------------------------------------------- hashing
+# Hashes of integers, the same on every machine. All seeds are made from them.
+
+_ODD = 0x9E3779B97F4A7C15
+_MASK = (1 << 64) - 1
+
+
+def mix(*numbers: int) -> int:
+    """Returns a 64-bit hash of integers (splitmix64 finaliser), the same on every machine."""
+    value = 0
+    for number in numbers:
+        value = (value + number + _ODD) & _MASK
+        value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+        value ^= value >> 31
+    return value
+
+
+def named_seed(seed: int, name: str) -> int:
+    """Returns a different seed of 63 bits for each name, the same on every machine. For an empty name: the seed itself."""
+    return mix(seed, *name.encode()) >> 1 if name else seed
+
+
+# ---------------------------------------------------------------------- ratio
+# The echo factor as a fraction. Error diffusion decides from it which items are fresh, and how often each is used.
+#
+# A factor such as 2.37 is the fraction 237 / 100 here. Error diffusion rounds it so that no error adds up:
+#
+# * Of the first ``n`` items of a worker exactly ``floor(n / e)`` are fresh.
+# * The first ``i`` fresh items of a worker get ``floor(i * e)`` uses together.
+#
+# So every such fraction is met exactly and on all ranks alike, without random numbers. ``memory.py`` keeps the first rule,
+# ``each.py`` keeps both. Batches that fill the buffer may hold more fresh items. These are not counted, and nothing makes up
+# for them. The two files say which batches that are.
+
+MOST_FACTOR = 1_000_000
+_DENOMINATOR_LIMIT = 1_000_000
+
+
+class EchoRatio(NamedTuple):
+    """The echo factor ``e = uses / per``. Both are integers, so that 1.1 x 10 is 11, and rounding errors do not add up.
+
+    Example:
+        >>> ratio = EchoRatio.of(2.5)
+        >>> ratio.fresh_among(10), ratio.fewest_fresh(7), ratio.most_fresh(7), ratio.uses_left(0, 4)
+        (4, 2, 3, [1, 2, 1, 2])
+    """
+
+    uses: int
+    per: int
+
+    @classmethod
+    def of(cls, factor: float) -> EchoRatio:
+        """Returns the nearest fraction with a denominator up to a million."""
+        ratio = Fraction(factor).limit_denominator(_DENOMINATOR_LIMIT)
+        return cls(ratio.numerator, ratio.denominator)
+
+    @property
+    def fewest_uses(self) -> int:
+        """The fewest uses of an item, ``floor(e)``."""
+        return self.uses // self.per
+
+    @property
+    def most_uses(self) -> int:
+        """The most uses of an item, ``ceil(e)``."""
+        return -(-self.uses // self.per)
+
+    def fresh_among(self, count: int) -> int:
+        """Returns how many of the first ``count`` items are fresh."""
+        return count * self.per // self.uses
+
+    def most_items(self, fresh: int) -> int:
+        """Returns the largest number of items of which ``fresh`` are fresh."""
+        return -(-(fresh + 1) * self.uses // self.per) - 1
+
+    def fewest_fresh(self, size: int) -> int:
+        """Returns the fewest fresh items of a batch, ``floor(B / e)``."""
+        return size * self.per // self.uses
+
+    def most_fresh(self, size: int) -> int:
+        """Returns the most fresh items of a batch, ``ceil(B / e)``."""
+        return -(-size * self.per // self.uses)
+
+    def fresh_for(self, echoes: int) -> int:
+        """Returns how many fresh items give ``echoes`` echoes, rounded down. Each gives ``e - 1``."""
+        return echoes * self.per // max(self.uses - self.per, 1)
+
+    def uses_left(self, first: int, count: int) -> list[int]:
+        """Returns the uses that ``count`` fresh items have left after their first use. ``first`` fresh items came before them."""
+        totals = [i * self.uses // self.per for i in range(first, first + count + 1)]
+        return [after - before - 1 for before, after in pairwise(totals)]
+
+    def staggered(self, first: int, count: int, total: int) -> list[int]:
+        """Returns the staggered uses of ``count`` of ``total`` items, from number ``first`` on.
+
+        In the middle of a run, live items have different numbers of uses left. Staggered uses are such numbers. They are evenly
+        spread over the uses that an item may have left after its first one, and they are not sorted.
+        """
+        stride = next((s for s in range(max(total * 5 // 8, 1), total) if gcd(s, total) == 1), 1)
+        above, below = self.uses - self.per, self.per * total * 2
+        return [-(-(2 * (i * stride % total) + 1) * above // below) for i in range(first, first + count)]
+
+
+# ---------------------------------------------------------------------- shape
+# The sizes that a plan works with, and what follows from them.
+
+
+class Reuse(str, Enum):
+    """Which items are used again."""
+
+    each = "each"
+    """Each fresh item is used ``e`` times."""
+
+    memory = "memory"
+    """Echoes are drawn from all items that memory holds."""
+
+    def __str__(self) -> str:
+        return self.value
+
+
+def smallest_buffer(batch_size: int, factor: float, workers: int) -> int:
+    """Returns how many live items a rank needs to fill a batch: ``B - floor(B / e)`` for each worker."""
+    return max(workers, 1) * (batch_size - EchoRatio.of(factor).fewest_fresh(batch_size))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanShape:
+    """What stays the same while a plan runs. Sizes count items: examples, or batches if whole batches are reused.
+
+    Attributes:
+        batch_size: Items in a full batch.
+        last_batch_size: Items in the last batch of the plain loader's epoch, which may be a full one.
+        batches_per_pass: Batches of the plain loader in one epoch on this rank.
+        workers: Number of worker processes, each with its own buffer. 0 counts as one.
+        buffer_size: The largest number of live items of a rank.
+        seed: Seed of the draws.
+        distinct: Whether a batch must not hold an index twice. It makes no difference for whole batches.
+        reuse: The rule of reuse.
+        most_distance: The largest number of positions that the order keeps between two fresh uses of an index; None: as many as
+            are needed.
+        phase: Number of batches of a pass that come before batch 0, if a run begins within a pass.
+    """
+
+    batch_size: int
+    last_batch_size: int
+    batches_per_pass: int
+    workers: int
+    buffer_size: int
+    seed: int
+    distinct: bool = True
+    reuse: Reuse = Reuse.each
+    most_distance: int | None = None
+    phase: int = 0
+
+    @property
+    def pass_length(self) -> int:
+        """Number of items in one pass on this rank."""
+        return (self.batches_per_pass - 1) * self.batch_size + self.last_batch_size
+
+    @property
+    def buffer_in_pass(self) -> int:
+        """The part of the buffer that a short pass can fill without holding an index twice."""
+        if not self.distinct or self.pass_length >= self.buffer_size + self.batch_size:
+            return self.buffer_size
+        return max((self.pass_length - self.batch_size) // 2, 0)
+
+    @cached_property  # asked for in every batch
+    def max_age(self) -> int:
+        """Number of positions for which an item may be live, so that no batch holds an index twice (see ``order.py``).
+
+        If a pass is not longer than the buffer, this is impossible. Items may then stay live, because exact counts come first.
+        """
+        if not self.distinct or self.pass_length <= self.buffer_size:
+            return 1 << 62
+        return self.distance
+
+    @property
+    def distance(self) -> int:
+        """Number of positions that must lie between two fresh uses of an index; 0 if none must."""
+        if not self.distinct:
+            return 0
+        least = self.buffer_in_pass + self.batch_size
+        slack = 2 * max(self.workers, 1) * max(self.batch_size, 16)
+        most = self.pass_length if self.most_distance is None else self.most_distance
+        # In a short pass, half of what is to spare goes to the slack, and half to the shuffling of the next pass.
+        return min(most, least + min(slack, max(self.pass_length - least, 0) // 2))
+
+    def size_of(self, number: int) -> int:
+        """Returns the size of batch ``number``: that of the plain loader, epoch after epoch. A fresh pass may end elsewhere."""
+        ends_pass = (number + self.phase + 1) % self.batches_per_pass == 0
+        return self.last_batch_size if ends_pass else self.batch_size
+
+
+# ---------------------------------------------------------------------- buffer
+# The live items of one worker. They are drawn at random and dropped by their age, both in constant time for each item.
+
+_STATE = ("warming", "owed", "staggered", "delivered", "fresh")  # attributes that are saved beside the live items
+
+
+class Call(NamedTuple):
+    """The fresh items of one batch. A data set that reads whole batches reads them in one call.
+
+    Attributes:
+        first: Position of the first of these items.
+        size: Number of these items.
+    """
+
+    first: int
+    size: int
+
+
+class Live:
+    """A live item.
+
+    Attributes:
+        position: Its position in the fresh stream.
+        left: Uses left; 0 when it is no longer live.
+        used: Uses so far.
+        call: The call in which it was read.
+        list_index: Its index in the list of the items that have as many uses left. The buffer sets it.
+    """
+
+    __slots__ = ("call", "left", "list_index", "position", "used")
+
+    def __init__(self, position: int, left: int, used: int, call: Call) -> None:
+        self.position, self.left, self.used, self.call, self.list_index = position, left, used, call, 0
+
+
+class Buffer:
+    """The live items of one worker, and the uses that its next batches have to make up for.
+
+    Attributes:
+        by_left: The live items by their uses left.
+        by_age: The items, oldest first. Those that are no longer live may still be among them.
+        forget: Positions whose remaining uses were dropped. No batch has told this to the worker yet.
+        warming: Whether the buffer is warming.
+        owed: Uses that later items are owed. Below 0: uses that later items have to give back.
+        staggered: Number of items that got staggered uses in this warming.
+        delivered: Number of items in this worker's batches since warming ended or the factor changed. The steady number of fresh
+            items follows from it and from `fresh`.
+        fresh: Number of fresh items among them.
+    """
+
+    def __init__(self) -> None:
+        self.by_left: dict[int, list[Live]] = {}
+        self.by_age: deque[Live] = deque()
+        self.forget: list[int] = []
+        self.warming = True
+        self.owed = self.staggered = self.delivered = self.fresh = 0
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Live]:
+        return chain.from_iterable(self.by_left.values())
+
+    @property
+    def last_use_count(self) -> int:
+        """Number of items with one use left. When one of them is drawn, there is room for another item."""
+        return len(self.by_left.get(1, ()))
+
+    def with_fewest_left(self) -> list[Live]:
+        """Returns the items with the fewest uses left."""
+        return self.by_left[min(self.by_left)] if self.by_left else []
+
+    def state(self) -> dict[str, Any]:
+        """Returns plain types. The order of the live items matters: `draw` chooses them by their index in a list.
+
+        `forget` is left out: the worker of a resumed run holds nothing.
+        """
+        live = [[item.position, item.left, item.used, *item.call] for item in self]
+        uses_left = sum(item.left for item in self)  # follows from `live`, so that a missing item in a state is noticed
+        return {"live": live, "uses_left": uses_left, **{name: getattr(self, name) for name in _STATE}}
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> Buffer:
+        """Returns the buffer whose `state` it was."""
+        buffer = cls()
+        for name in _STATE:
+            setattr(buffer, name, state[name])
+        items = [Live(position, left, used, Call(*call)) for position, left, used, *call in state["live"]]
+        for item in items:
+            buffer.put(item)
+        buffer.by_age = deque(sorted(items, key=lambda item: item.position))
+        return buffer
+
+    def start_warming(self) -> None:
+        """Begins to fill the buffer, and sets the counts back."""
+        self.warming, self.staggered, self.delivered, self.fresh = True, 0, 0, 0
+
+    def clear(self) -> None:
+        """Takes out all items. The caller puts them back, with other uses left."""
+        self.by_left, self._count, self.staggered = {}, 0, 0
+
+    def put(self, item: Live) -> None:
+        """Puts an item into the list of those that have as many uses left."""
+        others = self.by_left.setdefault(item.left, [])
+        item.list_index = len(others)
+        others.append(item)
+        self._count += 1
+
+    def remove(self, item: Live) -> None:
+        """Takes out this item."""
+        self._take(item.left, item.list_index)
+
+    def _take(self, left: int, list_index: int) -> Live:
+        """Takes out one of the items with ``left`` uses left. The last item of the list takes its place."""
+        others = self.by_left[left]
+        item, last = others[list_index], others.pop()
+        if last is not item:
+            others[list_index] = last
+            last.list_index = list_index
+        if not others:
+            del self.by_left[left]
+        self._count -= 1
+        return item
+
+    def draw(self, count: int, least_last: int, most_last: int, rand: Callable[[], float]) -> list[Live]:
+        """Takes out ``count`` items at random. Each item has the same probability, and each number of uses left gets its share.
+
+        If items were drawn one by one, the number of items that come to their last use would change much from batch to batch.
+        Systematic sampling over the items, ordered by uses left, keeps that number steady. So even a buffer that is hardly larger
+        than a batch is large enough.
+
+        Args:
+            count: Number of items to draw.
+            least_last: The least number of drawn items with one use left, if there are so many. The plan needs their room.
+            most_last: The largest number of drawn items with one use left, if the others are enough. The next batch needs the
+                rest.
+            rand: Returns uniform random numbers from [0, 1).
+        """
+        ones, live = self.last_use_count, self._count
+        last = int(ones * count / live + rand()) if live else 0
+        last = min(max(min(last, most_last), least_last, count - (live - ones), 0), ones, count)
+        drawn = self._draw_from(1, last, rand) if last else []
+        count, live, offset = count - last, live - ones, rand()
+        before = passed = 0
+        for left in sorted(self.by_left) if count else ():
+            if left > 1:
+                passed += len(self.by_left[left])
+                upto = int(passed * count / live + offset) if passed < live else count
+                if upto > before:
+                    drawn += self._draw_from(left, upto - before, rand)
+                    before = upto
+                    if before == count:
+                        break
+        return drawn
+
+    def _draw_from(self, left: int, count: int, rand: Callable[[], float]) -> list[Live]:
+        others = self.by_left.get(left, [])
+        if count < len(others):
+            return [self._take(left, int(rand() * len(others))) for _ in range(count)]
+        self._count -= len(self.by_left.pop(left, []))
+        return others
+
+    def drop_until(self, position: int) -> bool:
+        """Drops the items up to a position. Their uses are owed to later items.
+
+        Returns:
+            Whether any item was dropped.
+        """
+        dropped = False
+        while self.by_age and (self.by_age[0].left == 0 or self.by_age[0].position <= position):
+            item = self.by_age.popleft()
+            if item.left:
+                self.remove(item)
+                self.owed += item.left
+                item.left, dropped = 0, True
+                self.forget.append(item.position)
+        return dropped
+
+    def restrict(self, most_uses: int) -> None:
+        """Drops uses, so that no item gets more than ``most_uses`` in all."""
+        items = [item for item in self.by_age if item.left]
+        self.clear()
+        self.by_age = deque()
+        for item in items:
+            item.left = min(item.left, most_uses - item.used)
+            if item.left > 0:
+                self.put(item)
+                self.by_age.append(item)
+            else:
+                item.left = 0
+                self.forget.append(item.position)
+
+    def urgent(self, newest: int, max_age: int, advance: int, most_left: int) -> list[Live]:
+        """Returns the items that grow too old unless this batch and every later one draws them.
+
+        Args:
+            newest: Position of the newest item after this batch.
+            max_age: Number of positions for which an item may be live.
+            advance: Number of positions from one batch of this worker to its next batch.
+            most_left: The largest number of uses that an item has left.
+        """
+        found = []
+        too_old = newest + 1 - max_age  # an item here must be drawn in this batch, an item ``advance`` later in the next one
+        young = too_old + most_left * advance
+        for item in self.by_age:
+            if item.position >= young:
+                break
+            if item.left * advance > item.position - too_old:
+                found.append(item)
+        return found
+
+
+# ---------------------------------------------------------------------- plan
+# Which example is used when: the plan, pure arithmetic without data, torch or I/O.
+#
+# Words of this folder:
+#
+# * *Item*: what is used several times: an example, or a whole batch for ``after_batching`` and ``after_transfer``.
+# * *Position*: the number of a fresh item. The fresh items of a rank form one endless stream: position ``s`` is item
+#   ``s % pass_length`` of pass ``s // pass_length``.
+# * *Live*: an item that was used at least once and may be used again.
+#
+# A plan says for every batch which positions are fresh in it and which live items are used again. It never sees an index, so that
+# it is the same on all ranks. ``order.py`` turns positions into indices. There are two plans:
+#
+# * `EachPlan` (``each.py``): each fresh item is used ``e`` times. It is live while uses are left.
+# * `MemoryPlan` (``memory.py``): ``1 / e`` of the items are fresh, and echoes are drawn from all items that memory holds.
+#
+# ``DataLoader`` gives batch ``k`` to worker ``k % workers``. Both plans promise:
+#
+# * Every echo is asked of the worker that holds the item.
+# * No position is in a batch twice.
+# * The random draws of a batch are seeded with seed and batch number. So the state needs to hold no random state.
+
+P = TypeVar("P", bound="Plan")
+
+
+class PlannedBatch(NamedTuple):
+    """One batch of the plan.
+
+    Attributes:
+        number: Number of the batch in the run, from 0.
+        first_fresh: Position of its first fresh item.
+        fresh: Number of fresh ``positions``. They come first.
+        positions: Positions of the items.
+        stays_live: One byte per item, 1 if it is still live after this batch.
+        forget: Positions of items that are no longer live: the worker may let them go.
+    """
+
+    number: int
+    first_fresh: int
+    fresh: int
+    positions: Sequence[int]
+    stays_live: bytes
+    forget: tuple[int, ...]
+
+
+class LiveItem(NamedTuple):
+    """An item that is live.
+
+    Attributes:
+        position: Its position in the fresh stream.
+        call: The call in which it was read.
+    """
+
+    position: int
+    call: Call
+
+
+class Plan(ABC):
+    """Yields `PlannedBatch` after `PlannedBatch`, without end.
+
+    Args:
+        shape: Sizes and seed.
+        factor: Echo factor from the first batch on, a real number >= 1.
+
+    Attributes:
+        number: Number of the next batch.
+        position: Position of the next fresh item.
+        factor: The echo factor in force.
+        pending: Changes of the factor to come. Each is the number of a batch, and the factor from that batch on.
+    """
+
+    _ratio: EchoRatio
+
+    def __init__(self, shape: PlanShape, factor: float) -> None:
+        self.shape = shape
+        self.number = 0
+        self.position = 0
+        self.factor = factor
+        self.pending: list[tuple[int, float]] = []
+        self._random = random.Random()
+        # `Random.seed` calls this for an integer, after a look at the type. So the numbers are the same, at less cost.
+        self._seed = super(random.Random, self._random).seed
+
+    @property
+    @abstractmethod
+    def live_count(self) -> int:
+        """Number of live items of all workers."""
+
+    @abstractmethod
+    def live(self) -> list[LiveItem]:
+        """Returns the live items of all workers, oldest first."""
+
+    @property
+    @abstractmethod
+    def oldest_call(self) -> int:
+        """First position of the oldest call in which a live item was read. If nothing is live: the next fresh position."""
+
+    @abstractmethod
+    def wanted_fresh(self) -> int:
+        """Returns how many fresh items the next batch wants. Ask before `next_batch` if the source may have fewer."""
+
+    @abstractmethod
+    def next_batch(self, missing: int = 0) -> PlannedBatch:
+        """Plans the next batch.
+
+        Args:
+            missing: Number of its fresh items that the source no longer has. Their echoes are left out, too. Otherwise other
+                items would be used more often than the factor says, and more of them at the end of each pass.
+        """
+
+    @abstractmethod
+    def _set_factor(self, factor: float) -> None:
+        """Applies a factor from the next batch on."""
+
+    def state(self) -> dict[str, Any]:
+        """Returns what decides the batches from `number` on, in plain types: positions, never indices."""
+        return {
+            "number": self.number,
+            "position": self.position,
+            "factor": self.factor,
+            "pending": [list(change) for change in self.pending],
+        }
+
+    @classmethod
+    def from_state(cls: type[P], shape: PlanShape, state: dict[str, Any]) -> P:
+        """Returns a plan that continues where `state` was taken."""
+        plan = cls(shape, state["factor"])
+        plan.number, plan.position = state["number"], state["position"]
+        plan.pending = [(int(number), float(factor)) for number, factor in state["pending"]]
+        return plan
+
+    def change_factor(self, number: int, factor: float) -> None:
+        """Applies ``factor`` from batch ``number`` on. It replaces all changes that were to come from that batch on.
+
+        Raises:
+            ValueError: The batch is planned already.
+        """
+        if number < self.number:
+            raise ValueError(f"batch {number} is planned already, the next one is {self.number}")
+        self.pending = [(earlier, before) for earlier, before in self.pending if earlier < number] + [(number, factor)]
+
+    def _apply_changes(self) -> None:
+        while self.pending and self.pending[0][0] <= self.number:
+            _, factor = self.pending.pop(0)
+            self._set_factor(factor)
+
+    def _seed_draws(self) -> None:
+        """Seeds the random draws of the next batch."""
+        self._seed(mix(self.shape.seed, self.number))
+
+    def _emit(self, forget: list[int], fresh: int, positions: Sequence[int], stays_live: bytes) -> PlannedBatch:
+        """Returns the next batch, and moves on to the one after it. Empties ``forget``."""
+        batch = PlannedBatch(self.number, self.position, fresh, positions, stays_live, tuple(forget))
+        forget.clear()
+        self.position, self.number = self.position + fresh, self.number + 1
+        return batch

@@ -1,0 +1,838 @@
+"""The training's side: it finds a reader or starts one, and takes example after example out of the window."""
+
+from __future__ import annotations
+
+import math
+import os
+import select
+import socket
+import threading
+import time
+import uuid
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from lightning_echo.log import LOGGER
+from lightning_echo.share.config import (
+    FileLock,
+    Gone,
+    ShareConfig,
+    check_peer,
+    new_socket,
+    receive,
+    said_last,
+    send,
+    socket_of,
+    sockets_elsewhere,
+    starter_lock_of,
+)
+from lightning_echo.share.process import Payload, ReaderError, log_tail, name_of_process, start_reader
+from lightning_echo.share.same_data import in_short
+from lightning_echo.share.window import Window, unpack
+
+# ---------------------------------------------------------------------- connecting
+# How a training finds a reader: it attaches to the reader of its name, or starts one. When that dies, it attaches to the next.
+#
+# A thread waits for the end of the reader, and attaches to the next reader at once, even if the old window still has examples to
+# take. So a reader that follows a dead one knows all its trainings within a moment, and keeps the items that each of them needs.
+
+_BETWEEN_TRIES_SECONDS = 0.05
+_MOST_START_SECONDS = 60.0  # at its end, a training waits at most this long for a reader that is being started
+_MOST_MUTE_SECONDS = 60.0  # a reader says every few seconds that it is there
+
+
+class SharedDataDiffers(ValueError):
+    """Another training has other data under the same name."""
+
+
+class _Mute(Exception):
+    """The reader does not answer."""
+
+
+class _Over(Exception):
+    """The reader has said that it ends, and that another one may follow."""
+
+
+class Group(NamedTuple):
+    """The ranks of a training, which count as one training for the reader.
+
+    Attributes:
+        name: A name, the same on all ranks.
+        ranks: Number of ranks.
+        pass_items: Items of a pass of the reader; 0 for one rank.
+    """
+
+    name: str
+    ranks: int
+    pass_items: int = 0
+
+    @classmethod
+    def of_one(cls) -> Group:
+        """Returns the group of a training that has one rank."""
+        return cls(uuid.uuid4().hex, 1)
+
+    def round_of(self, item: int) -> int:
+        """Returns the first item of the round that an item is in. Each rank takes one item of a round.
+
+        With one rank, each item is a round. If the last items of a pass are fewer than the ranks, they belong to the round
+        before. Not all ranks take such an item.
+
+        Example:
+            >>> group = Group("g", ranks=2, pass_items=7)
+            >>> [group.round_of(item) for item in range(9)]
+            [0, 0, 2, 2, 4, 4, 4, 7, 7]
+        """
+        if self.ranks == 1:
+            return item
+        number, slot = divmod(item, self.pass_items)
+        last = max(self.pass_items // self.ranks - 1, 0)
+        return number * self.pass_items + min(slot // self.ranks, last) * self.ranks
+
+
+class Place(NamedTuple):
+    """Where a training has entered.
+
+    Attributes:
+        item: The item at which it goes on.
+        others: How many other trainings have entered before.
+        is_late: Whether this is another place than it would get alone.
+        batch_size: The batch size of the reader's loader; None if it has none.
+    """
+
+    item: int
+    others: int
+    is_late: bool
+    batch_size: int | None = None
+
+
+class Link(NamedTuple):
+    """A connection to a reader, and its window.
+
+    Attributes:
+        connection: The connection.
+        pidfd: Tells when the reader's process ends; -1 if that is in another PID namespace.
+        window: The window.
+        place: Where this training has entered.
+    """
+
+    connection: socket.socket
+    pidfd: int
+    window: Window
+    place: Place
+
+    def why_it_ended(self) -> dict[str, Any]:
+        """Returns the reader's last message, with ``failed`` and ``at``; an empty one if it was killed."""
+        return said_last(self.connection, "failed")
+
+    def wait_for_end(self) -> None:
+        """Waits until the reader has ended, or until this side hangs up."""
+        poll = select.poll()
+        poll.register(self.connection, select.POLLRDHUP)
+        if self.pidfd >= 0:
+            poll.register(self.pidfd, select.POLLIN)
+        poll.poll()
+
+    def hang_up(self) -> None:
+        """Ends the connection, even if forked children hold the socket open."""
+        with suppress(OSError):  # it may be closed already
+            self.connection.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Closes the connection, the descriptor and the window."""
+        self.connection.close()
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+        self.window.close()
+
+
+class Connector:
+    """Attaches a training to the reader of a name, and starts one if there is none.
+
+    Args:
+        config: The options of sharing.
+        payload: Returns what a new reader needs. It is called if this training must start a reader.
+        data_print: What is compared of the data.
+        group: The ranks of this training.
+        label: A name of this training, for people; empty: its program and process.
+    """
+
+    def __init__(
+        self, config: ShareConfig, payload: Callable[[], Payload], data_print: dict[str, str], group: Group, label: str = ""
+    ) -> None:
+        self._config, self._payload, self._print, self._group = config, payload, in_short(data_print), group
+        self._label = label or name_of_process()
+        self._has_started = False  # the present reader
+        self._died_at: int | None = None  # where the last reader died: an item, or how many items of a stream it had delivered
+        self._socket, self._mute = 0, -1  # inodes of the socket that was found last, and of one where nobody answers
+
+    def connect(self, wish: int | None, *, goes_on: bool, expected: int = 0, is_over: Callable[[], bool] = lambda: False) -> Link:
+        """Returns a connection to a reader. If there is none, and no other training starts one, this training starts one.
+
+        Args:
+            wish: The item at which to go on; None: the start.
+            goes_on: Whether this training had another reader before, which has died.
+            expected: How many trainings the dead reader had.
+            is_over: Returns whether this training has ended in the meantime.
+
+        Raises:
+            SharedDataDiffers: The reader has other data.
+            ReaderError: No reader could begin, or two were killed before they answered.
+        """
+        lock, killed = FileLock(starter_lock_of(self._config.name)), 0
+        while True:
+            found = self._connected()
+            if found is None and lock.try_to_hold():
+                with lock:
+                    found = self._connected()
+                    if found is None:
+                        payload = self._payload()
+                        payload.options["expected"] = expected
+                        self._say_elsewhere()
+                        self._has_started = True
+                        killed += not start_reader(self._config.name, payload)
+                        self._check_again(killed)
+                        continue
+            if found is not None:
+                connection, pidfd = found
+                try:
+                    window, place = self._introduced(connection, wish, goes_on)
+                except BaseException as error:
+                    connection.close()
+                    if pidfd >= 0:
+                        os.close(pidfd)
+                    if isinstance(error, _Mute):
+                        LOGGER.warning(
+                            "share=%r: the reader that is there does not answer for %g s: another one is started in its place",
+                            self._config.name,
+                            _MOST_MUTE_SECONDS,
+                        )
+                        self._mute = self._socket
+                    elif isinstance(error, Gone):  # it was killed before it answered
+                        killed += 1
+                        self._check_again(killed)
+                    elif not isinstance(error, _Over):
+                        raise
+                else:
+                    return Link(connection, pidfd, window, place)
+            if is_over():
+                raise ReaderError("the training has ended")
+            time.sleep(_BETWEEN_TRIES_SECONDS)
+
+    def note_death(self, item: int | None, why: str) -> None:
+        """Records where a reader died; None if that is not known.
+
+        Raises:
+            ReaderError: The reader before it died at the same item.
+        """
+        if item is not None and item == self._died_at:
+            raise ReaderError(
+                f"the reader of share={self._config.name!r} has died twice at item {item}{why}, and another one would do the "
+                f"same. {log_tail(self._config.name)}"
+            )
+        self._died_at = self._died_at if item is None else item
+
+    def _check_again(self, killed: int) -> None:
+        """Raises an error if no other reader is started after so many that were killed before they answered."""
+        if killed > 1 or (killed and self._has_started and not self._config.restart):
+            times = "twice " if killed > 1 else ""
+            raise ReaderError(
+                f"the reader of share={self._config.name!r} has died {times}before it answered. {log_tail(self._config.name)}"
+            )
+
+    def _connected(self) -> tuple[socket.socket, int] | None:
+        """Returns a connection to a living reader and its pidfd; None if there is no reader."""
+        connection, path = new_socket(), socket_of(self._config.name)
+        try:
+            self._socket = os.stat(path).st_ino
+            if self._socket == self._mute:  # as if it were not there
+                connection.close()
+                return None
+            connection.connect(path)
+            pid = check_peer(connection)
+            return connection, os.pidfd_open(pid) if pid else -1
+        except (FileNotFoundError, ConnectionRefusedError, ProcessLookupError):  # the last: only its forked children live
+            connection.close()
+            return None
+        except BaseException:
+            connection.close()
+            raise
+
+    def _introduced(self, connection: socket.socket, wish: int | None, goes_on: bool) -> tuple[Window, Place]:
+        """Tells the reader about this training, and waits for a place."""
+        config = self._config
+        hello = {
+            "label": self._label,
+            "behind": config.behind,
+            "join": config.join,
+            "wait_for": 1 if goes_on else config.wait_for,
+            "wait_seconds": config.wait_seconds,
+            "wish": wish,
+            "goes_on": goes_on,
+            "group": self._group.name,
+            "ranks": self._group.ranks,
+            "print": self._print,
+        }
+        send(connection, {"hello": hello})
+        message, descriptors = self._answer(connection)
+        if "refused" in message:
+            raise SharedDataDiffers(
+                f"share={config.name!r} is the name of other data: {message['refused']} (here, and in the reader: "
+                f"{message['whose']}). Trainings that share must have the same data set, sampler, transforms and code; give "
+                "another name for other data. If the difference decides nothing about examples, name it in all trainings: "
+                'ShareConfig(ignore=("log_dir",))'
+            )
+        if "failed" in message:
+            raise ReaderError(
+                f"the reader of share={config.name!r} could not begin: {message['failed']}. {log_tail(config.name)}"
+            )
+        if "over" in message:
+            LOGGER.info("share=%r: the reader that was there ends: %s", config.name, message["over"])
+            self._has_started = False
+            self.note_death(message.get("at"), f" ({message['over']})")
+            raise _Over
+        welcome = message["welcome"]
+        if not self._has_started:
+            LOGGER.info("share=%r: takes examples from the reader that is there: %s", config.name, welcome["whose"])
+        if not goes_on and not welcome["others"] and welcome["count"] < config.wait_for:
+            LOGGER.warning(
+                "share=%r: the reader begins with %d of %d trainings (wait_for): no more have come within %g s (wait_seconds)",
+                config.name,
+                welcome["count"],
+                config.wait_for,
+                config.wait_seconds,
+            )
+        self._has_started = False
+        connection.setblocking(False)
+        place = Place(welcome["place"], welcome["others"], welcome["is_late"], welcome["batch_size"])
+        return Window(descriptors[0], can_write=False), place
+
+    def _answer(self, connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
+        """Waits for the answer to a hello. As long as the reader waits for others, it says so every few seconds."""
+        connection.settimeout(_MOST_MUTE_SECONDS)
+        has_said = False
+        while True:
+            try:
+                message, descriptors = receive(connection)
+            except TimeoutError:
+                raise _Mute from None
+            if "waits" not in message:
+                return message, descriptors
+            if not has_said:
+                has_said, config = True, self._config
+                what = "the reader of another node, or " if config.cluster else ""
+                LOGGER.info("share=%r: waits for %sother trainings (wait_for=%d)", config.name, what, config.wait_for)
+
+    def _say_elsewhere(self) -> None:
+        """Says that there is another reader of this name, which this training does not find."""
+        name = self._config.name
+        for path in sockets_elsewhere(name):
+            with new_socket() as connection, suppress(OSError):  # the reader of this socket has died, or is another user's
+                connection.connect(path)
+                LOGGER.warning(
+                    "share=%r: there is a reader of this name in %s (process %d), but this training looks in %s, and starts its "
+                    "own. Give all trainings the same XDG_RUNTIME_DIR, or the same LIGHTNING_ECHO_SHARED",
+                    name,
+                    os.path.dirname(path),
+                    check_peer(connection),
+                    os.path.dirname(socket_of(name)),
+                )
+
+
+class Succession:
+    """A thread that waits until a reader is gone, then attaches to the next one, and so on.
+
+    Args:
+        link: The connection to the reader.
+        succeed: Gets the connection to a dead reader, and returns the connection to the reader that follows.
+    """
+
+    def __init__(self, link: Link, succeed: Callable[[Link, Callable[[], bool]], Link]) -> None:
+        self._succeed = succeed
+        self._links: deque[Link] = deque()  # to the readers that followed, the oldest first
+        self._latest = link
+        self._failure: BaseException | None = None
+        self._is_over = False
+        self._lock = threading.Lock()  # for the latest link, and for whether all is over
+        self._news = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="lightning_echo-succession", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            link = self._latest
+            link.wait_for_end()
+            if self._is_over:
+                return
+            try:
+                following = self._succeed(link, lambda: self._is_over)
+            except BaseException as error:  # the training gets it
+                with self._lock:
+                    self._failure = error
+                    self._news.set()
+                return
+            with self._lock:
+                self._links.append(following)
+                self._latest = following
+                self._news.set()
+                if self._is_over:
+                    following.hang_up()
+
+    def following(self, within: float) -> Link | None:
+        """Returns the connection to the next reader; None if the present one lives, or if the next one is not there yet.
+
+        Args:
+            within: Seconds to wait.
+
+        Raises:
+            ReaderError: No reader follows.
+        """
+        self._news.wait(within)
+        if self._links:
+            return self._links[0]
+        if self._failure is None:
+            return None
+        if isinstance(self._failure, ReaderError):
+            raise self._failure
+        raise ReaderError(f"no other reader could begin: {self._failure}") from self._failure
+
+    def go_over(self) -> None:
+        """Notes that the connection that `following` has returned is in use now."""
+        with self._lock:
+            self._links.popleft()
+            if not self._links and self._failure is None:
+                self._news.clear()
+
+    def end(self) -> None:
+        """Ends the thread, leaves the reader, and closes the connections that were not used."""
+        with self._lock:
+            self._is_over = True
+            self._latest.hang_up()
+        self._thread.join(timeout=_MOST_START_SECONDS)
+        for link in self._links:
+            link.hang_up()
+            link.close()
+
+
+# ---------------------------------------------------------------------- attachment
+# The training's side: it takes example after example out of the window, even after the reader has died.
+#
+# When the reader dies, this process still has its window, with the examples in it. The training takes them. At the same time it
+# attaches to the next reader (`Attachment._succeed`):
+#
+# * Data that is read by index: each reader gives the same example at the same item. The training asks the next reader for the
+#   first item that the window lacks. A training that the reader waits for, and that comes in time, loses nothing and gets nothing
+#   twice.
+# * A stream, or whole batches: a reader cannot begin within a pass. The training ends with a `ReaderError`. With
+#   ``share.restart="pass"`` it goes on with the next pass (`SharedStream.follow`).
+# * With ``share.restart=False``, or if a reader dies where the one before it died, the training ends with a `ReaderError`.
+#
+# The ranks of a training must miss the same items. So they ask the reader before they take a round of items, and it gives all
+# ranks the same answer (``server.py``).
+
+_LOOK_SECONDS = 0.001  # time between two looks of a training that waits for an example
+_SAY_AFTER_SECONDS = 3.0  # a longer wait is logged
+_SAY_AGAIN_SECONDS = 10.0
+_AGAIN_SECONDS = 0.1  # time between two looks, during the wait for an answer, whether the training ends
+
+
+class Missed(Exception):
+    """The item is not there any more: the reader has not waited for this training.
+
+    Args:
+        item: The item.
+        low: The first item that this training may still have.
+    """
+
+    def __init__(self, item: int, low: int) -> None:
+        super().__init__(item, low)
+        self.item, self.low = item, low
+
+
+class NextReader(Exception):
+    """A new reader has followed a dead one, and its items are others. The argument is its first item."""
+
+
+class Stopped(Exception):
+    """The training ends, and waits for nothing any more."""
+
+
+@dataclass
+class Waited:
+    """Seconds that a training has waited for examples.
+
+    Attributes:
+        for_reading: Seconds until examples were read and prepared.
+        for_peers: Seconds in which the reader waited for another training.
+        by_peer: These seconds, for each of the other trainings by name.
+    """
+
+    for_reading: float = 0.0
+    for_peers: float = 0.0
+    by_peer: dict[str, float] = field(default_factory=dict)
+
+    def after(self, before: Waited) -> Waited:
+        """Returns the sum of these seconds and of the seconds before."""
+        names = {*before.by_peer, *self.by_peer}
+        by_peer = {name: before.by_peer.get(name, 0.0) + self.by_peer.get(name, 0.0) for name in names}
+        return Waited(before.for_reading + self.for_reading, before.for_peers + self.for_peers, by_peer)
+
+
+class Attachment:
+    """A training's connection to the reader of a name.
+
+    Args:
+        config: The options of sharing.
+        payload: Returns what a new reader needs. It is called if this training must start a reader.
+        data_print: What is compared of the data.
+        tell_every: This training tells the reader its place after this number of items, or before.
+        group: The ranks of this training.
+        follow: For items that another reader does not give again. It gets the window of the dead reader, and the first item that
+            this training has not taken, and returns the first item to ask the next reader for. It may raise a `ReaderError`.
+        label: A name of this training, for people; empty: its program and process.
+        holds: Whether the reader keeps each item until `let_go`. If not, it keeps an item until this training has taken it.
+
+    Attributes:
+        group: The ranks of this training.
+        waited: Seconds that this training has waited.
+        saved_cpu_seconds: Processor seconds for reading that this training has saved, since others took the same examples. For
+            each example, it is the share of the other trainings.
+        need_nanoseconds: Time per example that this training takes, without waiting and without echoing. The reader gets it with
+            the next place.
+        missed_late: Number of items that this rank missed although the ranks had agreed on them, because its process was stopped
+            for a while. It took later items in their place.
+    """
+
+    def __init__(
+        self,
+        config: ShareConfig,
+        payload: Callable[[], Payload],
+        data_print: dict[str, str],
+        *,
+        tell_every: int = 1,
+        group: Group | None = None,
+        follow: Callable[[Window, int], int] | None = None,
+        label: str = "",
+        holds: bool = False,
+    ) -> None:
+        self._config, self._tell_every, self.group, self._follow = config, max(tell_every, 1), group or Group.of_one(), follow
+        self._connector = Connector(config, payload, data_print, self.group, label)
+        self._link: Link | None = None
+        self._succession: Succession | None = None
+        self._next = self._told = 0  # the first item that is still needed, and the last value of it that the reader was told
+        self._held_from = 0 if holds else None  # items from this one on are needed, even if they were taken
+        self._missed_to = 0  # items before this one were not taken
+        self._agreed = 0  # with several ranks: they all take the items below this one
+        self._shift = 0  # with several ranks: how much later the taken items are, if this rank was too late for the agreed ones
+        self._again: tuple[int, int, bytes] | None = None  # the item that was taken last, if it may be asked for again
+        self._kept: dict[int, list[tuple[int, bytes]]] = {}  # items that will be asked for later
+        self._is_stopped, self._pid = False, os.getpid()
+        self.waited = Waited()
+        self.saved_cpu_seconds = 0.0
+        self.need_nanoseconds = 0
+        self.missed_late = 0
+
+    def enter(self, wish: int | None, *, goes_on: bool = False) -> Place:
+        """Attaches to the reader of the name, and starts one if there is none.
+
+        Args:
+            wish: The item at which to go on; None: the start.
+            goes_on: Whether this training had another reader before, on another node, which has died.
+
+        Raises:
+            SharedDataDiffers: The reader has other data.
+            ReaderError: No reader could begin.
+        """
+        link = self._connector.connect(wish, goes_on=goes_on)
+        self._use(link)
+        self._next = link.place.item
+        self._succession = Succession(link, self._succeed)
+        return link.place
+
+    def _use(self, link: Link) -> None:
+        """Takes examples from a window from now on."""
+        self._link, self._told, self._agreed = link, link.place.item, 0
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether the reader waits for this training."""
+        return self._config.behind == "wait"
+
+    @property
+    def trainings(self) -> int:
+        """How many trainings the reader has; 0 without a reader."""
+        return 0 if self._link is None else self._link.window.trainings
+
+    @property
+    def most_factor(self) -> float | None:
+        """The largest factor with which this training takes fresh examples as fast as they come; None if no other one shares."""
+        if self.trainings < 2 or not self.need_nanoseconds:
+            return None
+        surplus = self.seconds_per_example * 1e9 / self.need_nanoseconds
+        return max(math.floor(100 * surplus) / 100, 1.0)
+
+    @property
+    def seconds_per_example(self) -> float:
+        """Seconds between two examples, as the reader or a slower training that it waits for needs them; 0 if not known."""
+        if self._link is None:
+            return 0.0
+        window = self._link.window
+        need = window.slowest_need_nanoseconds
+        return max(window.seconds_per_example, need / 1e9 if need > self.need_nanoseconds else 0.0)
+
+    @property
+    def cpu_seconds_per_example(self) -> float:
+        """Processor time in seconds that the reader takes for an example; 0 if not known."""
+        return 0.0 if self._link is None else self._link.window.cpu_seconds_per_example
+
+    def let_go(self, item: int) -> None:
+        """Says that held items before this one are not needed any more.
+
+        The reader is told when the next item is taken or waited for.
+        """
+        self._held_from = item
+
+    def keep(self, items: Iterable[int]) -> None:
+        """Takes items that come before the items that will be asked for in order. Keeps them until they are asked for.
+
+        Args:
+            items: The items, in any order. An item that will be asked for twice must be there twice.
+        """
+        for item, times in sorted(Counter(items).items()):
+            kind, data = self.taken(item)
+            self._kept[item] = [(kind, bytes(data))] * times
+
+    def take(self, item: int) -> Any:
+        """Returns the example of an item as soon as it is there. Items must be asked for in order.
+
+        Raises:
+            Missed: The item is not there any more.
+            ReaderError: The reader has died, and no other reader follows.
+            Exception: What the data set has raised in the reader.
+        """
+        if (kept := self._kept.get(item)) is not None:
+            kind, again = kept.pop()
+            if not kept:
+                del self._kept[item]
+            return unpack(kind, bytearray(again))
+        if item < self._next:
+            return self._take_again(item)
+        return unpack(*self.taken(item))
+
+    def taken(self, item: int) -> tuple[int, bytearray]:
+        """Returns kind and bytes of an item from the window, as soon as the item is there. Raises what `take` raises, and:
+
+        Raises:
+            NextReader: There is a new reader, and its items are others.
+        """
+        assert self._link is not None  # entered
+        if self.group.ranks > 1:
+            return self._taken_by_all(item)
+        found = self._link.window.copy(item)
+        while found is None:
+            self._wait_for(item)
+            found = self._link.window.copy(item)
+        self._next = item + 1
+        if self._next - self._told >= self._tell_every:
+            self._tell(self._next)
+        return found
+
+    def _taken_by_all(self, item: int) -> tuple[int, bytearray]:
+        """Does the same as `taken` for one of several ranks, which take or miss whole rounds together."""
+        assert self._link is not None
+        self._agree(self.group.round_of(item))
+        wanted = item + self._shift
+        found = self._link.window.copy(wanted)
+        while found is None:
+            try:
+                self._wait_for(wanted)
+            except Missed as missed:
+                if item >= self._agreed:
+                    raise
+                self._shift = -(-(missed.low - item) // self.group.ranks) * self.group.ranks  # the other ranks have taken theirs
+                wanted = item + self._shift
+            found = self._link.window.copy(wanted)
+        self._again = item, found[0], bytes(found[1])
+        self._next = item + 1
+        self.missed_late += wanted != item
+        if item + self.group.ranks >= self._agreed:
+            self._tell(self._agreed)  # this was the last item that the ranks have agreed on
+        elif self._next - self._told >= self._tell_every:
+            self._tell(self._next)
+        return found
+
+    def _take_again(self, item: int) -> Any:
+        """Returns the example that was taken last once more: the last slots of a pass may repeat the item before them."""
+        if self._again is None or self._again[0] != item:
+            raise RuntimeError(f"item {item} is asked for again, and the training is at {self._next}")
+        return unpack(self._again[1], bytearray(self._again[2]))
+
+    # ------------------------------------------------------------------ waiting
+
+    def _agree(self, item: int) -> None:
+        """Waits until the ranks agree on the round that begins with an item.
+
+        Raises:
+            Missed: All ranks go on at a later item.
+        """
+        assert self._link is not None
+        if item < self._agreed:
+            return
+        self._shift = 0
+        ask = {"round": item, "end": self.group.round_of(item + self._tell_every), "need": self.need_nanoseconds}
+        poll = select.poll()
+        poll.register(self._link.connection, select.POLLIN)
+        try:
+            send(self._link.connection, {"ask": ask})
+            while not poll.poll(1e3 * _AGAIN_SECONDS):
+                if self._is_stopped:
+                    raise Stopped("the training ends, and waits for nothing any more")
+            answer = receive(self._link.connection)[0]
+        except (Gone, OSError):  # the reader has ended: its window is not overwritten any more
+            self._agreed = item
+            return
+        if "failed" in answer:  # as above
+            self._agreed = item
+            return
+        self._note_told(item)
+        if "jump" in answer:
+            raise self._missed(item, int(answer["jump"]))
+        self._agreed = int(answer["until"])
+
+    def _wait_for(self, item: int) -> None:
+        """Waits until an item is there, or until that is impossible."""
+        assert self._link is not None
+        self._tell(item)
+        if self._has(item):
+            return
+        say_at = time.perf_counter() + _SAY_AFTER_SECONDS
+        while not self._has(item):
+            if self._is_stopped:
+                raise Stopped("the training ends, and waits for nothing any more")
+            if self._held_from is not None:
+                self._tell(item)  # `let_go` may have been called since
+            now = time.perf_counter()
+            window = self._link.window
+            is_blocked = window.is_blocked(item)
+            self._look(item)
+            passed = time.perf_counter() - now
+            if is_blocked:
+                self.waited.for_peers += passed
+                peer = window.slowest_label
+                self.waited.by_peer[peer] = self.waited.by_peer.get(peer, 0.0) + passed
+            else:
+                self.waited.for_reading += passed
+            if now > say_at:
+                say_at = now + _SAY_AGAIN_SECONDS
+                LOGGER.info("share=%r: waits for %s", self._config.name, self._what(item, is_blocked))
+
+    def _what(self, item: int, is_blocked: bool) -> str:
+        """Returns what this training waits for, for people."""
+        assert self._link is not None
+        window = self._link.window
+        if is_blocked:
+            return f"{window.slowest_label or 'another training'}, which is slower"
+        place, read = self._link.place, max(window.last_written + 1, window.begin)
+        if self._next > place.item or not place.is_late or read >= item:
+            return "examples to be read"
+        return f"the next pass: {item - read:,} examples of this one come first"
+
+    def _has(self, item: int) -> bool:
+        """Whether an item is there.
+
+        Raises:
+            Missed: The item was there, and is not there any more.
+        """
+        assert self._link is not None
+        window = self._link.window
+        is_gone = window.low > item  # must be read first: an item that is there now may be gone a moment later
+        if window.has(item):
+            return True
+        if is_gone:
+            raise self._missed(item, max(window.low, self._next))
+        return False
+
+    def _look(self, item: int) -> None:
+        """Waits for a moment. If there is a next reader, goes over to it."""
+        assert self._link is not None  # entered
+        assert self._succession is not None
+        link = self._succession.following(_LOOK_SECONDS)
+        if link is None or self._link.window.has(item):  # workers of the old one may have put it there just now
+            return
+        gone = self._link
+        self._succession.go_over()
+        self._use(link)
+        gone.close()
+        if self._follow is not None:
+            self._next = link.place.item
+            raise NextReader(link.place.item)
+        if self.group.ranks > 1:
+            self._agree(self.group.round_of(item))  # if the ranks miss items, all miss the same
+        elif link.place.item > item:
+            raise self._missed(item, link.place.item)
+
+    def _tell(self, item: int) -> None:
+        """Tells the reader that all items before this one are not needed any more."""
+        item = self.group.round_of(item if self._held_from is None else min(item, self._held_from))
+        if item <= self._told or self._link is None:
+            return
+        try:
+            send(self._link.connection, {"at": item, "need": self.need_nanoseconds})
+        except BlockingIOError:  # the reader is stopped, or very busy: it is told with the next item
+            return
+        except (Gone, OSError):  # the thread notices this, too
+            return
+        self._note_told(item)
+
+    def _note_told(self, item: int) -> None:
+        """Notes that the reader was told that all items before this one are not needed any more."""
+        assert self._link is not None
+        count = max(self.trainings, 1)
+        taken = max(item - max(self._told, self._missed_to), 0)
+        self.saved_cpu_seconds += taken * self.cpu_seconds_per_example * (count - 1) / count / self.group.ranks
+        self._told = max(item, self._told)
+
+    def _missed(self, item: int, low: int) -> Missed:
+        """Returns the `Missed` for items from ``item`` up to ``low``, which are gone."""
+        self._missed_to = low
+        return Missed(item, low)
+
+    def _succeed(self, link: Link, is_over: Callable[[], bool]) -> Link:
+        """Returns the connection to the reader that follows a dead one. Runs in a thread.
+
+        Raises:
+            ReaderError: No reader follows.
+        """
+        window, config, said = link.window, self._config, link.why_it_ended()
+        why = f" ({said['failed']})" if said else ""
+        if not config.restart:
+            raise ReaderError(
+                f"the reader of share={config.name!r} has died{why}, and share.restart is False. {log_tail(config.name)}"
+            )
+        first = max(self._next, link.place.item)  # this thread may be ahead of what the training takes
+        lacking = window.end_from(first)
+        died_at = said.get("at")
+        if died_at is None:
+            died_at = lacking if self._follow is None else lacking - link.place.item
+        self._connector.note_death(died_at, why)
+        LOGGER.warning("share=%r: the reader has died; another one is started%s", config.name, why)
+        wish = self.group.round_of(lacking) if self._follow is None else self._follow(window, first)
+        return self._connector.connect(wish, goes_on=True, expected=window.trainings, is_over=is_over)
+
+    def stop(self) -> None:
+        """Ends a `take` that waits in another thread."""
+        self._is_stopped = True
+
+    def close(self) -> None:
+        """Leaves the reader at once. Afterwards, nothing may be taken."""
+        self._kept.clear()
+        if os.getpid() != self._pid:  # a forked child must not end the connection of its parent
+            return
+        if self._link is None or self._succession is None:
+            return
+        self._succession.end()
+        self._link.hang_up()
+        self._link.close()
+        self._link = self._succession = None

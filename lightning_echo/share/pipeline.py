@@ -1,0 +1,557 @@
+"""The pipeline of a training that shares its reading: its own plan and collate function over the reader's examples."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from statistics import median_low
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, default_collate
+
+from lightning_echo.log import LOGGER
+from lightning_echo.pipeline.pipelines import IndexPipeline, Pipeline, pipeline_over
+from lightning_echo.pipeline.prefetch import WorkerProcesses
+from lightning_echo.pipeline.requests import BatchedOrder, BatchRequests, ExampleRequests
+from lightning_echo.pipeline.source import Choice, Launch, Layout, Source, Start
+from lightning_echo.pipeline.worker import Report
+from lightning_echo.plan.memory import make_plan, plan_from_state
+from lightning_echo.plan.plan import Plan, PlanShape
+from lightning_echo.share.attachment import Attachment, Missed, Place
+from lightning_echo.share.reading import distance_of
+from lightning_echo.split.staged import uncut_stages
+
+# ---------------------------------------------------------------------- pace
+# How long a training is busy with an example. The other trainings need this time to decide on their factors.
+#
+# Each training tells the reader how long it is busy with an example, and not how long it waited. The others calculate with this
+# time. So two controllers do not drive each other's factors up.
+
+_STEPS = 15  # the time of a step is the median of so many steps
+
+
+class Pace:
+    """Measures a training, step by step.
+
+    Args:
+        attachment: Gets the time that the training is busy, and says how fast items can come.
+        examples_of_item: Returns the number of examples in an item of the reader, for all ranks together.
+    """
+
+    def __init__(self, attachment: Attachment, examples_of_item: Callable[[], float]) -> None:
+        self._attachment, self._examples_of_item = attachment, examples_of_item
+        self._handed_out: tuple[float, float] | None = None  # the time of the last batch, and how many items it had
+        self._busy_nanoseconds: deque[int] = deque(maxlen=_STEPS)
+
+    def note_step(self) -> None:
+        """Notes how long the training was busy with the last batch: the median of a few, since validation may come between."""
+        if self._handed_out is not None:
+            began, items = self._handed_out
+            self._busy_nanoseconds.append(int((perf_counter() - began) * 1e9 / items))
+            self._attachment.need_nanoseconds = int(median_low(self._busy_nanoseconds))
+
+    def handed_out(self, report: Report) -> Report:
+        """Notes that the training gets a batch now.
+
+        Returns:
+            The report of the batch. In place of the time that this training waited for fresh examples, it has the time between
+            two fresh examples. No factor follows from the waiting, because that depends on what is prepared by then. What counts
+            is how fast examples can come: as fast as the reader prepares them, or as fast as a slower training takes them for
+            which the reader waits. For that training, its time without waiting and without echoing counts. So the slower of two
+            trainings sees a faster one, whatever factor the faster one has.
+        """
+        per_item = self._examples_of_item()
+        self._handed_out = perf_counter(), max(report.fresh + report.echoed, 1) / per_item
+        if not report.fresh:
+            return report
+        return report._replace(source=report.fresh / per_item * self._attachment.seconds_per_example)
+
+
+class PacedPipeline:
+    """The pipeline of a training over a `SharedStream`, measured. See `IndexPipeline`.
+
+    Args:
+        inner: The pipeline.
+        attachment: The connection. It is closed with the pipeline.
+        pace: The measurements.
+
+    Attributes:
+        exact: Whether a resumed run gets the same order.
+    """
+
+    def __init__(self, inner: Pipeline, attachment: Attachment, pace: Pace) -> None:
+        self._inner, self._attachment, self._pace = inner, attachment, pace
+        self.exact = inner.exact
+
+    def next_batch(self, delivered: int) -> tuple[Any, Report] | None:
+        """Returns the next batch and its report; None if a pass has ended."""
+        self._pace.note_step()
+        found = self._inner.next_batch(delivered)
+        return None if found is None else (found[0], self._pace.handed_out(found[1]))
+
+    def change_factor(self, number: int, factor: float) -> None:
+        """Sets the factor from batch ``number`` on."""
+        self._inner.change_factor(number, factor)
+
+    def state(self, delivered: int) -> dict[str, Any]:
+        """Returns the state from which a run resumes after ``delivered`` batches."""
+        return self._inner.state(delivered)
+
+    def close(self) -> None:
+        """Leaves the reader."""
+        self._attachment.stop()
+        self._inner.close()
+        self._attachment.close()
+
+
+# ---------------------------------------------------------------------- rows
+# Whole batches, cut for a training with another batch size: the rows of each leaf, from the first on.
+#
+# A leaf is a tensor, an array, or a list or tuple of plain values (what torch's collate function makes of strings). All leaves of
+# a batch must have the same number of rows.
+
+_PLAIN = (str, bytes, int, float, complex, bool, type(None))
+
+
+def rows_of(batch: Any) -> int:
+    """Returns the number of rows.
+
+    Raises:
+        ValueError: The leaves have different numbers of rows, or one has no rows.
+
+    Example:
+        >>> rows_of({"image": torch.zeros(3, 8), "name": ["a", "b", "c"]})
+        3
+    """
+    found = {_length(leaf) for leaf in _leaves(batch)}
+    if len(found) != 1 or None in found:
+        counts = ", ".join(sorted(map(str, found))) or "none"
+        raise ValueError(
+            f"a shared batch cannot be cut for another batch size: its leaves must have one number of rows, got {counts}. Give "
+            "the loader of each training the batch size of the others"
+        )
+    return int(found.pop() or 0)
+
+
+def cut(batch: Any, start: int, stop: int) -> Any:
+    """Returns some rows of a batch.
+
+    Example:
+        >>> cut({"x": torch.arange(4), "name": ["a", "b", "c", "d"]}, 1, 3)
+        {'x': tensor([1, 2]), 'name': ['b', 'c']}
+    """
+    return _mapped(lambda leaf: leaf[start:stop], batch)
+
+
+def joined(parts: Sequence[Any]) -> Any:
+    """Returns the rows of batches one after the other, as one batch.
+
+    Example:
+        >>> joined([[torch.tensor([1]), ["a"]], [torch.tensor([2]), ["b"]]])
+        [tensor([1, 2]), ['a', 'b']]
+    """
+    return parts[0] if len(parts) == 1 else _mapped(_join, *parts)
+
+
+def _join(*leaves: Any) -> Any:
+    first = leaves[0]
+    if isinstance(first, torch.Tensor):
+        return torch.cat(leaves)
+    if isinstance(first, np.ndarray):
+        return np.concatenate(leaves)
+    return type(first)(value for leaf in leaves for value in leaf)
+
+
+def _is_leaf(value: Any) -> bool:
+    if isinstance(value, dict):
+        return False
+    return not isinstance(value, list | tuple) or (
+        not hasattr(value, "_fields") and bool(value) and all(isinstance(part, _PLAIN) for part in value)
+    )
+
+
+def _leaves(batch: Any) -> list[Any]:
+    if _is_leaf(batch):
+        return [batch]
+    parts = batch.values() if isinstance(batch, dict) else batch
+    return [leaf for part in parts for leaf in _leaves(part)]
+
+
+def _length(leaf: Any) -> int | None:
+    if isinstance(leaf, torch.Tensor | np.ndarray):
+        return len(leaf) if leaf.ndim else None
+    return len(leaf) if isinstance(leaf, list | tuple) else None
+
+
+def _mapped(function: Callable[..., Any], *batches: Any) -> Any:
+    """Returns the result of a function for each leaf, in containers like those of the first batch."""
+    first = batches[0]
+    if _is_leaf(first):
+        return function(*batches)
+    if isinstance(first, dict):
+        return {key: _mapped(function, *(batch[key] for batch in batches)) for key in first}
+    parts = [_mapped(function, *several) for several in zip(*batches, strict=True)]
+    return type(first)(*parts) if hasattr(first, "_fields") else type(first)(parts)
+
+
+# ---------------------------------------------------------------------- shared order
+# Which item of the reader's stream stands at which position of a training.
+#
+# The reader's pass has ``length`` items. Slot ``s`` of pass ``q`` is item ``q * length + s``. Of the ``ranks`` ranks of a
+# training, rank ``r`` takes the slots ``r``, ``r + ranks`` ... . The training's own pass is as long as that of its plain loader:
+# ``drop_last`` leaves out the last items, and a slot after the end repeats the rank's item before it. So the item follows from
+# the position alone, wherever a training enters, and nothing must be remembered.
+
+
+def item_at(layout: Layout, rank: int, position: int) -> int:
+    """Returns the reader's item at a position of a training.
+
+    Args:
+        layout: How the training cuts a pass into batches and divides it among ranks.
+        rank: The number of this rank's share of a pass.
+        position: The position of the fresh example on this rank.
+
+    Example:
+        >>> layout = Layout(length=7, replicas=2, batch_size=2, last_batch_size=2, batches_per_pass=2)
+        >>> [item_at(layout, 1, position) for position in range(5)]
+        [1, 3, 5, 5, 8]
+    """
+    number, offset = divmod(position, layout.pass_length)
+    slot = offset * layout.replicas + rank
+    if slot >= layout.length:
+        slot = slot - layout.replicas if slot >= layout.replicas else slot % layout.length
+    return number * layout.length + slot
+
+
+def start_at(layout: Layout, item: int) -> Start:
+    """Returns where a training begins that may have all items from ``item`` on: at the start of one of its batches.
+
+    Args:
+        layout: How the training cuts a pass into batches and divides it among ranks.
+        item: The first item that the training may have.
+
+    Example:
+        >>> layout = Layout(length=10, replicas=1, batch_size=4, last_batch_size=2, batches_per_pass=3)
+        >>> start_at(layout, 0), start_at(layout, 5), start_at(layout, 9)
+        (Start(position=0, number=0), Start(position=8, number=2), Start(position=10, number=3))
+    """
+    number, slot = divmod(item, layout.length)
+    batch = -(-slot // (layout.batch_size * layout.replicas))
+    if batch >= layout.batches_per_pass:
+        number, batch = number + 1, 0
+    return Start(number * layout.pass_length + batch * layout.batch_size, number * layout.batches_per_pass + batch)
+
+
+class SharedOrder:
+    """The order of a training that shares: item after item of the reader's stream. See also `Order`.
+
+    Args:
+        layout: How the training cuts a pass into batches and divides it among ranks.
+        rank: The number of this rank's share of a pass.
+        phase: Number of batches of the pass before batch 0 of the run. It is not 0 if the training entered within a pass.
+        name: The name that is shared.
+    """
+
+    exact = True
+
+    def __init__(self, layout: Layout, rank: int, phase: int, name: str) -> None:
+        self._layout, self._rank, self._phase, self._name = layout, rank, phase, name
+        self.pass_length = layout.pass_length
+        self.position = 0
+
+    def begin_spreading(self) -> None:
+        """Does nothing: the reader's passes are spread from the beginning."""
+
+    def take(self, count: int) -> list[Any]:
+        """Returns the items of the next ``count`` positions."""
+        first = self.position
+        self.position += count
+        return [item_at(self._layout, self._rank, position) for position in range(first, first + count)]
+
+    def seek(self, position: int) -> None:
+        """Goes to a position."""
+        self.position = position
+
+    def state(self, position: int) -> dict[str, Any]:
+        """Returns what a resumed run needs."""
+        del position
+        return {"phase": self._phase, "share": self._name}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Does nothing: this order was made with what a state says."""
+
+    def prune(self, position: int) -> None:
+        """Does nothing: nothing is remembered."""
+
+
+# ---------------------------------------------------------------------- shared pipeline
+# The pipeline of a training that shares its reading: its own plan and collate function over the reader's examples.
+#
+# It is an `IndexPipeline` whose data set is the window. It has no workers, and a thread that fetches ahead. A new one begins
+#
+# * when the run starts. It begins where the run stopped, if the reader can be there, else where the other trainings are.
+# * when the reader has not waited (``behind="skip"``). It begins at the next batch of which no example was missed. Live examples
+#   are dropped.
+#
+# The thread must not draw from the random states of the training. Torch's own collate function draws no random numbers. Any other
+# collate function runs in the training's thread, and the random states are put back after it.
+
+
+@dataclass
+class SharedCounts:
+    """Counts of a training that shares.
+
+    Attributes:
+        missed: Number of examples that other trainings had and that this rank missed.
+    """
+
+    missed: int = 0
+
+
+class SharedExamples:
+    """The reader's stream as a data set of items.
+
+    Args:
+        take: Returns the example of an item.
+        length: Items of a pass.
+    """
+
+    def __init__(self, take: Callable[[int], Any], length: int) -> None:
+        self._take, self._length = take, length
+
+    def __getitem__(self, item: int) -> Any:
+        return self._take(item)
+
+    def __len__(self) -> int:
+        return self._length
+
+
+def shared_shape(shape: PlanShape, phase: int, layout: Layout) -> PlanShape:
+    """Returns the sizes of the plan of a training that shares.
+
+    If a batch must not hold an index twice, the plan has one buffer. The distance that the reader keeps between two uses of an
+    index limits its size. If a batch is larger than that distance, it may hold an index twice, because exact counts come first.
+
+    Args:
+        shape: Sizes as without sharing.
+        phase: See `PlanShape`.
+        layout: How the training cuts a pass into batches and divides it among ranks.
+    """
+    distance = _distance(shape.pass_length, layout)
+    if not shape.distinct or shape.batch_size > distance:
+        return replace(shape, distinct=False, phase=phase)
+    most = max(distance - shape.batch_size, shape.batch_size)
+    return replace(shape, workers=0, buffer_size=min(shape.buffer_size, most), most_distance=distance, phase=phase)
+
+
+def _distance(pass_length: int, layout: Layout) -> int:
+    """Returns how many items of a rank the reader keeps between two uses of an index."""
+    return min(pass_length // 3, distance_of(layout.length) // layout.replicas)
+
+
+class SharedPipeline:
+    """Yields batch after batch. See `IndexPipeline`.
+
+    Args:
+        source: The training's loader.
+        choice: The insertion point.
+        layout: How the training cuts a pass into batches and divides it among ranks.
+        shape: Sizes of the plan, as without sharing.
+        launch: How the run begins.
+        rank: The number of this rank's share of a pass.
+        key: Seed for the random numbers of the collate function.
+        name: The name that is shared, for messages.
+        attachment: The connection. It is closed with the pipeline.
+        counts: The counts, which the pipeline keeps up to date.
+
+    Attributes:
+        exact: True, since the order follows from the name.
+    """
+
+    exact = True
+
+    def __init__(
+        self,
+        source: Source,
+        choice: Choice,
+        layout: Layout,
+        shape: PlanShape,
+        launch: Launch,
+        *,
+        rank: int,
+        key: int,
+        name: str,
+        attachment: Attachment,
+        counts: SharedCounts,
+    ) -> None:
+        self._source, self._choice, self._layout, self._shape = source, choice, layout, shape
+        self._rank, self._key, self._name = rank, key, name
+        self._attachment, self._counts = attachment, counts
+        self._in_thread = source.loader.collate_fn is default_collate
+        self._factors = [(0, launch.factor)]  # (batch, the factor from that batch on)
+        self._phase = 0
+        self._pace = Pace(attachment, lambda: 1 / layout.replicas)  # an example of this rank is one item of each rank
+        self._apart = layout.batch_size if choice.point.by_batches else _distance(layout.pass_length, layout)
+        self._may_repeat = shape.distinct and layout.batch_size > self._apart
+        self._say_repeats(launch.factor)
+        self._inner = self._enter(launch)
+
+    # ------------------------------------------------------------------ as a pipeline
+
+    def next_batch(self, delivered: int) -> tuple[Any, Report] | None:
+        """Returns the next batch and its report.
+
+        Args:
+            delivered: Number of batches of the run before this one.
+        """
+        self._pace.note_step()
+        while True:
+            try:
+                found = self._inner.next_batch(delivered)
+                if found is None:
+                    return None
+                batch, report = found
+                return batch, self._pace.handed_out(report)
+            except Missed as missed:
+                position = self._first_example(self._inner.state(delivered)["plan"]["position"])
+                self._inner.close()
+                self._inner = self._skip(position, missed.low, delivered)
+
+    def change_factor(self, number: int, factor: float) -> None:
+        """Sets the factor from batch ``number`` on."""
+        self._say_repeats(factor)
+        self._factors = [change for change in self._factors if change[0] < number] + [(number, factor)]
+        self._inner.change_factor(number, factor)
+
+    def state(self, delivered: int) -> dict[str, Any]:
+        """Returns the state from which a run resumes after ``delivered`` batches."""
+        return self._inner.state(delivered)
+
+    def close(self) -> None:
+        """Leaves the reader."""
+        self._attachment.stop()
+        self._inner.close()
+        self._attachment.close()
+
+    # ------------------------------------------------------------------ entering
+
+    def _enter(self, launch: Launch) -> IndexPipeline:
+        saved = launch.state["plan"]
+        if saved is None:
+            begin = launch.begin_at
+            place = self._attachment.enter(self._item(begin.position) if begin.position else None)
+            return self._begin(self._say(place, begin), begin.number)
+        self._phase = (launch.state["order"] or {}).get("phase") or 0
+        plan = plan_from_state(shared_shape(self._shape, self._phase, self._layout), saved)
+        self._factors = [(0, plan.factor), *((number, factor) for number, factor in saved["pending"])]
+        wish = self._item(plan.oldest_call)
+        place = self._attachment.enter(wish)
+        if place.item != wish:
+            return self._begin(self._say(place, Start(plan.position, plan.number)), plan.number)
+        items = [item for live in plan.live() for item in self._items_of(live.position)]
+        self._attachment.keep(items)
+        return self._over(plan)
+
+    def _item(self, position: int) -> int:
+        """Returns the first item that any rank needs from a position on. It is the same for all ranks."""
+        first = self._first_example(position)
+        items = [item_at(self._layout, rank, first) for rank in range(self._layout.replicas)]
+        return self._attachment.group.round_of(min(items))
+
+    def _first_example(self, position: int) -> int:
+        """Returns the position of an item's first example. If whole batches are echoed, the given position counts batches."""
+        if not self._choice.point.by_batches:
+            return position
+        number, batch = divmod(position, self._layout.batches_per_pass)
+        return number * self._layout.pass_length + batch * self._layout.batch_size
+
+    def _items_of(self, position: int) -> list[int]:
+        """Returns the reader's items of which an item of the plan consists."""
+        first = self._first_example(position)
+        end = self._first_example(position + 1) if self._choice.point.by_batches else first + 1
+        return [item_at(self._layout, self._rank, one) for one in range(first, end)]
+
+    def _say(self, place: Place, wanted: Start) -> Start:
+        """Returns where the training begins at its place. If it wanted another place, logs what it misses."""
+        start = start_at(self._layout, place.item)
+        if place.is_late:
+            taken = start.position % self._layout.pass_length
+            share = 100 * (1 - taken / self._layout.pass_length)
+            at_work = f"{place.others} other training{'s' if place.others > 1 else ''} at work"
+            resumed = ", so that it does not go on where it stopped" if wanted.position else ""
+            LOGGER.info("share=%r: enters beside %s%s; it gets %.0f %% of this pass", self._name, at_work, resumed, share)
+        return start
+
+    def _say_repeats(self, factor: float) -> None:
+        """Says, once, that a batch may hold an index twice."""
+        if self._may_repeat and factor > 1:
+            self._may_repeat = False
+            LOGGER.warning(
+                "share=%r: with a factor above 1 a batch may hold an index twice, since a batch of %d examples is larger than "
+                "the %d that the reader keeps between two uses of an index. Use smaller batches, or a factor of 1",
+                self._name,
+                self._layout.batch_size,
+                self._apart,
+            )
+
+    # ------------------------------------------------------------------ beginning
+
+    def _skip(self, position: int, low: int, delivered: int) -> IndexPipeline:
+        """Returns the pipeline that goes on after examples that are gone.
+
+        Args:
+            position: The position at which the batch begins that lacks examples.
+            low: The first item that is still there.
+            delivered: Number of batches of the run before that one.
+        """
+        start = start_at(self._layout, low)
+        missed = max(start.position - position, 0)
+        self._counts.missed += missed
+        if self._attachment.is_waited_for:  # this process was stopped for longer than a new reader waits for old trainings
+            LOGGER.warning("share=%r: %d examples were missed, since the reader was replaced meanwhile", self._name, missed)
+        return self._begin(start, delivered)
+
+    def _begin(self, start: Start, number: int) -> IndexPipeline:
+        """Returns a pipeline without live examples.
+
+        Args:
+            start: Its place in the reader's passes, in examples and batches of this training.
+            number: Number of its first batch in the run.
+        """
+        self._phase = (start.number - number) % self._layout.batches_per_pass
+        shape = shared_shape(self._shape, self._phase, self._layout)
+        now = next(factor for since, factor in reversed(self._factors) if since <= number)
+        plan = make_plan(shape, now)
+        plan.position, plan.number = (start.number if self._choice.point.by_batches else start.position), number
+        for since, factor in self._factors:
+            if since > number:
+                plan.change_factor(since, factor)
+        return self._over(plan)
+
+    def _over(self, plan: Plan) -> IndexPipeline:
+        """Returns the pipeline for a plan."""
+        layout, loader, point = self._layout, self._source.loader, self._choice.point
+        order: Any = SharedOrder(layout, self._rank, self._phase, self._name)
+        requests: ExampleRequests | BatchRequests
+        if point.by_batches:
+            batched = BatchedOrder(order, layout.batch_size, layout.last_batch_size, layout.batches_per_pass)
+            requests = BatchRequests(plan, batched)
+        else:
+            requests = ExampleRequests(plan, order, whole_calls=False)
+        examples: Any = SharedExamples(self._attachment.take, layout.length)
+        own = DataLoader(
+            examples,
+            batch_size=layout.batch_size,
+            collate_fn=loader.collate_fn,
+            drop_last=loader.drop_last,
+            pin_memory=loader.pin_memory,
+        )
+        workers = WorkerProcesses()
+        rebuilt = Source(own).rebuild(requests, uncut_stages, self._key, workers, is_seeded=not self._in_thread)
+        return pipeline_over(
+            requests, iter(rebuilt), workers, on_device=point.on_device, in_thread=self._in_thread, are_owned=True
+        )

@@ -1,0 +1,375 @@
+"""Starts a reader, and what its process runs: a fresh interpreter that gets the parts of the training's loader through a pipe."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import socket
+import struct
+import subprocess
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import cloudpickle
+
+from lightning_echo.data.copies import bytes_in_words
+from lightning_echo.data.machine import free_memory_bytes
+from lightning_echo.log import LOGGER
+from lightning_echo.pipeline.source import Source
+from lightning_echo.share.config import ShareConfig, log_of, new_socket, socket_of
+from lightning_echo.share.same_data import difference_of_code, dumped, loader_of, parts_of
+from lightning_echo.share.server import Elsewhere, Server
+
+# ---------------------------------------------------------------------- process
+# What the reader's process runs.
+#
+# The training that starts the process sends the parts of its loader through a pipe, which is the standard input of the process.
+# It never sends them over the socket. The process leaves its parent, so that it outlives the parent. When it is ready, it writes
+# one line to the pipe ``STATUS``; another one if it cannot begin. If that pipe ends without a line, the process was killed.
+
+READY, FAILED = b"ready\n", b"failed\n"
+_HEADER = struct.Struct("<Q")
+
+
+class Payload(NamedTuple):
+    """What a training sends.
+
+    Attributes:
+        paths: Its ``sys.path``, since its modules must be found.
+        options: ``window_bytes``, ``linger_seconds``, ``print``; ``starter``: who has sent it; ``expected``: how many trainings
+            a reader had that has died; ``cluster``: where this node is in a cluster whose nodes share one reader.
+        loader: Parts of the loader, pickled by cloudpickle.
+    """
+
+    paths: list[str]
+    options: dict[str, Any]
+    loader: bytes
+
+    def to_bytes(self) -> bytes:
+        """Returns the bytes that go through the pipe."""
+        header = json.dumps({"paths": self.paths, "options": self.options}).encode()
+        return _HEADER.pack(len(header)) + header + self.loader
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Payload:
+        """Undoes `to_bytes`."""
+        (size,) = _HEADER.unpack_from(data)
+        header = json.loads(data[_HEADER.size : _HEADER.size + size])
+        return cls(header["paths"], header["options"], data[_HEADER.size + size :])
+
+
+def main(name: str, status: int) -> None:
+    """Reads the payload, leaves the parent, and serves.
+
+    Args:
+        name: The name that is shared.
+        status: Descriptor of the pipe to the training that waits.
+    """
+    with telling_of_failure(status):
+        serve_payload(name, status, left_parent())
+
+
+@contextmanager
+def telling_of_failure(status: int) -> Iterator[None]:
+    """Reports a failure of this process to the training that waits for it. A process that is killed reports nothing.
+
+    Raises:
+        SystemExit: This process has failed.
+    """
+    try:
+        yield
+    except BaseException:
+        traceback.print_exc()  # first, because the error of the training quotes the end of this log
+        with suppress(BrokenPipeError):  # the training has heard that this process is ready, and waits no more
+            os.write(status, FAILED)
+        sys.exit(1)
+
+
+def left_parent() -> Payload:
+    """Reads the payload, and goes on in a process that has left its parent."""
+    payload = Payload.from_bytes(sys.stdin.buffer.read())
+    if os.fork():
+        os._exit(0)  # so that the training does not wait for this process
+    logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO, force=True)
+    sys.path[:] = payload.paths
+    return payload
+
+
+def serve_payload(
+    name: str, status: int, payload: Payload, elsewhere: Elsewhere | None = None, gather_seconds: float = 0.0
+) -> None:
+    """Runs the reader of a name, with what a training has sent.
+
+    Args:
+        name: The name.
+        status: Descriptor of the pipe to the training that waits.
+        payload: What the training has sent.
+        elsewhere: As in `Server`.
+        gather_seconds: As in `Server`.
+    """
+    parts, options = cloudpickle.loads(payload.loader), payload.options
+    if differs := difference_of_code(options["print"], parts):
+        raise RuntimeError(
+            f"this process imports modules again, and then {differs} (the training's, and this one). Set what a module holds "
+            "where it is imported, or give it to the data set as an argument. If it decides nothing about examples, name it: "
+            'ShareConfig(ignore=("log_dir",))'
+        )
+    source = Source(loader_of(parts, seed_of(name)))
+
+    def say() -> None:
+        os.write(status, READY)
+
+    run_reader(
+        name,
+        source,
+        data_print=options["print"],
+        window_bytes=options["window_bytes"],
+        linger_seconds=options["linger_seconds"],
+        expected=options["expected"],
+        starter=options["starter"],
+        when_ready=say,
+        elsewhere=elsewhere,
+        gather_seconds=gather_seconds,
+    )
+
+
+def run_reader(
+    name: str,
+    source: Source,
+    *,
+    data_print: dict[str, str],
+    window_bytes: int,
+    linger_seconds: float,
+    expected: int = 0,
+    starter: str = "serve",
+    when_ready: Callable[[], None] = lambda: None,
+    elsewhere: Elsewhere | None = None,
+    gather_seconds: float = 0.0,
+) -> None:
+    """Runs the reader of a name, until the last training has left.
+
+    Args:
+        name: The name.
+        source: The loader.
+        data_print: What is compared of the data.
+        window_bytes: Memory for examples, in bytes.
+        linger_seconds: How long to stay after the last training has left, in seconds.
+        expected: As in `Server`.
+        starter: As in `Server`.
+        when_ready: Called when trainings can come.
+        elsewhere: As in `Server`.
+        gather_seconds: As in `Server`.
+
+    Raises:
+        RuntimeError: The workers cannot go on.
+    """
+    path = socket_of(name)
+    new_path = os.path.join(os.path.dirname(path), f"{os.getpid():x}")  # not longer than the path itself, see unix(7)
+    with suppress(FileNotFoundError):  # of a process that died here
+        os.unlink(new_path)
+    listener = new_socket()
+    listener.bind(new_path)
+    listener.listen(socket.SOMAXCONN)
+    made = os.stat(new_path).st_ino
+    follows = os.path.exists(path)  # a reader removes it when it ends, but not when it dies
+    os.rename(new_path, path)  # replaces in one step the socket of a reader that has died
+    server = Server(
+        listener,
+        source,
+        seed=seed_of(name),
+        data_print=data_print,
+        window_bytes=window_bytes,
+        linger_seconds=linger_seconds,
+        follows=follows,
+        expected=expected,
+        starter=starter,
+        when_over=partial(_remove, path, made),
+        elsewhere=elsewhere,
+        gather_seconds=gather_seconds,
+    )
+    when_ready()
+    server.run()
+
+
+def _remove(path: str, made: int) -> None:
+    """Removes the socket, unless the next reader has replaced it."""
+    try:
+        if os.stat(path).st_ino == made:
+            os.unlink(path)
+    except FileNotFoundError:  # the folder was cleaned up
+        pass
+
+
+def seed_of(name: str) -> int:
+    """Returns the seed for the order and all random numbers. It follows from the name, so each reader of a name has the same.
+
+    >>> seed_of("sweep") == seed_of("sweep"), seed_of("sweep") == seed_of("other")
+    (True, False)
+    """
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little") >> 1
+
+
+# ---------------------------------------------------------------------- starting
+# Starts a reader: a fresh interpreter that gets the parts of the training's loader through a pipe.
+#
+# The process is fresh and not forked, because a fork would inherit the training's descriptors, threads and devices. Variables
+# that tell a process its rank in a job, or its devices, are removed from its environment. It outlives the training that starts
+# it.
+
+# Without the working folder, whose files may have the names of modules. This package may not be installed.
+_PROGRAM = (
+    "import sys; package = sys.argv[3]; sys.path[:] = [path for path in sys.path if path]; "
+    "sys.path[:0] = [package] if package not in sys.path else []; "
+    "from lightning_echo.share.{} import main; main(sys.argv[1], int(sys.argv[2]))"
+)
+_READS = "reads for all trainings of this name"
+_HEAVY_BYTES = 256 * 2**20
+_LOG_TAIL = 2000  # characters of a log that an error shows
+_OF_A_WORKER = ("RAY_JOB_ID", "RAY_RAYLET_PID")  # of Ray: a process with these counts as a worker of Ray
+_OF_A_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+class ReaderError(RuntimeError):
+    """A reader could not begin; or it has died, and no other reader follows."""
+
+
+def payload_of(config: ShareConfig, source: Source, data_print: dict[str, str], cluster: dict[str, str] | None = None) -> Payload:
+    """Returns what is sent to a new reader of this loader.
+
+    Args:
+        config: The options of sharing.
+        source: The training's loader.
+        data_print: What is compared of its data.
+        cluster: Where this node is in a cluster whose nodes share one reader; None: this node has a reader of its own.
+
+    Raises:
+        TypeError: The data set, the sampler or the ``worker_init_fn`` cannot be sent to another process.
+    """
+    parts = parts_of(source)
+    try:
+        with _main_by_value():
+            data = dumped(parts)
+    except Exception as error:  # an object of the user's may raise anything when it is pickled
+        raise TypeError(
+            f"share={config.name!r} is impossible here: the data set, the sampler or worker_init_fn cannot be sent to the "
+            f"reader's process ({type(error).__name__}: {error}). Let the data set open files and connections at its first read; "
+            f"or {_by_hand(config.name)}, which sends nothing"
+        ) from error
+    if len(data) > _HEAVY_BYTES:
+        warnings.warn(
+            f"lightning_echo: share={config.name!r} "
+            f"sends {bytes_in_words(len(data))} of data to the reader's process: they are there twice. "
+            f"Better {_by_hand(config.name)}, which sends nothing; or let the data set read its files there, not when it is made",
+            UserWarning,
+            stacklevel=2,
+        )
+    options = {
+        "window_bytes": fitting_window(config),
+        "linger_seconds": config.linger_seconds,
+        "print": data_print,
+        "expected": 0,
+        "cluster": cluster,
+        "starter": name_of_process(),
+    }
+    return Payload([path for path in sys.path if path] + [os.getcwd()], options, data)
+
+
+def _by_hand(name: str) -> str:
+    return f"start a reader by hand: python train.py share --name {name} (EchoCLI), or lightning_echo.serve(loader, {name!r})"
+
+
+@contextmanager
+def _main_by_value() -> Iterator[None]:
+    """Lets cloudpickle send objects of a spawned process's main module in the same way as objects of ``__main__``."""
+    main = sys.modules.get("__mp_main__")
+    if main is None or main.__name__ == "__main__":
+        yield
+        return
+    cloudpickle.register_pickle_by_value(main)
+    try:
+        yield
+    finally:
+        cloudpickle.unregister_pickle_by_value(main)
+
+
+def name_of_process() -> str:
+    """Returns the name of this training, for people: its program and process."""
+    return f"{os.path.basename(sys.argv[0] or 'python')} (process {os.getpid()})"
+
+
+def fitting_window(config: ShareConfig) -> int:
+    """Returns the size of the window: what was asked for, or half of the free memory if that is less."""
+    asked, free = config.window_bytes(), free_memory_bytes()
+    if free is None or asked <= free // 2:
+        return asked
+    warnings.warn(
+        f"lightning_echo: share.window={config.window!r} "
+        f"is more than half of the free memory: the window has {bytes_in_words(free // 2)}",
+        UserWarning,
+        stacklevel=2,
+    )
+    return free // 2
+
+
+def start_reader(name: str, payload: Payload) -> bool:
+    """Starts a reader, and waits until trainings can come.
+
+    Args:
+        name: The name that is shared.
+        payload: See `payload_of`.
+
+    Returns:
+        Whether trainings can come. If not, the reader was killed while it began.
+
+    Raises:
+        ReaderError: The reader could not begin. The message has the end of its log.
+    """
+    in_cluster = payload.options.get("cluster") is not None
+    reads = "reads for all trainings of this name, or relays what another node reads," if in_cluster else _READS
+    LOGGER.info("share=%r: a process that %s is started, which takes a few seconds", name, reads)
+    program = _PROGRAM.format("ray" if in_cluster else "process")
+    read_end, write_end = os.pipe()
+    try:
+        with open(log_of(name), "wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-c", program, name, str(write_end), str(Path(__file__).parents[2])],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                pass_fds=(write_end,),
+                env=_environment(),
+                start_new_session=True,
+            )
+    finally:
+        os.close(write_end)
+    with open(read_end, "rb") as status:
+        try:
+            process.communicate(payload.to_bytes())
+        except BrokenPipeError:  # it has died: its log says why
+            process.wait()
+        said = status.readline()
+    if said == FAILED:
+        raise ReaderError(f"the reader of share={name!r} could not begin. {log_tail(name)}")
+    return said == READY
+
+
+def log_tail(name: str) -> str:
+    """Returns a sentence with the end of a reader's log."""
+    try:
+        return f"The end of its log:\n{Path(log_of(name)).read_text(errors='replace')[-_LOG_TAIL:]}"
+    except OSError as error:
+        return f"It has no log: {error}"
+
+
+def _environment() -> dict[str, str]:
+    environment = {name: value for name, value in os.environ.items() if name not in (*_OF_A_RANK, *_OF_A_WORKER)}
+    environment["CUDA_VISIBLE_DEVICES"] = ""
+    return environment

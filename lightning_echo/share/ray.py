@@ -1,0 +1,702 @@
+"""One node of a Ray cluster reads for all: all code that uses Ray, the actor that hands examples out, and the relays."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+import uuid
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from lightning_echo.log import LOGGER
+from lightning_echo.share.attachment import Attachment
+from lightning_echo.share.config import ShareConfig, shared_folder
+from lightning_echo.share.process import Payload, ReaderError, left_parent, serve_payload, telling_of_failure
+from lightning_echo.share.same_data import difference
+from lightning_echo.share.server import Reads, Start
+from lightning_echo.share.window import CHUNK, Closed, Ring, TooLargeError, Window, pack_error
+
+# ---------------------------------------------------------------------- chunk
+# Packed examples that follow each other, as one array of bytes. Nodes send such arrays to each other.
+#
+# ::
+#
+#     | first item | how many | nanoseconds, processor nanoseconds per example | kind and size of each | bytes of each |
+
+_HEADER = 4  # numbers
+_NUMBER_BYTES = 8
+_KIND_SHIFT = 56
+_MOST_SIZE = 2**_KIND_SHIFT - 1
+
+
+class ChunkError(ValueError):
+    """An array is no chunk."""
+
+
+class Piece(NamedTuple):
+    """A packed example.
+
+    Attributes:
+        kind: What the bytes are, below 256.
+        data: The bytes.
+    """
+
+    kind: int
+    data: Any
+
+
+class Chunk(NamedTuple):
+    """Examples that follow each other in the reader's stream.
+
+    Attributes:
+        first: The item of the first example.
+        pieces: The examples; empty if there are none yet.
+        nanoseconds: Time between two examples of the reader.
+        cpu_nanoseconds: Processor time that the reader takes for an example.
+    """
+
+    first: int
+    pieces: Sequence[Piece]
+    nanoseconds: int = 0
+    cpu_nanoseconds: int = 0
+
+    def to_array(self) -> Any:
+        """Returns the chunk as one array of bytes.
+
+        Example:
+            >>> array = Chunk(7, [Piece(0, b"ab"), Piece(2, b"")]).to_array()
+            >>> [(kind, bytes(data)) for kind, data in Chunk.from_array(array).pieces]
+            [(0, b'ab'), (2, b'')]
+        """
+        head = [self.first, len(self.pieces), self.nanoseconds, self.cpu_nanoseconds]
+        head += [piece.kind << _KIND_SHIFT | len(piece.data) for piece in self.pieces]
+        numbers = np.array(head, np.uint64).tobytes()
+        return np.frombuffer(b"".join([numbers, *(piece.data for piece in self.pieces)]), np.uint8)
+
+    @classmethod
+    def from_array(cls, array: Any) -> Chunk:
+        """Returns the chunk of an array that `to_array` has made. The bytes are not copied: they are views of the array.
+
+        Raises:
+            ChunkError: The array is no chunk.
+        """
+        flat: Any = np.ascontiguousarray(array, np.uint8)
+        view = memoryview(flat).toreadonly()
+        if len(view) < _HEADER * _NUMBER_BYTES:
+            raise ChunkError(f"a chunk has {_HEADER * _NUMBER_BYTES} bytes or more, got {len(view)}")
+        first, count, nanoseconds, cpu = (int(word) for word in np.frombuffer(view, np.uint64, _HEADER))
+        at = (_HEADER + count) * _NUMBER_BYTES
+        if at > len(view):
+            raise ChunkError(f"a chunk of {count:,} examples has {at:,} bytes or more, got {len(view):,}")
+        pieces = []
+        for word in np.frombuffer(view, np.uint64, count, _HEADER * _NUMBER_BYTES).tolist():
+            size = word & _MOST_SIZE
+            pieces.append(Piece(word >> _KIND_SHIFT, view[at : at + size]))
+            at += size
+        if at != len(view):
+            raise ChunkError(f"a chunk says that it has {at:,} bytes, and it has {len(view):,}")
+        return cls(first, pieces, nanoseconds, cpu)
+
+
+# ---------------------------------------------------------------------- handing
+# What the actor runs. It is on the node of the reader that reads, and gives its examples to the relays of the other nodes.
+#
+# For each relay it has a *feed*, which is a training for the reader. A feed is a thread that copies example after example out of
+# the window, a few megabytes ahead of what its relay has asked for. This file does not import Ray: Ray calls it.
+
+MOST_AHEAD_BYTES = 8 * 2**20
+"""A feed copies so much ahead, and a chunk has as much, or one example."""
+
+MOST_SILENT_SECONDS = 30.0
+"""A relay that says nothing for so long is gone, or cut off. One that follows it on its node needs less than that to come."""
+
+_MOST_WAIT_SECONDS = 0.5  # if there is nothing, a relay gets its answer after this time
+_BETWEEN_LOOKS_SECONDS = 0.5
+
+
+class Handing:
+    """The actor beside a reader.
+
+    Args:
+        name: The name that is shared.
+        node: The node on which this runs.
+        where: The name of the node, for people.
+        data_print: What is compared of the reader's data.
+    """
+
+    def __init__(self, name: str, node: str, where: str, data_print: dict[str, str]) -> None:
+        self._name, self._node, self._where, self._print = name, node, where, data_print
+        self._feeds: dict[str, _Feed] = {}
+        self._lock = threading.Lock()
+        threading.Thread(target=self._watch, name="lightning_echo-watch", daemon=True).start()
+
+    def meet(self, data_print: dict[str, str]) -> dict[str, str]:
+        """Tells a reader which node reads, and how its data differs from the data here; empty if it does not differ."""
+        return {"node": self._node, "where": self._where, "differs": difference(data_print, self._print)}
+
+    def enter(self, relay: str, label: str, item: int, goes_on: bool, join: str) -> None:
+        """Lets a relay in. If a relay came from the same node before, it has died, and is dropped.
+
+        Args:
+            relay: A name that no other relay has.
+            label: Its node, for people.
+            item: The item at which it would go on.
+            goes_on: Whether its trainings had another reader before, which has died.
+            join: As in `ShareConfig`.
+        """
+        config = ShareConfig(self._name, join=join, restart=False)
+        attachment = Attachment(config, self._no_other, self._print, tell_every=CHUNK, label=label, holds=True)
+        with self._lock:
+            before = [name for name, other in self._feeds.items() if other.label == label]
+
+            def replace() -> None:
+                for name in before:
+                    self.leave(name)
+
+            self._feeds[relay] = _Feed(attachment, label, item, goes_on, replace)
+
+    def _no_other(self) -> Payload:
+        """Raises an error if there is no reader. The actor starts none, since that would not be on the node of its trainings."""
+        raise ReaderError(f"the reader of share={self._name!r} on {self._where} has ended")
+
+    def take(self, relay: str, needed: int) -> Any:
+        """Returns the next examples of a relay as an array (see `Chunk`). It is empty if there are none within a moment.
+
+        Args:
+            relay: The relay.
+            needed: All items before this one are in the relay's window. The reader keeps the items from this one on, so that
+                another relay can follow this one.
+
+        Raises:
+            ReaderError: The reader has ended, or the relay is not known.
+        """
+        feed = self._feed(relay)
+        feed.attachment.let_go(needed)
+        return feed.chunk(_MOST_WAIT_SECONDS).to_array()
+
+    def stay(self, relay: str, need_nanoseconds: int) -> int:
+        """Notes that a relay is there. Returns how many other nodes get examples of this reader.
+
+        Args:
+            relay: The relay.
+            need_nanoseconds: As in `Attachment`, for the slowest training of the relay's node.
+
+        Raises:
+            ReaderError: The relay is not known.
+        """
+        attachment = self._feed(relay).attachment
+        attachment.need_nanoseconds = need_nanoseconds
+        relays = len(self._feeds)
+        return relays - 1 + (attachment.trainings > relays)
+
+    def leave(self, relay: str) -> None:
+        """Drops a relay."""
+        with self._lock:
+            feed = self._feeds.pop(relay, None)
+        if feed is not None:
+            feed.stop()
+
+    def _feed(self, relay: str) -> _Feed:
+        with self._lock:
+            feed = self._feeds.get(relay)
+            if feed is None:
+                raise ReaderError(f"{self._where} has let this node go, since it was silent for {MOST_SILENT_SECONDS:.0f} s")
+            feed.heard = time.monotonic()
+            return feed
+
+    def _watch(self) -> None:
+        """Drops relays that send nothing any more, so that the reader does not wait for them."""
+        while True:
+            time.sleep(_BETWEEN_LOOKS_SECONDS)
+            now = time.monotonic()
+            for relay in [relay for relay, feed in list(self._feeds.items()) if now - feed.heard > MOST_SILENT_SECONDS]:
+                self.leave(relay)
+
+
+class _Feed:
+    """The examples for one relay.
+
+    Args:
+        attachment: The feed's connection to the reader. It is closed with the feed.
+        label: The relay's node.
+        item: The item at which the relay would go on.
+        goes_on: See `Handing.enter`.
+        when_entered: Called when the reader has let this feed in. Until then, the feed before it must hold the items that it
+            needs.
+
+    Attributes:
+        attachment: As given.
+        label: As given.
+        heard: When the relay last sent something, by the monotonic clock.
+    """
+
+    def __init__(self, attachment: Attachment, label: str, item: int, goes_on: bool, when_entered: Callable[[], None]) -> None:
+        self.attachment, self.label, self.heard = attachment, label, time.monotonic()
+        self._pieces: deque[Piece] = deque()
+        self._bytes = self._first = 0
+        self._nanoseconds = self._cpu_nanoseconds = 0  # per example, see `Chunk`
+        self._is_over = False
+        self._failure: BaseException | None = None
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(
+            target=self._run, args=(item, goes_on, when_entered), name="lightning_echo-feed", daemon=True
+        )
+        self._thread.start()
+
+    def _run(self, item: int, goes_on: bool, when_entered: Callable[[], None]) -> None:
+        try:
+            item = self._first = self.attachment.enter(item, goes_on=goes_on).item
+            when_entered()
+            while self._put(Piece(*self.attachment.taken(item))):
+                if item % CHUNK == 0:
+                    self._nanoseconds = int(1e9 * self.attachment.seconds_per_example)
+                    self._cpu_nanoseconds = int(1e9 * self.attachment.cpu_seconds_per_example)
+                item += 1
+        except BaseException as error:  # the relay gets it
+            with self._changed:
+                self._failure = error
+                self._changed.notify_all()
+        finally:
+            self.attachment.close()
+
+    def _put(self, piece: Piece) -> bool:
+        """Puts an example into the feed as soon as there is room. Returns whether the feed goes on."""
+        with self._changed:
+            self._wait(lambda: self._is_over or self._bytes < MOST_AHEAD_BYTES)
+            self._pieces.append(piece)
+            self._bytes += len(piece.data)
+            self._changed.notify_all()
+            return not self._is_over
+
+    def _wait(self, holds: Callable[[], bool]) -> None:
+        """Waits until a condition is true. `stop` ends the wait, for example if the relay is silent for too long."""
+        while not holds():
+            self._changed.wait(_BETWEEN_LOOKS_SECONDS)
+
+    def chunk(self, within: float) -> Chunk:
+        """Returns the examples that are ready. If there are none, waits for some.
+
+        Args:
+            within: Longest time to wait, in seconds.
+
+        Raises:
+            ReaderError: The reader has ended, and all its examples were given to the relay.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._pieces or self._failure is not None, within)
+            pieces, self._pieces, self._bytes = list(self._pieces), deque(), 0
+            first, self._first = self._first, self._first + len(pieces)
+            self._changed.notify_all()
+            if not pieces and self._failure is not None:
+                raise ReaderError(str(self._failure)) from self._failure
+        return Chunk(first, pieces, self._nanoseconds, self._cpu_nanoseconds)
+
+    def stop(self) -> None:
+        """Ends the thread, which leaves the reader."""
+        with self._changed:
+            self._is_over = True
+            self._changed.notify_all()
+        self.attachment.stop()
+
+
+# ---------------------------------------------------------------------- ray cluster
+# All code that uses Ray: where a training is in the cluster, and how its reader finds or makes the actor of a name.
+#
+# Only these functions import Ray. They run in the main processes of trainings and readers, never in the workers of a
+# ``DataLoader``, because a call from there hangs. Every call has a time-out.
+
+_NAMESPACE = "lightning_echo"
+_MOST_CALLS = 64  # at the same time in an actor; each relay makes two
+_MOST_ANSWER_SECONDS = 30.0  # the actor answers within a second, or a few seconds over a slow network
+_MOST_MEETING_SECONDS = 60.0  # Ray needs up to half of this time to notice that a node is lost
+_BETWEEN_TRIES_SECONDS = 0.5
+
+
+# ---------------------------------------------------------------------- in a training
+
+
+def check_ray(name: str) -> None:
+    """Makes sure that Ray is installed.
+
+    Args:
+        name: The name that is shared.
+
+    Raises:
+        ModuleNotFoundError: Ray is not installed.
+    """
+    if find_spec("ray") is None:
+        raise ModuleNotFoundError(
+            f"share={name!r} with share.cluster='ray' needs Ray, which is not installed: pip install 'lightning-echo[ray]'"
+        )
+
+
+def place_of_training(name: str) -> dict[str, str]:
+    """Returns what a process that this training starts needs to join the cluster, and the node on which they both are.
+
+    Args:
+        name: The name that is shared.
+
+    Raises:
+        ModuleNotFoundError: Ray is not installed.
+        ValueError: This process is in no cluster.
+    """
+    check_ray(name)
+    import ray
+
+    if not ray.is_initialized():
+        raise ValueError(
+            f"share={name!r} with share.cluster='ray' needs a training that Ray runs (Ray Tune, Ray Train, a task), or "
+            "ray.init(address=...) before it, and this process is in no cluster. Leave cluster out to share on this machine alone"
+        )
+    if os.environ.get("RAY_AUTH_MODE", "").lower() != "token":
+        warnings.warn(
+            f"lightning_echo: share={name!r} "
+            "sends examples through a Ray cluster without tokens: whoever reaches its ports can read them "
+            "and run programs there. Before Ray is started, set RAY_AUTH_MODE=token on all nodes, and RAY_AUTH_TOKEN_PATH to a "
+            "file that has the token and that nobody else can read (chmod 600)",
+            UserWarning,
+            stacklevel=2,
+        )
+    context = ray.get_runtime_context()
+    return {"address": context.gcs_address, "node": context.get_node_id()}
+
+
+# ---------------------------------------------------------------------- in a reader
+
+
+class RayFar:
+    """The actor of another node. See `Far` for its methods.
+
+    Args:
+        actor: The handle of the actor.
+        where: The actor's node, for people.
+        label: This node, for people.
+
+    Attributes:
+        where: As given.
+    """
+
+    def __init__(self, actor: Any, where: str, label: str) -> None:
+        self._actor, self.where, self._label = actor, where, label
+
+    def enter(self, relay: str, start: Start) -> None:
+        """Lets a relay in."""
+        _answer(self._actor.enter.remote(relay, self._label, *start), self.where)
+
+    def ask(self, relay: str, needed: int) -> Any:
+        """Asks for the next chunk."""
+        return self._actor.take.remote(relay, needed)
+
+    def chunk(self, asked: Any) -> Chunk:
+        """Returns the chunk that was asked for."""
+        return Chunk.from_array(_answer(asked, self.where))
+
+    def stay(self, relay: str, need_nanoseconds: int) -> int:
+        """Tells the actor that a relay is there. Returns the number of other nodes."""
+        return int(_answer(self._actor.stay.remote(relay, need_nanoseconds), self.where))
+
+    def leave(self, relay: str) -> None:
+        """Tells the actor that a relay ends."""
+        self._actor.leave.remote(relay)
+
+
+@contextmanager
+def joined(name: str, place: dict[str, str], data_print: dict[str, str]) -> Iterator[RayFar | None]:
+    """Joins the cluster until the ``with`` block ends. Yields the actor of the node that reads; None if this node reads.
+
+    Args:
+        name: The name that is shared.
+        place: See `place_of_training`.
+        data_print: What is compared of the data.
+
+    Raises:
+        FarLost: There is no actor, and no actor could be made.
+        ValueError: The node that reads has other data.
+    """
+    import ray
+
+    ray.init(address=place["address"], namespace=_NAMESPACE, log_to_driver=False, configure_logging=False)
+    try:
+        here = f"{ray.util.get_node_ip_address()} (node {place['node'][:8]})"
+        actor, met = _met(name, place["node"], here, data_print)
+        if met["differs"]:
+            raise ValueError(
+                f"share={name!r} is the name of other data on {met['where']}: {met['differs']}. Trainings that share must have "
+                "the same data set, sampler and transforms; give another name for other data"
+            )
+        yield None if met["node"] == place["node"] else RayFar(actor, met["where"], f"node {place['node'][:8]}")
+    finally:
+        ray.shutdown()
+
+
+def _met(name: str, node: str, here: str, data_print: dict[str, str]) -> tuple[Any, dict[str, str]]:
+    """Returns the actor of a name, and what it tells. If there is no actor, makes one on this node."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    # The actor must find this package where this process finds it, and the sockets of this node.
+    paths = os.pathsep.join(path for path in sys.path if path)
+    variables = {"PYTHONPATH": paths, "LIGHTNING_ECHO_SHARED": str(shared_folder())}
+    kind = ray.remote(Handing).options(
+        name=f"share-{name}",
+        namespace=_NAMESPACE,
+        get_if_exists=True,
+        num_cpus=0,
+        max_concurrency=_MOST_CALLS,
+        scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node, soft=False),
+        runtime_env={"env_vars": variables},
+    )
+    end = time.monotonic() + _MOST_MEETING_SECONDS
+    while True:
+        actor = kind.remote(name, node, here, data_print)
+        try:
+            return actor, _answer(actor.meet.remote(data_print), "the actor")
+        except FarLost as error:  # it ends, since its reader has died, or its node is lost
+            if time.monotonic() > end:
+                raise
+            LOGGER.info("tries again: %s", error)
+        time.sleep(_BETWEEN_TRIES_SECONDS)
+
+
+def _answer(asked: Any, where: str) -> Any:
+    """Returns what an actor answers.
+
+    Raises:
+        FarLost: The actor is gone, does not answer, or says that its reader has ended.
+    """
+    import ray
+    from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+
+    try:
+        return ray.get(asked, timeout=_MOST_ANSWER_SECONDS)
+    except GetTimeoutError as error:
+        raise FarLost(f"{where} has not answered for {_MOST_ANSWER_SECONDS:.0f} s") from error
+    except RayTaskError as error:
+        raise FarLost(f"{where} says: {error.cause}") from error
+    except RayError as error:
+        raise FarLost(f"{where} is lost: {error}") from error
+
+
+# ---------------------------------------------------------------------- relay
+# A relay: it takes the place of the workers in a reader that gets its examples from another node.
+#
+# It has two threads. One asks for chunk after chunk, and writes a chunk into the window while the next one is on its way. The
+# other tells the other node every second that this node is there, and gets the number of other nodes. The window begins with the
+# first example that comes. Trainings are let in only then, so they lose nothing if the other node is lost before.
+
+_STAY_SECONDS = 1.0
+_MOST_END_SECONDS = 10.0
+
+
+class FarLost(RuntimeError):
+    """The node that reads is gone, or does not answer."""
+
+
+class Far(Protocol):
+    """The node that reads, as a relay sees it. Each call ends within seconds. Calls that return a value may raise `FarLost`."""
+
+    def enter(self, relay: str, start: Start) -> None:
+        """Lets a relay in. See `Handing.enter`."""
+
+    def ask(self, relay: str, needed: int) -> Any:
+        """Asks for the next chunk, and returns the argument for `chunk`. All items before ``needed`` are in the window."""
+
+    def chunk(self, asked: Any) -> Chunk:
+        """Returns the chunk that was asked for."""
+
+    def stay(self, relay: str, need_nanoseconds: int) -> int:
+        """Tells the other node that a relay is there. Returns the number of other nodes."""
+
+    def leave(self, relay: str) -> None:
+        """Tells the other node that a relay ends, and does not wait for an answer."""
+
+
+class Relay:
+    """Begins to read for the server of a reader, if another node reads (`Elsewhere` in ``server.py``).
+
+    Args:
+        far: The node that reads.
+        window_bytes: Memory for examples, in bytes.
+        say: Called with messages for the log.
+    """
+
+    def __init__(self, far: Far, window_bytes: int, say: Callable[[str], None]) -> None:
+        self._far, self._window_bytes, self._say = far, window_bytes, say
+        self._relaying: _Relaying | None = None
+
+    @property
+    def nodes(self) -> int:
+        """How many other nodes get the same examples now; 0 if that is not known yet, or if this node reads for itself."""
+        return 0 if self._relaying is None else self._relaying.nodes
+
+    def begin(self, start: Start, read_here: Callable[[], Reads], when_lost: Callable[[BaseException], None]) -> Reads | None:
+        """Returns the object that puts examples into a window; None if the other node has not answered yet.
+
+        Args:
+            start: Where to begin.
+            read_here: Begins to read on this node.
+            when_lost: Called with the error if the other node is lost, in another thread.
+        """
+        if self._relaying is None:
+            self._relaying = _Relaying(self._far, start, self._window_bytes, when_lost)
+        found = self._relaying.window_if_begun
+        if found is None:
+            return None
+        if start.goes_on and found.begin > start.item:
+            self._say(
+                f"this node needs item {start.item}, and the other one has items from {found.begin} on: it reads for itself"
+            )
+            self.leave()
+            return read_here()
+        return self._relaying
+
+    def leave(self) -> None:
+        """Leaves the other node."""
+        if self._relaying is not None:
+            self._relaying.close()
+            self._relaying = None
+
+
+class _Relaying:
+    """Puts examples of another node into a window.
+
+    Args:
+        far: The node that reads.
+        start: Where to begin.
+        window_bytes: Memory for examples, in bytes.
+        when_lost: See `Relay.begin`.
+
+    Attributes:
+        nodes: How many other nodes get the same examples.
+    """
+
+    def __init__(self, far: Far, start: Start, window_bytes: int, when_lost: Callable[[BaseException], None]) -> None:
+        self._far, self._start, self._window_bytes, self._when_lost = far, start, window_bytes, when_lost
+        self._name, self.nodes = uuid.uuid4().hex, 0
+        self._window: Window | None = None
+        self._over, self._is_closed = threading.Event(), False
+        self._threads = [
+            threading.Thread(target=self._run, args=(run,), name="lightning_echo-relay", daemon=True)
+            for run in (self._pump, self._stay)
+        ]
+        self._has_entered = threading.Event()
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def window_if_begun(self) -> Window | None:
+        """The window; None before the first example."""
+        return self._window
+
+    @property
+    def window(self) -> Window:
+        """The window, once it has begun."""
+        assert self._window is not None
+        return self._window
+
+    def lost_at(self) -> int | None:
+        """Returns None: there are no workers here."""
+        return None
+
+    def close(self) -> None:
+        """Ends the threads, and leaves the other node. A second call does nothing."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._over.set()
+        if self._window is not None:
+            self._window.close_for_writers()
+        self._far.leave(self._name)
+        for thread in self._threads:
+            thread.join(timeout=_MOST_END_SECONDS)
+        if self._window is not None:
+            self._window.close()
+
+    # ------------------------------------------------------------------ in the threads
+
+    def _run(self, run: Callable[[], None]) -> None:
+        try:
+            run()
+        except Closed:
+            pass
+        except BaseException as error:  # the thread that serves the trainings gets it
+            if not self._over.is_set():
+                self._over.set()
+                self._when_lost(error)
+
+    def _stay(self) -> None:
+        self._has_entered.wait()
+        while not self._over.is_set():
+            need = 0 if self._window is None else self._window.slowest_need_nanoseconds
+            self.nodes = self._far.stay(self._name, need)
+            self._over.wait(_STAY_SECONDS)
+
+    def _pump(self) -> None:
+        try:
+            self._far.enter(self._name, self._start)
+        finally:
+            self._has_entered.set()
+        chunk = self._next(self._far.ask(self._name, 0), 0)
+        self.nodes = self._far.stay(self._name, 0)  # trainings that enter now are told how many others there are
+        window = Window.create(self._window_bytes, 1, chunk.first)
+        ring, self._window = Ring(window, 0), window
+        while True:
+            asked, end = self._far.ask(self._name, chunk.first), chunk.first + len(chunk.pieces)
+            _put(ring, chunk)
+            chunk = self._next(asked, end)
+            if chunk.first != end:
+                raise FarLost(f"examples are missing: after {end - 1} came {chunk.first}")
+
+    def _next(self, asked: Any, needed: int) -> Chunk:
+        """Returns the next chunk that has examples."""
+        while not self._over.is_set():
+            chunk = self._far.chunk(asked)
+            if chunk.pieces:
+                return chunk
+            asked = self._far.ask(self._name, needed)
+        raise Closed
+
+
+def _put(ring: Ring, chunk: Chunk) -> None:
+    """Writes the examples of a chunk as soon as there is room."""
+    for item, (kind, data) in enumerate(chunk.pieces, chunk.first):
+        try:
+            ring.put(item, kind, [data], len(data))
+        except TooLargeError as error:  # the window of the other node is larger than this one
+            packed = pack_error(error)
+            ring.put(item, packed.kind, packed.parts, packed.size)
+    count = len(chunk.pieces)
+    ring.note_prepared(count, count * chunk.nanoseconds, count * chunk.cpu_nanoseconds)
+
+
+# ---------------------------------------------------------------------- process
+# What the reader's process runs if one node of a cluster reads for all. See also ``process.py``.
+
+_GATHER_SECONDS = 20.0  # relays need about ten seconds to start and to join the cluster
+
+
+def main(name: str, status: int) -> None:
+    """Reads the payload, leaves the parent, joins the cluster, and reads or relays.
+
+    Args:
+        name: The name that is shared.
+        status: Descriptor of the pipe to the training that waits.
+    """
+    with telling_of_failure(status):
+        payload = left_parent()
+        options = payload.options
+        with joined(name, options["cluster"], options["print"]) as far:
+            if far is None:
+                LOGGER.info("this node reads for all nodes")
+                serve_payload(name, status, payload, gather_seconds=_GATHER_SECONDS)
+            else:
+                LOGGER.info("the reader on %s reads for this node", far.where)
+                serve_payload(name, status, payload, Relay(far, options["window_bytes"], LOGGER.warning))

@@ -1,0 +1,603 @@
+"""What the reader reads, in which order, and how its workers prepare it."""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import multiprocessing.context
+import os
+import signal
+import struct
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing import get_context
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+from lightning_echo.data.randomness import EXAMPLE, Seeding, seed_all
+from lightning_echo.pipeline.pipelines import index_order
+from lightning_echo.pipeline.prefetch import WorkerProcesses
+from lightning_echo.pipeline.requests import tell_pass
+from lightning_echo.pipeline.source import Layout, Source
+from lightning_echo.pipeline.worker import EchoDataset, add_note
+from lightning_echo.plan.order import Order
+from lightning_echo.plan.plan import mix
+from lightning_echo.share.same_data import Unit, sending_by_value, unit_of
+from lightning_echo.share.window import CHUNK, END, ERROR, Closed, Packed, Ring, TooLargeError, Window, pack, pack_error
+from lightning_echo.split.staged import examples_in, read_batch, uncut_stages
+
+# ---------------------------------------------------------------------- worker start
+# What a worker of the reader runs first. It makes sure that the worker ends with the reader, and closes the reader's sockets.
+
+_PR_SET_PDEATHSIG = 1
+_ForkProcess = getattr(multiprocessing.context, "ForkProcess", ())  # which not every system has
+
+
+class WorkerStart:
+    """A ``worker_init_fn``: it does what a worker of the reader needs, then calls the user's own.
+
+    * It lets the worker end with the reader. A worker of torch's loader looks whether its parent has changed. But if the reader
+      dies while the worker begins, the worker does not notice this.
+    * It closes the descriptors of the reader's sockets that a forked worker has inherited. When the reader has died, no training
+      may find them open.
+
+    Args:
+        sockets: Descriptors of the sockets.
+        users: The user's ``worker_init_fn``, or None.
+    """
+
+    def __init__(self, sockets: Sequence[int], users: Callable[[int], None] | None) -> None:
+        self._sockets = [(descriptor, os.fstat(descriptor).st_ino) for descriptor in sockets]
+        self._users = users
+
+    def __call__(self, worker: int) -> None:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if _has_lost_reader():  # before the call above
+            os._exit(1)
+        for descriptor, inode in self._sockets:
+            _close_if(descriptor, inode)
+        if self._users is not None:
+            self._users(worker)
+
+
+def _has_lost_reader() -> bool:
+    """Whether the process that has started this one is dead.
+
+    ``is_alive`` looks at a pipe. A worker that was forked later has inherited the other end of that pipe, and holds it open. But
+    the system knows the parent of a forked worker: it is the reader, and another process after the reader is dead.
+    """
+    reader = multiprocessing.parent_process()
+    if reader is None or not reader.is_alive():
+        return True
+    is_forked = isinstance(multiprocessing.current_process(), _ForkProcess)
+    return is_forked and os.getppid() != reader.pid
+
+
+def _close_if(descriptor: int, inode: int) -> None:
+    """Closes a descriptor that this process has inherited. In a spawned process the number is another descriptor's, or free."""
+    try:
+        if os.fstat(descriptor).st_ino == inode:
+            os.close(descriptor)
+    except OSError:  # there is no such descriptor
+        pass
+
+
+# ---------------------------------------------------------------------- reading
+# What the reader reads, in which order, and how its workers prepare it.
+#
+# Item ``n`` of the endless stream is slot ``n % length`` of pass ``n // length``. Its index follows from the seed and ``n``, and
+# so do the random numbers that are drawn for it. So any reader can begin at any item. Between two uses of an index are at least a
+# third of a pass, or 2^18 items. So no training gets an index that it still holds, and none needs to change the order.
+#
+# The workers get items in chunks of `CHUNK`. The chunks are cut at multiples of that number, wherever a reader begins. So a data
+# set that reads many examples at once (``__getitems__``) always draws the same numbers for them. The workers are those of a
+# ``DataLoader``. They put the examples into the window, and the ``DataLoader`` only yields that a chunk is done. Loaders without
+# such an order are read by `StreamReading`.
+
+_NOISE = 21
+_MOST_APART = 2**18  # items: 0.4 s, 60 MiB
+_PREFETCHED_CHUNKS = 2  # per worker
+_MOST_DYING_SECONDS = 1.0
+
+
+def distance_of(length: int) -> int:
+    """Returns the least number of items between two uses of an index; 0 if a pass is too short for that.
+
+    Each of these items takes time and memory at the begin of a pass. So there is a limit, and no training has a larger buffer.
+    """
+    return min(length // 3, _MOST_APART)
+
+
+def order_of(source: Source, seed: int) -> Order:
+    """Returns the order of the reader's items, at its beginning.
+
+    Args:
+        source: The reader's copy of the loader.
+        seed: Seed for the order and all random numbers.
+    """
+    length = len(source.sampler)
+    whole = Layout(length=length, replicas=1, batch_size=length, last_batch_size=length, batches_per_pass=1)
+    order = index_order(source, whole, distance_of(length), seed, 0, preserves=False)
+    order.begin_spreading()
+    return order
+
+
+class Chunk(NamedTuple):
+    """The items that a worker prepares at once.
+
+    Attributes:
+        first: The first item.
+        skipped: Number of items at the start that are not prepared, since the reader begins after them.
+        indices: The index of each item.
+    """
+
+    first: int
+    skipped: int
+    indices: list[Any]
+
+
+def chunks(order: Order, begin: int) -> Iterator[Chunk]:
+    """Yields chunk after chunk without end. The first one contains item ``begin``."""
+    first = begin // CHUNK * CHUNK
+    order.seek(first)
+    while True:
+        order.prune(first)
+        yield Chunk(first, max(begin - first, 0), order.take(CHUNK))
+        first += CHUNK
+
+
+class Preparation:
+    """Reads the examples of chunks in a worker, and puts them into the window.
+
+    Args:
+        dataset: The user's data set.
+        window: The window.
+        seed: Seed for the order and all random numbers.
+    """
+
+    def __init__(self, dataset: Any, window: Window, seed: int) -> None:
+        self.dataset, self._window, self._seed = dataset, window, seed
+        self._ring: Ring | None = None
+
+    def fetch(self, chunk: Chunk) -> tuple[int]:
+        """Puts the examples of a chunk into the window. Returns how many were read; 0 if the reader ends."""
+        ring = self._ring or self._begin()
+        began, waited, cpu = time.perf_counter_ns(), ring.waited_nanoseconds, time.process_time_ns()
+        try:
+            if self._load_many is None:
+                for item in range(chunk.first + chunk.skipped, chunk.first + len(chunk.indices)):
+                    self._prepare(item, chunk.indices[item - chunk.first])
+            else:
+                self._prepare_together(chunk)
+        except Closed:
+            return (0,)
+        count = len(chunk.indices) - chunk.skipped
+        busy = time.perf_counter_ns() - began - (ring.waited_nanoseconds - waited)
+        ring.note_prepared(count, busy, time.process_time_ns() - cpu)
+        return (count,)
+
+    def _begin(self) -> Ring:
+        worker = get_worker_info()
+        assert worker is not None  # a reader has workers
+        parent = os.getppid()
+        self._ring = Ring(self._window, worker.id, lambda: os.getppid() != parent)
+        stages = uncut_stages(self.dataset)
+        self._load, self._load_many = stages.load, stages.load_many
+        self._seeding = Seeding(self.dataset, mix(self._seed, _NOISE))
+        return self._ring
+
+    def _prepare(self, item: int, index: Any) -> None:
+        self._seeding.seed(EXAMPLE, item)
+        try:
+            example = self._load(index)
+        except Exception as error:  # an error of the data set: every training gets it at this item
+            self._put_error(item, error, f"(reading example {index!r} of the data set)")
+        else:
+            self._put(item, index, example)
+
+    def _prepare_together(self, chunk: Chunk) -> None:
+        assert self._load_many is not None
+        self._seeding.seed(EXAMPLE, chunk.first)
+        wanted = range(chunk.first + chunk.skipped, chunk.first + len(chunk.indices))
+        try:
+            examples = examples_in(self._load_many(chunk.indices), chunk.indices)
+        except Exception as error:  # as above
+            add_note(error, f"(reading examples {chunk.indices!r} of the data set in one call)")
+            for item in wanted:
+                self._put_error(item, error, "")
+        else:
+            for item in wanted:
+                self._put(item, chunk.indices[item - chunk.first], examples[item - chunk.first])
+
+    def _put(self, item: int, index: Any, example: Any) -> None:
+        assert self._ring is not None
+        note = f"(example {index!r} of the data set)"
+        try:
+            kind, parts, size = pack(example)
+        except Exception as error:  # what is not plain, and what the user's own objects raise when they are looked at
+            self._put_error(item, error, note)
+            return
+        try:
+            self._ring.put(item, kind, parts, size)
+        except TooLargeError as error:
+            self._put_error(item, error, note)
+
+    def _put_error(self, item: int, error: Exception, note: str) -> None:
+        assert self._ring is not None
+        if note:
+            add_note(error, note)
+        kind, parts, size = pack_error(error)
+        self._ring.put(item, kind, parts, size)
+
+
+def _as_it_is(result: Any) -> Any:
+    return result
+
+
+class Reading:
+    """The workers of a reader, which prepare examples from one item on and put them into one window.
+
+    Args:
+        source: The reader's copy of the loader.
+        seed: Seed for the order and all random numbers.
+        begin: The first item.
+        window_bytes: Memory for examples, in bytes.
+        when_lost: Called with the error if the workers cannot go on, in another thread.
+        sockets: Descriptors of the reader's sockets, which a worker closes.
+
+    Attributes:
+        window: Where the examples are put.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        seed: int,
+        begin: int,
+        window_bytes: int,
+        when_lost: Callable[[BaseException], None],
+        sockets: Sequence[int] = (),
+    ) -> None:
+        loader = source.loader
+        self.window = Window.create(window_bytes, loader.num_workers, begin)
+        self._when_lost = when_lost
+        dataset: Any = EchoDataset(Preparation(loader.dataset, self.window, seed))
+        requests: Any = chunks(order_of(source, seed), begin)
+        self._workers = WorkerProcesses(WorkerStart(sockets, loader.worker_init_fn))
+        self._chunks = iter(
+            DataLoader(
+                dataset,
+                batch_sampler=requests,
+                collate_fn=_as_it_is,
+                num_workers=loader.num_workers,
+                prefetch_factor=_PREFETCHED_CHUNKS,
+                worker_init_fn=self._workers.worker_init_fn,
+                multiprocessing_context=self._workers.noted_by(sending_by_value(loader.multiprocessing_context or get_context())),
+            )
+        )
+        self._thread = threading.Thread(target=self._pump, name="lightning_echo-reading", daemon=True)
+        self._thread.start()
+
+    def _pump(self) -> None:
+        """Takes the results of the workers, so that they get more to do."""
+        try:
+            for _ in self._chunks:
+                if self.window.is_closed:
+                    break
+        except BaseException as error:  # handed on to the thread that serves the trainings
+            if not self.window.is_closed:
+                self._when_lost(error)
+
+    def lost_at(self) -> int | None:
+        """Returns the item at which a worker has died; None if none has."""
+        worker = self._workers.first_lost(_MOST_DYING_SECONDS)
+        return None if worker is None else self.window.item_of(worker)
+
+    def close(self) -> None:
+        """Ends the workers."""
+        self.window.close_for_writers()
+        self._thread.join(timeout=10.0)
+        del self._chunks
+        self.window.close()
+
+
+# ---------------------------------------------------------------------- stream reading
+# What the reader does with a loader that is not read by index: it iterates the loader, and puts each item into the window.
+#
+# Items are numbered one after the other. The number of a reader's first item follows from the number of its first pass
+# (`first_item`), so another reader never has the same numbers. After the bytes of each item come its pass and its place in that
+# pass. A special item says that a pass has ended.
+#
+# The workers turn the items into bytes. One thread receives the bytes, in the order of the user's own loader, and writes them. It
+# must be one thread, because the order is known only when the pass has been read. Random numbers follow from the name and the
+# number of the pass.
+
+_PASS_SHIFT = 40  # 2^40 is more items than a reader yields in its life
+_AT = struct.Struct("<QQ")
+_LOOK_SECONDS = 0.01
+_OVER: Any = object()
+
+
+class At(NamedTuple):
+    """Where an item stands.
+
+    Attributes:
+        number: Its pass.
+        offset: Its place in that pass.
+    """
+
+    number: int
+    offset: int
+
+    def to_bytes(self) -> bytes:
+        """Returns the bytes that come after an item."""
+        return _AT.pack(*self)
+
+    @classmethod
+    def cut_from(cls, data: bytearray) -> At:
+        """Removes the place from the end of an item's bytes, and returns it."""
+        at = cls(*_AT.unpack_from(data, len(data) - _AT.size))
+        del data[-_AT.size :]
+        return at
+
+
+def first_item(number: int) -> int:
+    """Returns the first item of a reader that begins with a pass."""
+    return number << _PASS_SHIFT
+
+
+def first_pass(item: int) -> int:
+    """Returns the first pass of the reader that has this first item."""
+    return item >> _PASS_SHIFT
+
+
+class StreamReading:
+    """Iterates a loader, and puts its items into one window. See `Reading`.
+
+    Args:
+        source: The reader's copy of the loader.
+        seed: Seed for all random numbers.
+        begin: The first item. The first pass follows from it.
+        window_bytes: Memory for items, in bytes.
+        when_lost: Called with the error if the loader's workers have died, in another thread.
+        sockets: Descriptors of the reader's sockets, which a forked worker closes.
+
+    Attributes:
+        window: Where the items are put.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        seed: int,
+        begin: int,
+        window_bytes: int,
+        when_lost: Callable[[BaseException], None],
+        sockets: Sequence[int] = (),
+    ) -> None:
+        self.window = Window.create(window_bytes, 1, begin)
+        self._seed, self._next, self._when_lost = seed, begin, when_lost
+        self._workers = WorkerProcesses(WorkerStart(sockets, getattr(source.loader, "worker_init_fn", None)))
+        self._loader, self._user_loader = self._packing(source), source.loader
+        self._thread = threading.Thread(target=self._pump, name="lightning_echo-reading", daemon=True)
+        self._thread.start()
+
+    def lost_at(self) -> int | None:
+        """Returns None: another reader begins with another pass."""
+        return None
+
+    def close(self) -> None:
+        """Ends the workers."""
+        self.window.close_for_writers()
+        self._thread.join(timeout=10.0)
+        self.window.close()
+
+    def _packing(self, source: Source) -> Any:
+        """Returns a loader that yields lists of packed items, each with the processor time that they took, in nanoseconds."""
+        loader, unit = source.loader, unit_of(source)
+        if not isinstance(loader, DataLoader) or type(loader).__iter__ is not DataLoader.__iter__:
+            return _Packing(loader)
+        options: dict[str, Any] = {"collate_fn": _Pack(unit, loader.collate_fn)}
+        if unit is Unit.streamed:
+            options["batch_size"] = loader.batch_size
+        elif unit is Unit.examples_of_batch:
+            options["batch_sampler"] = loader.batch_sampler
+        else:
+            options |= {"batch_size": None, "sampler": None if source.reads_stream else loader.sampler}
+        context = sending_by_value(loader.multiprocessing_context or get_context())
+        return DataLoader(
+            _telling(loader.dataset),
+            num_workers=loader.num_workers,
+            worker_init_fn=self._workers.worker_init_fn,
+            multiprocessing_context=self._workers.noted_by(context) if loader.num_workers else None,
+            **options,
+        )
+
+    # ------------------------------------------------------------------ in the thread
+
+    def _pump(self) -> None:
+        """Reads pass after pass."""
+        ring, number = Ring(self.window, 0), first_pass(self._next)
+        try:
+            while not self.window.is_closed:
+                self._read_pass(ring, number)
+                number += 1
+        except Closed:
+            pass
+        except BaseException as error:  # handed on to the thread that serves the trainings
+            if not self.window.is_closed:
+                self._when_lost(error)
+
+    def _read_pass(self, ring: Ring, number: int) -> None:
+        offset = 0
+        for packed in self._items_of_pass(ring, number):
+            self._put(ring, packed, At(number, offset))
+            offset += 1
+        if not offset:
+            self._put_error(ring, RuntimeError(f"the loader yielded nothing in pass {number}"), At(number, 0))
+        self._put(ring, Packed(END, (), 0), At(number, offset))
+
+    def _items_of_pass(self, ring: Ring, number: int) -> Iterator[Packed]:
+        """Yields the items of a pass. If the user's code raises an exception, that is the last item."""
+        loader = self._user_loader
+        seed_all(mix(self._seed, number))
+        batch_sampler = getattr(loader, "batch_sampler", None)
+        samplers = getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)
+        try:
+            tell_pass(number, loader, getattr(loader, "dataset", None), *samplers)
+            for generator in {getattr(each, "generator", None) for each in (loader, *samplers)}:
+                if isinstance(generator, torch.Generator):
+                    generator.manual_seed(mix(self._seed, number))
+            iterator = iter(self._loader)
+            while True:
+                began = time.perf_counter_ns()
+                several = next(iterator, _OVER)
+                if several is _OVER or self.window.is_closed:
+                    return
+                cpu_nanoseconds, items = several
+                ring.note_prepared(len(items), time.perf_counter_ns() - began, cpu_nanoseconds)
+                for item in items:
+                    yield item
+                    if item.kind == ERROR:
+                        return
+        except Exception as error:  # an error of the user's code goes to every training, unless a worker has died
+            if lost := self._workers.lost(1.0):
+                raise lost from error
+            add_note(error, f"(reading pass {number})")
+            yield pack_error(error)
+
+    def _put(self, ring: Ring, packed: Packed, at: At) -> None:
+        kind, parts, size = packed
+        try:
+            ring.put(self._next, kind, [*parts, at.to_bytes()], size + _AT.size)
+        except TooLargeError as error:
+            if kind == ERROR:
+                raise
+            self._put_error(ring, error, at)
+            return
+        self._next += 1
+        if kind == ERROR:
+            self._wait_until_taken(self._next)
+
+    def _put_error(self, ring: Ring, error: Exception, at: At) -> None:
+        self._put(ring, pack_error(error), at)
+
+    def _wait_until_taken(self, item: int) -> None:
+        """Waits, so that a loader that fails again and again does not fill the window with its errors."""
+        while self.window.low < item:
+            if self.window.is_closed:
+                raise Closed
+            time.sleep(_LOOK_SECONDS)
+
+
+# ---------------------------------------------------------------------- in the workers
+
+
+class _Failed(NamedTuple):
+    """Stands in the place of what could not be read. torch would send no exception whose class it does not find by its name."""
+
+    error: Packed
+
+
+def _failed(error: Exception) -> _Failed:
+    add_note(error, f"\n\n{''.join(traceback.format_exception(error))}")
+    return _Failed(_joined(pack_error(error)))
+
+
+@dataclass
+class _Known:
+    """The user's data set, as a `Fetcher` that is asked for nothing else."""
+
+    dataset: Any
+
+    def fetch(self, request: Any) -> tuple[Any, ...]:
+        raise NotImplementedError
+
+
+def _telling(dataset: Any) -> Any:
+    """Returns a data set that reads the user's, and returns a `_Failed` in place of an exception."""
+    return (_TellingStream if isinstance(dataset, IterableDataset) else _Telling)(_Known(dataset))
+
+
+class _Telling(EchoDataset):
+    """See `_telling`; for data that is read by index."""
+
+    def __getitems__(self, request: Any) -> Any:
+        try:
+            return read_batch(self._echo_fetcher.dataset, request)
+        except Exception as error:
+            return _failed(error)
+
+    def __getitem__(self, index: Any) -> Any:
+        try:
+            return self._echo_fetcher.dataset[index]
+        except Exception as error:
+            return _failed(error)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._echo_fetcher,)
+
+
+class _TellingStream(_Telling, IterableDataset[Any]):
+    """The same for a stream. An exception is its last item."""
+
+    def __iter__(self) -> Iterator[Any]:
+        try:
+            yield from self._echo_fetcher.dataset
+        except Exception as error:
+            yield _failed(error)
+
+
+class _Pack:
+    """A collate function that makes packed items from what the data set has read."""
+
+    def __init__(self, unit: Unit, users: Any) -> None:
+        self._unit, self._users = unit, users
+        self._before = 0  # processor time of this process when the last items were ready
+
+    def __call__(self, read: Any) -> tuple[int, list[Packed]]:
+        items = [_packed(example) for example in read] if self._unit is Unit.streamed else [self._packed_batch(read)]
+        before, self._before = self._before, time.process_time_ns()
+        return self._before - before, items
+
+    def _packed_batch(self, read: Any) -> Packed:
+        if self._unit is Unit.batch and not isinstance(read, _Failed):
+            try:
+                read = self._users(read)
+            except Exception as error:
+                read = _failed(error)
+        return _packed(read)
+
+
+class _Packing:
+    """A loader whose batches are packed here, since the loader makes them itself."""
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+
+    def __iter__(self) -> Iterator[tuple[int, list[Packed]]]:
+        before = time.thread_time_ns()
+        for batch in self._loader:
+            packed = _packed(batch)
+            now = time.thread_time_ns()
+            yield now - before, [packed]
+            before = now
+
+
+def _packed(item: Any) -> Packed:
+    """Returns an item as bytes in one piece, which a worker can send. If the item cannot be shared, it is the error."""
+    if isinstance(item, _Failed):
+        return item.error
+    try:
+        return _joined(pack(item))
+    except Exception as error:  # what is not plain, and what the user's own objects raise when they are looked at
+        return _joined(pack_error(error))
+
+
+def _joined(packed: Packed) -> Packed:
+    return Packed(packed.kind, (b"".join(packed.parts),), packed.size)

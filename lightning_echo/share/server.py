@@ -1,0 +1,765 @@
+"""The reader's side of the socket: which trainings come, leave or die, where each one stands, and what each of them is told.
+
+::
+
+    reader, a process of its own                         training: batch size, collate function and factor of its own
+    order -> chunks -> workers --write--> window --copy out--> plan, live examples -> collate -> thread -> step
+                          ^                  |                    |
+                          +------ low <------+---- cursors <------+      over a Unix socket: JSON, never data
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import selectors
+import socket
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+from lightning_echo.log import LOGGER
+from lightning_echo.pipeline.source import Source
+from lightning_echo.share.config import Gone, WireError, check_peer, receive, send
+from lightning_echo.share.reading import Reading, StreamReading
+from lightning_echo.share.same_data import difference, in_short, unit_of
+from lightning_echo.share.window import Window
+
+# ---------------------------------------------------------------------- agreeing
+# What the ranks of a training take and what they miss: it must be the same for all of them.
+#
+# A rank asks before it takes a *round*, which has one item for each rank. The answer to the first rank that asks is the answer
+# for all. If the round is still in the window, the ranks take it, and all rounds up to the end that this rank asked for. These
+# items are held for the other ranks for a moment, even if the reader does not wait for this training. If the round is gone, all
+# ranks jump from this round to the same later item. This is pure arithmetic.
+
+HOLD_SECONDS = 0.25
+"""How long items are held that the ranks have agreed on and not all have taken. A rank that comes later takes other items."""
+
+
+class Answer(NamedTuple):
+    """What a rank is told.
+
+    Attributes:
+        is_jump: Whether the rank goes on at ``item``. If not, it takes all rounds below ``item``.
+        item: An item of the reader's stream.
+    """
+
+    is_jump: bool
+    item: int
+
+
+class Agreement:
+    """What the ranks of one training have agreed on."""
+
+    def __init__(self) -> None:
+        self._end = 0  # the ranks have agreed on all before
+        self._held_since = 0.0
+        self._jumps: list[tuple[int, int]] = []  # (first item of the round, item to go on at), in order
+
+    def answer(self, asked: int, end: int, low: int, now: float) -> Answer:
+        """Answers a rank.
+
+        Args:
+            asked: The first item of the round that the rank asks for.
+            end: The first item after the rounds that the rank would take at once.
+            low: Items below this one may be gone.
+            now: The time in seconds.
+
+        Example:
+            >>> agreement = Agreement()
+            >>> agreement.answer(0, 8, low=0, now=0.0), agreement.answer(4, 12, low=6, now=0.0)  # the other rank: as settled
+            (Answer(is_jump=False, item=8), Answer(is_jump=False, item=8))
+            >>> agreement.answer(8, 16, low=40, now=1.0), agreement.answer(8, 16, low=44, now=1.0)
+            (Answer(is_jump=True, item=40), Answer(is_jump=True, item=40))
+        """
+        later = [start for start, to in self._jumps if to > asked]
+        for start, to in self._jumps:
+            if start <= asked < to:
+                return Answer(True, to)
+        if asked < self._end:
+            return Answer(False, min([self._end, *later]))
+        if asked < low:
+            self._jumps.append((asked, low))
+            return Answer(True, low)
+        self._end, self._held_since = max(end, asked + 1), now
+        return Answer(False, self._end)
+
+    def held_from(self, slowest: int, now: float) -> int | None:
+        """Returns the first item that is held; None if no item is held.
+
+        Args:
+            slowest: The first item that the slowest of the ranks still needs.
+            now: The time in seconds.
+        """
+        return slowest if slowest < self._end and now - self._held_since < HOLD_SECONDS else None
+
+    def forget(self, slowest: int) -> None:
+        """Forgets jumps that all ranks have done.
+
+        Args:
+            slowest: The first item that the slowest of the ranks still needs.
+        """
+        self._jumps = [(start, to) for start, to in self._jumps if to > slowest]
+
+
+# ---------------------------------------------------------------------- trainings
+# The trainings of a reader: where each one stands, where a new one enters, and what may be overwritten.
+#
+# This is pure arithmetic, without sockets and without the window. A place is an item of the reader's stream. The *cursor* of a
+# training is the first item that it still needs. The ranks of one training have the same group, enter together, and agree on what
+# they take.
+
+
+@dataclass
+class Training:
+    """A training, or one rank of it.
+
+    Attributes:
+        pid: Its process.
+        label: For people.
+        behind: ``"wait"`` or ``"skip"``.
+        join: ``"now"`` or ``"pass"``.
+        wait_for: Number of trainings that must have come before the reader begins.
+        wish: The item at which it would go on; None: at the start.
+        goes_on: Whether it had another reader before, which has died.
+        group: A name, the same for all ranks of a training.
+        ranks: Number of ranks of the training.
+        patient_until: The time in seconds up to which the reader waits for more trainings.
+        cursor: The first item that it still needs; None before it has entered.
+        need_nanoseconds: Time per example that it takes, without waiting and without echoing; 0 if not known.
+    """
+
+    pid: int
+    label: str
+    behind: str
+    join: str
+    wait_for: int
+    wish: int | None
+    goes_on: bool
+    group: str
+    ranks: int
+    patient_until: float = math.inf
+    cursor: int | None = None
+    need_nanoseconds: int = 0
+
+
+class Entry(NamedTuple):
+    """How a training enters.
+
+    Attributes:
+        training: The training.
+        place: The item at which it goes on.
+        others: How many other trainings have entered before.
+        is_late: Whether it gets another place than it would get alone.
+    """
+
+    training: Training
+    place: int
+    others: int
+    is_late: bool
+
+
+class Trainings:
+    """All trainings of a reader.
+
+    Args:
+        length: Items of a pass; 0 if it is not known. Then a training finds the next pass by itself.
+    """
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+        self.all: list[Training] = []
+        self._agreements: dict[str, Agreement] = {}  # by group
+
+    @property
+    def count(self) -> int:
+        """Number of trainings. The ranks of a training count as one."""
+        return len({training.group for training in self.all})
+
+    @property
+    def going_on(self) -> int:
+        """Number of trainings that had another reader before, which has died."""
+        return len({training.group for training in self.all if training.goes_on})
+
+    @property
+    def entered(self) -> list[Training]:
+        """The trainings that have a place."""
+        return [training for training in self.all if training.cursor is not None]
+
+    def begin_at(self, now: float) -> int | None:
+        """Returns the item to begin with, when no training has entered yet; None while the reader waits for more trainings.
+
+        Args:
+            now: The time in seconds.
+        """
+        ready = self._ready()
+        are_few = len({one.group for one in ready}) < max((one.wait_for for one in ready), default=1)
+        if are_few and now < min((one.patient_until for one in ready), default=math.inf):
+            return None
+        going_on = [one for one in ready if one.goes_on]  # they had a reader that has died: new trainings join them
+        return min(one.wish or 0 for one in going_on or ready)
+
+    @property
+    def any_goes_on(self) -> bool:
+        """Whether a training is here that had another reader before, which has died."""
+        return any(one.goes_on for one in self._ready())
+
+    @property
+    def join(self) -> str:
+        """Where the waiting trainings enter: ``"pass"`` if one of them asks for it, else ``"now"``."""
+        return "pass" if any(one.join == "pass" for one in self._ready()) else "now"
+
+    def entries(self, begin: int, low: int) -> list[Entry]:
+        """Lets the waiting trainings enter, and returns how each of them does.
+
+        Args:
+            begin: First item of the window.
+            low: Items below this one may be overwritten.
+        """
+        ready = self._ready()
+        going_on = [one for one in ready if one.goes_on]  # they enter first, and the others join them
+        return [
+            *self._entries_of(going_on, begin, low),
+            *self._entries_of([one for one in ready if not one.goes_on], begin, low),
+        ]
+
+    def _entries_of(self, ready: list[Training], begin: int, low: int) -> list[Entry]:
+        """Lets these trainings enter, all at once, and returns how each of them does."""
+        at_work = self.entered
+        others = {training.group for training in at_work}
+        fastest = max((one.cursor for one in at_work if one.cursor is not None), default=begin)
+        found = []
+        for training in ready:
+            place, is_late = self._place(training, begin, low, fastest, bool(others))
+            found.append(Entry(training, place, len(others - {training.group}), is_late))
+        for entry in found:
+            entry.training.cursor = entry.place
+        return found
+
+    def _place(self, training: Training, begin: int, low: int, fastest: int, has_others: bool) -> tuple[int, bool]:
+        wish = begin if training.wish is None and not has_others else training.wish
+        if training.goes_on and wish is not None:
+            return max(wish, low), wish < low
+        if wish is not None and wish >= low and (not has_others or wish <= fastest):
+            return wish, False
+        is_start = not self._length or begin % self._length == 0  # False if this reader follows one that has died within a pass
+        if wish is None and fastest == begin == low and is_start:
+            return begin, False  # the other trainings are at the start, too
+        place = max(fastest, low)
+        if training.join == "pass" and self._length:
+            place = -(-place // self._length) * self._length
+        return place, True
+
+    def _ready(self) -> list[Training]:
+        """The waiting trainings of which all ranks have come."""
+        waiting = [training for training in self.all if training.cursor is None]
+        here: dict[str, int] = {}
+        for training in self.all:
+            here[training.group] = here.get(training.group, 0) + 1
+        return [training for training in waiting if here[training.group] >= training.ranks]
+
+    def low(self, before: int, now: float) -> int:
+        """Returns the item below which the window may be overwritten: all trainings that the reader waits for have those items.
+
+        Args:
+            before: The last value. The result is never smaller.
+            now: The time in seconds.
+        """
+        cursors = [(one.behind, one.cursor) for one in self.entered if one.cursor is not None]
+        waited_for = [cursor for behind, cursor in cursors if behind == "wait"]
+        fastest = max([before, *(cursor for _, cursor in cursors)])  # it decides if the reader waits for no training
+        return max(before, min([*(waited_for or [fastest]), *self._held(now)]))
+
+    def _held(self, now: float) -> list[int]:
+        """Returns, for each training, the first item that its ranks have agreed on and not all have taken."""
+        held = []
+        for group, agreement in list(self._agreements.items()):
+            cursors = [one.cursor for one in self.entered if one.group == group and one.cursor is not None]
+            if not cursors:
+                del self._agreements[group]
+                continue
+            agreement.forget(min(cursors))
+            if (first := agreement.held_from(min(cursors), now)) is not None:
+                held.append(first)
+        return held
+
+    def answer(self, training: Training, asked: int, end: int, low: int, now: float) -> Answer:
+        """Answers a rank that asks what all ranks of its training take, see `Agreement.answer`."""
+        return self._agreements.setdefault(training.group, Agreement()).answer(asked, end, low, now)
+
+    def slowest_need(self) -> int:
+        """Returns the time per example, in nanoseconds, of the slowest training that the reader waits for; 0 if not known."""
+        return max((one.need_nanoseconds for one in self.entered if one.behind == "wait"), default=0)
+
+    def slowest(self) -> Training | None:
+        """Returns the training that the reader waits for first; None if it waits for none."""
+        waited_for = [one for one in self.entered if one.behind == "wait"]
+        return min(waited_for, key=lambda one: one.cursor or 0, default=None)
+
+
+# ---------------------------------------------------------------------- server
+# The reader's side of the socket: which trainings come, leave or die, and what each of them is told.
+#
+# One thread waits for all of them (``selectors``). When a training ends in any way, the reader notices at once: its socket
+# closes, or its process ends (``pidfd``). The second also works if the training has forked children that hold the socket open.
+
+_LOOK_SECONDS = 0.2
+_MOST_FIRST_WAIT_SECONDS = 30.0  # a reader waits at least this long for its first training
+_GRACE_SECONDS = 10.0  # how long it waits for the trainings of a reader that has died
+_GOING_ON_SECONDS = 2.0  # the same, for the first one of them
+_TELL_FIRST_SECONDS = 3.0  # then those who still wait are told that this reader is there
+_TELL_AGAIN_SECONDS = 10.0
+_MOST_ITEM = 2**62
+_MOST_TEXT = 2000  # characters
+
+
+class Start(NamedTuple):
+    """How the first trainings begin.
+
+    Attributes:
+        item: The item to begin with.
+        goes_on: Whether they had another reader before, which has died.
+        join: Where they enter if other trainings have begun before: ``"now"`` or ``"pass"``.
+    """
+
+    item: int
+    goes_on: bool
+    join: str
+
+
+class Reads(Protocol):
+    """An object that puts examples into a window."""
+
+    @property
+    def window(self) -> Window:
+        """The window."""
+
+    def lost_at(self) -> int | None:
+        """Returns the item at which a worker has died; None if none has, or if that is not known."""
+
+    def close(self) -> None:
+        """Ends the work."""
+
+
+class CannotBegin(RuntimeError):
+    """No training can enter. The next reader of these trainings would fail, too."""
+
+
+class Elsewhere(Protocol):
+    """Another node, which reads and from which this reader gets its examples: ``ray.py``."""
+
+    @property
+    def nodes(self) -> int:
+        """How many other nodes get the same examples."""
+
+    def begin(self, start: Start, read_here: Callable[[], Reads], when_lost: Callable[[BaseException], None]) -> Reads | None:
+        """Returns the object that puts examples into a window; None if it is not there yet."""
+
+    def leave(self) -> None:
+        """Leaves the other node."""
+
+
+@dataclass
+class _Peer:
+    """What is at the other end of a connection."""
+
+    connection: socket.socket
+    pid: int
+    pidfd: int = -1
+    training: Training | None = None
+    closed: bool = field(default=False)
+    tell_at: float = 0.0
+    knows_place: bool = False  # whether its welcome was sent
+
+
+class Server:
+    """Serves the trainings of one name until all have left.
+
+    Args:
+        listener: The socket to which trainings connect. It listens already.
+        source: This process's copy of the loader.
+        seed: Seed for the order and all random numbers.
+        data_print: What is compared of the data, see ``same_data.py``.
+        window_bytes: Memory for examples, in bytes.
+        linger_seconds: How long to stay after the last training has left, in seconds.
+        follows: Whether a reader of this name has died. If its trainings still run, they come within a moment. No other training
+            enters before them, since this reader must begin where they are.
+        expected: How many trainings the dead reader had. Until they are here, nothing is overwritten, for a while.
+        starter: Who has started this reader, for people.
+        when_over: Called when no training may come any more.
+        elsewhere: Another node that reads; None: this reader reads itself.
+        gather_seconds: How long this reader waits for all trainings of the dead reader before it begins. Trainings on other nodes
+            need other items than those on this node.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        source: Source,
+        *,
+        seed: int,
+        data_print: dict[str, str],
+        window_bytes: int,
+        linger_seconds: float,
+        follows: bool = False,
+        expected: int = 0,
+        starter: str = "serve",
+        when_over: Callable[[], None] = lambda: None,
+        elsewhere: Elsewhere | None = None,
+        gather_seconds: float = 0.0,
+    ) -> None:
+        self._listener, self._source, self._seed, self._print = listener, source, seed, in_short(data_print)
+        self._window_bytes, self._linger_seconds = window_bytes, linger_seconds
+        self._read: type[Reading | StreamReading] = Reading if unit_of(source).is_replayed else StreamReading
+        self._length = len(source.sampler) if self._read is Reading else 0
+        self._trainings = Trainings(self._length)
+        size = getattr(source.loader, "batch_size", None)
+        self._batch_size = size if isinstance(size, int) else None
+        self._peers: dict[int, _Peer] = {}  # by the descriptor of the connection
+        self._reading: Reads | None = None
+        self._selector = selectors.DefaultSelector()
+        self._lost: BaseException | None = None
+        self._wake_here, self._wake_there = socket.socketpair()
+        self._follows, self._expected, self._when_over = follows, expected, when_over
+        self._elsewhere, self._gather_seconds = elsewhere, gather_seconds
+        self._starter, self._is_outdated = starter, False
+        self._begun = self._last_left = time.monotonic()
+        self._had_training = False
+
+    # ------------------------------------------------------------------ the loop
+
+    def run(self) -> None:
+        """Serves, until the last training has left for long enough.
+
+        Raises:
+            RuntimeError: The workers cannot begin, or cannot go on.
+        """
+        self._listener.setblocking(False)
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._selector.register(self._wake_here, selectors.EVENT_READ, self._hear_lost)
+        try:
+            while not self._is_over():
+                for key, _ in self._selector.select(_LOOK_SECONDS):
+                    act: Callable[[], object] = key.data
+                    act()
+                self._move_low()
+                if len(self._trainings.entered) < len(self._trainings.all):
+                    self._let_enter_or_fail()
+                    self._tell_waiting()
+        except Exception as error:
+            # Now, because a training shows the end of the log as soon as this reader has left.
+            LOGGER.error("ends\n%s", traceback.format_exc())
+            self._say_why(error)
+            raise
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Closes the connections, then ends the workers. In this order, a training can start another reader at once."""
+        self._let_nobody_come()
+        self._listener.close()
+        self._trainings.all.clear()
+        for peer in list(self._peers.values()):
+            self._drop(peer)
+        self._end_reading()
+        self._selector.close()
+        self._wake_here.close()
+        self._wake_there.close()
+
+    def _let_nobody_come(self) -> None:
+        """Calls ``when_over``, once: the next reader may be at that place soon."""
+        when_over, self._when_over = self._when_over, lambda: None
+        when_over()
+
+    def _is_over(self) -> bool:
+        if self._trainings.all:
+            return False
+        if self._is_outdated:
+            return True
+        patience = self._linger_seconds if self._had_training else max(self._linger_seconds, _MOST_FIRST_WAIT_SECONDS)
+        return time.monotonic() - self._last_left > patience
+
+    def _hear_lost(self) -> None:
+        assert self._lost is not None  # it is set before the socket is written to
+        raise RuntimeError(f"the reader's workers cannot go on: {self._lost}") from self._lost
+
+    def _on_lost(self, error: BaseException) -> None:
+        """Called in the thread that reads."""
+        self._lost = error
+        self._wake_there.send(b"!")
+
+    # ------------------------------------------------------------------ who comes and goes
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return
+        try:
+            pid = check_peer(connection)
+        except PermissionError as error:
+            LOGGER.warning("refused: %s", error)
+            connection.close()
+            return
+        connection.setblocking(False)
+        peer = _Peer(connection, pid)
+        self._peers[connection.fileno()] = peer
+        self._selector.register(connection, selectors.EVENT_READ, partial(self._hear, peer))
+        try:
+            peer.pidfd = os.pidfd_open(pid) if pid else -1
+        except OSError:  # it has ended already, or is in another PID namespace: its socket tells when it ends
+            return
+        self._selector.register(peer.pidfd, selectors.EVENT_READ, lambda: self._drop(peer))
+
+    def _drop(self, peer: _Peer) -> None:
+        if peer.closed:
+            return
+        peer.closed = True
+        self._selector.unregister(peer.connection)
+        del self._peers[peer.connection.fileno()]
+        peer.connection.close()
+        if peer.pidfd >= 0:
+            self._selector.unregister(peer.pidfd)
+            os.close(peer.pidfd)
+        if peer.training is not None:
+            self._last_left = time.monotonic()
+            if peer.training in self._trainings.all:  # else the reader ends
+                self._trainings.all.remove(peer.training)
+                LOGGER.info("%s has left", peer.training.label)
+                self._move_low()
+                if not self._trainings.all:
+                    self._end_reading()  # nobody takes what it reads, and another node would wait for this one
+
+    # ------------------------------------------------------------------ what they say
+
+    def _hear(self, peer: _Peer) -> bool:
+        """Answers one message. A wrong message ends its connection. Returns whether there was a message."""
+        if peer.closed:
+            return False
+        try:
+            message, _ = receive(peer.connection)
+            self._answer(peer, message)
+        except BlockingIOError:
+            return False
+        except (Gone, OSError):
+            self._drop(peer)
+        except (WireError, KeyError, TypeError, ValueError, AttributeError) as error:
+            LOGGER.warning("process %s sends what is no message: %s", peer.pid, error)
+            self._drop(peer)
+        return True
+
+    def _answer(self, peer: _Peer, message: dict[str, Any]) -> None:
+        if "at" in message:
+            self._move(peer, _item(message["at"]), _item(message.get("need", 0)))
+        elif "ask" in message:
+            self._agree(peer, message["ask"])
+        elif "hello" in message:
+            self._welcome(peer, message["hello"])
+        elif "status" in message:
+            send(peer.connection, self._status())
+        else:
+            raise WireError(f"unknown message {str(message)[:80]}")
+
+    def _move(self, peer: _Peer, item: int, need_nanoseconds: int) -> None:
+        training = peer.training
+        if training is None or training.cursor is None:
+            raise WireError("a cursor of who has not entered")
+        if item < training.cursor:
+            raise WireError("a cursor that goes back")
+        training.cursor, training.need_nanoseconds = item, need_nanoseconds
+        self._move_low()
+
+    def _agree(self, peer: _Peer, ask: dict[str, Any]) -> None:
+        """Answers a rank that asks what all ranks of its training take."""
+        training, reading = peer.training, self._reading
+        if training is None or training.cursor is None or reading is None:
+            raise WireError("a question of who has not entered")
+        asked = _item(ask["round"])
+        self._move(peer, max(asked, training.cursor), _item(ask["need"]))  # it needs no earlier item
+        is_jump, item = self._trainings.answer(training, asked, _item(ask["end"]), reading.window.low, time.monotonic())
+        send(peer.connection, {"jump" if is_jump else "until": item})
+
+    def _move_low(self) -> None:
+        """Lets the workers overwrite what nobody needs."""
+        if self._reading is None:
+            return
+        window = self._reading.window
+        slowest = self._trainings.slowest()
+        nodes = 0 if self._elsewhere is None else self._elsewhere.nodes
+        window.trainings, window.slowest_need_nanoseconds = self._trainings.count + nodes, self._trainings.slowest_need()
+        window.slowest_label = "" if slowest is None else slowest.label
+        now = time.monotonic()
+        passed = now - self._begun
+        is_missing = self._trainings.going_on < self._expected and passed < _GRACE_SECONDS
+        if is_missing or (self._follows and passed < _GOING_ON_SECONDS):
+            return  # trainings of the dead reader still need items, and are not here yet to say so
+        self._expected = 0
+        window.low = self._trainings.low(window.low, now)
+
+    def _welcome(self, peer: _Peer, said: dict[str, Any]) -> None:
+        if peer.training is not None:
+            raise WireError("a second hello")
+        theirs = said["print"]
+        if not isinstance(theirs, dict) or not all(isinstance(text, str) for text in theirs.values()):
+            raise WireError("a print of another kind")
+        if differs := difference(theirs, self._print):
+            if self._had_training and not self._trainings.all and self._linger_seconds < float("inf"):
+                LOGGER.info("ends: a training of this name has other data: %s", differs)
+                self._is_outdated = True  # the training starts another reader
+                self._let_nobody_come()
+                self._try_to_send(peer, {"over": differs[:_MOST_TEXT]})
+            else:
+                send(peer.connection, {"refused": differs[:_MOST_TEXT], "whose": self._who()})
+            self._drop(peer)
+            return
+        for other in [each for each in self._peers.values() if each.training is not None]:
+            while self._hear(other):  # who has left before this one came is not at work
+                pass
+        wish = said["wish"]
+        peer.training = Training(
+            pid=peer.pid,
+            label=str(said["label"])[:200],
+            behind=_one_of(said["behind"], ("wait", "skip")),
+            join=_one_of(said["join"], ("now", "pass")),
+            wait_for=_item(said["wait_for"]),
+            wish=None if wish is None else _item(wish),
+            goes_on=bool(said["goes_on"]),
+            group=str(said["group"])[:100],
+            ranks=_item(said["ranks"]),
+            patient_until=time.monotonic() + _seconds(said["wait_seconds"]),
+        )
+        peer.tell_at = time.monotonic() + _TELL_FIRST_SECONDS
+        self._trainings.all.append(peer.training)
+        self._had_training = True
+
+    def _tell_waiting(self) -> None:
+        """Tells those who wait, every few seconds, that this reader is there and waits, too."""
+        now = time.monotonic()
+        for peer in list(self._peers.values()):
+            if peer.training is not None and peer.training.cursor is None and now >= peer.tell_at:
+                peer.tell_at = now + _TELL_AGAIN_SECONDS
+                self._try_to_send(peer, {"waits": self._trainings.count})
+
+    def _let_enter_or_fail(self) -> None:
+        try:
+            self._let_enter()
+        except Exception as error:  # of the user's sampler, of what is sent to workers, of the system
+            if self._reading is not None and self._reading.lost_at() is not None:
+                raise  # the reader had started: torch raises this in the main thread whenever a worker dies
+            raise CannotBegin(f"{type(error).__name__}: {error}") from error
+
+    def _say_why(self, error: Exception) -> None:
+        """Tells all trainings why this reader ends.
+
+        What keeps trainings from entering would keep them from the next reader, too: they end. Otherwise they try again.
+        """
+        self._let_nobody_come()
+        at = None if self._reading is None else self._reading.lost_at()
+        ends = {"failed": str(error)[:_MOST_TEXT], "at": at}
+        for peer in list(self._peers.values()):
+            if peer.training is not None:
+                has_hope = not peer.knows_place and not isinstance(error, CannotBegin)
+                self._try_to_send(peer, {"over": ends["failed"], "at": at} if has_hope else ends)
+
+    def _try_to_send(self, peer: _Peer, message: dict[str, Any]) -> None:
+        with suppress(Gone, OSError):  # it has left, or does not listen
+            send(peer.connection, message)
+
+    def _let_enter(self) -> None:
+        """Lets waiting trainings enter. If the reader has not begun, it begins as soon as enough of them have come."""
+        trainings = self._trainings
+        if not trainings.entered:
+            begin, passed = trainings.begin_at(time.monotonic()), time.monotonic() - self._begun
+            is_early = self._follows and passed < _GOING_ON_SECONDS and not trainings.any_goes_on
+            is_missing = trainings.going_on < self._expected and passed < self._gather_seconds
+            if begin is None or is_early or is_missing or not self._begin(begin):
+                return
+        reading = self._reading
+        assert reading is not None  # a training has entered before, or it was begun just now
+        peers = {id(peer.training): peer for peer in self._peers.values() if peer.training is not None}
+        nodes = 0 if self._elsewhere is None else self._elsewhere.nodes
+        for training, place, others, is_late in trainings.entries(reading.window.begin, reading.window.low):
+            is_late = is_late or (self._elsewhere is not None and place > (training.wish or 0))
+            self._tell_place(peers[id(training)], reading, place, others + nodes, is_late)
+        self._move_low()
+
+    def _begin(self, item: int) -> bool:
+        """Begins to read at an item. Drops what was read for others before. Returns whether there is a window."""
+        if self._reading is not None:
+            self._end_reading()
+        sockets = [self._listener.fileno(), *self._peers]
+        here = partial(self._read, self._source, self._seed, item, self._window_bytes, self._on_lost, sockets)
+        if self._elsewhere is None:
+            self._reading = here()
+        else:
+            start = Start(item, self._trainings.any_goes_on, self._trainings.join)
+            self._reading = self._elsewhere.begin(start, here, self._on_lost)
+        return self._reading is not None
+
+    def _end_reading(self) -> None:
+        """Ends the workers, and leaves other nodes."""
+        if self._elsewhere is not None:
+            self._elsewhere.leave()
+        if self._reading is not None:
+            self._reading.close()
+            self._reading = None
+
+    def _who(self) -> str:
+        return f"process {os.getpid()}, started {time.monotonic() - self._begun:.0f} s ago by {self._starter}"
+
+    def _tell_place(self, peer: _Peer, reading: Reads, place: int, others: int, is_late: bool) -> None:
+        descriptor = reading.window.read_only_descriptor()
+        welcome = {"place": place, "others": others, "is_late": is_late, "batch_size": self._batch_size, "whose": self._who()}
+        welcome["count"] = self._trainings.count
+        try:
+            send(peer.connection, {"welcome": welcome}, [descriptor])
+            peer.knows_place = True
+        except (Gone, BlockingIOError):
+            self._drop(peer)
+        finally:
+            os.close(descriptor)
+
+    # ------------------------------------------------------------------ what is shown
+
+    def _status(self) -> dict[str, Any]:
+        trainings, slowest = self._trainings, self._trainings.slowest()
+        window = None if self._reading is None else self._reading.window
+        return {
+            "status": {
+                "pid": os.getpid(),
+                "data": self._print["data set"],
+                "trainings": [
+                    {"pid": one.pid, "label": one.label, "behind": one.behind, "at": one.cursor} for one in trainings.all[:100]
+                ],
+                "count": trainings.count,
+                "length": self._length,
+                "window_bytes": self._window_bytes,
+                "written": 0 if window is None else window.last_written + 1,
+                "low": 0 if window is None else window.low,
+                "is_full": window is not None and window.is_full,
+                "slowest": None if slowest is None else slowest.label,
+            }
+        }
+
+
+def _item(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST_ITEM:
+        raise WireError(f"a number is wrong: {str(value)[:80]}")
+    return value
+
+
+def _seconds(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _MOST_ITEM:
+        raise WireError(f"a time is wrong: {str(value)[:80]}")
+    return value
+
+
+def _one_of(value: Any, known: tuple[str, ...]) -> str:
+    if value not in known:
+        raise WireError(f"an option is wrong: {str(value)[:80]}")
+    return str(value)

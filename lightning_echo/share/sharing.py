@@ -1,0 +1,494 @@
+"""Sharing for one `EchoLoader` with ``share=``, and `serve`, which runs a reader in the foreground."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import uuid
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple, Protocol
+
+from torch.utils.data import DataLoader
+
+from lightning_echo.cache.node_cache import gathered, nodes_of, place_of_process
+from lightning_echo.data.copies import bytes_in_words
+from lightning_echo.data.elsewhere import NotRead, read_elsewhere
+from lightning_echo.insertion import InsertionPoint, Needs, earliest, points_from
+from lightning_echo.pipeline.pipelines import Pipeline
+from lightning_echo.pipeline.prefetch import DEPTH
+from lightning_echo.pipeline.source import Choice, Launch, Layout, Source
+from lightning_echo.plan.plan import PlanShape
+from lightning_echo.share.attachment import Attachment, Group, Waited
+from lightning_echo.share.config import (
+    FileLock,
+    Gone,
+    ShareConfig,
+    names,
+    new_socket,
+    read_share_config,
+    receive,
+    send,
+    socket_of,
+    starter_lock_of,
+)
+from lightning_echo.share.pipeline import Pace, PacedPipeline, SharedCounts, SharedPipeline
+from lightning_echo.share.process import fitting_window, name_of_process, payload_of, run_reader, seed_of
+from lightning_echo.share.ray import check_ray, place_of_training
+from lightning_echo.share.reading import first_item
+from lightning_echo.share.same_data import Unit, loader_of, parts_of, print_of, trained_parts, unit_of
+from lightning_echo.share.stream import SharedBatches, SharedStream, SizedSharedStream
+from lightning_echo.share.window import Window
+from lightning_echo.split.prove import whole_batch, why_not_apart
+from lightning_echo.split.staged import batched
+
+# ---------------------------------------------------------------------- idle runs
+# Loaders of one process that share under one name: one that is idle does not hold up the next one.
+#
+# The reader waits for each training. But a loop that has ended may leave its loader in scope, and no other process tells the
+# reader that nobody takes from it any more. So when the next loader of that name must start, the idle ones are closed. If one of
+# them is iterated again, it starts again where it stopped.
+
+
+class Run(Protocol):
+    """What is asked of an `EchoRun`: see there."""
+
+    delivery: Any
+
+    @property
+    def is_running(self) -> bool: ...
+
+    def close(self) -> None: ...
+
+
+class _Use(NamedTuple):
+    """The epoch of a run that was begun last, and where."""
+
+    name: str
+    process: int
+    thread: threading.Thread
+    epoch: weakref.ref[Any]
+
+    def is_idle(self, run: Run) -> bool:
+        """Whether no batch is taken in this epoch any more, and the thread that took them does something else now."""
+        epoch = self.epoch()
+        is_over = epoch is None or epoch.finished or run.delivery.progress.over
+        return is_over and (self.thread is threading.current_thread() or not self.thread.is_alive())
+
+
+_uses: weakref.WeakKeyDictionary[Run, _Use] = weakref.WeakKeyDictionary()
+
+
+def begins(run: Run, name: str, epoch: Any) -> None:
+    """Notes that a run begins an epoch in this thread. If it must start, the idle runs of the same name are closed first.
+
+    Args:
+        run: The run.
+        name: The name that it shares.
+        epoch: The iterator of the epoch.
+    """
+    use = _Use(name, os.getpid(), threading.current_thread(), weakref.ref(epoch))
+    if not run.is_running:
+        for other, last in list(_uses.items()):
+            if other is not run and last[:2] == use[:2] and last.is_idle(other):
+                other.close()
+    _uses[run] = use
+
+
+# ---------------------------------------------------------------------- loader sharing
+# Sharing for one `EchoLoader` with ``share=``: whether its loader can share, and its pipeline when a run starts.
+
+
+def point_of_shared(point: InsertionPoint, unit: Unit) -> InsertionPoint:
+    """Returns the insertion point of a loader that shares.
+
+    Args:
+        point: What the user asks for.
+        unit: What is shared.
+
+    Raises:
+        ValueError: The insertion point comes before what is shared.
+    """
+    if point is InsertionPoint.auto:
+        return point if unit.is_of_batch else earliest(Needs.examples)
+    if point not in points_from(Needs.examples):
+        raise ValueError(
+            f"{point.option} is impossible with share: examples are shared as the reader has augmented them. Use "
+            f"'{earliest(Needs.examples)}', or, to share what comes before the augmentation, a cache under a name: "
+            'cache=CacheConfig("8GiB", path=folder, name="train")'
+        )
+    return point
+
+
+class LoaderSharing:
+    """How one loader shares.
+
+    Args:
+        config: The options.
+        source: The user's loader.
+        has_cache: Whether the loader is cached, too.
+
+    Attributes:
+        config: The options.
+        source: The loader from which this training takes its examples. It is the user's loader if that is read by index, else a
+            loader that takes the reader's items in its place.
+
+    Raises:
+        ValueError: The loader cannot share.
+        ModuleNotFoundError: ``cluster="ray"`` is given, and Ray is not installed.
+    """
+
+    def __init__(self, config: ShareConfig, source: Source, *, has_cache: bool) -> None:
+        self.config, self._counts = config, SharedCounts()
+        self._users, self._unit = source, unit_of(source)
+        self._attachment: Attachment | None = None
+        self._waited_before, self._saved_before = Waited(), 0.0
+        if has_cache:
+            raise ValueError(
+                "share and cache are impossible together: the reader reads for all trainings. Give the data set of the loader a "
+                'cache instead: DataLoader(CachedDataset(dataset, "8GiB"), ...)'
+            )
+        check_shareable(config, source)
+        self._stream = _stream_of(config, source) if self._unit is Unit.streamed else SharedStream(config)
+        self._batches: SharedBatches | None = None
+        self.source = source
+        if self._unit is Unit.streamed:
+            self.source = Source(_loader_over(self._stream, source.loader))
+        elif self._unit.is_of_batch:
+            self._batches = _batches_of(self._stream, source, self._unit)
+            self.source = Source(self._batches)
+
+    @property
+    def is_replayed(self) -> bool:
+        """Whether each reader gives the same item at the same place, so that the order of a run follows from the name."""
+        return self._unit.is_replayed
+
+    @property
+    def lookahead(self) -> int:
+        """How many batches the thread may have planned after the one that was delivered last."""
+        return DEPTH + 1
+
+    @property
+    def trainings(self) -> int:
+        """How many trainings the reader has now; 0 without a reader."""
+        return 0 if self._attachment is None else self._attachment.trainings
+
+    @property
+    def missed_examples(self) -> int:
+        """Examples that other trainings had and this rank missed, since the reader does not wait with ``behind="skip"``."""
+        late = 0 if self._attachment is None else self._attachment.missed_late
+        return self._counts.missed + late + self._stream.missed * self._examples_of_item()
+
+    def _examples_of_item(self) -> int:
+        return 1 if self._batches is None else self._batches.rows
+
+    @property
+    def saved_cpu_seconds(self) -> float:
+        """Processor seconds that this rank has saved: those for its own reading, less its share of the reader's."""
+        return self._saved_before + (0.0 if self._attachment is None else self._attachment.saved_cpu_seconds)
+
+    @property
+    def most_factor(self) -> float | None:
+        """The largest factor with which this training takes fresh examples as fast as they come; None if no other one shares."""
+        return None if self._attachment is None else self._attachment.most_factor
+
+    @property
+    def waited(self) -> Waited:
+        """Seconds that this training has waited so far."""
+        now = Waited() if self._attachment is None else self._attachment.waited
+        return now.after(self._waited_before)
+
+    def start(self, choice: Choice, layout: Layout, shape: PlanShape, launch: Launch, *, rank: int, key: int) -> SharedPipeline:
+        """Attaches to the reader, and starts the pipeline. All ranks must call this function together.
+
+        Args:
+            choice: The insertion point.
+            layout: How the training cuts a pass into batches and divides it among ranks.
+            shape: Sizes of the plan, as without sharing.
+            launch: How the run begins.
+            rank: The number of this rank's share of a pass.
+            key: Seed for the random numbers of the collate function.
+
+        Raises:
+            ValueError: The ranks cannot share, or another training shares other data under this name.
+            TypeError: The loader cannot be sent to the reader.
+            ReaderError: No reader could begin.
+        """
+        attachment = self._attach(layout.batch_size * layout.replicas, self._group(layout.replicas, layout.length))
+        try:
+            return SharedPipeline(
+                self._users,
+                choice,
+                layout,
+                shape,
+                launch,
+                rank=rank,
+                key=key,
+                name=self.config.name,
+                attachment=attachment,
+                counts=self._counts,
+            )
+        except BaseException:
+            attachment.close()
+            raise
+
+    def start_over_stream(self, start: Callable[[], Pipeline]) -> PacedPipeline:
+        """Attaches to the reader, and starts the pipeline over the loader that takes the reader's items.
+
+        Args:
+            start: Starts the pipeline.
+
+        Raises:
+            ValueError: There are several ranks, or another training shares other data under this name.
+            TypeError: The loader cannot be sent to the reader.
+            ReaderError: No reader could begin.
+        """
+        if (ranks := len(gathered(0))) > 1:
+            raise ValueError(
+                f"share={self.config.name!r} is impossible here: {self._unit.value} cannot be divided among {ranks} ranks. "
+                "Use a DataLoader over a map-style data set, which can; or leave share out"
+            )
+        size = 1 if self._unit.is_of_batch else self._users.loader.batch_size
+        attachment = self._attach(size, Group.of_one(), self._stream.follow)
+        self._stream.attach(attachment)
+        try:
+            return PacedPipeline(start(), attachment, Pace(attachment, self._examples_of_item))
+        except BaseException:
+            attachment.close()
+            raise
+
+    def _attach(self, tell_every: int, group: Group, follow: Callable[[Window, int], int] | None = None) -> Attachment:
+        self._waited_before, self._saved_before = self.waited, self.saved_cpu_seconds
+        self._counts.missed += 0 if self._attachment is None else self._attachment.missed_late
+        place = place_of_training(self.config.name) if self.config.cluster else None
+        data_print = print_of(self._users, self.config.ignore)
+        if trained := trained_parts(data_print):
+            warnings.warn(
+                f"lightning_echo: share={self.config.name!r}: the reader has a copy of {', '.join(trained[:3])}, as it is "
+                "now: it does not see what the training makes of it",
+                UserWarning,
+                stacklevel=2,
+            )
+        self._attachment = Attachment(
+            self.config,
+            lambda: payload_of(self.config, self._users, data_print, place),
+            data_print,
+            tell_every=tell_every,
+            group=group,
+            follow=follow,
+        )
+        return self._attachment
+
+    def _group(self, replicas: int, length: int) -> Group:
+        names = gathered(uuid.uuid4().hex)
+        if len(names) != replicas:
+            raise ValueError(
+                f"share={self.config.name!r} is impossible here: the loader divides its data among {replicas} ranks, and "
+                f"torch.distributed knows of {len(names)}. Leave num_replicas and rank out"
+            )
+        if len(set(nodes_of(gathered(place_of_process())))) > 1:
+            raise ValueError(
+                f"share={self.config.name!r} is impossible here: the ranks are on several nodes, and a reader serves one. Leave "
+                "share out"
+            )
+        return Group(names[0], replicas, length)
+
+
+def check_shareable(config: ShareConfig, source: Source) -> None:
+    """Refuses a loader that cannot share.
+
+    Raises:
+        ValueError: The loader cannot share. The message says why, and what to do.
+        ModuleNotFoundError: ``cluster="ray"`` is given, and Ray is not installed.
+    """
+    if not hasattr(os, "memfd_create"):
+        raise ValueError(f"share={config.name!r} is impossible on this system: it needs Linux. Leave share out")
+    if why := _why_not(source):
+        raise ValueError(f"share={config.name!r} is impossible here: {why}")
+    if config.cluster is None:
+        return
+    check_ray(config.name)
+    if not unit_of(source).is_replayed:
+        raise ValueError(
+            f"share={config.name!r} with share.cluster={config.cluster!r} is impossible here: no other node could go on within "
+            f"a pass, since what is shared is {unit_of(source).value}. Use a DataLoader over a map-style data set; or leave "
+            "cluster out, so that each node has a reader of its own"
+        )
+
+
+def _why_not(source: Source) -> str:
+    """Returns why a loader cannot share, and what to do instead; empty if it can."""
+    if source.shards_itself:
+        return "its sampler divides the data among ranks itself. Give it a plain sampler: a loader that shares divides its data"
+    if not source.rebuilds or batched(source.loader.dataset) is None:
+        return ""
+    if source.own_batches:  # whose examples are shared together, and were read in one call
+        found = read_elsewhere(source.loader, whole_batch, None)
+        return "" if isinstance(found, NotRead) else found[0]
+    found = read_elsewhere(source.loader, why_not_apart, source.readable_indices, source.loader.collate_fn)
+    return "" if isinstance(found, NotRead) else str(found)
+
+
+def _stream_of(config: ShareConfig, source: Source) -> SharedStream:
+    """Returns a stream of the reader's items, in place of the training's own stream."""
+    dataset = source.loader.dataset
+    return SizedSharedStream(config, len(dataset)) if hasattr(dataset, "__len__") else SharedStream(config)
+
+
+def _loader_over(stream: SharedStream, loader: Any) -> DataLoader[Any]:
+    """Returns the training's own loader, over the reader's stream."""
+    return DataLoader(
+        stream,
+        batch_size=loader.batch_size,
+        collate_fn=loader.collate_fn,
+        drop_last=loader.drop_last,
+        pin_memory=loader.pin_memory,
+    )
+
+
+def _batches_of(stream: SharedStream, source: Source, unit: Unit) -> SharedBatches:
+    """Returns a loader of the reader's batches, in place of a loader that makes its batches itself."""
+    if unit is Unit.examples_of_batch:
+        return SharedBatches(stream, source.length, None, source.loader.collate_fn)
+    size = getattr(source.loader, "batch_size", None)
+    return SharedBatches(stream, source.length, size if isinstance(size, int) else None, None)
+
+
+# ---------------------------------------------------------------------- serving
+# `serve`, which runs a reader in the foreground of your program; and what readers tell about themselves.
+
+_ANSWER_SECONDS = 5.0
+_BETWEEN_LOOKS_SECONDS = 0.5
+_BETWEEN_SHOWS_SECONDS = 2.0
+
+
+def serve(loader: Any, share: ShareConfig | str, *, show: Callable[[str], None] | None = None) -> None:
+    """Runs the reader of a name in the foreground, until you interrupt it (Ctrl-C).
+
+    You do not need it: the first training starts a reader in a process of its own. Use this function to watch the reader, or to
+    start it yourself: for data that is too large to be sent to a process, or with more workers than a training would have.
+
+    Args:
+        loader: A ``DataLoader`` with the data set, sampler and workers of the trainings. Its batch size does not matter.
+        share: The name, or a `ShareConfig`, of which only ``name``, ``window`` and ``ignore`` are used.
+        show: Called every few seconds with a text that says which trainings there are, and where they are.
+
+    Raises:
+        TypeError: ``loader`` is no loader, or ``share`` is neither a name nor a `ShareConfig`.
+        ValueError: The loader cannot be shared, or there is a reader of this name already.
+        RuntimeError: The workers cannot go on.
+
+    Example:
+        >>> serve([[0, 1], [2, 3]], None)
+        Traceback (most recent call last):
+        TypeError: share must be a name or a ShareConfig, got None
+    """
+    config = read_share_config(share)
+    if config is None:
+        raise TypeError("share must be a name or a ShareConfig, got None")
+    source = Source(loader)
+    check_shareable(config, source)
+    data_print = print_of(source, config.ignore)
+    lock = FileLock(starter_lock_of(config.name))
+    if not lock.try_to_hold() or status_of(config.name) is not None:
+        lock.release()
+        raise ValueError(f"there is a reader of share={config.name!r} already: end it first, or give another name")
+    with lock, suppress(KeyboardInterrupt), _shown(config.name, show):
+        run_reader(
+            config.name,
+            Source(loader_of(parts_of(source), seed_of(config.name))),
+            data_print=data_print,
+            window_bytes=fitting_window(config),
+            linger_seconds=float("inf"),
+            starter=f"serve in {name_of_process()}",
+            when_ready=lock.release,
+        )
+
+
+@contextmanager
+def _shown(name: str, show: Callable[[str], None] | None) -> Iterator[None]:
+    """Shows what the reader does, in a thread, until the ``with`` block ends."""
+    over = threading.Event()
+
+    def run() -> None:
+        written, text = 0, ""
+        while not over.wait(_BETWEEN_SHOWS_SECONDS):
+            if (said := status_of(name)) is not None and show is not None:
+                rate = max(said["written"] - written, 0) / _BETWEEN_SHOWS_SECONDS
+                written, before, text = said["written"], text, "\n".join(lines_about(name, said, rate))
+                if text != before:
+                    show(text)
+
+    thread = threading.Thread(target=run, name="lightning_echo-shown", daemon=True)
+    if show is not None:
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        if show is not None:
+            thread.join()
+
+
+def status_of(name: str) -> dict[str, Any] | None:
+    """Returns what the reader of a name tells about itself; None if there is no such reader, or it does not answer."""
+    with new_socket() as connection:
+        connection.settimeout(_ANSWER_SECONDS)
+        try:
+            connection.connect(socket_of(name))
+            send(connection, {"status": 1})
+            said: dict[str, Any] = receive(connection)[0]["status"]
+        except (Gone, OSError):
+            return None
+    return said
+
+
+def shared_readers() -> str:
+    """Returns the text of ``lightning-echo shared``: what all readers of this user do."""
+    before = {name: said for name in names() if (said := status_of(name)) is not None}
+    if not before:
+        return "nobody reads for several trainings"
+    time.sleep(_BETWEEN_LOOKS_SECONDS)
+    now = {name: said for name in before if (said := status_of(name)) is not None}
+    return "\n".join(
+        line
+        for name, said in now.items()
+        for line in lines_about(name, said, (said["written"] - before[name]["written"]) / _BETWEEN_LOOKS_SECONDS)
+    )
+
+
+def lines_about(name: str, said: dict[str, Any], examples_per_second: float) -> list[str]:
+    """Returns lines of text, for people, that say what a reader does.
+
+    Args:
+        name: The name that is shared.
+        said: What the reader tells about itself.
+        examples_per_second: How fast it reads.
+
+    Example:
+        >>> said = {"pid": 7, "data": "Images of 1,000", "count": 1, "length": 1000, "window_bytes": 2**30, "is_full": True}
+        >>> training = {"label": "a.py (process 9)", "behind": "wait", "at": 1500}
+        >>> for line in lines_about("sweep", {**said, "trainings": [training], "slowest": "a.py (process 9)"}, 80.0):
+        ...     print(line)
+        sweep: process 7 reads Images of 1,000 for 1 training, 80 examples/s, window 1 GiB; waits for a.py (process 9)
+          a.py (process 9): pass 1, 50 %, behind="wait"
+    """
+    count = said["count"]
+    waits = f"; waits for {said['slowest']}" if said["is_full"] and said["slowest"] else ""
+    head = (
+        f"{name}: process {said['pid']} reads {said['data']} for {count} training{'' if count == 1 else 's'}, "
+        f"{examples_per_second:.3g} examples/s, window {bytes_in_words(said['window_bytes'])}{waits}"
+    )
+    return [head, *(f"  {_line_about(training, said['length'])}" for training in said["trainings"])]
+
+
+def _line_about(training: dict[str, Any], length: int) -> str:
+    if training["at"] is None:
+        return f"{training['label']}: waits for other trainings"
+    if not length:
+        return f'{training["label"]}: item {training["at"] % first_item(1)}, behind="{training["behind"]}"'
+    number, taken = divmod(training["at"], length)
+    return f'{training["label"]}: pass {number}, {100 * taken // length} %, behind="{training["behind"]}"'

@@ -1,0 +1,1 @@
+"""How a data set is cut into what an echo reuses and what runs for each use, and the proof that this is right."""

@@ -1,0 +1,589 @@
+"""Counts of a run on all ranks: examples, caches, sharing; and the controller's one decision for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import lightning.pytorch as pl
+import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from torch import Tensor
+
+from lightning_echo.loader.loader import EchoLoader
+from lightning_echo.measure.control import (
+    Controller,
+    Decision,
+    Moment,
+    Observation,
+    PipelineCosts,
+    Reason,
+    RecentSteps,
+    as_count,
+    load_state_by_kind,
+    state_by_kind,
+)
+from lightning_echo.measure.target_idle import recommend
+from lightning_echo.measure.timing import EchoCounter, JobSteps
+from lightning_echo.schema import entry, inside
+from lightning_echo.share.sharing import LoaderSharing
+from lightning_echo.training.loaders import Echoed, EchoLoaders, common_factor, parts_of
+from lightning_echo.training.trainer import check_factor_during_training
+
+# ---------------------------------------------------------------------- run counts
+# `RunCounts`: the fresh and echoed examples of a run on all ranks, also after a resume.
+#
+# A checkpoint holds only the state of rank 0. So the state of this object holds the counts of the whole job.
+
+
+class Examples(NamedTuple):
+    """Numbers of examples.
+
+    Attributes:
+        fresh: Fresh examples.
+        echoed: Echoed examples.
+    """
+
+    fresh: int = 0
+    echoed: int = 0
+
+
+class RunCounts:
+    """Joins the examples delivered on this rank with those of the other ranks.
+
+    Attributes:
+        counter: The metric that counts the examples delivered in the run.
+        totals: Examples of the job when the ranks last added them up.
+    """
+
+    def __init__(self) -> None:
+        self.counter = EchoCounter()
+        self.totals = Examples()
+        self._in_metric_at_totals = Examples()  # examples that the metric had counted on this rank then
+        self._counted = Examples()  # of the examples delivered on this rank, those that the metric has counted
+
+    def go_on_from(self, delivered: Examples) -> None:
+        """Notes what this rank has delivered so far. The totals that were loaded contain it."""
+        self._counted, self._in_metric_at_totals = delivered, self._in_metric()
+
+    def skip_to(self, delivered: Examples) -> None:
+        """Begins to count here, because a loader that was made anew may begin at 0, or at another number."""
+        self._counted = delivered
+
+    def update(self, delivered: Examples) -> None:
+        """Counts the examples that this rank has delivered since the last call."""
+        self.counter.update(delivered.fresh - self._counted.fresh, delivered.echoed - self._counted.echoed)
+        self._counted = delivered
+
+    def add_up(self) -> Examples:
+        """Adds up the examples of all ranks, which must call this together."""
+        counts = self.counter.compute()
+        self.totals = Examples(int(counts["fresh_examples"]), int(counts["echoed_examples"]))
+        self._in_metric_at_totals = self._in_metric()
+        return self.totals
+
+    def state(self, world_size: int) -> list[int]:
+        """Returns the job's fresh and echoed examples.
+
+        It assumes that since the totals every other rank has counted as many examples as this one.
+        """
+        now, then = self._in_metric(), self._in_metric_at_totals
+        return [
+            self.totals.fresh + world_size * (now.fresh - then.fresh),
+            self.totals.echoed + world_size * (now.echoed - then.echoed),
+        ]
+
+    def load(self, state: list[int]) -> None:
+        """Restores what `state` returned."""
+        self.totals = Examples(*state)
+        self.counter.reset()
+        self.counter.update(self.totals.fresh, self.totals.echoed)
+
+    def _in_metric(self) -> Examples:
+        return Examples(*self.counter.counts.tolist())
+
+
+# ---------------------------------------------------------------------- cache meter
+# `CacheMeter`: what the caches of a training hold at an epoch's end, and how often they had an example in the epoch.
+#
+# Hits and misses are counts of a node. All ranks of the node report the same counts, so that their sum over ranks would count
+# them several times. Therefore each rank reports its own fresh examples, multiplied by the share of them that its node had in the
+# cache. These numbers can be added up. Their sum over the ranks of a node is the node's hits. This is so for any number of ranks,
+# and whether they share a cache or have one each.
+#
+# The counts must be read while no rank can deliver a batch. So all ranks read them between two exchanges: after all ranks have
+# delivered their last batch of the epoch, and before any of them continues.
+
+_NANOSECONDS = 1_000_000_000
+
+
+class CacheUse(NamedTuple):
+    """What a cache holds at an epoch's end, and how often it had an example in the epoch.
+
+    Attributes:
+        hits: Fresh examples of the epoch that the cache had, all ranks. It need not be a whole number, see above.
+        fresh: Fresh examples of the epoch, all ranks.
+        examples: Examples that are held on a node. If nodes differ, the mean over the ranks.
+        bytes: Bytes that they take on a node. If nodes differ, the mean over the ranks.
+        is_full: Whether nothing is added any more on any node.
+        hold: What is held of an example, on the node of this rank.
+        received: Number of hits that came from another node; None if the cache is not partitioned.
+        exchange_seconds: Seconds of the epoch in which a node sent and received examples, for the node that took longest; None if
+            the cache is not partitioned.
+    """
+
+    hits: float
+    fresh: int
+    examples: int
+    bytes: int
+    is_full: bool
+    hold: str
+    received: float | None = None
+    exchange_seconds: float | None = None
+
+    @property
+    def received_fraction(self) -> float | None:
+        """Share of the epoch's fresh examples that came from another node; None if there were none."""
+        return self.received / self.fresh if self.fresh and self.received is not None else None
+
+    @property
+    def hit_fraction(self) -> float | None:
+        """Share of the epoch's fresh examples that the cache had; None if there were none."""
+        return self.hits / self.fresh if self.fresh else None
+
+    def logged(self) -> dict[str, float]:
+        """Returns the values to log by name, without those that are not known.
+
+        >>> CacheUse(3.0, 12, 6, 600, True, "loaded").logged()
+        {'cache_hit_fraction': 0.25, 'cached_examples': 6, 'cache_bytes': 600}
+        """
+        values = {"cache_hit_fraction": self.hit_fraction, "cached_examples": self.examples, "cache_bytes": self.bytes}
+        values["cache_received_fraction"] = self.received_fraction
+        return {name: value for name, value in values.items() if value is not None}
+
+
+class _Lookups(NamedTuple):
+    """Counts of a loader so far: the fresh examples of this rank, and the hits, misses and exchanges of its node."""
+
+    fresh: int = 0
+    hits: int = 0
+    misses: int = 0
+    received: int = 0
+    exchange_nanoseconds: int = 0
+
+    def since(self, before: _Lookups) -> _Lookups:
+        """Returns what was counted since then. If a reload brought other data, the cache has begun anew and counts from 0."""
+        began_anew = any(now < earlier for now, earlier in zip(self[1:], before[1:], strict=True))
+        of_node = (0, 0, 0, 0) if began_anew else before[1:]
+        since = (now - earlier for now, earlier in zip(self[1:], of_node, strict=True))
+        return _Lookups(self.fresh - before.fresh, *since)
+
+
+class CacheMeter:
+    """Follows the caches of the loaders of a training."""
+
+    def __init__(self) -> None:
+        self._at_start: dict[str, _Lookups] = {}
+
+    def begin_epoch(self, parts: Mapping[str, EchoLoader]) -> None:
+        """Notes the counts when an epoch begins, or continues after a resume.
+
+        Args:
+            parts: The loaders by name; a reload may have made them anew.
+        """
+        self._at_start = {name: _lookups(part) for name, part in parts.items()}
+
+    def end_epoch(self, parts: Mapping[str, EchoLoader], gather: Callable[[list[int]], Tensor]) -> dict[str, CacheUse]:
+        """Returns what was measured in the epoch for each loader that has a cache, by the loader's name.
+
+        All ranks must call this together, after an exchange that follows the epoch's last batch.
+
+        Args:
+            parts: The loaders by name.
+            gather: Returns the values of every rank, shape (ranks, values). It is called only if there is a cache.
+        """
+        holds: dict[str, str] = {}
+        row: list[int] = []
+        for name, part in parts.items():
+            if (counts := part.cache_counts) is not None:
+                fresh, hits, misses, *exchanged = _lookups(part).since(self._at_start.get(name, _Lookups()))
+                row += [fresh, hits, hits + misses, counts.examples, counts.bytes, counts.is_full, *exchanged, counts.nodes]
+                holds[name] = counts.hold
+        if not holds:
+            return {}
+        gathered = gather(row)
+        of_parts = gathered.reshape(len(gathered), len(holds), -1).transpose(0, 1).tolist()
+        return {name: _joined(of_ranks, hold) for (name, hold), of_ranks in zip(holds.items(), of_parts, strict=True)}
+
+
+def together(caches: Iterable[CacheUse]) -> CacheUse | None:
+    """Returns the figures of the caches of several loaders as those of one cache; None if there are none.
+
+    >>> together([CacheUse(3.0, 12, 6, 600, True, "loaded"), CacheUse(3.0, 4, 1, 10, False, "raw")])[:6]
+    (6.0, 16, 7, 610, False, 'loaded and raw')
+    """
+    each = list(caches)
+    if not each:
+        return None
+    return CacheUse(
+        hits=sum(cache.hits for cache in each),
+        fresh=sum(cache.fresh for cache in each),
+        examples=sum(cache.examples for cache in each),
+        bytes=sum(cache.bytes for cache in each),
+        is_full=all(cache.is_full for cache in each),
+        hold=" and ".join(sorted({cache.hold for cache in each})),
+        received=_sum_of_known(cache.received for cache in each),
+        exchange_seconds=_sum_of_known(cache.exchange_seconds for cache in each),
+    )
+
+
+def metrics_of_parts(caches: Mapping[str, CacheUse]) -> dict[str, float]:
+    """Returns the metrics of each loader's cache, if there are several loaders. For a single loader it returns none.
+
+    >>> sorted(metrics_of_parts({"scans": CacheUse(3.0, 12, 6, 600, True, "loaded")}))
+    ['echo/scans/cache_bytes', 'echo/scans/cache_hit_fraction', 'echo/scans/cached_examples']
+    """
+    return {f"echo/{name}/{key}": value for name, cache in caches.items() if name for key, value in cache.logged().items()}
+
+
+def _lookups(part: EchoLoader) -> _Lookups:
+    if (counts := part.cache_counts) is None:
+        return _Lookups(part.counts.fresh)
+    seconds = int(counts.exchange_seconds * _NANOSECONDS)
+    return _Lookups(part.counts.fresh, counts.hits, counts.misses, counts.received, seconds)
+
+
+def _sum_of_known(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+def _joined(of_ranks: list[list[int]], hold: str) -> CacheUse:
+    """Joins what the ranks have reported about a loader's cache: nine numbers for each rank, see `CacheMeter.end_epoch`."""
+    hits = sum(fresh * hits / lookups for fresh, hits, lookups, *_ in of_ranks if lookups)
+    received = sum(of_rank[0] * of_rank[6] / of_rank[2] for of_rank in of_ranks if of_rank[2])
+    fresh, _, _, examples, size, full, *_ = (sum(column) for column in zip(*of_ranks, strict=True))
+    ranks, seconds = len(of_ranks), max(of_rank[7] for of_rank in of_ranks) / _NANOSECONDS
+    exchanged = (received, seconds) if of_ranks[0][8] > 1 else (None, None)
+    return CacheUse(hits, fresh, round(examples / ranks), round(size / ranks), full == ranks, hold, *exchanged)
+
+
+# ---------------------------------------------------------------------- share meter
+# `ShareMeter`: what sharing the reading did to a training in an epoch. Only a single loader can share.
+
+
+class ShareUse(NamedTuple):
+    """What sharing did in an epoch.
+
+    Attributes:
+        trainings: Number of trainings that the reader has at the end of the epoch, this one among them.
+        waited_seconds: Seconds that a batch waited for another training, on the rank where this was longest.
+        missed: Examples that other trainings had and this one did not, in the run so far, all ranks.
+        saved_cpu_seconds: Processor seconds that sharing has saved this training in the run so far, all ranks.
+        slowest_training: The training that this rank waited for longest in the run so far; empty if it waited for none.
+    """
+
+    trainings: int
+    waited_seconds: float
+    missed: int
+    saved_cpu_seconds: float
+    slowest_training: str = ""
+
+
+class ShareMeter:
+    """Follows the loader of a training, if it shares."""
+
+    def __init__(self) -> None:
+        self._waited_at_start = 0.0
+
+    def begin_epoch(self, loader: Any) -> None:
+        """Notes the counts when an epoch begins, or continues after a resume."""
+        sharing = _sharing_of(loader)
+        self._waited_at_start = 0.0 if sharing is None else sharing.waited.for_peers
+
+    def end_epoch(self, loader: Any, gather: Callable[[list[int]], Tensor]) -> ShareUse | None:
+        """Returns what was measured in the epoch; None if the loader does not share. All ranks must call this together.
+
+        Args:
+            loader: What is trained on.
+            gather: Returns the values of every rank, shape (ranks, values). It is called only if the loader shares.
+        """
+        if (sharing := _sharing_of(loader)) is None:
+            return None
+        waited = sharing.waited.for_peers - self._waited_at_start
+        saved = int(sharing.saved_cpu_seconds * _NANOSECONDS)
+        of_ranks = gather([sharing.trainings, int(waited * _NANOSECONDS), sharing.missed_examples, saved]).tolist()
+        trainings, waits, missed, saves = zip(*of_ranks, strict=True)
+        by_peer = sharing.waited.by_peer
+        slowest = max(by_peer, key=by_peer.__getitem__, default="")
+        return ShareUse(max(trainings), max(waits) / _NANOSECONDS, sum(missed), sum(saves) / _NANOSECONDS, slowest)
+
+
+def _sharing_of(loader: Any) -> LoaderSharing | None:
+    return loader.sharing if isinstance(loader, EchoLoader) else None
+
+
+# ---------------------------------------------------------------------- asking
+# `AskingSteps`: after which steps a controller is asked within an epoch.
+#
+# After these steps the ranks exchange what they have measured. So all ranks must find the same answer without asking each other.
+# Therefore the answer depends only on numbers of batches. What may differ between ranks is agreed upon when training begins.
+
+SETTLING_STEPS = 10  # after the queued batches: by then, the device's caches are warm and the thread's queue has settled
+
+
+class AskingSteps:
+    """Counts the steps of a ``fit``.
+
+    Args:
+        controller: The controller; None: there is no controller to ask.
+
+    Attributes:
+        first_after_steps: The controller's attribute: the number of steps that the early decision is based on.
+        has_asked: Whether the controller has been asked in this run.
+
+    Raises:
+        TypeError: The controller's numbers of steps are not integers.
+        ValueError: They are below 1.
+    """
+
+    def __init__(self, controller: Controller | None) -> None:
+        name = type(controller).__name__
+        self.first_after_steps = as_count(f"{name}.first_after_steps", getattr(controller, "first_after_steps", None))
+        self._every = as_count(f"{name}.every_n_steps", getattr(controller, "every_n_steps", None))
+        self._asked_after = frozenset(getattr(controller, "asked_after", ()))
+        self.has_asked = False
+        self._is_possible = False
+        self._steps = 0  # in this fit
+        self._early_at: int | None = None  # the same number at which the early decision is due
+
+    def start(self, loader: Echoed | None, largest: Callable[[int], int]) -> None:
+        """Begins to count, or continues after a resume. All ranks must call this together.
+
+        Args:
+            loader: What is trained on.
+            largest: Returns the largest of the ranks' values.
+        """
+        parts = parts_of(loader).values()
+        # Lightning can be told of another length of epochs only between two epochs.
+        self._is_possible = bool(parts) and all(part.epoch_length == "fixed" or not part.has_length for part in parts)
+        self._steps, self._early_at = 0, None
+        if self._is_possible and self.first_after_steps is not None and not self.has_asked:
+            self._early_at = largest(max(map(_unsettled, parts))) + SETTLING_STEPS + self.first_after_steps
+
+    def after_step(self, in_epoch: int, in_run: int, *, ends_epoch: bool) -> Moment | None:
+        """Returns why the controller is asked after a step; None: it is not asked. Call it after each step.
+
+        Args:
+            in_epoch: Number of batches of the epoch so far.
+            in_run: Number of batches of the run so far.
+            ends_epoch: Whether the epoch is over. The controller is then asked anyway.
+        """
+        self._steps += 1
+        if not self._is_possible or ends_epoch:
+            return None
+        if (self._every is not None and in_epoch % self._every == 0) or in_run in self._asked_after:
+            return Moment.within_epoch
+        return Moment.early if self._steps == self._early_at and not self.has_asked else None
+
+
+def _unsettled(loader: EchoLoader) -> int:
+    """Returns how many of the next batches tell nothing, because queues held them at the start, or because they fill a buffer."""
+    return max(loader.planned_ahead, loader.settled_at - loader.delivered_batches)
+
+
+# ---------------------------------------------------------------------- decider
+# `Decider`: shows the controller the same observation on every rank, and gives all ranks the decision of rank 0.
+#
+# The controller decides on the factor. Each rank has a controller and asks it, after the ranks have joined their times
+# (``meters.py``) and their logged metrics (`Decider.observe`). Then rank 0 sends its decision to the others (`Decider.decide`),
+# and on each rank `EchoCallback` sets that factor on its own loader. `AskingSteps` says after which steps this happens.
+
+
+class Decider:
+    """Asks a controller at the end of each epoch, and within epochs. All ranks must call its methods together.
+
+    Args:
+        controller: The controller. None: epochs are observed, but nothing is decided.
+
+    Attributes:
+        validated: Whether validation has run in this ``fit``.
+    """
+
+    def __init__(self, controller: Controller | None) -> None:
+        self._controller = controller
+        self._recent = RecentSteps()
+        self.validated = False
+        self._logged_before: dict[str, Tensor] = {}  # from the checkpoint: a resumed Trainer has forgotten what was logged
+        self._logged_last: dict[str, Tensor] = {}  # the tensors of the last epoch: a value that is logged again may be equal
+
+    def check(self, trainer: pl.Trainer, loader: Echoed | None) -> None:
+        """Refuses, before training, whatever would end the training with an error later.
+
+        Raises:
+            MisconfigurationException: There is no `EchoLoader`, the loaders have different factors, or a learning-rate schedule
+                forbids longer epochs.
+            ValueError: The buffer cannot hold what the largest factor needs.
+        """
+        if self._controller is None:
+            return
+        if loader is None:
+            raise MisconfigurationException(
+                f"EchoCallback({self._controller!r}) has no EchoLoader to drive: the Trainer has an EchoDataModule, if only of "
+                "an earlier fit, and trains on another loader. Pass EchoLoader(loader, 1) to fit, or use another Trainer"
+            )
+        common_factor({name: part.factor for name, part in parts_of(loader).items()})
+        largest = self._controller.largest_factor()
+        if largest is not None:
+            check_factor_during_training(trainer, loader, largest)
+
+    def observe(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        epoch: int,
+        factor: float,
+        measured: tuple[JobSteps | None, PipelineCosts | None],
+        moment: Moment = Moment.epoch_end,
+    ) -> Observation:
+        """Returns what is known at a moment. It is the same on all ranks.
+
+        Args:
+            trainer: The Trainer.
+            pl_module: The model.
+            epoch: Number of the epoch.
+            factor: The factor that was set last.
+            measured: The steps that are judged, and what the pipeline costs.
+            moment: When the controller is asked.
+        """
+        metrics, anew = ({}, frozenset[str]()) if self._controller is None else self._join_logged(trainer, pl_module)
+        judged, costs = measured
+        return Observation(
+            epoch=epoch,
+            factor=factor,
+            steps=0 if judged is None else judged.steps,
+            idle_fraction=None if judged is None else judged.idle_fraction,
+            step_seconds=None if judged is None else judged.wait_seconds + judged.step_seconds,
+            costs=costs,
+            metrics=metrics,
+            logged=anew,
+            validated=self.validated or not trainer.enable_validation,
+            moment=moment,
+            batches=trainer.fit_loop.total_batch_idx + 1,
+            idle_low=None if judged is None else judged.idle_low,
+        )
+
+    def _join_logged(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> tuple[dict[str, float], frozenset[str]]:
+        """Returns the means over ranks of the logged metrics, and which of them were logged since the last epoch's end."""
+        logged = self._logged(trainer)
+        names = trainer.strategy.broadcast(sorted(logged))
+        anew = frozenset(trainer.strategy.broadcast([name for name, value in logged.items() if self._is_new(name, value)]))
+        self._logged_last.update(logged)
+        return _mean_over_ranks(pl_module, names, logged), anew
+
+    def decide(self, trainer: pl.Trainer, observation: Observation, loader: Echoed | None = None) -> Decision | None:
+        """Returns the decision of rank 0; None without a controller.
+
+        Args:
+            trainer: The Trainer.
+            observation: What `observe` returned.
+            loader: What is trained on.
+
+        Raises:
+            TypeError: The controller did not return a `Decision`.
+        """
+        if self._controller is None:
+            return None
+        decision = self._controller.decide(observation)
+        if not isinstance(decision, Decision):
+            raise TypeError(f"{type(self._controller).__name__}.decide must return a Decision, got {decision!r}")
+        decision = _within_surplus(decision, observation.factor, loader)
+        said = (decision.factor, decision.reason.value, decision.message, decision.since)
+        factor, reason, message, since = trainer.strategy.broadcast(said)
+        return Decision(factor, Reason(reason), message, since)
+
+    def joined_with_recent(self, observation: Observation) -> Observation:
+        """Returns an observation, joined with those before it if it has few steps. Call it once for each observation."""
+        return self._recent.joined(observation)
+
+    def recommend(self, loader: Echoed | None, observation: Observation, decision: Decision | None) -> Decision:
+        """Returns the factor that follows from the measurements: the controller's, or what ``TargetIdle()`` would choose.
+
+        Args:
+            loader: What was trained on.
+            observation: What `joined_with_recent` returned.
+            decision: The controller's decision.
+        """
+        if decision is not None and decision.reason.is_measured:
+            return decision
+        if not isinstance(loader, EchoLoaders) or loader.has_one_factor:
+            return recommend(observation)
+        why = "the loaders have different factors, and it is not known which of them the accelerator waits for"
+        return Decision(observation.factor, Reason.not_measured, why)
+
+    def metrics_state(self, trainer: pl.Trainer) -> dict[str, tuple[float, bool]]:
+        """Returns, for each logged metric, its value and whether it was logged since the last epoch's end.
+
+        A resumed Trainer has lost both. Without a controller nobody needs them, and they are not read.
+        """
+        if self._controller is None:
+            return {}
+        return {name: (float(value), self._is_new(name, value)) for name, value in self._logged(trainer).items()}
+
+    def load_metrics_state(self, state: dict[str, tuple[float, bool]]) -> None:
+        """Restores what `metrics_state` returned."""
+        with inside("metrics"):
+            state = {name: entry(state, name, tuple[float, bool]) for name in state}
+        self._logged_before = {name: torch.tensor(value) for name, (value, _) in state.items()}
+        self._logged_last = {name: self._logged_before[name] for name, (_, is_new) in state.items() if not is_new}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the controller's state, in plain types and tensors."""
+        return {} if self._controller is None else state_by_kind(self._controller)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores what `state_dict` returned. It ignores the state of another class of controller."""
+        if self._controller is not None:
+            load_state_by_kind(self._controller, state)
+
+    def recent_state(self) -> dict[str, Any]:
+        """Returns the epochs that the next one may be joined with, in plain types."""
+        return self._recent.state_dict()
+
+    def load_recent_state(self, state: dict[str, Any]) -> None:
+        """Restores what `recent_state` returned."""
+        self._recent.load_state_dict(state)
+
+    def _logged(self, trainer: pl.Trainer) -> dict[str, Tensor]:
+        found = {**self._logged_before, **trainer.callback_metrics}
+        return {name: value for name, value in found.items() if not name.startswith("echo/")}
+
+    def _is_new(self, name: str, value: Tensor) -> bool:
+        """Whether a metric was logged since the last epoch's end. ``callback_metrics`` also keeps older values."""
+        last = self._logged_last.get(name)
+        return last is None or last.data_ptr() != value.data_ptr()
+
+
+def _within_surplus(decision: Decision, factor: float, loader: Echoed | None) -> Decision:
+    """Returns a decision that does not make the training slower than others that share its reading. They would wait for it.
+
+    Args:
+        decision: The controller's decision.
+        factor: The factor that was set last. The training may keep it.
+        loader: What is trained on.
+    """
+    sharing = loader.sharing if isinstance(loader, EchoLoader) else None
+    most = None if sharing is None else sharing.most_factor
+    if most is None or decision.factor <= max(most, factor) or not decision.reason.is_measured:
+        return decision
+    why = f"with more than {most:g} this training would be slower than those that share its reading"
+    return Decision(max(most, factor), Reason.at_maximum, f"{decision.message}; {why}", decision.since)
+
+
+def _mean_over_ranks(pl_module: pl.LightningModule, names: list[str], logged: dict[str, Tensor]) -> dict[str, float]:
+    if not names:
+        return {}
+    values = torch.tensor([float(logged.get(name, float("nan"))) for name in names], device=pl_module.device)
+    gathered = pl_module.all_gather(values)
+    assert isinstance(gathered, Tensor)
+    return dict(zip(names, gathered.reshape(-1, len(names)).nanmean(dim=0).tolist(), strict=True))

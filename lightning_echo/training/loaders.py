@@ -1,0 +1,455 @@
+"""The loaders that a Trainer trains on, a single one or a collection, and an `EchoLoader` around each that is to be echoed."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from copy import copy
+from functools import reduce
+from typing import Any, NoReturn, TypeAlias
+
+from lightning.fabric.utilities.data import sized_len
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.utilities import CombinedLoader
+
+from lightning_echo.config import EchoConfig
+from lightning_echo.loader.loader import EchoLoader
+from lightning_echo.loader.state import EchoCounts
+from lightning_echo.plan.plan import named_seed
+
+# ---------------------------------------------------------------------- collection
+# The loaders that a Trainer trains on: a single loader, or a collection of loaders, and which of them are echoed.
+#
+# A collection is what Lightning combines: a dict, list or tuple of loaders, nested or not, or a ``CombinedLoader`` around one. It
+# is a tree, and the loaders are its leaves. The name of a leaf is its key (or field), or its position from ``"0"`` on. In nested
+# collections, ``/`` joins the names: ``"labelled"``, ``"0"``, ``"scans/1"``. A single loader has the empty name.
+#
+# The `EchoLoader`s of a collection form an `EchoLoaders`. Each step takes a batch of each of them, so their counts are added.
+# Their times are not added: the workers of all loaders run at the same time, and the step waits for the slowest.
+
+_DICTS = (dict, OrderedDict, defaultdict)  # Lightning looks into these classes, and not into other subclasses
+
+
+def is_collection(loaders: Any) -> bool:
+    """Returns whether Lightning would combine the parts of an object."""
+    if isinstance(loaders, CombinedLoader):
+        return True
+    children = dict(_children(loaders))
+    return not all(isinstance(child, int | float | str) for child in children.values())  # plain values: a sequence of batches
+
+
+def leaves_of(loaders: Any) -> dict[str, Any]:
+    """Returns the loaders of a collection by name, in Lightning's order. A single loader has the name ``""``.
+
+    Raises:
+        ValueError: Two loaders have the same name.
+
+    Example:
+        >>> leaves_of({"scans": [range(3), range(4)], "text": range(5)})
+        {'scans/0': range(0, 3), 'scans/1': range(0, 4), 'text': range(0, 5)}
+    """
+    found: dict[str, Any] = {}
+    for name, leaf in _walk(loaders, ""):
+        if name in found:
+            raise ValueError(
+                f"two loaders of the collection are named {name!r}: names are keys and positions, joined by '/'. Use other keys"
+            )
+        found[name] = leaf
+    return found
+
+
+def is_sized(loaders: Any) -> bool:
+    """Returns whether every loader has a length.
+
+    Example:
+        >>> is_sized(range(3)), is_sized({"a": range(3), "b": map(str, range(3))})
+        (True, False)
+    """
+    return None not in [sized_len(leaf) for leaf in leaves_of(loaders).values()]
+
+
+def with_leaves(loaders: Any, leaves: Mapping[str, Any]) -> Any:
+    """Returns a collection of the same types, in the same order and combined in the same way, with other leaves.
+
+    Args:
+        loaders: The collection. It stays as it is.
+        leaves: The new leaves by name.
+
+    Example:
+        >>> with_leaves({"scans": [range(3), range(4)], "text": range(5)}, {"scans/0": "a", "scans/1": "b", "text": "c"})
+        {'scans': ['a', 'b'], 'text': 'c'}
+    """
+    if isinstance(loaders, CombinedLoader):
+        combined = copy(loaders)
+        combined.flattened = [leaves[name] for name, _ in _walk(loaders, "")]
+        return combined
+    return _map(loaders, "", lambda name: leaves[name])
+
+
+def parts_at_leaves(loaders: Any, batch: Any) -> list[Any]:
+    """Returns the batches of the single loaders in what a collection yields. A batch of another structure counts as one part.
+
+    Example:
+        >>> parts_at_leaves({"scans": [range(3), range(4)], "text": range(5)}, {"scans": [[0, 1], None], "text": [0]})
+        [[0, 1], None, [0]]
+    """
+    return _parts(loaders.iterables if isinstance(loaders, CombinedLoader) else loaders, batch)
+
+
+def names_in_words(names: Mapping[str, Any]) -> str:
+    """Returns the names of loaders as words for a message.
+
+    Example:
+        >>> names_in_words({"scans": 1, "text": 2}), names_in_words({"": 1})
+        ("loaders named 'scans', 'text'", 'a single loader')
+    """
+    return "a single loader" if set(names) == {""} else f"loaders named {', '.join(map(repr, names))}"
+
+
+# ---------------------------------------------------------------------- the loaders that are echoed
+
+
+class EchoLoaders(Mapping[str, EchoLoader]):
+    """The `EchoLoader`s of a collection by name.
+
+    Args:
+        loaders: The `EchoLoader`s by name, at least one.
+        not_echoed: Names of the other loaders of the collection.
+
+    Example:
+        >>> from torch.utils.data import DataLoader
+        >>> options = {"insertion_point": "after_augmentation", "seed": 0}
+        >>> loaders = {name: EchoLoader(DataLoader(range(8), batch_size=4), 2, **options) for name in ("scans", "text")}
+        >>> together = EchoLoaders(loaders)
+        >>> _ = [(next(scans), next(text)) for scans, text in [(iter(loaders["scans"]), iter(loaders["text"]))]]
+        >>> together.factor, together.counts
+        (2.0, EchoCounts(fresh=8, echoed=0, refetched=0))
+    """
+
+    def __init__(self, loaders: Mapping[str, EchoLoader], not_echoed: tuple[str, ...] = ()) -> None:
+        self._loaders, self.not_echoed = dict(loaders), not_echoed
+
+    def __getitem__(self, name: str) -> EchoLoader:
+        return self._loaders[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._loaders)
+
+    def __len__(self) -> int:
+        return len(self._loaders)
+
+    @property
+    def counts(self) -> EchoCounts:
+        """Examples delivered on this rank so far by all of these loaders."""
+        return reduce(EchoCounts.__add__, (loader.counts for loader in self.values()), EchoCounts())
+
+    @property
+    def factor(self) -> float:
+        """The echo factor that was set last. If the loaders have different factors, their mean."""
+        return _mean_factor(loader.factor for loader in self.values())
+
+    @property
+    def factor_in_force(self) -> float:
+        """The echo factor of the next batches. If the loaders have different factors, their mean."""
+        return _mean_factor(loader.factor_in_force for loader in self.values())
+
+    @property
+    def has_one_factor(self) -> bool:
+        """Whether the same factor was set for all of these loaders."""
+        return len({loader.factor for loader in self.values()}) == 1
+
+    @property
+    def fits_cost_model(self) -> bool:
+        """Whether the cost model can treat these loaders as one.
+
+        All loaders of the collection must be echoed with the same factor, and either all or none must have workers. Without
+        workers their costs are added, so they must also have the same insertion point.
+        """
+        alike = {(loader.factor, loader.num_workers > 0) for loader in self.values()}
+        points = {loader.insertion_point for loader in self.values() if not loader.num_workers}
+        return len(alike) == 1 and len(points) <= 1 and not self.not_echoed
+
+    @property
+    def passes(self) -> None:
+        """None: each loader has passes of its own."""
+        return None
+
+
+Echoed: TypeAlias = EchoLoader | EchoLoaders
+
+
+def echoed_in(loaders: Any) -> Echoed | None:
+    """Returns those of a Trainer's training loaders that are echoed.
+
+    Returns:
+        The `EchoLoader`, if it is the only loader, or the `EchoLoader`s of a collection. None if nothing is echoed.
+    """
+    leaves = leaves_of(loaders)
+    echoed = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, EchoLoader)}
+    if not echoed:
+        return None
+    if leaves.keys() == {""}:
+        return echoed[""]
+    return EchoLoaders(echoed, tuple(name for name in leaves if name not in echoed))
+
+
+def parts_of(echoed: Echoed | None) -> Mapping[str, EchoLoader]:
+    """Returns the `EchoLoader`s by name. A single one has the empty name."""
+    if echoed is None:
+        return {}
+    return echoed if isinstance(echoed, EchoLoaders) else {"": echoed}
+
+
+def common_factor(factors: Mapping[str, float]) -> float:
+    """Returns the echo factor that all loaders have.
+
+    Args:
+        factors: The factors by the names of the loaders.
+
+    Raises:
+        MisconfigurationException: The loaders have different factors.
+    """
+    if len(set(factors.values())) > 1:
+        listed = ", ".join(f"{name} {factor:g}" for name, factor in factors.items())
+        raise MisconfigurationException(
+            f"the loaders have different echo factors ({listed}), but here all of them must have the same one (a controller "
+            "decides on a single factor): give all of them the same factor, or leave the controller out and ask each EchoLoader"
+        )
+    return next(iter(factors.values()))
+
+
+def _mean_factor(factors: Iterator[float]) -> float:
+    """Returns the harmonic mean. A step takes a batch of each loader, and of all their examples the share 1 / mean is fresh."""
+    each = list(factors)
+    return each[0] if len(set(each)) == 1 else len(each) / sum(1 / factor for factor in each)
+
+
+# ---------------------------------------------------------------------- the tree
+
+
+def _walk(node: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """Yields names and leaves."""
+    if isinstance(node, CombinedLoader) and not name:
+        node = node.iterables
+    if _is_leaf(node):
+        yield name, node
+        return
+    for key, child in _children(node):
+        yield from _walk(child, _join(name, key))
+
+
+def _map(node: Any, name: str, new: Callable[[str], Any]) -> Any:
+    """Returns the tree with ``new(name)`` in the place of each leaf."""
+    if _is_leaf(node):
+        return new(name)
+    children = [_map(child, _join(name, key), new) for key, child in _children(node)]
+    if type(node) in _DICTS:
+        changed = copy(node)  # keeps the factory of a defaultdict
+        changed.update(zip(node, children, strict=True))
+        return changed
+    return type(node)(*children) if hasattr(node, "_fields") else type(node)(children)
+
+
+def _parts(node: Any, batch: Any) -> list[Any]:
+    """Returns the parts of a batch at the leaves of a tree."""
+    if _is_leaf(node):
+        return [batch]
+    children, parts = _children(node), _children(batch)
+    if [key for key, _ in parts] != [key for key, _ in children]:
+        return [batch]
+    return [leaf for (_, child), (_, part) in zip(children, parts, strict=True) for leaf in _parts(child, part)]
+
+
+def _is_leaf(node: Any) -> bool:
+    """Returns whether Lightning treats a node as one loader. It does so with a ``CombinedLoader`` inside a collection."""
+    return isinstance(node, CombinedLoader) or not is_collection(node)
+
+
+def _children(node: Any) -> list[tuple[Any, Any]]:
+    """Returns keys and children of a container that Lightning looks into, and an empty list for anything else."""
+    if type(node) in _DICTS:
+        return list(node.items())
+    if isinstance(node, tuple) and hasattr(node, "_fields"):
+        return list(zip(node._fields, node, strict=True))
+    return list(enumerate(node)) if type(node) in (list, tuple) else []
+
+
+def _join(name: str, key: Any) -> str:
+    return f"{name}/{key}" if name else str(key)
+
+
+def delivered_in(loader: Echoed | None) -> int | dict[str, int]:
+    """Returns the number of the next batch of the run. For several loaders: the numbers by name."""
+    return _of_each(loader, lambda part: part.delivered_batches)
+
+
+def since_in(loader: Echoed | None) -> int | dict[str, int]:
+    """Returns the number of the first batch with the factor that was set last. For several loaders: the numbers by name."""
+    return _of_each(loader, lambda part: part.factor_since)
+
+
+def _of_each(loader: Echoed | None, number: Callable[[EchoLoader], int]) -> int | dict[str, int]:
+    numbers = {name: number(part) for name, part in parts_of(loader).items()}
+    return numbers if isinstance(loader, EchoLoaders) else numbers.get("", 0)
+
+
+def go_on_after_reload(before: Echoed | None, now: Echoed | None) -> None:
+    """Lets loaders that the user's hook has made anew continue where the loaders of the same names stopped."""
+    for name, part in parts_of(now).items():
+        earlier = parts_of(before).get(name)
+        if earlier is not None and earlier is not part and part.is_at_start:
+            part.follow(earlier)
+            earlier.close()
+
+
+# ---------------------------------------------------------------------- wrapping
+# `Wrapping`: puts an `EchoLoader` around each of the user's loaders that is to be echoed, and leaves the others as they are.
+#
+# The options are given for all loaders at once, or by name. Loaders with the same options must not have the same order, draws and
+# random augmentation. Therefore the seed of each loader of a collection is made from the given seed (or from that of
+# ``seed_everything``) and the loader's name. A single loader has the given seed itself.
+
+
+class Wrapping:
+    """Wraps the loaders that a ``train_dataloader`` returns.
+
+    Args:
+        config: The options of all loaders, or the options of each loader to echo, by name.
+        owner_name: Name of the object that the user has, for messages.
+        way_out: The end of an error message for a loader that is already an `EchoLoader`. None: such a loader is taken as it is.
+        shard: Whether each rank gets its share of the data.
+
+    Attributes:
+        configs: The options by name. Options for all loaders have the empty name.
+    """
+
+    def __init__(self, config: EchoConfig | Mapping[str, EchoConfig], owner_name: str, way_out: str | None, shard: bool) -> None:
+        self._config_of_all = config if isinstance(config, EchoConfig) else None
+        self.configs = {"": config} if isinstance(config, EchoConfig) else dict(config)
+        self._owner_name, self._way_out, self._shard = owner_name, way_out, shard
+
+    def wrap(self, loaders: Any, before: Mapping[str, EchoLoader], factor: float | None, ranks: dict[str, Any]) -> Any:
+        """Returns the user's loader, or collection of loaders, with an `EchoLoader` for each loader that is to be echoed.
+
+        Args:
+            loaders: What ``train_dataloader`` returned.
+            before: The `EchoLoader`s in use so far, by name. One that wraps the same loader is used again.
+            factor: The factor of new `EchoLoader`s; None: that of their options.
+            ranks: What `ranks` returned.
+
+        Raises:
+            MisconfigurationException: A name is unknown, or a loader is echoed already.
+            TypeError: An object to echo is not a loader.
+            ValueError: An option does not fit a loader.
+        """
+        leaves = leaves_of(loaders)
+        names = self.names_to_echo(loaders, leaves)
+        echoed = {name: self.echo(name, leaves[name], before.get(name), factor, ranks) for name in names}
+        return self.put_together(loaders, {**leaves, **echoed})
+
+    def ranks(self, trainer: Any, *, deals_out: bool = True) -> dict[str, Any]:
+        """Returns the options of an `EchoLoader` that say how it divides its data. If empty, ``torch.distributed`` is asked.
+
+        Args:
+            trainer: The Trainer, which knows the ranks; None if there is none.
+            deals_out: Whether the `EchoLoader` is to divide the data, as Lightning would by its ``DistributedSampler``.
+        """
+        if trainer is None:
+            return {} if self._shard else {"num_replicas": 1, "rank": 0}
+        share = trainer.distributed_sampler_kwargs if self._shard and deals_out else None
+        return {"num_replicas": 1, "rank": 0, **(share or {})}
+
+    def put_together(self, loaders: Any, leaves: Mapping[str, Any]) -> Any:
+        """Returns what the Trainer trains on.
+
+        Args:
+            loaders: What ``train_dataloader`` returned.
+            leaves: Its loaders by name, with an `EchoLoader` for each loader that is echoed.
+
+        Raises:
+            MisconfigurationException: An `EchoLoader` stands in the collection twice.
+        """
+        echoed = [id(leaf) for leaf in leaves.values() if isinstance(leaf, EchoLoader)]
+        if len(set(echoed)) < len(echoed):
+            raise MisconfigurationException(
+                "train_dataloader returns the same EchoLoader twice, and each iteration would take batches away from the other: "
+                "return one for each"
+            )
+        return with_leaves(loaders, leaves)
+
+    def names_to_echo(self, loaders: Any, leaves: Mapping[str, Any]) -> list[str]:
+        """Returns the names of the loaders that are to be echoed.
+
+        Raises:
+            MisconfigurationException: A name is unknown, or a loader is echoed already that is not to be, or several loaders
+                would share their reading.
+        """
+        names = self._names_chosen(loaders, leaves)
+        if is_collection(loaders):
+            self._refuse_share_of_several(names)
+        for name, leaf in leaves.items():
+            if isinstance(leaf, EchoLoader) and name not in names:
+                self._refuse_echoed(name)
+        return names
+
+    def _names_chosen(self, loaders: Any, leaves: Mapping[str, Any]) -> list[str]:
+        if self._config_of_all is not None:
+            return list(leaves)
+        names = ", ".join(map(repr, leaves))
+        if not is_collection(loaders):
+            raise MisconfigurationException(
+                f"{self._owner_name} has options for loaders named {', '.join(map(repr, self.configs))}, but train_dataloader "
+                f"returns a single one ({type(loaders).__name__}): give the options without a name"
+            )
+        if unknown := [name for name in self.configs if name not in leaves]:
+            raise MisconfigurationException(
+                f"{self._owner_name} has options for a loader named {', '.join(map(repr, unknown))}, but train_dataloader "
+                f"returns loaders named {names}: use these names (keys and positions, joined by '/')"
+            )
+        return [name for name in leaves if name in self.configs]
+
+    def _refuse_share_of_several(self, names: list[str]) -> None:
+        for name in names:
+            if (share := (self._config_of_all or self.configs[name]).share) is not None:
+                shared = share["name"] if isinstance(share, dict) else share
+                raise MisconfigurationException(
+                    f"share={shared!r} is impossible for several loaders: a reader reads one. Return a single loader from "
+                    "train_dataloader, or leave share out"
+                )
+
+    def echo(self, name: str, loader: Any, before: EchoLoader | None, factor: float | None, ranks: dict[str, Any]) -> EchoLoader:
+        """Returns the `EchoLoader` for one loader. If the loader has a name, an error names it.
+
+        Args:
+            name: The name of the loader.
+            loader: The user's loader.
+            before: The `EchoLoader` of that name in use so far. If it wraps the same loader, it is used again.
+            factor: See `wrap`.
+            ranks: What `ranks` returned.
+
+        Raises:
+            MisconfigurationException: The loader is echoed already.
+            TypeError: It is not a loader.
+            ValueError: An option does not fit it.
+        """
+        if before is not None and (loader is before.loader or loader is before):
+            return before
+        if isinstance(loader, EchoLoader):
+            return loader if self._way_out is None else self._refuse_echoed(name)
+        options = (self._config_of_all or self.configs[name]).as_options()
+        if before is not None or factor is not None:
+            options["factor"] = factor if before is None else before.factor
+        if options["seed"] is not None:
+            options["seed"] = named_seed(options["seed"], name)
+        try:
+            echoed = EchoLoader(loader, **options, **ranks)
+        except (TypeError, ValueError) as error:
+            if not name:
+                raise
+            raise (TypeError if isinstance(error, TypeError) else ValueError)(f"loader {name!r}: {error}") from error
+        echoed.name = name
+        return echoed
+
+    def _refuse_echoed(self, name: str) -> NoReturn:
+        what = f"an EchoLoader as {name!r}" if name else "an EchoLoader"
+        raise MisconfigurationException(f"train_dataloader returns {what} already: return the plain loader, or {self._way_out}")

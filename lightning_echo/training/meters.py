@@ -1,0 +1,648 @@
+"""Measures a training epoch by epoch: from Lightning's profiler, from each loader's workers, and joined over ranks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
+from typing import Any, NamedTuple
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.profilers import PassThroughProfiler
+from torch import Tensor
+
+from lightning_echo.data.machine import usable_cores
+from lightning_echo.loader.loader import EchoLoader
+from lightning_echo.measure.control import PipelineCosts
+from lightning_echo.measure.timing import DeviceEvent, IdleFraction, JobSteps, StepTimer
+from lightning_echo.pipeline.batches import size_of
+from lightning_echo.schema import FieldError, entry
+from lightning_echo.training.counts import CacheMeter, CacheUse, Examples, RunCounts, ShareMeter, ShareUse
+from lightning_echo.training.loaders import Echoed, EchoLoaders, leaves_of, parts_at_leaves, parts_of
+from lightning_echo.training.trainer import rank_zero_info
+
+# ---------------------------------------------------------------------- profiler tap
+# `ProfilerTap`: hears when Lightning fetches a batch, copies it to the device, and begins to validate.
+#
+# A callback has no hook before and after the first two. But in every run Lightning reports them to its profiler, of any kind. So
+# the tap replaces the profiler's ``start`` and ``stop`` during a training, and calls the original ones.
+#
+# Lightning calls ``profile`` around every hook, about twenty times in a step. If the profiler does nothing, the tap also replaces
+# ``profile`` with a quicker one. In that case a step costs less with the tap than without it.
+
+_FETCH, _COPY = ".train_dataloader_next", ".batch_to_device"
+_REPLACED = "start", "stop", "profile"
+# Lightning calls this hook before validation sets its loaders up; on_validation_start comes after that.
+_VALIDATION = ".on_validation_model_zero_grad"
+
+
+class ProfilerTap:
+    """Tells a `StepTimer` what Lightning reports to its profiler.
+
+    Args:
+        profiler: ``trainer.profiler``.
+        timer: The timer that is told of fetches, copies and the beginning of validation.
+    """
+
+    def __init__(self, profiler: Any, timer: StepTimer) -> None:
+        self._profiler = profiler
+        self._had = {name: vars(profiler)[name] for name in _REPLACED if name in vars(profiler)}
+        start = {_FETCH: timer.begin_fetch, _COPY: timer.begin_copy, _VALIDATION: timer.pause}
+        stop = {_FETCH: timer.end_fetch, _COPY: timer.end_copy}
+        does_nothing = type(profiler) is PassThroughProfiler and not self._had
+        if does_nothing:
+            profiler.profile = _quick_profile((*start, *stop), profiler.profile)
+        profiler.start = _with_timer(profiler.start, start, timer_first=False)
+        profiler.stop = _with_timer(profiler.stop, stop, timer_first=True)
+
+    def close(self) -> None:
+        """Gives back to the profiler its own methods."""
+        for name in _REPLACED:
+            vars(self._profiler).pop(name, None)
+        vars(self._profiler).update(self._had)
+
+
+def _with_timer(
+    original: Callable[[str], None], calls: dict[str, Callable[[], None]], *, timer_first: bool
+) -> Callable[[str], None]:
+    """Returns a replacement for a profiler's ``start`` or ``stop`` that calls the timer, too.
+
+    Args:
+        original: The profiler's own method.
+        calls: The timer's methods to call, by the end of the action's name.
+        timer_first: Whether to call the timer before the original method. True for ``stop`` and False for ``start``, so that the
+            profiler's own time is not measured.
+    """
+    known: dict[str, Callable[[], None] | None] = {}
+
+    def replacement(action_name: str) -> None:
+        if action_name not in known:
+            known[action_name] = next((call for end, call in calls.items() if action_name.endswith(end)), None)
+        call = known[action_name]
+        if call is not None and timer_first:
+            call()
+        original(action_name)
+        if call is not None and not timer_first:
+            call()
+
+    return replacement
+
+
+def _quick_profile(
+    ends: tuple[str, ...], original: Callable[[str], AbstractContextManager[None]]
+) -> Callable[[str], AbstractContextManager[None]]:
+    """Returns a replacement for ``profile`` of a profiler that does nothing. It calls the original only for these actions."""
+    silent: set[str] = set()
+    nothing = nullcontext()
+
+    def profile(action_name: str) -> AbstractContextManager[None]:
+        if action_name in silent:
+            return nothing
+        if not action_name.endswith(ends):
+            silent.add(action_name)
+        return original(action_name)
+
+    return profile
+
+
+# ---------------------------------------------------------------------- loader meter
+# `LoaderMeter`: measures what the workers of one `EchoLoader` spend on a batch; `costs_of` joins what several loaders cost.
+#
+# If each step takes a batch of each of several loaders:
+#
+# * With workers, the workers of all loaders run at the same time. The step waits for the slowest loader. Its costs are taken as
+#   the costs of all.
+# * Without workers, the loaders take turns. Their costs are added.
+#
+# The cost model knows no other case. No costs are returned if
+#
+# * only some of the loaders have workers,
+# * the loaders have different echo factors,
+# * a loader of the collection is not echoed, or
+# * a step does not take a batch of each loader (``max_size``).
+
+
+class SecondsPerBatch(NamedTuple):
+    """Worker seconds per batch of fresh examples.
+
+    Attributes:
+        source: Before the insertion point.
+        rest: After the insertion point, without collate.
+        collate: Collate: to make a batch from examples.
+    """
+
+    source: float
+    rest: float
+    collate: float
+
+    @property
+    def is_known(self) -> bool:
+        """Whether they were measured. Otherwise they are NaN."""
+        return not any(map(math.isnan, self))
+
+
+NOT_KNOWN = SecondsPerBatch(math.nan, math.nan, math.nan)
+
+
+class LoaderMeter:
+    """Follows one loader through a training.
+
+    Args:
+        loader: The loader when the training begins or continues.
+        seconds_per_batch: The seconds measured before a resume; None: not measured yet.
+
+    Attributes:
+        seconds_per_batch: The seconds measured last; None: not measured yet.
+    """
+
+    def __init__(self, loader: EchoLoader, seconds_per_batch: SecondsPerBatch | None = None) -> None:
+        self.seconds_per_batch = seconds_per_batch
+        self._examples_before = self._batches_before = 0  # delivered before the batches that count
+        self._is_starting = True  # the workers have not delivered their first batch yet
+        self._expect_start(loader)
+        self.begin_epoch(loader)
+
+    def begin_epoch(self, loader: EchoLoader) -> None:
+        """Notes that an epoch begins, or continues after a resume. A reload may have made the loader anew."""
+        self._at_epoch_start = loader.delivered_batches
+        if not loader.is_running:
+            self._expect_start(loader)
+        self._mark(loader)
+
+    def end_step(self, loader: EchoLoader) -> None:
+        """Notes that a step is over."""
+        if self._is_starting and loader.delivered_batches > self._at_epoch_start:
+            self._is_starting = False
+            self._skip(loader.delivered_batches - 1 - self._at_epoch_start)
+        if loader.delivered_batches == self._workers_started_at:
+            self._mark(loader)  # the workers' first batches include their start
+
+    def begin_stretch(self, loader: EchoLoader) -> None:
+        """Notes that a stretch of the epoch begins. It is measured separately."""
+        self._mark(loader)
+
+    def batches(self, loader: EchoLoader) -> int:
+        """Returns the number of batches delivered in the epoch."""
+        return loader.delivered_batches - self._at_epoch_start
+
+    def judged_batches(self, loader: EchoLoader) -> int:
+        """Returns how many of the last batches show the factor in force, and came from workers that had started."""
+        return loader.delivered_batches - max(loader.settled_at, self._workers_started_at)
+
+    def measure(self, loader: EchoLoader) -> SecondsPerBatch:
+        """Returns the seconds since the start of the epoch, or of the stretch.
+
+        If no batch counts, it returns the seconds measured before, or `NOT_KNOWN` if there are none.
+        """
+        spent = loader.seconds - self._seconds_before
+        batches = loader.delivered_batches - self._batches_before
+        if spent.examples and spent.batches and batches > 0:  # a stream that is resumed may report what it has read again
+            batch_size = (loader.counts.delivered - self._examples_before) / batches
+            self.seconds_per_batch = SecondsPerBatch(
+                source=spent.source / spent.examples * batch_size,
+                rest=spent.rest / spent.batches,
+                collate=spent.collate / spent.batches,
+            )
+        return self.seconds_per_batch or NOT_KNOWN
+
+    def _expect_start(self, loader: EchoLoader) -> None:
+        """Notes that the next batch of each worker is its first one."""
+        self._workers_started_at = loader.delivered_batches + loader.num_workers
+        self._is_starting = True
+
+    def _skip(self, batches: int) -> None:
+        """Notes that the rest of a pass was left out, so that batch numbers jump. A data set that has grown is one reason."""
+        self._at_epoch_start += batches
+        self._workers_started_at += batches
+        self._batches_before += batches
+
+    def _mark(self, loader: EchoLoader) -> None:
+        """Starts to measure here: what the workers have spent before does not count."""
+        self._seconds_before = loader.seconds
+        self._examples_before, self._batches_before = loader.counts.delivered, loader.delivered_batches
+
+
+def costs_of(
+    echoed: Echoed, of_ranks: Mapping[str, Sequence[SecondsPerBatch]], device_seconds: float, *, in_step: bool
+) -> PipelineCosts | None:
+    """Returns the costs of the slowest rank and loader; None if the cost model cannot tell them, see above.
+
+    Args:
+        echoed: The loader, or the loaders of which a step takes a batch each.
+        of_ranks: What each rank has measured, by the name of the loader. NaN if it is not known.
+        device_seconds: Time per step in which the device is busy.
+        in_step: Whether each step of the epoch took a batch of each loader.
+    """
+    parts = parts_of(echoed)
+    known = {
+        name: [
+            PipelineCosts(loader.insertion_point.value, *seconds, device_seconds, loader.num_workers)
+            for seconds in of_ranks[name]
+            if seconds.is_known
+        ]
+        for name, loader in parts.items()
+    }
+    if not all(known.values()) or (isinstance(echoed, EchoLoaders) and not (in_step and echoed.fits_cost_model)):
+        return None
+    slowest = [max(costs, key=lambda each: each.host_seconds(echoed.factor)) for costs in known.values()]
+    if slowest[0].workers:
+        return max(slowest, key=lambda each: each.host_seconds(echoed.factor))
+    return PipelineCosts(
+        slowest[0].insertion_point,
+        source_seconds=sum(each.source_seconds for each in slowest),
+        rest_seconds=sum(each.rest_seconds for each in slowest),
+        collate_seconds=sum(each.collate_seconds for each in slowest),
+        device_seconds=device_seconds,
+        workers=0,
+    )
+
+
+# ---------------------------------------------------------------------- run meter
+# `RunMeter`: measures a training epoch by epoch, and joins the ranks' measurements.
+#
+# It stands between Lightning's hooks and the clocks and metrics of ``measure/``. The ranks exchange a few numbers at the end of
+# an epoch, and when a controller decides within an epoch. They exchange the counts whenever these are logged. In other steps they
+# exchange nothing.
+#
+# A controller is shown a *stretch*: the steps of the epoch since its last decision.
+
+_ENOUGH_TO_SHOW = 10  # steps
+_LEAST_IDLE = 0.01  # a smaller idle fraction tells nothing about a loader whose workers cannot be measured
+
+
+@dataclass(frozen=True)
+class EpochMeasures:
+    """One epoch of the job.
+
+    Attributes:
+        whole: All steps of the epoch; None if no fetch was seen.
+        judged: The steps of the last stretch that were planned with the factor in force; None if there are none.
+        costs: Costs of the slowest rank's pipeline; None if the workers cannot be measured and no step waited.
+        first_batch_seconds: Seconds of waiting for the first batch, if workers had to start for it. The longest wait of any rank.
+        fresh: Fresh examples in the epoch, all ranks.
+        echoed: Echoed examples in the epoch, all ranks.
+        caches: The figures of each cache, by the name of its loader.
+        shared: What sharing the reading did; None if the loader does not share.
+    """
+
+    whole: JobSteps | None
+    judged: JobSteps | None
+    costs: PipelineCosts | None
+    first_batch_seconds: float | None
+    fresh: int
+    echoed: int
+    caches: Mapping[str, CacheUse] = field(default_factory=dict)
+    shared: ShareUse | None = None
+
+
+class RunMeter:
+    """Measures one ``fit``.
+
+    Attributes:
+        timer: The clock of the steps.
+        idle: The times of the epoch's steps, as a metric of the job.
+        counts: Examples delivered in the run.
+        part_counts: The same for each of several loaders, by name.
+        world_size: Number of ranks.
+        nodes: The node that each rank runs on, as the Trainer numbers them.
+        cores: Cores of this node for each of its ranks.
+        has_unknown_sizes: Whether a batch could not be counted, so that the numbers of examples are too small.
+    """
+
+    def __init__(self) -> None:
+        self.timer = StepTimer()
+        self.idle, self.counts = IdleFraction(), RunCounts()
+        self.part_counts: dict[str, RunCounts] = {}
+        self._at_epoch_start: Examples | None = None  # the totals at the start of the epoch
+        self._stretch_start = 0  # the number of the epoch's steps before the present stretch
+        self.has_unknown_sizes = False
+        self._not_echoed = 0  # examples delivered on this rank by a loader that is not echoed
+        self._loader_meters: dict[str, LoaderMeter] = {}
+        self._cache_meter, self._share_meter = CacheMeter(), ShareMeter()
+        self._saved_seconds: dict[str, SecondsPerBatch] = {}  # from a checkpoint, by name of the loader
+        self._tap: ProfilerTap | None = None
+        self._has_stepped = False
+        self.world_size, self.nodes, self.cores = 1, [0], 1
+
+    @property
+    def is_in_epoch(self) -> bool:
+        """Whether steps of an epoch that has not ended were measured."""
+        return self.idle.per_step.shape[-1] > 0
+
+    @property
+    def idle_so_far(self) -> float | None:
+        """This rank's idle fraction in the epoch so far, without synchronising; None before the tenth step."""
+        timer = self.timer
+        return timer.waited_seconds / timer.seconds if timer.steps >= _ENOUGH_TO_SHOW and timer.seconds else None
+
+    @property
+    def totals(self) -> Examples:
+        """Examples of the job when the ranks last added them up."""
+        return self.counts.totals
+
+    def node_of(self, rank: int) -> int | None:
+        """Returns the node of a rank; None if all ranks are on one."""
+        return self.nodes[rank] if len(set(self.nodes)) > 1 else None
+
+    # ------------------------------------------------------------------ called by hooks
+
+    def start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, loader: Echoed | None) -> None:
+        """Begins to measure a training, or continues after a resume. All ranks must call this together."""
+        device = pl_module.device
+        self._pl_module, self.world_size = pl_module, trainer.world_size
+        self.nodes = self._gather([trainer.node_rank], dtype=torch.int64).flatten().tolist()
+        self.cores = max(1, usable_cores() // self.nodes.count(trainer.node_rank))
+        self.idle.to(device)
+        self._add_parts(loader)
+        for counts in self._all_counts():
+            counts.counter.to(device)
+            if not trainer.is_global_zero:  # a checkpoint holds the job's totals: rank 0 alone counts them
+                counts.counter.reset()
+        if device.type == "cuda":
+            self.timer = StepTimer(_timing_event)
+        self._tap = ProfilerTap(trainer.profiler, self.timer)  # type: ignore[attr-defined]  # Trainer sets it outside __init__
+        self._train_dataloader = trainer.train_dataloader
+        self._plain_workers = None if loader is not None else _workers_in(self._train_dataloader)
+        self._loader_meters = {name: LoaderMeter(part, self._saved_seconds.get(name)) for name, part in parts_of(loader).items()}
+        if self._at_epoch_start is None:
+            self._at_epoch_start = self.count(loader)
+        else:  # the checkpoint's totals contain what the loader has delivered so far
+            self.counts.go_on_from(self._delivered(loader))
+            for name, part in self._counted_parts(loader).items():
+                self.part_counts[name].go_on_from(self._delivered(part))
+        self.begin_epoch(loader)
+
+    def begin_epoch(self, loader: Echoed | None) -> None:
+        """Begins an epoch, or continues one after a resume. A reload may have made the loader anew. It then counts from 0.
+
+        All ranks must call this together, because all ranks wait if workers start on one of them. If something ends the workers
+        within an epoch, the wait for new workers counts like any other wait.
+        """
+        self._share_meter.begin_epoch(loader)
+        self._cache_meter.begin_epoch(parts_of(loader))  # before the ranks exchange something: none of them delivers yet
+        starts = not self._has_stepped or self._starts_workers(loader)
+        self.timer.begin_epoch(goes_on=not self._gather([float(starts)]).any())
+        self.counts.skip_to(self._delivered(loader))
+        self._add_parts(loader)
+        for name, part in parts_of(loader).items():
+            if name in self.part_counts:
+                self.part_counts[name].skip_to(self._delivered(part))
+            if name in self._loader_meters:
+                self._loader_meters[name].begin_epoch(part)
+            else:
+                self._loader_meters[name] = LoaderMeter(part)
+
+    def begin_step(self) -> None:
+        """Notes that a batch has arrived and is used from here on."""
+        self.timer.begin_step()
+
+    def end_step(self, loader: Echoed | None, batch: Any) -> None:
+        """Notes that the step is over. If the model takes ``dataloader_iter``, it fetches its batch within the step."""
+        self.timer.end_step()
+        self._has_stepped = True
+        if loader is None and batch is not None:
+            parts = parts_at_leaves(self._train_dataloader, batch)
+            sizes = [size_of(part) for part in parts if part is not None]
+            if None in sizes and not self.has_unknown_sizes:
+                self.has_unknown_sizes = True
+                rank_zero_info(
+                    "lightning_echo: examples are not counted, because a batch raises an error when it is asked for its size; "
+                    "give it a batch_size"
+                )
+            self._not_echoed += sum(size or 0 for size in sizes)
+        for name, part in parts_of(loader).items():
+            self._loader_meters[name].end_step(part)
+
+    def stop(self) -> None:
+        """Ends measuring. You may call it at any time."""
+        if self._tap is not None:
+            self._tap.close()
+            self._tap = None
+
+    # ------------------------------------------------------------------ joined over ranks: all of them must call these together
+
+    def count(self, loader: Echoed | None) -> Examples:
+        """Returns the examples of the run so far, all ranks."""
+        self._count_delivered(loader)
+        for counts in self._all_counts():
+            counts.add_up()
+        if loader is None and self.world_size > 1:
+            self.has_unknown_sizes = self.largest(int(self.has_unknown_sizes)) > 0
+        return self.totals
+
+    def part_metrics(self, loader: Echoed | None, *, passes: bool = False) -> dict[str, float]:
+        """Returns the metrics of each of several loaders, from the last count.
+
+        Args:
+            loader: What is trained on.
+            passes: Whether to return the passes over the data, too. That takes slightly longer.
+        """
+        found: dict[str, float] = {}
+        for name, part in self._counted_parts(loader).items():
+            fresh, echoed = self.part_counts[name].totals
+            found |= {f"echo/{name}/factor": part.factor_in_force, f"echo/{name}/fresh_examples": fresh}
+            found[f"echo/{name}/echoed_examples"] = echoed
+            if passes:
+                found[f"echo/{name}/passes"] = part.passes
+        return found
+
+    def largest(self, value: int) -> int:
+        """Returns the largest of the ranks' values."""
+        return int(self._gather([value], dtype=torch.int64).max())
+
+    def end_stretch(self, loader: Echoed | None, last: int | None = None) -> tuple[JobSteps | None, PipelineCosts | None]:
+        """Ends a stretch within an epoch. Returns what was measured in it: ``judged`` and ``costs`` of `EpochMeasures`.
+
+        On CUDA this waits until the device has passed the last step, so that all ranks have measured the same steps.
+
+        Args:
+            loader: What is trained on.
+            last: Number of steps: the stretch is only the last ones. None: all steps since the last decision.
+        """
+        self.timer.settle()
+        self.idle.update(*self.timer.take())
+        if last is not None:
+            self._stretch_start = max(self._stretch_start, self.idle.per_step.shape[-1] - last)
+        judged = self._judged_of_stretch(loader)
+        of_ranks, _ = self._gather_seconds(loader)
+        costs = self._costs(of_ranks, loader, judged)
+        self._stretch_start = self.idle.per_step.shape[-1]
+        for name, part in parts_of(loader).items():
+            self._loader_meters[name].begin_stretch(part)
+        return judged, costs
+
+    def end_epoch(self, loader: Echoed | None) -> EpochMeasures:
+        """Returns what was measured in the epoch."""
+        self.timer.settle()
+        self.idle.update(*self.timer.take())
+        before, now = self._at_epoch_start or Examples(), self.count(loader)
+        self._at_epoch_start = now
+        gather = partial(self._gather, dtype=torch.int64)
+        caches, shared = self._cache_meter.end_epoch(parts_of(loader), gather), self._share_meter.end_epoch(loader, gather)
+        with self.idle.sync_context():
+            whole = self.idle.steps()
+            first = 0 if whole is None else max(self._stretch_start, self._first_judged(loader, whole.steps))
+            judged = self.idle.steps(first)
+        self.idle.reset()
+        self._stretch_start = 0
+        of_ranks, first_batch = self._gather_seconds(loader)
+        costs = self._costs(of_ranks, loader, judged or whole)
+        fresh, echoed = now.fresh - before.fresh, now.echoed - before.echoed
+        return EpochMeasures(whole, judged, costs, first_batch, fresh, echoed, caches, shared)
+
+    # ------------------------------------------------------------------ state
+
+    def state_dict(self, loader: Echoed | None) -> dict[str, Any]:
+        """Returns the state of the whole job, in plain types and tensors."""
+        self._count_delivered(loader)
+        self.idle.update(*self.timer.take())
+        known = {name: each.seconds_per_batch for name, each in self._loader_meters.items()}
+        seconds = {**self._saved_seconds, **{name: each for name, each in known.items() if each is not None}}
+        return {
+            "counts": self.counts.state(self.world_size),
+            "parts": {name: counts.state(self.world_size) for name, counts in self.part_counts.items()},
+            "at_epoch_start": list(self._at_epoch_start or self.totals),
+            "per_step": self.idle.per_step.cpu(),
+            "stretch_start": self._stretch_start,
+            "stages": {name: tuple(each) for name, each in seconds.items()},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores what `state_dict` returned. Call it before `start`.
+
+        Raises:
+            FieldError: A field is missing or wrong.
+        """
+        self.idle.reset()
+        self.counts.load(entry(state, "counts", tuple[int, int]))
+        parts = entry(state, "parts", dict[str, tuple[int, int]], {})  # older checkpoints have none
+        self.part_counts = {name: RunCounts() for name in parts}
+        for name, counts in self.part_counts.items():
+            counts.load(parts[name])
+        self._at_epoch_start = Examples(*entry(state, "at_epoch_start", tuple[int, int]))
+        per_step = entry(state, "per_step", Tensor)
+        if per_step.ndim != 2 or len(per_step) != 2:
+            raise FieldError("per_step", f"must have the shape (2, steps), got {tuple(per_step.shape)}")
+        self.idle.update(*per_step)
+        self._stretch_start = entry(state, "stretch_start", int, 0)  # older checkpoints have none
+        saved = entry(state, "stages", dict[str, SecondsPerBatch] | SecondsPerBatch | None) or {}
+        # Checkpoints of versions that knew no collections have the seconds of one loader.
+        self._saved_seconds = {"": saved} if isinstance(saved, SecondsPerBatch) else saved
+
+    # ------------------------------------------------------------------ inside
+
+    def _add_parts(self, loader: Echoed | None) -> None:
+        """Adds counts for each of several loaders. A reload by the user's hook may bring new loaders."""
+        for name in loader if isinstance(loader, EchoLoaders) else ():
+            if name not in self.part_counts:
+                self.part_counts[name] = RunCounts()
+                self.part_counts[name].counter.to(self._pl_module.device)
+
+    def _starts_workers(self, loader: Echoed | None) -> bool:
+        """Whether the next batch has to wait for workers to start.
+
+        * The workers of an `EchoLoader` stay alive from epoch to epoch.
+        * Plain loaders begin anew in each epoch. Even if their workers stay alive, their queues are empty then.
+        * Without workers nothing has to start. The step waits for reading, like any other step.
+        """
+        echoed = parts_of(loader)
+        plain = [leaf for name, leaf in leaves_of(self._train_dataloader).items() if name not in echoed]
+        return any(map(_workers_of, plain)) or any(part.num_workers and not part.is_running for part in echoed.values())
+
+    def _all_counts(self) -> list[RunCounts]:
+        return [self.counts, *self.part_counts.values()]
+
+    def _counted_parts(self, loader: Echoed | None) -> dict[str, EchoLoader]:
+        """Returns those of several loaders that have counts of their own."""
+        return {name: part for name, part in parts_of(loader).items() if name in self.part_counts}
+
+    def _delivered(self, loader: Echoed | None) -> Examples:
+        """Returns the examples delivered on this rank so far."""
+        return Examples(self._not_echoed) if loader is None else Examples(loader.counts.fresh, loader.counts.echoed)
+
+    def _count_delivered(self, loader: Echoed | None) -> None:
+        """Adds the examples delivered on this rank since the last call to the metrics."""
+        self.counts.update(self._delivered(loader))
+        for name, part in self._counted_parts(loader).items():
+            self.part_counts[name].update(self._delivered(part))
+
+    def _judged_of_stretch(self, loader: Echoed | None) -> JobSteps | None:
+        """Returns the steps of the present stretch that show the factor in force, joined over the ranks.
+
+        The ranks exchange only these steps, because an epoch that never ends has more and more steps.
+        """
+        stretch = IdleFraction().to(self.idle.device)
+        stretch.update(*self.idle.per_step[:, self._stretch_start :])
+        if not stretch.per_step.shape[-1]:
+            return None
+        first = self._first_judged(loader, self.idle.per_step.shape[-1])
+        with stretch.sync_context():
+            return stretch.steps(max(0, first - self._stretch_start))
+
+    def _first_judged(self, loader: Echoed | None, steps: int) -> int:
+        """Returns the first step of the epoch that shows the factor in force, and whose workers had started before."""
+        judged = [self._loader_meters[name].judged_batches(part) for name, part in parts_of(loader).items()]
+        return max(0, steps - min(judged)) if judged else 0
+
+    def _gather_seconds(self, loader: Echoed | None) -> tuple[dict[str, list[SecondsPerBatch]], float | None]:
+        """Gathers what the ranks have measured.
+
+        Returns:
+            Two values: what the workers of each loader spend on each rank, by the loader's name. And the longest wait of any rank
+            for the first batch, or None if no rank had to start workers for it.
+        """
+        measured = {name: self._loader_meters[name].measure(part) for name, part in parts_of(loader).items()}
+        first_batch = self.timer.first_batch_seconds
+        values = list(chain.from_iterable(measured.values()))
+        gathered = self._gather([*(values or NOT_KNOWN), math.nan if first_batch is None else first_batch])
+        by_loader = gathered[:, : len(values)].reshape(len(gathered), len(measured), len(NOT_KNOWN)).transpose(0, 1).tolist()
+        of_ranks = {name: [SecondsPerBatch(*row) for row in rows] for name, rows in zip(measured, by_loader, strict=True)}
+        longest = gathered[:, -1].nan_to_num(-1).max().item()
+        return of_ranks, longest if longest >= 0 else None
+
+    def _gather(self, values: Sequence[float], dtype: torch.dtype = torch.float32) -> Tensor:
+        """Returns the values of every rank, shape (ranks, values)."""
+        tensor = torch.tensor(values, dtype=dtype, device=self._pl_module.device)
+        gathered = self._pl_module.all_gather(tensor)
+        assert isinstance(gathered, Tensor)
+        return gathered.reshape(-1, len(values)).cpu()
+
+    def _costs(
+        self, of_ranks: dict[str, list[SecondsPerBatch]], loader: Echoed | None, steps: JobSteps | None
+    ) -> PipelineCosts | None:
+        if steps is None:
+            return None
+        if loader is not None and any(seconds.is_known for seconds in chain.from_iterable(of_ranks.values())):
+            batches = {self._loader_meters[name].batches(part) for name, part in parts_of(loader).items()}
+            return costs_of(loader, of_ranks, steps.step_seconds, in_step=len(batches) == 1)
+        if steps.idle_fraction < _LEAST_IDLE or (isinstance(loader, EchoLoaders) and not loader.fits_cost_model):
+            return None
+        workers = 1 if loader is not None else self._plain_workers
+        if workers is None:
+            return None
+        factor = 1.0 if loader is None else loader.factor
+        return PipelineCosts.of_waiting(steps.wait_seconds + steps.step_seconds, steps.idle_fraction, factor, workers)
+
+
+def _workers_in(loaders: Any) -> int | None:
+    """Returns the number of workers of the loaders of a training, if none of them is echoed.
+
+    Returns None if some loaders have workers and others have none. An object that is not a ``DataLoader`` counts as a loader with
+    workers, because it may prepare batches during the steps.
+    """
+    found = {_workers_of(leaf) for leaf in leaves_of(loaders).values()}
+    return None if 0 in found and len(found) > 1 else max(found, default=1)
+
+
+def _workers_of(loader: Any) -> int:
+    """Returns the number of workers of a plain loader. An object without ``num_workers`` may prepare batches during the steps."""
+    return getattr(loader, "num_workers", 1)
+
+
+def _timing_event() -> DeviceEvent:
+    event: DeviceEvent = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    return event

@@ -1,0 +1,346 @@
+"""What a Trainer and its loaders must tell each other: how far it is, new lengths, and two mistakes that are refused."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+import lightning.pytorch as pl
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
+from lightning.pytorch.utilities import rank_zero_only
+from torch.optim.lr_scheduler import OneCycleLR
+
+from lightning_echo.loader.epochs import BatchesUsed, TrainerPlace, takes_iterator
+from lightning_echo.loader.loader import EchoLoader
+from lightning_echo.log import LOGGER
+from lightning_echo.training.loaders import Echoed, is_collection, is_sized, parts_of
+
+# ---------------------------------------------------------------------- refusals
+# Two mistakes that are refused wherever a Trainer meets echoing: a second ``fit`` over the same data, and another package.
+#
+# * Echoing follows one ``fit`` at a time: its epochs, its limits and its factor. Lightning itself lets two Trainers, in two
+#   threads, train over one data module.
+# * Lightning comes as two packages with the same classes, ``lightning`` and ``pytorch_lightning``. Their objects cannot be mixed.
+
+
+def is_in_fit(trainer: Any) -> bool:
+    """Returns whether a Trainer is running ``fit``; False for None."""
+    return trainer is not None and trainer.state.fn == TrainerFn.FITTING and trainer.state.status == TrainerStatus.RUNNING
+
+
+def refuse_second_fit(what: str, trainer: Any, other: Any) -> None:
+    """Refuses a ``fit`` while another Trainer's ``fit`` uses the same object. Anything but a ``fit`` is allowed.
+
+    Args:
+        what: The object that both Trainers use, for the error message.
+        trainer: The Trainer that begins.
+        other: The Trainer that used the object before; None if there was none.
+
+    Raises:
+        MisconfigurationException: Both Trainers are running ``fit``.
+    """
+    if other is not trainer and is_in_fit(trainer) and is_in_fit(other):
+        raise MisconfigurationException(
+            f"{what} is in use by another Trainer, whose fit is still running: echoing follows one training at a time. Give each "
+            "Trainer a data module, and an EchoDataModule or EchoCallback, of its own, or let one fit end before the next begins"
+        )
+
+
+def refuse_other_package(name: str, value: Any) -> None:
+    """Refuses an object of ``pytorch_lightning``. Without this check it would fail later, with a message about something else.
+
+    Args:
+        name: Name of the argument, for the error message.
+        value: The argument.
+
+    Raises:
+        TypeError: The class of ``value``, or a base of it, comes from ``pytorch_lightning``.
+    """
+    if any(base.__module__.split(".")[0] == "pytorch_lightning" for base in type(value).__mro__):
+        raise TypeError(
+            f"{name} {type(value).__name__} comes from the separate package pytorch_lightning, but this package extends "
+            "lightning: change 'import pytorch_lightning as pl' to 'import lightning.pytorch as pl', or pass "
+            "EchoLoader(loader, factor) to fit, which works in either package"
+        )
+
+
+# ---------------------------------------------------------------------- lengths
+# How long epochs and the run are with echoing: what the user is told about it, and how a Trainer learns a new length.
+#
+# With ``epoch_length="full_pass"`` a new factor changes the length of epochs. Lightning asks the loader for its length only when
+# it asks for the loader itself. Therefore the only public way to tell it a new length during training is to make it ask for the
+# loader once more (`Reload`).
+#
+# A learning rate schedule that steps with each batch may be built for ``trainer.estimated_stepping_batches`` steps. If epochs
+# become longer, the schedule ends before the run does. ``OneCycleLR`` then raises an error. Other schedules keep their last
+# learning rate. The Trainer needs its training loader for this estimate. So if the Trainer has the loader when optimizers are
+# configured, the model has read the estimate (`StepsEstimate`).
+
+_SHORT_RUN_STEPS = 2000  # in longer runs, the filling of the buffer makes no difference, and planning them takes time
+_NOTICEABLE = 1.03  # times as many passes
+
+
+class Attached(Protocol):
+    """An object that knows the Trainer of the run, such as a data module."""
+
+    @property
+    def trainer(self) -> Any:
+        """The Trainer; None while there is none."""
+
+
+class Reload:
+    """Makes the Trainer ask for its training loader again, by ``trainer.reload_dataloaders_every_n_epochs``.
+
+    Args:
+        attached: Knows the Trainer.
+    """
+
+    def __init__(self, attached: Attached) -> None:
+        self._attached = attached
+        self._users: int | None = None  # the user's setting while ours stands in its place
+
+    def order(self) -> None:
+        """Makes Lightning ask for the loader again before the next epoch."""
+        trainer = self._attached.trainer
+        if self._users is None and trainer is not None:
+            self._users = trainer.reload_dataloaders_every_n_epochs
+            trainer.reload_dataloaders_every_n_epochs = 1
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether the Trainer will ask only because this object ordered it: the user's setting does not ask for a reload."""
+        return self._users == 0
+
+    def end(self) -> bool:
+        """Gives back to the Trainer the user's setting.
+
+        Returns:
+            Whether only this object ordered the reload: the user's setting does not ask for one.
+        """
+        users, self._users = self._users, None
+        if users is None:
+            return False
+        trainer = self._attached.trainer
+        if trainer is not None:
+            trainer.reload_dataloaders_every_n_epochs = users
+        return not users
+
+
+class StepsEstimate:
+    """Finds out whether the model of a ``fit`` has read ``trainer.estimated_stepping_batches`` to configure its optimizers.
+
+    Attributes:
+        was_read: Whether the model has read it.
+    """
+
+    def __init__(self) -> None:
+        self.was_read = False
+        self._optimizers_before: Any = None  # of an earlier fit, or none; the Trainer replaces them when it configures its own
+
+    def begin_fit(self, trainer: Any) -> None:
+        """Call this when a ``fit`` is set up."""
+        self.was_read, self._optimizers_before = False, trainer.optimizers
+
+    def loader_asked(self, trainer: Any) -> None:
+        """Call this when the Trainer asks for its training loader."""
+        self.was_read |= trainer.optimizers is self._optimizers_before
+
+    def optimizers_configured(self, trainer: Any) -> None:
+        """Call this in ``on_fit_start``: optimizers are then configured, and nothing else has needed the training loader."""
+        self.was_read |= trainer.train_dataloader is not None
+
+
+def check_factor_during_training(trainer: pl.Trainer, echoed: Echoed, factor: float) -> None:
+    """Makes sure that a factor can be set during training, now or later.
+
+    Args:
+        trainer: The Trainer. Its learning rate schedules are checked.
+        echoed: The loaders that are echoed.
+        factor: The factor. It is not set here.
+
+    Raises:
+        ValueError: A loader's buffer cannot hold what the factor needs.
+        MisconfigurationException: The factor makes epochs longer than a learning rate schedule expects.
+    """
+    loaders = parts_of(echoed).values()
+    for loader in loaders:
+        loader.check_factor(factor)
+    if all(loader.epoch_length == "fixed" or factor <= loader.factor for loader in loaders):
+        return
+    for config in trainer.lr_scheduler_configs:
+        if isinstance(config.scheduler, OneCycleLR) and config.interval == "step":
+            raise MisconfigurationException(
+                "the factor cannot be raised during training with epoch_length='full_pass' and OneCycleLR: epochs would become "
+                "longer than the schedule's total_steps. Use epoch_length='fixed', whose length never changes, or another "
+                "schedule"
+            )
+
+
+def too_short_schedules(trainer: pl.Trainer, echoed: Echoed, factor: float) -> str:
+    """Returns a warning about learning rate schedules that would end before the run. It is empty if there are none.
+
+    Args:
+        trainer: The Trainer, whose model has read ``estimated_stepping_batches``.
+        echoed: The loaders that are echoed.
+        factor: The factor that is set during training, now or later.
+    """
+    growing = [each for each in parts_of(echoed).values() if each.epoch_length == "full_pass" and each.has_length]
+    names = {type(config.scheduler).__name__: None for config in trainer.lr_scheduler_configs if config.interval == "step"}
+    steps, limit = trainer.estimated_stepping_batches, trainer.max_steps
+    if not names or all(factor <= each.factor for each in growing) or 0 <= limit <= steps:  # at the limit the run ends anyway
+        return ""
+    return (
+        f"{', '.join(names)} is stepped with each batch (interval='step'), and the model has read "
+        f"trainer.estimated_stepping_batches: {steps:,} steps. With epoch_length='full_pass' a larger factor (up to {factor:g} "
+        "here) makes epochs longer: the schedule ends before the run does, and the rest of the run has the learning rate of its "
+        "end. Use epoch_length='fixed', whose length never changes, or Trainer(max_epochs=-1, max_steps=...), or a schedule that "
+        "is stepped per epoch"
+    )
+
+
+def forecast(trainer: Any, echoed: Echoed) -> str:
+    """Returns how many epochs, steps and passes over the data a run will have, as a line for users.
+
+    The user gets it when a run begins, because the factor changes what an epoch means. While the buffer is being filled, more of
+    each batch is fresh. In a short run this makes a difference, so the line takes it into account.
+
+    Args:
+        trainer: The Trainer. It knows the number of epochs, and how many batches it takes in each.
+        echoed: The loaders that are echoed.
+
+    Returns:
+        The line. It is empty if the run has no known end, or no steps.
+    """
+    if not isinstance(echoed, EchoLoader):
+        others = f"; not echoed: {', '.join(echoed.not_echoed)}" if echoed.not_echoed else ""
+        return f"loaders that are echoed: {', '.join(echoed)}{others}"
+    factor = echoed.factor
+    if not echoed.has_length:
+        return f"an epoch ends where a pass over the data ends, and has factor {factor:g} times as many steps"
+    steps, limit, epochs = len(echoed), trainer.limit_train_batches, trainer.max_epochs
+    steps = int(steps * limit) if isinstance(limit, float) else min(steps, limit)
+    if epochs is None or epochs < 0 or not steps:
+        return ""
+    passes = epochs * steps / echoed.pass_batches / factor
+    unit = "pass" if f"{passes:.3g}" == "1" else "passes"
+    line = f"{epochs:,} epochs x {steps:,} steps = {passes:.3g} {unit} over the data at factor {factor:g}"
+    planned = echoed.passes_in(epochs * steps) if echoed.is_at_start and epochs * steps <= _SHORT_RUN_STEPS else None
+    if planned is not None and planned > _NOTICEABLE * passes:
+        line += f", {planned:.3g} with the fresh examples of the first batches"
+    return line
+
+
+# ---------------------------------------------------------------------- trainer link
+# `TrainerLink`: an `EchoLoader` asks its Trainer how far the Trainer is.
+#
+# A loader knows which batches it has delivered. Only the Trainer knows
+#
+# * whether it ends an epoch earlier than the loader would,
+# * whether its epoch continues, if it trains on several loaders,
+# * which batch is in use, if it fetches one batch ahead.
+
+Answer = TypeVar("Answer")
+
+
+class TrainerLink:
+    """Connects the loaders of one run with their Trainer.
+
+    Args:
+        attached: Knows the Trainer. It is asked whenever the Trainer is needed.
+        owner_name: Name of the object on which users set the factor, instead of on the loader.
+    """
+
+    def __init__(self, attached: Attached, owner_name: str) -> None:
+        self._attached, self._owner_name = attached, owner_name
+
+    def connect(self, loader: EchoLoader, trained_on: Any) -> None:
+        """Lets a loader ask the Trainer, from now on.
+
+        Args:
+            loader: The loader itself, or one of a collection.
+            trained_on: What the Trainer trains on: the loader, or the collection.
+        """
+        loader.factor_owner = self._owner_name
+        loader.epoch_goes_on = self._epoch_goes_on if is_collection(trained_on) else None
+        loader.trainer_place = None if is_collection(trained_on) else self._place
+        loader.batches_used = None if is_sized(trained_on) else self._batches_used
+
+    def set_limit(self, loader: EchoLoader) -> None:
+        """Tells a loader where the Trainer ends an epoch."""
+        trainer = self._attached.trainer
+        loader.limit_train_batches = None if trainer is None else trainer.limit_train_batches
+
+    def disconnect(self, loaders: Iterable[EchoLoader]) -> None:
+        """Ends the connection of loaders and Trainer. Call it while there still is a Trainer.
+
+        The loaders may be the user's own, and used elsewhere. A checkpoint may still be saved. Therefore each loader keeps the
+        last answers until an iteration asks it for another batch.
+        """
+        goes_on, place = self._epoch_goes_on(), self._place()
+        for loader in loaders:
+            loader.factor_owner, loader.limit_train_batches = "", None
+            loader.batches_used = None
+            if loader.epoch_goes_on is not None:
+                loader.epoch_goes_on = partial(_until_iterated, loader, loader.delivered_batches, goes_on)
+            if loader.trainer_place is not None and place is not None:
+                last_place = place._replace(epoch_batches=-1, resumes=False)
+                loader.trainer_place = partial(_until_iterated, loader, loader.delivered_batches, last_place)
+
+    def _epoch_goes_on(self) -> bool | None:
+        """Returns whether the Trainer's epoch has begun and has more batches; None without a Trainer."""
+        trainer = self._attached.trainer
+        return None if trainer is None else trainer.fit_loop.batch_idx >= 0 and not trainer.is_last_batch
+
+    def _place(self) -> TrainerPlace | None:
+        """Returns where the Trainer is in its epoch, as a checkpoint of the Trainer has it; None without a Trainer."""
+        trainer = self._attached.trainer
+        if trainer is None:
+            return None
+        epochs, batches = trainer.fit_loop.epoch_progress.current, trainer.fit_loop.epoch_loop.batch_progress.current
+        has_length = trainer.training and trainer.num_training_batches != math.inf
+        return TrainerPlace(
+            in_epoch=batches.ready,
+            processed=batches.processed,
+            epoch_batches=int(trainer.num_training_batches) if has_length else -1,
+            ended=epochs.processed,
+            is_over=epochs.ready == epochs.started == epochs.processed,
+            in_step=batches.completed < batches.ready,
+            resumes=trainer.ckpt_path is not None,
+            limit=trainer.limit_train_batches,
+        )
+
+    def _batches_used(self) -> BatchesUsed | None:
+        """Returns the number of batches that the Trainer has used, in the run and in the epoch.
+
+        Returns None if the Trainer knows the length of the epoch, or if the model fetches its batches itself, because no batch is
+        then fetched ahead.
+        """
+        trainer = self._attached.trainer
+        if trainer is None or trainer.num_training_batches != math.inf or takes_iterator(trainer.lightning_module):
+            return None
+        return BatchesUsed(trainer.fit_loop.total_batch_idx + 1, trainer.fit_loop.batch_idx + 1)
+
+
+def _until_iterated(loader: EchoLoader, delivered: int, answer: Answer) -> Answer | None:
+    """Returns the last Trainer's answer, as long as the loader has delivered no further batch. After that, None."""
+    return answer if loader.delivered_batches == delivered else None
+
+
+# ---------------------------------------------------------------------- rank zero
+# Lines for the user on rank 0, through the one logger of the package. (Lightning's own function uses Lightning's logger.)
+
+
+@rank_zero_only
+def rank_zero_info(message: str) -> None:
+    """Logs a line on rank 0.
+
+    Args:
+        message: The line, beginning with ``lightning_echo: ``.
+
+    Example:
+        >>> rank_zero_info("lightning_echo: echoing is off")
+    """
+    LOGGER.info("%s", message, stacklevel=3)  # past this function and the decorator, so that the line names the caller

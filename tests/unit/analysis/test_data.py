@@ -1,0 +1,126 @@
+"""The data of an analysis is a copy, as far as memory reaches; echoing around it is taken off."""
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from lightning.pytorch.demos.boring_classes import BoringModel
+from lightning.pytorch.utilities import CombinedLoader
+from torch.utils.data import DataLoader, TensorDataset
+
+from lightning_echo import EchoDataModule, EchoLoader
+from lightning_echo.analysis import sources as module
+from lightning_echo.analysis.sources import TrainingData
+
+
+class Tensors(pl.LightningDataModule):
+    """Eighty bytes in memory, which its loader goes over."""
+
+    def __init__(self, loader=None):
+        super().__init__()
+        self.tensor = torch.zeros(20)
+        self.loader = loader or DataLoader(TensorDataset(self.tensor))
+        self.torn_down = []
+
+    def __len__(self):
+        return 0
+
+    def train_dataloader(self):
+        return self.loader
+
+    def teardown(self, stage):
+        self.torn_down.append(stage)
+
+
+def given(data, model=None):
+    """What a Trainer is given, and the loader that it gets from that."""
+    found = TrainingData(data)
+    used = found.as_given(BoringModel() if model is None else model)
+    return found, used.train_dataloader() if isinstance(used, pl.LightningDataModule) else used
+
+
+def test_a_data_module_and_its_loader_are_copies_that_share_what_the_originals_share():
+    original = Tensors()
+    found, loader = given(original)
+    (copied,) = found.instances
+    assert type(copied) is Tensors
+    assert copied is not original
+    assert loader is copied.loader
+    assert loader.dataset.tensors[0] is copied.tensor is not original.tensor
+    assert found.too_large == []
+
+
+@pytest.mark.parametrize(("free", "is_copied"), [(320, True), (319, False), (None, True)])
+def test_no_more_than_a_fourth_of_the_free_memory_is_taken(monkeypatch, free, is_copied):
+    monkeypatch.setattr(module, "free_memory_bytes", lambda: free)
+    original = Tensors()
+    found, loader = given(original)
+    assert (loader.dataset.tensors[0] is not original.tensor) is is_copied
+    assert found.too_large == ([] if is_copied else ["Tensors.tensor", "TensorDataset.tensors"])
+
+
+def test_nor_more_than_a_gibibyte_and_a_million_members(monkeypatch):
+    limits = []
+    monkeypatch.setattr(module, "ThrowAwayCopies", lambda *given: limits.append(given))
+    monkeypatch.setattr(module, "free_memory_bytes", lambda: 2**40)
+    monkeypatch.setattr(module, "_of_loaders", lambda loaders, copies: None)
+    TrainingData(None)
+    assert limits == [(1_000_000, 2**30)]
+
+
+@pytest.mark.parametrize("around", [lambda plain: plain, lambda plain: EchoLoader(plain, 2)], ids=["plain", "echoed"])
+def test_loaders_are_copies_without_echoing_in_the_same_collection(around):
+    plain = DataLoader(TensorDataset(torch.zeros(20)))
+    for collection, one_of in (
+        (around(plain), lambda used: used),
+        ({"a": [around(plain)]}, lambda used: used["a"][0]),
+        (CombinedLoader({"a": around(plain)}, "min_size"), lambda used: used.flattened[0]),
+        (Tensors(around(plain)), lambda used: used),
+    ):
+        copied = one_of(given(collection)[1])
+        assert type(copied) is DataLoader
+        assert copied is not plain
+        assert copied.dataset is not plain.dataset
+
+
+def test_of_an_echo_data_module_the_one_inside_is_taken():
+    assert type(TrainingData(EchoDataModule(Tensors(), 2)).instances[0]) is Tensors
+
+
+def test_a_models_own_loader_is_a_copy_where_there_is_no_other():
+    plain = DataLoader(TensorDataset(torch.zeros(20)))
+
+    class Own(BoringModel):
+        def train_dataloader(self):
+            return plain
+
+    model = Own()
+    assert given(None, model)[1] is None
+    assert model.train_dataloader().dataset is not plain.dataset
+    other = Own()
+    given(DataLoader(range(3)), other)
+    assert other.train_dataloader() is plain, "nobody asks for it"
+
+
+def test_without_any_loader_lightning_says_so():
+    class Without(pl.LightningModule):
+        pass
+
+    model = Without()
+    given(None, model)
+    assert "train_dataloader" not in vars(model)
+
+
+def test_the_trainer_of_an_earlier_fit_is_not_copied():
+    original = Tensors()
+    original.trainer = trainer = pl.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
+    assert TrainingData(original).instances[0].trainer is trainer
+
+
+def test_the_copy_is_torn_down_when_it_is_not_needed_any_more():
+    original = Tensors()
+    found, _ = given(original)
+    (copied,) = found.instances
+    copied.teardown("fit")
+    assert copied.torn_down == []
+    del found
+    assert (copied.torn_down, original.torn_down) == (["fit"], [])

@@ -1,0 +1,205 @@
+"""The clocks of an analysis, in a real Trainer and by a clock that only the steps move."""
+
+import gc
+from types import SimpleNamespace
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from lightning.pytorch.demos.boring_classes import BoringModel
+from torch.utils.data import DataLoader
+
+from lightning_echo.analysis.sources import (
+    PreparedLoader,
+    RepeatedBatch,
+    StepClock,
+    TrainingData,
+    Transfers,
+    fit,
+    transfers_noted,
+)
+
+BATCH = torch.ones(2, 32)
+
+
+class Clock:
+    now = 0.0
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch):
+    monkeypatch.setattr("time.perf_counter", lambda: Clock.now)
+
+
+class Steps(BoringModel):
+    """Step by step, each takes its time."""
+
+    def __init__(self, seconds):
+        super().__init__()
+        self.seconds, self.steps = iter(seconds), 0
+
+    def training_step(self, batch, batch_idx):
+        Clock.now += next(self.seconds)
+        self.steps += 1
+        return super().training_step(batch, batch_idx)
+
+
+def run(model, callback, steps):
+    fit(model, RepeatedBatch(BATCH, steps), steps, callback, {"accelerator": "cpu"})
+
+
+def test_the_first_steps_do_not_count():
+    clock = StepClock()
+    run(Steps([9, 9, 9, 9, 9, 1, 2, 3]), clock, 8)
+    assert clock.seconds == [1, 2, 3]
+
+
+def test_the_fit_ends_when_its_time_is_up():
+    model, clock = Steps([1] * 50), StepClock(most_seconds=20, skipped=2)
+    run(model, clock, 50)
+    assert (model.steps, clock.seconds) == (2 + 21, [1] * 21)
+
+
+def test_where_steps_are_slow_fewer_of_them_are_left_out():
+    """Warm-up takes half of the time at most, but a step at least."""
+    model, clock = Steps([12, 1, 1]), StepClock(most_seconds=20)
+    run(model, clock, 3)
+    assert clock.seconds == [1, 1]
+    model, clock = Steps([4] * 8), StepClock(most_seconds=20)
+    run(model, clock, 8)
+    assert clock.seconds == [4] * 5
+
+
+def test_a_device_that_runs_behind_is_waited_for_every_ten_steps_and_at_the_end(monkeypatch):
+    """Of 27 steps of a second on the host two do not count; the device needs three more each time that it is waited for."""
+
+    def wait(device):
+        Clock.now += 3
+
+    monkeypatch.setattr("torch.cuda.synchronize", wait)
+    clock, module, trainer = StepClock(skipped=2), SimpleNamespace(device=torch.device("cuda")), SimpleNamespace(world_size=1)
+    clock.on_train_start(trainer, module)
+    for _ in range(27):
+        Clock.now += 1
+        clock.on_train_batch_end(trainer, module)
+    clock.on_train_end(trainer, module)
+    assert clock.seconds == pytest.approx([1.3] * 20 + [1.6] * 5)
+
+
+def test_ranks_ask_each_other_at_the_same_steps_however_long_each_warms_up():
+    """Every tenth step, whichever counts; what the answer takes does not."""
+    asked, done = [], []
+
+    class Strategy:
+        def reduce_boolean_decision(self, is_over, all):
+            asked.append((len(done), is_over))
+            Clock.now += 100
+            return len(done) == 20
+
+    trainer = SimpleNamespace(world_size=2, strategy=Strategy(), should_stop=False)
+    module, clock = SimpleNamespace(device=torch.device("cpu")), StepClock(most_seconds=12, skipped=4)
+    clock.on_train_start(trainer, module)
+    for _ in range(20):
+        done.append(1)
+        assert not trainer.should_stop
+        Clock.now += 1
+        clock.on_train_batch_end(trainer, module)
+    assert asked == [(10, False), (20, True)]
+    assert trainer.should_stop
+    assert clock.seconds == [1] * 16
+
+
+def test_the_loader_is_what_the_trainer_makes_of_it():
+    first, loader = PreparedLoader(), DataLoader(Data(), batch_size=2)
+    assert (first.was_here, first.loader) == (False, None)
+    fit(BoringModel(), loader, 1, first, {"accelerator": "cpu"})
+    assert (first.was_here, first.loader) == (True, loader)
+
+
+class Data(torch.utils.data.Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return torch.ones(32)
+
+
+@pytest.mark.parametrize("whose", ["model", "data module"])
+def test_copies_are_timed_whoever_makes_them(whose):
+    """Each copy takes a quarter of a second; the batch is that before on_after_batch_transfer."""
+
+    def transfer(self, batch, device, dataloader_idx):
+        Clock.now += 0.25
+        return batch + 1
+
+    def after(self, batch, dataloader_idx):
+        Clock.now += 7.0
+        return batch * 100
+
+    hooks = {"transfer_batch_to_device": transfer, "on_after_batch_transfer": after}
+    model = type("Model", (BoringModel,), hooks if whose == "model" else {})()
+    module = type("Module", (pl.LightningDataModule,), hooks if whose == "data module" else {})()
+    data, transfers = TrainingData(module), Transfers()
+    data.as_given(lambda loader: None)
+    with transfers_noted([model, *data.instances], transfers):
+        fit(model, data.over(RepeatedBatch(BATCH, 3)), 3, PreparedLoader(), {"accelerator": "cpu"})
+    assert transfers.seconds == [0.25] * 3
+    assert torch.equal(transfers.batch, BATCH + 1)
+    assert not any("transfer_batch_to_device" in vars(each) for each in (model, module, *data.instances))
+
+
+def test_a_data_module_is_set_up_once_and_torn_down_when_nobody_needs_it_any_more():
+    calls = []
+
+    class Module(pl.LightningDataModule):
+        def prepare_data(self):
+            calls.append("prepare_data")
+
+        def setup(self, stage):
+            calls.append("setup")
+            self.size = 2
+
+        def teardown(self, stage):
+            calls.append(f"teardown {self.size}")
+
+        def train_dataloader(self):
+            return DataLoader(Data(), batch_size=self.size)
+
+    users = Module()
+    data, first = TrainingData(users), PreparedLoader()
+    fit(BoringModel(), data.as_given(lambda loader: None), 1, first, {"accelerator": "cpu"})
+    assert first.loader.batch_size == 2
+    for steps in (1, 2):
+        model = Steps([0] * steps)
+        fit(model, data.over(RepeatedBatch(BATCH, steps)), steps, PreparedLoader(), {"accelerator": "cpu"})
+        assert model.steps == steps
+    assert calls == ["prepare_data", "setup"]
+    assert not hasattr(users, "size")
+    del data
+    gc.collect()
+    assert calls == ["prepare_data", "setup", "teardown 2"]
+
+
+def test_a_batch_is_ready_as_often_as_it_is_said():
+    ready = RepeatedBatch(BATCH, 3)
+    for _ in range(2):
+        assert [batch is BATCH for batch in ready] == [True] * 3
+    assert len(ready) == 3
+
+
+def test_a_strategy_can_be_used_more_than_once():
+    strategy = pl.strategies.SingleDeviceStrategy(torch.device("cpu"))
+    for _ in range(2):
+        model = Steps([0, 0])
+        fit(model, RepeatedBatch(BATCH, 2), 2, PreparedLoader(), {"strategy": strategy})
+        assert model.steps == 2
+
+
+def test_users_callbacks_and_loggers_take_no_part():
+    class Told(pl.Callback):
+        def setup(self, *args, **kwargs):
+            pytest.fail("it is called")
+
+    fit(
+        BoringModel(), RepeatedBatch(BATCH, 1), 1, PreparedLoader(), {"accelerator": "cpu", "callbacks": [Told()], "logger": True}
+    )

@@ -1,0 +1,155 @@
+"""Who keeps, holds and sends what in a partitioned cache, and where it lies: compared with plain loops."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightning_echo.cache.board import (
+    BEING_WRITTEN,
+    NOT_HELD,
+    Partition,
+    RingSpace,
+    told,
+    transfers_of,
+)
+
+KEYS, NODES = 12, 3
+PLENTY = [10**9] * NODES
+
+
+def integers(values):
+    return np.array(list(values), dtype=np.int64)
+
+
+def said_by(holders, keys):
+    """What all nodes tell of keys, where ``holders`` gives for a key the node that holds it and the length there."""
+    mine = [told(integers(holders[key][1] if key in holders and holders[key][0] == node else NOT_HELD for key in keys), node)
+            for node in range(NODES)]  # fmt: skip
+    return np.max(mine, axis=0) if len(keys) else integers([])
+
+
+needs = st.lists(st.tuples(st.integers(0, KEYS - 1), st.integers(0, NODES - 1)), max_size=30)
+holdings = st.dictionaries(st.integers(0, KEYS - 1), st.tuples(st.integers(0, NODES - 1), st.integers(0, 200)))
+
+
+class TestKeeping:
+    @given(st.lists(needs, max_size=4), st.lists(st.booleans(), min_size=NODES, max_size=NODES))
+    def test_what_nobody_holds_is_kept_by_the_first_node_that_needs_it_and_is_not_full(self, rounds, is_full):
+        keepers, expected = np.zeros(KEYS, np.int16), {}
+        partition = Partition(keepers)
+        for of_round in rounds:
+            keys, nodes = integers(key for key, _ in of_round), integers(node for _, node in of_round)
+            partition.settle(keys, nodes, said_by({}, keys), is_full)
+            for key, node in of_round:
+                if not is_full[node]:
+                    expected.setdefault(key, node)
+        assert {key: keeper - 1 for key, keeper in enumerate(keepers.tolist()) if keeper} == expected
+
+    @given(needs, holdings)
+    def test_a_node_that_holds_an_example_is_its_keeper_whatever_was_decided_before(self, of_round, holders):
+        keepers = np.full(KEYS, 1, np.int16)
+        keys, nodes = integers(key for key, _ in of_round), integers(node for _, node in of_round)
+        Partition(keepers).settle(keys, nodes, said_by(holders, keys), [False] * NODES)
+        for key in set(keys.tolist()):
+            assert keepers[key] - 1 == (holders[key][0] if key in holders else 0)
+
+    def test_what_a_node_could_not_keep_before_it_was_full_may_be_kept_by_the_next_one_that_needs_it(self):
+        keepers = np.zeros(KEYS, np.int16)
+        partition = Partition(keepers)
+        key, nothing = integers([5]), integers([0])
+        partition.settle(key, integers([0]), nothing, [False, False, False])
+        partition.settle(key, integers([1]), nothing, [False, False, False])
+        assert keepers[5] - 1 == 0, "the first one may be reading it"
+        partition.settle(key, integers([1]), nothing, [True, False, False])
+        assert keepers[5] - 1 == 1
+
+    def test_what_is_being_written_stays_with_the_node_that_writes_it(self):
+        keepers = np.zeros(KEYS, np.int16)
+        Partition(keepers).settle(integers([5]), integers([1]), told(integers([BEING_WRITTEN]), 0), [True, False, False])
+        assert keepers[5] - 1 == 0
+
+
+class TestSending:
+    @given(needs, holdings)
+    def test_each_node_gets_once_what_it_needs_and_another_holds(self, of_round, holders):
+        keys, nodes = integers(key for key, _ in of_round), integers(node for _, node in of_round)
+        found = transfers_of(keys, nodes, said_by(holders, keys), PLENTY)
+        sent = list(zip(*(column.tolist() for column in found), strict=True))
+        expected = {
+            (holders[key][0], node, key, holders[key][1]) for key, node in of_round if key in holders and holders[key][0] != node
+        }
+        assert len(sent) == len(expected)
+        assert set(sent) == expected
+        assert [each[:2] for each in sent] == sorted(each[:2] for each in sent), "as all_to_all_single lays them out"
+
+    def test_what_is_being_written_is_not_sent(self):
+        assert not len(transfers_of(integers([5]), integers([1]), told(integers([BEING_WRITTEN]), 0), PLENTY).keys)
+
+    def test_an_example_without_bytes_is_sent(self):
+        assert transfers_of(integers([5]), integers([1]), told(integers([0]), 0), PLENTY).lengths.tolist() == [0]
+
+    @given(needs, holdings, st.lists(st.integers(0, 700), min_size=NODES, max_size=NODES))
+    def test_what_a_node_gets_for_a_round_fits_into_its_empty_ring(self, of_round, holders, capacities):
+        keys, nodes = integers(key for key, _ in of_round), integers(node for _, node in of_round)
+        found, whole = (transfers_of(keys, nodes, said_by(holders, keys), each) for each in (capacities, PLENTY))
+        assert all(size <= capacity for size, capacity in zip(found.block_bytes(NODES), capacities, strict=True))
+        for node, capacity in enumerate(capacities):
+            sent, wanted = (each.keys[each.targets == node].tolist() for each in (found, whole))
+            assert sent == wanted[: len(sent)], "in order, up to the first that has no room"
+            if len(sent) < len(wanted):
+                sizes = whole.lengths[whole.targets == node][: len(sent) + 1]
+                assert sum(-(-size // 64) * 64 + 24 for size in sizes.tolist()) + 64 > capacity
+
+    @given(needs, holdings)
+    def test_the_bytes_of_a_block_are_its_directory_and_its_records(self, of_round, holders):
+        keys, nodes = integers(key for key, _ in of_round), integers(node for _, node in of_round)
+        found = transfers_of(keys, nodes, said_by(holders, keys), PLENTY)
+        received, blocks = found.bytes_by(found.targets, NODES), found.block_bytes(NODES)
+        for node in range(NODES):
+            lengths = found.lengths[found.targets == node].tolist()
+            records = sum(-(-length // 64) * 64 for length in lengths)
+            directory = -(-24 * len(lengths) // 64) * 64
+            assert (received[node], blocks[node]) == (records, records + directory if lengths else 0)
+
+
+class TestRing:
+    @given(st.lists(st.one_of(st.integers(1, 40), st.none()), max_size=60), st.integers(1, 100))
+    def test_no_block_lies_over_another_one_and_none_beyond_the_end(self, sizes, capacity):
+        """A size is placed; None frees the oldest block."""
+        space, blocks, number, oldest = RingSpace(capacity), {}, 0, 0
+        for size in sizes:
+            if size is None:
+                blocks.pop(oldest, None)
+                oldest = min(oldest + 1, number)
+                space.free(oldest)
+                continue
+            has_room = space.has_room(size)
+            begin = space.place(number, size)
+            assert has_room == (begin is not None)
+            if begin is not None:
+                assert 0 <= begin <= begin + size <= capacity
+                assert all(begin + size <= first or last <= begin for first, last in blocks.values())
+                blocks[number] = begin, begin + size
+                number += 1
+
+    @given(st.integers(1, 100), st.data())
+    def test_what_fits_an_empty_ring_finds_room_once_all_is_freed(self, capacity, data):
+        space = RingSpace(capacity)
+        for number in range(10):
+            space.place(number, data.draw(st.integers(1, capacity)))
+        space.free(10)
+        assert space.place(10, capacity) == 0
+
+    def test_nothing_takes_no_room(self):
+        space = RingSpace(10)
+        space.place(0, 10)
+        assert space.has_room(0)
+        assert not space.has_room(1)
+
+
+@pytest.mark.parametrize("node", [0, 1, 2**15 - 1])
+def test_what_is_told_first_by_nobody_is_less_than_anything_that_is_held(node):
+    assert told(integers([NOT_HELD]), node).tolist() == [0]
+    assert told(integers([BEING_WRITTEN]), node)[0] > 0
+    assert told(integers([0]), 0)[0] > told(integers([BEING_WRITTEN]), node)[0], "what can be sent counts first"

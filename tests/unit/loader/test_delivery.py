@@ -1,0 +1,281 @@
+"""Counts and progress are those of the batch in use, also where the next one is fetched before it is done with."""
+
+import contextlib
+import pickle
+
+import pytest
+
+from lightning_echo.loader.epochs import BatchesUsed, Delivery, Progress
+from lightning_echo.loader.state import EchoCounts
+from lightning_echo.pipeline.worker import Report, StageSeconds
+
+
+def item(number, fresh=1, echoed=2):
+    return number, Report(fresh, echoed, 0, 0.5, 0.0, 0.0)
+
+
+class Source:
+    """Fetches numbered batches; each third time a pass is over."""
+
+    def __init__(self):
+        self.fetched = 0
+
+    def __call__(self, delivered):
+        self.fetched += 1
+        return None if self.fetched % 4 == 0 else item(self.fetched)
+
+
+class Trainer:
+    """Asks for a batch ahead, as Lightning does: 0 before its epoch begins, then one more whenever it takes one."""
+
+    def __init__(self, delivery, source):
+        self.delivery, self.source, self.in_run, self.in_epoch, self.waiting = delivery, source, 0, 0, []
+        delivery.batches_used = lambda: BatchesUsed(self.in_run, self.in_epoch)
+
+    def begin(self):
+        self.in_epoch = 0
+        self.delivery.begin_epoch(-1, keeps_length=False)
+        self.waiting = [self.delivery.fetch(self.source)]
+
+    def take(self):
+        """Takes a batch into use, and asks for the next one; whether there was one."""
+        batch = self.waiting.pop()
+        with contextlib.suppress(StopIteration):
+            self.waiting.append(self.delivery.fetch(self.source))
+        self.in_run, self.in_epoch = self.in_run + 1, self.in_epoch + 1
+        return batch
+
+
+def begun(taken=None):
+    delivery, source = Delivery(), Source()
+    delivery.batches_used = taken
+    delivery.begin_epoch(-1, keeps_length=False)
+    return delivery, source
+
+
+def training():
+    delivery = Delivery()
+    trainer = Trainer(delivery, Source())
+    trainer.begin()
+    return delivery, trainer
+
+
+def test_whoever_uses_what_it_fetches_counts_it_at_once():
+    delivery, source = begun()
+    assert [delivery.fetch(source) for _ in range(3)] == [1, 2, 3]
+    assert (delivery.counts, delivery.last, delivery.batches) == (EchoCounts(3, 6), EchoCounts(1, 2), 3)
+    assert (delivery.seconds.source, delivery.is_ahead) == (1.5, False)
+
+
+def test_a_batch_that_is_fetched_ahead_does_not_count_until_it_is_taken():
+    delivery, trainer = training()
+    assert (delivery.is_ahead, delivery.counts, delivery.batches) == (True, EchoCounts(), 0)
+    assert trainer.take() == 1
+    assert (delivery.is_ahead, delivery.counts, delivery.last, delivery.batches) == (True, EchoCounts(1, 2), EchoCounts(1, 2), 1)
+    assert trainer.take() == 2
+    assert (delivery.is_ahead, delivery.counts, delivery.batches) == (True, EchoCounts(2, 4), 2)
+    assert delivery.in_use.progress == Progress(epoch=0, epoch_batches=-1, in_epoch=2, delivered=2)
+
+
+def test_at_the_end_of_an_epoch_everything_is_in_use():
+    delivery, trainer = training()
+    assert [trainer.take() for _ in range(3)] == [1, 2, 3]
+    assert (delivery.is_ahead, delivery.counts, delivery.batches) == (False, EchoCounts(3, 6), 3)
+    assert delivery.in_use.progress == Progress(epoch=0, epoch_batches=3, in_epoch=3, delivered=3)
+    trainer.begin()
+    assert (delivery.is_ahead, delivery.batches, delivery.progress.epoch) == (True, 3, 1)
+    assert trainer.take() == 5  # the fourth was no batch but an end
+    assert delivery.batches == 4
+
+
+def test_of_several_loaders_each_knows_by_what_was_taken_whether_its_last_batch_was():
+    """The second one ends; the first one was asked before that, the third one was not."""
+    deliveries = [Delivery() for _ in range(3)]
+    taken = [0, 0]
+    for delivery in deliveries:
+        delivery.batches_used = lambda: BatchesUsed(*taken)
+        delivery.begin_epoch(-1, keeps_length=False)
+        delivery.fetch(lambda delivered: item(0))
+    taken = [1, 1]
+    for delivery in deliveries:
+        delivery.fetch(lambda delivered: item(1))
+    taken = [2, 2]
+    deliveries[0].fetch(lambda delivered: item(2))
+    with pytest.raises(StopIteration):
+        deliveries[1].fetch(lambda delivered: None)
+    taken = [3, 3]
+    assert [delivery.batches for delivery in deliveries] == [2, 2, 2]
+    assert [delivery.is_ahead for delivery in deliveries] == [True, False, False]
+
+
+@pytest.mark.parametrize(("used", "epoch"), [(0, 0), (1, 1), (2, 1)])
+def test_what_was_fetched_and_not_used_is_the_first_of_the_next_iteration(used, epoch):
+    """Before anything was used the epoch had not begun: Lightning makes an iterator twice where it reloads."""
+    delivery, trainer = training()
+    for _ in range(used):
+        trainer.take()
+    trainer.begin()
+    assert trainer.source.fetched == used + 1
+    assert (delivery.progress.epoch, delivery.batches, delivery.counts) == (epoch, used, EchoCounts(used, 2 * used))
+    assert trainer.take() == used + 1
+    assert (delivery.batches, delivery.counts) == (used + 1, EchoCounts(used + 1, 2 * used + 2))
+    assert delivery.seconds.source == 0.5 * (used + 1 if used == 2 else used + 2)
+
+
+def test_the_lookups_of_a_batch_are_counted_once_also_if_it_is_used_in_a_later_iteration():
+    delivery, counted = Delivery(), []
+    delivery.add_lookups = lambda hits, misses, received, waited: counted.append((hits, misses))
+    reports = iter([Report(2, hits=2), Report(2, misses=2), Report(0, 2), Report(3, hits=1, misses=2)])
+    trainer = Trainer(delivery, lambda delivered: ("batch", next(reports)))
+    trainer.begin()
+    trainer.take()
+    trainer.begin()  # the second batch was fetched, and not used
+    assert counted == [(2, 0), (0, 2)]
+    trainer.take()
+    trainer.take()
+    assert counted == [(2, 0), (0, 2), (1, 2)]
+
+
+@pytest.mark.parametrize("length", [1, 3])
+def test_one_of_several_loaders_that_begins_again_within_an_epoch_repeats_nothing(length):
+    """Its end is told by its length, so that nothing was fetched in vain; one batch long, it ends before a batch is taken."""
+    delivery, taken = Delivery(), [0, 0]
+    delivery.batches_used = lambda: BatchesUsed(*taken)
+    found = []
+    for step in range(9):
+        if step % length == 0:
+            delivery.begin_epoch(length, keeps_length=False)
+        found.append(delivery.fetch(lambda delivered: item(len(found))))
+        taken = [step, step]
+    assert found == list(range(9))
+    assert (delivery.progress.epoch, delivery.progress.delivered) == (9 // length - 1, 9)
+
+
+def test_a_batch_that_is_handed_out_again_is_the_first_one_in_use():
+    """Another loader has ended before this one was asked for more."""
+    delivery, trainer = training()
+    trainer.begin()
+    trainer.in_run = trainer.in_epoch = 1
+    assert (delivery.is_ahead, delivery.batches, delivery.counts) == (False, 1, EchoCounts(1, 2))
+
+
+def test_a_pass_that_ended_before_a_batch_was_fetched_ahead_is_over_when_that_batch_is_in_use():
+    delivery, trainer = training()
+
+    items = [None, item(2)]
+    fetch, delivery.fetch = delivery.fetch, lambda source: fetch(source, lambda: True)
+    trainer.source = lambda delivered: items.pop(0)
+    assert (trainer.take(), delivery.ended_passes) == (1, 0)
+    trainer.source = lambda delivered: item(3)
+    assert (trainer.take(), delivery.ended_passes) == (2, 1)
+
+
+def test_a_run_that_goes_on_within_an_epoch_counts_on():
+    delivery = Delivery()
+    trainer = Trainer(delivery, Source())
+    trainer.in_run = trainer.in_epoch = 7
+    delivery.continue_at(Progress(0, -1, 7, 7), EchoCounts(7, 14), 0)
+    delivery.progress.resuming = True
+    delivery.begin_epoch(-1, keeps_length=False)
+    trainer.waiting = [delivery.fetch(trainer.source)]
+    assert (delivery.is_ahead, delivery.batches) == (True, 7)
+    trainer.take()
+    assert (delivery.is_ahead, delivery.batches) == (True, 8)
+
+
+def test_where_nobody_fetches_ahead_nothing_is_delivered_twice():
+    delivery, source = begun(lambda: None)
+    delivery.fetch(source)
+    delivery.begin_epoch(-1, keeps_length=False)
+    assert (delivery.fetch(source), delivery.batches, delivery.progress.epoch) == (2, 2, 1)
+
+
+def test_what_was_not_used_is_kept_for_who_comes_next_or_fetched_again():
+    delivery, trainer = training()
+    trainer.take()
+    delivery.settle()
+    assert (delivery.is_ahead, delivery.batches) == (True, 1)
+    for _ in range(2):
+        delivery.forget_unused()
+        assert (delivery.is_ahead, delivery.batches) == (False, 1)
+
+
+def test_what_who_iterates_has_not_used_yet_can_be_forgotten_at_once():
+    delivery, trainer = training()
+    trainer.take()
+    delivery.forget_unused()
+    assert (delivery.is_ahead, delivery.batches, delivery.counts) == (False, 1, EchoCounts(1, 2))
+    assert delivery.fetch(lambda delivered: item(2)) == 2
+
+
+def test_all_kinds_of_examples_are_counted_those_read_again_too():
+    delivery = Delivery()
+    for report in (Report(3, 1), Report(1, 3, refetched=2)):
+        delivery.fetch(lambda delivered, report=report: (None, report))
+    assert delivery.last == EchoCounts(1, 3, 2)
+    assert delivery.counts == EchoCounts(4, 4, 2)
+
+
+def test_going_elsewhere_forgets_what_was_fetched():
+    delivery, _ = training()
+    delivery.continue_at(Progress(delivered=7), EchoCounts(5, 5), 2)
+    assert (delivery.batches, delivery.counts, delivery.last, delivery.ended_passes) == (7, EchoCounts(5, 5), EchoCounts(), 2)
+    assert not delivery.is_ahead
+
+
+def test_another_process_gets_what_was_fetched_and_nothing_that_waits():
+    delivery, _ = training()
+    copied = pickle.loads(pickle.dumps(delivery))
+    assert (copied.counts, copied.batches, copied.batches_used, copied.is_ahead) == (EchoCounts(1, 2), 1, None, False)
+
+
+def seconds_of(*reports):
+    delivery, left = Delivery(), list(reports)
+    while left:
+        delivery.fetch(lambda delivered: (None, left.pop(0)))
+    return delivery.seconds
+
+
+def test_seconds_are_added_up_by_stage():
+    found = seconds_of(Report(3, 0, 0, 3.0, 0.75, 0.125), Report(1, 2, 0, 1.0, 0.75, 0.125))
+    assert found == StageSeconds(source=4.0, rest=1.5, collate=0.25, examples=4, batches=2)
+
+
+def test_examples_read_again_count_since_reading_them_took_time():
+    assert seconds_of(Report(1, 2, 2, 3.0, 0.0, 0.125)).examples == 3
+
+
+def test_an_echoed_whole_batch_counts_for_nothing():
+    assert seconds_of(Report(0, 8, 0, 0.0, 0.0, 0.0)) == StageSeconds()
+
+
+def test_the_end_of_a_source_that_a_batch_raised_is_an_error_and_no_end_of_the_epoch():
+    def ends(delivered):
+        raise StopIteration
+
+    with pytest.raises(RuntimeError, match="StopIteration was raised while a batch was made"):
+        Delivery().fetch(ends)
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_passes_are_counted_and_an_epoch_ends_with_one_or_goes_on(goes_on):
+    delivery, items = Delivery(), [item(1), None, item(2)]
+    delivery.fetch(lambda delivered: items.pop(0))
+    if goes_on:
+        assert delivery.fetch(lambda delivered: items.pop(0), lambda: True) == 2
+    else:
+        with pytest.raises(StopIteration):
+            delivery.fetch(lambda delivered: items.pop(0), lambda: False)
+    assert (delivery.ended_passes, delivery.batches) == (1, 1 + goes_on)
+
+
+def test_a_batch_is_fetched_after_so_many_delivered_ones():
+    delivery, asked = Delivery(), []
+
+    def next_batch(delivered):
+        asked.append(delivered)
+        return item(delivered)
+
+    for _ in range(3):
+        delivery.fetch(next_batch)
+    assert asked == [0, 1, 2]

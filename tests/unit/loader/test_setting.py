@@ -1,0 +1,169 @@
+"""What a loader stands on: worked out from its source, its point and the ranks, and from nothing else."""
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
+
+from lightning_echo import StagedDataset
+from lightning_echo.cache.kept import CacheConfig
+from lightning_echo.insertion import InsertionPoint
+from lightning_echo.loader.setting import Setting
+from lightning_echo.pipeline.pipelines import rank_key
+from lightning_echo.pipeline.source import Launch, Source, Start
+
+EXAMPLES, BATCHES = InsertionPoint.after_augmentation, InsertionPoint.after_batching
+
+
+def setting(point=EXAMPLES, buffer_size=None, *, factor=2.0, ranks=None, **options):
+    return Setting(DataLoader(range(22), batch_size=4, **options), point, buffer_size, factor, ranks)
+
+
+@pytest.mark.parametrize(("point", "ranks", "items"), [(EXAMPLES, None, 22), (EXAMPLES, (2, 0), 11), (EXAMPLES, (3, 1), 8)])
+def test_a_pass_of_examples_is_what_a_distributed_sampler_gives_a_rank(point, ranks, items):
+    assert setting(point, ranks=ranks).items_per_pass() == items
+
+
+@pytest.mark.parametrize(("ranks", "items"), [(None, 6), ((2, 1), 3), ((3, 2), 2)])
+def test_a_pass_of_batches_is_the_length_of_the_plain_loader_there(ranks, items):
+    assert setting(BATCHES, ranks=ranks).items_per_pass() == items
+
+
+def test_the_ranks_are_asked_for_when_they_are_needed(monkeypatch):
+    made_before = setting()
+    monkeypatch.setattr("lightning_echo.loader.setting.world", lambda: (2, 1))
+    assert made_before.layout().replicas == 2
+    assert made_before.rank_of_process() == 1
+
+
+class TestACache:
+    class Cut(StagedDataset):
+        def load(self, index):
+            return index
+
+        def augment(self, example):
+            return example + 1
+
+        def __len__(self):
+            return 22
+
+    def point(self, point, hold):
+        loader = DataLoader(self.Cut(), batch_size=4)
+        return Setting(loader, point, None, 1.0, None, cache=CacheConfig("1MiB", hold)).choice.point
+
+    def test_that_holds_examples_whole_leaves_nothing_to_redo_so_that_auto_is_a_later_point(self):
+        assert self.point(InsertionPoint.auto, "whole") is EXAMPLES
+        assert self.point(InsertionPoint.auto, "auto") is InsertionPoint.before_augmentation
+
+    def test_that_does_not_fit_the_point_that_the_user_asks_for_is_refused(self):
+        with pytest.raises(ValueError, match=r"cache.hold='whole' does not fit the insertion point"):
+            self.point(InsertionPoint.before_augmentation, "whole")
+
+    def test_over_a_stream_or_an_opaque_loader_is_refused_with_what_works_instead(self):
+        class Stream(IterableDataset):
+            def __iter__(self):
+                return iter(range(8))
+
+        with pytest.raises(ValueError, match="cache is impossible here: the data set is a stream, which has no index"):
+            Setting(DataLoader(Stream(), batch_size=4), EXAMPLES, 8, 1.0, None, cache=CacheConfig("1MiB"))
+        with pytest.raises(ValueError, match=r"list does not tell which examples are in its batches.*map-style"):
+            Setting([torch.zeros(4)], BATCHES, 2, 1.0, None, cache=CacheConfig("1MiB"))
+
+
+def start(of, factor=2.0):
+    state = {"plan": None, "order": None}
+    return of.start(Launch(seed=0, factor=factor, state=state, begin_at=Start(0, 0), worker_init_fn=None))
+
+
+def fresh_in(pipeline, batches):
+    """Returns the number of fresh examples in the first batches, and closes the pipeline."""
+    reports = [pipeline.next_batch(delivered)[1] for delivered in range(batches)]
+    pipeline.close()
+    return sum(report.fresh for report in reports)
+
+
+@pytest.fixture
+def mesh(monkeypatch):
+    """Rank 3 of a job of 2 data-parallel groups of 2: it is in the second one."""
+    for name, answer in (("world", (4, 3)), ("data_parallel", (2, 1))):
+        monkeypatch.setattr(f"lightning_echo.loader.setting.{name}", lambda answer=answer: answer)
+
+
+def test_data_is_not_dealt_out_to_ranks_that_share_the_work_on_it(mesh):
+    message = r"among 4 ranks, but the data-parallel dimension of .* mesh has 2.*EchoDataModule.*num_replicas=2, rank=1\)"
+    for point in (EXAMPLES, BATCHES):
+        with pytest.raises(RuntimeError, match=message):
+            start(setting(point))
+
+
+@pytest.mark.parametrize("ranks", [(2, 1), (1, 0), (4, 3)])
+def test_ranks_that_share_the_work_on_the_same_data_draw_the_same_noise(mesh, ranks, monkeypatch):
+    keys = []
+    monkeypatch.setattr(
+        "lightning_echo.loader.setting.start_index_pipeline", lambda *args, **options: keys.append(options["key"])
+    )
+    start(setting(ranks=ranks))
+    assert keys == [rank_key(0, 1)]
+    assert rank_key(0, 1) != rank_key(0, 3), "that of this process"
+
+
+def test_a_stream_or_batches_of_which_nothing_is_known_are_not_dealt_out_and_not_refused(mesh):
+    class Stream(IterableDataset):
+        def __iter__(self):
+            return iter(range(8))
+
+    stream = Setting(DataLoader(Stream(), batch_size=4), EXAMPLES, None, 2.0, None)
+    batches = Setting([1, 2, 3], BATCHES, None, 2.0, None)
+    assert fresh_in(start(stream, 1.0), 2) == 8
+    assert fresh_in(start(batches, 1.0), 3) == 3
+
+
+def test_a_sampler_that_deals_out_by_itself_is_left_to_it(mesh):
+    dealt_out = setting(sampler=DistributedSampler(range(22), num_replicas=2, rank=1))
+    assert (dealt_out.layout().replicas, dealt_out.items_per_pass()) == (1, 11)
+    assert fresh_in(start(dealt_out, 1.0), 3) == 11
+
+
+def test_ranks_that_share_their_data_are_still_told_apart(monkeypatch):
+    unsharded = setting(ranks=(1, 0))
+    monkeypatch.setattr("lightning_echo.loader.setting.world", lambda: (2, 1))
+    assert unsharded.layout().replicas == 1
+    assert unsharded.rank_of_process() == 1
+    assert setting(ranks=(4, 3)).rank_of_process() == 1, "the job's rank, where there is a job"
+    monkeypatch.undo()
+    assert setting(ranks=(4, 3)).rank_of_process() == 3
+
+
+@pytest.mark.parametrize(("point", "size", "batches"), [(EXAMPLES, 8, 2), (EXAMPLES, 9, 3), (BATCHES, 5, 5)])
+def test_a_buffer_is_filled_by_as_many_batches_as_hold_it(point, size, batches):
+    assert setting(point, size).filling_batches() == batches
+
+
+def test_a_buffer_that_the_factor_outgrows_is_refused_at_once_and_later():
+    with pytest.raises(ValueError, match="buffer_size=1 is too small for factor=2"):
+        setting(buffer_size=1)
+    tight = setting(buffer_size=2)
+    tight.check_buffer(2.0)
+    with pytest.raises(ValueError, match="buffer_size=2 is too small for factor=4"):
+        tight.check_buffer(4.0)
+
+
+def test_short_memory_is_warned_of_only_where_the_size_was_chosen(monkeypatch):
+    example = torch.zeros(2**18)  # 1 MiB
+    monkeypatch.setattr("lightning_echo.loader.sizing.free_memory_bytes", lambda: 50 * 2**20)
+    chosen = Setting(DataLoader([example] * 22, batch_size=4), EXAMPLES, None, 2.0, None)
+    assert chosen.buffer_size == 5
+    assert chosen.buffer.warning.startswith("buffer_size is 5 instead of 8")
+    assert Setting(DataLoader([example] * 22, batch_size=4), EXAMPLES, 8, 2.0, None).buffer.warning == ""
+
+
+def test_what_a_run_depends_on_changes_with_each_part_of_it():
+    plain = setting().conditions()
+    others = [setting(BATCHES), setting(buffer_size=6), setting(ranks=(2, 0)), setting(num_workers=1)]
+    assert plain.insertion_point == "after_augmentation"
+    assert [plain, *(other.conditions() for other in others)].count(plain) == 1
+
+
+def test_the_source_is_the_user_s_loader_looked_into():
+    its_loader = DataLoader(range(22), batch_size=4)
+    assert isinstance((source := Setting(its_loader, EXAMPLES, None, 2.0, None).source), Source)
+    assert source.loader is its_loader

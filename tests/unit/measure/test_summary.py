@@ -1,0 +1,427 @@
+"""What people read at the end of a training: the summary's lines, and one sentence of advice for each situation."""
+
+import ast
+
+import pytest
+
+from lightning_echo.measure.control import Decision, Observation, PipelineCosts, Reason
+from lightning_echo.measure.summary import EpochReport, RunVerdict, advise, summarize
+from lightning_echo.measure.target_idle import TargetIdle
+
+
+def report(epoch, factor=1.0, *, idle=0.5, steps=100, seconds=0.02, **values):
+    """An epoch whose steps last ``seconds``, of which a share of ``idle`` is waited."""
+    times = {"idle_fraction": idle, "data_wait_seconds": seconds * idle, "step_seconds": seconds * (1 - idle)}
+    counts = {"fresh_examples": 800 * (epoch + 1), "echoed_examples": 0}
+    return EpochReport(epoch, steps, factor, **{**counts, **times, **values})
+
+
+VERDICT = RunVerdict("The advice.")
+
+
+def lines_of(reports, verdict=VERDICT):
+    """The lines after the verdict."""
+    first, *others = summarize(reports, verdict).splitlines()
+    assert first == "lightning_echo: The advice."
+    return others
+
+
+# ---------------------------------------------------------------------- the summary
+
+
+def test_the_line_after_the_verdict_says_where_the_time_went():
+    reports = [
+        report(0, idle=0.5, first_batch_seconds=1.5),  # 1 s of work, 1 s of waiting
+        report(1, idle=0.25, steps=300, first_batch_seconds=0.5),  # 4.5 s, 1.5 s
+        report(2, idle=0.0, steps=100),  # 2 s; when the first batch came is not known
+    ]
+    expected = "500 steps in 10 s: 7.5 s of work, 2.5 s waiting for input (idle 25 %); 2 s more for first batches"
+    assert lines_of(reports)[0] == f"  {expected}"
+
+
+def test_long_times_and_large_counts_are_written_out():
+    (first, *_, counts) = lines_of([report(0, steps=1_000_000, fresh_examples=12_345_678, passes=1.0)])
+    assert first.startswith("  1,000,000 steps in 20,000 s: 10,000 s of work, 10,000 s waiting")
+    assert counts == "  12,345,678 fresh and 0 echoed examples, 1 pass over the data"
+
+
+def test_one_step_is_no_steps():
+    assert lines_of([report(0, steps=1, idle=0.0)])[0].startswith("  1 step in 0.02 s")
+
+
+@pytest.mark.parametrize(
+    ("passes", "said"), [(0.25, "0.25 passes"), (1.0, "1 pass"), (2.5, "2.5 passes"), (1200.4, "1,200 passes")]
+)
+def test_passes_are_said_as_people_say_them(passes, said):
+    assert lines_of([report(0, passes=passes)])[-1].endswith(f", {said} over the data")
+
+
+def test_passes_are_left_out_where_they_are_not_known():
+    assert lines_of([report(0)])[-1] == "  800 fresh and 0 echoed examples"
+
+
+def test_epochs_in_a_row_with_the_same_factor_share_a_line_with_their_common_idle_fraction():
+    reports = [
+        report(0, 1.0, idle=0.6, next_factor=3.0, message="idle 60%, target 5%: a factor of 3 feeds the device"),
+        report(1, 3.0, idle=0.5, steps=100, next_factor=3.0, message="not said"),
+        report(2, 3.0, idle=0.0, steps=300, next_factor=1.5, message="a factor of 1.5 is enough"),
+        report(3, 1.5, idle=0.0, next_factor=3.0, message="up again"),
+        report(4, 3.0, idle=0.0, next_factor=3.0, message="not said"),
+    ]
+    assert lines_of(reports)[1:5] == [
+        "  epoch 0: factor 1, idle 60 %; idle 60%, target 5%: a factor of 3 feeds the device",
+        "  epochs 1 to 2: factor 3, idle 12 %; a factor of 1.5 is enough",  # 1 of 8 s
+        "  epoch 3: factor 1.5, idle 0 %; up again",
+        "  epoch 4: factor 3, idle 0 %",
+    ]
+
+
+def test_without_a_controller_no_reason_is_given_and_a_slow_rank_is_named():
+    for rank in (0, 3):
+        assert lines_of([report(4, 2.5, slowest_rank=rank)])[1] == f"  epoch 4: factor 2.5, idle 50 %, slowest rank {rank}"
+    assert lines_of([report(4, 2.5, slowest_rank=None)])[1] == "  epoch 4: factor 2.5, idle 50 %"
+
+
+def test_where_a_job_has_several_nodes_that_of_the_slow_rank_is_named_too():
+    told = "  epoch 4: factor 2.5, idle 50 %, slowest rank 2 (node 1)"
+    assert lines_of([report(4, 2.5, slowest_rank=2, slowest_node=1)])[1] == told
+    assert lines_of([report(4, 2.5, slowest_rank=0, slowest_node=0)])[1].endswith("slowest rank 0 (node 0)")
+
+
+def test_the_speed_up_is_told_only_where_there_was_echoing():
+    told = "  about 2.25 times as fast as factor 1 (estimated from the measured costs)"
+    assert told in lines_of([report(0, 3.0, speedup=2.25)])
+    assert told not in lines_of([report(0, 1.0, speedup=2.25)])
+    assert len(lines_of([report(0, 3.0)])) == 3
+
+
+CACHED = {"cached_examples": 1200, "cache_bytes": 3 * 2**28, "cache_hold": "loaded", "cache_is_full": True}
+FULL, ROOM = "nothing more fits", "there is room for more"
+CAME = "of the last epoch's fresh examples came from it"
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"cache_hit_fraction": 0.5}, f"1,200 loaded examples in 768 MiB, {FULL}; 50 % {CAME}"),
+        ({"cache_hit_fraction": 0.0, "cache_is_full": False}, f"1,200 loaded examples in 768 MiB, {ROOM}; 0 % {CAME}"),
+        ({"cached_examples": 1, "cache_bytes": 3 * 2**19, "cache_hold": "raw"}, f"1 raw example in 1.5 MiB, {FULL}"),
+        ({"cached_examples": 0, "cache_bytes": 0, "cache_hold": "whole"}, f"0 whole examples in 0 MiB, {FULL}"),
+        (
+            {"cache_hit_fraction": 0.5, "cache_received_fraction": 0.25, "exchange_fraction": 0.9, "idle_fraction": 0.02},
+            f"1,200 loaded examples in 768 MiB, {FULL}; 50 % {CAME}, 25 % from other nodes",
+        ),
+        (
+            {"cache_hit_fraction": 0.5, "cache_received_fraction": 0.25, "exchange_fraction": 0.2, "idle_fraction": 0.6},
+            f"1,200 loaded examples in 768 MiB, {FULL}; 50 % {CAME}, 25 % from other nodes",
+        ),
+        (
+            {"cache_hit_fraction": 1.0, "cache_received_fraction": 0.5, "exchange_fraction": 0.9, "idle_fraction": 0.6},
+            f"1,200 loaded examples in 768 MiB, {FULL}; 100 % {CAME}, 50 % from other nodes; the nodes exchanged examples for "
+            "90 % of that epoch: the exchange, not the storage, is the limit",
+        ),
+    ],
+)
+def test_the_line_about_the_cache_says_what_it_holds_and_what_it_was_good_for_in_the_last_epoch(values, said):
+    before = report(0, cached_examples=7, cache_bytes=7, cache_hold="loaded", cache_hit_fraction=0.9)
+    text = summarize([before, report(1, **{**CACHED, **values})], VERDICT)
+    assert " ".join(text.split()).endswith(f" echoed examples the cache holds {said}")
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"shared_trainings": 1}, "with no other training at the end of the last epoch"),
+        ({"shared_trainings": 2, "peer_wait_fraction": 0.0}, "with 1 other training at the end of the last epoch"),
+        (
+            {"shared_trainings": 3, "saved_cpu_seconds": 41.26},
+            "with 2 other trainings at the end of the last epoch; reading once for all saved this one 41.3 s of processor time",
+        ),
+        (
+            {"shared_trainings": 4, "peer_wait_fraction": 0.25, "missed_examples": 1200},
+            "with 3 other trainings at the end of the last epoch; 25 % of the last epoch waited for a slower one; "
+            "1,200 examples were missed",
+        ),
+        (
+            {"shared_trainings": 2, "peer_wait_fraction": 0.5, "slowest_training": "b.py (process 7)"},
+            "with 1 other training at the end of the last epoch; 50 % of the last epoch waited for a slower one, most of all "
+            "b.py (process 7)",
+        ),
+    ],
+)
+def test_the_line_about_sharing_says_with_how_many_and_what_that_cost(values, said):
+    text = summarize([report(0, **values)], VERDICT)
+    assert " ".join(text.split()).endswith(f" echoed examples the reading was shared {said}")
+    assert "shared" not in summarize([report(0)], VERDICT)
+
+
+def test_without_a_cache_nothing_is_said_of_one():
+    assert "cache" not in summarize([report(0)], VERDICT)
+
+
+def test_what_was_not_measured_is_not_said():
+    unknown = EpochReport(0, 0, 1.0, fresh_examples=8, echoed_examples=0)
+    assert lines_of([unknown]) == [
+        "  the time that steps waited for input could not be measured",
+        "  epoch 0: factor 1",
+        "  8 fresh and 0 echoed examples",
+    ]
+    assert lines_of([]) == ["  no epoch was measured"]
+
+
+def test_the_verdict_comes_first_then_why_then_what_to_paste():
+    verdict = RunVerdict(
+        "Echo with factor 2.", ("idle 50 %", "a step works 10 ms and waits 10 ms", "x"), "EchoCallback(factor=2)"
+    )
+    assert summarize([report(0)], verdict).splitlines()[:4] == [
+        "lightning_echo: Echo with factor 2.",
+        "  why: idle 50 %; a step works 10 ms and waits 10 ms; x",
+        "  next: EchoCallback(factor=2)",
+        "  100 steps in 2 s: 1 s of work, 1 s waiting for input (idle 50 %); 0 s more for first batches",
+    ]
+
+
+def test_no_line_is_longer_than_120_columns():
+    long = (
+        "idle 60%, target 5%: the work after the insertion point takes 17.5 ms per batch by itself, a step 10 ms; "
+        "echo at insertion_point="
+    )
+    reports = [report(epoch, 1.0 + epoch, steps=10**9, next_factor=9.0, message=long * 2) for epoch in range(3)]
+    lines = summarize(reports, RunVerdict(long * 3, (long, long), "")).splitlines()
+    assert max(map(len, lines)) <= 120
+    assert " ".join("\n".join(lines).split()).startswith("lightning_echo: " + " ".join((long * 3).split()))
+    assert all(line.startswith("  ") for line in lines[1:])
+    assert sum(not line.startswith("   ") for line in lines) == 1 + 1 + 1 + 3 + 1  # what goes on is further in
+
+
+# ---------------------------------------------------------------------- the advice
+
+POINT = "after_augmentation"
+BUSY, LAST = "the accelerator is busy", " (last 100 steps)"
+FIRST = "; more workers (if there are cores), then a cache (as far as memory reaches) come before echoing"
+SLOW_READS = "if single reads are far slower than the others, a larger prefetch_factor or more workers help"
+
+
+def costs(source, *, rest=0.0, collate=0.0, point=POINT, workers=2):
+    """With 10 ms of work per step."""
+    return PipelineCosts(point, source, rest, collate, device_seconds=0.01, workers=workers)
+
+
+SITUATIONS = {  # name: factor, costs, what is recommended, and the advice expected
+    "busy": (1, costs(0.01), (1, Reason.fits), f"Do not echo: {BUSY} 100 % of the time{LAST}."),
+    "busy, source unknown": (1, None, (1, Reason.fits), f"Do not echo: {BUSY} 100 % of the time{LAST}."),
+    "well echoed": (3.3, costs(0.06), (3.3, Reason.fits), f"Keep factor 3.3: {BUSY} 100 % of the time{LAST}."),
+    "starved": (
+        *(1, costs(0.04), (2.09, Reason.starved)),
+        f"Echo with factor 2.09, about 2 times as fast: {BUSY} only 50 % of the time{LAST}{FIRST}.",
+    ),
+    "starved at a factor": (
+        *(1.5, costs(0.06), (3.14, Reason.starved)),
+        f"Raise the factor to 3.14, about 2 times as fast: {BUSY} only 50 % of the time{LAST}{FIRST}.",
+    ),
+    "starved by far": (
+        *(1, costs(2.0), (110, Reason.starved)),
+        f"Echo with factor 110, about 100 times as fast: {BUSY} only 1 % of the time{LAST}{FIRST}.",
+    ),
+    "starved, but not enough to tell by how much": (
+        *(1, costs(0.0206), (1.13, Reason.starved)),
+        f"Echo with factor 1.13: {BUSY} only 97 % of the time{LAST}{FIRST}.",
+    ),
+    "a cheaper source": (
+        *(4, costs(0.04), (2.09, Reason.cheaper_source)),
+        "Lower the factor to 2.09: that is enough to feed the accelerator, and fresh examples are worth more than echoed ones.",
+    ),
+    "a source that needs no echo": (
+        *(4, costs(0.01), (1, Reason.cheaper_source)),
+        "Do not echo: fresh examples alone feed the accelerator, and are worth more than echoed ones.",
+    ),
+    "at the maximum, from below": (
+        *(1, costs(0.2), (8, Reason.at_maximum)),
+        f"Echo with factor 8, about 8 times as fast: {BUSY} only 10 % of the time{LAST}{FIRST}; a faster source "
+        "helps further, a larger factor seldom does.",
+    ),
+    "at the maximum": (
+        *(8, costs(0.2), (8, Reason.at_maximum)),  # 100 ms / 8 for a step of 10 ms
+        f"Keep factor 8: {BUSY} 80 % of the time{LAST}; a faster source helps further, a larger factor seldom does.",
+    ),
+    "at a low maximum": (
+        *(1, costs(0.05), (1, Reason.at_maximum)),
+        f"Keep factor 1: {BUSY} 40 % of the time{LAST}; a faster source helps further, or a larger max_factor.",
+    ),
+    "over the maximum": (16, costs(0.2), (8, Reason.at_maximum), "Lower the factor to 8: a larger one is seldom worth it."),
+    "over a low maximum": (8, costs(0.2), (4, Reason.at_maximum), "Lower the factor to 4: max_factor allows no larger one."),
+    "at the minimum, from above": (
+        *(4, costs(0.01), (3, Reason.at_minimum)),
+        "Lower the factor to 3: that is enough to feed the accelerator, and fresh examples are worth more than echoed ones.",
+    ),
+    "at the minimum": (3, costs(0.01), (3, Reason.at_minimum), f"Keep factor 3: {BUSY} 100 % of the time{LAST}."),
+    "under the minimum": (
+        *(1, None, (2, Reason.at_minimum)),
+        f"Echo with factor 2, since min_factor allows no smaller one: {BUSY} 100 % of the time{LAST}.",
+    ),
+    "too slow after the echo": (
+        *(2, costs(0.01, rest=0.04), (2, Reason.downstream_too_slow)),
+        f"At this insertion point no factor is enough; the message{LAST}.",
+    ),
+    "a larger factor brought too little": (
+        *(2.5, costs(0.06), (2.5, Reason.no_gain)),
+        f"Keep factor 2.5: {BUSY} 83 % of the time{LAST}, and a larger factor brings too little; {SLOW_READS}.",
+    ),
+    "a larger factor brings too little": (
+        *(4, costs(0.1), (2.5, Reason.no_gain)),
+        f"Lower the factor to 2.5: {BUSY} 80 % of the time{LAST}, and a larger factor brings too little; {SLOW_READS}.",
+    ),
+    "no factor brings anything": (
+        *(1, costs(0.025), (1, Reason.no_gain)),
+        f"Do not echo: {BUSY} 80 % of the time{LAST}, and a larger factor brings too little; {SLOW_READS}.",
+    ),
+    "no factor has brought anything": (
+        *(1.5, costs(0.0375), (1, Reason.no_gain)),
+        f"Do not echo: {BUSY} 80 % of the time{LAST}, and a larger factor brings too little; {SLOW_READS}.",
+    ),
+    "a larger factor brought too little, but not this one": (
+        *(1, costs(0.06), (2, Reason.no_gain)),
+        f"Echo with factor 2, about 2 times as fast: {BUSY} only 33 % of the time{LAST}, and a larger factor brings too little; "
+        f"{SLOW_READS}.",
+    ),
+    "no workers": (
+        *(1, costs(0.03, collate=0.01, workers=0), (1, Reason.no_workers)),
+        f"Set num_workers to 1 or more first, since with 0 loading and training take turns: {BUSY} 20 % of the time{LAST}.",
+    ),
+    "no workers, but a factor that would do": (
+        *(1, costs(0.03, workers=0), (62, Reason.starved)),
+        f"Set num_workers to 1 or more first, since with 0 loading and training take turns: {BUSY} 25 % of the time{LAST}.",
+    ),
+    "not measured": (2, costs(0.04), (2, Reason.not_measured), f"No advice: the message{LAST}."),
+}
+
+
+def observed(factor, costs):
+    """What would be seen if the model of the costs were right."""
+    idle, seconds = (0.0, 0.01) if costs is None else (costs.idle_fraction(factor), costs.step_seconds(factor))
+    return Observation(epoch=5, factor=factor, steps=100, idle_fraction=idle, step_seconds=seconds, costs=costs)
+
+
+@pytest.mark.parametrize("situation", SITUATIONS)
+def test_advice(situation):
+    factor, its_costs, (recommended, reason), expected = SITUATIONS[situation]
+    said = advise(observed(factor, its_costs), Decision(recommended, reason, "the message")).message
+    assert said == expected
+    assert said.endswith(".")
+    assert said.count(". ") == 0, "one sentence"
+
+
+NEXT = {  # the situations in which there is something to paste
+    "starved": "EchoCallback(factor=2.09)",
+    "starved at a factor": "EchoCallback(factor=3.14)",
+    "starved by far": "EchoCallback(factor=110)",
+    "starved, but not enough to tell by how much": "EchoCallback(factor=1.13)",
+    "a cheaper source": "EchoCallback(factor=2.09)",
+    "a source that needs no echo": "EchoCallback()",
+    "at the maximum, from below": "EchoCallback(factor=8)",
+    "over the maximum": "EchoCallback(factor=8)",
+    "over a low maximum": "EchoCallback(factor=4)",
+    "at the minimum, from above": "EchoCallback(factor=3)",
+    "under the minimum": "EchoCallback(factor=2)",
+    "a larger factor brings too little": "EchoCallback(factor=2.5)",
+    "no factor has brought anything": "EchoCallback()",
+    "a larger factor brought too little, but not this one": "EchoCallback(factor=2)",
+    "no workers": "num_workers=1",
+    "no workers, but a factor that would do": "num_workers=1",
+}
+
+
+@pytest.mark.parametrize("situation", SITUATIONS)
+def test_what_to_paste_is_a_line_of_python_and_nothing_where_nothing_changes(situation):
+    factor, its_costs, (recommended, reason), _ = SITUATIONS[situation]
+    line = advise(observed(factor, its_costs), Decision(recommended, reason, "the message")).next_line
+    assert line == NEXT.get(situation, "")
+    ast.parse(line)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "recommended", "line"),
+    [
+        ({"cache": "1MiB"}, 2.09, 'EchoCallback(factor=2.09, cache="1MiB")'),
+        ({"factor": 4, "reuse": "each", "buffer_size": 64}, 2.09, 'EchoCallback(factor=2.09, reuse="each", buffer_size=64)'),
+        ({"cache": {"size": "1MiB", "hold": "raw"}}, 2, 'EchoCallback(factor=2, cache={"size": "1MiB", "hold": "raw"})'),
+        ({"factor": 4, "reuse": "each", "share": "sweep"}, 1, 'EchoCallback(share="sweep")'),
+        ({"factor": 4, "seed": 1}, 1, "EchoCallback()"),
+    ],
+)
+def test_what_to_paste_keeps_the_options_that_the_user_has_chosen(chosen, recommended, line):
+    seen = observed(chosen.get("factor", 1), costs(0.04))
+    assert advise(seen, Decision(recommended, Reason.starved, ""), 2, chosen).next_line == line
+
+
+@pytest.mark.parametrize(("source", "cores", "workers"), [(0.04, 8, 4), (0.041, 8, 5), (0.04, 2, 2), (0.004, 8, 1)])
+def test_without_workers_as_many_are_advised_as_keep_up_with_a_step_of_10_ms_and_no_more_than_cores(source, cores, workers):
+    verdict = advise(observed(1, costs(source, workers=0)), Decision(1, Reason.no_workers, ""), cores)
+    assert verdict.next_line == f"num_workers={workers}"
+    assert verdict.message.startswith(f"Set num_workers to {workers} or more first, ")
+
+
+def test_three_figures_say_why():
+    starved = observed(1, costs(0.04))  # two workers: a batch every 20 ms
+    assert advise(starved, Decision(2.09, Reason.starved, "")).why == (
+        "idle 50 % (last 100 steps)",
+        "a step works 10 ms and waits 10 ms",
+        "a batch of fresh examples takes the host 20 ms",
+    )
+    assert advise(observed(2, None), Decision(2, Reason.fits, "")).why == (
+        "idle 0 % (last 100 steps)",
+        "a step works 10 ms and waits 0 ms",
+        "the echo factor was 2",
+    )
+
+
+def test_every_reason_that_a_recommendation_may_have_has_its_advice():
+    reasons = {reason for _, _, (_, reason), _ in SITUATIONS.values()}
+    assert reasons == {reason for reason in Reason if reason.is_measured} | {Reason.not_measured}
+
+
+def test_advice_of_target_idle_s_own_messages_reads_as_a_sentence():
+    slow = observed(1, costs(0.01, rest=0.03, collate=0.005, point="before_augmentation"))
+    assert advise(slow, TargetIdle().decide(slow)).message.startswith(
+        "At this insertion point no factor is enough; idle 55.6 %, target "
+    )
+    seen = Observation(epoch=0, factor=2.0, steps=50, idle_fraction=0.3, step_seconds=0.02)
+    assert advise(seen, TargetIdle().decide(seen)).message.startswith("No advice: idle 30 %, target 5 %, but ")
+
+
+def test_the_summary_says_which_steps_each_figure_is_of():
+    """The whole run was idle half of its time, its last 250 steps a tenth of theirs."""
+    whole = [report(0, idle=0.6, steps=400), report(1, 2.0, idle=0.1, steps=100)]
+    seen = Observation(epoch=1, factor=2.0, steps=1250, idle_fraction=0.1, step_seconds=0.02)
+    said = " ".join(summarize(whole, advise(seen, Decision(2.0, Reason.fits, ""))).split())
+    assert said.startswith(
+        "lightning_echo: Keep factor 2: the accelerator is busy 90 % of the time (last 1,250 steps). why: idle 10 %"
+    )
+    assert " 500 steps in 10 s: 5 s of work, 5 s waiting for input (idle 50 %)" in said
+    unknown = Observation(epoch=1, factor=2.0, idle_fraction=0.1, step_seconds=0.02)
+    assert advise(unknown, Decision(2.0, Reason.fits, "")).message.endswith("busy 90 % of the time.")
+
+
+def test_too_few_steps_give_no_advice():
+    few = Observation(epoch=0, factor=1.0, steps=2)
+    assert advise(few, TargetIdle().decide(few)) == RunVerdict("Too few steps were measured for advice.")
+
+
+def test_what_echoing_would_gain_is_told_from_the_measured_step_where_the_model_takes_the_host_for_faster():
+    """The model says 12 ms for the host, a step was measured to take 20 ms: of these 10 are waited."""
+    seen = Observation(epoch=0, factor=1.0, steps=50, idle_fraction=0.5, step_seconds=0.02, costs=costs(0.024))
+    assert ", about 2 times as fast:" in advise(seen, Decision(2.09, Reason.starved, "")).message
+
+
+def test_what_echoing_would_gain_is_not_told_where_the_costs_are_not_known():
+    seen = Observation(epoch=0, factor=1.0, steps=50, idle_fraction=0.5, step_seconds=0.02)
+    assert (
+        advise(seen, Decision(2.0, Reason.starved, "")).message
+        == f"Echo with factor 2: {BUSY} only 50 % of the time (last 50 steps){FIRST}."
+    )
+
+
+def test_what_echoing_would_gain_is_never_a_loss():
+    """The model takes the host for slower than it was."""
+    seen = Observation(epoch=0, factor=1.0, steps=50, idle_fraction=0.5, step_seconds=0.02, costs=costs(0.2))
+    assert "Echo with factor 4, about 4 times as fast" in advise(seen, Decision(4.0, Reason.at_maximum, "")).message

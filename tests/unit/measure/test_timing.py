@@ -1,0 +1,473 @@
+"""The clocks of the steps, on a simulated machine whose truth is known: a host, and a device that works off what it is given.
+
+All durations are multiples of 1/1024 s, so that sums are exact and are compared exactly.
+"""
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from lightning_echo.measure.timing import StepTimer
+
+MS = 1 / 1024
+
+
+class Machine:
+    """A host with a clock, and a device whose stream runs what it is given, in order, not before the host asks for it."""
+
+    def __init__(self):
+        self.now = 0.0
+        self.free_at = 0.0  # when the device will have done all that it was given
+        self.busy = []  # begin and end of each piece of work
+        self.events = []
+        self.synchronized = 0
+
+    def clock(self):
+        return self.now
+
+    def host(self, seconds):
+        self.now += seconds
+
+    def launch(self, seconds):
+        begin = max(self.now, self.free_at)
+        self.free_at = begin + seconds
+        self.busy.append((begin, self.free_at))
+
+    def drain(self):
+        """The host waits for the device, as ``.item()`` does."""
+        self.now = max(self.now, self.free_at)
+
+    def new_event(self):
+        self.events.append(Event(self))
+        return self.events[-1]
+
+
+class Event:
+    """As strict as CUDA: an event that has not passed cannot be read."""
+
+    def __init__(self, machine):
+        self.machine, self.at = machine, None
+
+    def record(self):
+        self.at = max(self.machine.now, self.machine.free_at)
+
+    def query(self):
+        return self.at <= self.machine.now
+
+    def synchronize(self):
+        self.machine.synchronized += 1
+        self.machine.now = max(self.machine.now, self.at)
+
+    def elapsed_time(self, end_event):
+        assert self.query(), "read before it has passed"
+        assert end_event.query(), "read before it has passed"
+        return (end_event.at - self.at) * 1e3
+
+
+@dataclass
+class Step:
+    """What a step of the simulation does, in this order; seconds."""
+
+    fetch: float = 0.0
+    copy: float = 0.0
+    hooks: float = 0.0  # between copy and step: logging and the like
+    launch: float = 0.0  # the host's share of the step
+    work: float = 0.0  # the device's share of the step
+    fetches_itself: bool = False  # as a training_step that takes a dataloader_iter
+    after: float = 0.0  # logging and checkpoints after the step
+    validation: float | None = None  # after all that
+    resumes: bool = True  # False: validation has nothing to do, and nobody says that it is over
+
+
+@dataclass
+class Run:
+    """Drives a timer through steps; remembers for each what the host waited, and when it ended."""
+
+    on_device: bool
+    machine: Machine = field(default_factory=Machine)
+
+    def __post_init__(self):
+        self.timer = StepTimer(self.machine.new_event if self.on_device else None, self.machine.clock)
+        self.begin_epoch()
+
+    def begin_epoch(self, *, goes_on=False):
+        self.timer.begin_epoch(goes_on=goes_on)
+        self.goes_on = goes_on
+        self.waited, self.ends, self.paused, self.begun = [], [], [0.0], None
+
+    def fetch(self, seconds):
+        self.timer.begin_fetch()
+        asked, free_at = self.machine.now, self.machine.free_at
+        self.machine.host(seconds)
+        self.timer.end_fetch()
+        if self.begun is None:  # the epoch's time, on the host and on the stream
+            self.begun, self.idle_from = asked if self.goes_on else self.machine.now, max(asked, free_at)
+
+    def copy(self, seconds):
+        self.timer.begin_copy()
+        self.machine.host(seconds)
+        self.timer.end_copy()
+
+    def step(self, step):
+        is_first, fetch = self.begun is None and not self.goes_on, (step.fetch + 0.0)
+        if not step.fetches_itself:
+            self.fetch(fetch)
+            self.copy(step.copy)
+            self.machine.host(step.hooks)
+        self.timer.begin_step()
+        if step.fetches_itself:
+            self.machine.host(step.hooks)
+            self.fetch(fetch)
+        self.machine.host(step.launch)
+        if self.on_device:
+            self.machine.launch(step.work)
+        else:
+            self.machine.host(step.work)
+        self.timer.end_step()
+        self.waited.append((0.0 if is_first else fetch) + (0.0 if step.fetches_itself else step.copy))
+        self.ends.append(self.machine.now)
+        self.machine.host(step.after)
+        if step.validation is not None:
+            self.validate(step.validation, resumes=step.resumes)
+        else:
+            self.paused.append(0.0)
+
+    def validate(self, seconds, *, resumes=True):
+        self.machine.drain()  # what was logged in the step is read
+        begun = self.machine.now
+        self.timer.pause()
+        if resumes:
+            self.timer.pause()  # Lightning says it twice: before loaders are set up, and when validation begins
+            self.copy(seconds / 2)
+            self.machine.host(seconds / 2)
+            self.timer.resume()
+        else:
+            self.machine.host(seconds)
+        self.paused.append(self.machine.now - begun)
+
+
+def host_run(*steps):
+    run = Run(on_device=False)
+    for step in steps:
+        run.step(step)
+    return run
+
+
+def device_run(*steps):
+    run = Run(on_device=True)
+    for step in steps:
+        run.step(step)
+    return run
+
+
+def measured(run):
+    run.timer.settle()
+    return run.timer.take()
+
+
+def host_truth(run):
+    """Seconds from step to step, the first from where the epoch's time begins, without the validation between them."""
+    begins = [run.begun, *run.ends]
+    lasted = [end - begin - paused for begin, end, paused in zip(begins, run.ends, run.paused, strict=False)]
+    return run.waited, lasted
+
+
+def device_truth(run):
+    """Of each gap on the stream without validation as much as the host waited; seconds from end to end on the stream."""
+    (begin, end), *others = run.machine.busy
+    waited = [min(begin - run.idle_from, run.waited[0]) if run.goes_on else run.waited[0]]
+    lasted = [end - run.idle_from if run.goes_on else waited[0] + end - begin]
+    for (begin, until), paused, waiting in zip(others, run.paused[1:], run.waited[1:], strict=False):
+        gap = begin - end - paused
+        waited.append(min(gap, waiting))
+        lasted.append(until - end - paused)
+        end = until
+    return waited, lasted
+
+
+# ---------------------------------------------------------------------- the host's clock
+
+
+def test_fetching_and_copying_count_as_waiting_and_nothing_else_does():
+    run = host_run(Step(fetch=9, work=1), Step(fetch=0.5, copy=0.25, hooks=2, launch=1, work=4, after=8), Step(fetch=1, work=4))
+    assert measured(run) == ([0, 0.75, 1], [1, 7.75, 8 + 1 + 4])
+
+
+def test_the_wait_for_the_first_batch_is_a_figure_of_its_own():
+    run = Run(on_device=False)
+    assert run.timer.first_batch_seconds is None
+    run.step(Step(fetch=5, copy=0.5, work=1))
+    assert run.timer.first_batch_seconds == 5
+    assert measured(run) == ([0.5], [1.5])  # its copy is a wait like any other
+    run.step(Step(fetch=2, work=1))
+    assert run.timer.first_batch_seconds == 5
+    assert measured(run) == ([2], [3])
+
+
+def test_validation_is_no_part_of_the_time_and_its_copies_are_no_waiting():
+    run = host_run(Step(work=1, after=0.5, validation=64), Step(fetch=0.25, work=1))
+    assert measured(run) == ([0, 0.25], [1, 0.5 + 0.25 + 1])
+
+
+def test_a_validation_that_nobody_says_is_over_ends_with_the_next_fetch():
+    run = host_run(Step(work=1, validation=64, resumes=False), Step(fetch=0.25, copy=0.5, work=1))
+    assert measured(run) == ([0, 0.75], [1, 1.75])
+
+
+def test_where_the_step_fetches_itself_such_a_validation_ends_with_the_step_s_begin():
+    run = host_run(
+        Step(work=1, fetches_itself=True, validation=64, resumes=False),
+        Step(fetch=0.25, hooks=0.5, work=1, fetches_itself=True),
+    )
+    assert measured(run) == ([0, 0.25], [1, 1.75])
+
+
+def test_where_workers_live_on_the_first_batch_is_waited_for_like_any_other():
+    run = host_run(Step(fetch=5, work=1, after=8))
+    measured(run)
+    run.validate(64)
+    run.machine.host(30)
+    run.begin_epoch(goes_on=True)
+    run.machine.host(30)
+    run.step(Step(fetch=9, copy=0.5, hooks=2, work=1, after=8))
+    run.step(Step(fetch=3, work=1))
+    assert run.timer.first_batch_seconds is None
+    assert measured(run) == ([9.5, 3], [12.5, 12])
+    run.begin_epoch()
+    run.step(Step(fetch=5, work=1))
+    assert run.timer.first_batch_seconds == 5
+    assert measured(run) == ([0], [1])
+
+
+@pytest.mark.parametrize("resumes", [True, False])
+def test_a_validation_before_a_first_batch_that_is_waited_for_is_no_part_of_the_time(resumes):
+    """As where a callback begins an epoch by validating."""
+    for run in (host_run(Step(work=1)), device_run(Step(work=1))):
+        measured(run)
+        run.begin_epoch(goes_on=True)
+        run.validate(64, resumes=resumes)
+        run.step(Step(fetch=9, work=1))
+        assert measured(run) == ([9], [10])
+
+
+def test_what_follows_the_last_step_of_an_epoch_does_not_count():
+    run = host_run(Step(fetch=5, work=1), Step(fetch=1, work=1))
+    run.timer.begin_fetch()  # a loader without a length: only this says that there is no more
+    run.machine.host(7)
+    run.timer.end_fetch()
+    run.validate(64, resumes=False)
+    assert measured(run) == ([0, 1], [1, 2])
+    run.begin_epoch()
+    run.machine.host(30)
+    assert run.timer.first_batch_seconds is None
+    run.step(Step(fetch=3, work=2))
+    assert run.timer.first_batch_seconds == 3
+    assert measured(run) == ([0], [2])
+    assert (run.timer.waited_seconds, run.timer.seconds) == (0, 2)
+
+
+def test_a_batch_fetched_within_the_step_is_waited_for_all_the_same():
+    steps = [Step(fetch=fetch, hooks=0.5, work=2, fetches_itself=True) for fetch in (5, 0.25, 1)]
+    run = host_run(*steps)
+    assert run.timer.first_batch_seconds == 5
+    assert measured(run) == ([0, 0.25, 1], [2, 2.75, 3.5])
+
+
+def test_steps_for_which_no_batch_was_seen_to_come_are_not_counted():
+    run = Run(on_device=False)
+    for _ in range(3):
+        run.timer.begin_step()
+        run.machine.host(1)
+        run.timer.end_step()
+    assert run.timer.take() == ([], [])
+    assert (run.timer.seconds, run.timer.first_batch_seconds) == (0, None)
+
+
+def test_what_was_taken_is_not_given_again_and_stays_in_the_sums():
+    run = host_run(Step(work=1))
+    assert run.timer.take() == ([0], [1])
+    assert run.timer.take() == ([], [])
+    run.step(Step(fetch=1, work=1))
+    assert run.timer.take() == ([1], [2])
+    assert (run.timer.waited_seconds, run.timer.seconds) == (1, 3)
+
+
+durations = st.integers(0, 40).map(lambda n: n * MS)
+steps = st.lists(
+    st.builds(
+        Step,
+        fetch=durations,
+        copy=durations,
+        hooks=durations,
+        launch=durations,
+        work=durations,
+        after=durations,
+        validation=st.one_of(st.none(), st.none(), durations),
+        resumes=st.booleans(),
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+@given(steps, st.booleans(), st.booleans())
+def test_host_times_are_those_of_the_definition(steps, fetches_itself, goes_on):
+    run = Run(on_device=False)
+    run.begin_epoch(goes_on=goes_on)
+    for step in steps:
+        step.fetches_itself = fetches_itself
+        run.step(step)
+    assert run.timer.first_batch_seconds == (None if goes_on else steps[0].fetch)
+    waited, lasted = measured(run)
+    assert (waited, lasted) == host_truth(run)
+    assert all(0 <= wait <= seconds for wait, seconds in zip(waited, lasted, strict=True))
+    assert (run.timer.waited_seconds, run.timer.seconds) == (sum(waited), sum(lasted))
+    assert run.timer.seconds == run.ends[-1] - run.begun - sum(run.paused[:-1])
+
+
+# ---------------------------------------------------------------------- events on a device
+
+
+def test_a_host_that_runs_ahead_of_the_device_starves_it_of_nothing():
+    """It waits 4 of 10 ms for each batch, while the device still has work."""
+    run = device_run(*[Step(fetch=4 * MS, launch=1 * MS, work=10 * MS) for _ in range(20)])
+    waited, lasted = measured(run)
+    assert waited == pytest.approx([0] * 20, abs=1e-12)
+    assert lasted == pytest.approx([11 * MS] + [10 * MS] * 19)
+
+
+def test_of_a_gap_on_the_device_only_as_much_counts_as_the_host_waited():
+    run = device_run(Step(work=8 * MS), Step(fetch=20 * MS, copy=3 * MS, hooks=50 * MS, work=8 * MS))
+    waited, lasted = measured(run)
+    assert waited == pytest.approx([0, 23 * MS])  # of a gap of 73 - 8 ms
+    assert lasted == pytest.approx([8 * MS, 73 * MS])
+
+
+def test_of_a_host_s_wait_only_as_much_counts_as_the_device_had_nothing_to_do():
+    run = device_run(Step(work=8 * MS), Step(fetch=20 * MS, work=8 * MS))
+    assert measured(run)[0] == pytest.approx([0, 12 * MS])
+
+
+def test_validation_is_taken_out_of_the_gap_and_of_the_time():
+    for resumes in (True, False):
+        last = Step(fetch=6 * MS, work=8 * MS)
+        run = device_run(Step(work=8 * MS, validation=500 * MS, resumes=resumes), last)
+        waited, lasted = measured(run)
+        assert waited == pytest.approx([0, 6 * MS])
+        assert lasted == pytest.approx([8 * MS, 14 * MS])
+
+
+def test_a_batch_fetched_within_the_step_leaves_a_gap_before_it_is_there():
+    one = {"work": 8 * MS, "fetches_itself": True}
+    run = device_run(Step(fetch=90 * MS, **one), Step(fetch=20 * MS, **one), Step(fetch=5 * MS, **one))
+    assert run.timer.first_batch_seconds == 90 * MS
+    waited, lasted = measured(run)
+    assert waited == pytest.approx([0, 12 * MS, 0])
+    assert lasted == pytest.approx([8 * MS, 20 * MS, 8 * MS])
+
+
+def test_a_step_that_was_not_said_to_begin_counts_from_its_end():
+    """For a batch of None Lightning has a step's end, but no beginning."""
+    run = device_run(Step(work=8 * MS))
+    run.fetch(20 * MS)
+    run.timer.end_step()
+    run.step(Step(fetch=4 * MS, work=8 * MS))
+    waited, lasted = measured(run)
+    assert waited == pytest.approx([0, 12 * MS, 4 * MS])
+    assert lasted == pytest.approx([8 * MS, 12 * MS, 12 * MS])
+
+
+@example([Step(work=8 * MS), Step(fetch=4 * MS, launch=1 * MS, work=8 * MS), Step(fetch=4 * MS, work=8 * MS)], False, 1)
+@given(steps, st.booleans(), st.integers(1, 4))
+def test_device_times_are_those_of_the_stream(steps, fetches_itself, epochs):
+    run = Run(on_device=True)
+    for epoch in range(epochs):
+        run.begin_epoch(goes_on=epoch % 2 == 1)
+        run.machine.launch(3 * MS)  # what came between the epochs may still be at work
+        run.machine.busy.clear()
+        for step in steps:
+            step.fetches_itself, step.launch = fetches_itself, 0.0  # the stream has the step's begin when the batch is there
+            run.step(step)
+        assert run.machine.synchronized == epoch, "no step waits for the device"
+        waited, lasted = measured(run)
+        assert run.machine.synchronized <= epoch + 1, "an epoch waits once"
+        run.machine.synchronized = epoch + 1
+        true_waited, true_lasted = device_truth(run)
+        assert waited == pytest.approx(true_waited, abs=1e-9)
+        assert lasted == pytest.approx(true_lasted, abs=1e-9)
+        assert all(0 <= wait <= seconds for wait, seconds in zip(waited, lasted, strict=True))
+        assert (run.timer.waited_seconds, run.timer.seconds) == (pytest.approx(sum(waited)), pytest.approx(sum(lasted)))
+
+
+def test_a_step_is_known_once_the_device_has_passed_it_and_nothing_waits_for_it():
+    run = Run(on_device=True)
+    for known in (0, 0, 0, 0, 1):  # a step takes the device 10 ms, the host 3 ms: the first one has passed after 13
+        run.step(Step(fetch=3 * MS, work=10 * MS))
+        assert len(run.timer.take()[0]) == known
+    run.machine.host(50 * MS)
+    assert run.timer.take() == ([], [])  # nobody looks between steps
+    run.step(Step(fetch=3 * MS, work=10 * MS))
+    assert len(run.timer.take()[0]) == 4
+    assert run.machine.synchronized == 0
+    run.timer.settle()
+    assert len(run.timer.take()[0]) == 1
+    assert run.machine.synchronized == 1
+    run.timer.settle()
+    assert (run.timer.take(), run.machine.synchronized) == (([], []), 1)  # nothing is left to wait for
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 5])
+def test_events_are_used_again_so_that_their_number_does_not_grow_with_the_steps(ahead):
+    run = Run(on_device=True)
+    run.step(Step(work=8 * MS))
+    for _ in range(ahead):
+        run.step(Step(work=8 * MS))
+    for _ in range(500):
+        run.step(Step(fetch=8 * MS, work=8 * MS))
+    assert len(run.machine.events) <= 2 * (ahead + 3)
+    assert len(measured(run)[0]) == 501 + ahead
+
+
+def test_events_are_used_again_from_epoch_to_epoch():
+    run = Run(on_device=True)
+    for epoch in range(100):
+        run.begin_epoch(goes_on=epoch > 0)
+        run.step(Step(fetch=8 * MS, work=8 * MS))
+        assert len(measured(run)[0]) == 1
+    assert len(run.machine.events) <= 4
+
+
+def test_where_workers_live_on_the_device_waits_from_when_the_first_batch_was_asked_for():
+    """It has 5 ms of work left then, 20 ms are waited, and 30 pass before it gets more."""
+    run = device_run(Step(work=8 * MS))
+    measured(run)
+    run.machine.host(40 * MS)
+    run.begin_epoch(goes_on=True)
+    run.machine.launch(5 * MS)
+    run.step(Step(fetch=20 * MS, hooks=10 * MS, work=8 * MS))
+    waited, lasted = measured(run)
+    assert waited == pytest.approx([20 * MS])  # of a gap of 25
+    assert lasted == pytest.approx([33 * MS])
+
+
+def test_steps_that_are_not_counted_use_events_again_too():
+    run = Run(on_device=True)
+    for _ in range(100):
+        run.timer.begin_step()
+        run.timer.end_step()
+    assert len(run.machine.events) <= 2
+
+
+def test_on_a_device_too_an_epoch_knows_nothing_of_the_one_before():
+    run = device_run(Step(work=8 * MS), Step(fetch=20 * MS, work=8 * MS))
+    measured(run)
+    run.validate(500 * MS, resumes=False)
+    run.begin_epoch()
+    run.machine.host(300 * MS)
+    run.step(Step(fetch=30 * MS, copy=2 * MS, work=8 * MS))
+    assert run.timer.first_batch_seconds == 30 * MS
+    waited, lasted = measured(run)
+    assert waited == pytest.approx([2 * MS])
+    assert lasted == pytest.approx([10 * MS])

@@ -1,0 +1,330 @@
+"""The cache reads an example once, keeps it while uses are left, and never makes a batch wrong.
+
+`Worker` plays a run: it asks a cache for what a plan says. The model is the data set itself: what an index reads as, how often
+it was read, and, for random numbers, a second cache that is asked for the same.
+"""
+
+import copy
+import gc
+import pickle
+import weakref
+
+import pytest
+from cache_cases import (
+    BATCH_SIZE,
+    LENGTH,
+    Plain,
+    Staged,
+    Whole,
+    listed,
+    make_cache,
+    make_requests,
+    noise,
+    request,
+    without_seconds,
+)
+from torch.utils.data import DataLoader, Dataset, Subset, default_collate
+
+from lightning_echo.pipeline import worker as dataset_module
+from lightning_echo.pipeline.worker import EchoCollate, EchoDataset, Report
+from lightning_echo.split.staged import StagedDataset
+
+
+class TestReading:
+    @pytest.mark.parametrize("point", ["after_augmentation", "before_augmentation"])
+    @pytest.mark.parametrize("factor", [1, 1.5, 4])
+    def test_each_fresh_example_is_read_once_and_no_echo_is(self, point, factor):
+        dataset, requests = Staged(), make_requests(factor)
+        cache, expected = make_cache(dataset, point), []
+        for _ in range(60):
+            asked = next(requests)
+            examples, counts = cache.fetch(asked)
+            expected += asked.indices[: asked.fresh]
+            assert [example[0] for example in examples] == asked.indices
+            assert counts[:3] == (asked.fresh, len(asked.indices) - asked.fresh, 0)
+        assert dataset.log == expected
+
+    def test_the_same_example_is_handed_out_in_every_use_after_augmentation(self):
+        cache, requests, first = make_cache(Plain()), make_requests(4), {}
+        for _ in range(60):
+            asked = next(requests)
+            for position, example in zip(asked.positions, cache.fetch(asked)[0], strict=True):
+                assert first.setdefault(position, example) == example
+        assert len(set(first.values())) == len(first)
+
+    def test_each_use_is_augmented_anew_before_augmentation(self):
+        cache, requests = make_cache(Staged(), "before_augmentation"), make_requests(4)
+        drawn = [noise for _ in range(60) for _, noise in cache.fetch(next(requests))[0]]
+        assert len(set(drawn)) == len(drawn)
+
+    def test_an_example_is_held_until_its_last_use_and_no_longer(self):
+        held = weakref.WeakSet()
+
+        class Example:
+            def __init__(self):
+                held.add(self)
+
+            def __deepcopy__(self, memo):
+                return Example()
+
+        class Objects(Dataset):
+            def __getitem__(self, index):
+                return Example()
+
+        cache, requests = make_cache(Objects(), collate_fn=default_collate), make_requests(4)
+        live = set()
+        for _ in range(80):
+            asked = next(requests)
+            cache.fetch(asked)
+            for position, kept in zip(asked.positions, asked.stays_live, strict=True):
+                (live.add if kept else live.discard)(position)
+            assert len(held) == len(live) <= 2 * BATCH_SIZE
+
+    @pytest.mark.parametrize("dataset", [Plain, Whole])
+    def test_what_is_used_up_makes_room_before_what_is_fresh_is_held(self, dataset):
+        most = []
+
+        class Held(dict):
+            def __setitem__(self, position, example):
+                super().__setitem__(position, example)
+                most.append(len(self))
+
+        cache = make_cache(dataset())
+        cache._held = Held()
+        cache.fetch(request([0, 1, 2], fresh=3, stays_live="111"))
+        cache.fetch(request([3, 4, 0, 1, 2], fresh=2, stays_live="11001"))
+        assert max(most) == 3
+
+    def test_what_is_to_be_forgotten_is_let_go(self):
+        cache = make_cache(Plain())
+        cache.fetch(request([0, 1, 2], fresh=3, stays_live="111"))
+        (one, two), _ = cache.fetch(request([1, 2], fresh=0, stays_live="11", forget=(0,)))
+        assert (one[0], two[0]) == (1, 2)
+        _, counts = cache.fetch(request([0, 1], fresh=0))
+        assert counts[:3] == (0, 2, 1)
+
+    def test_a_miss_reads_again_and_is_counted(self):
+        dataset = Plain()
+        first, second = make_cache(dataset), make_cache(dataset)
+        examples, _ = first.fetch(request([0, 1, 2], fresh=3, indices=[30, 31, 32], stays_live="111"))
+        dataset.log.clear()
+        again, counts = second.fetch(request([1, 3, 0], fresh=0, indices=[31, 33, 30], stays_live="100"))
+        assert counts[:3] == (0, 3, 3)
+        assert dataset.log == [31, 33, 30]
+        assert [again[0], again[2]] == [examples[1], examples[0]], "under the seeds of the first time"
+        _, counts = second.fetch(request([1], fresh=0, indices=[31]))
+        assert counts[:3] == (0, 1, 0), "from then on it is held"
+
+    @pytest.mark.parametrize("point", ["after_augmentation", "before_augmentation"])
+    @pytest.mark.parametrize("factor", [1.5, 4])
+    def test_a_run_whose_caches_are_lost_again_and_again_delivers_the_same(self, point, factor):
+        """Random numbers included: reading again moves neither those of the batch nor those of the example."""
+
+        class Both(Staged):
+            def load(self, index):
+                return [index, noise()]
+
+        requests, same_requests = make_requests(factor), make_requests(factor)
+        cache, refetched = make_cache(Both(), point), 0
+        losing = make_cache(Both(), point)
+        for number in range(60):
+            if number % 5 == 0:
+                losing = make_cache(Both(), point)
+            expected, _ = cache.fetch(next(requests))
+            examples, counts = losing.fetch(next(same_requests))
+            assert examples == expected
+            refetched += counts[2]
+        assert refetched > 0
+
+
+class TestReadingWholeBatches:
+    @pytest.mark.parametrize("factor", [1, 1.5, 4])
+    @pytest.mark.parametrize("wrap", ["itself", "subset", "staged"])
+    def test_the_fresh_examples_of_a_batch_go_in_one_call_and_echoes_in_none(self, factor, wrap):
+        inner = Whole()
+        dataset = {
+            "itself": inner,
+            "subset": Subset(inner, range(LENGTH)),
+            "staged": StagedDataset.of(inner, augment=lambda example: example),
+        }[wrap]
+        cache = make_cache(dataset, "before_augmentation" if wrap == "staged" else "after_augmentation")
+        requests, expected = make_requests(factor, whole_calls=True), []
+        for _ in range(50):
+            asked = next(requests)
+            examples, _ = cache.fetch(asked)
+            assert [index for index, _ in examples] == asked.indices
+            expected += [asked.indices[: asked.fresh]] if asked.fresh else []
+        assert inner.calls == expected
+        assert inner.log == []
+
+    def test_a_subset_that_only_loops_reads_one_by_one(self):
+        inner = Plain()
+        cache = make_cache(Subset(inner, range(LENGTH)))
+        asked = next(make_requests(4))
+        cache.fetch(asked)
+        assert inner.log == asked.indices
+
+    @pytest.mark.parametrize("factor", [1.5, 4])
+    def test_a_resumed_run_repeats_whole_calls_and_delivers_the_same(self, factor):
+        """The draws of one call depend on all of its indices, so that nothing less than the call gives them again."""
+        requests, cache = make_requests(factor, whole_calls=True), make_cache(Whole())
+        delivered, states = [], []
+        for number in range(60):
+            requests.delivered = number
+            states.append(copy.deepcopy(requests.state(requests.delivered)))
+            delivered.append(cache.fetch(next(requests))[0])
+        for start in (1, 2, 7, 23, 40):
+            dataset, resumed = Whole(), make_requests(factor, whole_calls=True, state=states[start])
+            cache, refetched = make_cache(dataset), 0
+            for expected in delivered[start:]:
+                asked = next(resumed)
+                before = len(dataset.calls)
+                examples, counts = cache.fetch(asked)
+                assert examples == expected
+                rebuilt = [indices for _, indices, _ in asked.rebuild]
+                assert dataset.calls[before:] == rebuilt + ([asked.indices[: asked.fresh]] if asked.fresh else [])
+                assert counts[2] == sum(map(len, rebuilt))
+                refetched += counts[2]
+            assert refetched > 0
+
+    def test_a_call_that_returns_too_few_examples_is_an_error_where_one_is_used_again_and_else_reaches_collate_as_it_is(self):
+        class Short(Whole):
+            def __getitems__(self, indices):
+                return super().__getitems__(indices)[1:]
+
+        with pytest.raises(ValueError, match="__getitems__ of the data set returned 2 examples for 3 indices"):
+            make_cache(Short()).fetch(request([0, 1, 2], fresh=3, stays_live="001"))
+        examples, _ = make_cache(Short()).fetch(request([0, 1, 2], fresh=3))
+        assert [index for index, _ in examples] == [1, 2]
+
+
+class Clock:
+    """Stands in for ``perf_counter``: time passes only where a data set says so."""
+
+    def __init__(self, monkeypatch):
+        self.now = 0.0
+        monkeypatch.setattr(dataset_module, "perf_counter", lambda: self.now)
+
+    def spend(self, seconds):
+        self.now += seconds
+
+
+class TestSeconds:
+    """Reading takes 1 s per example, augmenting 0.25 s per use, collate 0.125 s per batch: exact in binary."""
+
+    def make(self, monkeypatch, point, *, whole_calls=False):
+        clock = Clock(monkeypatch)
+
+        class Timed(StagedDataset):
+            def load(self, index):
+                clock.spend(1.0)
+                return index
+
+            def augment(self, example):
+                clock.spend(0.25)
+                return example
+
+            def __len__(self):
+                return LENGTH
+
+        class TimedCalls(Plain):
+            def __getitems__(self, indices):
+                clock.spend(1.0 * len(indices))
+                return list(indices)
+
+        def collate(examples):
+            clock.spend(0.125)
+            return examples
+
+        stand_in = EchoDataset(make_cache(TimedCalls() if whole_calls else Timed(), point))
+        return lambda asked: EchoCollate(collate)(stand_in.__getitems__(asked))[1]
+
+    def test_before_augmentation_reading_is_the_source_and_augmenting_the_rest(self, monkeypatch):
+        fetch = self.make(monkeypatch, "before_augmentation")
+        assert fetch(request([0, 1, 2], fresh=3)) == Report(3, 0, 0, 3.0, 0.75, 0.125), "nothing used again"
+        assert fetch(request([3, 4], fresh=2, stays_live="11", number=1)) == Report(2, 0, 0, 2.0, 0.5, 0.125)
+        assert fetch(request([5, 3, 4], fresh=1, number=2)) == Report(1, 2, 0, 1.0, 0.75, 0.125), "echoes are not read"
+
+    def test_after_augmentation_both_are_the_source(self, monkeypatch):
+        fetch = self.make(monkeypatch, "after_augmentation")
+        assert fetch(request([0, 1, 2], fresh=3)) == Report(3, 0, 0, 3.75, 0.0, 0.125)
+        assert fetch(request([3, 4], fresh=2, stays_live="11", number=1)) == Report(2, 0, 0, 2.5, 0.0, 0.125)
+        assert fetch(request([5, 3, 4], fresh=1, number=2)) == Report(1, 2, 0, 1.25, 0.0, 0.125)
+
+    @pytest.mark.parametrize("kept", ["000", "111"])
+    def test_a_call_that_reads_several_examples_is_the_source(self, monkeypatch, kept):
+        fetch = self.make(monkeypatch, "after_augmentation", whole_calls=True)
+        assert fetch(request([0, 1, 2], fresh=3, stays_live=kept)) == Report(3, 0, 0, 3.0, 0.0, 0.125)
+
+    def test_what_is_read_again_after_a_resume_is_the_source_too(self, monkeypatch):
+        fetch = self.make(monkeypatch, "before_augmentation")
+        assert fetch(request([9, 1, 2], fresh=1)) == Report(1, 2, 2, 3.0, 0.75, 0.125)
+
+
+class TestTheDataSetInTheWorkers:
+    def make(self, dataset=None):
+        return EchoDataset(make_cache(Plain() if dataset is None else dataset))
+
+    def test_reading_and_setting_attributes_reaches_the_users_data_set(self):
+        dataset = Plain()
+        dataset.classes = ["a", "b"]
+        stand_in = self.make(dataset)
+        assert stand_in.classes is dataset.classes
+        stand_in.start = 5
+        stand_in.classes = []
+        assert dataset.start == 5
+        assert dataset.classes == []
+        assert len(stand_in) == LENGTH
+        assert stand_in[3][0] == 3
+
+    def test_a_missing_attribute_is_missing_under_the_users_name(self):
+        with pytest.raises(AttributeError, match="'Plain' object has no attribute 'absent'"):
+            _ = self.make().absent
+
+    def test_stages_are_made_at_the_first_request_of_the_data_set_as_it_is_then(self):
+        """A ``worker_init_fn`` has changed it before."""
+
+        class Scaled(Staged):
+            scale = 1
+
+            def __init__(self):
+                self.transform = None
+
+            def load(self, index):
+                return index * self.scale
+
+            def augment(self, example):
+                return self.transform(example)
+
+        dataset = Scaled()
+        stand_in = EchoDataset(make_cache(dataset, "before_augmentation"))
+        stand_in.scale = 10
+        stand_in.transform = lambda example: example + 1
+        assert stand_in.__getitems__(request([0, 1], fresh=2, indices=[3, 4]))[0] == [31, 41]
+
+    def test_survives_pickling_as_for_spawned_workers(self):
+        stand_in = pickle.loads(pickle.dumps(self.make()))
+        asked = request([0, 1], fresh=2, indices=[3, 4], stays_live="11")
+        assert without_seconds(stand_in.__getitems__(asked)) == without_seconds(self.make().__getitems__(asked))
+        assert stand_in.log == [3, 4]
+
+    def test_fetches_in_a_data_loader(self):
+        asked = [request([0, 1, 2], fresh=3, stays_live="110"), request([3, 0], fresh=1, number=1)]
+        loader = DataLoader(self.make(), batch_sampler=asked, collate_fn=EchoCollate(listed))
+        (first, first_counts), (second, second_counts) = loader
+        assert [index for index, _ in first] == [0, 1, 2]
+        assert [index for index, _ in second] == [3, 0]
+        assert second[1] == first[0]
+        assert (first_counts[:3], second_counts[:3]) == ((3, 0, 0), (1, 1, 0))
+
+    def test_counts_travel_beside_what_the_users_collate_function_returns(self):
+        batch, report = EchoCollate(sum)(([1, 2, 3], Report(2, 1, 0, 0.5, 0.25)))
+        assert (batch, report[:5]) == (6, (2, 1, 0, 0.5, 0.25))
+
+    def test_a_cache_that_is_dropped_lets_go_of_the_data_set(self):
+        dataset = Plain()
+        reference, stand_in = weakref.ref(dataset), self.make(dataset)
+        stand_in.__getitems__(request([0], fresh=1, stays_live="1"))
+        del dataset, stand_in
+        gc.collect()
+        assert reference() is None

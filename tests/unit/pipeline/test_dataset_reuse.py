@@ -1,0 +1,225 @@
+"""Examples that a worker hands out again: drawn as the first time, safe from edits, and without memory beyond their own."""
+
+import random
+from itertools import count
+
+import numpy as np
+import pytest
+import torch
+from cache_cases import BATCH_SIZE, LENGTH, Plain, Staged, listed, make_cache, make_requests, noise, request, without_seconds
+from torch.utils.data import ConcatDataset, Dataset, Subset, default_collate
+from torch.utils.data._utils.collate import default_collate_fn_map
+
+from lightning_echo.data import randomness as seeding
+from lightning_echo.split.staged import StagedDataset
+
+
+class TestRandomNumbers:
+    def test_the_same_request_reads_the_same_whatever_was_drawn_before(self):
+        results = []
+        for before in (1, 2):
+            torch.manual_seed(before)
+            np.random.seed(before)
+            random.seed(before)
+            cache, requests = make_cache(Staged(), "before_augmentation"), make_requests(2.37)
+            results.append([without_seconds(cache.fetch(next(requests))) for _ in range(30)])
+        assert results[0] == results[1]
+
+    @pytest.mark.parametrize("kept", ["00", "11"])
+    def test_ranks_do_not_share_their_noise(self, kept):
+        asked = request([0, 1], fresh=2, stays_live=kept)
+        for point in ("after_augmentation", "before_augmentation"):
+            one, other = (make_cache(Staged(), point, key=key).fetch(asked)[0] for key in (1, 2))
+            assert not {noise for _, noise in one} & {noise for _, noise in other}
+
+    def test_all_three_global_generators_are_seeded(self):
+        (example,), _ = make_cache(Plain()).fetch(request([0], fresh=1))
+        (again,), _ = make_cache(Plain()).fetch(request([0], fresh=1))
+        (later,), _ = make_cache(Plain()).fetch(request([0], fresh=1, number=1))
+        assert example == again
+        assert all(a != b for a, b in zip(example[1], later[1], strict=True))
+
+    @pytest.mark.parametrize(("factor", "seeds"), [(1, 1), (4, None)])
+    def test_where_nothing_is_used_again_there_is_one_seed_for_a_batch(self, monkeypatch, factor, seeds):
+        calls = count()
+        monkeypatch.setattr(seeding, "seed_all", lambda seed: next(calls))
+        cache, requests = make_cache(Plain()), make_requests(factor)
+        for _ in range(20):
+            before, asked = next(calls), next(requests)
+            cache.fetch(asked)
+            made = next(calls) - before - 1
+            assert made == (seeds or asked.fresh + 1)  # else one for each fresh example and one for the batch
+
+    @pytest.mark.parametrize("nested", [False, True])
+    def test_a_transform_with_a_generator_of_its_own_is_seeded_too(self, nested):
+        class Own:
+            """As Albumentations has it."""
+
+            def __init__(self):
+                self.generator = np.random.default_rng(1)
+
+            def set_random_seed(self, seed):
+                self.generator = np.random.default_rng(seed)
+
+            def __call__(self):
+                return self.generator.random()
+
+        class Owning(Dataset):
+            def __init__(self):
+                self.transform = Own()
+
+            def __getitem__(self, index):
+                return index, self.transform()
+
+            def __len__(self):
+                return LENGTH
+
+        def dataset():
+            owning = Owning()
+            return ConcatDataset([Subset(owning, range(20)), Subset(owning, range(20, 40))]) if nested else owning
+
+        results = []
+        for _ in range(2):
+            cache, requests = make_cache(dataset()), make_requests(1)
+            results.append([without_seconds(cache.fetch(next(requests))) for _ in range(5)])
+        assert results[0] == results[1]
+        drawn = [noise for examples, _ in results[0] for _, noise in examples]
+        assert len(set(drawn)) == len(drawn)
+
+
+class TestProtection:
+    """The code that gets an example may edit it: no other use sees that. (test_protect.py knows all the types.)"""
+
+    @pytest.mark.parametrize("point", ["after_augmentation", "before_augmentation"])
+    def test_edits_do_not_reach_another_use(self, point):
+        class Tensors(StagedDataset):
+            def load(self, index):
+                return torch.full((3,), float(index))
+
+            def augment(self, example):
+                return example.add_(0.5)  # in place
+
+            def __len__(self):
+                return LENGTH
+
+        cache, requests = make_cache(Tensors(), point), make_requests(4)
+        for _ in range(60):
+            asked = next(requests)
+            examples, _ = cache.fetch(asked)
+            assert [example.tolist() for example in examples] == [[index + 0.5] * 3 for index in asked.indices]
+            for example in examples:
+                example.zero_()
+
+    def test_augmentation_gets_copies_although_torchs_own_collate_makes_some_later(self):
+        class Tensors(StagedDataset):
+            def load(self, index):
+                return torch.full((3,), float(index))
+
+            def augment(self, example):
+                return example.add_(0.5)  # in place
+
+            def __len__(self):
+                return LENGTH
+
+        cache = make_cache(Tensors(), "before_augmentation", collate_fn=default_collate)
+        uses = [cache.fetch(request([7], fresh=int(not i), stays_live="110"[i]))[0][0].tolist() for i in range(3)]
+        assert uses == [[7.5] * 3] * 3
+
+    def test_echoes_are_not_copied_where_torchs_own_collate_does_it(self):
+        original = torch.zeros(3)
+        cache = make_cache([original], collate_fn=default_collate)
+        (first,), _ = cache.fetch(request([0], fresh=1, stays_live="1"))
+        (again,), _ = cache.fetch(request([0], fresh=0, stays_live="1"))
+        (last,), _ = cache.fetch(request([0], fresh=0))
+        assert first is original
+        assert again is last is not original
+        assert default_collate([again, last]).data_ptr() != again.data_ptr()
+
+    def test_the_first_use_is_what_was_read_and_the_last_one_what_was_kept(self):
+        copies = []
+
+        class Example:
+            def __deepcopy__(self, memo):
+                copies.append(Example())
+                return copies[-1]
+
+        original = Example()
+        cache = make_cache([original])
+        uses = [cache.fetch(request([5], fresh=int(not i), indices=[0], stays_live="110"[i]))[0][0] for i in range(3)]
+        assert uses == [original, copies[1], copies[0]]
+        assert len(copies) == 2
+
+    @pytest.mark.parametrize("collate_fn", [listed, default_collate])
+    def test_a_data_set_may_use_its_memory_again(self, collate_fn):
+        """Whole batches are read into the same memory."""
+
+        class Preallocated(Plain):
+            rows = torch.zeros(BATCH_SIZE, 2)
+
+            def __getitems__(self, indices):
+                self.rows[: len(indices)] = torch.tensor(indices)[:, None]
+                return list(self.rows[: len(indices)])
+
+        cache, requests = make_cache(Preallocated(), collate_fn=collate_fn), make_requests(4, whole_calls=True)
+        for _ in range(60):
+            asked = next(requests)
+            examples, _ = cache.fetch(asked)
+            assert [example.tolist() for example in examples] == [[index] * 2 for index in asked.indices]
+
+    def test_a_small_part_of_something_large_does_not_keep_all_of_it(self):
+        class Frames(Dataset):
+            def __getitem__(self, index):
+                return torch.zeros(100_000)[:10], np.zeros(100_000)[:10]
+
+        cache = make_cache(Frames(), collate_fn=default_collate)
+        cache.fetch(request([0, 1], fresh=2, stays_live="11"))
+        held, _ = cache.fetch(request([0, 1], fresh=0, stays_live="11"))
+        for tensor, array in held:
+            assert tensor.untyped_storage().nbytes() == 40
+            assert array.base is None
+
+
+class Registered:
+    """A type that a user has registered with torch's collate function, which then hands it on uncopied."""
+
+    def __init__(self, value):
+        self.value = value
+
+
+def test_torchs_collate_function_copies_no_types_that_were_registered_with_it(monkeypatch):
+    monkeypatch.setitem(default_collate_fn_map, Registered, lambda batch, *, collate_fn_map=None: batch)
+
+    class Data(Dataset):
+        def __getitem__(self, index):
+            return Registered(torch.zeros(3))
+
+        def __len__(self):
+            return LENGTH
+
+    cache, requests = make_cache(Data(), collate_fn=default_collate), make_requests(4)
+    for _ in range(40):
+        for example in default_collate(cache.fetch(next(requests))[0]):
+            assert example.value.tolist() == [0, 0, 0]
+            example.value += 1
+
+
+def test_what_is_redone_never_shares_random_numbers_with_what_is_reused():
+    """Batch 5 and the example at position 5 are different things."""
+
+    class Both(StagedDataset):
+        def load(self, index):
+            return noise()
+
+        def augment(self, example):
+            return example, noise()
+
+        def __len__(self):
+            return LENGTH
+
+    cache, requests = make_cache(Both(), "before_augmentation"), make_requests(2)
+    loaded, drawn = set(), set()
+    for _ in range(60):
+        for example, augmented in cache.fetch(next(requests))[0]:
+            loaded.add(example)
+            drawn.add(augmented)
+    assert not loaded & drawn

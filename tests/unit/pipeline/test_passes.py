@@ -1,0 +1,313 @@
+"""A loader that is never rebuilt is read forward, pass after pass; a resumed run finds its place by the loader's own state."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from own_states import Ends, RollsOver
+
+from lightning_echo.pipeline.batches import BatchEcho, PassOver, PassReader
+from lightning_echo.pipeline.requests import BatchRequests
+from lightning_echo.plan.each import EachPlan
+from lightning_echo.plan.plan import PlanShape
+
+
+class Passes:
+    """A plain iterable of batches: 5 in each pass, told the number of the pass."""
+
+    def __init__(self, length=5):
+        self.length, self.log, self.epochs = length, [], []
+
+    def __iter__(self):
+        self.log.append("iter")
+        for i in range(self.length):
+            self.log.append(i)
+            yield i, float(torch.rand(())), float(np.random.rand()), random.random()
+
+
+class Told(Passes):
+    def set_epoch(self, epoch):
+        self.epochs.append(epoch)
+
+
+class DrawnWhenMade:
+    """Has the same order in every pass, and saves it."""
+
+    def __init__(self, order):
+        self.order, self.at = order, 0
+
+    def __iter__(self):
+        while self.at < len(self.order):
+            self.at += 1
+            yield self.order[self.at - 1]
+        self.at = 0
+
+    def state_dict(self):
+        return {"order": self.order, "at": self.at}
+
+    def load_state_dict(self, state):
+        self.order, self.at = state["order"], state["at"]
+
+
+class Watched(Ends):
+    """Remembers what it was told, and when its state was loaded."""
+
+    def __init__(self, lengths):
+        super().__init__(*lengths)
+        self.log = []
+
+    def set_epoch(self, epoch):
+        self.log.append(epoch)
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        self.log.append("state")
+
+
+class KeepsWorkers(Passes):
+    """Keeps its iterator, as torchdata's loader does."""
+
+    class Iterator:
+        running = True
+
+        def _shutdown_workers(self):
+            self.running = False
+
+    def __iter__(self):
+        self._iterator = self.Iterator()
+        return super().__iter__()
+
+
+def values(reader, positions):
+    return [reader.read(position)[0] for position in positions]
+
+
+def firsts(reader, positions):
+    return [batch[0] for batch in values(reader, positions)]
+
+
+class TestReading:
+    def test_ascending_positions_iterate_each_pass_once(self):
+        source = Passes()
+        assert firsts(PassReader(source, 5), range(12)) == [*range(5), *range(5), 0, 1]
+        assert source.log == ["iter", *range(5), "iter", *range(5), "iter", 0, 1]
+
+    def test_a_resumed_run_reads_the_pass_of_its_oldest_batch_from_the_start(self):
+        source = Passes()
+        reader = PassReader(source, 5)
+        reader.seek(12)
+        reader.expect([])
+        assert firsts(reader, range(13, 17)) == [3, 4, 0, 1]
+        assert source.log == ["iter", *range(5), "iter", 0, 1]
+
+    @pytest.mark.parametrize("order", [(6, 8, 9, 10), (9, 6, 10, 8), (10, 9, 8, 6), (8, 10, 6, 9)])
+    def test_what_is_expected_may_be_asked_for_after_later_ones(self, order):
+        source, reader = Passes(), PassReader(Passes(), 5)
+        expected = dict(enumerate(values(PassReader(source, 5), range(11))))
+        reader.seek(6)
+        reader.expect([6, 8, 9])
+        assert {position: reader.read(position)[0] for position in order} == {position: expected[position] for position in order}
+
+    def test_a_pass_that_is_read_again_draws_the_same_random_numbers(self):
+        batches = values(PassReader(Passes(), 5, seed=3), range(15))
+        assert len(set(batches)) == 15
+        resumed = PassReader(Passes(), 5, seed=3)
+        resumed.seek(7)
+        assert values(resumed, range(7, 15)) == batches[7:]
+        assert values(PassReader(Passes(), 5, seed=4), [0]) != batches[:1]
+
+    def test_the_random_states_of_the_training_are_left_alone(self):
+        torch.manual_seed(0)
+        np.random.seed(0)
+        random.seed(0)
+        states = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
+        values(PassReader(Passes(), 5), range(4))
+        assert torch.equal(torch.get_rng_state(), states[0])
+        assert np.random.get_state()[1].tolist() == states[1]
+        assert random.getstate() == states[2]
+
+    def test_the_number_of_the_pass_is_told_where_it_is_wanted(self):
+        source = Told()
+        values(PassReader(source, 5), range(11))
+        assert source.epochs == [0, 1, 2]
+
+    def test_so_are_the_loaders_samplers_which_lightning_does_not_find_in_an_echo_loader(self):
+        source = Passes()
+        source.sampler = Told()
+        source.batch_sampler = Told()
+        source.batch_sampler.sampler = Told()
+        values(PassReader(source, 5), range(11))
+        assert [told.epochs for told in (source.sampler, source.batch_sampler, source.batch_sampler.sampler)] == [[0, 1, 2]] * 3
+
+    def test_whoever_is_reached_in_two_ways_is_told_once(self):
+        source = Told()
+        source.sampler = source.batch_sampler = source
+        values(PassReader(source, 5), range(6))
+        assert source.epochs == [0, 1]
+
+    def test_an_iterable_that_yields_more_than_its_length_is_cut(self):
+        assert firsts(PassReader(Passes(length=8), 5), range(10)) == [*range(5), *range(5)]
+
+    def test_an_iterable_that_ends_before_its_length_is_reported(self):
+        reader = PassReader(Passes(length=3), 5)
+        values(reader, range(3))
+        with pytest.raises(RuntimeError, match=r"the loader ended after 3 batches, but its length is 5. Correct its __len__"):
+            reader.read(3)
+
+    def test_closed_it_ends_the_workers_that_the_loader_keeps_and_the_loader_makes_others(self):
+        source = KeepsWorkers()
+        reader = PassReader(source, 5)
+        reader.read(0)
+        kept = source._iterator
+        reader.close()
+        assert not kept.running
+        assert source._iterator is None
+
+
+class TestWithoutALength:
+    def test_the_end_of_a_pass_is_said_once_and_the_same_position_is_the_first_of_the_next(self):
+        source = Told(length=3)
+        reader = PassReader(source, None)
+        for first in (0, 3, 6):
+            assert firsts(reader, range(first, first + 3)) == [0, 1, 2]
+            with pytest.raises(PassOver):
+                reader.read(first + 3)
+        assert source.epochs == [0, 1, 2]
+
+    def test_a_loader_that_can_be_iterated_once_only_is_reported(self):
+        once = iter([torch.zeros(1)])
+        reader = PassReader(once, None)
+        reader.read(0)
+        with pytest.raises(PassOver):
+            reader.read(1)
+        with pytest.raises(RuntimeError, match=r"the loader yielded no batch in pass 1: it must be iterable again in every pass"):
+            reader.read(1)
+
+    def test_a_state_between_two_passes_begins_the_next(self):
+        source = Told(length=3)
+        reader = PassReader(source, None)
+        values(reader, range(3))
+        with pytest.raises(PassOver):
+            reader.read(3)
+        state = reader.state(3)
+        assert state == {"passes": [[1, 3]]}
+        resumed = PassReader(Told(length=3), None)
+        resumed.load(state)
+        resumed.seek(3)
+        assert firsts(resumed, range(3, 6)) == [0, 1, 2]
+        assert resumed._batches.epochs == [1]
+
+
+KINDS = {"ends": Ends, "rolls over": RollsOver}
+
+
+def run(reader, count):
+    """The next ``count`` batches, with None where a pass ends; the states before each."""
+    found, states, position = [], [], reader.position
+    while len(found) < count:
+        states.append(reader.state(position))
+        try:
+            found.append(reader.read(position)[0])
+            position += 1
+        except PassOver:
+            found.append(None)
+    return found, states
+
+
+class TestALoaderWithAStateOfItsOwn:
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_with_a_length_a_run_goes_on_from_every_state_without_reading_anything_twice(self, kind):
+        lengths = [4]
+        batches, states = run(PassReader(KINDS[kind](*lengths), 4), 14)
+        assert batches == [100 * (i // 4) + i % 4 for i in range(14)]
+        for position, state in enumerate(states):
+            loader = KINDS[kind](*lengths)
+            resumed = PassReader(loader, 4)
+            resumed.load(state)
+            resumed.seek(position)
+            assert values(resumed, range(position, 14)) == batches[position:]
+            assert loader.read <= 14 - position
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_without_a_length_too(self, kind):
+        lengths = [3, 1, 4, 2, 5, 9]
+        batches, states = run(PassReader(KINDS[kind](*lengths), None), 14)
+        assert batches == [0, 1, 2, None, 100, None, 200, 201, 202, 203, None, 300, 301, None]
+        for at, state in enumerate(states):
+            if kind == "rolls over" and batches[at] is None:
+                continue  # its state is that of the next pass already, and nobody knows a length
+            resumed = PassReader(KINDS[kind](*lengths), None)
+            resumed.load(state)
+            position = sum(batch is not None for batch in batches[:at])
+            resumed.seek(position)
+            assert run(resumed, 14 - at)[0] == batches[at:]
+
+    @pytest.mark.parametrize("length", [4, None], ids=["sized", "unsized"])
+    def test_a_resumed_loader_is_told_its_pass_once_before_its_state_is_loaded_and_later_ones_as_they_begin(self, length):
+        reader = PassReader(Watched([4] * 9), length)
+        run(reader, 6)
+        at = 6 if length else 5  # without a length the end of the first pass is one of the six
+        resumed = PassReader(Watched([4] * 9), length)
+        resumed.load(reader.state(at))
+        resumed.seek(at)
+        run(resumed, 2)
+        assert resumed._batches.log == [1, "state"]
+        resumed.take(2)
+        run(resumed, 3)
+        assert resumed._batches.log == [1, "state", 2]
+
+    def test_between_two_passes_without_a_length_the_state_is_that_of_a_pass_that_has_ended(self):
+        loader = Ends(3, 3)
+        reader = PassReader(loader, None)
+        assert run(reader, 4)[0] == [0, 1, 2, None]
+        assert reader.state(3)["loader"]["state"] == loader.state_dict() == {"at": 0, "number": 1}
+
+    def test_an_order_that_was_drawn_when_the_loader_was_made_is_that_of_the_resumed_run_from_its_first_batch_on(self):
+        reader = PassReader(DrawnWhenMade([3, 1, 2]), 3)
+        assert values(reader, range(2)) == [3, 1]
+        resumed = PassReader(DrawnWhenMade([1, 2, 3]), 3)
+        resumed.load(reader.state(0))
+        resumed.seek(0)
+        assert values(resumed, range(3)) == [3, 1, 2]
+
+    def test_states_are_kept_only_while_they_may_be_asked_for(self):
+        reader = PassReader(Ends(50), 50)
+        values(reader, range(20))
+        reader.prune(15)
+        assert reader.state(15)["loader"] == {"position": 15, "state": {"at": 15, "number": 0}}
+        assert "loader" not in reader.state(14)
+
+    @pytest.mark.parametrize("length", [6, None], ids=["sized", "unsized"])
+    def test_echoed_batches_are_read_again_once_and_in_their_order(self, length):
+        shape = PlanShape(batch_size=1, last_batch_size=1, batches_per_pass=6, workers=1, buffer_size=4, seed=0, distinct=False)
+
+        def start(plan, state=None):
+            loader = Ends(6)
+            reader = PassReader(loader, length)
+            if state is not None:
+                reader.load(state)
+            requests = BatchRequests(plan, reader)
+            reader.expect(requests.not_held)
+            return loader, requests, BatchEcho(requests, reader.read)
+
+        def deliver(requests, batches, count):
+            found = []
+            while len(found) < count:
+                try:
+                    found.append(next(batches)[0])
+                    requests.delivered += 1
+                except PassOver:
+                    pass
+            return found
+
+        _, requests, batches = start(EachPlan(shape, 3))
+        delivered, states = [], []
+        for _ in range(40):
+            states.append(requests.state(requests.delivered))
+            delivered += deliver(requests, batches, 1)
+        for at, state in enumerate(states):
+            loader, requests, batches = start(EachPlan.from_state(shape, state["plan"]), state["order"])
+            assert deliver(requests, batches, 40 - at) == delivered[at:]
+            oldest = min((item[0] for item in state["plan"]["buffers"][0]["live"]), default=state["plan"]["position"])
+            assert loader.read <= max(len(set(delivered)) - oldest, 0)

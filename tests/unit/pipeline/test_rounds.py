@@ -1,0 +1,200 @@
+"""The order of all ranks at once gives each rank what its own order gives it; requests get their rounds."""
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from samplers import BATCH_SAMPLERS, SAMPLERS
+from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
+
+from lightning_echo.pipeline.pipelines import index_order
+from lightning_echo.pipeline.requests import (
+    AllRanksOrder,
+    BatchedOrder,
+    BatchRequests,
+    ExampleRequests,
+    OrdersOfRanks,
+    RequestsInRounds,
+    SamplerOrder,
+    samplers_of_ranks,
+)
+from lightning_echo.pipeline.source import Source, layout_of, shape_of
+from lightning_echo.plan.memory import make_plan
+
+
+def own_and_all(loader, replicas, rank, distance, seed=3):
+    """The order of a rank, and the same read from that of all ranks."""
+    source = Source(loader)
+    layout = layout_of(source, replicas)
+    own = index_order(source, layout, distance, seed, rank, preserves=True)
+    source = Source(copy.deepcopy(loader))  # the two do not draw from one generator
+    return own, AllRanksOrder(index_order(source, layout, distance, seed, rank, preserves=True, is_whole=True), replicas, rank)
+
+
+def plain(length, shuffle):
+    return DataLoader(range(length), batch_size=3, shuffle=shuffle)
+
+
+orders = st.tuples(st.integers(1, 40), st.booleans(), st.integers(1, 4), st.integers(0, 9))
+
+
+@given(orders, st.integers(0, 100), st.integers(0, 60), st.integers(1, 60))
+def test_a_rank_gets_what_its_own_order_gives_it_wherever_it_is_entered_and_when_passes_are_spread(
+    which, first, spread_at, count
+):
+    length, shuffle, replicas, distance = which
+    for rank in range(replicas):
+        both = own_and_all(plain(length, shuffle), replicas, rank, distance)
+        seen = []
+        for order in both:
+            order.seek(first)
+            taken = order.take(spread_at)
+            order.begin_spreading()
+            seen.append([*taken, *order.take(count)])
+            assert order.position == first + spread_at + count
+        assert seen[0] == seen[1]
+        assert both[0].state(first) == both[1].state(first)
+
+
+@given(orders, st.integers(1, 60))
+def test_what_was_taken_for_all_ranks_is_what_each_of_them_takes(which, count):
+    length, shuffle, replicas, distance = which
+    own = [own_and_all(plain(length, shuffle), replicas, rank, distance)[0].take(count) for rank in range(replicas)]
+    _, order = own_and_all(plain(length, shuffle), replicas, 0, distance)
+    order.take(count)
+    assert list(order.taken) == [[own[rank][position] for position in range(count) for rank in range(replicas)]]
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_the_order_of_a_sampler_is_the_same_too_and_goes_on_from_the_same_state(name, replicas):
+    loader = DataLoader(range(20), batch_size=3, sampler=SAMPLERS[name](0))
+    own, of_all = own_and_all(loader, replicas, replicas - 1, 2)
+    for order in (own, of_all):
+        order.begin_spreading()
+    assert own.take(25) == of_all.take(25)
+    assert own.exact == of_all.exact
+    state = of_all.state(20)
+    assert plain_of(state) == plain_of(own.state(20))
+    expected = own.take(30)
+    for again in own_and_all(loader, replicas, replicas - 1, 2):
+        again.load(copy.deepcopy(state))
+        again.seek(20)
+        assert again.take(35)[5:] == expected
+
+
+def plain_of(state):
+    """A state as values that can be compared."""
+    if isinstance(state, torch.Tensor):
+        return state.tolist()
+    if isinstance(state, dict):
+        return {name: plain_of(value) for name, value in state.items()}
+    return [plain_of(value) for value in state] if isinstance(state, list | tuple) else state
+
+
+@pytest.mark.parametrize("name", BATCH_SAMPLERS)
+def test_the_order_of_a_batch_sampler_gives_whole_batches_of_all_ranks(name):
+    loader = DataLoader(range(20), batch_sampler=BATCH_SAMPLERS[name](0))
+    own, of_all = own_and_all(loader, 2, 1, 0)
+    expected = own.take(4)
+    assert of_all.take(4) == expected
+    assert [row[1::2] for row in of_all.taken] == [expected]
+
+
+class Asked:
+    """Stands in for an exchange, and for the rounds of it."""
+
+    def __init__(self):
+        self.exchange, self.rows = self, []
+
+    def ask(self, rows):
+        self.rows.append(rows)
+
+
+def requests_of_rank(by_batches, factor, rank, *, exchanges, position=0):
+    source = Source(DataLoader(range(30), batch_size=4, shuffle=True))
+    layout = layout_of(source, 2)
+    shape = shape_of(source, layout, 16, 3, by_batches)
+    own, of_all = own_and_all(source.loader, 2, rank, shape.distance)
+    order = of_all if exchanges else own
+    plan = make_plan(shape, factor)
+    plan.position = position
+    if by_batches:
+        made = BatchRequests(plan, BatchedOrder(order, layout.batch_size, layout.last_batch_size, layout.batches_per_pass))
+    else:
+        made = ExampleRequests(plan, order, whole_calls=False)
+    asked = Asked()
+    return RequestsInRounds(made, asked, of_all if exchanges else None), asked
+
+
+@pytest.mark.parametrize("by_batches", [False, True])
+@pytest.mark.parametrize("factor", [1, 2.37])
+def test_a_leader_asks_in_each_round_for_what_all_ranks_read_for_their_request_of_that_number(by_batches, factor):
+    leader, asked = requests_of_rank(by_batches, factor, 0, exchanges=True)
+    others = [requests_of_rank(by_batches, factor, rank, exchanges=False)[0] for rank in range(2)]
+    for number in range(40):
+        mine, *of_ranks = next(leader), *map(next, others)
+        assert [request.round for request in (mine, *of_ranks)] == [number] * 3
+        assert mine == of_ranks[0], "the leader's own request is what it is without an exchange"
+        rows = asked.rows[number]
+        flat = [index for row in rows for index in (row if isinstance(row, list) else [row])]
+        assert sorted(flat) == sorted(index for request in of_ranks for index in request.indices[: request.fresh])
+
+
+def test_a_round_in_which_nothing_is_fresh_has_no_needs():
+    leader, asked = requests_of_rank(False, 30, 0, exchanges=True)
+    fresh = [next(leader).fresh for _ in range(40)]
+    assert 0 in fresh
+    assert [len(rows) for rows in asked.rows] == [2 * number for number in fresh]
+
+
+def test_a_generator_of_the_users_is_not_drawn_from_twice():
+    loader = DataLoader(range(20), batch_size=4, sampler=RandomSampler(range(20), generator=torch.Generator().manual_seed(7)))
+    _, order = own_and_all(loader, 1, 0, 0)
+    expected = list(RandomSampler(range(20), generator=torch.Generator().manual_seed(7)))
+    assert order.take(20) == expected
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize(("length", "ranks"), [(20, 1), (20, 3), (2, 5), (37, 4)])
+def test_the_samplers_of_all_ranks_yield_what_each_distributed_sampler_yields_itself(length, ranks, shuffle, drop_last):
+    def own(rank):
+        return DistributedSampler(range(length), ranks, rank, shuffle=shuffle, seed=8, drop_last=drop_last)
+
+    of_ranks = samplers_of_ranks(own(ranks - 1))
+    for number in (0, 1, 5):
+        for rank, sampler in enumerate(of_ranks):
+            expected = own(rank)
+            expected.set_epoch(number)
+            sampler.set_epoch(number)
+            assert list(sampler) == list(expected)
+            assert len(sampler) == len(expected)
+    assert len(of_ranks) == ranks
+
+
+@pytest.mark.parametrize("distance", [0, 4])
+def test_orders_of_ranks_are_those_of_their_distributed_samplers_also_when_passes_are_spread(distance):
+    def own(rank):
+        return SamplerOrder(DistributedSampler(range(37), 3, rank, seed=8), 13, 13, 1, 0, distance, seed=5)
+
+    samplers = samplers_of_ranks(DistributedSampler(range(37), 3, 1, seed=8))
+    of_ranks = [SamplerOrder(each, 13, 13, 1, 0, distance, seed=5) for each in samplers]
+    mine, alone = OrdersOfRanks(of_ranks, 1), [own(rank) for rank in range(3)]
+    for order in (mine, *alone):
+        order.begin_spreading()
+    for count in (5, 0, 13, 30):
+        columns = [order.take(count) for order in alone]
+        assert mine.take(count) == columns[1]
+        assert mine.taken.pop() == [columns[rank][place] for place in range(count) for rank in range(3)]
+    assert mine.position == 48
+    assert mine.exact
+    assert mine.state(30) == alone[1].state(30)
+    again = OrdersOfRanks([own(rank) for rank in range(3)], 1)
+    again.load(alone[1].state(30))
+    again.seek(30)
+    expected = own(1)
+    expected.begin_spreading()
+    assert again.take(20) == expected.take(50)[30:]

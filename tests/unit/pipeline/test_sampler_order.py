@@ -1,0 +1,215 @@
+"""The order of a user's sampler: followed pass by pass, asked for no more than is needed, and found again."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from samplers import BATCH_SAMPLERS, SAMPLERS, CountingSampler, kept_of, passes_of
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, Sampler, SequentialSampler
+
+from lightning_echo.data.randomness import seed_all
+from lightning_echo.pipeline.requests import SamplerOrder, draws_by_itself
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_a_sampler_is_followed_pass_by_pass(name):
+    length = len(SAMPLERS[name](0))
+    order = SamplerOrder(SAMPLERS[name](0), length, length, seed=0)
+    assert [order.take(length) for _ in range(4)] == passes_of(SAMPLERS[name](0), 4)
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_a_sampler_gives_what_the_plain_loader_delivers_also_when_its_tail_is_dropped(name, drop_last):
+    """Later passes show that its generator was used up as the plain loader does."""
+    sampler = SAMPLERS[name](0)
+    plain = DataLoader(range(4000), batch_size=4, sampler=sampler, drop_last=drop_last)
+    kept = kept_of(len(sampler), 1, 4, drop_last)
+    order = SamplerOrder(SAMPLERS[name](0), len(sampler), kept, seed=0)
+    for number in range(4):
+        if hasattr(sampler, "set_epoch"):
+            sampler.set_epoch(number)
+        assert order.take(kept) == torch.cat(list(plain)).tolist()
+
+
+@pytest.mark.parametrize("name", BATCH_SAMPLERS)
+def test_a_sampler_of_batches_is_followed_batch_by_batch(name):
+    length = len(BATCH_SAMPLERS[name](0))
+    order = SamplerOrder(BATCH_SAMPLERS[name](0), length, length, seed=0)
+    assert [order.take(length) for _ in range(4)] == passes_of(BATCH_SAMPLERS[name](0), 4)
+
+
+def test_a_sampler_is_asked_for_a_pass_only_when_its_first_item_is_needed():
+    asked = []
+
+    class Watched(SequentialSampler):
+        def __iter__(self):
+            asked.append(len(asked))
+            return super().__iter__()
+
+    order = SamplerOrder(Watched(range(10)), 10, 10, seed=0)
+    assert asked == []
+    order.take(10)
+    assert asked == [0]
+    order.take(1)
+    assert asked == [0, 1]
+
+
+def test_a_sampler_is_not_read_further_than_needed():
+    read = []
+
+    class Watched(SequentialSampler):
+        def __iter__(self):
+            for index in super().__iter__():
+                read.append(index)
+                yield index
+
+    order = SamplerOrder(Watched(range(1000)), 1000, 1000, distance=10, seed=0)
+    order.begin_spreading()
+    order.take(5)
+    assert len(read) <= 6
+
+
+def test_a_sampler_that_yields_less_than_its_length_is_reported():
+    class Short(SequentialSampler):
+        def __len__(self):
+            return 12
+
+    order = SamplerOrder(Short(range(10)), 12, 12, seed=0)
+    with pytest.raises(RuntimeError, match=r"sampler yielded too few items in pass 0: its length is 12. Correct its"):
+        order.take(12)
+
+
+def test_a_sampler_without_a_generator_is_lent_one_so_that_a_pass_depends_on_the_seed_alone():
+    sampler = RandomSampler(range(30))
+    state = torch.get_rng_state()
+    first, again, other = (SamplerOrder(sampler, 30, 30, seed=seed) for seed in (1, 1, 2))
+    passes = [first.take(30) for _ in range(3)]
+    assert [again.take(30) for _ in range(3)] == passes != [other.take(30) for _ in range(3)]
+    assert all(sorted(indices) == list(range(30)) for indices in passes)
+    assert len(set(map(tuple, passes))) == 3
+    assert sampler.generator is None
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_sampler_inside_a_batch_sampler_is_lent_one_too():
+    batches = BatchSampler(RandomSampler(range(12)), 4, drop_last=False)
+    first, again = (SamplerOrder(batches, 3, 3, seed=1) for _ in range(2))
+    assert first.take(9) == again.take(9)
+    assert batches.sampler.generator is None
+
+
+def test_a_sampler_hears_the_number_of_the_pass():
+    epochs = []
+
+    class Told(SequentialSampler):
+        def set_epoch(self, epoch):
+            epochs.append(epoch)
+
+    order = SamplerOrder(BatchSampler(Told(range(10)), 5, drop_last=False), 2, 2, seed=0)
+    order.take(6)
+    assert epochs == [0, 1, 2]
+
+
+@pytest.mark.parametrize("name", [*(name for name in SAMPLERS if name != "SequentialSampler"), *BATCH_SAMPLERS])
+def test_a_sampler_that_can_be_found_again_says_so(name):
+    sampler = {**SAMPLERS, **BATCH_SAMPLERS}[name](0)
+    assert SamplerOrder(sampler, len(sampler), len(sampler), seed=0).exact
+
+
+class PartlyByGenerator(Sampler):
+    """Takes a ``generator`` and draws from it only in part, as torchgeo's ``RandomGeoSampler``; the rest from everywhere."""
+
+    def __init__(self, generator=None):
+        self.generator = generator
+
+    def __iter__(self):
+        for _ in range(20):
+            area = int(torch.multinomial(torch.ones(10), 1))
+            yield area, int(torch.randint(10, (), generator=self.generator)), np.random.randint(10), random.randrange(10)
+
+    def __len__(self):
+        return 20
+
+
+class PartlyInBatches(PartlyByGenerator):
+    """Looks like a batch sampler of torch's."""
+
+    batch_size = 1
+
+    def __init__(self, generator=None):
+        super().__init__(generator)
+        self.sampler = RandomSampler(range(20))
+
+    def __iter__(self):
+        yield from ([index, *drawn] for index, drawn in zip(self.sampler, super().__iter__(), strict=True))
+
+
+@pytest.mark.parametrize(
+    "make", [PartlyByGenerator, PartlyInBatches, lambda: PartlyByGenerator(torch.Generator().manual_seed(3))]
+)
+def test_whoever_draws_from_the_global_states_does_so_from_states_of_its_own(make):
+    first, again, other = (SamplerOrder(make(), 20, 20, seed=seed) for seed in (1, 1, 2))
+    seed_all(7)
+    undisturbed = torch.rand(6).tolist(), np.random.rand(6).tolist(), [random.random() for _ in range(6)]
+    seed_all(7)
+    mixed = [], [], []
+    taken = []
+    for _ in range(6):
+        taken += first.take(7)
+        for numbers, draw in zip(mixed, (lambda: float(torch.rand(())), np.random.rand, random.random), strict=True):
+            numbers.append(draw())
+    assert mixed == undisturbed  # the training's
+    assert again.take(42) == taken != other.take(42)
+    assert len(set(map(str, taken))) == 42
+    resumed = SamplerOrder(make(), 20, 20, seed=1)
+    resumed.load(first.state(27))
+    resumed.seek(27)
+    assert resumed.take(15) == taken[27:]
+
+
+@pytest.mark.parametrize(
+    ("sampler", "expected"),
+    [
+        (RandomSampler(range(5)), True),
+        (BatchSampler(SequentialSampler(range(5)), 2, False), True),
+        (DistributedSampler(range(6), num_replicas=2, rank=0), True),
+        (PartlyByGenerator(torch.Generator()), False),
+        (BatchSampler(PartlyByGenerator(), 2, False), False),
+        (PartlyInBatches(), False),
+        (type("Own", (RandomSampler,), {})(range(5)), False),
+        (CountingSampler(5, 0), False),
+    ],
+)
+def test_only_torchs_own_classes_are_known_to_leave_the_global_states_alone(sampler, expected):
+    assert draws_by_itself(sampler) is expected
+
+
+def test_a_sampler_that_may_not_be_found_again_says_so():
+    class Opaque(Sampler):
+        generator = None
+
+        def __iter__(self):
+            return iter(range(5))
+
+        def __len__(self):
+            return 5
+
+    assert not SamplerOrder(Opaque(), 5, 5, seed=0).exact
+
+
+@pytest.mark.parametrize("entry", [int, torch.tensor, lambda index: [index]], ids=["int", "tensor", "list"])
+def test_what_a_sampler_yields_is_kept_apart_by_value(entry):
+    class Drawn(RandomSampler):
+        def __iter__(self):
+            return map(entry, super().__iter__())
+
+    sampler = Drawn(range(50), generator=torch.Generator().manual_seed(4))
+    order = SamplerOrder(sampler, 50, 50, distance=20, seed=0)
+    order.begin_spreading()
+    last = {}
+    for position, drawn in enumerate(order.take(500)):
+        index = drawn[0] if isinstance(drawn, list) else int(drawn)
+        assert position - last.get(index, -99) >= 20
+        last[index] = position

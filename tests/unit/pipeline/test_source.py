@@ -1,0 +1,202 @@
+"""What is found out about the user's loader by a look at it, and what of it a rebuilt loader keeps."""
+
+import multiprocessing
+
+import pytest
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+
+from lightning_echo.pipeline.prefetch import WorkerProcesses
+from lightning_echo.pipeline.source import Source
+from lightning_echo.pipeline.worker import Request
+from lightning_echo.split.staged import uncut_stages
+
+DATA = TensorDataset(torch.arange(12))
+OTHER = TensorDataset(torch.arange(12))
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(range(8))
+
+
+class OwnIteration(DataLoader):
+    def __iter__(self):
+        return super().__iter__()
+
+
+class OwnIterator(DataLoader):
+    def _get_iterator(self):
+        return super()._get_iterator()
+
+
+class Drawing(Sampler):
+    """Draws from the global random states, for all that anybody knows."""
+
+    def __iter__(self):
+        return iter(range(12))
+
+    def __len__(self):
+        return 12
+
+
+class WithoutLength(Sampler):
+    def __iter__(self):
+        return iter(range(12))
+
+
+@pytest.mark.parametrize(
+    ("loader", "rebuilds", "streams", "own_batches"),
+    [
+        (DataLoader(DATA, 4), True, False, False),
+        (DataLoader(DATA, batch_sampler=[[0, 1], [2]]), True, False, True),
+        (DataLoader(Stream(), 4), False, True, False),
+        (DataLoader(Stream(), None), False, False, False),
+        (DataLoader(DATA, None), False, False, False),
+        (OwnIteration(DATA, 4), False, False, False),
+        (OwnIterator(DATA, 4), False, False, False),
+        ([torch.zeros(4)], False, False, False),
+    ],
+)
+def test_only_a_loader_that_torch_makes_batches_for_is_rebuilt(loader, rebuilds, streams, own_batches):
+    source = Source(loader)
+    assert (source.rebuilds, source.streams, source.own_batches) == (rebuilds, streams, own_batches)
+
+
+GENERATOR = torch.Generator()
+
+
+@pytest.mark.parametrize(
+    ("loader", "order"),
+    [
+        (DataLoader(DATA, 4), "sequential"),
+        (DataLoader(DATA, 4, shuffle=True), "shuffled"),
+        (DataLoader(DATA, 4, shuffle=True, generator=GENERATOR), "shuffled"),
+        (DataLoader(DATA, 4, sampler=RandomSampler(DATA)), "shuffled"),
+        (DataLoader(DATA, 4, sampler=RandomSampler(DATA, generator=GENERATOR)), ""),
+        (DataLoader(DATA, 4, sampler=RandomSampler(DATA, replacement=True)), ""),
+        (DataLoader(DATA, 4, sampler=RandomSampler(DATA, num_samples=5)), ""),
+        (DataLoader(DATA, 4, sampler=RandomSampler(OTHER)), ""),
+        (DataLoader(DATA, 4, sampler=SequentialSampler(OTHER)), ""),
+        (DataLoader(DATA, batch_sampler=BatchSampler(SequentialSampler(DATA), 4, drop_last=False)), ""),
+    ],
+)
+def test_the_order_is_drawn_here_only_where_it_is_that_of_the_data_set_or_what_shuffle_makes(loader, order):
+    source = Source(loader)
+    assert (source.is_sequential, source.is_shuffled) == (order == "sequential", order == "shuffled")
+
+
+@pytest.mark.parametrize(
+    ("sampler", "may"),
+    [
+        (None, True),
+        (RandomSampler(DATA, generator=GENERATOR), True),
+        (SubsetRandomSampler([3, 4]), True),
+        (Drawing(), False),
+    ],
+)
+def test_a_thread_may_fetch_where_the_order_leaves_the_random_states_of_the_training_alone(sampler, may):
+    assert Source(DataLoader(DATA, 2, sampler=sampler)).may_run_in_thread is may
+
+
+def test_no_thread_reads_a_loader_that_is_not_rebuilt():
+    assert not Source([torch.zeros(4)]).may_run_in_thread
+    assert not Source(DataLoader(Stream(), 4)).may_run_in_thread
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [({}, 0), ({"num_workers": 3}, 6), ({"num_workers": 3, "prefetch_factor": 4}, 12)],
+)
+def test_workers_are_asked_for_as_many_batches_ahead_as_torch_asks_for(options, expected):
+    assert Source(DataLoader(DATA, 4, **options)).prefetched_batches == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "index"),
+    [
+        ({}, 0),
+        ({"shuffle": True}, 0),
+        ({"sampler": SubsetRandomSampler([7, 3])}, 7),
+        ({"sampler": SubsetRandomSampler([])}, "empty"),
+        ({"sampler": WeightedRandomSampler([1.0] * 12, 12)}, 0),
+        ({"sampler": SequentialSampler(OTHER)}, None),
+        ({"sampler": Drawing()}, None),
+        ({"num_workers": 1, "worker_init_fn": print}, 0),
+        ({"num_workers": 0, "worker_init_fn": print}, 0),
+    ],
+)
+def test_an_example_is_read_beforehand_only_by_an_index_that_the_plain_loader_would_read(options, index):
+    if index == "empty":
+        with pytest.raises(ValueError, match="loader is empty: it has no batch"):
+            Source(DataLoader(DATA, 2, **options))
+    else:
+        assert Source(DataLoader(DATA, 2, **options)).readable_index == index
+
+
+def test_a_sampler_that_deals_out_to_ranks_is_seen_also_inside_a_batch_sampler_and_on_a_loader_of_ones_own():
+    sampler = DistributedSampler(DATA, num_replicas=2, rank=0)
+    assert Source(DataLoader(DATA, 2, sampler=sampler)).shards_itself
+    assert Source(DataLoader(DATA, batch_sampler=BatchSampler(sampler, 2, drop_last=False))).shards_itself
+    assert not Source(DataLoader(DATA, 2)).shards_itself
+
+    class Sharding(list):
+        num_replicas, rank = 2, 0
+
+    assert Source(Sharding([1])).shards_itself
+    assert not Source([1]).shards_itself
+
+
+def test_the_length_is_asked_for_anew_and_needed_only_where_the_loader_is_rebuilt():
+    batches = [1, 2]
+    source = Source(batches)
+    batches.append(3)
+    assert source.length == 3
+    assert Source(DataLoader(Stream(), 4)).length is None
+    with pytest.raises(TypeError, match=r"loader must have a length.*Give its sampler \(or its data set\) a __len__"):
+        Source(DataLoader(DATA, 2, sampler=WithoutLength()))
+
+
+def whole(dataset):
+    return uncut_stages(dataset)
+
+
+def rebuilt(workers=None, **options):
+    loader = DataLoader(DATA, 4, **options)
+    requests = [Request(0, [0, 1], 2, [5, 3], bytes(2))]
+    return Source(loader).rebuild(requests, whole, 7, workers or WorkerProcesses())
+
+
+def test_a_rebuilt_loader_reads_what_is_requested_of_the_users_data_set():
+    ((batch, report),) = rebuilt()
+    assert [values.tolist() for values in batch] == [[5, 3]]
+    assert (report.fresh, report.echoed, report.refetched) == (2, 0, 0)
+
+
+def test_a_rebuilt_loader_keeps_the_options_of_the_users():
+    started = []
+    workers = WorkerProcesses(worker_init_fn=started.append)
+    context = multiprocessing.get_context("spawn")
+    loader = rebuilt(workers, num_workers=2, prefetch_factor=3, timeout=5, pin_memory=True, multiprocessing_context=context)
+    assert (loader.num_workers, loader.prefetch_factor, loader.timeout, loader.pin_memory) == (2, 3, 5, True)
+    assert loader.multiprocessing_context.get_start_method() == "spawn"
+    loader.worker_init_fn(1)
+    assert started == [1]
+
+
+def test_a_rebuilt_loader_has_the_users_generator_or_one_of_its_own_so_that_making_its_iterator_draws_nothing():
+    assert rebuilt(generator=GENERATOR).generator is GENERATOR
+    before = torch.get_rng_state()
+    iter(rebuilt())
+    assert torch.equal(torch.get_rng_state(), before)

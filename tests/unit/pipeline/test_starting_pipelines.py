@@ -1,0 +1,131 @@
+"""A pipeline is put together so that each rank gets its share, and nothing of the training or of the loader is disturbed."""
+
+import random
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, RandomSampler, Sampler, default_collate
+
+from lightning_echo import InsertionPoint
+from lightning_echo.pipeline.pipelines import rank_key, start_index_pipeline, start_stream_pipeline
+from lightning_echo.pipeline.source import Launch, Source, Start, choose, layout_of, shape_of, shape_of_stream_worker
+
+LENGTH, BATCH = 24, 4
+NOTHING = {"plan": None, "order": None}
+
+
+def start(loader, point, factor=1.0, *, replicas=1, rank=0, buffer_size=16, state=NOTHING, worker_init_fn=None):
+    source = Source(loader)
+    choice = choose(source, InsertionPoint(point))
+    layout = layout_of(source, replicas)
+    shape = shape_of(source, layout, buffer_size, 0, choice.point.by_batches)
+    launch = Launch(seed=0, factor=factor, state=state, begin_at=Start(0, 0), worker_init_fn=worker_init_fn)
+    return start_index_pipeline(source, choice, layout, shape, launch, rank=rank, key=rank_key(0, rank))
+
+
+def batches_of(pipeline, count, first=0):
+    return [pipeline.next_batch(number) for number in range(first, first + count)]
+
+
+@pytest.mark.parametrize("replicas", [2, 3])
+@pytest.mark.parametrize("point", ["after_augmentation", "after_batching"])
+def test_each_rank_gets_the_share_that_a_distributed_sampler_gives_it(point, replicas):
+    steps = LENGTH // replicas // BATCH
+    for rank in range(replicas):
+        pipeline = start(DataLoader(range(LENGTH), BATCH), point, replicas=replicas, rank=rank)
+        found = [index for batch, _ in batches_of(pipeline, steps) for index in batch.tolist()]
+        assert found == list(DistributedSampler(range(LENGTH), replicas, rank, shuffle=False))
+        pipeline.close()
+
+
+@pytest.mark.parametrize("point", ["after_augmentation", "after_batching"])
+def test_all_ranks_together_shuffle_a_pass_completely(point):
+    pipelines = [start(DataLoader(range(LENGTH), BATCH, shuffle=True), point, replicas=2, rank=rank) for rank in range(2)]
+    found = [index for pipeline in pipelines for batch, _ in batches_of(pipeline, 3) for index in batch.tolist()]
+    assert sorted(found) == list(range(LENGTH))
+
+
+@pytest.mark.parametrize("point", ["after_batching", "after_transfer"])
+def test_a_collate_function_that_uses_its_memory_again_does_not_change_what_is_held(point):
+    memory = torch.zeros(BATCH, dtype=torch.int64)
+
+    def collate(examples):
+        return memory.copy_(default_collate(examples))
+
+    pipeline = start(DataLoader(range(LENGTH), BATCH, collate_fn=collate), point, 4.0)
+    seen, live = [], {}
+    for number in range(40):  # each is looked at before the next one is made: the loader may use the memory of a first use again
+        batch, report = pipeline.next_batch(number)
+        value = (batch.host if point == "after_transfer" else batch).tolist()
+        if report.fresh:
+            first = BATCH * len(seen) % LENGTH
+            seen.append(list(range(first, first + BATCH)))
+            assert value == seen[-1]
+        assert value in seen
+        if point == "after_transfer":
+            assert live.setdefault(batch.live, value) == value, "each live batch keeps its own"
+    assert len(seen) > 5
+
+
+class Drawing(Sampler):
+    """A sampler of a user's that draws from a global generator."""
+
+    def __iter__(self):
+        yield from sorted(range(LENGTH), key=lambda index: random.random())
+
+    def __len__(self):
+        return LENGTH
+
+
+@pytest.mark.parametrize("point", ["after_augmentation", "after_batching"])
+@pytest.mark.parametrize(
+    "sampler", [Drawing(), RandomSampler(range(LENGTH), generator=torch.default_generator)], ids=["own", "torch"]
+)
+def test_a_sampler_that_draws_leaves_the_random_states_of_the_training_alone(point, sampler):
+    pipeline = start(DataLoader(range(LENGTH), BATCH, sampler=sampler), point, 2.0)
+    before = random.getstate(), torch.get_rng_state().tolist()
+    assert len(batches_of(pipeline, 20)) == 20
+    assert (random.getstate(), torch.get_rng_state().tolist()) == before
+
+
+class Batches:
+    """An iterable of batches that is not rebuilt."""
+
+    def __init__(self, length):
+        self.length = length
+
+    def __len__(self):
+        return self.length
+
+    def __iter__(self):
+        return iter([torch.full((BATCH,), number) for number in range(self.length)])
+
+
+@pytest.mark.parametrize("taken", [5, 8, 13, 22])
+def test_a_loader_that_is_only_read_goes_on_from_a_state_with_what_was_live(taken):
+    whole = [batch.tolist() for batch, _ in batches_of(start(Batches(10), "after_batching", 3.0, buffer_size=4), 60)]
+    stopped = start(Batches(10), "after_batching", 3.0, buffer_size=4)
+    batches_of(stopped, taken)
+    resumed = start(Batches(10), "after_batching", 3.0, buffer_size=4, state=stopped.state(taken))
+    found = batches_of(resumed, 60 - taken, first=taken)
+    assert [batch.tolist() for batch, _ in found] == whole[taken:]
+    assert any(report.refetched for _, report in found)
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(range(400))
+
+
+def test_a_stream_is_echoed_with_the_factor_that_the_run_begins_with():
+    source = Source(DataLoader(Stream(), BATCH))
+    launch = Launch(seed=0, factor=4.0, state=NOTHING, begin_at=Start(0, 0), worker_init_fn=None)
+    pipeline = start_stream_pipeline(source, shape_of_stream_worker(source, 16, 0), launch, key=0)
+    reports = [report for _, report in batches_of(pipeline, 60)]
+    assert {report.fresh for report in reports[20:]} == {1}, "a fourth of each batch, once the buffer is filled"
+    pipeline.close()
+
+
+@pytest.mark.parametrize(("workers", "each"), [(0, 48), (1, 48), (3, 16)])
+def test_the_workers_of_a_stream_share_the_buffer_out(workers, each):
+    assert shape_of_stream_worker(Source(DataLoader(Stream(), BATCH, num_workers=workers)), 48, 0).buffer_size == each

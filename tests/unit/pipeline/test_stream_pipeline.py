@@ -1,0 +1,204 @@
+"""Passes begin and factors change at the same request in every run, also in a resumed one; nobody's turn is lost."""
+
+import pickle
+import weakref
+
+import pytest
+
+from lightning_echo.pipeline.pipelines import StreamAnswers, StreamPipeline, StreamPlace, StreamRequests
+from lightning_echo.pipeline.streams import StreamNote, StreamRequest
+from lightning_echo.pipeline.worker import Report
+
+REPORT, NOTHING_MADE = Report(fresh=4), Report()
+
+
+class Workers:
+    """Stands in for the rebuilt ``DataLoader``: asks ``ahead`` requests ahead, and hands request k to worker k % workers.
+
+    Worker ``w`` makes ``lengths[w]`` batches in each pass, each named (pass, worker, number in it, factor), the last one with the
+    word that it was the last; if ``late``, that is said only when one more is asked for. Its state is what it has made.
+    """
+
+    def __init__(self, requests, lengths, ahead, late=False):
+        self.requests, self.lengths, self.late = requests, lengths, late
+        self.asked = [next(requests) for _ in range(ahead)]
+        self.at = 0
+        self.made = [{} for _ in lengths]
+        self.ended = [-1] * len(lengths)
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        self.asked.append(next(self.requests))
+        request, worker, self.at = self.asked.pop(0), self.at % len(self.lengths), self.at + 1
+        if request.resume is not None:
+            self.made[worker], self.ended[worker] = resumed(request.resume)
+        if request.pass_number <= self.ended[worker]:
+            return None, NOTHING_MADE, StreamNote(worker, True, self.state(worker))
+        made, length = self.made[worker].get(request.pass_number, 0), self.lengths[worker]
+        is_made = made < length
+        if made + (not self.late) >= length:
+            self.ended[worker] = request.pass_number
+        self.made[worker][request.pass_number] = made + is_made
+        batch = (request.pass_number, worker, made, request.factor) if is_made else None
+        return (
+            batch,
+            REPORT if is_made else NOTHING_MADE,
+            StreamNote(worker, self.ended[worker] >= request.pass_number, self.state(worker)),
+        )
+
+    def state(self, worker):
+        return pickle.dumps((self.made[worker], self.ended[worker]))
+
+
+def resumed(state):
+    return ({}, -1) if isinstance(state, int) else pickle.loads(state)
+
+
+class Run:
+    def __init__(self, lengths, ahead, late=False, state=None, delivered=0):
+        workers = len(lengths)
+        place = StreamPlace.first(workers) if state is None else place_of(state)
+        factors = [(0, 1.0)] if state is None else [tuple(change) for change in state["factors"]]
+        pending = [] if state is None else [tuple(change) for change in state["pending"]]
+        self.requests = StreamRequests(place, factors, pending, ahead)
+        self.answers = StreamAnswers(Workers(self.requests, lengths, ahead, late), self.requests, place, delivered)
+        self.place = place
+
+    def next(self):
+        batch, _, self.place = next(self.answers)
+        return batch
+
+    def state(self):
+        return {"place": self.place, **self.requests.state(self.place.request)}
+
+
+def place_of(state):
+    return state["place"]
+
+
+CASES = [([3], 0), ([3], 2), ([3, 2], 4), ([2, 5, 1], 6), ([1, 1, 1], 3), ([4, 0, 3], 6)]
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize(("lengths", "ahead"), CASES)
+def test_each_pass_has_the_batches_of_a_plain_loader_in_its_order(lengths, ahead, late):
+    run = Run(lengths, ahead, late)
+    expected = [(worker, number) for number in range(max(lengths)) for worker, length in enumerate(lengths) if number < length]
+    for number in range(4):
+        batches = [run.next() for _ in range(len(expected) + 1)]
+        assert batches[-1] is None
+        assert [batch[:3] for batch in batches[:-1]] == [(number, *each) for each in expected]
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize(("lengths", "ahead"), CASES)
+def test_a_run_goes_on_from_every_place_with_the_factors_that_were_to_come(lengths, ahead, late):
+    """Factors are changed at batches 5 and 9, from the first batch on that cannot have been asked for."""
+
+    def play(run, items, done):
+        found, batches = [], done
+        for _ in range(items):
+            if batches in changes:
+                run.requests.change_factor(batches + ahead, changes[batches])
+            found.append(run.next())
+            batches += found[-1] is not None
+            states.append((run.state(), batches))
+        return found
+
+    changes, states = {5: 2.0, 9: 3.0}, []
+    items = play(Run(lengths, ahead, late), 40, 0)
+    assert {batch[3] for batch in items if batch} == {1.0, 2.0, 3.0}
+    taken = list(states)
+    for at, (state, batches) in enumerate(taken):
+        if batches in changes:
+            continue  # the factor is about to be set again
+        resumed = Run(lengths, ahead, late, state, batches)
+        assert play(resumed, 39 - at, batches) == items[at + 1 :]
+
+
+@pytest.mark.parametrize(("lengths", "ahead"), CASES)
+def test_a_factor_counts_from_the_first_batch_that_cannot_be_asked_for(lengths, ahead):
+    """With streams that do not end, to the batch."""
+    run = Run([10**6] * len(lengths), ahead)
+    for _ in range(7):
+        run.next()
+    run.requests.change_factor(7 + ahead, 4.0)
+    assert [run.next()[3] for _ in range(ahead + 3)] == [1.0] * ahead + [4.0] * 3
+
+
+def test_a_later_change_replaces_those_that_would_count_after_it():
+    run = Run([10**6], 3)
+    run.requests.change_factor(6, 4.0)
+    run.requests.change_factor(5, 2.0)
+    assert [run.next()[3] for _ in range(8)] == [1.0] * 5 + [2.0] * 3
+
+
+def test_a_stream_without_any_batch_is_reported():
+    with pytest.raises(RuntimeError, match=r"the stream yielded no batch in pass 0: it must have examples each time"):
+        Run([0, 0], 4).next()
+
+
+def test_worker_0_is_asked_first_even_if_it_is_not_its_turn():
+    place = StreamPlace(7, 0, True, frozenset(), (4, 3), (b"one", b"two"))
+    requests = StreamRequests(place, [(7, 2.0)], [], 4)
+    assert [next(requests) for _ in range(4)] == [
+        StreamRequest(-1, 1.0, b"one"),
+        StreamRequest(0, 2.0, b"two"),
+        StreamRequest(0, 2.0, None),
+        StreamRequest(0, 2.0, None),
+    ]
+
+
+def test_a_place_is_saved_in_plain_types():
+    place = StreamPlace(7, 1, True, frozenset({1}), (4, 3), (None, None))
+    state = place.state()
+    assert state == {"request": 7, "pass": 1, "begun": True, "ended": [1], "batches": [4, 3], "workers": [None, None]}
+    assert StreamPlace.from_state(state) == place
+
+
+class Log(list):
+    """Stands in for the workers."""
+
+    def end_others(self):
+        self.append("others ended")
+
+
+def pipeline(lengths, delivered=0):
+    run = Run(lengths, 0, delivered=delivered)
+    return StreamPipeline(run.requests, run.answers, Log(), run.place, delivered)
+
+
+def test_batches_come_with_their_reports_and_none_between_two_passes():
+    started = pipeline([2])
+    handed_out = [started.next_batch(delivered) for delivered in (0, 1, 2, 2)]
+    assert handed_out == [((0, 0, 0, 1.0), REPORT), ((0, 0, 1, 1.0), REPORT), None, ((1, 0, 0, 1.0), REPORT)]
+
+
+def test_a_state_is_that_after_the_last_batch_or_after_the_one_before():
+    """Whoever hands batches out may be interrupted before one is counted."""
+    started = pipeline([9], delivered=4)
+    started.next_batch(4)
+    started.next_batch(5)
+    places = {delivered: started.state(delivered)["stream"]["batches"] for delivered in (5, 6)}
+    assert places == {5: [1], 6: [2]}
+
+
+def test_between_two_passes_the_state_is_that_of_the_pass_that_is_to_begin():
+    started = pipeline([1])
+    started.next_batch(0)
+    assert started.next_batch(1) is None
+    state = started.state(1)
+    assert (state["plan"], state["order"]) == (None, None)
+    assert (state["stream"]["pass"], state["stream"]["begun"], state["stream"]["ended"]) == (1, False, [])
+
+
+def test_closing_lets_go_of_the_answers_and_of_the_workers():
+    run, log = Run([3], 0), Log()
+    started = StreamPipeline(run.requests, run.answers, log, run.place, 0)
+    answers = weakref.ref(run.answers)
+    del run
+    started.close()
+    assert answers() is None
+    assert log == ["others ended"]

@@ -1,0 +1,159 @@
+"""The live items of a worker, against a plain list of them: ``[position, uses left, uses so far]``, oldest first."""
+
+import json
+import random
+from math import ceil, floor
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightning_echo.plan.plan import Buffer, Call, Live
+
+LEFT = st.lists(st.integers(1, 4), min_size=1, max_size=30)
+
+
+def filled(left):
+    """Returns a buffer whose items have so many uses left, at the positions 0, 1, 2, ...; each was used once."""
+    buffer = Buffer()
+    for position, uses in enumerate(left):
+        item = Live(position, uses, 1, Call(position, 1))
+        buffer.put(item)
+        buffer.by_age.append(item)
+    return buffer
+
+
+def rows(buffer):
+    return sorted([item.position, item.left, item.used] for item in buffer)
+
+
+def use(buffer, drawn):
+    """Uses what was drawn as a plan does: one use less for each, back into the buffer while any is left."""
+    for item in drawn:
+        item.left, item.used = item.left - 1, item.used + 1
+        if item.left:
+            buffer.put(item)
+
+
+@given(LEFT, st.floats(0, 1), st.integers(0, 9))
+def test_as_many_items_are_drawn_as_asked_for_each_once_and_the_others_stay(left, share, seed):
+    buffer, count = filled(left), round(share * len(left))
+    drawn = buffer.draw(count, 0, len(left), random.Random(seed).random)
+    positions = [item.position for item in drawn]
+    assert len(positions) == len(set(positions)) == count
+    assert sorted(positions + [position for position, _, _ in rows(buffer)]) == list(range(len(left)))
+    assert len(buffer) == len(left) - count
+
+
+@given(LEFT, st.floats(0, 1), st.integers(0, 9))
+def test_items_of_all_uses_left_are_drawn_by_their_share(left, share, seed):
+    """Strata of two or more uses left, one after the other: up to each border the share is even."""
+    buffer, count = filled(left), round(share * len(left))
+    ones = left.count(1)
+    drawn = [item.left for item in buffer.draw(count, 0, len(left), random.Random(seed).random)]
+    exact = ones * count / len(left)
+    others = len(left) - ones
+    assert floor(exact) <= drawn.count(1) <= ceil(exact) or drawn.count(1) == max(count - others, 0)
+    rest = count - drawn.count(1)
+    for border in (2, 3):
+        if others:
+            passed = sum(1 < uses <= border for uses in left) * rest / others
+            assert floor(passed) <= sum(1 < uses <= border for uses in drawn) <= ceil(passed)
+
+
+@given(LEFT, st.floats(0, 1), st.integers(0, 4), st.integers(0, 4), st.integers(0, 9))
+def test_places_are_freed_as_the_caller_needs_it(left, share, least, most, seed):
+    buffer, ones = filled(left), left.count(1)
+    count, least = round(share * len(left)), min(least, most)
+    freed = [item.left for item in buffer.draw(count, least, most, random.Random(seed).random)].count(1)
+    others = len(left) - ones
+    assert freed >= min(least, ones, count)
+    assert freed <= max(most, count - others), "more than asked for only where the others do not suffice"
+
+
+def test_each_item_is_drawn_with_the_same_probability():
+    rand, drawn, tries = random.Random(1).random, [0] * 10, 20_000
+    for _ in range(tries):
+        for item in filled([1, 1, 1, 2, 2, 2, 2, 3, 3, 4]).draw(4, 0, 10, rand):
+            drawn[item.position] += 1
+    deviation = (tries * 0.4 * 0.6) ** 0.5
+    assert all(abs(times - tries * 0.4) < 5 * deviation for times in drawn)
+
+
+@given(LEFT, st.lists(st.integers(1, 8), max_size=6), st.integers(0, 9))
+def test_an_item_is_live_until_its_last_use(left, draws, seed):
+    """The model: a dictionary of uses left."""
+    buffer, model, rand = filled(left), dict(enumerate(left)), random.Random(seed).random
+    for count in draws:
+        drawn = buffer.draw(min(count, len(buffer)), 0, len(left), rand)
+        for item in drawn:
+            model[item.position] -= 1
+        use(buffer, drawn)
+        alive = {position: uses for position, uses in model.items() if uses}
+        assert {item.position: item.left for item in buffer} == alive
+        assert len(buffer) == len(alive)
+        assert buffer.last_use_count == list(alive.values()).count(1)
+        fewest = min(alive.values(), default=None)
+        assert sorted(item.position for item in buffer.with_fewest_left()) == [at for at in alive if alive[at] == fewest]
+
+
+@given(LEFT, st.integers(-1, 30), st.integers(0, 9))
+def test_what_is_too_old_is_dropped_and_its_uses_are_owed_to_later_items(left, until, seed):
+    buffer = filled(left)
+    use(buffer, buffer.draw(len(left) // 2, 0, len(left), random.Random(seed).random))
+    before = rows(buffer)
+    old = [row for row in before if row[0] <= until]
+    assert buffer.drop_until(until) is bool(old)
+    assert rows(buffer) == [row for row in before if row[0] > until]
+    assert buffer.owed == sum(uses for _, uses, _ in old)
+    assert sorted(buffer.forget) == [position for position, _, _ in old], "those used up are forgotten already"
+    assert not buffer.drop_until(until)
+
+
+@given(LEFT, st.integers(1, 5))
+def test_a_lower_factor_takes_uses_away_and_drops_what_had_as_many_already(left, most):
+    buffer = filled(left)  # each was used once
+    buffer.restrict(most)
+    assert rows(buffer) == [[at, min(uses, most - 1), 1] for at, uses in enumerate(left) if most > 1]
+    assert buffer.forget == ([] if most > 1 else list(range(len(left))))
+    assert [item.position for item in buffer.by_age] == [at for at, _, _ in rows(buffer)]
+
+
+@given(LEFT, st.integers(1, 6), st.integers(1, 40))
+def test_urgent_is_what_cannot_be_used_up_in_time_unless_every_batch_from_now_on_uses_it(left, step, max_age):
+    """Counted batch by batch: while the stream moves on by ``step``, how many more batches may an item be drawn in?"""
+    buffer, newest = filled(left), len(left) - 1
+    urgent = {item.position for item in buffer.urgent(newest, max_age, step, max(left))}
+    for position, uses in enumerate(left):
+        chances, at = 0, newest + 1
+        while at - position <= max_age:
+            chances, at = chances + 1, at + step
+        assert (position in urgent) is (chances <= uses), (chances, uses)
+
+
+@given(LEFT, st.integers(0, 20), st.integers(0, 9))
+def test_a_saved_buffer_draws_as_the_one_that_was_saved(left, drawn_before, seed):
+    buffer = filled(left)
+    use(buffer, buffer.draw(min(drawn_before, len(left)), 0, len(left), random.Random(seed).random))
+    buffer.drop_until(2)
+    again = Buffer.from_state(json.loads(json.dumps(buffer.state())))
+    assert again.state() == buffer.state()
+    assert [item.position for item in again.by_age] == sorted(item.position for item in again)
+    count = len(buffer) // 2
+    one, other = ([item.position for item in each.draw(count, 0, count, random.Random(seed).random)] for each in (buffer, again))
+    assert one == other
+
+
+def test_a_state_says_how_many_uses_are_left_so_that_a_lost_item_shows():
+    assert filled([3, 1, 2]).state()["uses_left"] == 6
+
+
+@pytest.mark.parametrize("gone", range(4))
+def test_one_item_is_removed_and_the_others_keep_their_places(gone):
+    buffer = filled([2, 2, 2, 2])
+    buffer.remove(buffer.by_age[gone])
+    assert {item.position for item in buffer} == set(range(4)) - {gone}
+    for item in list(buffer):
+        buffer.remove(item)
+    assert len(buffer) == 0
+    assert not buffer.with_fewest_left()

@@ -1,0 +1,283 @@
+"""How a training finds a reader, and how it ends where readers fail or are killed before they have answered."""
+
+import logging
+import os
+import threading
+import time
+from contextlib import suppress
+from functools import partial
+
+import pytest
+from torch.utils.data import DataLoader
+
+from lightning_echo.pipeline.source import Source
+from lightning_echo.share import attachment as connecting
+from lightning_echo.share import server
+from lightning_echo.share.attachment import Connector, Group
+from lightning_echo.share.config import ShareConfig, new_socket, send, socket_of
+from lightning_echo.share.process import Payload, ReaderError, run_reader
+from lightning_echo.share.same_data import loader_of, parts_of
+
+WITHIN_SECONDS = 60
+DATA = {"data set": "range of 64"}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    tmp_path.chmod(0o700)
+    monkeypatch.setenv("LIGHTNING_ECHO_SHARED", str(tmp_path))
+
+
+class Sampler:
+    """Yields so many of 64 indices, or raises an error."""
+
+    def __init__(self, yields):
+        self.yields = yields
+
+    def __len__(self):
+        return 64
+
+    def __iter__(self):
+        if self.yields is None:
+            raise KeyError("there are no weights")
+        return iter(range(self.yields))
+
+
+def reads(name, data=DATA, linger_seconds=0.2, **options):
+    """A reader in a thread in place of a process."""
+    loader = DataLoader(range(64), **{"num_workers": 1, **options})
+    source = Source(loader_of(parts_of(Source(loader)), 0))
+    ready = threading.Event()
+
+    def run():
+        with suppress(RuntimeError):  # which ends its process, and is in its log
+            run_reader(name, source, data_print=data, window_bytes=8192, linger_seconds=linger_seconds, when_ready=ready.set)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    assert ready.wait(WITHIN_SECONDS)
+    return thread
+
+
+def is_killed(name):
+    """A reader that is killed when a training has said hello."""
+    with suppress(FileNotFoundError):  # of the one before it
+        os.unlink(socket_of(name))
+    listener = new_socket()
+    listener.bind(socket_of(name))
+    listener.listen()
+
+    def run():
+        with listener:
+            connection, _ = listener.accept()
+            connection.recv(2**16)
+            connection.close()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread
+
+
+def dies_at(item, name):
+    """A reader whose worker dies at an item while a training joins."""
+    with suppress(FileNotFoundError):  # of the one before it
+        os.unlink(socket_of(name))
+    listener = new_socket()
+    listener.bind(socket_of(name))
+    listener.listen()
+
+    def run():
+        with listener:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(2**16)
+                send(connection, {"over": "killed by signal", "at": item})
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread
+
+
+def is_mute(name):
+    """A process that listens and never answers."""
+    listener = new_socket()
+    listener.bind(socket_of(name))
+    listener.listen()
+    return listener
+
+
+def is_killed_early(name):
+    return None
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """What is started in place of processes, in this order; and which of these were started."""
+    wanted, threads = [], []
+
+    def start(name, payload):
+        assert wanted, "one more reader is started"
+        threads.append(wanted.pop(0)(name))
+        return threads[-1] is not None
+
+    monkeypatch.setattr(connecting, "start_reader", start)
+    yield wanted, threads
+    for thread in threads:
+        if thread is not None:
+            thread.join(WITHIN_SECONDS)
+            assert not thread.is_alive()
+
+
+def connector(data=DATA, name="data", **share):
+    return Connector(ShareConfig(name, **share), lambda: Payload([], {}, b""), data, Group.of_one())
+
+
+def enters(each):
+    """Enters, and leaves. Returns the place."""
+    link = each.connect(None, goes_on=False)
+    link.hang_up()
+    link.close()
+    return link.place.item
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create 122 worker processes")
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"sampler": Sampler(None)}, "KeyError: 'there are no weights'"),
+        ({"sampler": Sampler(40)}, "the sampler yielded too few items in pass 0: its length is 64"),
+        ({"num_workers": 122}, "a shared loader may have up to 121 workers, got 122"),
+    ],
+)
+def test_what_keeps_the_reader_from_beginning_ends_all_trainings_with_the_reason_after_one_start(started, options, reason):
+    wanted, _ = started
+    wanted.append(lambda name: reads(name, **options))
+    errors = []
+
+    def trains():
+        with pytest.raises(ReaderError) as error:
+            enters(connector(wait_for=2))
+        errors.append(str(error.value))
+
+    trainings = [threading.Thread(target=trains) for _ in range(2)]
+    for training in trainings:
+        training.start()
+    for training in trainings:
+        training.join(WITHIN_SECONDS)
+    assert len(errors) == 2
+    for error in errors:
+        assert reason in error
+    assert wanted == []
+
+
+@pytest.mark.parametrize("first", [is_killed, is_killed_early])
+def test_after_a_reader_that_was_killed_before_it_answered_one_other_is_started(started, first):
+    wanted, threads = started
+    wanted += [first, reads]
+    assert enters(connector()) == 0
+    assert len(threads) == 2
+
+
+@pytest.mark.parametrize(
+    ("restart", "several", "said"),
+    [
+        (True, [is_killed, is_killed], "has died twice before it answered"),
+        (True, [is_killed_early, is_killed], "has died twice before it answered"),
+        (False, [is_killed], "has died before it answered"),
+        (False, [is_killed_early], "has died before it answered"),
+    ],
+)
+def test_a_second_one_that_was_killed_is_an_error_and_without_restart_the_first(started, restart, several, said):
+    wanted, threads = started
+    wanted += several
+    with pytest.raises(ReaderError, match=said):
+        enters(connector(restart=restart))
+    assert len(threads) == len(several)
+
+
+def test_two_deaths_at_one_item_before_a_training_has_joined_are_an_error(started):
+    wanted, threads = started
+    wanted += [partial(dies_at, 5), partial(dies_at, 5)]
+    with pytest.raises(ReaderError, match=r"has died twice at item 5 \(killed by signal\)"):
+        enters(connector())
+    assert len(threads) == 2
+
+
+def test_deaths_at_two_items_before_a_training_has_joined_are_followed_by_another_reader(started):
+    wanted, threads = started
+    wanted += [partial(dies_at, 5), partial(dies_at, 6), reads]
+    assert enters(connector()) == 0
+    assert len(threads) == 3
+
+
+def test_a_reader_that_ends_because_its_data_is_outdated_does_not_count_as_killed(started):
+    wanted, threads = started
+    wanted.append(lambda name: reads(name, linger_seconds=WITHIN_SECONDS))
+    assert enters(connector()) == 0
+    edited = {**DATA, "dataset.p": "0.5"}
+    wanted.append(lambda name: reads(name, edited))
+    assert enters(connector(edited, restart=False)) == 0
+    assert len(threads) == 2
+
+
+@pytest.mark.parametrize("path_bytes", [105, 107])
+def test_a_path_as_long_as_a_sockets_may_be_has_a_reader(started, path_bytes, tmp_path, monkeypatch):
+    folder = tmp_path / ("f" * (path_bytes - len(os.fsencode(tmp_path)) - len("//data.sock")))
+    folder.mkdir(mode=0o700)
+    monkeypatch.setenv("LIGHTNING_ECHO_SHARED", str(folder))
+    assert len(os.fsencode(socket_of("data"))) == path_bytes
+    wanted, threads = started
+    wanted.append(reads)
+    assert enters(connector()) == 0
+    assert len(threads) == 1
+
+
+def answers_soon(monkeypatch):
+    """Readers say every 0.1 s that they are there, and are taken for mute after 2 s."""
+    monkeypatch.setattr(connecting, "_MOST_MUTE_SECONDS", 2.0)
+    monkeypatch.setattr(server, "_TELL_FIRST_SECONDS", 0.1)
+    monkeypatch.setattr(server, "_TELL_AGAIN_SECONDS", 0.1)
+
+
+def test_a_listener_that_does_not_answer_is_replaced_and_that_is_said(started, monkeypatch, caplog):
+    answers_soon(monkeypatch)
+    wanted, threads = started
+    wanted.append(reads)
+    with is_mute("data"):
+        assert enters(connector()) == 0
+    assert len(threads) == 1
+    assert "does not answer for 2 s: another one is started in its place" in caplog.text
+
+
+def test_a_reader_that_waits_for_others_is_not_taken_for_a_mute_one_and_begins_after_a_while(started, monkeypatch, caplog):
+    answers_soon(monkeypatch)
+    caplog.set_level(logging.INFO, "lightning_echo")
+    wanted, threads = started
+    wanted.append(reads)
+    began = time.monotonic()
+    assert enters(connector(wait_for=2, wait_seconds=3)) == 0
+    assert time.monotonic() - began > 3
+    assert len(threads) == 1
+    assert "waits for other trainings (wait_for=2)" in caplog.text
+    assert "begins with 1 of 2 trainings (wait_for): no more have come within 3 s (wait_seconds)" in caplog.text
+
+
+def test_a_reader_of_the_name_in_another_folder_is_named_and_not_a_dead_one(started, tmp_path, monkeypatch, caplog):
+    monkeypatch.delenv("LIGHTNING_ECHO_SHARED")
+    wanted, threads = started
+    for folder in ("here", "there", "dead"):
+        (tmp_path / folder).mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "dead"))
+    is_mute("elsewhere").close()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "there"))
+    wanted += [reads, reads]
+    link = connector(name="elsewhere").connect(None, goes_on=False)  # while it is there, its reader is
+    assert "looks in" not in caplog.text
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "here"))
+    assert enters(connector(name="elsewhere")) == 0
+    link.hang_up()
+    link.close()
+    assert len(threads) == 2
+    assert f"there is a reader of this name in {tmp_path}/there/lightning_echo (process {os.getpid()})" in caplog.text
+    assert f"this training looks in {tmp_path}/here/lightning_echo, and starts its own" in caplog.text
+    assert caplog.text.count("looks in") == 1

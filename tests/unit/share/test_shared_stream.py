@@ -1,0 +1,230 @@
+"""A stream of the reader's items, over a reader that is told what to say."""
+
+import logging
+
+import pytest
+import torch
+
+from lightning_echo.share import stream as shared_stream
+from lightning_echo.share.attachment import Missed, NextReader, Place
+from lightning_echo.share.config import ShareConfig
+from lightning_echo.share.process import ReaderError
+from lightning_echo.share.reading import At, first_item, first_pass
+from lightning_echo.share.stream import SharedBatches, SharedStream, SizedSharedStream
+from lightning_echo.share.window import END, pack
+
+
+def raw(value, at):
+    """An item as it comes out of the window."""
+    kind, parts, _ = pack(value)
+    return kind, bytearray(b"".join(map(bytes, parts)) + at.to_bytes())
+
+
+def passes(*lengths, first=0, make=lambda number, offset: 100 * number + offset):
+    """The items of passes, in order, from the first item of a reader on."""
+    found = []
+    for number, length in enumerate(lengths, first):
+        found += [raw(make(number, offset), At(number, offset)) for offset in range(length)]
+        found.append((END, bytearray(At(number, length).to_bytes())))
+    return dict(enumerate(found, first_item(first)))
+
+
+class FakeReader:
+    """Stands in for an `Attachment`: it has items, lets some be missed, and may be followed by another one."""
+
+    def __init__(self, items, *, place=None, gone=(), batch_size=None, successor=None):
+        self.items, self.gone, self.successor = items, set(gone), successor
+        self.place, self.batch_size, self.wishes = place, batch_size, []
+        self.low = 0
+
+    def enter(self, wish):
+        self.wishes.append(wish)
+        first = min(self.items) if wish is None else wish
+        item = first if self.place is None else self.place
+        return Place(item, 1, item != first, self.batch_size)
+
+    def taken(self, item):
+        if item in self.gone:
+            self.low = max(self.gone) + 1
+            raise Missed(item, self.low)
+        if item not in self.items:
+            assert self.successor is not None, "asked for an item that there is not"
+            self.items, self.successor = self.successor, None
+            raise NextReader(min(self.items))
+        kind, data = self.items[item]
+        return kind, bytearray(data)
+
+
+def stream_over(reader, **share):
+    stream = SharedStream(ShareConfig("data", **share))
+    stream.attach(reader)
+    return stream
+
+
+def test_a_pass_ends_where_the_readers_does():
+    stream = stream_over(FakeReader(passes(3, 1, 2)))
+    assert [list(stream) for _ in range(3)] == [[0, 1, 2], [100], [200, 201]]
+
+
+def test_the_numbers_of_two_readers_are_never_the_same():
+    assert first_pass(first_item(7)) == 7
+    assert first_item(7) - first_item(6) == 2**40
+
+
+def test_one_that_comes_within_a_pass_gets_the_rest_of_it():
+    stream = stream_over(FakeReader(passes(4, 2), place=2))
+    assert [list(stream), list(stream)] == [[2, 3], [100, 101]]
+
+
+def test_one_that_comes_at_the_end_of_a_pass_begins_with_the_next():
+    stream = stream_over(FakeReader(passes(4, 2), place=4))
+    assert list(stream) == [100, 101]
+
+
+@pytest.mark.parametrize(("place", "said"), [(1, "it gets 75 % of this pass"), (3, "it gets 25 % of this pass")])
+def test_one_that_comes_within_a_pass_says_what_it_gets_of_it(caplog, place, said):
+    caplog.set_level(logging.INFO, "lightning_echo")
+    stream = SizedSharedStream(ShareConfig("data"), 4)
+    stream.attach(FakeReader(passes(4, 2), place=place))
+    assert [list(stream), list(stream)] == [list(range(place, 4)), [100, 101]]
+    assert said in caplog.text
+    caplog.clear()
+    assert list(stream_over(FakeReader(passes(4), place=place))) == list(range(place, 4))
+    assert f"{place} items of this pass have gone by" in caplog.text
+
+
+def test_one_that_joins_at_the_next_pass_begins_with_that_and_shows_how_far_the_others_are(caplog, monkeypatch):
+    caplog.set_level(logging.INFO, "lightning_echo")
+    monkeypatch.setattr(shared_stream, "_SAY_AGAIN_SECONDS", -1.0)  # each time
+    stream = stream_over(FakeReader(passes(4, 2), place=1), join="pass")
+    assert list(stream) == [100, 101]
+    assert [f"{gone} items of this one have gone by" in caplog.text for gone in (1, 2, 3, 4)] == [True, True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("gone", "expected", "missed"),
+    [
+        ([1, 2], [[0, 3], [100, 101, 102], [200]], 2),
+        ([2, 3, 4], [[0, 1], [100, 101, 102], [200]], 2),  # the end of a pass is no example
+        ([2, 3, 4, 5, 6], [[0, 1], [102], [200]], 4),
+        ([2, 3, 4, 5, 6, 7], [[0, 1], [200]], 5),  # nothing of a pass but its end
+        ([2, 3, 4, 5, 6, 7, 8], [[0, 1], [200]], 5),  # not even that
+    ],
+)
+def test_what_is_missed_is_counted_and_passes_end_all_the_same(gone, expected, missed):
+    stream = stream_over(FakeReader(passes(4, 3, 1), gone=gone), behind="skip")
+    assert [list(stream) for _ in expected] == expected
+    assert stream.missed == missed
+
+
+@pytest.mark.parametrize("taken", range(7))
+def test_a_state_goes_on_where_it_was_taken(taken):
+    items = passes(3, 4)
+    before = stream_over(FakeReader(items))
+    found, state = [], before.state_dict()
+    for number in range(2):
+        for value in before:
+            found.append((number, value))
+            if len(found) == taken:
+                state = before.state_dict()
+    reader = FakeReader(items)
+    # A reader that begins at a pass numbers its items from there.
+    reader.items = passes(*((3, 4) if not state["pass"] else (4,)), first=state["pass"] or 0)
+    stream = stream_over(reader)
+    stream.load_state_dict(state)
+    rest = list(stream)
+    assert rest == [value for number, value in found[taken:] if number == (0 if taken <= 3 else 1)]
+    assert reader.wishes == [None if not taken else first_item(state["pass"])]
+
+
+def test_a_state_of_a_run_without_sharing_is_refused():
+    with pytest.raises(ValueError, match="the state is of a run with share=None, and this loader has share='data'"):
+        stream_over(FakeReader(passes(1))).load_state_dict({"at": 3})
+
+
+def test_with_the_reader_the_rest_of_its_pass_is_lost_and_the_next_one_is_whole():
+    items = {item: passes(4)[item] for item in range(2)}
+    stream = stream_over(FakeReader(items, successor=passes(2, first=1)), restart="pass")
+    assert [list(stream), list(stream)] == [[0, 1], [100, 101]]
+
+
+def test_between_two_passes_nothing_is_lost_with_the_reader():
+    stream = stream_over(FakeReader(passes(2), successor=passes(3, first=1)), restart="pass")
+    assert [list(stream), list(stream)] == [[0, 1], [100, 101, 102]]
+
+
+class FakeWindow:
+    """A window with the items of a reader that has died."""
+
+    def __init__(self, items):
+        self.items, self.begin = items, min(items)
+
+    def end_from(self, item):
+        while item in self.items:
+            item += 1
+        return item
+
+    def copy(self, item):
+        return self.items.get(item)
+
+
+@pytest.mark.parametrize(("published", "next_pass"), [(2, 1), (4, 1), (5, 1), (6, 2), (8, 2)])
+def test_the_next_reader_begins_with_the_pass_after_what_was_published(published, next_pass):
+    items = {item: data for item, data in passes(4, 4).items() if item < published}
+    stream = stream_over(FakeReader(items), restart="pass")
+    next(iter(stream))
+    assert stream.follow(FakeWindow(items), 1) == first_item(next_pass)
+
+
+def test_without_restart_at_a_pass_it_is_an_error():
+    with pytest.raises(ReaderError, match=r"no other one finds its place.*share\.restart='pass' goes on with the next pass"):
+        stream_over(FakeReader(passes(1))).follow(FakeWindow(passes(1)), 0)
+
+
+# ---------------------------------------------------------------------- whole batches
+
+
+def batches_over(size, reads, length=10, of_reader=None):
+    """The batches of a training of one batch size, over those of a reader of another one."""
+
+    def rows(number, offset):
+        first = offset * reads
+        return torch.arange(100 * number + first, 100 * number + min(first + reads, length))
+
+    reader = FakeReader(passes(-(-length // reads), -(-length // reads), make=rows), batch_size=reads)
+    return SharedBatches(stream_over(of_reader or reader), None, size, None)
+
+
+@pytest.mark.parametrize("reads", [1, 2, 3, 5, 7, 10, 12])
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 10, 11])
+def test_batches_are_cut_within_each_pass(size, reads):
+    loader = batches_over(size, reads)
+    for number in range(2):
+        found = [batch.tolist() for batch in loader]
+        assert found == [list(range(100 * number + first, 100 * number + min(first + size, 10))) for first in range(0, 10, size)]
+
+
+@pytest.mark.parametrize(("size", "reads", "reads_again"), [(3, 5, 5), (3, 5, 4), (3, 5, 3), (4, 2, 7), (5, 5, 2), (2, 4, 2)])
+def test_a_state_within_a_pass_goes_on_at_its_row_whatever_the_reader_reads(size, reads, reads_again):
+    loader = batches_over(size, reads)
+    found, states = [], []
+    for batch in loader:
+        found.append(batch.tolist())
+        states.append(loader.state_dict())
+    for number, state in enumerate(states, 1):
+        resumed = batches_over(size, reads_again)
+        resumed.load_state_dict(state)
+        assert [batch.tolist() for batch in resumed] == found[number:]
+
+
+def test_a_loader_with_a_length_keeps_it_where_it_comes_within_a_pass():
+    stream = stream_over(FakeReader(passes(4, 4, 4), place=3))
+    loader = SharedBatches(stream, 4, None, lambda number: number)
+    assert len(loader) == 4
+    loader = SharedBatches(stream, 4, None, None)
+    assert [list(loader), list(loader)] == [[3, 100, 101, 102], [103, 200, 201, 202]]
+
+
+def test_one_without_a_length_has_none():
+    with pytest.raises(TypeError, match="not known"):
+        len(SharedBatches(stream_over(FakeReader(passes(1))), None, None, None))

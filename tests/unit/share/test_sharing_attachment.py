@@ -1,0 +1,205 @@
+"""What a training reckons with of the trainings that share its reading."""
+
+import socket
+import threading
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import pytest
+
+from lightning_echo.share.attachment import Attachment, Group, Missed, Place
+from lightning_echo.share.config import Gone, ShareConfig, receive, send
+from lightning_echo.share.server import Agreement
+from lightning_echo.share.window import pack
+
+
+def attached(own, slowest, reader, trainings=2):
+    """An attachment to a reader whose window says this; times per example in milliseconds."""
+    attachment = Attachment(ShareConfig("a"), lambda: pytest.fail("a reader is started"), {})
+    window = SimpleNamespace(slowest_need_nanoseconds=int(slowest * 1e6), seconds_per_example=reader / 1000, trainings=trainings)
+    attachment._link = SimpleNamespace(window=window)
+    attachment.need_nanoseconds = int(own * 1e6)
+    return attachment
+
+
+@pytest.mark.parametrize(
+    ("own", "slowest", "reader", "seconds", "most"),
+    [
+        (1, 2, 0.1, 0.002, 2.0),  # twice as fast as the slowest
+        (2, 2, 0.1, 0.0001, 1.0),  # the slowest itself: only the reader counts
+        (1, 2, 4, 0.004, 4.0),  # the reader is slower than all
+        (3, 3, 6, 0.006, 2.0),
+    ],
+)
+def test_examples_come_as_fast_as_the_reader_or_the_slowest_other_training(own, slowest, reader, seconds, most):
+    attachment = attached(own, slowest, reader)
+    assert attachment.seconds_per_example == pytest.approx(seconds)
+    assert attachment.most_factor == pytest.approx(most)
+
+
+def test_alone_or_before_anything_is_known_no_factor_is_too_large():
+    assert attached(1, 2, 1, trainings=1).most_factor is None
+    assert attached(0, 2, 1).most_factor is None
+    unattached = Attachment(ShareConfig("a"), lambda: pytest.fail("a reader is started"), {})
+    assert (unattached.most_factor, unattached.seconds_per_example, unattached.trainings) == (None, 0.0, 0)
+
+
+class Shelf:
+    """A window that has all items up to one."""
+
+    low, slowest_label, last_written, begin, cpu_seconds_per_example = 0, "", 0, 0, 0.1
+
+    def __init__(self, end, trainings=1):
+        self.end, self.trainings = end, trainings
+
+    def end_from(self, item):
+        return next(later for later in range(item, self.end + 1) if not self.has(later))
+
+    def has(self, item):
+        return self.low <= item < self.end
+
+    def copy(self, item):
+        kind, parts, _ = pack({"item": item})
+        return (kind, bytearray(b"".join(map(bytes, parts)))) if self.has(item) else None
+
+
+PASS = 100
+
+
+def taking(window=None):
+    attachment = Attachment(ShareConfig("a"), lambda: pytest.fail("a reader is started"), {})
+    attachment._link = SimpleNamespace(window=window or Shelf(20), connection=None)
+    attachment._told = 1000  # the reader hears nothing here
+    return attachment
+
+
+@contextmanager
+def rank_of_two(window, tell_every=4):
+    """A rank, and what its reader hears; the reader agrees to everything that is there, once for each round."""
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    agreement, heard = Agreement(), []
+
+    def answer():
+        while True:
+            try:
+                message, _ = receive(there)
+            except Gone:
+                return
+            heard.append(message)
+            if (ask := message.get("ask")) is not None:
+                is_jump, item = agreement.answer(ask["round"], ask["end"], window.low, 0.0)
+                send(there, {"jump" if is_jump else "until": item})
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    group = Group("g", 2, PASS)
+    attachment = Attachment(ShareConfig("a"), lambda: pytest.fail("a reader is started"), {}, tell_every=tell_every, group=group)
+    attachment._link = SimpleNamespace(window=window, connection=here)
+    yield attachment, heard
+    here.close()
+    thread.join()
+    there.close()
+
+
+@pytest.mark.parametrize(("trainings", "saved"), [(1, 0.0), (2, 5.0), (4, 7.5)])
+def test_what_sharing_saves_is_the_others_share_of_what_its_examples_took(trainings, saved):
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    attachment = taking(Shelf(200, trainings))
+    attachment._link.connection, attachment._told = here, 0
+    for item in range(100):
+        attachment.take(item)
+    here.close()
+    there.close()
+    assert attachment.saved_cpu_seconds == pytest.approx(saved)  # of 100 examples of 0.1 s
+
+
+def test_a_rank_saves_its_part_of_it():
+    with rank_of_two(Shelf(200, trainings=4)) as (attachment, _):
+        for item in range(0, 100, 2):
+            attachment.take(item)
+        assert attachment.saved_cpu_seconds == pytest.approx(3.75)
+
+
+def test_a_rank_asks_once_for_what_it_takes_at_once_and_says_when_it_has_it():
+    with rank_of_two(Shelf(200), tell_every=8) as (attachment, heard):
+        for item in range(1, 16, 2):
+            attachment.take(item)
+    asked = [message["ask"]["round"] for message in heard if "ask" in message]
+    assert asked == [0, 8]
+    assert [message["at"] for message in heard if "at" in message][-1] == 16
+
+
+def test_a_rank_keeps_a_round_until_it_needs_nothing_of_it():
+    """Else the other rank's item of the round, or its own at the end of a pass, could be overwritten."""
+    with rank_of_two(Shelf(200)) as (attachment, heard):
+        attachment._tell(5)
+        attachment._tell(PASS + 1)
+    assert [message["at"] for message in heard] == [4, PASS]
+
+
+def test_of_a_reader_from_which_nothing_was_taken_yet_all_that_it_has_published_is_still_to_come():
+    attachment, wishes = taking(), []
+    attachment._connector.connect = lambda wish, **options: wishes.append((wish, options["goes_on"]))
+    window = Shelf(20)
+    window.low, window.last_written = 10, 19
+    attachment._next = 5  # of the reader before it
+    attachment._succeed(SimpleNamespace(window=window, place=Place(10, 1, False), why_it_ended=dict), lambda: False)
+    assert wishes == [(20, True)]
+
+
+def test_a_rank_misses_from_the_round_on_that_the_reader_says():
+    window = Shelf(200)
+    with rank_of_two(window) as (attachment, _):
+        attachment.take(1)
+        window.low = 50
+        with pytest.raises(Missed) as missed:
+            attachment.take(5)
+    assert (missed.value.item, missed.value.low) == (4, 50)
+
+
+def test_a_rank_that_comes_too_late_for_what_was_agreed_on_takes_later_items_once_each():
+    window = Shelf(200)
+    with rank_of_two(window, tell_every=8) as (attachment, _):
+        had = [attachment.take(1)["item"]]
+        window.low = 51  # it was stopped for a while
+        had += [attachment.take(item)["item"] for item in (3, 5, 7)]
+        assert had == [1, 51, 53, 55]
+        assert attachment.missed_late == 3
+        with pytest.raises(Missed):
+            attachment.take(9)
+
+
+@pytest.mark.parametrize(
+    ("is_blocked", "is_late", "item", "said"),
+    [
+        (True, True, 100, "b.py (process 7), which is slower"),
+        (False, False, 100, "examples to be read"),  # the pass that it is in
+        (False, True, 100, "the next pass: 59 examples of this one come first"),
+        (False, True, 40, "examples to be read"),  # the next pass begins just now
+    ],
+)
+def test_a_training_says_what_it_waits_for(is_blocked, is_late, item, said):
+    attachment = taking()
+    window = attachment._link.window
+    window.slowest_label, window.last_written = "b.py (process 7)", 40
+    attachment._link.place, attachment._next = Place(item, 1, is_late), item
+    assert attachment._what(item, is_blocked) == said
+
+
+def test_what_is_kept_is_given_as_often_as_it_will_be_asked_for_and_is_its_own_each_time():
+    attachment = taking()
+    attachment.keep([7, 3, 7])
+    assert attachment.take(10) == {"item": 10}
+    first, second = attachment.take(7), attachment.take(7)
+    assert first == second == {"item": 7}
+    assert first is not second
+    assert attachment.take(3) == {"item": 3}
+    with pytest.raises(RuntimeError, match="item 7 is asked for again, and the training is at 11"):
+        attachment.take(7)
+
+
+def test_the_last_item_may_be_taken_again_where_ranks_fill_a_pass_up():
+    with rank_of_two(Shelf(20)) as (attachment, _):
+        assert [attachment.take(item)["item"] for item in (5, 7, 7)] == [5, 7, 7]
+        with pytest.raises(RuntimeError, match="item 5 is asked for again"):
+            attachment.take(5)

@@ -1,0 +1,112 @@
+"""Messages: what goes through, and what ends a connection."""
+
+import json
+import os
+import socket
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightning_echo.share import config as wire
+from lightning_echo.share.config import MOST_BYTES, Gone, WireError, check_peer, receive, said_last, send
+
+
+@pytest.fixture
+def pair():
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with here, there:
+        yield here, there
+
+
+def test_a_message_and_a_descriptor_go_through(pair, tmp_path):
+    here, there = pair
+    with open(tmp_path / "file", "w+") as file:
+        file.write("held")
+        file.flush()
+        send(here, {"at": 7}, [file.fileno()])
+    message, (descriptor,) = receive(there)
+    assert message == {"at": 7}
+    assert os.pread(descriptor, 10, 0) == b"held"
+    assert not os.get_inheritable(descriptor)
+    os.close(descriptor)
+
+
+def test_messages_stay_apart(pair):
+    here, there = pair
+    send(here, {"at": 1})
+    send(here, {"at": 2})
+    assert [receive(there)[0]["at"] for _ in range(2)] == [1, 2]
+
+
+def test_an_end_is_told_on_both_sides(pair):
+    here, there = pair
+    there.close()
+    with pytest.raises(Gone):
+        receive(here)
+    with pytest.raises(Gone):
+        send(here, {"at": 1})
+
+
+def test_the_last_message_of_a_side_that_has_not_read_everything_arrives(pair):
+    left, right = pair
+    send(right, {"at": 7})
+    send(left, {"failed": "why"})
+    left.close()
+    assert said_last(right, "failed") == {"failed": "why"}
+    assert receive(right) == ({"failed": "why"}, [])
+    with pytest.raises(Gone):
+        receive(right)
+
+
+def test_a_message_is_received_before_the_end_of_a_side_that_has_not_read_everything(pair):
+    left, right = pair
+    send(right, {"at": 7})
+    send(left, {"over": "why"})
+    left.close()
+    assert receive(right) == ({"over": "why"}, [])
+
+
+@pytest.mark.parametrize("data", [b"{", b"[1]", b"7", b"\xff\xfe", b"[" * 50_000, b'{"a":' * 10_000])
+def test_what_is_no_message_is_refused(pair, data):
+    here, there = pair
+    here.send(data)
+    with pytest.raises(WireError):
+        receive(there)
+
+
+def test_a_message_too_long_is_refused(pair):
+    here, there = pair
+    here.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * MOST_BYTES)
+    here.send(json.dumps({"a": "x" * MOST_BYTES}).encode())
+    with pytest.raises(WireError, match="longer than 65,536 bytes"):
+        receive(there)
+
+
+def test_descriptors_that_nobody_wants_are_closed(pair, tmp_path):
+    here, there = pair
+    before = set(os.listdir("/proc/self/fd"))
+    with open(tmp_path / "file", "w") as file:
+        socket.send_fds(here, [b"{"], [file.fileno()])
+    with pytest.raises(WireError):
+        receive(there)
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
+@given(st.binary(min_size=1, max_size=200))
+def test_random_bytes_are_a_message_or_refused(data):
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with here, there:
+        here.send(data)
+        try:
+            message, _ = receive(there)
+        except WireError:
+            message = None
+    assert message is None or message == json.loads(data)
+
+
+def test_a_process_of_another_user_is_refused(pair, monkeypatch):
+    assert check_peer(pair[0]) == os.getpid()
+    monkeypatch.setattr(wire.os, "getuid", lambda: 12345)
+    with pytest.raises(PermissionError, match="and this one of user 12345"):
+        check_peer(pair[0])

@@ -1,0 +1,211 @@
+"""What loggers and the progress bar are given, with small fakes; that Lightning calls them so is tested with a Trainer."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from torch.utils.data import DataLoader
+
+from lightning_echo import EchoLoader, StagedDataset, TargetIdle
+from lightning_echo.measure.summary import FactorUse, RunSummary
+from lightning_echo.training.logged import ProgressText, log_directory, log_hyperparameters, log_metrics, write_summary
+
+
+class Logger:
+    def __init__(self):
+        self.metrics, self.hyperparameters = [], []
+
+    def log_metrics(self, metrics, step):
+        self.metrics.append((step, dict(metrics)))
+
+    def log_hyperparams(self, params):
+        self.hyperparameters.append(params)
+
+
+class Bar:
+    def __init__(self, **items):
+        self.items = items
+
+    def get_metrics(self, trainer, pl_module):
+        assert (trainer, pl_module) == ("trainer", "module")
+        return dict(self.items)
+
+
+def trainer_with(*loggers, global_step=0, bar=None):
+    return SimpleNamespace(
+        loggers=list(loggers),
+        global_step=global_step,
+        lightning_module=SimpleNamespace(automatic_optimization=True),
+        callback_metrics={},
+        current_epoch=3,
+        progress_bar_callback=bar,
+    )
+
+
+# ---------------------------------------------------------------------- metrics
+
+
+@pytest.mark.parametrize(("global_step", "logged_at"), [(0, 0), (1, 0), (50, 49)])
+def test_metrics_go_to_every_logger_at_the_step_that_lightning_logs_its_own_at(global_step, logged_at):
+    loggers = [Logger(), Logger()]
+    log_metrics(trainer_with(*loggers, global_step=global_step), {"echo/factor": 2.0, "echo/passes": 0.5})
+    values = {"echo/factor": 2.0, "echo/passes": 0.5, "epoch": 3}
+    assert [logger.metrics for logger in loggers] == [[(logged_at, values)]] * 2
+
+
+def test_what_is_logged_after_an_epoch_carries_the_number_of_that_epoch():
+    logger = Logger()
+    log_metrics(trainer_with(logger), {"echo/factor": 2.0}, epoch=2)
+    assert logger.metrics == [(0, {"echo/factor": 2.0, "epoch": 2})]
+
+
+def test_metrics_are_among_the_callback_metrics_as_tensors_also_without_a_logger():
+    trainer = trainer_with()
+    log_metrics(trainer, {"echo/factor": 2.0})
+    log_metrics(trainer, {"echo/passes": 0.5})
+    assert trainer.callback_metrics == {"echo/factor": torch.tensor(2.0), "echo/passes": torch.tensor(0.5)}
+
+
+# ---------------------------------------------------------------------- hyperparameters
+
+
+def echo_loader(**options):
+    loader = DataLoader(torch.arange(24), 4)
+    return EchoLoader(loader, 2, insertion_point="after_augmentation", buffer_size=16, seed=7, **options)
+
+
+def test_hyperparameters_are_what_auto_and_defaults_came_to_in_plain_types(tmp_path):
+    loggers = [Logger(), Logger()]
+    log_hyperparameters(trainer_with(*loggers), echo_loader(epoch_length="full_pass"), TargetIdle(0.1))
+    for logger in loggers:
+        (params,) = logger.hyperparameters
+        assert params == {
+            "echo": {
+                "factor": 2.0,
+                "insertion_point": "after_augmentation",
+                "buffer_size": 16,
+                "reuse": "memory",
+                "epoch_length": "full_pass",
+                "seed": 7,
+                "cache": None,
+                "share": None,
+                "controller": "TargetIdle(0.1, min_factor=1, max_factor=8)",
+            }
+        }
+        torch.save(params, tmp_path / "params.pt")
+        assert torch.load(tmp_path / "params.pt", weights_only=True) == params
+
+
+@pytest.mark.parametrize("size", ["8MiB", 0.01, 2**23])
+def test_hyperparameters_name_what_a_cache_may_hold_in_plain_types(tmp_path, size):
+    logger = Logger()
+    data = StagedDataset.of(list(range(24)), augment=float)
+    loader = EchoLoader(DataLoader(data, 4), 2, cache={"size": size, "hold": "loaded"})
+    log_hyperparameters(trainer_with(logger), loader, None)
+    (params,) = logger.hyperparameters
+    assert params["echo"]["cache"] == {"size": size, "hold": "loaded"}
+    torch.save(params, tmp_path / "params.pt")
+    assert torch.load(tmp_path / "params.pt", weights_only=True) == params
+
+
+def test_without_a_controller_none_is_named_and_without_echoing_nothing_is_logged():
+    logger = Logger()
+    log_hyperparameters(trainer_with(logger), None, TargetIdle())
+    assert logger.hyperparameters == []
+    log_hyperparameters(trainer_with(logger), echo_loader(), None)
+    assert logger.hyperparameters[0]["echo"]["controller"] is None
+
+
+# ---------------------------------------------------------------------- progress bar
+
+
+def items_of(bar):
+    return bar.get_metrics("trainer", "module")
+
+
+def test_the_text_is_among_the_bar_s_items_once_there_is_one():
+    said = iter(["", "2.0x idle 3%", "3.0x"])
+    bar, progress = Bar(v_num=3), ProgressText(said.__next__)
+    progress.show(trainer_with(bar=bar))
+    assert items_of(bar) == {"v_num": 3}
+    assert items_of(bar) == {"v_num": 3, "echo": "2.0x idle 3%"}
+    assert items_of(bar) == {"v_num": 3, "echo": "3.0x"}
+
+
+def test_the_bar_is_left_as_it_was():
+    bar, progress = Bar(loss=1), ProgressText(lambda: "2.0x")
+    before = dict(vars(bar))
+    progress.show(trainer_with(bar=bar))
+    progress.hide()
+    progress.hide()
+    assert vars(bar) == before
+    assert items_of(bar) == {"loss": 1}
+
+
+def test_what_somebody_else_has_put_on_the_bar_is_asked_and_put_back():
+    bar, progress = Bar(), ProgressText(lambda: "2.0x")
+
+    def others(trainer, pl_module):
+        return {"others": 1}
+
+    bar.get_metrics = others
+    progress.show(trainer_with(bar=bar))
+    assert items_of(bar) == {"others": 1, "echo": "2.0x"}
+    progress.hide()
+    assert vars(bar)["get_metrics"] is others
+
+
+def test_showing_it_twice_shows_it_once_and_another_bar_may_follow():
+    one, two, progress = Bar(one=1), Bar(two=2), ProgressText(lambda: "2.0x")
+    for bar in (one, one, two):
+        progress.show(trainer_with(bar=bar))
+    assert "get_metrics" not in vars(one)
+    assert items_of(two) == {"two": 2, "echo": "2.0x"}
+    progress.hide()
+    assert "get_metrics" not in vars(two)
+
+
+def test_a_trainer_without_a_bar_is_shown_nothing_and_the_bar_before_is_left_as_it_was():
+    bar, progress = Bar(loss=1), ProgressText(lambda: "2.0x")
+    progress.show(trainer_with(bar=bar))
+    progress.show(trainer_with())
+    progress.hide()
+    assert vars(bar) == {"items": {"loss": 1}}
+
+
+# ---------------------------------------------------------------------- the file
+
+
+def run_with(loggers, *, fast_dev_run=False, log_dir="there"):
+    strategy = SimpleNamespace(broadcast=lambda value: value)
+    return SimpleNamespace(loggers=loggers, fast_dev_run=fast_dev_run, log_dir=log_dir, strategy=strategy)
+
+
+def test_the_file_is_kept_where_a_logger_keeps_its_files():
+    for logger in (CSVLogger("there"), TensorBoardLogger("there")):
+        assert log_directory(run_with([logger])) == "there"
+    assert log_directory(run_with([Logger()], log_dir=None)) is None
+    assert log_directory(run_with([], log_dir="default_root_dir")) is None
+    assert log_directory(run_with([Logger()], fast_dev_run=1)) is None
+
+
+@pytest.mark.parametrize(("version", "folder"), [("3fa9c1", "3fa9c1"), (4, "version_4")])
+def test_where_a_logger_keeps_all_runs_in_one_folder_each_run_has_its_own_in_it(version, folder):
+    logger = Logger()
+    logger.name, logger.version = "digits", version
+    assert log_directory(run_with([logger])) == f"there/digits/{folder}"
+
+
+def test_a_log_directory_is_made_if_the_logger_has_not_written_yet(tmp_path):
+    summary = RunSummary([], [FactorUse(0, 0, 2.0)])
+    for _ in range(2):
+        write_summary(str(tmp_path / "a" / "b"), summary)
+        assert RunSummary.from_json((tmp_path / "a" / "b" / "echo_summary.json").read_text()) == summary
+
+
+def test_where_no_directory_can_be_made_there_is_a_warning(tmp_path):
+    (tmp_path / "file").write_text("")
+    for directory in (tmp_path / "file", "nowhere-known://bucket"):
+        with pytest.warns(UserWarning, match=rf"{directory}/echo_summary.json could not be written"):
+            write_summary(str(directory), RunSummary())

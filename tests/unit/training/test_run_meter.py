@@ -1,0 +1,443 @@
+"""What a training comes to, with a fake Trainer, loader and clock: times, counts and costs, joined over ranks and saved."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from meters import LateEvent, Loader, Run, saved
+
+from lightning_echo.cache.node_cache import CacheCounts
+from lightning_echo.measure.control import PipelineCosts
+from lightning_echo.measure.timing import StepTimer
+from lightning_echo.training.counts import Examples
+from lightning_echo.training.loaders import EchoLoaders
+from lightning_echo.training.meters import RunMeter
+
+# ---------------------------------------------------------------------- times
+
+
+def test_an_epoch_s_steps_are_all_but_the_wait_for_the_first_batch():
+    measures = Run().epoch(8)
+    assert measures.first_batch_seconds == 0.25
+    assert measures.whole.steps == 8
+    assert measures.whole.idle_fraction == pytest.approx(7 * 0.25 / (8 - 0.25))
+    assert measures.whole == measures.judged
+
+
+def test_each_epoch_is_measured_by_itself():
+    run = Run()
+    run.epoch(8, wait=0.5)
+    assert run.epoch(5, wait=0.0).whole.idle_fraction == 0
+    assert run.epoch(5, wait=0.25, work=0.25).whole.idle_fraction == pytest.approx(1 / 2.25)
+
+
+def idles(run, epochs=3, steps=1, **options):
+    """Idle fractions and first waits of epochs in a row: of the wait of 9 s and the work of 1 s that each step has."""
+    measured = [run.epoch(steps, wait=9.0, work=1.0, **options) for _ in range(epochs)]
+    return [each.whole.idle_fraction for each in measured], [each.first_batch_seconds for each in measured]
+
+
+def test_only_the_first_epoch_s_first_batch_is_taken_out_where_workers_live_on():
+    assert idles(Run(Loader())) == ([0.0, 0.9, 0.9], [9.0, None, None])
+    run = Run(Loader())
+    run.epoch(0)  # nothing has come yet
+    assert idles(run, epochs=2) == ([0.0, 0.9], [9.0, None])
+
+
+def test_what_happens_between_epochs_is_no_part_of_them():
+    run = Run(Loader())
+    run.epoch(2)
+    run.now += 1000.0
+    run.meter.begin_epoch(run.loader)
+    run.now += 1000.0
+    run.step(wait=9.0, work=1.0)
+    whole = run.meter.end_epoch(run.loader).whole
+    assert (whole.wait_seconds, whole.step_seconds) == (9.0, 1.0)
+
+
+def test_where_workers_start_again_the_first_batch_is_taken_out():
+    run = Run(Loader())
+    run.epoch(2)
+    run.loader.is_running = False  # somebody has closed it
+    assert idles(run) == ([0.0, 0.9, 0.9], [9.0, None, None])
+    run.loader = Loader()  # a reload has made another one
+    assert idles(run) == ([0.0, 0.9, 0.9], [9.0, None, None])
+
+
+def test_without_workers_nothing_starts_but_the_first_batch_of_all_may_open_files():
+    run = Run(Loader(workers=0))
+    assert idles(run) == ([0.0, 0.9, 0.9], [9.0, None, None])
+    run.loader.is_running = False
+    assert idles(run) == ([0.9, 0.9, 0.9], [None, None, None])
+    assert idles(Run(workers=0)) == ([0.0, 0.9, 0.9], [9.0, None, None])
+
+
+@pytest.mark.parametrize("workers", [2, None])
+def test_a_plain_loader_with_workers_begins_anew_in_each_epoch(workers):
+    """One that does not say how many it has may have some."""
+    assert idles(Run(workers=workers)) == ([0.0, 0.0, 0.0], [9.0, 9.0, 9.0])
+
+
+def test_beside_a_plain_loader_with_workers_the_first_batch_is_taken_out_in_each_epoch():
+    loaders = Together({"a": Loader()}, not_echoed=("b",))
+    for workers, expected in ((2, ([0.0] * 3, [9.0] * 3)), (0, ([0.0, 0.9, 0.9], [9.0, None, None]))):
+        run = Run(loaders)
+        run.meter.stop()
+        run.trainer.train_dataloader = {"a": loaders["a"], "b": SimpleNamespace(num_workers=workers)}
+        run.meter.start(run.trainer, run.module, loaders)
+        assert idles(run) == expected
+
+
+def test_of_several_loaders_one_that_starts_is_enough():
+    loaders = Together({"a": Loader(), "b": Loader()})
+    run = Run(loaders)
+    run.epoch(2)
+    loaders["b"].is_running = False
+    assert idles(run) == ([0.0, 0.9, 0.9], [9.0, None, None])
+
+
+def test_where_workers_start_on_one_rank_the_first_batch_is_taken_out_on_all():
+    nothing = (float("nan"),) * 4
+    run = Run(Loader(), others=[nothing, nothing])
+    run.epoch(2)
+    run.others_start = True
+    assert idles(run) == ([0.0] * 3, [9.0] * 3)
+    run.others_start = False
+    assert idles(run) == ([0.9] * 3, [None] * 3)
+
+
+def test_a_run_that_was_resumed_has_a_first_batch_of_its_own(tmp_path):
+    run = Run(Loader())
+    run.epoch(2)
+    assert idles(Run(Loader(), state=saved(run, tmp_path))) == ([0.0, 0.9, 0.9], [9.0, None, None])
+
+
+@pytest.mark.parametrize("loader", [None, Loader()])
+def test_where_nothing_of_the_fetching_is_seen_there_are_counts_alone(loader):
+    measures = Run(loader, hears=False).epoch(8)
+    assert (measures.whole, measures.judged, measures.costs, measures.first_batch_seconds) == (None, None, None, None)
+    assert measures.fresh + measures.echoed == 64
+
+
+def test_an_epoch_s_end_waits_for_what_a_device_has_not_passed_yet():
+    run = Run()
+    run.meter.timer = StepTimer(LateEvent, clock=lambda: run.now)
+    run.meter.stop()
+    run.meter.start(run.trainer, run.module, None)
+    LateEvent.passed = False
+    assert run.epoch(8).whole.steps == 8
+
+
+def test_an_epoch_without_steps_comes_to_nothing():
+    run = Run(Loader())
+    measures = run.epoch(0)
+    assert (measures.whole, measures.judged, measures.costs, measures.fresh) == (None, None, None, 0)
+    assert run.epoch(8).whole.steps == 8
+
+
+@pytest.mark.parametrize(("settled_at", "judged"), [(0, 8 - 2), (5, 3 + 0), (2, 6), (4, 4), (99, 0)])
+def test_only_steps_planned_with_the_factor_in_force_and_from_running_workers_are_judged(settled_at, judged):
+    """Of batches 0 to 7 those from ``settled_at`` on; the first two are the workers' first ones."""
+    measures = Run(Loader(workers=2, settled_at=settled_at)).epoch(8)
+    assert measures.whole.steps == 8
+    assert (measures.judged.steps if measures.judged else None) == (judged or None)
+
+
+def test_in_a_later_epoch_steps_before_the_factor_was_in_force_are_not_judged():
+    loader = Loader()
+    run = Run(loader)
+    run.epoch(8)
+    loader.settled_at = 8 + 3
+    measures = run.epoch(8)
+    assert (measures.whole.steps, measures.judged.steps) == (8, 5)
+
+
+# ---------------------------------------------------------------------- counts
+
+
+def test_without_echoing_every_example_is_fresh():
+    run = Run()
+    assert [(measures.fresh, measures.echoed) for measures in (run.epoch(3), run.epoch(5))] == [(24, 0), (40, 0)]
+    assert run.meter.totals == (64, 0)
+
+
+def test_fresh_and_echoed_are_the_loader_s_in_the_epoch_and_in_the_run():
+    run = Run(Loader())
+    assert [(measures.fresh, measures.echoed) for measures in (run.epoch(3, fresh=2), run.epoch(5, fresh=8))] == [
+        (6, 18),
+        (40, 0),
+    ]
+    assert run.meter.totals == (46, 18)
+
+
+def test_counting_in_between_counts_nothing_twice():
+    run = Run(Loader())
+    run.meter.begin_epoch(run.loader)
+    for step in range(1, 6):
+        run.step(fresh=3)
+        assert run.meter.count(run.loader) == (3 * step, 5 * step)
+    measures = run.meter.end_epoch(run.loader)
+    assert (measures.fresh, measures.echoed, measures.whole.steps) == (15, 25, 5)
+
+
+def test_what_a_loader_has_delivered_before_the_training_belongs_to_the_run_but_not_to_its_first_epoch():
+    loader = Loader()
+    loader.deliver(8, (0, 0, 0))
+    run = Run(loader)
+    assert run.epoch(4, fresh=2).fresh == 8
+    assert run.meter.totals == (16, 24)
+
+
+class Sharing(Loader):
+    """A loader with a cache that another rank uses, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.cache_counts = CacheCounts(5, 500, 0, 0, False, "loaded", 2**20)
+
+    def look_up(self, hits, misses):
+        counts = self.cache_counts
+        self.cache_counts = replace(counts, hits=counts.hits + hits, misses=counts.misses + misses)
+
+    def deliver(self, fresh, stages):
+        super().deliver(fresh, stages)
+        self.look_up(0, fresh)
+
+
+def test_the_bytes_of_a_large_cache_are_exact():
+    run = Run(Sharing())
+    run.loader.cache_counts = replace(run.loader.cache_counts, bytes=2**40 + 1)
+    assert run.epoch(2).caches[""].bytes == 2**40 + 1
+
+
+def test_what_another_rank_delivers_as_soon_as_an_epoch_has_begun_belongs_to_the_epoch():
+    """The ranks leave the exchange at the beginning of an epoch one after the other."""
+    run = Run(Sharing())
+    gather = run.module.all_gather
+
+    def all_gather(values):
+        gathered = gather(values)
+        run.loader.look_up(2, 2)
+        return gathered
+
+    run.module.all_gather = all_gather
+    run.meter.begin_epoch(run.loader)
+    run.module.all_gather = gather
+    run.step(fresh=4)
+    assert run.meter.end_epoch(run.loader).caches[""].hit_fraction == 2 / 8
+
+
+# ---------------------------------------------------------------------- costs
+
+
+def test_costs_are_those_of_a_batch_were_all_its_examples_fresh():
+    """4 of 8 examples are fresh and take 0.4 s: 0.8 s a batch. What workers spent before all of them ran does not count."""
+    loader = Loader(workers=2)
+    run = Run(loader)
+    run.meter.begin_epoch(loader)
+    for _ in range(2):
+        run.step(stages=(50.0, 50.0, 50.0))
+    for _ in range(6):
+        run.step()
+    measures = run.meter.end_epoch(loader)
+    expected = PipelineCosts("after_augmentation", 0.8, 0.2, 0.1, measures.judged.step_seconds, 2)
+    assert vars(measures.costs) == pytest.approx(vars(expected))
+    assert measures.judged.step_seconds == pytest.approx(0.75)
+
+
+def test_costs_are_those_of_the_epoch_and_of_the_one_before_where_nothing_was_read():
+    run = Run(Loader())
+    run.epoch(8, stages=(9.0, 9.0, 9.0))
+    assert run.epoch(8, stages=(0.4, 0.2, 0.1)).costs.source_seconds == pytest.approx(0.8)
+    assert run.epoch(8, fresh=0, stages=(0.0, 0.0, 0.0)).costs.source_seconds == pytest.approx(0.8)
+
+
+def test_costs_are_those_of_the_rank_whose_host_is_slowest_at_the_factor_in_force():
+    nan = float("nan")
+    # source, rest and collate, first wait: at factor 2 the second one's 1.0 / 2 + 0.9 is most, at factor 1 the first one's 2.2
+    others = [(2.2, 0.0, 0.0, nan), (1.0, 0.9, 0.0, nan), (nan, nan, nan, nan)]
+    costs = Run(Loader(factor=2.0), others=others).epoch(8).costs
+    assert (costs.source_seconds, costs.rest_seconds) == (pytest.approx(1.0), pytest.approx(0.9))
+    costs = Run(Loader(factor=1.0), others=others).epoch(8).costs
+    assert (costs.source_seconds, costs.rest_seconds) == (pytest.approx(2.2), pytest.approx(0.0))
+
+
+def test_a_plain_loader_costs_what_its_waiting_says():
+    measures = Run().epoch(8, wait=0.5, work=0.5)
+    step = (0.5 * 8 + 0.5 * 7) / 8
+    assert measures.costs.host_seconds(1) == pytest.approx(step)
+    assert measures.costs.device_seconds == pytest.approx(0.5)
+    assert measures.costs.step_seconds(2) == pytest.approx(0.5)
+
+
+def test_a_plain_loader_without_workers_takes_turns_with_the_steps():
+    costs = Run(workers=0).epoch(8, wait=0.5, work=0.5).costs
+    waited = 0.5 * 7 / 8
+    assert costs.workers == 0
+    assert costs.step_seconds(1) == pytest.approx(0.5 + waited)
+    assert costs.step_seconds(2) == pytest.approx(0.5 + waited / 2)
+    assert Run(workers=4).epoch(8).costs.workers == 1
+
+
+def test_a_plain_loader_that_never_waits_costs_what_nobody_knows():
+    assert Run().epoch(8, wait=0.0).costs is None
+    assert Run().epoch(8, wait=0.02, work=1.0).costs is not None
+
+
+def test_an_echo_loader_that_cannot_be_looked_into_costs_what_its_waiting_says():
+    loader = Loader(factor=2.0)
+    costs = Run(loader).epoch(8, wait=0.5, work=0.5, stages=(0.0, 0.0, 0.0)).costs
+    assert costs.insertion_point == "after_batching"
+    assert costs.host_seconds(2) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(("others", "longest"), [([9.0, 0.1], 9.0), ([0.1, float("nan")], 0.25)])
+def test_the_wait_for_the_first_batch_is_that_of_the_rank_that_waited_longest(others, longest):
+    nan = float("nan")
+    assert Run(others=[(nan, nan, nan, first) for first in others]).epoch(8).first_batch_seconds == pytest.approx(longest)
+
+
+# ---------------------------------------------------------------------- state
+
+
+def test_a_run_resumed_in_the_middle_of_an_epoch_comes_to_the_same(tmp_path):
+    """The loader that resumes has in its own state what it has delivered."""
+    whole = Run(Loader())
+    whole.epoch(8)
+    expected = whole.epoch(8)
+    run = Run(Loader())
+    run.epoch(8)
+    run.meter.begin_epoch(run.loader)
+    for _ in range(3):
+        run.step()
+    resumed = Run(run.loader, state=saved(run, tmp_path))
+    assert resumed.meter.is_in_epoch
+    for _ in range(5):
+        resumed.step()
+    measures = resumed.meter.end_epoch(resumed.loader)
+    assert (measures.fresh, measures.echoed) == (expected.fresh, expected.echoed)
+    assert measures.whole.steps == 8
+    assert resumed.meter.totals == whole.meter.totals
+    assert not resumed.meter.is_in_epoch
+
+
+def test_a_plain_run_goes_on_counting(tmp_path):
+    run = Run()
+    run.epoch(4)
+    resumed = Run(state=saved(run, tmp_path))
+    assert resumed.epoch(4).fresh == 32
+    assert resumed.meter.totals == (64, 0)
+
+
+def test_a_checkpoint_s_totals_count_once_in_the_job(tmp_path):
+    """Rank 0 saves what all ranks have; each of them loads it."""
+    nothing = (float("nan"),) * 4
+    state = saved(Run(), tmp_path)
+    state["counts"] = [80, 16]
+    ranks = [Run(others=[nothing], rank=rank, state=state) for rank in (0, 1)]
+    assert [rank.meter.counts.counter.counts.tolist() for rank in ranks] == [[80, 16], [0, 0]]
+    for rank in ranks:
+        rank.step()
+        rank.meter.count(None)
+    assert [rank.meter.counts.counter.counts.tolist() for rank in ranks] == [[88, 16], [8, 0]]
+
+
+def test_what_other_ranks_have_counted_since_is_taken_to_be_what_this_one_has(tmp_path):
+    run = Run(others=[(float("nan"),) * 4])
+    run.meter.counts.totals = Examples(100, 0)  # of both ranks
+    run.step()
+    assert saved(run, tmp_path)["counts"] == [100 + 2 * 8, 0]
+
+
+def test_loading_replaces_what_was_there(tmp_path):
+    run = Run()
+    run.epoch(4)
+    run.step()
+    state = saved(run, tmp_path)
+    other = RunMeter()
+    for _ in range(2):
+        other.load_state_dict(state)
+    assert other.totals == (40, 0)
+    assert other.idle.steps().steps == 1
+
+
+# ---------------------------------------------------------------------- the profiler
+
+
+def test_the_profiler_is_let_go_of_once():
+    run = Run()
+    start = run.profiler.start
+    run.meter.stop()
+    assert run.profiler.start is not start
+    before = dict(vars(run.profiler))
+    run.meter.stop()
+    assert vars(run.profiler) == before
+
+
+# ---------------------------------------------------------------------- several loaders
+
+
+class Together(EchoLoaders):
+    """Fake loaders of which each step takes a batch."""
+
+    def deliver(self, fresh, stages):
+        for loader in self.values():
+            loader.deliver(fresh, stages)
+
+
+def test_steps_are_judged_once_every_loader_shows_its_factor():
+    run = Run(Together({"a": Loader(settled_at=2), "b": Loader(settled_at=6)}))
+    measures = run.epoch(11)
+    assert measures.whole.steps == 11
+    assert measures.judged.steps == 11 - 6
+
+
+def test_counts_of_each_loader_survive_being_saved_again_right_after_a_resume(tmp_path):
+    loader = Together({"a": Loader(), "b": Loader()})
+    run = Run(loader, others=[(float("nan"),) * 7])
+    run.step()
+    run.meter.count(loader)
+    state = saved(run, tmp_path)
+    assert state["parts"] == {"a": [4, 4], "b": [4, 4]}  # gathered by a fake: those of this rank
+    again = Run(loader, others=[(float("nan"),) * 7], state=state)
+    assert saved(again, tmp_path)["parts"] == state["parts"]
+    again.step()
+    assert saved(again, tmp_path)["parts"] == {"a": [4 + 2 * 4] * 2, "b": [4 + 2 * 4] * 2}
+
+
+@pytest.mark.parametrize(("workers", "found"), [((0, 0), 0), ((1, 3), 1), ((0, 2), None)])
+def test_plain_loaders_of_a_collection_take_turns_only_if_none_has_workers(workers, found):
+    run = Run()
+    run.meter.stop()
+    run.trainer.train_dataloader = {"a": SimpleNamespace(num_workers=workers[0]), "b": [SimpleNamespace(num_workers=workers[1])]}
+    run.meter.start(run.trainer, run.module, None)
+    costs = run.epoch(8, wait=0.5, work=0.5).costs
+    assert (None if costs is None else costs.workers) == found
+
+
+def test_a_state_of_a_single_loader_from_before_there_were_several_is_gone_on_with(tmp_path):
+    run = Run(Loader())
+    run.epoch(8)
+    state = saved(run, tmp_path)
+    state["stages"] = state["stages"][""]
+    del state["parts"]
+    resumed = Run(Loader(), state=state)
+    assert resumed.epoch(8, stages=(0.0, 0.0, 0.0)).costs.rest_seconds == pytest.approx(0.2)
+
+
+def test_the_largest_of_the_ranks_values_is_told_to_all():
+    run = Run(Loader())
+    assert run.meter.largest(7) == 7
+    run.module.all_gather = lambda values: torch.stack([values, values + 5, values - 3])
+    assert run.meter.largest(2**40) == 2**40 + 5
+
+
+@pytest.mark.parametrize(("nodes", "expected"), [([0, 0, 1], [0, 0, 1]), ([0, 1, 0, 1], [0, 1, 0, 1]), ([0, 0], [None, None])])
+def test_a_rank_is_on_the_node_that_its_trainer_says_and_of_one_node_there_is_nothing_to_name(nodes, expected):
+    run = Run(Loader())
+    run.meter.stop()
+    of_ranks = torch.tensor(nodes)[:, None]
+    run.module.all_gather = lambda values: of_ranks if values.dtype == torch.int64 else values
+    run.meter.start(run.trainer, run.module, None)
+    assert [run.meter.node_of(rank) for rank in range(len(nodes))] == expected

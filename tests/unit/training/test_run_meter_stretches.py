@@ -1,0 +1,81 @@
+"""A stretch of an epoch, after which a controller is asked, is measured by itself; with fakes as in `meters`."""
+
+import pytest
+from meters import LateEvent, Loader, Run, saved
+
+from lightning_echo.measure.timing import StepTimer
+
+# ---------------------------------------------------------------------- stretches of an epoch
+
+
+def test_a_stretch_is_measured_by_itself_and_the_epoch_as_a_whole():
+    run = Run(Loader(workers=0))
+    run.meter.begin_epoch(run.loader)
+    for wait, work in [(0.0, 1.0)] * 4 + [(1.0, 1.0)] * 6:
+        run.step(wait=wait, work=work)
+    judged, costs = run.meter.end_stretch(run.loader)
+    assert (judged.steps, judged.idle_fraction) == (10, pytest.approx(6 / 16))
+    assert (costs.source_seconds, costs.device_seconds) == (pytest.approx(0.8), pytest.approx(1.0))
+    for _ in range(5):
+        run.step(wait=3.0, work=1.0, stages=(4.0, 0.2, 0.1))
+    judged, costs = run.meter.end_stretch(run.loader)
+    assert (judged.steps, judged.idle_fraction) == (5, pytest.approx(0.75))
+    assert costs.source_seconds == pytest.approx(8.0), "of these steps alone"
+    for _ in range(2):
+        run.step(wait=0.0, work=1.0)
+    measures = run.meter.end_epoch(run.loader)
+    assert (measures.whole.steps, measures.judged.steps) == (17, 2)
+    assert measures.whole.idle_fraction == pytest.approx((6 + 15) / (6 + 15 + 17))
+    assert measures.judged.idle_fraction == 0
+    assert run.epoch(4).judged.steps == 4, "the next epoch begins anew"
+
+
+def test_a_stretch_may_be_the_last_few_steps():
+    run = Run(Loader(workers=0))
+    run.meter.begin_epoch(run.loader)
+    for wait in [9.0] * 6 + [0.25] * 4:
+        run.step(wait=wait)
+    assert run.meter.end_stretch(run.loader, 4)[0].idle_fraction == pytest.approx(0.25)
+    assert run.meter.end_stretch(run.loader, 4)[0] is None, "no step is in two of them"
+
+
+def test_in_a_stretch_too_only_steps_with_the_factor_in_force_are_judged():
+    run = Run(Loader(workers=2))
+    run.meter.begin_epoch(run.loader)
+    for _ in range(10):
+        run.step()
+    assert run.meter.end_stretch(run.loader)[0].steps == 10 - 2
+    run.loader.settled_at = 13
+    for _ in range(10):
+        run.step()
+    assert run.meter.end_stretch(run.loader)[0].steps == 10 - 3
+    run.loader.settled_at = 99
+    run.step()
+    assert run.meter.end_stretch(run.loader) == (None, None)
+
+
+def test_a_stretch_goes_on_after_a_resume(tmp_path):
+    run = Run(workers=0)
+    run.meter.begin_epoch(None)
+    for _ in range(8):
+        run.step()
+    run.meter.end_stretch(None)
+    for _ in range(3):
+        run.step()
+    resumed = Run(workers=0, state=saved(run, tmp_path))
+    for _ in range(5):
+        resumed.step()
+    measures = resumed.meter.end_epoch(None)
+    assert (measures.whole.steps, measures.judged.steps) == (16, 8)
+
+
+def test_a_stretch_ends_when_the_device_has_passed_its_last_step():
+    run = Run(Loader(workers=0))
+    run.meter.timer = StepTimer(LateEvent, clock=lambda: run.now)
+    run.meter.stop()
+    run.meter.start(run.trainer, run.module, run.loader)
+    LateEvent.passed = False
+    run.meter.begin_epoch(run.loader)
+    for _ in range(8):
+        run.step()
+    assert run.meter.end_stretch(run.loader)[0].steps == 8
