@@ -5,7 +5,7 @@
   machine.
 * ``shared`` shows the processes of this user that read for several trainings.
 
-Each command imports what it needs when it runs: ``--help`` and ``--version`` import neither torch nor Lightning.
+Each command makes its own imports when it runs: ``--help`` and ``--version`` import neither torch nor Lightning.
 """
 
 from __future__ import annotations
@@ -45,14 +45,7 @@ _SHARED_EXAMPLES = """examples:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command.
-
-    Args:
-        arguments: The arguments after the program's name; None: those of this process.
-
-    Returns:
-        The exit status.
-    """
+    """Runs a command, and returns the exit status. Without arguments, those of this process are used."""
     options = _parser().parse_args(arguments)
     if options.command == "doctor":
         return _doctor(options)
@@ -142,7 +135,6 @@ def _added(
     examples: str,
     description: str | None = None,
 ) -> argparse.ArgumentParser:
-    """Adds a command whose help ends with examples."""
     return commands.add_parser(
         name,
         help=purpose,

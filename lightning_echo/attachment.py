@@ -23,7 +23,7 @@ from lightning_echo.training.training_echo import TrainingEcho, is_same_data
 # Checkpoints between runs with and without echoing: a state of the other kind of run is handed on or dropped.
 #
 # Lightning keeps the states of training loaders in the checkpoint of its loop, and the state of a data module under the name of
-# its class. It raises an error if there is a loader state but no stateful loader. It says nothing if there is no state for a data
+# its class. It raises an error if there is a loader state but no stateful loader. It is silent if there is no state for a data
 # module.
 
 _ECHOED = EchoDataModule.__qualname__
@@ -32,10 +32,9 @@ _ECHOED = EchoDataModule.__qualname__
 def adapt_checkpoint(
     checkpoint: dict[str, Any], datamodule: pl.LightningDataModule | None, *, echoed_before: bool, echoes: bool
 ) -> None:
-    """Makes a checkpoint fit the run that resumes from it.
+    """Makes a checkpoint, as Lightning has loaded it, fit the run that resumes from it. It is changed in place.
 
     Args:
-        checkpoint: The checkpoint as Lightning has loaded it. It is changed in place.
         datamodule: The data module of the run that resumes; None if it has none.
         echoed_before: Whether `EchoCallback` or `EchoDataModule` echoed the run that was saved. False if only an `EchoLoader` of
             the user's did.
@@ -48,7 +47,6 @@ def adapt_checkpoint(
 
 
 def _adapt_loader_states(loop: dict[str, Any], *, echoed_before: bool, echoes: bool) -> None:
-    """Drops the loader states that the run cannot take."""
     states = loop.get("combined_loader", [])  # of all stateful loaders of a collection, echoed or not
     are_ours = [is_state(state) for state in states]
     fit = any(are_ours) if echoed_before else all(are_ours)
@@ -75,15 +73,15 @@ def _hand_on_state(checkpoint: dict[str, Any], datamodule: pl.LightningDataModul
 # `Attachment`: echoes the training loader of a ``fit``, for `EchoCallback`.
 #
 # The training loader comes from a ``train_dataloader``, or was passed to ``fit``. Therefore there are two hooks during the
-# ``fit``. They are taken away when it ends:
+# ``fit``:
 #
 # * ``train_dataloader`` is bound on the user's instance, as ``LightningDataModule.from_datasets`` binds its own.
-#   ``trainer.datamodule`` stays the user's object. The public API does not tell which instance Lightning will ask
-#   (``trainer.datamodule`` may be that of an earlier ``fit``). Therefore both the data module and the model get the hook.
-#   The user may call it, too. So it returns the user's loaders, and remembers them.
-# * ``process_dataloader`` is bound on the Trainer's strategy, which gets every loader before Lightning uses it. Only what the
-#   Trainer itself has asked for comes there, and is echoed there. The training loader comes in the stage of training. Validation
-#   loaders come in the stage of validation, or of the sanity check.
+#   ``trainer.datamodule`` stays the user's object. The public API does not reveal which instance Lightning will ask
+#   (``trainer.datamodule`` may be that of an earlier ``fit``), so both the data module and the model get the hook. The user may
+#   call it, too, so it returns the user's loaders, and remembers them.
+# * ``process_dataloader`` is bound on the Trainer's strategy, which gets every loader before Lightning uses it. Only loaders that
+#   the Trainer itself has asked for come there, and they are echoed there. The training loader comes in the stage of training;
+#   validation loaders come in the stage of validation, or of the sanity check.
 
 _ASK = "train_dataloader"
 
@@ -96,8 +94,8 @@ class Attachment:
     was passed to ``fit`` already has its ``DistributedSampler``, if it needs one. Its data is not divided again.
 
     Args:
-        config: The options of echoing. For a collection: the options of its loaders, by name. None: the user gave no options. A
-            loader that the user already echoes is then taken as it is.
+        config: The options of echoing. For a collection: the options of its loaders, by name. None: the user gave no options, and
+            a loader that the user already echoes is taken as it is.
 
     Attributes:
         echo: The loader in use, its factor and state. They are kept from ``fit`` to ``fit``.
@@ -119,10 +117,8 @@ class Attachment:
     def attach(self, trainer: Any, pl_module: pl.LightningModule) -> None:
         """Binds the hooks, unless an `EchoDataModule` already echoes. Call it in ``setup`` of a ``fit``.
 
-        Raises:
-            MisconfigurationException: The user gave options although an `EchoDataModule` echoes, or another Trainer echoes the
-                same data in a ``fit`` that is still running.
-            TypeError: The Trainer does not come from the package ``lightning``.
+        It raises a MisconfigurationException if the user gave options although an `EchoDataModule` echoes, or if another Trainer
+        echoes the same data in a running ``fit``; a TypeError for a Trainer of another package.
         """
         refuse_other_package("trainer", trainer)
         self.detach()
@@ -148,7 +144,7 @@ class Attachment:
             )
 
     def detach(self) -> None:
-        """Takes the hooks away and ends the workers. You may call it at any time."""
+        """Removes the hooks and ends the workers. You may call it at any time."""
         self._hooks.unbind()
         if self.trainer is None:
             return
@@ -157,13 +153,10 @@ class Attachment:
         self.trainer = None
 
     def check_in_use(self) -> None:
-        """Makes sure that the Trainer trains on an echoed loader.
+        """Raises a MisconfigurationException if the Trainer does not train on an echoed loader.
 
-        Call it in ``on_train_start``, the first hook that can know it.
-
-        Raises:
-            MisconfigurationException: The Trainer trains on another loader: on one of several that were passed to ``fit``, or on
-                one that did not pass through the hooks.
+        Such a loader is one of several that were passed to ``fit``, or did not pass through the hooks. Call this in
+        ``on_train_start``, the first hook that can know it.
         """
         trainer = self.trainer
         if trainer is None or trainer.overfit_batches > 0:
@@ -179,13 +172,10 @@ class Attachment:
         self.echo.adopt(used)
 
     def _echo_passed(self, loader: Any) -> Any:
-        """Returns what the strategy gets for a loader that the Trainer is about to use.
+        """Returns the loader, echoed if it was passed to ``fit`` for training.
 
-        Returns:
-            The echoed loader, if it was passed to ``fit`` for training. Otherwise the loader as it is.
-
-        Raises:
-            MisconfigurationException: Several loaders were passed, or options are given and the loader is echoed already.
+        It raises a MisconfigurationException if several loaders were passed, or if options are given and the loader is echoed
+        already.
         """
         trainer = self.trainer
         if trainer is None:
@@ -202,7 +192,7 @@ class Attachment:
             raise self._several()
         self._is_echo_loader_passed |= is_echoed
         if self._is_echo_loader_passed:
-            return loader  # an EchoLoader, or a plain loader beside one
+            return loader  # an EchoLoader, or a plain loader next to one
         given = self.echo.take_passed(loader)
         self._echoed_passed = self.echo.loader  # None with Trainer(overfit_batches=...)
         return given
@@ -228,14 +218,12 @@ class Attachment:
 class _AskHook:
     """Stands in place of an instance's ``train_dataloader``.
 
-    Echoing belongs only to this run. Therefore the hook of a copy of the instance only calls the user's hook. This is also so for
-    a copy that is saved whole during training.
+    Echoing belongs only to this run. Therefore the hook of a copy of the instance, even one saved whole during training, only
+    calls the user's hook.
 
     Args:
         ask_user: The user's ``train_dataloader``.
-        answer: A function that gets ``ask_user`` and returns what the hook returns. None: the hook returns what the user's hook
-            returns.
-        trainer: The Trainer of the run.
+        answer: Gets ``ask_user`` and returns the result of the hook. None: the result of the user's hook.
     """
 
     def __init__(

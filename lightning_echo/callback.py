@@ -1,11 +1,8 @@
 """`EchoCallback`: one line adds echoing to a Trainer, measures it, logs it, and lets a controller decide on the factor.
 
-In Lightning's hooks, the callback calls the objects that do the work:
-
-* `Attachment` puts echoing into the run.
-* `RunMeter` measures.
-* `Decider` asks a `Controller`. `AskingSteps` says at which steps of an epoch it is asked.
-* An `EpochReport` holds what is known of an epoch.
+In Lightning's hooks, the callback calls the objects that do the work: `Attachment` puts echoing into the run, `RunMeter`
+measures, `Decider` asks a `Controller` (within an epoch: at the steps of `AskingSteps`), and an `EpochReport` holds the results
+of an epoch.
 
 In ``setup``, the callback moves to the front of the Trainer's callbacks. All collectives of its hooks therefore come before the
 hooks of other callbacks, which may run code on one rank only (`EchoCallback._come_first`). They are:
@@ -16,7 +13,6 @@ hooks of other callbacks, which may run code on one rank only (`EchoCallback._co
 * in ``on_train_epoch_end``: counts, steps, seconds, caches; with a controller the logged metrics and the decision.
 
 With a cache, a loader itself has one more, at the first batch of an epoch: whether the data has changed. No hook runs there.
-
 Hooks of validation, of saving, of exceptions and of the end of a ``fit`` have none.
 
 ====================== ======================================================================================
@@ -25,7 +21,7 @@ Hooks of validation, of saving, of exceptions and of the end of a ``fit`` have n
 ``on_train_batch_*``   times the steps; logs counts every ``log_every_n_steps``; after some steps decides, sets the factor
 ``on_train_epoch_end`` measures, decides, logs, sets the factor
 ``on_fit_end``         prints and logs the summary
-``teardown``           writes ``echo_summary.json``, logs the picture of the run, takes echoing away
+``teardown``           writes ``echo_summary.json``, logs the picture of the run, removes echoing
 ====================== ======================================================================================
 """
 
@@ -107,7 +103,7 @@ class EchoCallback(DecidesFactor, pl.Callback):
                                      ``TargetIdle()`` would choose
     ``echo/first_batch_seconds``     seconds that the job waited for the first batch of an epoch, if workers had to start for it.
                                      The longest wait of any rank counts. Workers start in the first epoch, and after the loader
-                                     was closed or made anew. A loader with workers that is not echoed starts them in each epoch
+                                     was closed or newly made. A loader with workers that is not echoed starts them in each epoch
     ``echo/cache_hit_fraction``      share of the epoch's fresh examples that the cache had, all ranks. This metric and the next
                                      two are logged only if there is a cache
     ``echo/cached_examples``         examples that the cache of a node holds
@@ -116,7 +112,7 @@ class EchoCallback(DecidesFactor, pl.Callback):
                                      partitioned
     ``echo/exchange_fraction``       share of the epoch's time in which nodes sent and received examples; only if the cache is
                                      partitioned
-    ``echo/shared_trainings``        trainings that share the reading, this one among them. This metric and the next two are
+    ``echo/shared_trainings``        trainings that share the reading, this one included. This metric and the next two are
                                      logged only if the reading is shared
     ``echo/peer_wait_fraction``      share of the epoch's time in which a batch waited for another, slower training
     ``echo/missed_examples``         examples in the run so far that other trainings had and this one did not
@@ -245,7 +241,7 @@ class EchoCallback(DecidesFactor, pl.Callback):
         self._progress = ProgressText(self._progress_text)
         self._loader: Echoed | None = None
         self._epoch = self._last_step = 0
-        self._last: tuple[Observation, Decision] | None = None  # the last observation, and what is recommended
+        self._last: tuple[Observation, Decision] | None = None  # the last observation and recommendation
 
     # ------------------------------------------------------------------ beginning and end of a fit
 
@@ -326,7 +322,7 @@ class EchoCallback(DecidesFactor, pl.Callback):
             self.attachment.detach()
 
     def _write_summary(self, trainer: pl.Trainer) -> None:
-        """Writes what is known of the run, if there is a place for it.
+        """Writes the summary of the run, if there is a place for it.
 
         No rank may wait for another rank here, because a single rank may have failed.
         """
@@ -338,7 +334,6 @@ class EchoCallback(DecidesFactor, pl.Callback):
                 log_picture(trainer, found)
 
     def _stop_measuring(self) -> None:
-        """Leaves the Trainer's profiler and progress bar as they were."""
         self._meter.stop()
         self._progress.hide()
 
@@ -410,7 +405,7 @@ class EchoCallback(DecidesFactor, pl.Callback):
             self._apply(trainer, observation, decision)
 
     def _known(self, metrics: dict[str, float]) -> dict[str, float]:
-        """Returns the metrics that are known. Where a batch could not be counted, no number of examples is."""
+        """Returns the known metrics. If a batch could not be counted, no number of examples is known."""
         return {name: value for name, value in metrics.items() if not self._meter.has_unknown_sizes or name not in _OF_EXAMPLES}
 
     def _decide_within_epoch(self, trainer: pl.Trainer, pl_module: pl.LightningModule, moment: Moment) -> None:
@@ -498,12 +493,11 @@ class EchoCallback(DecidesFactor, pl.Callback):
 
     @property
     def verdict(self) -> RunVerdict | None:
-        """What to do after this run, why, and the line to paste. None before the end of its first epoch."""
+        """The advice after this run, the reasons, and the line to paste. None before the end of its first epoch."""
         return None if self._last is None else advise(*self._last, self._meter.cores, self._chosen)
 
     @property
     def _factor(self) -> float:
-        """The factor in force; 1 if nothing is echoed."""
         return 1.0 if self._loader is None else self._loader.factor_in_force
 
     @property
@@ -512,7 +506,6 @@ class EchoCallback(DecidesFactor, pl.Callback):
         return 1.0 if self._loader is None else self._loader.factor
 
     def _echo_of(self, trainer: pl.Trainer) -> EchoDataModule | TrainingEcho:
-        """Returns the object on which the factor is set."""
         datamodule = _datamodule(trainer)
         return datamodule if isinstance(datamodule, EchoDataModule) else self.attachment.echo
 

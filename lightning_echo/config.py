@@ -16,21 +16,15 @@ from lightning_echo.plan.plan import MOST_FACTOR, Reuse
 from lightning_echo.share.config import ShareConfig, read_share_config
 
 # ---------------------------------------------------------------------- config
-# `EchoConfig`: the options of an `EchoLoader` as a value. The functions here turn what a user gives into such values.
-#
-# Configuration files, command lines and OmegaConf can hold an `EchoConfig`. A user may give options in three forms:
-#
-# * as an `EchoConfig`,
-# * as a mapping from option names to values (a dict, OmegaConf's ``DictConfig``),
-# * for a collection of loaders: as a mapping from the loaders' names to one of these.
+# Configuration files, command lines and OmegaConf can hold an `EchoConfig`. A user may give options in three forms: as an
+# `EchoConfig`; as a mapping from option names to values (a dict, OmegaConf's ``DictConfig``); for a collection, as a mapping from
+# the loaders' names to one of these.
 
 AUTO_FACTOR = "auto"  # a controller decides on the factor
 
-# What a user may give as a cache. A command line takes the first type that fits: as a string, 0.5 would be no share of the
-# memory.
+# A command line takes the first type that fits: as a string, 0.5 would not be a share of the memory.
 CacheOptions: TypeAlias = int | float | str | Mapping[str, Any] | CacheConfig | None
 
-# What a user may give as share.
 ShareOptions: TypeAlias = str | Mapping[str, Any] | ShareConfig | None
 
 
@@ -103,15 +97,10 @@ Options: TypeAlias = EchoConfig | dict[str, EchoConfig]  # of all loaders, or by
 
 
 def read_options(argument: str, given: Any) -> Options | None:
-    """Returns the options that a user has given in any of the three forms. None if nothing is given.
+    """Returns the options that a user has given in any of the three forms; None if nothing is given.
 
-    Args:
-        argument: Name of the user's argument, for error messages.
-        given: The options.
-
-    Raises:
-        TypeError: The options have none of the three forms, or an option has a wrong type.
-        ValueError: The options are empty, or an option has an impossible value.
+    It raises a TypeError for another form or a wrong type, a ValueError for no options or an impossible value. ``argument`` names
+    the user's argument in messages, here and below.
 
     Example:
         >>> read_options("echo", {"factor": 2}).factor, read_options("echo", {"text": {"factor": 2}})["text"].factor
@@ -130,15 +119,8 @@ def read_options(argument: str, given: Any) -> Options | None:
 
 
 def read_loaders(argument: str, given: Any) -> dict[str, EchoConfig]:
-    """Returns the options of a collection of loaders by the loaders' names.
-
-    Args:
-        argument: Name of the user's argument, for error messages.
-        given: For each name an `EchoConfig`, or a mapping of its options.
-
-    Raises:
-        TypeError: ``given`` is not such a mapping, or an option has a wrong type.
-        ValueError: The mapping is empty, or an option has an impossible value.
+    """Returns the options of a collection by the loaders' names, each given as an `EchoConfig` or a mapping; errors as in
+    `read_options`.
     """
     example = f'{argument}={{"labelled": EchoConfig(factor=4)}}'
     if not isinstance(given, Mapping):
@@ -155,20 +137,7 @@ def read_loaders(argument: str, given: Any) -> dict[str, EchoConfig]:
 
 
 def config_of(argument: str, value: EchoConfig | Mapping[str, Any]) -> EchoConfig:
-    """Returns the options of one loader as an `EchoConfig`.
-
-    Args:
-        argument: Name of the user's argument, for error messages.
-        value: An `EchoConfig`, or a mapping of its options.
-
-    Raises:
-        TypeError: There is no option of such a name, or a value has a wrong type.
-        ValueError: A value is impossible.
-
-    Example:
-        >>> config_of("echo", {"factor": 2, "buffer_size": 8}).buffer_size
-        8
-    """
+    """Returns the options of one loader as an `EchoConfig`; a TypeError if there is no option of such a name."""
     if isinstance(value, EchoConfig):
         return value
     known = [field.name for field in fields(EchoConfig)]
@@ -180,9 +149,6 @@ def config_of(argument: str, value: EchoConfig | Mapping[str, Any]) -> EchoConfi
 def given_options(**values: Any) -> dict[str, Any]:
     """Returns the options that differ from their defaults: those that the user has given. The default of a factor is None here.
 
-    Args:
-        **values: Options of an `EchoConfig`, as a constructor got them.
-
     Example:
         >>> given_options(factor=None, insertion_point="auto", seed=7)
         {'seed': 7}
@@ -192,17 +158,9 @@ def given_options(**values: Any) -> dict[str, Any]:
 
 
 def without_auto(argument: str, given: Options) -> tuple[Options, bool]:
-    """Replaces ``factor="auto"`` by the factor to begin with, 1.
+    """Replaces ``factor="auto"`` by the factor to begin with, 1. Returns the options, and whether a controller decides.
 
-    Args:
-        argument: Name of the user's argument, for error messages.
-        given: The options.
-
-    Returns:
-        The options, and whether their factor was ``"auto"``. If it was, a controller decides on the factor.
-
-    Raises:
-        ValueError: Only some of the loaders have ``"auto"``. A controller decides on one factor for all loaders.
+    It raises a ValueError if only some of the loaders have ``"auto"``: a controller decides on one factor for all.
     """
     configs = given if isinstance(given, dict) else {"": given}
     named = [name for name, config in configs.items() if config.factor == AUTO_FACTOR]
@@ -220,15 +178,7 @@ def without_auto(argument: str, given: Options) -> tuple[Options, bool]:
 def callback_options(options: dict[str, Any], echo: Any) -> tuple[Options | None, bool]:
     """Returns the options that a user has given to an `EchoCallback`, and whether their factor is ``"auto"``.
 
-    The options are None if the user gave none, or nothing but ``factor="auto"``.
-
-    Args:
-        options: The options that were given as keywords.
-        echo: The argument ``echo``.
-
-    Raises:
-        TypeError: An option has a wrong type.
-        ValueError: Options are given twice, or one has an impossible value.
+    The options are None if the user gave none, or nothing but ``factor="auto"``. Options given twice raise a ValueError.
     """
     if options and echo is not None:
         listed = ", ".join(f"{name}={value!r}" for name, value in options.items())
@@ -244,7 +194,7 @@ def callback_options(options: dict[str, Any], echo: Any) -> tuple[Options | None
 
 
 def _is_by_name(given: Mapping[Any, Any]) -> bool:
-    """Returns whether the keys of a mapping are names of loaders, and not names of options.
+    """Whether the keys of a mapping are names of loaders, and not names of options.
 
     A loader's options are an `EchoConfig` or a mapping. Of the options, only ``cache`` and ``share`` may be a mapping.
     """
@@ -292,11 +242,12 @@ def _number_or_auto(factor: Any) -> float | str:
 
 
 # ---------------------------------------------------------------------- options
-# The options of a loader are checked here. Each message names the argument, what was expected, what was given and the way out.
+# Each message names the argument, the expected value, the given value and the fix. Each check raises a TypeError for a wrong
+# type, and a ValueError for an impossible value.
 #
 # `check_factor` checks every factor that a user or a controller gives. Before that, `Decision` refuses a controller's factor that
-# is no finite number of 1 or more (``measure/control.py``). Only the loader knows whether its buffer is large enough for a factor
-# (`EchoLoader.check_factor`). A state with a bad factor is refused as a whole (``schema.py``).
+# is not a finite number of 1 or more (``measure/control.py``). Only the loader knows whether its buffer is large enough for a
+# factor (`EchoLoader.check_factor`). A state with a bad factor is refused as a whole (``schema.py``).
 
 EPOCH_LENGTHS = ("fixed", "full_pass")
 _BUFFER_SIZES = (
@@ -305,12 +256,7 @@ _BUFFER_SIZES = (
 
 
 def check_factor(factor: Any) -> float:
-    """Returns the echo factor as a float.
-
-    Raises:
-        TypeError: The factor is not a number.
-        ValueError: The factor is below 1, not finite, or above the limit.
-    """
+    """Returns the echo factor as a float."""
     if isinstance(factor, bool) or not isinstance(factor, Real):
         raise TypeError(f"factor must be a real number >= 1 (1: no echoing), got {factor!r}")
     value = float(factor)
@@ -322,11 +268,6 @@ def check_factor(factor: Any) -> float:
 
 
 def check_point(point: Any) -> InsertionPoint:
-    """Returns the insertion point as an enum member.
-
-    Raises:
-        ValueError: There is no such insertion point.
-    """
     try:
         return InsertionPoint(point)
     except ValueError:
@@ -335,12 +276,7 @@ def check_point(point: Any) -> InsertionPoint:
 
 
 def check_buffer_size(buffer_size: Any) -> int | float | str | None:
-    """Returns the buffer size as a plain value, also if it is a number of numpy; None for the default.
-
-    Raises:
-        TypeError: The size is neither a number nor a string.
-        ValueError: The size is impossible as a number of examples, as a share, or as a number of bytes.
-    """
+    """Returns the buffer size as a plain value, also if it is a number of numpy; None for the default."""
     if buffer_size is None:
         return None
     if isinstance(buffer_size, str):
@@ -361,22 +297,12 @@ def check_buffer_size(buffer_size: Any) -> int | float | str | None:
 
 
 def check_epoch_length(epoch_length: Any) -> str:
-    """Returns ``epoch_length`` itself.
-
-    Raises:
-        ValueError: It is neither ``"fixed"`` nor ``"full_pass"``.
-    """
     if epoch_length not in EPOCH_LENGTHS:
         raise ValueError(f"epoch_length must be 'fixed' or 'full_pass', got {epoch_length!r}")
     return str(epoch_length)
 
 
 def check_reuse(reuse: Any) -> Reuse:
-    """Returns the rule of reuse as an enum member.
-
-    Raises:
-        ValueError: There is no such rule.
-    """
     try:
         return Reuse(reuse)
     except ValueError:
@@ -387,12 +313,7 @@ def check_reuse(reuse: Any) -> Reuse:
 
 
 def check_ranks(num_replicas: Any, rank: Any) -> tuple[int, int] | None:
-    """Returns the number of ranks and the number of this rank; None: ask ``torch.distributed``.
-
-    Raises:
-        TypeError: One of the two is not an integer.
-        ValueError: Only one of the two is given, or there is no such rank.
-    """
+    """Returns the number of ranks and the number of this rank; None: ask ``torch.distributed``."""
     if num_replicas is None and rank is None:
         return None
     if num_replicas is None or rank is None:
@@ -409,11 +330,6 @@ def check_ranks(num_replicas: Any, rank: Any) -> tuple[int, int] | None:
 
 
 def check_seed(seed: Any) -> int | None:
-    """Returns the seed; None for the default.
-
-    Raises:
-        TypeError: The seed is not an integer.
-    """
     if seed is None:
         return None
     if isinstance(seed, bool) or not isinstance(seed, Integral):

@@ -1,7 +1,6 @@
 """`EchoDataModule`: the user's data module, with its training loader echoed.
 
-Only ``train_dataloader`` and what belongs to it (factor, state, closing) is defined here. Everything else is the user's: see
-`StandIn`.
+Only ``train_dataloader`` and what belongs to it (factor, state, closing) is defined here; the rest is the user's (`StandIn`).
 """
 
 from __future__ import annotations
@@ -181,7 +180,7 @@ class EchoDataModule(StandIn):
 
     @property
     def factor(self) -> float:
-        """The echo factor that was set last. `EchoLoader.factor` says from which batch on it applies.
+        """The echo factor that was set last. `EchoLoader.factor` describes from which batch on it applies.
 
         In a collection it is the factor of all loaders that are echoed. If you set it here, all of them get this factor. If they
         have different factors, read them from the loaders in `loader`. With ``epoch_length="fixed"`` you can also set the factor
@@ -231,7 +230,7 @@ class EchoDataModule(StandIn):
         """
         return self._echo.train_dataloader(self._inner.train_dataloader)
 
-    # ------------------------------------------------------------------ hooks of the user's module, with what echoing adds
+    # ------------------------------------------------------------------ hooks of the user's module, extended by echoing
 
     def setup(self, stage: str) -> None:
         if stage == "fit" and self._inner.trainer is not None:

@@ -16,8 +16,7 @@ table: no code in another file names a point. To add a sixth point, you would ch
 * ``pipeline/source.py``, function `choose`: whether a loader allows the point, and the stages that the workers run for it.
 * The code that keeps and hands out live items. There is code for examples (``pipeline/worker.py``, for a stream
   ``pipeline/streams.py``), and for batches (``pipeline/batches.py``, on the device ``training/hooks.py``). Write more only if
-  none of them fits. `start_index_pipeline` in ``pipeline/pipelines.py`` starts
-  that code.
+  none of them fits. `start_index_pipeline` in ``pipeline/pipelines.py`` starts that code.
 
 Options, messages, the cost model, the analysis and the doctor follow from the row. The tables of the points in the documentation
 need a row or a column, too: tests compare them with this table.
@@ -68,7 +67,7 @@ class Properties:
         memory: Whose memory live items take, in words for users.
         needs: What the loader must be.
         for_auto: Whether ``auto`` takes the point if it is the earliest one that the loader allows.
-        live_batches: The default size of the buffer, in batches. If the items are examples: the examples of so many batches.
+        live_batches: The default size of the buffer in batches, or in the examples of so many batches.
     """
 
     item: str
@@ -212,15 +211,11 @@ POINTS = tuple(point for point in InsertionPoint if point is not InsertionPoint.
 
 
 def points_from(needs: Needs) -> tuple[InsertionPoint, ...]:
-    """Returns the points that a loader allows, the earliest first.
-
-    Args:
-        needs: What the loader is.
-    """
+    """Returns the points that a loader allows, the earliest first."""
     first = next(number for number, point in enumerate(POINTS) if point.properties.needs is needs)
     return POINTS[first:]
 
 
 def earliest(needs: Needs) -> InsertionPoint:
-    """Returns the earliest point that a loader allows; see `points_from`."""
+    """Returns the earliest point that a loader allows."""
     return points_from(needs)[0]

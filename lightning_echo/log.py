@@ -8,35 +8,25 @@ import warnings
 from collections.abc import Callable
 from typing import TextIO
 
-# `FallbackHandler` looks for other handlers when a line is logged, not at import. Therefore a program may set up logging before
-# or after it imports this package. If it has set up logging, only its handlers show the lines, in its format. If it has not, the
-# lines are on stderr, as Lightning's are.
+# `FallbackHandler` looks for other handlers when a line is logged, not at import. So a program may set up logging before or after
+# it imports this package. If it has done so, only its handlers show the lines, in its format. If not, the lines are on stderr, as
+# Lightning's are.
 
 LOGGER = logging.getLogger("lightning_echo")
 _PREFIX = "lightning_echo: "
 
 
 class FallbackHandler(logging.StreamHandler):  # type: ignore[type-arg]  # which Python 3.10 does not take
-    """Writes a line to stderr, if no other handler gets it.
-
-    Example:
-        >>> import logging
-        >>> logger = logging.getLogger("example_of_fallback")
-        >>> logger.addHandler(FallbackHandler())
-        >>> logger.addHandler(logging.NullHandler())  # the program has set up logging
-        >>> logger.warning("not written twice")
-    """
+    """Writes a line to stderr, if no other handler gets it."""
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)  # StreamHandler's would set the stream
 
     @property
     def stream(self) -> TextIO:  # as logging.lastResort: stderr may be another object tomorrow
-        """What ``sys.stderr`` is now."""
         return sys.stderr
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Writes the record, if no other handler gets it."""
         if not self._has_other(record.name):
             super().emit(record)
 
@@ -63,13 +53,9 @@ def set_up() -> None:
 
 
 class Says:
-    """What a run says to its user, once per job and with the name of the loader.
+    """The lines of a run for its user, once per job and with the name of the loader.
 
-    Args:
-        rank: Returns the number of this process.
-
-    Attributes:
-        name: Name of the loader among several; empty if it is the only one.
+    ``name`` is that of the loader among several; empty if it is the only one.
     """
 
     def __init__(self, rank: Callable[[], int]) -> None:
@@ -77,7 +63,6 @@ class Says:
         self._said: set[str] = set()
 
     def warn(self, message: str) -> None:
-        """Warns."""
         if self._rank() == 0:
             self.warn_here(message)
 

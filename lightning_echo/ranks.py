@@ -1,4 +1,4 @@
-"""What the ranks of a job must agree on before the first batch: their number, in the job and on a node, and the seed."""
+"""Facts on which the ranks of a job must agree before the first batch: their number, in the job and on a node, and the seed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def world() -> tuple[int, int]:
 
 
 def ranks_of_launcher() -> int:
-    """Returns how many ranks this node has, if the launcher says so (torchrun does); otherwise 1."""
+    """Returns how many ranks this node has, if the launcher reports it (torchrun does); otherwise 1."""
     said = os.environ.get("LOCAL_WORLD_SIZE", "")
     return int(said) if said.isdigit() and int(said) else 1
 
@@ -40,9 +40,9 @@ def data_parallel() -> tuple[int, int]:
     These are the ranks of `world`, unless a device mesh with a dimension ``"data_parallel"`` covers the job. Along the other
     dimensions of such a mesh, ranks share the work on the same data.
 
-    The mesh belongs to a strategy, and torch keeps no list of meshes. Therefore, if the job has more than one group of
-    processes, this function looks among all objects. That takes 0.2 s: call it once in a run. If earlier trainings of this
-    process have left other meshes, the mesh with the fewest groups is taken, to be on the safe side.
+    The mesh belongs to a strategy, and torch keeps no list of meshes. So if the job has more than one group of processes, this
+    function searches all objects. That takes 0.2 s: call it once in a run. If earlier trainings of this process have left other
+    meshes, the mesh with the fewest groups is taken, to be on the safe side.
     """
     size, rank = world()
     meshes: Any = sys.modules.get("torch.distributed.device_mesh")

@@ -1,4 +1,4 @@
-"""Reading what was saved, in a checkpoint or a file: an error names the path of a field that is missing, wrong or unknown."""
+"""Reads the contents of a checkpoint or a file: an error names the path of a field that is missing, wrong or unknown."""
 
 from __future__ import annotations
 
@@ -14,12 +14,10 @@ from lightning_echo.insertion import InsertionPoint
 from lightning_echo.plan.plan import MOST_FACTOR
 
 # ---------------------------------------------------------------------- saved
-# Reading what was saved in a checkpoint or in a file: an error names the path of a field that is missing, wrong or not known.
-#
-# `entry` reads one value, `record` an object, `rows` a list. They raise a `FieldError`, whose message begins with the path, such
-# as ``reports[2].factor``. Only the outermost reader knows what the user can do, and adds it to the message: `state_of` for a
-# checkpoint, the ``from_json`` of a class for a file. (The second part reads the state of a loader. It also checks the
-# bounds of numbers.)
+# `entry` reads one value, `record` an object, `rows` a list. They raise a `FieldError`, whose message begins with the path of the
+# field, such as ``reports[2].factor``. Only the outermost reader knows what the user can do, and adds it to the message:
+# `state_of` for a checkpoint, the ``from_json`` of a class for a file. The second part of this file, which also checks the bounds
+# of numbers, reads the state of a loader.
 
 T = TypeVar("T")
 _REQUIRED: Any = object()
@@ -34,11 +32,9 @@ class EchoStateError(ValueError):
 
 
 class FieldError(ValueError):
-    """A field that is missing, wrong or not known.
+    """A field, at the path ``path``, that is missing, wrong or not known.
 
-    Args:
-        path: Its place in the saved object.
-        problem: What is wrong, as the end of a sentence that begins with the path.
+    ``problem`` ends a sentence that begins with the path.
     """
 
     def __init__(self, path: str, problem: str) -> None:
@@ -48,10 +44,7 @@ class FieldError(ValueError):
 
 @contextmanager
 def state_of(owner: str) -> Iterator[None]:
-    """Adds to an error about a wrong field whose state it is, and the way out.
-
-    Raises:
-        EchoStateError: In place of a `FieldError`.
+    """Turns a `FieldError` into an `EchoStateError`, which adds whose state it is, and a hint.
 
     Example:
         >>> with state_of("TargetIdle"):
@@ -80,9 +73,7 @@ def entry(state: Any, name: str, form: Any, default: Any = _REQUIRED) -> Any:
     """Returns one value of a saved dictionary.
 
     Args:
-        state: The dictionary.
-        name: The key.
-        form: What the value must be: ``float`` and the like, a union, a ``list``, ``tuple`` or ``Mapping`` of a form, a dataclass
+        form: The form of the value: ``float`` and the like, a union, a ``list``, ``tuple`` or ``Mapping`` of a form, a dataclass
             (saved as a dictionary), a named tuple (as a list), any other class, or ``Any``.
         default: The result if the value is missing, because an older version did not save it. If it is left out, the value must
             not be missing.
@@ -103,11 +94,7 @@ def entry(state: Any, name: str, form: Any, default: Any = _REQUIRED) -> Any:
 
 
 def rows(state: Any, name: str, read: Callable[[Any], T], default: Any = _REQUIRED) -> list[T]:
-    """Reads each entry of a list in a saved dictionary with a function, and returns the results. See `entry` for the arguments.
-
-    Raises:
-        FieldError: The list is missing, or an entry is wrong.
-    """
+    """Reads each entry of a list in a saved dictionary with a function, and returns the results. See `entry`."""
     found = []
     for number, row in enumerate(entry(state, name, list, default)):
         with inside(f"{name}[{number}]"):
@@ -116,15 +103,9 @@ def rows(state: Any, name: str, read: Callable[[Any], T], default: Any = _REQUIR
 
 
 def record(cls: type[T], state: Any, required: Sequence[str] = ()) -> T:
-    """Returns an object of a dataclass from a saved dictionary.
+    """Returns an object of a dataclass from a saved dictionary. The types of its fields are their forms, see `entry`.
 
-    Args:
-        cls: The dataclass. The types of its fields are their forms, see `entry`.
-        state: The dictionary. A field that has a default may be missing, because older versions did not save it.
-        required: Fields that must not be missing, even if they have a default.
-
-    Raises:
-        FieldError: A field is missing, wrong or not known.
+    A field that has a default may be missing, because older versions did not save it, unless it is ``required``.
     """
     found: T = _read_record(cls, state, "", required)
     return found
@@ -221,11 +202,9 @@ def _joined(place: str, path: str) -> str:
 
 
 # ---------------------------------------------------------------------- schema
-# Reading a state: the type of a field tells what its value must be, and the error names the field that is wrong.
-#
 # A state comes from a file. Without these checks, a wrong value would show long after loading: as an error about something else,
 # or as training on other data. The classes of ``loader/state.py``, and those that it uses, are the only list of the fields. The
-# type of a field says what the file holds:
+# type of a field determines the content of the file:
 #
 # =====================  ========================================================================================
 # type                   in the file
@@ -264,15 +243,9 @@ LEFT_OUT = LeftOut.LEFT_OUT
 
 
 def read(cls: type[T], value: Any, path: Path = ()) -> T:
-    """Returns an object of a class of ``loader/state.py``, from the plain types of a file.
+    """Returns an object of a class of ``loader/state.py``, from the plain types of a file. ``path`` is its place, for messages.
 
-    Args:
-        cls: The class.
-        value: What the file holds.
-        path: The place of ``value`` in the state, for messages.
-
-    Raises:
-        EchoStateError: A field is missing, superfluous or wrong; the message names it.
+    Raises an `EchoStateError` that names the field that is missing, superfluous or wrong.
     """
     found: T = _form(cls).read(value, path)
     return found
@@ -284,11 +257,7 @@ def plain(value: Any) -> Any:
 
 
 def require(holds: bool, path: Path | str, expected: str, value: Any) -> None:
-    """Refuses a state if a condition does not hold.
-
-    Raises:
-        EchoStateError: The message names the field, what was expected and what came.
-    """
+    """Raises an `EchoStateError` with the field, the expected and the found value if a condition does not hold."""
     if not holds:
         field = path if isinstance(path, str) else _text_of(path)
         raise EchoStateError(f"the state is damaged: {field} must be {expected}, got {value!r:.80}. {_WAY_OUT}")
@@ -393,7 +362,7 @@ def _list(hint: Any) -> _Form:
 
 def _row(cls: type[Any]) -> _Form:
     columns = {name: _form(hint) for name, hint in get_type_hints(cls, include_extras=True).items()}
-    defaults: dict[str, Any] = getattr(cls, "_field_defaults", {})  # of the last columns; what has its default is left out
+    defaults: dict[str, Any] = getattr(cls, "_field_defaults", {})  # of the last columns; a default is left out
 
     def read(value: Any, path: Path) -> Any:
         fits = isinstance(value, list | tuple) and len(columns) - len(defaults) <= len(value) <= len(columns)
@@ -417,7 +386,7 @@ def _record(cls: type[Any]) -> _Form:
     names = {field.name.rstrip("_"): field.name for field in fields(cls)}  # the key "pass" cannot be a name in Python
     forms = {key: _form(hints[name]) for key, name in names.items()}
     required = [field.name.rstrip("_") for field in fields(cls) if field.default is MISSING]
-    # What has such a default is left out of the file, so that older versions can read it where they know no such field.
+    # Such a default is left out of the file, so that older versions, which do not know the field, can read it.
     may_lack = {
         field.name.rstrip("_"): field.default
         for field in fields(cls)

@@ -1,1 +1,1 @@
-"""Stall analysis: where the time for input goes, what would help, and when not to echo."""
+"""Stall analysis: where the time for input goes, the remedies, and when not to echo."""

@@ -49,21 +49,15 @@ from lightning_echo.pipeline.source import Source
 from lightning_echo.training.trainer import rank_zero_info
 
 # ---------------------------------------------------------------------- progress
-# `Progress`: tells at the begin of each phase of an analysis how much time was spent, and about how much is left.
-#
-# Each phase may take an equal share of the time. It takes less if its steps are done earlier. So the estimate assumes that the
+# Each phase may take an equal share of the time, and takes less if its steps are done earlier. So the estimate assumes that the
 # phases to come take as long as those before them. The first phase does not count: it waits for the data module, which may
 # download data.
 
 
 class Progress:
-    """The progress of one analysis, a line for each phase.
+    """The progress of an analysis, a line for each phase: time spent, and about how much is left.
 
-    Args:
-        seconds: About how long the analysis may take.
-        phases: Largest number of phases.
-        tell: Gets each line.
-        clock: Returns the present time in seconds.
+    ``tell`` gets each line; ``phases`` is their largest number.
 
     Example:
         >>> times = iter([0.0, 0.0, 2.0, 5.0])
@@ -84,12 +78,11 @@ class Progress:
         self._begins: list[float] = []
 
     def phase(self, what: str, to_come: int | None = None) -> None:
-        """Tells that a phase begins.
+        """Reports that a phase begins.
 
         Args:
-            what: What is done in it.
             to_come: Number of phases that are left, this one included. None: one fewer than before, but at least one. 0: nobody
-                knows how long this phase takes, so the line says nothing about the time left.
+                knows how long this phase takes, so the line omits the time left.
         """
         now = self._clock()
         self._to_come = max(self._to_come - 1, 1) if to_come is None else to_come
@@ -101,25 +94,12 @@ class Progress:
 
 
 # ---------------------------------------------------------------------- outputs
-# The files that ``analyze`` writes: where they are, and how it is made sure that no file is overwritten.
-#
-# A name that the user gives is checked before the analysis begins, so that no measurement is lost. The analysis itself goes into
-# the Trainer's log directory if the user gives no name for it.
+# The files that ``analyze`` writes. A name that the user gives is checked before the analysis begins: no measurement is lost.
+# Without a name, the analysis itself goes into the Trainer's log directory.
 
 
 def check_new(**paths: str | None) -> None:
-    """Refuses names of files that exist already. None: no file is asked for.
-
-    Raises:
-        ValueError: A file exists already, or two names are the same.
-
-    Example:
-        >>> check_new(json="new.json", html=None)
-        >>> check_new(json="report", html="report")
-        Traceback (most recent call last):
-        ...
-        ValueError: json and html must be different files, got 'report' for both
-    """
+    """Raises a ValueError for names of files that exist already, and for equal names. None: no file is asked for."""
     seen: dict[Path, str] = {}
     for name, path in paths.items():
         if path is None:
@@ -139,7 +119,6 @@ def free_path(directory: Path, name: str) -> Path:
 
 
 # ---------------------------------------------------------------------- advice
-# The advice of an analysis as a file for ``fit --config``. Options of `EchoCLI` are set, and the rest is a comment.
 
 _WIDTH = 118
 _HOW = "What `analyze` advises. Give this file after your own: fit --config config.yaml --config THIS_FILE"
@@ -148,11 +127,10 @@ _NOTHING = "There is nothing to set in the group echo: this file changes nothing
 
 
 def advice_yaml(analysis: StallAnalysis) -> str:
-    """Returns the advice as YAML, for a program with an `EchoCLI`. It is used beside the program's own configuration.
+    """Returns the advice as YAML for an `EchoCLI`, given to ``fit --config`` after the program's own configuration.
 
-    It contains the options `TrainingSetting.options`, in the group ``echo``. The message of the verdict is a comment.
-    ``num_workers`` is a comment, too, since its option belongs to the program. If there is no option to set, the file changes
-    nothing.
+    The options `TrainingSetting.options` are in the group ``echo``. The message of the verdict is a comment, and so is
+    ``num_workers``, since its option belongs to the program. Without an option to set, the file changes nothing.
     """
     setting = analysis.verdict.setting
     comments = [_HOW, analysis.verdict.message]
@@ -166,17 +144,15 @@ def advice_yaml(analysis: StallAnalysis) -> str:
 
 
 # ---------------------------------------------------------------------- analyzer
-# `StallAnalyzer`: measures one training, phase by phase, and leaves it as it was.
-#
 #     what the Trainer makes of the data      one step: the loader, a batch on the device
-#     the loader alone                        reading, preparation, augmentation (phases.py, phases.py)
+#     the loader alone                        reading, preparation, augmentation (phases.py)
 #     hand-over, copy                         a batch that is ready, taken and copied
 #     ingestion                               the step alone
 #     data in memory                          the training, without reading
 #     the real run                            the training, nothing in memory
 #
-# The model that is trained is a copy, and so is its data (sources.py). Random states are restored (phases.py). With several
-# ranks, all of them measure at the same time, and the job waits for the slowest.
+# The trained model is a copy, and so is its data (sources.py). Random states are restored (phases.py). With several ranks, all of
+# them measure concurrently, and the job waits for the slowest.
 
 _END_HOOKS = ("on_train_epoch_end", "on_train_end", "on_fit_end")
 _HANDED_OVER = _COPIED = 8  # number of batches whose hand-over and whose copy are timed
@@ -230,7 +206,7 @@ class StallAnalyzer:
                 they take.
 
         Returns:
-            What was measured. With several ranks, the analysis of the slowest rank.
+            The measurements. With several ranks, the analysis of the slowest rank.
 
         Raises:
             MisconfigurationException: There is no training loader, or it is not a ``DataLoader``.
@@ -250,7 +226,6 @@ class StallAnalyzer:
             return StallAnalysis.of_ranks(gathered(self._train(self._training, self._steps)))
 
     def _train(self, training: ShortTraining, steps: int) -> StallAnalysis:
-        """Measures the trainings, and returns the analysis of this rank."""
         phases, workers = training.phases, max(training.loader.num_workers, 1)
         self._progress.phase("hand-over and copy", to_come=_TRAININGS)
         hand_over, transfers = _time_hand_over(training), _time_transfers(training)
@@ -271,7 +246,7 @@ class StallAnalyzer:
         """Trains with a setting, and compares the measured step with the prediction.
 
         Args:
-            analysis: What `run` of this analyzer returned.
+            analysis: The result of `run` of this analyzer.
             **setting: Options of `TrainingSetting`, as for `StallAnalysis.predict`. Without options, the setting that the verdict
                 advises is tried.
 
@@ -280,7 +255,7 @@ class StallAnalyzer:
 
         Raises:
             RuntimeError: Nothing was analyzed before.
-            TypeError: An option is not known.
+            TypeError: An option is unknown.
             ValueError: The setting cannot be tried on this machine. It asks for a faster storage or accelerator, or for a cache
                 of data that cannot be held in memory.
         """
@@ -314,7 +289,6 @@ class StallAnalyzer:
         return loader
 
     def _loader_alone(self, loader: DataLoader[Any], number: StepNumber, most_seconds: float) -> tuple[int, LoaderPhases]:
-        """Returns the number of steps of a phase, and what was measured of the loader."""
         if not Source(loader).rebuilds or loader.batch_sampler is None:
             return measure_stream(loader, number, _size_of(loader), most_seconds, self._progress.phase)
         batches = [list(indices) for indices in islice(iter(loader.batch_sampler), CHUNKS * number.most)]
@@ -330,12 +304,10 @@ def _copy_of(model: pl.LightningModule) -> pl.LightningModule:
 
 
 def _size_of(loader: DataLoader[Any]) -> int:
-    """Returns the number of examples in a batch; 1 if only the loader knows it."""
     return loader.batch_size or 1
 
 
 def _time_hand_over(training: ShortTraining) -> Spread:
-    """Measures how long it takes to get a batch that a worker has ready."""
     workers = training.loader.num_workers
     if not workers:
         return Spread.exactly(0.0)
@@ -391,7 +363,7 @@ def _measured_stages(training: ShortTraining, hand_over: Spread, copied: Spread,
 
 
 def _notes_on_shared_data(training: ShortTraining) -> list[str]:
-    """Returns notes on data that was not copied: if this process reads that data, edits in place change the user's objects."""
+    """Returns notes on data that was not copied: if this process reads it, edits in place change the user's objects."""
     if training.loader.num_workers or not training.data.too_large:
         return []
     return [_NOT_COPIED.format(what=", ".join(training.data.too_large))]
@@ -404,15 +376,11 @@ def _cores_of_rank() -> int:
 
 
 # ---------------------------------------------------------------------- command
-# ``python train.py analyze``: the subcommand that `EchoCLI` adds to ``fit``, ``validate``, ``test`` and ``predict``.
+# ``python train.py analyze``: the subcommand that `EchoCLI` adds.
 
 
 class Analyzes:
-    """A Trainer that can analyze.
-
-    Attributes:
-        analyzed_kwargs: Options of the Trainers that an analysis makes.
-    """
+    """A Trainer that can analyze. ``analyzed_kwargs`` are the options of the Trainers that an analysis makes."""
 
     analyzed_kwargs: Mapping[str, Any] = {}
 
@@ -463,7 +431,7 @@ class Analyzes:
 
 
 def analyzing(trainer_class: type[pl.Trainer]) -> type[pl.Trainer]:
-    """Returns a subclass that can analyze. It has the same name, so that configurations and messages do not change."""
+    """Returns a subclass that can analyze. It has the same name, so configurations and messages do not change."""
     if issubclass(trainer_class, Analyzes):
         return trainer_class
     names = {name: getattr(trainer_class, name) for name in ("__module__", "__qualname__", "__doc__")}
@@ -471,9 +439,9 @@ def analyzing(trainer_class: type[pl.Trainer]) -> type[pl.Trainer]:
 
 
 def _log_directory(trainer: pl.Trainer) -> Path:
-    """Returns the directory of the Trainer's first logger, else its ``default_root_dir``.
+    """Returns the directory of the Trainer's first logger, else its ``default_root_dir``. All ranks must call it.
 
-    A directory in a remote storage is no place for a local file: then it is the working directory. All ranks must call it.
+    Local files do not fit into a directory of a remote storage: then it is the working directory.
     """
     directory = trainer.log_dir or trainer.default_root_dir
     return Path() if "://" in directory else Path(directory)
@@ -488,7 +456,7 @@ def _write(path: Path, save: Callable[[Path], None]) -> None:
 @rank_zero_only
 def _report(analysis: StallAnalysis, json: Path, html: str | None, png: str | None, apply: str | None) -> None:
     print(report(analysis))
-    _write(json, analysis.to_json)  # with what was tried
+    _write(json, analysis.to_json)  # with the tried setting
     written = [str(json)]
     for path, save in (
         (html, partial(save_page, analysis)),

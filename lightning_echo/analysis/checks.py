@@ -1,12 +1,10 @@
 """Tries a setting: trains with it, and measures the steps.
 
-The training runs over the same batches as the real run. The files' pages are dropped from memory before. The first steps, in
-which an `EchoLoader` fills its buffer, do not count.
-
-A share of the data set may be in memory in two ways:
+The training runs over the batches of the real run, after the files' pages are dropped from memory. The first steps, in which an
+`EchoLoader` fills its buffer, do not count. A share of the data set may be in memory in two ways:
 
 * In a cache of ours (`TrainingSetting.hold`). The examples of that share come first, which fills the cache. Only the steps after
-  that count. They go once over the batches of the real run, and read for the first time what is not held.
+  that count. They go once over the batches of the real run, and read the other examples for the first time.
 * In the storage's memory: in the page cache or, if nothing opens files, as raw items.
 """
 
@@ -29,7 +27,7 @@ from lightning_echo.analysis.sources import WARM_UP_STEPS, RepeatedBatch, StepCl
 from lightning_echo.loader.loader import EchoLoader
 
 _LEAST_BYTES = 2**20  # a cache is not smaller
-_SPARE = 1.05  # the cache of a trial holds what its first batches have, and little more
+_SPARE = 1.05  # the cache of a trial holds the examples of its first batches, and little more
 _EPOCH = 10_000  # batches of an epoch: no setting is tried for so long
 
 Value = TypeVar("Value")
@@ -37,16 +35,7 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class ShortTraining:
-    """A training that can be run for a few steps, over any loader.
-
-    Attributes:
-        model: The model that is trained.
-        data: Its data, with any loader in place of its own.
-        loader: The loader as Lightning has prepared it.
-        phases: What was measured of the loader.
-        trainer_kwargs: The user's options of the Trainer.
-        most_seconds: The longest time of a run.
-    """
+    """A training that can be run for a few steps (at most ``most_seconds``), over any loader in place of its own."""
 
     model: pl.LightningModule
     data: TrainingData
@@ -56,11 +45,7 @@ class ShortTraining:
     most_seconds: float
 
     def clock(self, loader: Batches | FirstBatches | RepeatedBatch, steps: int) -> StepClock:
-        """Trains over a loader, and returns the clock of its steps.
-
-        Raises:
-            ValueError: The loader has too few batches.
-        """
+        """Trains over a loader, and returns the clock of its steps; raises a ValueError if there are too few batches."""
         steps = min(steps, len(loader))
         return self._clock(self.data.over(loader), steps, min(WARM_UP_STEPS, steps // 2))
 
@@ -68,7 +53,6 @@ class ShortTraining:
         """Trains over a loader that is echoed. The steps in which the buffer is filled do not count, however long they take.
 
         Args:
-            loader: The loader.
             steps: Largest number of steps that count.
             skipped: Least number of first steps that do not count.
             **options: Those of an `EchoConfig`.
@@ -87,16 +71,7 @@ class ShortTraining:
 
 
 def try_setting(training: ShortTraining, setting: TrainingSetting, steps: int) -> Spread:
-    """Trains with a setting, and returns the seconds of a step.
-
-    Args:
-        training: The training.
-        setting: The setting to try.
-        steps: Largest number of steps that count.
-
-    Raises:
-        ValueError: The setting cannot be tried here.
-    """
+    """Trains with a setting, and returns the seconds of at most ``steps`` steps; raises a ValueError if that is impossible."""
     for name in ("storage_speedup", "step_speedup"):
         if getattr(setting, name) != 1:
             raise ValueError(f"{name}={getattr(setting, name):g} cannot be tried on this machine, only predicted")
@@ -143,8 +118,7 @@ def _plain(training: ShortTraining, cached_fraction: float, workers: int) -> Bat
 def _clock_cached(training: ShortTraining, setting: TrainingSetting, workers: int, steps: int) -> StepClock:
     """Trains with a cache that holds the setting's share of the real run's examples.
 
-    Raises:
-        ValueError: Nothing of this data set can be held in this form.
+    It raises a ValueError if nothing of this data set can be held in this form.
     """
     phases, real = training.phases, training.phases.real
     example = phases.in_cache.get(setting.hold or "")
@@ -159,7 +133,7 @@ def _clock_cached(training: ShortTraining, setting: TrainingSetting, workers: in
     options: dict[str, Any] = {"factor": setting.factor, "cache": {"size": budget, "hold": setting.hold}}
     if setting.factor > 1:
         options["insertion_point"] = setting.insertion_point
-    # After these steps, examples would be read that were read before.
+    # After these steps, examples would be read a second time.
     most = max(2, int(len(real) * setting.factor) - WARM_UP_STEPS)
     skipped = math.ceil(len(first) * setting.factor)
     return training.clock_echoed(_to_echo(training, workers, first), min(steps, most), skipped, **options)
@@ -171,7 +145,7 @@ def _share_of(values: Sequence[Value], share: float) -> list[Value]:
 
 
 def _to_echo(training: ShortTraining, workers: int, first: Sequence[list[Any]] = ()) -> DataLoader[Any]:
-    """Returns a loader for some batches, and then the same ones as the real run, repeated for a long epoch."""
+    """Returns a loader for the ``first`` batches, and then those of the real run, repeated for a long epoch."""
     loader, real = training.loader, training.phases.real
     if isinstance(real, Batches):
         indices = [*first, *(list(real.indices) * -(-_EPOCH // len(real)))]

@@ -33,17 +33,17 @@ from lightning_echo.split.staged import Stages, batched
 # ---------------------------------------------------------------------- files
 # The files that workers read, and how to make the next read come from the storage again.
 #
-# ``posix_fadvise(DONTNEED)`` drops a file's pages from the page cache, and does not need root. If a file is not opened by Python
-# (but by a database, or as a memory map by a library in C), it is not noticed here. A network file system may have its own cache.
+# ``posix_fadvise(DONTNEED)`` drops a file's pages from the page cache, without root. A file that Python does not open (but a
+# database, or a C library as a memory map) is not noticed here. A network file system may have its own cache.
 
 _LARGE_BYTES = 2**24
 _NOT_DATA = ("/proc/", "/sys/", "/dev/", os.path.join(sys.prefix, ""), os.path.join(sys.base_prefix, "lib", ""))
 
 
 class OpenedFiles:
-    """Notes which regular files this process opens for reading, from now on. Use it only in a worker that ends with the phase.
+    """Notes which regular files this process opens for reading. Use it only in a worker that ends with the phase.
 
-    An audit hook cannot be removed, so it must not be set in a process that goes on afterwards.
+    An audit hook cannot be removed, so it must not be set in a process that continues afterwards.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,6 @@ class OpenedFiles:
         sys.addaudithook(self._note)
 
     def take(self) -> list[str]:
-        """Returns the data files opened since the last call."""
         paths, self._paths = self._paths, {}
         return [path for path in paths if _is_data(path)]
 
@@ -61,11 +60,7 @@ class OpenedFiles:
 
 
 def drop_pages(paths: Iterable[str]) -> int:
-    """Drops the files' pages from the page cache.
-
-    Returns:
-        The number of files whose pages were dropped; 0 if the system cannot do it.
-    """
+    """Drops the files' pages from the page cache. Returns the number of files dropped; 0 if the system cannot do it."""
     if not hasattr(os, "posix_fadvise"):
         return 0
     dropped = 0
@@ -81,7 +76,7 @@ def drop_pages(paths: Iterable[str]) -> int:
 
 
 def hold_data(paths: Sequence[str], batches: int) -> bool:
-    """Whether these files hold the data set, and not only labels or settings: there is a file for each batch, or large files."""
+    """Whether these files hold the data set, not only labels or settings: a file for each batch, or large files."""
     return len(paths) >= batches or sum(map(_size_of, paths)) >= _LARGE_BYTES
 
 
@@ -93,7 +88,6 @@ def _size_of(path: str) -> int:
 
 
 def _reads(mode: object, flags: object) -> bool:
-    """Whether a file is opened for reading only."""
     if isinstance(mode, str):
         return not set(mode) & set("wax+")
     return isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR) == 0
@@ -110,21 +104,17 @@ def _is_data(path: str) -> bool:
 
 
 # ---------------------------------------------------------------------- transforms
-# How long each transform in a ``Compose`` takes: its members are replaced by timed ones, in a worker's own copy of the data set.
+# Times each transform in a ``Compose``: its members are replaced by timed ones, in a worker's own copy of the data set.
 #
-# A ``Compose`` is found by the name of its class, in the attributes of the data set. So the classes of both versions of
-# torchvision are found, and others that hold their members in ``transforms``.
+# A ``Compose`` is found by the name of its class, in the attributes of the data set. This covers both versions of torchvision,
+# and others that hold their members in ``transforms``.
 
 _DEPTH = 8  # largest depth of objects in objects
 _MOST_MEMBERS = 64  # an object with more members is not searched
 
 
 class TimedTransforms:
-    """Times the transforms of a data set from now on. It changes the data set, so use it only in a worker.
-
-    Args:
-        dataset: The worker's data set.
-    """
+    """Times the transforms of a data set. It changes the data set, so use it only in a worker."""
 
     def __init__(self, dataset: Any) -> None:
         self._seconds: dict[str, float] = {}
@@ -155,8 +145,6 @@ class TimedTransforms:
 
 
 class _Timed:
-    """Takes the place of a transform, and times each call."""
-
     def __init__(self, transform: Any, name: str, add: Callable[[str, float], None]) -> None:
         self._transform, self._name, self._add = transform, name, add
 
@@ -195,12 +183,10 @@ def _is_compose(value: Any) -> bool:
 
 
 # ---------------------------------------------------------------------- parts
-# The parts of a loader's work that can be run alone: those that data echoing cuts a data set into (split/prove.py).
+# The parts of a loader's work that can run alone: those that data echoing cuts a data set into (split/prove.py).
 #
-# A `Part` is a function that a worker calls once, with its own data set. It returns one or two functions (`Halves`):
-#
-# * the first half of a batch's work: indices -> values,
-# * the second half, if it is timed by itself: indices and these values -> examples.
+# A worker calls a `Part` once, with its own data set, and gets `Halves`: the first half of a batch's work (indices -> values)
+# and, if it is timed separately, the second half (indices and these values -> examples).
 
 _MOST_CACHED_BYTES = 2**30
 _NOT_PICKLED = (pickle.PicklingError, TypeError, AttributeError)
@@ -211,12 +197,7 @@ MakeStages = Callable[[Any], Stages]
 
 
 class Halves(NamedTuple):
-    """The functions of a part.
-
-    Attributes:
-        first: Runs the first half.
-        second: Runs the second half; None: the part has one half only.
-    """
+    """The functions of a part; ``second`` is None if it has one half only."""
 
     first: FirstHalf
     second: SecondHalf | None = None
@@ -226,12 +207,8 @@ Part = Callable[[Any], Halves]
 
 
 class Cuts(NamedTuple):
-    """Where data echoing can cut a data set.
-
-    Attributes:
-        after_reading: Makes the stages of the cut after reading; None: there is no such cut.
-        before_augmenting: Makes the stages of the cut before the augmentation; None: there is no such cut.
-        points: The insertion points that are possible, earliest first.
+    """The possible cuts of a data set: what makes the stages of each (None: no such cut), and the insertion points, earliest
+    first.
     """
 
     after_reading: MakeStages | None
@@ -240,7 +217,7 @@ class Cuts(NamedTuple):
 
 
 def whole(dataset: Any) -> Halves:
-    """Returns the part that does everything that the loader does for examples."""
+    """Returns the part that does all of the loader's work for examples."""
     return Halves(batched(dataset) or (lambda indices: [dataset[index] for index in indices]))
 
 
@@ -256,13 +233,7 @@ def first_half(make_stages: MakeStages, dataset: Any) -> Halves:
 
 
 def second_half(make_stages: MakeStages, items: Mapping[Any, Any], dataset: Any) -> Halves:
-    """Returns the part after a cut alone.
-
-    Args:
-        make_stages: Makes the functions before and after the cut.
-        items: By index, what the part before the cut returns; an item that is missing is loaded.
-        dataset: The worker's data set.
-    """
+    """Returns the part after a cut alone. ``items`` has results of the part before it, by index; a missing item is loaded."""
     stages = make_stages(dataset)
 
     def prepare(index: Any) -> Any:
@@ -272,12 +243,7 @@ def second_half(make_stages: MakeStages, items: Mapping[Any, Any], dataset: Any)
 
 
 class InCache(NamedTuple):
-    """What an example costs in a cache.
-
-    Attributes:
-        bytes: The bytes that it takes.
-        hit_seconds: Seconds of looking it up.
-    """
+    """The cost of an example in a cache: its bytes, and the seconds of looking it up."""
 
     bytes: float
     hit_seconds: float
@@ -286,12 +252,8 @@ class InCache(NamedTuple):
 def in_cache(cuts_to_hold: Mapping[str, MakeStages], dataset: Any) -> Halves:
     """Returns the part that puts examples into a cache, and looks them up there.
 
-    Its values are not examples, but for each example a mapping of the forms in which a cache can hold it to `InCache`. A form is
-    left out if a cache cannot hold it.
-
-    Args:
-        cuts_to_hold: By form, what makes the functions before and after the cut.
-        dataset: The worker's data set.
+    For each example it yields a mapping of the forms in which a cache can hold it to `InCache`. ``cuts_to_hold`` has the makers
+    of stages by form.
     """
     loads = {hold: _load_many(make_stages(dataset)) for hold, make_stages in cuts_to_hold.items()}
 
@@ -303,7 +265,6 @@ def in_cache(cuts_to_hold: Mapping[str, MakeStages], dataset: Any) -> Halves:
 
 
 def _put_and_get(examples: list[Any]) -> list[InCache]:
-    """Returns what each example costs in a cache; an empty list if it cannot hold them."""
     arena, costs = Arena.create(keys=len(examples), budget_bytes=_MOST_CACHED_BYTES), list[InCache]()
     store = ExampleStore(arena)
     for key, example in enumerate(examples):
@@ -325,7 +286,7 @@ def _load_many(stages: Stages) -> FirstHalf:
 
 
 def cuts(loader: DataLoader[Any]) -> Cuts:
-    """Returns where data echoing can cut the loader's data set. Examples are read in another process."""
+    """Returns the possible cuts of the loader's data set. Examples are read in another process."""
     source = Source(loader)
     found = read_elsewhere(loader, _cuts_there, loader) if source.rebuilds else _cuts_there(None, loader)
     if not isinstance(found, NotRead):
@@ -350,7 +311,7 @@ def _cuts_there(dataset: Any, loader: DataLoader[Any]) -> Cuts:
 
 
 def _split(source: Source, *, raw: bool) -> MakeStages | None:
-    """Returns what makes the stages of a cut, wherever the loader is echoed; None if there is no such cut."""
+    """Returns the maker of the stages of a cut, wherever the loader is echoed; None if there is no such cut."""
     try:
         split = find_split(source.loader.dataset, source.readable_indices, raw=raw)
     except Exception:  # it is refused; or the data set cannot be read by the integers that it was tried with
@@ -359,10 +320,10 @@ def _split(source: Source, *, raw: bool) -> MakeStages | None:
 
 
 # ---------------------------------------------------------------------- part runs
-# Runs a loader alone, one part of its work at a time, to measure the time of its workers for a batch.
+# Runs a loader alone, one part of its work at a time, to measure its workers' time for a batch.
 #
-# Each run of a part is a ``DataLoader`` with the user's options. Its data set does that part for the examples of a
-# batch, and measures how long it takes. Nothing here draws from the random numbers of this process.
+# Each run of a part is a ``DataLoader`` with the user's options. Its data set does that part for the examples of a batch, and
+# measures the time. Nothing here draws from the random numbers of this process.
 
 _MOST_OUTPUT_BYTES = 2**30
 
@@ -370,13 +331,8 @@ Value = TypeVar("Value")
 
 
 class BatchSeconds(NamedTuple):
-    """The seconds that one worker spent on a batch.
-
-    Attributes:
-        first: Seconds for the part's first half.
-        second: Seconds for its second half; 0 if it has none.
-        collate: Seconds for making a batch from the examples.
-        cpu: Processor time, in seconds, of all that.
+    """The seconds that one worker spent on a batch: wall time of each part (``second`` is 0 without that half), and processor
+    time.
     """
 
     first: float
@@ -386,12 +342,7 @@ class BatchSeconds(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What a worker has seen while it made a batch; empty if the worker does not observe.
-
-    Attributes:
-        files: The files that it opened.
-        transforms: Seconds of each transform, by name.
-    """
+    """The files that a worker opened for a batch, and the seconds of each transform; empty if the worker does not observe."""
 
     files: list[str]
     transforms: dict[str, float]
@@ -399,13 +350,8 @@ class Seen(NamedTuple):
 
 @dataclass
 class PartRun:
-    """What a run of a part has measured.
-
-    Attributes:
-        batches: The seconds that the workers spent, batch by batch.
-        files: Files that the workers opened, in the order in which they were opened.
-        transforms: Seconds of each transform, batch by batch.
-        outputs: The batches themselves, if they were asked for.
+    """The measures of a run of a part, batch by batch; ``files`` are in the order of opening, ``outputs`` only if they were asked
+    for.
     """
 
     batches: list[BatchSeconds] = field(default_factory=list)
@@ -414,17 +360,11 @@ class PartRun:
     outputs: list[Any] = field(default_factory=list)
 
     def of(self, name: str, per: float) -> Spread:
-        """Returns the seconds of one piece of the work.
-
-        Args:
-            name: Name of a field of `BatchSeconds`.
-            per: Number of examples in a batch, for the seconds per example; 1 for the seconds per batch.
-        """
+        """Returns the seconds of a field of `BatchSeconds`: per example if ``per`` is the batch size, per batch if it is 1."""
         return Spread.of([getattr(batch, name) / per for batch in counted(self.batches)])
 
     @property
     def cpu_seconds(self) -> float:
-        """Processor time per batch."""
         return fmean(batch.cpu for batch in counted(self.batches))
 
     @property
@@ -459,20 +399,14 @@ def run_part(
     workers: int | None = None,
     most_seconds: float = float("inf"),
 ) -> PartRun:
-    """Runs one part over batches of indices.
+    """Runs one part over batches of indices, with the user's loader's options. Errors of the data set pass through.
 
     Args:
-        loader: The user's loader, whose options are used.
-        part: The work for each example.
-        batches: The indices of each batch.
         collates: Whether the user's collate function makes batches; otherwise the output is a list of examples.
         keeps_outputs: Whether to keep the outputs. The run then also ends when they take a gibibyte.
         observes: Whether workers note which files they open and how long each transform takes. Without workers nothing is noted.
         workers: Number of workers; None: that of the loader.
         most_seconds: The run ends with the first batch after this time, but not before `fewest_batches`.
-
-    Raises:
-        Exception: The data set, or the collate function, raises it.
     """
     run, files, output_bytes = PartRun(), dict[str, None](), 0
     begin = time.perf_counter()
@@ -499,7 +433,7 @@ def iterate(
     observes: bool = False,
     workers: int | None = None,
 ) -> Iterator[tuple[Any, BatchSeconds, Seen]]:
-    """Yields each batch, its `BatchSeconds`, and what the worker has seen. The arguments are those of `run_part`."""
+    """Yields each batch, its `BatchSeconds`, and what the worker has `Seen`. The arguments are those of `run_part`."""
     number = loader.num_workers if workers is None else workers
     probed: Any = EchoDataset(_Probe(loader.dataset, part, observes))  # to a worker_init_fn, it looks like the user's data set
     collate: Any = _Collate(loader.collate_fn if collates else pickle.dumps)  # bytes: each tensor would be a shared file
@@ -525,14 +459,7 @@ def options_of(loader: DataLoader[Any], workers: int) -> dict[str, Any]:
 
 
 class Batches:
-    """A loader for ``Trainer.fit`` that yields the same batches in each epoch.
-
-    Args:
-        loader: The user's loader, whose options are used.
-        part: The work for the examples of a batch.
-        indices: The indices of each batch.
-        workers: Number of workers; None: that of the loader.
-    """
+    """A loader for ``Trainer.fit`` that yields the same batches in each epoch, with the user's loader's options."""
 
     def __init__(self, loader: DataLoader[Any], part: Part, indices: Sequence[list[Any]], workers: int | None = None) -> None:
         self.part, self.indices = part, indices
@@ -546,12 +473,7 @@ class Batches:
 
 
 class FirstBatches:
-    """The first batches of a loader, in each epoch: `Batches` for a loader that cannot be run in parts.
-
-    Args:
-        loader: The user's loader.
-        steps: Number of batches.
-    """
+    """The first batches of a loader, in each epoch: `Batches` for a loader that cannot be run in parts."""
 
     def __init__(self, loader: DataLoader[Any], steps: int) -> None:
         self._loader, self._steps = loader, steps
@@ -564,13 +486,7 @@ class FirstBatches:
 
 
 class _Probe:
-    """Does a part in a worker, and times it.
-
-    Args:
-        dataset: The user's data set.
-        part: The work.
-        observes: Whether to note which files are opened, and how long transforms take.
-    """
+    """Does a part in a worker, and times it. With ``observes``, it notes opened files and the seconds of transforms."""
 
     def __init__(self, dataset: Any, part: Part, observes: bool) -> None:
         self.dataset = dataset
@@ -607,7 +523,7 @@ class _Probe:
 
 
 class _Collate:
-    """Calls the user's collate function, and times it. Plain tuples travel beside the batch."""
+    """Calls the user's collate function, and times it. Plain tuples travel next to the batch."""
 
     def __init__(self, collate_fn: Callable[[list[Any]], Any]) -> None:
         self._collate_fn = collate_fn

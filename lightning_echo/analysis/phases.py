@@ -44,7 +44,6 @@ from lightning_echo.insertion import Needs, points_from
 from lightning_echo.pipeline.source import Source
 
 # ---------------------------------------------------------------------- process
-# Restores what the trainings of an analysis change in this process: random states, and switches of torch that a Trainer sets.
 
 
 @contextmanager
@@ -68,20 +67,12 @@ def process_state_restored() -> Iterator[None]:
 
 
 # ---------------------------------------------------------------------- ranks
-# How the ranks of a training exchange values. It also works with a single process.
 
 Value = TypeVar("Value")
 
 
 def gathered(value: Value) -> list[Value]:
-    """Returns the values of all ranks, in the order of the ranks. Without a process group there is one rank.
-
-    All ranks must call this function together.
-
-    Example:
-        >>> gathered(3)
-        [3]
-    """
+    """Returns the values of all ranks, in their order; one value without a process group. All ranks must call this together."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return [value]
     found: list[Value] = [value] * torch.distributed.get_world_size()
@@ -90,7 +81,6 @@ def gathered(value: Value) -> list[Value]:
 
 
 # ---------------------------------------------------------------------- steps
-# How many steps an analysis measures in a phase: as many as the user asks for, else a default or as many as there are.
 
 _FEWEST = 4
 _DEFAULT = 100
@@ -98,20 +88,7 @@ _DEFAULT = 100
 
 @dataclass(frozen=True)
 class StepNumber:
-    """The number of steps of a phase.
-
-    Args:
-        asked: What the user asks for; None: 100, or as many as the loader has batches.
-        tell: Gets a message if the loader has fewer batches than the default.
-
-    Raises:
-        ValueError: The user asks for too few.
-
-    Example:
-        >>> StepNumber(None, print).within(8)
-        8 steps in each phase: the training loader has no more batches
-        8
-    """
+    """The number of steps of a phase: as many as ``asked`` (at least 4), else 100, or as many as the loader has batches."""
 
     asked: int | None
     tell: Callable[[str], None]
@@ -122,18 +99,12 @@ class StepNumber:
 
     @property
     def most(self) -> int:
-        """The largest number of batches that are taken from a loader."""
         return _DEFAULT if self.asked is None else self.asked
 
     def within(self, batches: int) -> int:
-        """Returns the number of steps for a loader with ``batches`` batches.
+        """Returns the number of steps for a loader with ``batches`` batches, which must be equal on all ranks.
 
-        Args:
-            batches: Number of batches. If there are more than `most`, they need not be counted further. It must be the same on
-                all ranks.
-
-        Raises:
-            ValueError: There are fewer batches than the user asks for, or than an analysis needs.
+        More batches than `most` need not be counted. It raises a ValueError if there are fewer than asked for, or than needed.
         """
         if batches >= self.most:
             return self.most
@@ -151,13 +122,11 @@ class StepNumber:
 
 
 # ---------------------------------------------------------------------- phases
-# The loader's phases: how long reading, decoding, augmentation and collation take, out of memory and in memory.
-#
 #     look        everything, once: which files are opened, how long each transform takes
 #     cold        out of memory: the files' pages are dropped first; if no file is opened, examples that were not read before
 #     warm        in memory: the same examples once more
 #     augment     augmentation by itself, if the data set can be cut there
-#     cache       what some examples cost in a cache, in each form that the cuts give
+#     cache       the cost of some examples in a cache, in each form that the cuts give
 #
 # Reading is the time by which the cold run is longer than the warm run. In one case the cold run reads only: if no file is opened
 # and the data set can be cut after reading. Then the raw items are held in memory, and the warm run prepares them from there.
@@ -186,16 +155,12 @@ class LoaderPhases:
     """The seconds that the workers spend, and loaders that yield the same batches from the storage and from memory.
 
     Attributes:
-        read: Seconds per example, from the storage.
-        read_cached: Seconds per example, from memory.
-        decode: Seconds per example.
-        augment: Seconds per example.
+        read: Seconds per example, from the storage; so are `read_cached` (from memory), `decode` and `augment`.
         collate: Seconds per batch.
         read_cpu_share: Share of the reading time in which a processor is busy.
         prepare_cpu_share: Share of the time of decoding, augmentation and collation in which a processor is busy.
-        points: Insertion points that are possible.
-        read_sharing: How reading slows down with more workers, see `MeasuredStages`.
-        prepare_sharing: How decoding, augmentation and collation slow down with more workers, see `MeasuredStages`.
+        points: Possible insertion points.
+        read_sharing: How reading slows down with more workers, see `MeasuredStages`; `prepare_sharing` for the rest.
         takes_ahead: Whether an `EchoLoader` takes batches from the workers in a thread of its own.
         batch_size: Mean number of examples in a batch.
         transforms: Seconds per example of each transform, by name.
@@ -204,10 +169,10 @@ class LoaderPhases:
         in_memory: Yields batches without reading from the storage; None if that is not possible.
         cut_after_reading: Makes the functions before and after reading; None if the data set cannot be cut there.
         raw_items: The raw items that are held in memory, by index.
-        notes: What could not be measured as it should, and why.
+        notes: Shortcomings of the measurement, with reasons.
         can_have_workers: Whether the data set works in a worker process, too.
-        in_cache: What an example costs in a cache, by the form in which it is held.
-        examples: Number of examples in the data set; None: not known.
+        in_cache: The cost of an example in a cache, by the form in which it is held.
+        examples: Number of examples in the data set; None: unknown.
     """
 
     read: Spread
@@ -236,16 +201,10 @@ class LoaderPhases:
 
 @dataclass(frozen=True)
 class _ColdAndWarm:
-    """What a cold and a warm run have measured.
+    """The measures of a cold and a warm run, in seconds per example.
 
-    Attributes:
-        read: Seconds per example to read, cold.
-        read_cached: Seconds per example to read, warm.
-        prepare: Seconds per example of decoding and augmentation.
-        read_cpu_share: Share of cold reading in which a processor is busy.
-        warm: The warm run.
-        in_memory: Yields the batches of the warm run.
-        raw_items: The raw items that are held in memory, by index.
+    ``prepare`` is decoding and augmentation; ``in_memory`` yields the batches of the warm run from ``raw_items``, if there are
+    any.
     """
 
     read: Spread
@@ -271,8 +230,6 @@ CHUNKS = len(_Chunks._fields)
 
 @dataclass(frozen=True)
 class _Runner:
-    """Runs parts of the user's loader, and announces each run."""
-
     loader: DataLoader[Any]
     most_seconds: float
     say: Callable[[str], None]
@@ -285,18 +242,13 @@ class _Runner:
 def measure_loader(
     loader: DataLoader[Any], batches: Sequence[list[Any]], steps: int, most_seconds: float, say: Callable[[str], None]
 ) -> LoaderPhases:
-    """Runs the phases.
+    """Runs the phases over a map-style data set. ``say`` gets a message for each run.
 
     Args:
-        loader: The user's loader, over a map-style data set.
-        batches: Indices of each batch. If there are enough, `CHUNKS` times as many batches as steps: then each run can read
-            examples that were not read before.
+        batches: Indices of each batch; if possible, `CHUNKS` times as many as steps: each run can then read examples that were
+            not read before.
         steps: Largest number of batches of a run.
         most_seconds: Longest time of a run.
-        say: Gets a message for each run.
-
-    Raises:
-        Exception: The data set raises it.
     """
     run = _Runner(loader, most_seconds, say)
     cut = cuts(loader)
@@ -347,8 +299,7 @@ def measure_loader(
 def _look(run: _Runner, batches: Sequence[list[Any]]) -> tuple[PartRun, str | None]:
     """Runs everything once, and notes files and transforms. That needs a worker: a loader that has none gets one.
 
-    Returns:
-        The run, and how the data set failed in the worker that the loader got; None if it did not fail.
+    The second value describes how the data set failed in that worker; None if it did not.
     """
     what = "the loader: files and transforms"
     if run.loader.num_workers:
@@ -423,7 +374,6 @@ def _by_difference(
 
 
 def _cost_in_cache(run: _Runner, cut: Cuts, batches: Sequence[list[Any]], size: float) -> dict[str, CachedExample]:
-    """Returns what an example costs in a cache, by the form in which it is held."""
     made = zip(HOLDS, (cut.after_reading, cut.before_augmenting), strict=True)
     to_hold = {hold: make_stages for hold, make_stages in made if make_stages is not None}
     if not to_hold or not _found_again(run.loader.dataset, batches):
@@ -440,7 +390,6 @@ def _cost_in_cache(run: _Runner, cut: Cuts, batches: Sequence[list[Any]], size: 
 
 
 def _found_again(dataset: Any, batches: Sequence[list[Any]]) -> bool:
-    """Whether a cache can tell the examples apart."""
     try:
         keys = Keys(dataset)
     except NoKeysError:
@@ -471,7 +420,6 @@ def _reached(batches: list[list[Any]], cold: PartRun) -> list[list[Any]]:
 
 
 def _sharing(found: _ColdAndWarm, other: _ColdAndWarm | None, workers: int) -> tuple[float, float]:
-    """Returns how reading, and preparation, slow down with more workers."""
     if other is None:
         return 0.0, 0.0
     read, prepare = found.read.median, found.prepare.median
@@ -482,11 +430,7 @@ def _sharing(found: _ColdAndWarm, other: _ColdAndWarm | None, workers: int) -> t
 def _exponent(before: float, after: float, times: float, noticed: float) -> float:
     """Returns an exponent in [0, 1]: a worker's seconds grow with this power of the number of workers.
 
-    Args:
-        before: Seconds of a worker.
-        after: Seconds of a worker with ``times`` as many workers.
-        times: The ratio of the two numbers of workers.
-        noticed: If a worker takes fewer seconds than this, they are not compared.
+    ``after`` are the seconds with ``times`` as many workers. Seconds below ``noticed`` are not compared.
     """
     if min(before, after) < noticed or not noticed:
         return 0.0
@@ -494,17 +438,16 @@ def _exponent(before: float, after: float, times: float, noticed: float) -> floa
 
 
 def _by_index(batches: Sequence[list[Any]], outputs: Sequence[list[Any]]) -> dict[Any, Any]:
-    """Returns the outputs of the batches by their index."""
     return {
         index: item for indices, items in zip(batches, outputs, strict=False) for index, item in zip(indices, items, strict=True)
     }
 
 
 # ---------------------------------------------------------------------- streams
-# The phases of a loader that cannot be run in parts: a stream, or a data set that makes its batches itself.
+# The phases of a stream, or of a data set that makes its batches itself: such a loader cannot run in parts.
 #
-# The same examples cannot be read again from such a loader. So reading and preparation cannot be measured separately, and
-# ``decode`` contains everything that the workers do.
+# It cannot read the same examples again, so reading and preparation are not measured separately, and ``decode`` contains all of
+# the workers' work.
 
 _SKIPPED = (
     "skipped: fetch rate, preparation rate and single stages. The training loader goes over {what}, whose examples cannot be "
@@ -515,21 +458,9 @@ _SKIPPED = (
 def measure_stream(
     loader: DataLoader[Any], steps: StepNumber, batch_size: int, most_seconds: float, say: Callable[[str], None]
 ) -> tuple[int, LoaderPhases]:
-    """Measures the loader as a whole.
+    """Measures the loader as a whole. Returns the number of steps of a phase, and the measures.
 
-    Args:
-        loader: The user's loader.
-        steps: How many batches are measured. The stream may have fewer.
-        batch_size: Number of examples in a batch.
-        most_seconds: The phase ends with the first batch after this time, but not before `fewest_batches`.
-        say: Gets a message for each phase.
-
-    Returns:
-        The number of steps of a phase, and what was measured.
-
-    Raises:
-        ValueError: The loader has too few batches.
-        Exception: The data set raises it.
+    It ends with the first batch after ``most_seconds``, but not before `fewest_batches`. Too few batches raise a ValueError.
     """
     say("the loader: as a whole")
     seconds: list[float] = []
@@ -542,7 +473,7 @@ def measure_stream(
         if now - begin > most_seconds and len(seconds) >= fewest_batches(loader.num_workers):
             ended = False
             break
-    most = steps.within(min(gathered(len(seconds) if ended else steps.most)))  # gathered, so that all ranks raise the error
+    most = steps.within(min(gathered(len(seconds) if ended else steps.most)))  # gathered: all ranks must raise the error
     workers = max(loader.num_workers, 1)
     counted = seconds[min(workers, len(seconds) - 1) :]  # the workers start during the batches before
     per_example = workers / batch_size

@@ -1,4 +1,4 @@
-"""Predicts the step time, idle fraction and speed-up of another setting of a training, from what was measured of each stage."""
+"""Predicts the step time, idle fraction and speed-up of another setting of a training, from the measurements of each stage."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from lightning_echo.insertion import POINTS, InsertionPoint, Needs, earliest, po
 from lightning_echo.measure.control import PipelineCosts, callback_line
 
 # ---------------------------------------------------------------------- measured
-# What was measured of a training's input, stage by stage: a value.
-#
 #     read --> decode --> augment --> collate --> hand-over --> copy --> step
 #     |<------------- workers, per example ---->| |<- main process, per batch ->|
 #
@@ -23,8 +21,8 @@ from lightning_echo.measure.control import PipelineCosts, callback_line
 #
 # If a data set cannot be cut into all stages, a stage is contained in the one before it:
 #
-# * If reading and decoding cannot be told apart, ``read`` is the time by which a cold run is longer than a warm run.
-# * If augmentation cannot be told apart, it is in ``decode``.
+# * If reading and decoding cannot be separated, ``read`` is the time by which a cold run is longer than a warm run.
+# * If augmentation cannot be separated, it is in ``decode``.
 #
 # `points` holds the insertion points that are then possible.
 
@@ -38,26 +36,13 @@ _LEAST = {
 
 
 def check_at_least(name: str, value: Any, least: float) -> None:
-    """Refuses a value that is not a number, or too small.
-
-    Raises:
-        ValueError: The value is not a number, or too small.
-    """
     if not isinstance(value, int | float) or not least <= value < math.inf:
         raise ValueError(f"{name} must be a number >= {least}, got {value!r}")
 
 
 @dataclass(frozen=True)
 class Spread:
-    """A time in seconds, and its variation.
-
-    Attributes:
-        median: Median of all blocks of measurements.
-        low: Nine of ten blocks took longer.
-        high: Nine of ten blocks took less.
-
-    Raises:
-        ValueError: One of them is not a time.
+    """A time in seconds, and its variation: nine of ten blocks of measurements took longer than ``low``, and less than ``high``.
 
     Example:
         >>> Spread.of([0.01, 0.03] * 10)  # ten blocks of two
@@ -74,16 +59,12 @@ class Spread:
 
     @classmethod
     def of(cls, seconds: Sequence[float], period: int = 1) -> Spread:
-        """Returns the spread of the means of up to ten blocks of single measurements.
+        """Returns the spread of the means of up to ten blocks of measurements, given in the order in which they were made.
 
         A step waits for the mean of several batches, not for each: queues level out the differences between successive batches.
 
         Args:
-            seconds: The measurements, in the order in which they were made.
             period: Least number of measurements in a block. Workers that began together deliver their batches in bursts.
-
-        Raises:
-            ValueError: There is no measurement.
         """
         if not seconds:
             raise ValueError("seconds must hold at least one measurement, got none")
@@ -104,30 +85,16 @@ class Spread:
         return Spread(max(0.0, self.median - part.median), low, high)
 
     def plus(self, part: Spread) -> Spread:
-        """Returns this time and another one together.
-
-        >>> Spread(3.0, 1.0, 6.0).plus(Spread(2.0, 1.0, 3.0))
-        Spread(median=5.0, low=2.0, high=9.0)
-        """
         return Spread(self.median + part.median, self.low + part.low, self.high + part.high)
 
     @classmethod
     def exactly(cls, seconds: float) -> Spread:
-        """Returns a time that does not vary."""
         return cls(seconds, seconds, seconds)
 
 
 @dataclass(frozen=True)
 class CachedExample:
-    """What an example costs in a cache, for one of the forms in which a cache holds it.
-
-    Attributes:
-        bytes: Mean number of bytes that an example takes.
-        hit: Seconds of a lookup, with the copy that it returns.
-
-    Raises:
-        ValueError: A value is impossible.
-    """
+    """The cost of an example in a cache, in one of the forms: mean bytes, and seconds of a lookup with the copy it returns."""
 
     bytes: float
     hit: Spread
@@ -138,13 +105,12 @@ class CachedExample:
 
 @dataclass(frozen=True)
 class MeasuredStages:
-    """One training as it was set up. Some figures are seconds of a worker, others are seconds of the main process.
+    """One training as it was set up, measured.
 
     Attributes:
         read: Seconds per example in a worker, from the storage.
         read_cached: Seconds per example in a worker, from memory.
-        decode: Seconds per example in a worker.
-        augment: Seconds per example in a worker.
+        decode: Seconds per example in a worker; `augment` likewise.
         collate: Seconds per batch in a worker.
         hand_over: Seconds per batch in the main process, which takes the batch from a worker.
         copy: Seconds per batch for the copy to the device.
@@ -154,23 +120,19 @@ class MeasuredStages:
         step_cpu_seconds: Processor time of a step in the main process, of all its threads together.
         batch_size: Mean number of examples in a batch.
         workers: Number of worker processes. With 0, loading and training take turns.
-        takes_ahead: Whether an `EchoLoader` takes batches from the workers in a thread of its own, beside the step.
+        takes_ahead: Whether an `EchoLoader` takes batches from the workers in a thread of its own, concurrently with the step.
         cores: Number of cores that this process and its workers may use, on this rank.
-        points: Insertion points that are possible, earliest first.
-        read_sharing: How reading slows down with more workers: with ``w`` workers, one of them takes
-            ``(w / workers) ** read_sharing`` times as long. 0: it does not slow down. 1: more workers bring nothing, since all
-            share the same speed.
+        points: Possible insertion points, earliest first.
+        read_sharing: How reading slows down with more workers: with ``w`` workers, one of them takes ``(w / workers) **
+            read_sharing`` times as long. 0: it does not slow down. 1: more workers bring nothing, since all share the same speed.
         prepare_sharing: How decoding, augmentation and collation slow down with more workers, in the same way.
         contention: How many times as long decoding, augmentation and collation take while the training runs. The threads of the
             training need processors, too, even those that only wait (OpenMP's threads spin for a while).
         can_have_workers: Whether the data set works in a worker process, too.
-        in_cache: What an example costs in a cache, for each form in which a cache can hold it (`CacheConfig.hold`). None: not
-            known, as in an analysis that an older version saved.
-        examples: Number of examples in the data set; None: not known.
-        free_bytes: Memory that was free before the analysis; None: not known.
-
-    Raises:
-        ValueError: A value is impossible.
+        in_cache: The cost of an example for each form in which a cache can hold it (`CacheConfig.hold`). None: unknown, as in an
+            analysis that an older version saved.
+        examples: Number of examples in the data set; None: unknown.
+        free_bytes: Memory that was free before the analysis; None: unknown.
     """
 
     read: Spread
@@ -210,9 +172,7 @@ class MeasuredStages:
 
 
 # ---------------------------------------------------------------------- caches
-# What a cache could hold of a data set: in which form, how much of it, and the size to ask for.
-#
-# A cache holds raw items or loaded examples (`CacheConfig.hold`). One cache is shared by all workers and ranks of a machine.
+# A cache holds raw items or loaded examples (`CacheConfig.hold`). All workers and ranks of a machine share one cache.
 
 HOLDS = {"raw": earliest(Needs.raw_items), "loaded": earliest(Needs.split)}
 """The forms, each with the insertion point whose cut gives it."""
@@ -236,12 +196,12 @@ def fits_point(hold: str, insertion_point: str) -> bool:
 
 
 def cached_example(stages: MeasuredStages, hold: str) -> CachedExample | None:
-    """Returns what an example costs in this form; None if that was not measured."""
+    """Returns the cost of an example in this form; None if that was not measured."""
     return None if stages.in_cache is None else stages.in_cache.get(hold)
 
 
 def fitting_fraction(stages: MeasuredStages, hold: str) -> float | None:
-    """Returns the largest share of the data set that memory holds, in whole percent; None if that is not known."""
+    """Returns the largest share of the data set that memory holds, in whole percent; None if unknown."""
     whole = _bytes_of(stages, hold, 1.0)
     if whole is None or stages.free_bytes is None:
         return None
@@ -249,7 +209,7 @@ def fitting_fraction(stages: MeasuredStages, hold: str) -> float | None:
 
 
 def size_for(stages: MeasuredStages, hold: str, fraction: float) -> str | None:
-    """Returns the size of a cache for a share of the data set, as `CacheConfig` takes it; None if that is not known."""
+    """Returns the size of a cache for a share of the data set, as `CacheConfig` takes it; None if unknown."""
     size = _bytes_of(stages, hold, fraction)
     if size is None:
         return None
@@ -264,7 +224,7 @@ def _bytes_of(stages: MeasuredStages, hold: str, fraction: float) -> float | Non
 
 
 # ---------------------------------------------------------------------- predict
-# Predicts the step time, idle fraction and speed-up of another setting of a training, from what was measured of each stage.
+# Predicts the step time, idle fraction and speed-up of another setting:
 #
 #     r(x, s)  = x * read_cached + (1 - x) * read / s        reading one example, a share x in memory, the storage s times as fast
 #              = x * hit + (1 - x) * read / s                a share x in a cache of ours; of loaded examples, only a share
@@ -275,7 +235,7 @@ def _bytes_of(stages: MeasuredStages, hold: str, fraction: float) -> float | Non
 #
 # DS-Analyzer (Mohan et al. 2021, arXiv 2007.06775, section 3.4) predicts min(F, P, G), with the preparation rate P, the ingestion
 # rate G and the fetch rate F = 1 / (x / C + (1 - x) / S): its loader fetches ahead of what it prepares. A worker of torch's
-# ``DataLoader`` reads an example and then prepares it. So here both times add up in h.
+# ``DataLoader`` reads an example and then prepares it, so here both times add up in h.
 #
 # * ``cpu(e)`` is the processor time of a batch, the step included. If all processors are busy, more workers change nothing.
 # * While the training runs, workers may take longer than alone (`MeasuredStages.contention`). Workers that share a storage or
@@ -401,7 +361,7 @@ class Prediction:
         idle_fraction: Share of that time in which the accelerator waits.
         speedup: Steps per second, divided by those of the setting that was measured.
         step_seconds_range: Lowest and highest number of seconds from step to step, from the measured spread.
-        limit: What limits the time: ``"step"``, ``"workers"``, ``"storage"`` or ``"cores"``. Only in the case of ``"workers"``,
+        limit: The limit of the time: ``"step"``, ``"workers"``, ``"storage"`` or ``"cores"``. Only in the case of ``"workers"``,
             more workers would help.
     """
 
@@ -413,10 +373,8 @@ class Prediction:
 
 
 def predict(stages: MeasuredStages, setting: TrainingSetting) -> Prediction:
-    """Returns the prediction for a setting.
-
-    Raises:
-        ValueError: The insertion point, or the cache, is not possible for this data set.
+    """Returns the prediction for a setting; raises a ValueError if the insertion point, or the cache, is impossible for this data
+    set.
 
     Example:
         >>> from lightning_echo.analysis.predict import Spread
@@ -455,8 +413,8 @@ def contention(stages: MeasuredStages, step_seconds: float) -> float:
 
     Args:
         stages: Measured without the training.
-        step_seconds: Seconds per step of a training whose data is in memory. If that training does not wait for its workers, it
-            tells nothing about them, and the result is 1.
+        step_seconds: Seconds per step of a training whose data is in memory. If it does not wait for its workers, it reveals
+            nothing about them, and the result is 1.
     """
     costs = costs_of(replace(stages, read=Spread.exactly(0.0), read_cached=Spread.exactly(0.0)), TrainingSetting())
     host = costs.host_seconds(1)
@@ -469,10 +427,7 @@ def contention(stages: MeasuredStages, step_seconds: float) -> float:
 def costs_of(stages: MeasuredStages, setting: TrainingSetting, figure: str = "median") -> PipelineCosts:
     """Returns the cost model's figures of a setting; ``device_seconds`` are those of step, copy and hand-over together.
 
-    Args:
-        stages: What was measured.
-        setting: The setting.
-        figure: Which figure of each `Spread`: ``"median"``, ``"low"`` or ``"high"``.
+    ``figure`` of each `Spread` is used: ``"median"``, ``"low"`` or ``"high"``.
     """
     workers = _workers(stages, setting)
     point = InsertionPoint(setting.insertion_point)
@@ -495,7 +450,7 @@ class _WorkerSeconds(NamedTuple):
 
 
 def _step_seconds(stages: MeasuredStages, setting: TrainingSetting, figure: str) -> tuple[float, str]:
-    """Returns the time per step, and what limits it, see `Prediction`."""
+    """Returns the time per step, and its limit, see `Prediction`."""
     costs = costs_of(stages, setting, figure)
     seconds = _seconds_with_cores(stages, setting, figure)
     by_cores = _cores_seconds(stages, setting, figure)

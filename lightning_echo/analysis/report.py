@@ -1,4 +1,4 @@
-"""A stall analysis as text, as a page and as a picture; and what is saved at a path."""
+"""A stall analysis as text, as a page and as a picture; and the saved results at a path."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ if TYPE_CHECKING:
 
 
 # ---------------------------------------------------------------------- saved
-# What is saved at a path: a run's ``echo_summary.json`` or a stall analysis. The path is a file, or the folder that contains it.
+# The content of a path (a file, or the folder that contains it): a run's ``echo_summary.json`` or a stall analysis.
 #
-# If a folder has both, the run is shown, and a sentence says that there is an analysis.
+# If a folder has both, the run is shown, and a sentence mentions the analysis.
 
 _ANALYSIS = "analysis.json"
 _NAMED = 3  # most other folders that an error names
@@ -55,41 +55,23 @@ _NAMED = 3  # most other folders that an error names
 
 @dataclass(frozen=True)
 class Saved:
-    """What was found.
-
-    Attributes:
-        content: The run or the analysis.
-        beside: A sentence on what else was found; empty if there is nothing.
-    """
+    """The content of a path; ``beside`` is a sentence on other results there, or empty."""
 
     content: RunSummary | StallAnalysis
     beside: str = ""
 
     def text(self) -> str:
-        """Returns the content as plain text."""
         if isinstance(self.content, StallAnalysis):
             return report(self.content)
         return run_report.report(self.content) + (f"\n\n{self.beside}" if self.beside else "")
 
     def save_page(self, path: str | Path) -> None:
-        """Writes the content as HTML.
-
-        Raises:
-            ModuleNotFoundError: matplotlib is not installed.
-            OSError: The file cannot be written.
-        """
         if isinstance(self.content, StallAnalysis):
             save_page(self.content, path)
         else:
             run_report.save_page(self.content, path)
 
     def save_png(self, path: str | Path) -> None:
-        """Writes the figure of the content as PNG.
-
-        Raises:
-            ModuleNotFoundError: matplotlib is not installed.
-            OSError: The file cannot be written.
-        """
         if isinstance(self.content, StallAnalysis):
             save_png(self.content, path)
         else:
@@ -99,9 +81,8 @@ class Saved:
 def read_saved(path: str | Path) -> Saved:
     """Reads a file, or the run or analysis in a folder.
 
-    Raises:
-        OSError: The file cannot be read, or the folder has neither.
-        ValueError: The file is neither a run nor an analysis, or it has a later version.
+    It raises an OSError if the file cannot be read, or the folder has neither; a ValueError if the file is neither, or of a later
+    version.
     """
     path = Path(path)
     if not path.is_dir():
@@ -116,12 +97,11 @@ def read_saved(path: str | Path) -> Saved:
 
 
 def _is_run(path: Path) -> bool:
-    """Whether a file is that of a run, by its name or by its contents."""
     if path.name == FILE_NAME:
         return True
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:  # no JSON: the function that reads an analysis raises the error
+    except ValueError:  # not JSON: the function that reads an analysis raises the error
         return False
     return isinstance(found, dict) and "decisions" in found and "reports" in found
 
@@ -134,7 +114,7 @@ def _read_run(path: Path) -> RunSummary:
 
 
 def _where_else(path: Path) -> str:
-    """Returns, in words, folders below that have such a file, the latest first. A user may have given the folder of all runs."""
+    """Names folders below that have such a file, the latest first: a user may have given the folder of all runs."""
     below = [found for pattern in ("*", "*/*") for name in (FILE_NAME, _ANALYSIS) for found in path.glob(f"{pattern}/{name}")]
     latest = sorted(below, key=lambda found: found.stat().st_mtime, reverse=True)
     folders = list(dict.fromkeys(str(found.parent) for found in latest))
@@ -145,14 +125,13 @@ def _where_else(path: Path) -> str:
 
 
 # ---------------------------------------------------------------------- questions
-# The settings that a report asks about, and the words for them.
 
 HELD = {"raw": "raw items", "loaded": "loaded examples"}
 """What a cache holds, by its ``hold``, in words."""
 
 _FACTORS = (2.0, 4.0, 8.0)
 _TRAININGS = 4  # that share one process that reads
-_UNKNOWN_SHARE = 0.5  # asked about if it is not known how much memory holds
+_UNKNOWN_SHARE = 0.5  # asked about if it is unknown how much memory holds
 
 
 def questions(analysis: StallAnalysis) -> list[tuple[str, TrainingSetting]]:
@@ -210,7 +189,7 @@ def in_words(setting: TrainingSetting) -> str:
 
 
 def _shares(stages: MeasuredStages, hold: str) -> list[float]:
-    """Returns the shares of the data set that are asked about: the share that memory holds (half, if not known), and 1."""
+    """Returns the shares of the data set that are asked about: the share that memory holds (half, if unknown), and 1."""
     fitting = fitting_fraction(stages, hold)
     return [share for share in dict.fromkeys((_UNKNOWN_SHARE if fitting is None else fitting, 1.0)) if share]
 
@@ -221,7 +200,7 @@ def _numbers_of_workers(cores: int) -> list[int]:
 
 
 # ---------------------------------------------------------------------- tables
-# The tables of a report, as values: text and page show the same figures_of in the same words.
+# The tables of a report as values: text and page show the same figures in the same words.
 
 _NOTABLE_CONTENTION = 1.2
 _LARGEST_BUFFER = (
@@ -230,12 +209,11 @@ _LARGEST_BUFFER = (
 
 
 def headline(analysis: StallAnalysis) -> str:
-    """Returns the analysis in one line."""
     return f"Stall analysis: {busy(analysis.idle_fraction)}"
 
 
 def figures_of(analysis: StallAnalysis) -> list[str]:
-    """Returns the three figures_of on which the verdict is based: the idle fraction, and the step with and without waiting."""
+    """Returns the three figures on which the verdict is based: the idle fraction, and the step with and without waiting."""
     stages = analysis.stages
     host = milliseconds(costs_of(stages, TrainingSetting()).host_seconds(1))
     setup = f"{number_of(stages.workers, 'worker', 'workers')} on {number_of(stages.cores, 'core', 'cores')}"
@@ -247,7 +225,6 @@ def figures_of(analysis: StallAnalysis) -> list[str]:
 
 
 def tables(analysis: StallAnalysis) -> list[Table]:
-    """Returns all tables of a report, in their order."""
     every = (_steps, _stalls, _rates, _costliest, _ranks, _what_if, _caches, _remedies, _tried)
     return [table for table in (make(analysis) for make in every) if table.rows]
 
@@ -262,7 +239,6 @@ def shares_of_step(analysis: StallAnalysis) -> list[tuple[str, float]]:
 
 
 def milliseconds(seconds: float) -> str:
-    """Returns a time in milliseconds."""
     return three_digits(1000 * seconds)
 
 
@@ -295,7 +271,6 @@ def _stalls(analysis: StallAnalysis) -> Table:
 
 
 def _rates(analysis: StallAnalysis) -> Table:
-    """Returns DS-Analyzer's rates, beside the rate of the real run."""
     prepare = "preparation, P: the most that the workers prepare, without reading"
     if analysis.fetch_rate is None:
         prepare = "preparation and fetch together: the most that the workers deliver"
@@ -355,7 +330,6 @@ def _what_if(analysis: StallAnalysis) -> Table:
 
 
 def _caches(analysis: StallAnalysis) -> Table:
-    """Returns what memory holds of the data set, for each form in which a cache can hold an example."""
     stages, rows = analysis.stages, []
     for hold in possible_holds(stages):
         example, share = cached_example(stages, hold), fitting_fraction(stages, hold)
@@ -385,7 +359,6 @@ def _caches(analysis: StallAnalysis) -> Table:
 
 
 def _remedies(analysis: StallAnalysis) -> Table:
-    """Returns the remedies in their order, each together with those before it."""
     found = analysis.verdict.remedies
     predicted = [predict(analysis.stages, remedy.setting) for remedy in found]
     rows = tuple(
@@ -402,7 +375,7 @@ def _remedies(analysis: StallAnalysis) -> Table:
 
 
 def _tried(analysis: StallAnalysis) -> Table:
-    """Returns the predictions beside the measurements.
+    """Returns the predictions next to the measurements.
 
     The real run comes first, since the model should agree with its own measurements.
     """
@@ -427,11 +400,10 @@ def _rate(rate: float) -> str:
 
 
 # ---------------------------------------------------------------------- text
-# A report for a terminal: the verdict, why, and what to paste; then the tables.
+# A report for a terminal: the verdict, why, and the lines to paste; then the tables.
 
 
 def report(analysis: StallAnalysis) -> str:
-    """Returns a report as plain text."""
     verdict = analysis.verdict
     first = verdict_blocks(verdict.message, figures_of(analysis), verdict.setting.lines)
     blocks = [*first, headline(analysis), *map(as_text, tables(analysis)), as_block("Notes", analysis.notes)]
@@ -441,22 +413,17 @@ def report(analysis: StallAnalysis) -> str:
 # ---------------------------------------------------------------------- plot
 # A report as a picture: the parts of the step time, and the speed-up by echo factor at each insertion point.
 #
-# Each line is thinner than the one before, so that lines at the same place can still be seen.
+# Each line is thinner than the one before, so lines at the same place can still be seen.
 
 _PART_COLORS = (BLUE, SKY, ORANGE, VERMILION)
 _POINT_COLORS = dict(  # one colour is spare
     zip((point.value for point in POINTS), (ORANGE, VERMILION, GREEN, BLUE, PINK, SKY), strict=False)
 )
 _LARGEST_FACTOR = 8.0
-_STEPS = 56  # points of a line: one for each eighth of a factor, so that its bend is at the right place
+_STEPS = 56  # points of a line: one for each eighth of a factor: its bend is then at the right place
 
 
 def draw(analysis: StallAnalysis) -> Figure:
-    """Draws a bar of the step time above the speed-up by echo factor.
-
-    Raises:
-        ModuleNotFoundError: matplotlib is not installed.
-    """
     figure = figures.new_figure(8, 6.4)
     above, below = figure.subplots(2, 1, height_ratios=(1, 5))
     _draw_parts(above, analysis)
@@ -465,17 +432,10 @@ def draw(analysis: StallAnalysis) -> Figure:
 
 
 def save_png(analysis: StallAnalysis, path: str | Path) -> None:
-    """Writes the figure as PNG.
-
-    Raises:
-        ModuleNotFoundError: matplotlib is not installed.
-        OSError: The file cannot be written.
-    """
     figures.save(draw(analysis), path)
 
 
 def as_svg(analysis: StallAnalysis) -> str:
-    """Returns the figure as an SVG element for a page."""
     return figures.as_svg(draw(analysis))
 
 
@@ -525,15 +485,10 @@ def _measured(analysis: StallAnalysis) -> list[tuple[str, float, Spread]]:
 
 
 # ---------------------------------------------------------------------- page
-# A stall analysis as one HTML page.
 
 
 def page(analysis: StallAnalysis) -> str:
-    """Returns a report as HTML.
-
-    Raises:
-        ModuleNotFoundError: matplotlib is not installed.
-    """
+    """Returns a report as HTML; needs matplotlib."""
     return HtmlPage(
         headline=headline(analysis),
         figure=as_svg(analysis),
@@ -547,10 +502,4 @@ def page(analysis: StallAnalysis) -> str:
 
 
 def save_page(analysis: StallAnalysis, path: str | Path) -> None:
-    """Writes a report as HTML.
-
-    Raises:
-        ModuleNotFoundError: matplotlib is not installed.
-        OSError: The file cannot be written.
-    """
     Path(path).write_text(page(analysis), encoding="utf-8")

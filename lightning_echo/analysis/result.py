@@ -20,12 +20,7 @@ _NOTABLY = 1.1  # a rank is notably slow if it takes this many times as long as 
 
 @dataclass(frozen=True)
 class CheckedSetting:
-    """A setting that was tried.
-
-    Attributes:
-        setting: The setting.
-        step_seconds: Measured time from step to step, in seconds.
-    """
+    """A setting that was tried, and the measured seconds from step to step."""
 
     setting: TrainingSetting
     step_seconds: Spread
@@ -35,9 +30,8 @@ class CheckedSetting:
 class RankSeconds:
     """The seconds of one rank of a distributed job.
 
-    Attributes:
-        host_seconds: Seconds per batch of this rank's loader alone, while all its workers work.
-        step_seconds: Seconds from step to step in the real run, in which the ranks wait for each other.
+    ``host_seconds``: per batch of this rank's loader alone, while all its workers work. ``step_seconds``: from step to step in
+    the real run, in which the ranks wait for each other.
     """
 
     host_seconds: float
@@ -61,7 +55,7 @@ class StallAnalysis:
         real: Seconds from step to step in the real run, while the data is not in memory.
         cached: Seconds from step to step with the data in memory; None if the data could not be put into memory.
         transforms: Seconds per example of each transform, by name.
-        notes: What could not be measured, or not as well as it should be, and why.
+        notes: Shortcomings of the measurement, with reasons.
         ranks: The seconds of each rank; empty if there is one rank.
         checked: Settings that were tried.
 
@@ -200,7 +194,7 @@ class StallAnalysis:
 
     @property
     def verdict(self) -> Verdict:
-        """The verdict: what to do, and why."""
+        """The verdict: the advice, and its reasons."""
         return judge(self.stages, self.step_seconds, self.transforms)
 
     def predict(self, **setting: Any) -> Prediction:
@@ -210,7 +204,7 @@ class StallAnalysis:
             **setting: Options of `TrainingSetting`.
 
         Raises:
-            TypeError: An option is not known.
+            TypeError: An option is unknown.
             ValueError: An option has an impossible value, or the setting is not possible for this data set.
         """
         return predict(self.stages, TrainingSetting(**setting))

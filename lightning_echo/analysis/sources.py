@@ -31,14 +31,10 @@ from lightning_echo.training.trainer import refuse_other_package
 # that an analysis calls, iterates, reads or trains on is a copy (data/copies.py). Two kinds of objects are copied:
 #
 #     the data module, or the loaders         when the analysis begins
-#     what ``train_dataloader`` returns       when Lightning asks for it: perhaps only the hook refers to it
+#     the result of ``train_dataloader``      when Lightning asks for it: perhaps only the hook refers to it
 #
-# The copies are used without echoing. All copies together may hold
-#
-# * a gibibyte of tensors, arrays and images, and at most a fourth of the free memory, and
-# * a million members of containers.
-#
-# A larger object is shared with the user's data; a note in the analysis names it.
+# All copies together may hold a gibibyte of tensors, arrays and images (at most a fourth of the free memory), and a million
+# members of containers. A larger object is shared with the user's data; a note in the analysis names it.
 
 _MOST_MEMBERS = 1_000_000
 _MOST_BYTES = 2**30
@@ -47,13 +43,9 @@ _HOOK = "train_dataloader"
 
 
 class TrainingData:
-    """Copies of the user's data, for any number of trainings.
+    """Copies of a data module or loaders (None: the model's own), for any number of trainings. They are used without echoing.
 
-    Args:
-        data: A data module, loaders, or None. If it is echoed, it is used without echoing.
-
-    Raises:
-        TypeError: ``data`` is a data module of the package ``pytorch_lightning``.
+    A data module of the package ``pytorch_lightning`` raises a TypeError.
     """
 
     def __init__(self, data: Any) -> None:
@@ -71,7 +63,7 @@ class TrainingData:
 
     @property
     def instances(self) -> list[Any]:
-        """The objects, beside the model, whose hooks Lightning may call."""
+        """The objects, besides the model, whose hooks Lightning may call."""
         return [] if self._module is None else [self._module]
 
     @property
@@ -82,8 +74,7 @@ class TrainingData:
     def as_given(self, model: pl.LightningModule) -> Any:
         """Returns the data for the first training, whose hooks prepare the data and set it up.
 
-        Args:
-            model: The copy of the model, which is trained. If the user has given no loaders, they come from this model.
+        If the user has given no loaders, they come from ``model``, the copy that is trained.
         """
         if self._data is None and is_overridden(_HOOK, model):
             self._copy_what_is_returned(model)
@@ -108,7 +99,6 @@ class TrainingData:
         return EchoDataModule(self.over(loader), **options)
 
     def _copy_what_is_returned(self, instance: Any) -> None:
-        """Replaces the instance's hook by one that returns copies of the loaders."""
         ask: Callable[[], Any] = getattr(instance, _HOOK)
         copies = self._copies  # the hook must not refer to self: the finalizer refers to the data module, and so to the hook
         vars(instance)[_HOOK] = lambda: _of_loaders(ask(), copies)
@@ -126,8 +116,6 @@ def nothing(*args: Any, **kwargs: Any) -> None:
 
 
 # ---------------------------------------------------------------------- transfers
-# The transfers of batches to the device: how long each takes, and the batch on the device.
-#
 # The hook ``transfer_batch_to_device`` may be the model's or the data module's, and Lightning decides which one it calls. So both
 # are replaced, in copies of the user's objects. The hook returns the batch before ``on_after_batch_transfer``, which is part of a
 # step.
@@ -136,12 +124,7 @@ _BEFORE, _TRANSFER = "on_before_batch_transfer", "transfer_batch_to_device"
 
 
 class Transfers:
-    """The transfers that were noted.
-
-    Attributes:
-        seconds: Seconds of each transfer, the device's work included.
-        batch: The last batch, on the device; None before the first transfer.
-    """
+    """The transfers that were noted: the seconds of each, the device's work included, and the last batch on the device."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
@@ -150,12 +133,7 @@ class Transfers:
 
 @contextmanager
 def transfers_noted(instances: Iterable[Any], transfers: Transfers) -> Iterator[None]:
-    """Notes the transfers that these instances make, until the ``with`` block ends.
-
-    Args:
-        instances: The model and the data module.
-        transfers: Gets the transfers.
-    """
+    """Notes the transfers that the model and the data module make, until the ``with`` block ends."""
     replaced = list(instances)
     for instance in replaced:
         vars(instance)[_TRANSFER] = _Tap(getattr(instance, _TRANSFER), transfers)
@@ -201,16 +179,15 @@ class _Tap:
 
 
 def wait_for(device: torch.device) -> None:
-    """Waits until the device has done all its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 # ---------------------------------------------------------------------- fits
-# Short trainings: how long a step takes, with a batch that is ready, and with batches from a loader.
+# Short trainings: the time of a step with a batch that is ready, and with batches from a loader.
 #
-# Each training is a real ``Trainer.fit``, without validation, logging, checkpoints and the user's callbacks, because these must
-# not take part in a measurement.
+# Each training is a real ``Trainer.fit``, without validation, logging, checkpoints and the user's callbacks: these must not take
+# part in a measurement.
 
 WARM_UP_STEPS = 5
 # Number of steps between two synchronisations with a device that runs behind the host, or with the clocks of the other ranks.
@@ -248,7 +225,6 @@ class StepClock(pl.Callback):
         fewest: Least number of steps that count, however long they take.
 
     Attributes:
-        seconds: Seconds of each step that counts.
         cpu_seconds: Processor time of this process per step, of all its threads together.
     """
 
@@ -292,7 +268,6 @@ class StepClock(pl.Callback):
             self._cpu_begin = time.process_time()
 
     def _note(self, device: torch.device) -> None:
-        """Adds the steps since the last call."""
         assert self._counts_from is not None
         wait_for(device)
         now, steps = time.perf_counter(), self._steps - self._noted
@@ -315,7 +290,7 @@ class StepClock(pl.Callback):
 
 
 class _Lenient(pl.Callback):
-    """Lets learning-rate schedulers work without the metric that they monitor, since there is no validation."""
+    """Lets learning rate schedulers work without the metric that they monitor, since there is no validation."""
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         for scheduler in trainer.lr_scheduler_configs:
@@ -323,11 +298,9 @@ class _Lenient(pl.Callback):
 
 
 class PreparedLoader(pl.Callback):
-    """Takes the training loader as the Trainer has prepared it.
+    """Takes the training loader as the Trainer has prepared it; None before the first step.
 
-    Attributes:
-        was_here: Whether the fit ran in this process.
-        loader: The loader; None before the first step.
+    ``was_here``: the fit ran in this process.
     """
 
     def __init__(self) -> None:
@@ -342,12 +315,7 @@ class PreparedLoader(pl.Callback):
 
 
 class RepeatedBatch:
-    """A loader that yields one batch again and again.
-
-    Args:
-        batch: The batch.
-        steps: How many times.
-    """
+    """A loader that yields one batch ``steps`` times."""
 
     def __init__(self, batch: Any, steps: int) -> None:
         self._batch, self._steps = batch, steps
@@ -360,15 +328,10 @@ class RepeatedBatch:
 
 
 def fit(model: pl.LightningModule, data: Any, steps: int, callback: pl.Callback, trainer_kwargs: Mapping[str, Any]) -> None:
-    """Trains the model for a few steps.
+    """Trains the model for at most ``steps`` steps, with ``callback`` and without the user's callbacks.
 
-    Args:
-        model: The model that is trained.
-        data: A data module or loaders, as ``Trainer.fit`` takes them.
-        steps: Largest number of steps.
-        callback: Takes part; the user's callbacks do not.
-        trainer_kwargs: The user's options of the Trainer, without those that would write, validate or end the training. They are
-            copied, since a strategy or a plugin belongs to one Trainer only.
+    ``trainer_kwargs`` are used without the options that would write, validate or end the training. They are copied, since a
+    strategy or a plugin belongs to one Trainer only.
     """
     left_out = {*_FIXED_OPTIONS, "callbacks", "logger"}
     options = {name: copy.deepcopy(value) for name, value in trainer_kwargs.items() if name not in left_out}

@@ -25,11 +25,11 @@ from lightning_echo.measure.target_idle import AIM, LARGE_FACTOR, TARGET, round_
 #
 #     more workers         as many as help, no more than there are cores
 #     a cache              the smallest share of the data set that is enough, with a margin; else as much as memory holds
-#     echoing              for what is left: at the earliest point whose factor is not large, by the smallest factor
+#     echoing              for the rest: at the earliest point whose factor is not large, by the smallest factor
 #
-# Fresh examples are worth more than echoed ones (Choi et al. 2019, arXiv 1907.05550, section 3), and a cache does not change what
-# the model learns from. So a cache comes before echoing. If the source takes R times as long as the step, a cache of a share x
-# reduces that to R (1 - x) times. The echo factor is chosen for what is left.
+# Fresh examples are worth more than echoed ones (Choi et al. 2019, arXiv 1907.05550, section 3), and a cache does not change the
+# examples that the model learns from. So a cache comes before echoing. If the source takes R times as long as the step, a cache
+# of a share x reduces that to R (1 - x) times. The echo factor is chosen for the rest.
 
 _HELPS = 1.05  # a remedy helps if steps take this many times as long without it
 _LARGEST_FACTOR = 64.0  # larger factors are not tried
@@ -37,13 +37,7 @@ _LARGEST_FACTOR = 64.0  # larger factors are not tried
 
 @dataclass(frozen=True)
 class Remedy:
-    """A remedy, together with those before it.
-
-    Attributes:
-        name: ``"workers"``, ``"cache"`` or ``"echo"``.
-        setting: The setting with this remedy and those before it.
-        is_enough: Whether these remedies together feed the accelerator.
-    """
+    """A remedy (``"workers"``, ``"cache"`` or ``"echo"``); ``setting`` and ``is_enough`` include the ones before it."""
 
     name: str
     setting: TrainingSetting
@@ -62,16 +56,13 @@ def _feeds_with_margin(stages: MeasuredStages, setting: TrainingSetting, target:
 
 
 def most_workers(stages: MeasuredStages) -> int:
-    """Returns the largest number of workers that is advised."""
     return max(stages.workers, stages.cores)
 
 
 def remedies(stages: MeasuredStages, target: float) -> list[Remedy]:
     """Returns the remedies that help, in their order, up to the first that is enough.
 
-    Args:
-        stages: What was measured.
-        target: Share of the time that the accelerator may wait.
+    ``target`` is the share of the time that the accelerator may wait.
     """
     setting, found = TrainingSetting(), list[Remedy]()
 
@@ -128,7 +119,7 @@ def _by_cache(stages: MeasuredStages, base: TrainingSetting, target: float) -> T
 
 
 def _by_cache_and_echoing(stages: MeasuredStages, base: TrainingSetting, target: float) -> TrainingSetting | None:
-    """Returns the setting that echoes beside the best cache, or without a cache if none helps; None: no factor is enough."""
+    """Returns the setting that echoes besides the best cache, or without a cache if none helps; None: no factor is enough."""
     echoed = (_by_echoing(stages, setting, target) for setting in [*_largest_caches(stages, base), base])
     return next((setting for setting in echoed if setting is not None), None)
 
@@ -148,7 +139,7 @@ def _by_echoing(stages: MeasuredStages, base: TrainingSetting, target: float) ->
 def _feeding(stages: MeasuredStages, setting: TrainingSetting, target: float) -> TrainingSetting | None:
     """Returns the setting with a factor slightly above the smallest one that feeds the accelerator, as `TargetIdle` chooses it.
 
-    Returns None if no factor feeds it.
+    None: no factor feeds it.
     """
     low, high = 1.0, _LARGEST_FACTOR
     if not feeds(stages, replace(setting, factor=high), target):
@@ -182,7 +173,6 @@ def _largest_caches(stages: MeasuredStages, base: TrainingSetting) -> list[Train
 
 
 def _most(stages: MeasuredStages, hold: str) -> float:
-    """Returns the largest share of the data set that memory holds; 1 if that is not known."""
     fitting = fitting_fraction(stages, hold)
     return 1.0 if fitting is None else fitting
 
@@ -198,7 +188,6 @@ def _bytes_and_share(stages: MeasuredStages, setting: TrainingSetting) -> tuple[
 
 
 # ---------------------------------------------------------------------- verdict
-# The verdict in words: do nothing, or apply the remedies that are enough, and what an echo factor costs.
 
 _EXPLAINED = 1.15  # a step is explained if it takes at most this many times as long as predicted
 _UNCUT = (
@@ -208,12 +197,12 @@ _UNCUT = (
 
 
 class VerdictKind(Enum):
-    """What kind of advice it is, for programs. `Verdict.message` tells it to people."""
+    """The kind of an advice, for programs. `Verdict.message` is for people."""
 
     not_starved = "not_starved"  # do nothing
     more_workers = "more_workers"  # more workers are enough
     cache = "cache"  # a part of the data set in memory is enough
-    cache_and_echo = "cache_and_echo"  # memory does not hold enough; the echo factor is for what is left
+    cache_and_echo = "cache_and_echo"  # memory does not hold enough; the echo factor is for the rest
     transform = "transform"  # one transform alone starves the accelerator
     echo = "echo"  # no cheaper remedy is enough
     not_enough = "not_enough"  # no remedy is enough, workers fail, or the predictions do not explain the measured steps
@@ -221,13 +210,11 @@ class VerdictKind(Enum):
 
 @dataclass(frozen=True)
 class Verdict:
-    """What to do.
+    """The advice of an analysis.
 
     Attributes:
-        kind: What kind of advice it is, for programs.
-        message: The advice, for people.
-        setting: The advised setting. It is the measured one if nothing is to be changed. Its ``options`` are those of an
-            `EchoConfig`, and its ``line`` is the callback to paste.
+        setting: The advised setting; the measured one if nothing is to be changed. Its ``options`` are those of an `EchoConfig`,
+            and its ``line`` is the callback to paste.
         remedies: The remedies that help, in their order. Each contains those before it. Empty if none was looked for.
     """
 
@@ -241,7 +228,6 @@ def judge(stages: MeasuredStages, step_seconds: float, transforms: Mapping[str, 
     """Returns the cheapest setting that feeds the accelerator: its steps are hardly longer than a step with everything ready.
 
     Args:
-        stages: What was measured.
         step_seconds: Time per step of the real run.
         transforms: Seconds per example of each transform, by name.
         target: Share of the time that the accelerator may wait.
@@ -261,7 +247,6 @@ def judge(stages: MeasuredStages, step_seconds: float, transforms: Mapping[str, 
 
 
 def _by_remedy(stages: MeasuredStages, last: Remedy, transforms: Mapping[str, float], idle: float) -> Verdict:
-    """Returns the advice to apply all remedies up to the one that is enough."""
     setting = last.setting
     if last.name == "workers" and not stages.workers:
         return Verdict(VerdictKind.more_workers, no_workers(setting.workers or 1, idle), setting)
@@ -296,7 +281,6 @@ def _not_by_waiting(stages: MeasuredStages, step_seconds: float, idle: float) ->
 
 
 def _by_mending_workers(idle: float) -> Verdict:
-    """Returns the verdict for a data set that fails in workers: this must be mended first."""
     message = (
         "Make the data set work in worker processes first (the notes say how it fails), then analyze again: "
         f"{busy(idle, only=True)}, since without workers loading and training take turns."
@@ -305,7 +289,7 @@ def _by_mending_workers(idle: float) -> Verdict:
 
 
 def _how(stages: MeasuredStages, setting: TrainingSetting) -> str:
-    """Returns what a setting changes, as a request in the order of the remedies."""
+    """Returns the changes of a setting, as a request in the order of the remedies."""
     parts = []
     if setting.workers not in (None, stages.workers):
         parts.append(f"set num_workers to {setting.workers}")
@@ -324,7 +308,7 @@ def _begun(sentence: str) -> str:
 
 
 def _about_cache(stages: MeasuredStages, setting: TrainingSetting) -> str:
-    """Returns what the user should know of the cache, as a sentence; empty if there is nothing to add."""
+    """Returns a hint about the cache, as a sentence; empty if there is nothing to add."""
     if setting.hold and setting.cache_size is None:
         return " The size of that cache is not known from this analysis: analyze again."
     if setting.cached_fraction and setting.hold is None:
@@ -341,7 +325,6 @@ def _starving_transform(stages: MeasuredStages, transforms: Mapping[str, float])
 
 
 def _nothing_cheaper(stages: MeasuredStages, setting: TrainingSetting) -> str:
-    """Returns why the cheaper remedies are not enough, in words."""
     if setting.hold:
         is_all = setting.cached_fraction == 1
         return "The rest takes too long even then" if is_all else "Memory does not hold more"

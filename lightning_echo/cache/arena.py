@@ -1,4 +1,4 @@
-"""`Arena`: an append-only store of bytes that the processes of a node share. What is in it never moves and never changes."""
+"""`Arena`: an append-only store of bytes that the processes of a node share. A record in it never moves and never changes."""
 
 from __future__ import annotations
 
@@ -80,13 +80,7 @@ class ArenaError(RuntimeError):
 
 
 class ArenaCounts(NamedTuple):
-    """What an arena holds.
-
-    Attributes:
-        bytes: Bytes of the records, and of the space that is lost between them.
-        records: Records that can be read.
-        is_frozen: Whether nothing is added any more.
-    """
+    """``bytes`` of the records and of the space that is lost between them; ``records`` that can be read."""
 
     bytes: int
     records: int
@@ -109,22 +103,12 @@ class _WordsInFile:
 class ArenaFile:
     """A descriptor, the lock between threads, and in memory a map. A process has one object for each file (see `have`).
 
-    Args:
-        fd: The descriptor.
-        is_alone: Whether no other process has the file, so that it can be looked over.
-
     Attributes:
-        keys: Number of keys.
         budget: Bytes that the records may take.
-        note: What was noted when the file was made.
         token: Random bytes, which no other arena has.
         words: The index: a word by key.
         start: Where the records begin.
         end: Where the records end if all of the budget is taken.
-        in_memory: Whether the file is in memory, and not on a disk.
-
-    Raises:
-        ArenaError: The file is no arena, or is damaged.
     """
 
     def __init__(self, fd: int, *, is_alone: bool = False) -> None:
@@ -160,17 +144,14 @@ class ArenaFile:
         _lock_with_others(fd)
 
     def at(self, offset: int, size: int) -> memoryview | bytes:
-        """Returns bytes of the file. From a map it is a view, which must not be kept. From a disk it is a copy.
-
-        The copy is shorter if the file ends before.
-        """
+        """Returns bytes of the file: from a map a view, which must not be kept; from a disk a copy, which may be shorter."""
         return _read(self.fd, size, offset) if self.view is None else self.view[offset : offset + size]
 
-    # ------------------------------------------------------------------ what is in its header
+    # ------------------------------------------------------------------ its header
 
     @property
     def counts(self) -> ArenaCounts:
-        """What the arena holds now. A file that has lost its header holds nothing."""
+        """The counts. A file that has lost its header holds nothing."""
         taken, records, frozen = _COUNTS.unpack(bytes(self.at(_COUNTS_AT, _COUNTS.size)).ljust(_COUNTS.size, b"\0"))
         return ArenaCounts(taken, records, bool(frozen))
 
@@ -180,7 +161,6 @@ class ArenaFile:
 
     @property
     def lookups(self) -> tuple[int, int]:
-        """Hits and misses."""
         hits, misses = _LOOKUPS.unpack(self.at(_LOOKUPS_AT, _LOOKUPS.size))
         return hits, misses
 
@@ -189,7 +169,6 @@ class ArenaFile:
         write(self.fd, [_LOOKUPS.pack(*value)], _LOOKUPS_AT)
 
     def set_word(self, key: int, word: int) -> None:
-        """Writes a word of the index."""
         write(self.fd, [_WORD.pack(word)], _HEADER_BYTES + _WORD.size * key)
 
     # ------------------------------------------------------------------ records
@@ -203,13 +182,12 @@ class ArenaFile:
         return _read(self.fd, max(min(length, self.end - begin), 0), begin)  # a damaged length must not lead outside
 
     def write_record(self, offset: int, size: int, parts: Sequence[Any]) -> None:
-        """Writes a record of ``size`` bytes, which is given in parts."""
         write(self.fd, [_WORD.pack(size), *parts], offset)
 
     # ------------------------------------------------------------------ locks
 
     def locked(self, change: Callable[[], T]) -> T:
-        """Calls a function while all other threads and processes are excluded, and returns what it returns.
+        """Calls a function while all other threads and processes are excluded, and returns its result.
 
         An interrupt, or torch's error about a dead worker, may come between any two steps. It must not leave the file locked,
         because all other processes would wait for it. So this is not a context manager: an error may come between its lock and
@@ -225,14 +203,12 @@ class ArenaFile:
                 fcntl.fcntl(self._own, fcntl.F_OFD_SETLK, _LOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, *_WRITING_AT, 0))
 
     def renew_locks(self) -> None:
-        """Makes new locks in a forked process. A lock that a thread of the parent had would never be given back."""
         self.threads = threading.Lock()
         if self._own >= 0:
             os.close(self._own)
             self._own = -1
 
     def close(self) -> None:
-        """Ends the map and closes the descriptors."""
         if self._own >= 0:
             os.close(self._own)
         if self.view is not None and isinstance(self.words, memoryview):
@@ -252,7 +228,7 @@ _left: deque[tuple[int, int]] = deque()  # files that one arena has left
 
 
 def _renew_locks() -> None:
-    """Makes new locks in a forked process: a lock that a thread of the parent had would never be given back."""
+    """Makes new locks in a forked process: a lock that a thread of the parent had would never be released."""
     global _opening
     _opening = threading.RLock()
     _busy.clear()
@@ -264,16 +240,9 @@ os.register_at_fork(after_in_child=_renew_locks)
 
 
 def have(fd: int, *, looks_over: bool = False) -> tuple[ArenaFile, tuple[int, int]]:
-    """Returns the file of a descriptor, and the key for `leave`.
+    """Returns the file of a descriptor, and the key for `leave`. The descriptor belongs to the file from then on.
 
-    A process has one `ArenaFile` for each file, however often the file is opened.
-
-    Args:
-        fd: The descriptor. It belongs to the file from now on.
-        looks_over: Whether the file is looked over, if no other process has it.
-
-    Raises:
-        ArenaError: The file is no arena, or is damaged.
+    If ``looks_over`` is set and no other process has the file, it is looked over.
     """
     status = os.fstat(fd)
     key = (status.st_dev, status.st_ino)
@@ -299,7 +268,7 @@ def leave(key: tuple[int, int]) -> None:
     """Closes a file that no arena of this process uses any more.
 
     This function may run anywhere, because it runs when an arena is collected as garbage. In the middle of `have` it only notes
-    down the file. In another thread it waits for `have`, which waits for nothing that such a thread could have.
+    the file. In another thread it waits for `have`, which waits for nothing that such a thread could have.
     """
     _left.append(key)
     _close_left()
@@ -317,7 +286,6 @@ def _close_left() -> None:
 
 
 def held_in_memory() -> int:
-    """Returns the bytes of records that the arenas of this process hold in memory."""
     with _opening:
         try:
             _busy.append(None)
@@ -332,7 +300,7 @@ def held_in_memory() -> int:
 
 
 def new_file(folder: str) -> tuple[int, str | None]:
-    """Returns a new file in a folder, and its name. If possible, the file has no name (None) and is gone if the process dies."""
+    """Returns a new file in a folder, and its name: None if possible, so that the file is gone if the process dies."""
     try:
         return os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600), None
     except OSError as error:
@@ -345,10 +313,6 @@ def formatted(fd: int, keys: int, budget_bytes: int, *, on_disk: bool, note: byt
     """Writes an empty arena into the file of a descriptor, and returns the descriptor.
 
     The budget is cut down to the largest file that this process may write (``ulimit -f``).
-
-    Raises:
-        OSError: There is no space for the index.
-        ValueError: The note is too long.
     """
     start, most = _start_of_records(keys), resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     if most != resource.RLIM_INFINITY:
@@ -370,12 +334,7 @@ def formatted(fd: int, keys: int, budget_bytes: int, *, on_disk: bool, note: byt
 
 
 def open_own(path: str) -> int:
-    """Opens a file that only this user can have written, and returns its descriptor.
-
-    Raises:
-        OSError: The file cannot be opened.
-        ArenaError: Other users may have written into it.
-    """
+    """Opens a file that only this user can have written, and returns its descriptor."""
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         status = os.fstat(fd)
@@ -392,16 +351,7 @@ def open_own(path: str) -> int:
 
 
 def open_of_process(pid: int, number: int) -> int:
-    """Opens a file that another process has open, and returns its descriptor.
-
-    Args:
-        pid: The process.
-        number: Its descriptor of the file.
-
-    Raises:
-        OSError: The process or its descriptor is not there, or cannot be seen from here.
-        ArenaError: The descriptor is one of something else, such as a device, which must not be opened.
-    """
+    """Opens the file of another process's descriptor. It must not open anything but a regular file, such as a device."""
     path = f"/proc/{pid}/fd/{number}"
     if not S_ISREG(os.stat(path).st_mode):
         raise ArenaError(_no_arena())
@@ -423,14 +373,13 @@ def _lock_with_others(fd: int) -> None:
 
 
 def look_over(file: ArenaFile) -> None:
-    """Repairs what killed processes have left, in a file that no other process has.
+    """Repairs the remains of killed processes, in a file that no other process has.
 
     * A key that was claimed and never written is free again. Its space is lost.
-    * The records are counted anew, since a process may have been killed after it wrote a record and before it counted it.
+    * The records are counted again, since a process may have been killed after it wrote a record and before it counted it.
     * A file that was frozen because its disk was full takes examples again.
 
-    Raises:
-        ArenaError: The index points to a place where no record can be.
+    It raises `ArenaError` if the index points to a place where no record can be.
     """
     taken, _, frozen = _COUNTS.unpack(_read(file.fd, _COUNTS.size, _COUNTS_AT))
     if taken > file.budget:
@@ -465,7 +414,6 @@ def _start_of_records(keys: int) -> int:
 
 
 def _read(fd: int, size: int, offset: int) -> bytes:
-    """Reads this many bytes, or fewer if the file ends before."""
     data = os.pread(fd, size, offset)
     if len(data) == size or not data:
         return data
@@ -491,18 +439,14 @@ def aligned(size: int, to: int) -> int:
 
 
 # ---------------------------------------------------------------------- arena
-# `Arena`: an append-only store of bytes that the processes of a node share. What is in it never moves and never changes.
-#
 # Nothing is evicted. When the budget is used up, or memory or the disk is running short, the arena is frozen: it takes nothing
-# more, and what it holds stays until the job ends. A named one stays on its disk, and may take more when the next job has looked
-# it over.
+# more, and its records stay until the job ends. A named one stays on its disk, and may take more when the next job has looked it
+# over.
 #
-# A writer takes the lock, claims the key, reserves space and gives the lock back. Then it writes the record, and last the index
+# A writer takes the lock, claims the key, reserves space and releases the lock. Then it writes the record, and last the index
 # word. If the writer is killed in between, the reserved space is lost, and the key stays claimed (in a named file, until the next
-# job looks it over). Nothing that others read changes,
-# and the kernel releases the lock. Readers take no lock, because an index word that is an offset never changes again.
-#
-# `ArenaFile` says where the bytes are, in memory or on a disk, and what the locks are.
+# job looks it over). Nothing that others read changes, and the kernel releases the lock. Readers take no lock, because an index
+# word that is an offset never changes again.
 #
 # Source: Mohan et al. 2021, arXiv 2007.06775, section 4.1 (MinIO: items, once cached, are never replaced).
 
@@ -511,12 +455,9 @@ _FULL_ERRORS = {errno.ENOSPC, errno.ENOMEM, errno.EDQUOT, errno.EFBIG}
 
 
 class ArenaAddress(NamedTuple):
-    """Where other processes of a machine find an arena.
+    """Where other processes of a machine find an arena: a process that has it, and its descriptor.
 
-    Attributes:
-        pid: A process that has it.
-        fd: The descriptor of that process.
-        token: Random bytes in the arena. The process may have ended, and its number may belong to another one.
+    The process may have ended, and its number may belong to another one. So ``token`` has random bytes of the arena.
     """
 
     pid: int
@@ -533,7 +474,6 @@ class Arena:
     Args:
         fd: A descriptor of a file that `create` or `create_file` has made. This object closes it.
         reserve_bytes: Memory that must stay free. If less is free, the arena is frozen.
-        looks_over: Whether the file is looked over, if no other process has it.
 
     Attributes:
         shortage: Why this process has frozen the arena before it was full; empty if it has not done so.
@@ -553,16 +493,7 @@ class Arena:
 
     @classmethod
     def create(cls, keys: int, budget_bytes: int, *, reserve_bytes: int = 0) -> Arena:
-        """Makes an arena in memory.
-
-        Args:
-            keys: Number of keys.
-            budget_bytes: Bytes that the records may take.
-            reserve_bytes: Memory that must stay free.
-
-        Raises:
-            OSError: There is no memory for the index (8 bytes per key).
-        """
+        """Makes an arena in memory. The index takes 8 bytes per key besides the budget."""
         fd = os.memfd_create("lightning_echo", os.MFD_CLOEXEC)
         return cls(formatted(fd, keys, budget_bytes, on_disk=False), reserve_bytes=reserve_bytes)
 
@@ -575,17 +506,9 @@ class Arena:
         note: bytes = b"",
         records: Mapping[int, Sequence[Any]] = MappingProxyType({}),
     ) -> Arena:
-        """Makes an arena in a file, which must not exist. Only this user can read it. The file appears when it is complete.
+        """Makes an arena with these records in a file, which must not exist. Only this user can read it.
 
-        Args:
-            path: The file's path.
-            keys: Number of keys.
-            budget_bytes: Bytes that the records may take.
-            note: What others should know about the arena.
-            records: What is in it from the beginning, by key.
-
-        Raises:
-            OSError: The file exists, cannot be written, or there is no space for the index (8 bytes per key).
+        The file appears when it is complete. ``note`` is anything that others should know about the arena.
         """
         folder, name = os.path.split(path)
         fd, temporary = new_file(folder or ".")
@@ -606,11 +529,7 @@ class Arena:
 
     @classmethod
     def create_nameless(cls, folder: str, keys: int, budget_bytes: int) -> Arena:
-        """Makes an arena in a file without a name, on the disk of a folder. The file is gone when no process has it any more.
-
-        Raises:
-            OSError: The folder does not exist or cannot be written, or there is no space for the index (8 bytes per key).
-        """
+        """Makes an arena in a file without a name, on the disk of a folder. The file is gone when no process has it any more."""
         fd, temporary = new_file(folder)
         if temporary is not None:
             os.unlink(temporary)
@@ -618,39 +537,29 @@ class Arena:
 
     @classmethod
     def open_file(cls, path: str) -> Arena:
-        """Opens the arena in a file. If no other process has it, it is looked over first.
-
-        Raises:
-            OSError: The file cannot be opened.
-            ArenaError: The file is no arena, is damaged, or other users may have written into it.
-        """
+        """Opens the arena in a file. If no other process has it, it is looked over first."""
         return cls(open_own(path), looks_over=True)
 
-    # ------------------------------------------------------------------ what it holds
+    # ------------------------------------------------------------------ its contents
 
     @property
     def keys(self) -> int:
-        """Number of keys."""
         return self._file.keys
 
     @property
     def budget_bytes(self) -> int:
-        """Bytes that the records may take."""
         return self._file.budget
 
     @property
     def note(self) -> bytes:
-        """What was noted when the arena was made."""
         return self._file.note
 
     @property
     def counts(self) -> ArenaCounts:
-        """What the arena holds now."""
         return self._file.counts
 
     @property
     def is_in_memory(self) -> bool:
-        """Whether the records are in memory, and not on a disk."""
         return self._file.in_memory
 
     def __contains__(self, key: int) -> bool:
@@ -668,19 +577,9 @@ class Arena:
         return file.record_at(offset)
 
     def lengths_of(self, keys: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Returns the number of bytes of the record of each key.
+        """Returns the bytes of the record of each key; a number below 0 is not a key.
 
         It is -2 if there is no record, and -1 if the record is being written or its writer was killed.
-
-        Args:
-            keys: The keys. A number below 0 is no key.
-
-        Example:
-            >>> arena = Arena.create(keys=10, budget_bytes=2**20)
-            >>> arena.put(3, [b"some ", b"bytes"])
-            True
-            >>> arena.lengths_of(np.array([3, 4, -1])).tolist()
-            [10, -2, -2]
         """
         words = self._file.words
         index = np.frombuffer(words, np.uint64) if isinstance(words, memoryview) else None
@@ -693,15 +592,7 @@ class Arena:
     # ------------------------------------------------------------------ adding
 
     def put(self, key: int, parts: Sequence[Any]) -> bool:
-        """Adds a record, if there is none yet and there is room.
-
-        Args:
-            key: Its key.
-            parts: Its bytes, in pieces.
-
-        Returns:
-            Whether it was added.
-        """
+        """Adds a record, given in pieces, if there is none yet and there is room. Returns whether it was added."""
         if self._file.words[key] != ABSENT or self.counts.is_frozen:
             return False
         size = sum(memoryview(part).nbytes for part in parts)
@@ -736,10 +627,7 @@ class Arena:
         return not was_frozen
 
     def _reserve_space(self, key: int, size: int) -> int | None:
-        """Claims a key, and returns where its record is to be written; None if the key is taken or there is no room.
-
-        The caller has the lock.
-        """
+        """Claims a key under the caller's lock. Returns where its record will be; None if the key is taken or without room."""
         file = self._file
         if file.words[key] != ABSENT:
             return None
@@ -765,7 +653,6 @@ class Arena:
         return free is None or free - max(_GROWTH_STEP_BYTES, end - taken) >= self._reserve
 
     def add_lookups(self, hits: int, misses: int) -> None:
-        """Counts lookups, for all processes."""
         self._file.locked(lambda: self._add_lookups(hits, misses))
 
     def _add_lookups(self, hits: int, misses: int) -> None:
@@ -774,7 +661,6 @@ class Arena:
 
     @property
     def lookups(self) -> tuple[int, int]:
-        """Hits and misses that were counted by `add_lookups`, of all processes."""
         return self._file.lookups
 
     def _change_counts(self, *, taken: int = 0, records: int = 0, freezes: bool = False) -> None:
@@ -791,11 +677,10 @@ class Arena:
 
     @classmethod
     def attach(cls, address: ArenaAddress, *, reserve_bytes: int = 0) -> Arena:
-        """Opens the arena that another process has, in memory or in a file.
+        """Opens the arena that another process has.
 
-        Raises:
-            OSError: The process is not there, or not to be seen from here (another container).
-            ArenaError: What is there is not this arena: another process has the number now.
+        It raises ``OSError`` if the process is gone or invisible (another container), and `ArenaError` if its number belongs to
+        another process by then.
         """
         arena = cls(open_of_process(address.pid, address.fd), reserve_bytes=reserve_bytes)
         if arena._file.token != address.token:
@@ -823,7 +708,7 @@ def _inherited(sent: Any, reserve_bytes: int) -> Arena:
 
 
 def _attached(address: ArenaAddress, reserve_bytes: int, keys: int) -> Arena:
-    """Returns the arena of a pickle. If that cannot be reached any more, it is one that holds nothing, so that all is read."""
+    """Returns the arena of a pickle, or an empty one if that is out of reach, so that all is read."""
     try:
         return Arena.attach(address, reserve_bytes=reserve_bytes)
     except (OSError, ArenaError) as error:

@@ -1,4 +1,4 @@
-"""Which node holds, keeps and sends what, and the shared memory in which a node's workers see what other nodes have sent."""
+"""Which node holds, keeps and sends what, and the shared memory in which a node's workers see the records of other nodes."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 # ---------------------------------------------------------------------- partition
-# Who holds what, who keeps what, who sends what to whom, and where it will lie. All nodes do this arithmetic in the same way.
+# All nodes compute alike who holds what, who keeps what, who sends what to whom, and where it will lie.
 #
-# The *needs* of a round are the keys of all examples that all ranks read for it, in the order of the slots. Each need also says
-# which node needs the example. For each key, a node *tells* a number, which says whether the node holds the example and how long
-# its record is. It is 0 if the node does not hold it. The largest number of all nodes counts, so one collective is enough.
+# The *needs* of a round are the keys of all examples that all ranks read for it, in the order of the slots, each with the node
+# that needs the example. For each key, a node *tells* a number: 0 if it does not hold the example, otherwise how long its record
+# is. The largest number of all nodes counts, so one collective is enough.
 
 Integers = npt.NDArray[np.int64]
 
@@ -29,11 +29,7 @@ _ENTRY_BYTES = 24  # of the directory of a round: key, offset, length
 
 
 def told(lengths: Integers, node: int) -> Integers:
-    """Returns the numbers that a node tells for the needed keys.
-
-    Args:
-        lengths: The length of the record of each key on this node, `NOT_HELD` or `BEING_WRITTEN`.
-        node: Number of the node.
+    """Returns the numbers that a node tells for the needed keys, from their lengths (or `NOT_HELD`, `BEING_WRITTEN`).
 
     Example:
         >>> told(np.array([NOT_HELD, BEING_WRITTEN, 0, 7]), node=1).tolist()
@@ -43,7 +39,6 @@ def told(lengths: Integers, node: int) -> Integers:
 
 
 def _lengths(said: Integers) -> Integers:
-    """Returns the lengths of `told`."""
     return (said >> _NODE_BITS) - 2
 
 
@@ -59,10 +54,9 @@ class Partition:
         self._keepers = keepers
 
     def settle(self, keys: Integers, needing: Integers, said: Integers, is_full: Sequence[bool]) -> None:
-        """Decides who keeps the examples that are needed and that no node holds.
+        """Decides who keeps the needed examples that no node holds: the first node that needs the example and has room.
 
-        It is the first node that needs the example and has room. If that node becomes full before it has kept the example,
-        another node may keep it.
+        If that node becomes full before it has kept the example, another node may keep it.
 
         Args:
             keys: The needs.
@@ -81,14 +75,7 @@ class Partition:
 
 
 class Transfers(NamedTuple):
-    """What is sent for a round, in the order of source, target, and need.
-
-    Attributes:
-        sources: The node that sends each record.
-        targets: The node that gets it.
-        keys: Its key.
-        lengths: Its bytes.
-    """
+    """The records that are sent for a round, with their bytes, in the order of source node, target node, and need."""
 
     sources: Integers
     targets: Integers
@@ -96,7 +83,6 @@ class Transfers(NamedTuple):
     lengths: Integers
 
     def chosen(self, which: npt.NDArray[Any]) -> Transfers:
-        """Returns some of them."""
         return Transfers(*(column[which] for column in self))
 
     def bytes_by(self, whose: Integers, nodes: int) -> list[int]:
@@ -112,13 +98,9 @@ class Transfers(NamedTuple):
 
 
 def transfers_of(keys: Integers, needing: Integers, said: Integers, capacities: Sequence[int]) -> Transfers:
-    """Returns what is sent for a round. A record is sent to a node once, however many of its ranks need it.
+    """Returns the records that are sent for a round. A record is sent to a node once, however many of its ranks need it.
 
-    Args:
-        keys: The needs.
-        needing: The node that needs each of them.
-        said: The number that was told for each of them, the largest of all nodes.
-        capacities: Bytes of the ring of each node. What does not fit into an empty ring is not sent.
+    The arguments are those of `Partition.settle`. A record that does not fit into an empty ring (``capacities``) is not sent.
     """
     lengths, holders = _lengths(said), said & ((1 << _NODE_BITS) - 1)
     places = np.flatnonzero((said > 0) & (lengths >= 0) & (holders != needing))
@@ -151,9 +133,6 @@ def aligned(size: Any) -> Any:
 class RingSpace:
     """Where blocks lie in a ring. Each node computes this for the rings of all nodes, and so knows whether there is room.
 
-    Args:
-        capacity: Bytes of the ring.
-
     Example:
         >>> space = RingSpace(100)
         >>> space.place(0, 60), space.place(1, 60)
@@ -168,11 +147,9 @@ class RingSpace:
         self._blocks: deque[tuple[int, int, int]] = deque()  # round, where it begins, where it ends
 
     def place(self, number: int, size: int) -> int | None:
-        """Takes space for a round, in one piece. Returns where the space begins; None if there is no room now.
+        """Takes ``size`` (at least 1) bytes in one piece for a round. Returns where they begin; None if there is no room.
 
-        Args:
-            number: The number of the round. It must be larger than all before it.
-            size: Bytes of the round, at least 1.
+        The number of the round must be larger than all before it.
         """
         begin = self._begin(size)
         if begin is not None:
@@ -180,7 +157,6 @@ class RingSpace:
         return begin
 
     def has_room(self, size: int) -> bool:
-        """Returns whether there is room for this number of bytes now."""
         return not size or self._begin(size) is not None
 
     def _begin(self, size: int) -> int | None:
@@ -195,24 +171,23 @@ class RingSpace:
         return 0 if size <= first else None
 
     def free(self, before: int) -> None:
-        """Gives back the space of all rounds before one."""
         while self._blocks and self._blocks[0][0] < before:
             self._blocks.popleft()
 
 
 # ---------------------------------------------------------------------- board
-# `Board`: shared memory of a node, in which its leader and all its workers see what other nodes have sent.
+# `Board`: shared memory of a node, in which its leader and all its workers see the records of other nodes.
 #
 # ::
 #
 #     | numbers | of each rank: numbers, marks | of each round: where it lies | who keeps each key | ring |
 #
-# The leader writes which rounds have arrived. A worker marks a round when it has taken from the ring what it needs. The leader
+# The leader writes which rounds have arrived. A worker marks a round when it has taken its records from the ring. The leader
 # frees the round when all ranks have marked it. Each number has only one writer, so no lock is needed.
 #
-# A round is known by its *id*, which is made of two numbers: that of the start (the pipelines of a job start and end together)
-# and that of the round. So the rest of an earlier start is never taken for something else. After a worker has copied a record, it
-# looks again whether the leader is still at the same start. If not, the record may have been overwritten.
+# The *id* of a round is made of two numbers: that of the start (the pipelines of a job start and end together) and that of the
+# round. So the rest of an earlier start is never taken for something else. After a worker has copied a record, it looks again
+# whether the leader is still at the same start. If not, the record may have been overwritten.
 
 _ROUND_BITS = 40  # of an id
 _ARRIVED, _ENDED, _FAILED, _EXCHANGED = range(4)  # numbers of the leader
@@ -230,14 +205,7 @@ def id_of(start: int, number: int) -> int:
 
 
 class Shape(NamedTuple):
-    """The sizes of a board.
-
-    Attributes:
-        keys: Number of keys.
-        ranks: Ranks of the node.
-        rounds: Rounds that may be in progress at the same time.
-        ring_bytes: Bytes of the ring.
-    """
+    """The sizes of a board. ``rounds`` may be in progress concurrently."""
 
     keys: int
     ranks: int
@@ -251,23 +219,15 @@ class Shape(NamedTuple):
 
     @property
     def keepers_at(self) -> int:
-        """Where the keepers begin."""
         return 8 * self.words
 
     @property
     def ring_at(self) -> int:
-        """Where the ring begins."""
         return -(-(self.keepers_at + 2 * self.keys) // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
 class Counted(NamedTuple):
-    """What was counted on a node.
-
-    Attributes:
-        received: Delivered examples that came from other nodes.
-        waited_seconds: Seconds that workers have waited for such examples.
-        exchange_seconds: Seconds in which records were sent and received.
-    """
+    """The counts of a node: delivered examples of other nodes, waiting for them, and seconds of sending and receiving."""
 
     received: int
     waited_seconds: float
@@ -275,14 +235,9 @@ class Counted(NamedTuple):
 
 
 class Board:
-    """The memory, as one process has it. It can be sent to worker processes.
-
-    Args:
-        fd: A descriptor. It belongs to this object from now on.
-        shape: The sizes of the board.
+    """The memory, as one process has it. It can be sent to worker processes. The descriptor belongs to it.
 
     Attributes:
-        shape: As given.
         keepers: For each key the node that may keep it, see `Partition`.
         ring: The bytes of the ring.
     """
@@ -301,11 +256,6 @@ class Board:
 
     @classmethod
     def create(cls, shape: Shape) -> Board:
-        """Makes a board.
-
-        Raises:
-            OSError: There is no memory for it.
-        """
         fd = os.memfd_create("lightning_echo-board", os.MFD_CLOEXEC)
         try:
             os.ftruncate(fd, shape.ring_at + shape.ring_bytes)
@@ -326,18 +276,14 @@ class Board:
 
     @classmethod
     def attach(cls, address: tuple[int, int, Shape]) -> Board:
-        """Opens the board that another process of this node has made.
-
-        Raises:
-            OSError: That process is not there, or cannot be seen from here.
-        """
+        """Opens the board that another process of this node has made, or raises ``OSError`` if that process is not visible."""
         pid, fd, shape = address
         return cls(os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC), Shape(*shape))
 
     def __reduce__(self) -> tuple[Callable[..., Board], tuple[Any, ...]]:
         return _received, (reduction.DupFd(self._fd), self.shape)
 
-    # ------------------------------------------------------------------ what the leader writes
+    # ------------------------------------------------------------------ written by the leader
 
     def begin(self, start: int) -> None:
         """Begins a start: no node keeps anything yet, and nothing has arrived."""
@@ -346,14 +292,7 @@ class Board:
         self._leaders[_ARRIVED] = id_of(start, 0)
 
     def show(self, start: int, number: int, begin: int, count: int) -> None:
-        """Lets workers find a round that has arrived.
-
-        Args:
-            start: Number of the start.
-            number: Number of the round.
-            begin: Where the directory of the round lies in the ring.
-            count: Number of records of the round.
-        """
+        """Lets workers find a round that has arrived: ``count`` records, whose directory begins at this place of the ring."""
         row = self._table[number % self.shape.rounds]
         row[0] = 0
         row[1:] = begin, count
@@ -361,21 +300,17 @@ class Board:
         self._leaders[_ARRIVED] = id_of(start, number + 1)
 
     def end(self, start: int, *, has_failed: bool) -> None:
-        """Tells all workers to wait no more. If the exchange has failed, each node keeps what it reads."""
+        """Makes all workers stop waiting. If the exchange has failed, each node keeps what it reads."""
         self._leaders[_FAILED] = has_failed
         self._leaders[_ENDED] = start
 
     def count_exchange(self, seconds: float) -> None:
-        """Counts seconds in which records were sent and received."""
         self._leaders[_EXCHANGED] += int(seconds * _NANOSECONDS)
 
     def taken(self, start: int, rank: int, since: int) -> int:
-        """Returns the first round that a rank has not taken yet. A rank that has closed counts as having taken all.
+        """Returns the first round that a rank has not taken yet; all before ``since`` are known to be taken.
 
-        Args:
-            start: Number of the start.
-            rank: Number of the rank on its node.
-            since: The round to begin with. All rounds before it are known to be taken.
+        A rank that has closed counts as having taken all.
         """
         if self._ranks[rank, _CLOSED] >= start:
             return 1 << _ROUND_BITS
@@ -384,27 +319,25 @@ class Board:
             since += 1
         return since
 
-    # ------------------------------------------------------------------ what a rank writes
+    # ------------------------------------------------------------------ written by a rank
 
     def close_rank(self, rank: int, start: int) -> None:
-        """Tells the workers of a rank to wait no more, because the rank ends."""
+        """Makes the workers of a rank stop waiting, because the rank ends."""
         self._ranks[rank, _CLOSED] = start
 
     def count(self, rank: int, received: int, waited_seconds: float) -> None:
-        """Counts, for a rank, delivered examples that came from other nodes, and how long its workers waited for them."""
         self._ranks[rank, _RECEIVED] += received
         self._ranks[rank, _WAITED] += int(waited_seconds * _NANOSECONDS)
 
     @property
     def counted(self) -> Counted:
-        """What was counted for all ranks of the node."""
         waited, exchanged = self._ranks[:, _WAITED].sum(), self._leaders[_EXCHANGED]
         return Counted(int(self._ranks[:, _RECEIVED].sum()), float(waited / _NANOSECONDS), float(exchanged / _NANOSECONDS))
 
-    # ------------------------------------------------------------------ what a worker does
+    # ------------------------------------------------------------------ used by a worker
 
     def mark(self, rank: int, start: int, number: int) -> None:
-        """Notes that a worker of a rank has taken what it needs of a round."""
+        """Notes that a worker of a rank has taken its records of a round."""
         self._marks[rank, number % self.shape.rounds] = id_of(start, number) + 1
 
     def wait_for(self, rank: int, start: int, number: int, patience: float) -> bool:
@@ -437,7 +370,6 @@ class Board:
         return bool(id_of(start, 0) <= self._leaders[_ARRIVED] < id_of(start + 1, 0))
 
     def may_keep(self, key: int, node: int) -> bool:
-        """Returns whether a node may keep an example that it has read."""
         return bool(self.keepers[key] == node + 1 or self._leaders[_FAILED])
 
 
@@ -446,13 +378,7 @@ def _received(sent: Any, shape: Shape) -> Board:
 
 
 class FromOthers:
-    """What a worker gets from other nodes, batch by batch. It is sent to the worker.
-
-    Args:
-        board: The board of the node.
-        node: Number of the node.
-        rank: Number of the rank on its node.
-        start: Number of the start.
+    """A worker's access to the records of other nodes, batch by batch. It is sent to the worker.
 
     Attributes:
         received: Examples of the present batch that came from other nodes.
@@ -466,19 +392,14 @@ class FromOthers:
         self.received, self.waited = 0, 0.0
 
     def begin(self, number: int) -> None:
-        """Begins a batch.
-
-        Args:
-            number: Its round; -1: it has none.
-        """
+        """Begins a batch of this round; -1: it has none."""
         self._round, self._records, self.received, self.waited = number, None, 0, 0.0
 
     def take(self, keys: Sequence[int | None], decode: Callable[[int, Any], Any]) -> dict[int, Any]:
         """Returns the examples that have come from other nodes, by their place in ``keys``. It may wait for them.
 
-        Args:
-            keys: The keys of the examples that this node does not hold.
-            decode: Gets a key and its record, and returns an example that does not share memory with the record.
+        ``keys`` are those of examples that this node does not hold. The result of ``decode`` must not share memory with the
+        record.
         """
         if self._round < 0:
             return {}
@@ -511,5 +432,4 @@ class FromOthers:
             self._round = -1
 
     def may_keep(self, key: int) -> bool:
-        """Returns whether this node may keep an example that it has read."""
         return self._board.may_keep(key, self._node)

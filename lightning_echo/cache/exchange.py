@@ -8,19 +8,19 @@ How it works, in the order of one batch:
    further ahead is not possible: a new factor would then count from a later batch, and the batches would change.
 2. The leader gives the needs to a thread (`Exchange`). The threads of all leaders have a Gloo group, and take turns together.
    A turn begins with a header from each node: how far it has asked, how far its workers have taken, whether its cache is full,
-   and whether it ends. A round is done in this turn if all nodes have asked for it. A node without anything to say takes its turn
-   four times a second.
+   and whether it ends. A round is done in this turn if all nodes have asked for it. An idle node takes its turn four times a
+   second.
 3. Each node tells the lengths of the needed records that it holds, in one collective with a number for each need. So all nodes
    know who holds what. From that, all compute the same answers: who sends what to whom, where it will lie, and which node may
    keep an example that no node holds. That is the first node that reads it and whose cache is not full (`board.py`).
-4. The records are sent by ``all_to_all_single``, with one call for each round, directly into the *ring*: shared memory beside the
-   arena (`board.py`). If the ring of a node has no room, all nodes wait. A round is free when the workers have taken what they
-   need from it.
+4. The records are sent by ``all_to_all_single``, with one call for each round, directly into the *ring*: shared memory next to
+   the arena (`board.py`). If the ring of a node has no room, all nodes wait. A round is free when the workers have taken their
+   records from it.
 5. A worker that misses an example waits until its round has arrived, looks into the ring, and reads what is not there.
 
 A failure here cannot make a batch wrong, because what does not arrive is read. When a node ends, dies or does not answer, the
-threads of all nodes end, and everything is read from storage. `open_together` says how the nodes of a job find each other, and
-what is refused.
+threads of all nodes end, and everything is read from storage. `join` defines how the nodes of a job find each other, and what is
+refused.
 """
 
 from __future__ import annotations
@@ -56,19 +56,14 @@ from lightning_echo.data.copies import bytes_in_words
 from lightning_echo.data.machine import free_memory_bytes
 
 # ---------------------------------------------------------------------- exchange
-# `Exchange`: the thread of a node's leader. It tells the other leaders what this node holds, sends records and receives records.
-#
 # The leaders have a Gloo group of their own. Each leader has one thread for it, and all threads call the same collectives in the
-# same order. A turn has up to three kinds of collectives, see above:
+# same order. A turn has up to three kinds of collectives, see above: a header from each node; which of the needed examples each
+# node holds; the records of each round for which all rings have room.
 #
-# * a header from each node,
-# * which of the needed examples each node holds,
-# * the records of each round for which all rings have room.
-#
-# **How it ends.** A node that closes says so in the header of one more turn, and all threads end after that turn. A node that
-# cannot go on says so when it tells what it holds. If a node has died, its connections break, or the time-out of the group
-# passes: then the call raises, and the thread ends. (A node cannot tell the others by closing its connections, because forked
-# workers hold them open, too.) In each case the board says that the exchange has ended, and workers read what they need.
+# **How it ends.** A node that closes announces this in the header of one more turn, and all threads end after that turn. A node
+# that cannot continue announces this when it tells its lengths. If a node has died, its connections break, or the time-out of the
+# group passes: then the call raises, and the thread ends. (A node cannot announce its end by closing its connections, because
+# forked workers hold them open, too.) In each case the board shows that the exchange has ended, and workers read what they need.
 # `Exchange.close` waits a few seconds for the thread. If the thread hangs in a collective, it is left alone: it is a daemon
 # thread, and refers to nothing of the training.
 
@@ -89,15 +84,13 @@ class OrdersDifferError(RuntimeError):
 
 
 class _Header(NamedTuple):
-    """What a node says in each turn.
+    """What a node announces in each turn.
 
     Attributes:
-        start: Number of its start.
         asked: Rounds whose needs it knows.
         known: Rounds for which it is known who holds what: the same number on all nodes.
         taken: Rounds from which its workers have taken everything.
         is_full: Whether its cache takes nothing more.
-        ends: Whether it ends.
     """
 
     start: int
@@ -109,29 +102,19 @@ class _Header(NamedTuple):
 
 
 class _Round(NamedTuple):
-    """What is sent for a round.
-
-    Attributes:
-        transfers: All records of the round.
-        block_bytes: Bytes that the round takes in the ring of each node.
-    """
+    """The records of a round, and the bytes that they take in the ring of each node."""
 
     transfers: Transfers
     block_bytes: list[int]
 
 
 class Group:
-    """The collectives of the leaders, in the order of the nodes.
-
-    Args:
-        group: A process group of torch's.
-    """
+    """The collectives of the leaders, in the order of the nodes."""
 
     def __init__(self, group: Any) -> None:
         self._group = group
 
     def gather(self, values: Sequence[int]) -> list[list[int]]:
-        """Returns the numbers that each node gives."""
         rows = [torch.zeros(len(values), dtype=torch.int64) for _ in range(torch.distributed.get_world_size(self._group))]
         torch.distributed.all_gather(rows, torch.tensor(values, dtype=torch.int64), group=self._group)
         return [row.tolist() for row in rows]
@@ -143,23 +126,13 @@ class Group:
         return reduced.numpy()
 
     def hand_over(self, incoming: torch.Tensor, received: list[int], outgoing: torch.Tensor, sent: list[int]) -> None:
-        """Sends bytes to each node, and receives some from each."""
         torch.distributed.all_to_all_single(incoming, outgoing, received, sent, group=self._group)
 
 
 class Exchange:
-    """What the leader of a node exchanges with the others, from one start of the pipelines to their end.
+    """The leader's exchange with the other nodes, from one start of the pipelines to their end.
 
-    Args:
-        group: The group of the leaders.
-        node: Number of this node.
-        node_of_share: For each share of the data the node that gets it.
-        board: The board of this node.
-        capacities: Bytes of the ring of each node.
-        arena: What this node holds.
-        keys: Turns indices into keys.
-        start: Number of the start.
-        after: The exchange of the start before. Its thread must end first.
+    ``node_of_share`` has the node that gets each share of the data. The thread of the exchange before (``after``) must end first.
 
     Attributes:
         failure: Why the exchange has failed; empty if it has not.
@@ -203,11 +176,7 @@ class Exchange:
         self._thread.start()
 
     def ask(self, rows: Sequence[Any]) -> None:
-        """Takes the needs of the next round.
-
-        Args:
-            rows: The indices of the round, or lists of indices: one for each share of the data in turn, again and again.
-        """
+        """Takes the needs of the next round: indices, or lists of them, for each share of the data in turn, again and again."""
         with self._changed:
             if not self._has_ended:
                 self._asked.append(rows)
@@ -312,7 +281,7 @@ class Exchange:
         self._known += count
 
     def _needs_of(self, rows: Sequence[Any]) -> tuple[Integers, Integers]:
-        """Returns the keys of a round, and for each the node that needs it. A number below 0 is no key."""
+        """Returns the keys of a round, and for each the node that needs it. A number below 0 is not a key."""
         shares = len(self._node_of_share)
         if rows and isinstance(rows[0], list | tuple):  # a batch sampler has made them
             indices = [index for row in rows for index in row]
@@ -323,7 +292,6 @@ class Exchange:
         return self._keys.of_many(indices), needing
 
     def _fits(self, round_: _Round) -> bool:
-        """Returns whether the rings of all nodes have room for a round."""
         return all(map(RingSpace.has_room, self._spaces, round_.block_bytes))
 
     def _transfer(self, round_: _Round) -> None:
@@ -352,7 +320,6 @@ class Exchange:
         self._arrived += 1
 
     def _pack(self, mine: Transfers) -> torch.Tensor:
-        """Returns the records that this node sends, in their order."""
         ends = np.cumsum(aligned(mine.lengths))
         total = int(ends[-1]) if len(ends) else 0
         if total > len(self._outgoing):
@@ -367,9 +334,7 @@ class Exchange:
 
 
 # ---------------------------------------------------------------------- joining
-# How the nodes of a job join their caches when these are opened: who takes part, what is refused, the group and the boards.
-#
-# All ranks do this together. What one rank refuses, all ranks refuse, with the same words.
+# All ranks open their caches together. If one rank refuses, all ranks refuse, with the same words.
 
 _TIME_OUT = timedelta(minutes=2)  # of a collective. Each thread answers within a second, unless its process hangs
 _SPARE_ROUNDS = 4
@@ -379,15 +344,13 @@ _OPTION = "cache.partitioned=True"
 
 
 class Part(NamedTuple):
-    """What a rank tells the others about itself.
+    """A rank's description of itself for the others.
 
     Attributes:
         shares: Number of shares of a pass.
         share: The share of this rank.
-        workers: Number of its worker processes.
-        batch_size: Number of examples in a batch.
         ahead: Number of batches that may be asked for and not yet delivered.
-        origin: What its order depends on, beside the seed of the run.
+        origin: What its order depends on, besides the seed of the run.
         refusal: Why other ranks cannot compute its order; empty if they can.
     """
 
@@ -409,21 +372,7 @@ class _Member(NamedTuple):
 
 
 class Rounds:
-    """What a pipeline needs for the exchange, from its start to its end.
-
-    Args:
-        others: What the workers of this rank need.
-        board: The board of the node.
-        rank: Number of this rank on its node.
-        start: Number of the start.
-        share: The share of a pass that is this rank's.
-        exchange: The exchange, on the leader of a node; None on other ranks.
-
-    Attributes:
-        others: As given.
-        share: As given.
-        exchange: As given.
-    """
+    """A pipeline's part in the exchange, from its start to its end. Only the leader of a node has an ``exchange``."""
 
     def __init__(self, others: FromOthers, board: Board, rank: int, start: int, share: int, exchange: Exchange | None) -> None:
         self.others, self.share, self.exchange = others, share, exchange
@@ -431,11 +380,7 @@ class Rounds:
         self._has_said = False
 
     def take_note(self) -> str:
-        """Returns once what the user should know; empty if there is nothing.
-
-        Raises:
-            OrdersDifferError: The ranks do not have the same order.
-        """
+        """Returns a message for the user once; empty if there is none. Raises `OrdersDifferError` if the ranks' orders differ."""
         if self.exchange is None or self._has_said or not self.exchange.failure:
             return ""
         if self.exchange.error is not None:
@@ -444,33 +389,19 @@ class Rounds:
         return f"the nodes do not exchange examples any more, and each reads what it does not hold: {self.exchange.failure}"
 
     def release(self) -> None:
-        """Tells the workers of this rank to wait no more, before they are ended."""
+        """Makes the workers of this rank stop waiting, before they are ended."""
         self._board.close_rank(self._rank, self._start)
 
     def close(self) -> None:
-        """Ends the thread."""
         if self.exchange is not None:
             self.exchange.close()
 
 
 class Partitioned:
-    """How this rank takes part in a partitioned cache.
+    """This rank's part in a partitioned cache.
 
-    Args:
-        board: The board of the node.
-        node: Number of the node.
-        rank: Number of this rank on its node.
-        node_of_share: For each share of a pass the node that gets it.
-        group: The group of the leaders.
-        capacities: Bytes of the ring of each node.
-        cache: The cache of the node.
-        keys: The keys of the data set.
-        sizes: Bytes that the cache of each node may hold.
-        part: What this rank has told the others about itself.
-
-    Attributes:
-        nodes: Number of nodes.
-        size: Bytes that the caches of all nodes may hold together.
+    ``rank`` is its number on its node. ``node_of_share`` has the node that gets each share of a pass, ``capacities`` the bytes of
+    each node's ring, and ``sizes`` the bytes that each node's cache may hold.
     """
 
     def __init__(
@@ -512,22 +443,17 @@ class Partitioned:
         return Rounds(others, self._board, self._rank, self._start, self._part.share, exchange)
 
     def goes_on(self, cache: NodeCache, keys: Keys, part: Part) -> bool:
-        """Returns whether this rank can take part as before, when the data set was made anew and has the same examples."""
+        """Returns whether this rank can take part as before, when the data set was made again and has the same examples."""
         self._keys = keys
         has_failed = self._last is not None and bool(self._last.failure)
         return cache is self._cache and part == self._part and not has_failed
 
     def count(self, received: int, waited_seconds: float) -> None:
-        """Counts what was delivered on this rank."""
         self._board.count(self._rank, received, waited_seconds)
 
     @property
     def counted(self) -> Counted:
-        """What was counted on this node."""
         return self._board.counted
-
-
-# ---------------------------------------------------------------------- joining
 
 
 def join(
@@ -541,24 +467,15 @@ def join(
     has_own_cache: bool,
     before: Partitioned | None = None,
 ) -> Partitioned | None:
-    """Joins the caches of the nodes. All ranks must call this function together.
+    """Joins the caches of the nodes, or returns None if the job has a single node. All ranks must call this function together.
+
+    It raises ``ValueError`` if the nodes cannot be joined, and ``RuntimeError`` without memory or connection.
 
     Args:
-        cache: The cache of this node.
-        keys: The keys of the data set.
-        identity: What data set this rank has.
-        part: What this rank tells the others about itself.
         example_bytes: About how many bytes one held example takes.
         difference: How the data of this rank differs from that of rank 0; empty if no difference is known.
         has_own_cache: Whether this rank could not share the cache of its node.
-        before: How this rank took part until now, with another data set.
-
-    Returns:
-        How this rank takes part; None if the job has a single node.
-
-    Raises:
-        ValueError: The nodes cannot be joined.
-        RuntimeError: There is no memory, or no connection.
+        before: How this rank took part until then, with another data set.
     """
     members: list[_Member] = gathered(_Member(place_of_process(), part, identity, difference, has_own_cache))
     nodes = nodes_of([member.place for member in members])
@@ -588,9 +505,7 @@ def join(
 def reason_against(parts: Sequence[Part], identities: Sequence[Identity], differences: Sequence[str]) -> str:
     """Returns why the nodes of these ranks cannot be joined; empty if they can.
 
-    Args:
-        parts, identities: Those of the ranks.
-        differences: How the data of each rank differs from that of rank 0, as far as that is known.
+    ``differences``: how the data of each rank differs from that of rank 0, as far as that is known.
     """
     for rank, part in enumerate(parts):
         if part.refusal:
@@ -642,7 +557,7 @@ def _board_of_node(here: Sequence[int], keys: int, part: Part, example_bytes: in
 
 
 def _ring(ranks: int, part: Part, example_bytes: int) -> int:
-    """Returns the bytes of a ring: enough for what all ranks of the node ask for ahead, or else a share of the free memory."""
+    """Returns the bytes of a ring: enough for all requests ahead of the node's ranks, or else a share of the free memory."""
     of_round = 2 * max(example_bytes, 4096) * part.batch_size * ranks  # examples have different sizes
     wanted = max(of_round // 2 * (part.ahead + _SPARE_ROUNDS), _LEAST_ROUNDS * of_round)
     free = free_memory_bytes()

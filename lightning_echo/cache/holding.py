@@ -1,6 +1,6 @@
 """What a cache can hold of a data set, and which of these saves the most time per byte.
 
-A cache holds what comes out of the data set at one of three cuts. The insertion point decides which cuts are possible: the cut of
+A cache holds the output of the data set at one of three cuts. The insertion point decides which cuts are possible: the cut of
 the cache must not come after that of the insertion point.
 
 ============================= ======= ========== =========
@@ -60,11 +60,9 @@ class Hold:
     """What a cache can hold of a data set.
 
     Attributes:
-        name: ``"raw"``, ``"loaded"`` or ``"whole"``.
-        make: A function that gets a data set and the stages of the insertion point, and returns the `Held`. It is sent to the
-            workers.
+        make: Makes the `Held` of a data set and the stages of the insertion point. It is sent to the workers.
         example_bytes: Bytes that one example takes in the cache: the mean of a few examples that are spread over the data.
-        what: What is held, for people.
+        what: A human-readable description of what is held.
         is_of_point: Whether the insertion point reuses exactly what is held.
         split: Where the data set is cut; None: whole examples are held.
         seconds: Seconds to read one example up to what is held; 0 if that was not measured (see `measured`).
@@ -80,17 +78,13 @@ class Hold:
 
 
 def holds_of(dataset: Any, indices: Sequence[Any] | None, split: Split | None, name: str) -> list[Hold]:
-    """Returns what a cache can hold, the earliest cut first. There is at least one.
+    """Returns what a cache can hold, the earliest cut first. There is at least one, or else it raises ``ValueError``.
 
     Args:
         dataset: A map-style data set.
         indices: The indices that can be read; None: all.
         split: Where the insertion point splits the data set; None: it reuses whole examples, or batches.
         name: The hold that the user asks for. ``"auto"``: all that fit the insertion point.
-
-    Raises:
-        ValueError: Nothing can be held, or the hold that the user asks for is not possible.
-        Exception: The data set itself raises it when it is read.
     """
     fits = {RAW: True, LOADED: split is None or not split.raw, WHOLE: split is None}
     if name != AUTO and not fits[name]:
@@ -127,12 +121,7 @@ def find_holds(
     make_stages: Callable[[Any], Stages],
     size: int,
 ) -> list[Hold] | ValueError:
-    """Returns the holds of `holds_of`, `measured`, or its refusal. It runs where the data may be read (data/elsewhere.py).
-
-    Args:
-        dataset, indices, split, name: As in `holds_of`.
-        make_stages, size: As in `measured`.
-    """
+    """Returns the holds of `holds_of`, `measured`, or its refusal. It runs where the data may be read (data/elsewhere.py)."""
     every = range(len(dataset)) if indices is None else indices
     why, _ = whole_batch(dataset, indices)
     if why:
@@ -145,17 +134,11 @@ def find_holds(
 
 
 def no_hold(why: str) -> ValueError:
-    """Returns the error if no example can be held at all."""
     return ValueError(f"cache is impossible here: {why}. Mend that, or leave the cache out")
 
 
 def holds_found(found: list[Hold] | ValueError | NotRead) -> list[Hold]:
-    """Returns what `find_holds` has found.
-
-    Raises:
-        ValueError: Nothing can be held, or no example could be read.
-        Exception: The data set itself has raised it when it was read.
-    """
+    """Returns the holds of `find_holds`, or raises its refusal or the data set's own error."""
     if isinstance(found, NotRead):
         raise found.error or no_hold(found.reason)
     if isinstance(found, ValueError):
@@ -226,15 +209,9 @@ def _make_raw_before_load(dataset: Any, stages: Stages, raw: Split, loaded: Spli
 def read_held(
     dataset: Any, hold: Hold, make_stages: Callable[[Any], Stages], indices: Sequence[Any]
 ) -> tuple[list[Any], list[float]]:
-    """Reads some examples from a temporary copy of the data set. Returns what is held of each, and the seconds that each took.
+    """Reads some examples from a temporary copy of the data set. Returns the held part of each, and the seconds that each took.
 
     If loading an example draws random numbers, it may not be held, and the `WHOLE` of ``split/check.py`` stands in its place.
-
-    Args:
-        dataset: The data set.
-        hold: What is held.
-        make_stages: Makes the stages of the insertion point.
-        indices: The indices of the examples to read.
     """
     examples, seconds = [], []
     with preserved_random_states():
@@ -259,8 +236,7 @@ def measured(
     """Returns the same holds with the seconds that reading takes, if `quickest` will need them.
 
     Args:
-        dataset: The data set.
-        holds: What can be held, the earliest cut first.
+        holds: The possible holds, the earliest cut first.
         make_stages: Makes the stages of the insertion point.
         indices: All indices that can be read.
         size: Bytes that the cache may hold.
@@ -278,14 +254,9 @@ def measured(
 
 
 def quickest(holds: Sequence[Hold], count: int, size: int) -> Hold:
-    """Returns the hold that saves the most seconds per byte; the last hold if all examples fit.
+    """Returns the hold that saves the most seconds per byte; the last hold if all ``count`` examples fit into ``size`` bytes.
 
     A hold in whose form not even one example fits is not chosen, if there is another.
-
-    Args:
-        holds: What can be held, `measured`, the earliest cut first.
-        count: Number of examples.
-        size: Bytes that the cache may hold.
     """
     holds = _that_fit(holds, size)
     last = holds[-1]

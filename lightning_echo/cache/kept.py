@@ -39,7 +39,6 @@ from lightning_echo.split.prove import Split
 from lightning_echo.split.staged import AugmentedDataset, read_batch, sample_places
 
 # ---------------------------------------------------------------------- cache config
-# `CacheConfig`: how much is kept, of what, and where.
 
 HOLDS = ("auto", "raw", "loaded", "whole")
 _LEAST_BYTES = 2**20
@@ -115,7 +114,7 @@ class CacheConfig:
             free_bytes: Free memory in bytes, used if ``size`` is a share. None: the system is asked.
 
         Raises:
-            ValueError: ``size`` is a share, and the system does not tell how much memory is free.
+            ValueError: ``size`` is a share, and the system does not report how much memory is free.
         """
         if isinstance(self.size, str):
             return _parsed(self.size)
@@ -130,15 +129,7 @@ class CacheConfig:
 
 
 def read_cache_config(value: Any) -> CacheConfig | None:
-    """Returns the options of a cache, from any form in which users may give them; None for no cache.
-
-    Args:
-        value: A `CacheConfig`, a mapping of its fields (also OmegaConf's), a size, or None.
-
-    Raises:
-        TypeError: ``value`` is none of these, or a field has a wrong type.
-        ValueError: A field is unknown, missing, or has an impossible value.
-    """
+    """Returns the options of a cache, from a `CacheConfig`, a mapping of its fields (also OmegaConf's), a size, or None."""
     if value is None or isinstance(value, CacheConfig):
         return value
     if isinstance(value, Mapping):
@@ -170,7 +161,6 @@ def _checked_size(size: Any) -> int | float | str:
 
 
 def _parsed(text: str) -> int:
-    """Returns the bytes that a size with a unit stands for."""
     size = bytes_from_words(text)
     if size is None:
         raise ValueError(f"cache.size must be {_EXPECTED}, got {text!r}")
@@ -180,11 +170,11 @@ def _parsed(text: str) -> int:
 
 
 # ---------------------------------------------------------------------- made from
-# What the records of a cache are made from. Two caches hold the same if the fingerprints of this are the same.
+# The objects that the records of a cache are made from. Two caches hold the same if the fingerprints of these are the same.
 #
 # * The data sets that read examples. One that only passes an index on (``Subset``, ``ConcatDataset``) does not count: the keys of
 #   a cache are those of the data sets inside (reads.py).
-# * Of a data set that holds transforms, those before the cut. What is redone after each lookup does not count, so that another
+# * Of a data set that holds transforms, those before the cut. The transforms after each lookup do not count, so that another
 #   augmentation empties no cache. If a data set has the stages as methods, the code of ``augment`` (for raw items also that of
 #   ``decode``) does not count, but all attributes do, since a method may use any of them.
 # * The user's ``worker_init_fn``, if there is one.
@@ -200,7 +190,7 @@ _REDONE = {  # methods that run after the cut, and the attributes of a named cut
 
 
 class MadeFrom(NamedTuple):
-    """What records are made from.
+    """The objects that records are made from.
 
     Attributes:
         parts: Objects by name. The names begin the paths of a fingerprint.
@@ -213,21 +203,11 @@ class MadeFrom(NamedTuple):
     readers: tuple[Any, ...]
 
     def fingerprint(self) -> Fingerprint:
-        """Returns the fingerprint of all this."""
         return fingerprint(self.parts, self.ignore)
 
 
 def made_from(dataset: Any, split: Split | None, ignore: Iterable[str] = (), worker_init_fn: Any = None) -> MadeFrom:
-    """Returns what the records of a cache are made from. No example is read.
-
-    Args:
-        dataset: A map-style data set.
-        split: Where it is cut; None: whole examples are held.
-        ignore: What the user leaves out, see `fingerprint`.
-        worker_init_fn: The user's function that prepares each worker.
-
-    Raises:
-        SplitRefused: The data set can no longer be split there.
+    """Returns what the records of a cache are made from. No example is read. ``split`` is None if whole examples are held.
 
     Example:
         >>> from torch.utils.data import Subset
@@ -263,7 +243,7 @@ def _readers(dataset: Any, description: Description) -> Iterator[tuple[Any, Desc
 def _cuts(
     dataset: Any, description: Description, path: str, leaves: dict[int, CutLeaf]
 ) -> Iterator[tuple[str, Any, CutLeaf | None]]:
-    """Returns path, data set and cut of each leaf; and the same of each named cut around one, which has no cut of its own."""
+    """Yields path, data set and cut of each leaf; and the same of each named cut around one, which has no cut of its own."""
     leaf = leaves.get(description.number)
     if leaf is not None or description.role is Role.named_cut:
         yield path, dataset, leaf
@@ -273,7 +253,7 @@ def _cuts(
 
 
 def _redone(path: str, dataset: Any, leaf: CutLeaf | None) -> Iterator[str]:
-    """Returns what of a data set runs after the cut: names of its attributes and of its code."""
+    """Yields the names of a data set's attributes and code that run after the cut."""
     if leaf is None:
         yield f"{path}._augment_one"
     elif leaf.convention in _REDONE:
@@ -293,9 +273,8 @@ def _transforms_before_cut(path: str, dataset: Any, leaf: CutLeaf | None) -> Ite
 
 
 # ---------------------------------------------------------------------- own changes
-# What reading itself changes in a data set, such as a counter of reads, or a dict of what was read before.
-#
-# Such changes are not changes of the data. A validation that reads the same data set in the training's process makes them, too.
+# Changes that reading itself makes in a data set, such as a counter of reads, are not changes of the data. A validation that
+# reads the same data set in the training's process makes them, too.
 
 _MOST_SECONDS = 1.0  # no further example is read after that
 
@@ -308,11 +287,7 @@ def changed_by_reading(
 ) -> set[str]:
     """Reads up to eight examples in another process. Returns the paths of what has changed there; empty if none can be read.
 
-    Args:
-        loader: A loader of a map-style data set.
-        parts: Returns what is looked at of the data set, by name. It must be picklable where processes are spawned.
-        ignore: As in `glance`.
-        indices: The indices that can be read; None: all.
+    ``parts`` returns the parts of the data set to look at, by name. It must be picklable where processes are spawned.
     """
     found = read_elsewhere(loader, _changed, parts, tuple(ignore), indices)
     return set() if isinstance(found, NotRead) else found
@@ -332,19 +307,16 @@ def _changed(
 
 
 # ---------------------------------------------------------------------- kept
-# A cache that is kept under a name: its file, and what the file says about its contents.
-#
 # The file is ``<path>/<name>-<hold>-<digest>.cache``, where the digest is that of the fingerprint of all that decides what an
-# example is (`made_from`). So a job with other labels, another data set or other transforms before the cut has
-# another file, and each finds its own again. Beside the examples the file holds the fingerprint, so that the log can name the
-# difference.
+# example is (`made_from`). So a job with other labels, another data set or other transforms before the cut has another file, and
+# each finds its own again. Besides the examples the file holds the fingerprint, so that the log can name the difference.
 #
-# A fingerprint does not show what lies in the files of the user's. So examples are compared, too. The process that makes the file
+# A fingerprint does not cover the contents of the user's files. So examples are compared, too. The process that makes the file
 # puts a few examples into it before the file appears. A process that opens the file reads up to eight of the held examples again,
 # and compares (``loader_cache.py``).
 #
-# Several jobs may use the file at the same time. They fill it together. If several make the file at the same time, all use the
-# file of the first.
+# Several jobs may use the file concurrently. They fill it together. If several make the file concurrently, all use the file of
+# the first.
 
 _MOST_BYTES = 1000  # of a text in the file
 _END, _DIGEST = ".cache", 16  # end of a file's name, and characters of the digest before it
@@ -352,13 +324,7 @@ _TRIES = 10  # to open or to make the file, while others make and remove it
 
 
 class Contents(NamedTuple):
-    """What a file holds.
-
-    Attributes:
-        data_sets: Classes and lengths of the data sets that read the examples.
-        hold: What is held of an example: ``"raw"``, ``"loaded"`` or ``"whole"``.
-        what: What is held, in detail: the names of everything that comes before the cut.
-    """
+    """The contents of a file: classes and lengths of the data sets that read, the hold, and the names of all before the cut."""
 
     data_sets: str
     hold: str
@@ -366,7 +332,6 @@ class Contents(NamedTuple):
 
     @classmethod
     def of(cls, data_sets: Iterable[tuple[str, int]], hold: str, what: str) -> Contents:
-        """Returns what a cache of these data sets would hold."""
         return cls(_short(", ".join(f"{name} of {length:,}" for name, length in data_sets)), hold, _short(what))
 
     def to_bytes(self) -> bytes:
@@ -375,18 +340,13 @@ class Contents(NamedTuple):
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Contents:
-        """Reads the contents from the bytes of a file.
-
-        Raises:
-            ArenaError: The bytes are something else.
-        """
         try:
             return cls(**json.loads(data))
         except (ValueError, TypeError) as error:
             raise ArenaError("the file was made by another version: remove it, or give another name") from error
 
     def difference(self, wanted: Contents) -> str:
-        """Returns, in words, how these contents differ from what is wanted; empty if they do not differ."""
+        """Returns, in words, how these contents differ from the wanted ones; empty if they do not differ."""
         if self.data_sets != wanted.data_sets:
             return f"it was made of [{self.data_sets}], and the data set here is [{wanted.data_sets}]"
         if self.hold != wanted.hold or self.what != wanted.what:
@@ -395,29 +355,16 @@ class Contents(NamedTuple):
 
 
 def file_of(config: CacheConfig, hold: str, made_from: Fingerprint) -> str:
-    """Returns the path of the file.
-
-    Args:
-        config: The options.
-        hold: What is held of an example.
-        made_from: The fingerprint of what the examples are made from.
-    """
     assert config.path is not None  # a name needs a path
     return os.path.join(config.path, f"{config.name}-{hold}-{made_from.digest()}{_END}")
 
 
 def is_any_there(config: CacheConfig) -> bool:
-    """Returns whether there is any file under the name."""
     return config.name is not None and bool(glob.glob(f"{glob.escape(f'{config.path}/{config.name}')}-*{_END}"))
 
 
 def why_another(path: str, made_from: Fingerprint) -> str:
-    """Returns, for the log, why a file is made although there is one under its name; empty if there is none. It never fails.
-
-    Args:
-        path: The path of the new file.
-        made_from: The fingerprint of what its examples are made from.
-    """
+    """Returns, for the log, why a file is made although there is one under its name; empty if there is none. It never fails."""
     others = glob.glob(glob.escape(path[: -_DIGEST - len(_END)]) + "?" * _DIGEST + _END)
     try:
         newest = max(others, key=os.path.getmtime)
@@ -429,25 +376,19 @@ def why_another(path: str, made_from: Fingerprint) -> str:
 
 
 def way_out(config: CacheConfig, path: str) -> str:
-    """Returns what the user can do if the file does not fit."""
     return f"Give another cache.name than {config.name!r}, or remove {path}"
 
 
 def open_kept(
     config: CacheConfig, path: str, keys: int, data: int, begin: Callable[[], tuple[Contents, dict[int, Any]]]
 ) -> tuple[Arena, Contents]:
-    """Returns the arena that is kept under a name, and what it holds. If there is none, it is made.
+    """Returns the arena that is kept under a name, and its contents. If there is none, it is made.
+
+    It raises ``ValueError`` if the file cannot be used, and ``TypeError`` for an example of a type that cannot be kept.
 
     Args:
-        config: The options.
-        path: The path of its file.
-        keys: Number of keys.
         data: A number that stands for the data, see `encode`.
-        begin: Called if the arena is made. It returns what the arena will hold, and the first examples for it, by key.
-
-    Raises:
-        ValueError: The file cannot be used.
-        TypeError: An example contains a type that cannot be kept.
+        begin: Called if the arena is made. It returns the arena's contents, and the first examples for it, by key.
     """
     try:
         for _ in range(_TRIES):
@@ -478,7 +419,6 @@ def _record(config: CacheConfig, owner: int, example: Any) -> Any:
 
 
 def refusal(example: Any, name: str | None) -> str:
-    """Returns why an example cannot be kept under a name."""
     return (
         f"an example of type {type(example).__name__} cannot be kept under the name {name!r}: only None, numbers, strings, "
         "bytes, tuples, lists, dicts, tensors, arrays and images can be read again without running code. Leave cache.name out"

@@ -54,34 +54,30 @@ from lightning_echo.split.prove import Split
 from lightning_echo.split.staged import StagedDataset, Stages, sample_places, uncut_stages
 
 # ---------------------------------------------------------------------- loader cache
-# `LoaderCache`: the cache of one loader: its options, what it holds, and, from the first start on, the cache of the node.
-#
 # Workers start and end, and a reload makes new loaders, but the examples stay. When the loader starts its workers:
 #
 # 1. The ranks of a node find out whether they have the same data set, and open one cache together (``node_cache.py``).
-# 2. After a reload, the old cache is used on if the new data set has the examples that it holds. What they are made from is
-#    compared (``kept.py``), and up to eight of them.
+# 2. After a reload, the old cache stays in use if the new data set has the examples that it holds. Their fingerprint
+#    (``kept.py``) and up to eight of them are compared.
 # 3. The workers get what they need for their reads (`Caching`).
 
 _MOST_SEARCHED = 100_000  # keys: so many are searched for examples that are held
 _WEIGHED = 8  # examples that were read before the start to estimate how much room one takes
-_FAR_MORE = 1.5  # times what was estimated, so that it is said
+_FAR_MORE = 1.5  # times the estimate, from which on it is reported
 _NOT_PARTITIONED = "cache.partitioned=True changes nothing here, since {}: each node has a cache of its own"
 
 
 class LoaderCache:
-    """The cache of one loader.
+    """The cache of one loader: its options, its hold, and, from the first start on, the cache of the node.
 
     Args:
-        config: Its options.
-        dataset: The loader's data set.
         indices: The indices that can be read; None: all.
         split: Where the insertion point splits the data set; None: it reuses whole examples, or batches.
         make_stages: Makes the stages of the insertion point.
         differs_in_workers: Whether the user's ``worker_init_fn`` may change the data set. Then the workers must find out whether
             they all have the same one.
         loader: The loader, in whose kind of process examples are read. None: a loader without workers.
-        holds: What can be held; None: that is found out here.
+        holds: The possible holds; None: they are found out here.
 
     Raises:
         ValueError: Nothing can be held of this data set, the ``hold`` of the options is not possible, there is not enough
@@ -126,20 +122,13 @@ class LoaderCache:
     # ------------------------------------------------------------------ opening
 
     def follow(self, before: LoaderCache) -> None:
-        """Takes the place of another loader's cache. What that cache holds stays, if it fits."""
+        """Takes the place of another loader's cache. Its examples stay, if they fit."""
         self._opened, self._partitioned = before._opened, before._partitioned
         self._readers, self._fingerprint, self._changes = before._readers, before._fingerprint, before._changes
         self._changes.watch(self._watched)
 
     def forget(self, change: str = "") -> str:
-        """Forgets all examples, because the data has changed. `open` then makes another cache.
-
-        Args:
-            change: What has changed, if that is known.
-
-        Returns:
-            A message for the user.
-        """
+        """Forgets all examples, because the data has changed. `open` then makes another cache. Returns a message for the user."""
         self._opened = self._partitioned = None
         return self._begin_again(f"the data set has changed{change and f' ({change})'}")
 
@@ -150,7 +139,7 @@ class LoaderCache:
         return f"{why}: the cache {name!r} is kept as it was, and this run continues with a cache of its own"
 
     def change(self) -> str:
-        """Returns what was set on the data since the cache was opened, in words; empty if it is another data set, see `open`."""
+        """Returns the change of the data since the cache was opened, in words; empty if it is another data set, see `open`."""
         if self._opened is None or self._opened.hold not in self._holds:
             return ""
         if not self._has_same_readers(self._made_from(None).readers):
@@ -175,15 +164,12 @@ class LoaderCache:
         return made_from(self._dataset, None if hold is None else hold.split, self._config.ignore, prepare)
 
     def open(self, part: Part | None = None, *, together: bool = True) -> str:
-        """Opens the cache of the node, unless it is open.
+        """Opens the cache of the node, unless it is open. Returns a message for the user; empty if there is none.
 
         Args:
-            part: What this rank tells the others about itself, if the cache may be partitioned.
+            part: This rank's description for the others, if the cache may be partitioned.
             together: Whether the ranks of a node share the cache. In a job of several ranks, all of them must then call this
                 together.
-
-        Returns:
-            A message for the user; empty if there is none.
 
         Raises:
             ValueError: There is not enough memory, the path cannot be used, the file of this data holds other examples, or the
@@ -262,19 +248,13 @@ class LoaderCache:
         return quickest(list(self._holds.values()), len(self._indices), size or self._config.bytes_of())
 
     def _read(self, hold: Hold, indices: Sequence[Any]) -> list[Any] | NotRead:
-        """Returns what is held of some examples, read in another process."""
         read = read_elsewhere(self._loader, read_held, hold, self._make_stages, indices)
         return read if isinstance(read, NotRead) else list(read[0])
 
     # ------------------------------------------------------------------ under a name
 
     def _open_kept(self, keys: int) -> NodeCache:
-        """Returns the cache that is kept under the name, of this data. If there is none, it is made.
-
-        Raises:
-            ValueError: Its examples are others.
-            TypeError: An example contains a type that cannot be kept.
-        """
+        """Returns the cache that is kept under the name, of this data. If there is none, it is made."""
         config, first = self._config, self._quickest()
         made_from = {hold.name: self._made_from(hold).fingerprint() for hold in self._holds.values()}
         paths = {name: file_of(config, name, each) for name, each in made_from.items()}
@@ -304,7 +284,7 @@ class LoaderCache:
         return cache
 
     def _begin_kept(self, hold: Hold, keys: int, made_from: Fingerprint) -> tuple[Contents, dict[int, Any]]:
-        """Returns what the file is to say, and a few examples, so that the next process can compare them with its own.
+        """Returns the contents of a new file and a few examples, which the next process compares with its own.
 
         The fingerprint stands behind the examples.
         """
@@ -323,7 +303,7 @@ class LoaderCache:
     # ------------------------------------------------------------------ is it the same data set?
 
     def _compared_among_ranks(self, hold: Hold) -> Fingerprint:
-        """Returns the fingerprint, without what the ranks have changed by reading. All ranks call this function together."""
+        """Returns the fingerprint, without the ranks' own changes by reading. All ranks call this function together."""
         made_from = self._made_from(hold).fingerprint()
         if len(set(gathered(made_from.digest()))) == 1:
             return made_from
@@ -344,7 +324,7 @@ class LoaderCache:
             return None
 
     def _difference(self, before: NodeCache, keys: int) -> str:
-        """Returns, in words, how the data set differs from that whose examples a cache holds; empty if it does not."""
+        """Returns, in words, how the data set differs from that of a cache; empty if it does not."""
         if before.keys != keys:
             return f"{before.keys:,} examples, and now {keys:,}"
         if (hold := self._holds.get(before.hold)) is None:
@@ -393,7 +373,6 @@ class LoaderCache:
         return None if self._partitioned is None else self._partitioned.begin()
 
     def caching(self, rounds: Rounds | None = None) -> Caching:
-        """Returns what the workers need."""
         assert self._opened is not None
         others = None if rounds is None else rounds.others
         return Caching(self._opened.store(), self._hold.make, self._check_at(self._opened), others, self._opened.tally)
@@ -407,13 +386,12 @@ class LoaderCache:
 
     @property
     def of_node(self) -> NodeCache:
-        """The cache of the node."""
         assert self._opened is not None
         return self._opened
 
     @property
     def counts(self) -> CacheCounts:
-        """What is held, and the lookups so far."""
+        """The contents of the cache, and the lookups so far."""
         if self._opened is not None:
             counts = self._opened.counts
             if self._partitioned is None:
@@ -443,7 +421,7 @@ class LoaderCache:
 
     @property
     def _example_bytes(self) -> int:
-        """Bytes that an example takes: as those that it holds do, if these are more than those of the estimate."""
+        """Bytes that an example takes: the mean of the held ones, if these are more than those of the estimate."""
         assert self._opened is not None
         counts = self._opened.counts
         return counts.bytes // counts.examples if counts.examples > _WEIGHED else self._hold.example_bytes
@@ -458,28 +436,21 @@ class LoaderCache:
         return self._example_bytes
 
     def correction(self) -> str:
-        """Returns one line for people if examples take far more than was estimated before the start; otherwise empty."""
+        """Returns a human-readable line if examples take far more than was estimated before the start; otherwise empty."""
         if not (more := self.more_bytes):
             return ""
         estimated = bytes_in_words(self._hold.example_bytes)
         return f"an example takes more than was estimated: {bytes_in_words(more)}, not {estimated}; {self._what_it_holds()}"
 
     def add_lookups(self, hits: int, misses: int, received: int = 0, waited_seconds: float = 0.0) -> None:
-        """Counts fresh examples that were delivered.
-
-        Args:
-            hits: Number of examples that the cache had.
-            misses: Number of examples that were read.
-            received: Number of hits that came from other nodes.
-            waited_seconds: Seconds of waiting for examples of other nodes.
-        """
+        """Counts fresh examples that were delivered; ``received`` is the number of hits that came from other nodes."""
         if self._opened is not None:
             self._opened.add_lookups(hits, misses)
         if self._partitioned is not None and (received or waited_seconds):
             self._partitioned.count(received, waited_seconds)
 
     def describe(self) -> str:
-        """Returns one line about the cache, for people; empty if it was said already."""
+        """Returns one human-readable line about the cache once; then empty."""
         if self._has_said or self._opened is None:
             return ""
         self._has_said, hold = True, self._hold
@@ -514,13 +485,11 @@ def _parts_of(dataset: Any, split: Split | None) -> dict[str, Any]:
 
 
 def number_of(made_from: Fingerprint) -> int:
-    """Returns the number of 32 bits by which records say of which data they are."""
+    """Returns the number of 32 bits by which records name their data."""
     return int(made_from.digest()[:8], 16)
 
 
 # ---------------------------------------------------------------------- cached dataset
-# `CachedDataset`: a map-style data set with a cache, for any ``DataLoader``: validation, prediction, other frameworks.
-#
 # Each example is bit by bit what the data set inside returns, even if that draws random numbers. The stages before the cut draw
 # none. The stages after the cut draw the same numbers after a lookup as after a read. A read is watched (`WatchedStages`), and
 # this moves the global random states. So they are put back before the example is finished.
@@ -565,8 +534,8 @@ class CachedDataset(StagedDataset):
         cache: A `CacheConfig`, a mapping of its fields, or its size, such as ``"8GiB"``.
 
     Raises:
-        TypeError: ``dataset`` is no map-style data set with a length.
-        ValueError: ``dataset`` is empty, no part of its examples can be held, or the cache cannot be made as ``cache`` says.
+        TypeError: ``dataset`` is not a map-style data set with a length.
+        ValueError: ``dataset`` is empty, no part of its examples can be held, or the cache cannot be made with these options.
 
     Example:
         >>> squares = StagedDataset.of([number * number for number in range(10)], augment=float)
@@ -667,7 +636,7 @@ def _check(dataset: Any) -> None:
 
 
 class _Reads(CachedReads):
-    """The reads of a data set in this process. When a transform of the data set is replaced, they are made anew."""
+    """The reads of a data set in this process. They are made again when a transform of the data set is replaced."""
 
     def __init__(self, caching: Caching, dataset: Any) -> None:
         store = ExampleStore(caching.store.arena, caching.store.name, caching.store.data)  # so that the first hit is audited
@@ -681,7 +650,7 @@ class _Reads(CachedReads):
         return all(now is then for now, then in zip(found, self._transforms, strict=True))
 
 
-_reads: WeakKeyDictionary[CachedDataset, _Reads] = WeakKeyDictionary()  # beside the data sets: copies must not share them
+_reads: WeakKeyDictionary[CachedDataset, _Reads] = WeakKeyDictionary()  # next to the data sets: copies must not share them
 
 
 def _reads_of(cached: CachedDataset) -> _Reads:

@@ -1,7 +1,5 @@
 """`NodeCache`: the cache of a node, and which ranks of a job share it. It is made once, and outlives the workers.
 
-The cache makes the arena that a `CacheConfig` asks for, gives a store to the workers, and counts what was delivered.
-
 **Which ranks share a cache.** Every rank tells the others where it runs and what its data set is: class, number of examples, and
 the bytes of eight samples. If ranks of one node have the same data set, the first of them makes the cache and all of them share
 it (`open_together`). A rank with another data set (``files[rank::4]``) has a cache of its own, because the same key would stand
@@ -80,15 +78,7 @@ class CacheCounts:
 
 
 class Address(NamedTuple):
-    """Where the other ranks of a node find a cache.
-
-    Attributes:
-        hold: What the cache holds of an example.
-        arena: `Arena.address` of the examples.
-        tally: `Arena.address` of the counts.
-        name: The name under which the cache is kept; None: it is not kept.
-        data: A number that stands for the data, see `ExampleStore`.
-    """
+    """Where the other ranks of a node find a cache: the addresses of its arenas, and the arguments of `NodeCache`."""
 
     hold: str
     arena: ArenaAddress
@@ -101,16 +91,10 @@ class NodeCache:
     """The cache of a node.
 
     Args:
-        arena: Where the examples are.
         tally: Where hits and misses are counted. It is another arena if the one with the examples is kept after the job.
-        hold: What is held of an example.
         name: The name under which the examples are kept after the job; None: they are not kept.
         data: A number that stands for the data, see `ExampleStore`.
-        is_limited: Whether it is smaller than its options say, because this process may write no larger file.
-
-    Attributes:
-        hold: As given.
-        is_limited: As given.
+        is_limited: Whether it is smaller than its options ask for, because this process may write no larger file.
     """
 
     def __init__(
@@ -121,21 +105,16 @@ class NodeCache:
 
     @staticmethod
     def check(config: CacheConfig, *, is_there: bool = False) -> None:
-        """Makes sure that a cache can be made with such options.
+        """Raises ``ValueError`` if a cache with such options has no room.
 
-        Args:
-            config: The options.
-            is_there: Whether there is a file under the name already. It has a size of its own, and takes most of it.
-
-        Raises:
-            ValueError: As in `make`.
+        ``is_there``: there is a file under the name already. It has a size of its own, and takes most of it.
         """
         size = config.bytes_of()
         if config.path is not None:
             _check_disk(config.path, 0 if is_there else size)
             return
         free = free_memory_bytes()
-        # Memory that this process's caches hold already counts as free: a loader that is made anew goes on with the old cache.
+        # Memory that this process's caches hold already counts as free: a loader made again continues with the old cache.
         if free is not None and size > free + held_in_memory():
             raise ValueError(
                 f"cache.size={config.size!r} is more than the {bytes_in_words(free)} of memory that are free: give less, a share "
@@ -144,17 +123,7 @@ class NodeCache:
 
     @classmethod
     def make(cls, config: CacheConfig, hold: str, keys: int, data: int = 0) -> NodeCache:
-        """Makes the cache that a configuration asks for.
-
-        Args:
-            config: The options.
-            hold: What is held of an example.
-            keys: Number of examples that the data set can have, see `Keys`.
-            data: A number that stands for the data, see `ExampleStore`.
-
-        Raises:
-            ValueError: The size is more than is free, the path is not a folder that can be written, or the index has no room.
-        """
+        """Makes the cache that a configuration asks for. It raises ``ValueError`` without room or a writable path."""
         cls.check(config)
         size, places = config.bytes_of(), keys + BESIDE
         arena = _in_memory(places, size) if config.path is None else _on_disk(config.path, places, size)
@@ -164,19 +133,7 @@ class NodeCache:
     def make_kept(
         cls, config: CacheConfig, path: str, keys: int, data: int, begin: Callable[[], tuple[Contents, dict[int, Any]]]
     ) -> tuple[NodeCache, Contents]:
-        """Opens the cache that is kept under a name, or makes it. Also returns what it holds, so that the caller can compare.
-
-        Args:
-            config: The options.
-            path: The path of its file.
-            keys: As in `make`.
-            data: As in `make`.
-            begin: As in `open_kept`.
-
-        Raises:
-            ValueError: The path is not a folder that can be written, or the file cannot be used.
-            TypeError: As in `open_kept`.
-        """
+        """Opens the cache that is kept under a name, or makes it; see `open_kept`. Also returns its contents for a comparison."""
         cls.check(config, is_there=os.path.lexists(path))
         arena, contents = open_kept(config, path, keys + BESIDE, data, begin)
         tally = Arena.create(1, 4096)  # hits and misses are those of this job, and so is what its workers agree on
@@ -184,12 +141,10 @@ class NodeCache:
 
     @property
     def keys(self) -> int:
-        """Number of examples that the data set can have."""
         return self._arena.keys - BESIDE
 
     @property
     def arena(self) -> Arena:
-        """Where the examples are."""
         return self._arena
 
     @property
@@ -198,7 +153,6 @@ class NodeCache:
         return self._tally
 
     def store(self) -> ExampleStore:
-        """Returns what a worker looks examples up in."""
         return ExampleStore(self._arena, self._name, self._data)
 
     def add_lookups(self, hits: int, misses: int) -> None:
@@ -208,7 +162,7 @@ class NodeCache:
 
     @property
     def counts(self) -> CacheCounts:
-        """What the cache holds now, and the lookups so far."""
+        """The contents of the cache, and the lookups so far."""
         held, (hits, misses) = self._arena.counts, self._tally.lookups
         examples = held.records - sum(self.keys + place in self._arena for place in range(BESIDE))
         return CacheCounts(examples, held.bytes, hits, misses, held.is_frozen, self.hold, self._arena.budget_bytes)
@@ -222,12 +176,7 @@ class NodeCache:
 
     @classmethod
     def attach(cls, address: Address) -> NodeCache:
-        """Opens the cache that another rank of this node has made.
-
-        Raises:
-            OSError: That process is not there, or cannot be seen from here (another container).
-            ArenaError: Another process has its number here (another container).
-        """
+        """Opens the cache that another rank of this node has made. It raises like `Arena.attach`."""
         hold, arena, tally, name, data = address
         return cls(Arena.attach(arena, reserve_bytes=_reserve()), Arena.attach(tally), hold, name, data)
 
@@ -269,22 +218,16 @@ def _on_disk(path: str, keys: int, size: int) -> Arena:
 
 
 class Place(NamedTuple):
-    """Where a rank runs.
-
-    Attributes:
-        machine: The machine, and the node's number that the launcher gave.
-        local_rank: Number of the rank on its node; None if the launcher does not say.
-    """
+    """Where a rank runs. ``machine`` includes the launcher's node number; ``local_rank`` is None if the launcher sets none."""
 
     machine: tuple[str, str, str]
     local_rank: str | None
 
 
 class Identity(NamedTuple):
-    """What data set a rank has.
+    """Identifies the data set of a rank.
 
     Attributes:
-        kind: Its class.
         keys: Number of its examples, see `Keys`.
         samples: Digest of some of its examples. None if this process can read none: then it counts as different from all others.
         made_from: Digest of the fingerprint of all that decides what its examples are.
@@ -301,22 +244,17 @@ class Identity(NamedTuple):
 
 
 def is_distributed() -> bool:
-    """Returns whether this process is one of several ranks."""
     return torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
 
 
 def place_of_process(environment: Mapping[str, str] = os.environ) -> Place:
-    """Returns where this process runs."""
     boot = _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else ""
     number = next((environment[name] for name in _NODE_NUMBERS if name in environment), "0")
     return Place((socket.gethostname(), boot, number), environment.get("LOCAL_RANK"))
 
 
 def nodes_of(places: Sequence[Place]) -> list[int]:
-    """Returns the number of each rank's node.
-
-    Args:
-        places: Where each rank runs, in the order of the ranks.
+    """Returns the number of each rank's node, in the order of the ranks.
 
     Example:
         >>> here = ("host", "boot", "0")
@@ -346,18 +284,14 @@ def open_together(
 ) -> tuple[NodeCache, str]:
     """Returns the cache of this node. In a job of several ranks, all of them must call this function together.
 
+    Also returns a message for the user if this rank does not share it with others of its node; else an empty string. It raises
+    the error of ``make`` on the rank where that fails, and ``RuntimeError`` on the other ranks.
+
     Args:
-        identity: What data set this rank has.
+        identity: Identifies the data set of this rank.
         make: Makes the cache, on the first rank of the node that has this data set.
-        before: The cache that this rank had until now, if it still fits.
-        difference: What `difference_from_rank_0` has returned.
-
-    Returns:
-        The cache, and a message for the user if this rank does not share it with others of its node; else an empty string.
-
-    Raises:
-        Exception: What ``make`` raises on this rank.
-        RuntimeError: ``make`` has failed on another rank.
+        before: The cache that this rank had until then, if it still fits.
+        difference: The result of `difference_from_rank_0`.
     """
     if not is_distributed():
         return before or make(), ""
@@ -386,11 +320,7 @@ def open_together(
 
 
 def difference_from_rank_0(made_from: Fingerprint) -> str:
-    """Returns how the data of this rank differs from that of rank 0, in words; empty if it does not. All ranks call it together.
-
-    Args:
-        made_from: The fingerprint of what the examples of this rank are made from.
-    """
+    """Returns how the data of this rank differs from that of rank 0, in words, or empty. All ranks call it together."""
     if len(set(gathered(made_from.digest()))) == 1:
         return ""
     of_rank_0 = gathered(made_from if torch.distributed.get_rank() == 0 else None)[0]
@@ -408,12 +338,7 @@ def _attached(address: Address | None, make: Callable[[], NodeCache]) -> tuple[N
 
 
 def gathered(value: Value) -> list[Value]:
-    """Returns what each rank has given, in the order of the ranks. In a job of several ranks, all of them must call it together.
-
-    Example:
-        >>> gathered(3)
-        [3]
-    """
+    """Returns the values of all ranks, in their order. In a job of several ranks, all of them must call it together."""
     if not is_distributed():
         return [value]
     values = [value] * torch.distributed.get_world_size()

@@ -25,8 +25,6 @@ from lightning_echo.split.describe import Description, Role, data_sets_inside, d
 from lightning_echo.split.staged import Augment, Stages, add_decoding, examples_in, unchanged
 
 # ---------------------------------------------------------------------- keys
-# The key of an example: its number in the data set that reads it.
-#
 # A ``Subset`` or ``ConcatDataset`` only passes an index on. Two subsets of a data set may have the same example under different
 # indices, and different examples under the same index. So the key of an example is made from the data set that reads it and from
 # the index there::
@@ -34,7 +32,7 @@ from lightning_echo.split.staged import Augment, Stages, add_decoding, examples_
 #     ConcatDataset:  index 7 -> data set 1, index 2       keys 0 to 4: data set 0
 #     Subset there:   index 2 -> index 11                  keys 5 to 24: data set 1        -> key 5 + 11
 #
-# If a data set is inside twice, both have the same keys. What `StagedDataset.of` returns has its own keys, because two of them
+# If a data set is inside twice, both have the same keys. A named cut (`StagedDataset.of`) has its own keys, because two of them
 # may decode the examples of one data set in two ways.
 
 _PASSES_ON = (Role.subset, Role.concat)
@@ -45,17 +43,9 @@ class NoKeysError(TypeError):
 
 
 class Keys:
-    """The keys of the examples of a data set.
+    """The keys of the examples of a map-style data set. Raises `NoKeysError` for a reading data set that has no length.
 
-    Args:
-        dataset: A map-style data set.
-
-    Attributes:
-        count: Number of keys.
-        parts: Name and length of each data set that reads examples, in the order of their keys.
-
-    Raises:
-        NoKeysError: A data set that reads examples is a stream, or has no length.
+    ``parts`` has name and length of each data set that reads examples, in the order of their keys.
 
     Example:
         >>> from torch.utils.data import ConcatDataset, Subset
@@ -84,12 +74,9 @@ class Keys:
             self.parts.append((_name_of(description), length))
 
     def of(self, index: Any) -> int | None:
-        """Returns the key of an example; None if the index that the reading data set gets is no number, or is out of range.
+        """Returns the key of an example; None if the index that the reading data set gets is not a number, or is out of range.
 
         An index below 0 has no key, because only that data set knows what it means: not all count from the end.
-
-        Args:
-            index: What the data set is asked for.
         """
         dataset, description = self._dataset, self._description
         while description.role in _PASSES_ON:
@@ -103,16 +90,7 @@ class Keys:
         return start + place if 0 <= place < length else None
 
     def of_many(self, indices: Sequence[Any]) -> npt.NDArray[np.int64]:
-        """Returns the keys of several examples, -1 for an example without a key. It is fast if the indices are integers.
-
-        Args:
-            indices: What the data set is asked for.
-
-        Example:
-            >>> from torch.utils.data import Subset
-            >>> Keys(Subset(["a", "b", "c"], [2, 0])).of_many([1, 0, "b"]).tolist()
-            [0, 2, -1]
-        """
+        """Returns the keys of several examples, -1 for an example without a key. It is fast if the indices are integers."""
         places = np.asarray(indices) if all(type(index) is int for index in indices) else None
         if places is not None and self._description.role is Role.subset and self._is_within(places):
             inside = self._description.inside[0]
@@ -126,7 +104,7 @@ class Keys:
         return bool(len(places)) and bool(((places >= 0) & (places < len(self._dataset.indices))).all())
 
     def _table(self) -> npt.NDArray[np.int64] | None:
-        """Returns the indices of a subset as an array; None if they are no integers."""
+        """Returns the indices of a subset as an array; None if they are not integers."""
         indices = self._dataset.indices
         if self._indices is None or self._indices[0] is not indices:
             table = np.asarray(indices)
@@ -165,7 +143,6 @@ def _length_of(dataset: Any, description: Description) -> int:
 
 
 # ---------------------------------------------------------------------- example store
-# `ExampleStore`: the examples in an arena, as one process sees them. It counts hits and misses, and audits some hits.
 
 BESIDE = 2
 """Records behind those of the examples: what the workers have agreed on, and what the examples are made from."""
@@ -179,19 +156,14 @@ class StaleCacheError(RuntimeError):
 
 
 class Lookups(NamedTuple):
-    """How often a process has looked for a fresh example.
-
-    Attributes:
-        hits: How often the example was held.
-        misses: How often the example had to be read.
-    """
+    """How often a process found a fresh example in the cache, and how often it had to read one."""
 
     hits: int = 0
     misses: int = 0
 
 
 class LookedUp(NamedTuple):
-    """What `ExampleStore.look_up` has found.
+    """The result of `ExampleStore.look_up`.
 
     Attributes:
         found: For each key a copy of the example, which belongs to the caller alone, or `MISSING`.
@@ -206,19 +178,13 @@ class LookedUp(NamedTuple):
 
 
 class ExampleStore:
-    """Looks examples up, and adds those that were read.
+    """The examples in an arena, as one process sees them. It counts hits and misses, and audits some hits.
 
     Args:
         arena: Where the examples are. Its keys are those of `Keys`.
         name: The name under which the examples are kept after the job; None: they are not kept. A kept example consists of types
             that can be read without running code, and is checked at its first hit in a process.
-        data: A number of 32 bits that stands for the data. Each record says of which data it is, and of which key.
-
-    Attributes:
-        arena: As given.
-        name: As given.
-        data: As given.
-        lookups: Hits and misses of this process.
+        data: A number of 32 bits that stands for the data. Each record names its data and its key.
 
     Example:
         >>> store = ExampleStore(Arena.create(keys=10, budget_bytes=2**20))
@@ -234,18 +200,14 @@ class ExampleStore:
 
     @property
     def lookups(self) -> Lookups:
-        """Hits and misses of this process."""
         return Lookups(self._hits + self._received, self._misses - self._received)
 
     def look_up(self, keys: Sequence[int | None], *, are_fresh: bool = True) -> LookedUp:
-        """Looks several examples up.
+        """Looks examples up. Raises `StaleCacheError` if a kept record is damaged, or a record is that of another example.
 
         Args:
             keys: Their keys. None for an example without a key, which cannot be held.
             are_fresh: Whether these are fresh examples. Examples that are read again after a resume are not counted or audited.
-
-        Raises:
-            StaleCacheError: A kept record is damaged, or a record is that of another example.
         """
         find, is_kept = self.arena.get, self.name is not None
         found: list[Any] = []
@@ -282,7 +244,6 @@ class ExampleStore:
         self._received += misses
 
     def get(self, key: int | None) -> Any:
-        """Returns what `look_up` finds for one example."""
         return self.look_up([key]).found[0]
 
     def _to_audit(self, hits_before: int, found: Sequence[Any]) -> list[int]:
@@ -304,16 +265,7 @@ class ExampleStore:
         return decode(record, trusted=False)
 
     def audit(self, held: Any, read: Any, index: Any) -> None:
-        """Compares an example that was held with the same one, read again.
-
-        Args:
-            held: The example that was held.
-            read: The example that the data set returns now.
-            index: The index of the example in the data set, for the message.
-
-        Raises:
-            StaleCacheError: They differ.
-        """
+        """Raises `StaleCacheError` if an example that was held differs from the same one, read again."""
         if (where := difference(held, read, takes_apart=True)) is not None:
             raise StaleCacheError(
                 f"example {index!r} is another one now than when it was put into the cache: {where}. A cache needs a data set "
@@ -321,19 +273,10 @@ class ExampleStore:
             )
 
     def put(self, key: int, example: Any) -> bool:
-        """Adds an example, if there is room.
+        """Adds an example, if there is room. Returns whether it was added. The example must not change during this call.
 
-        Args:
-            key: Its key.
-            example: The example. It must not change during this call.
-
-        Returns:
-            Whether it was added.
-
-        Raises:
-            TypeError: The example would not come out as it is; or the cache has a name, and the example contains a type that
-                cannot be kept under a name.
-            Exception: What pickle raises for an example that it cannot write.
+        It raises ``TypeError`` if the example would not come out as it is, or contains a type that cannot be kept under the
+        cache's name, and any error of pickle.
         """
         if key in self.arena or self.arena.counts.is_frozen:
             return False
@@ -351,10 +294,8 @@ class ExampleStore:
 
 
 # ---------------------------------------------------------------------- cached reads
-# Reads through the cache: what is held is not read, and what is read is held if there is room.
-#
-# The cache holds what comes out of the data set at a cut. The stages from there to the insertion point run after a lookup as they
-# run after a read::
+# The cache holds the output of the data set at a cut. The stages from there to the insertion point run after a lookup as they run
+# after a read::
 #
 #     held:        index --read--> raw --decode--> example --augment--> example'
 #     "raw"                        ^
@@ -373,12 +314,11 @@ _MOST_KEPT_BYTES = 2**25 - 2**13  # glibc learns from no larger piece
 
 
 class Held(NamedTuple):
-    """The stages whose ``load`` gives what is held, and the way from there to what the insertion point reuses.
+    """The stages whose ``load`` returns what is held, and the way from there to what the insertion point reuses.
 
     Attributes:
         stages: The stages. Each read with them is watched.
-        finish: A function that gets an index and what is held, and returns what the insertion point reuses. None: what is held is
-            reused as it is.
+        finish: Gets an index and what is held, and returns what the insertion point reuses. None: both are the same.
         may_draw: Whether ``finish`` may draw random numbers, as augmentation does. If not, it is watched, too.
     """
 
@@ -389,13 +329,11 @@ class Held(NamedTuple):
 
 @dataclass(frozen=True)
 class Caching:
-    """What a worker needs for its reads. It is sent to the worker.
+    """Everything that a worker needs for its reads. It is sent to the worker.
 
     Attributes:
-        store: Where the examples are held.
-        make_held: A function that gets the data set and the stages of the insertion point, and returns the `Held`.
         check_at: Indices at which the workers compare their data sets; empty if all have the same one.
-        others: What other nodes hold, if the cache is partitioned.
+        others: The examples of other nodes, if the cache is partitioned.
         agreed: Where the workers of this job agree on their data set; None: where the examples are.
     """
 
@@ -407,21 +345,18 @@ class Caching:
 
 
 class CachedReads:
-    """Looks up or reads what the batches of one process need.
+    """Looks up or reads the examples for the batches of one process.
+
+    It raises `StaleCacheError` if the cache was made for a data set with another number of examples.
 
     Args:
-        caching: What is held, and where.
-        dataset: The user's data set.
         stages: The stages of the insertion point.
-        preserves: Whether the global random states are put back after each read. If not, the caller seeds them anew.
+        preserves: Whether the global random states are put back after each read. If not, the caller seeds them.
 
     Attributes:
         stages: Stages to use in place of the argument ``stages``. Their ``load`` takes what `look_up` has found, in its order.
         reading: What `look_up` was doing with the data set when an error occurred, for messages; empty if the error came from
             elsewhere.
-
-    Raises:
-        StaleCacheError: The cache was made for a data set with another number of examples.
     """
 
     def __init__(self, caching: Caching, dataset: Any, stages: Stages, *, preserves: bool = False) -> None:
@@ -460,29 +395,25 @@ class CachedReads:
 
     @property
     def lookups(self) -> Lookups:
-        """Hits and misses so far."""
         return self._store.lookups
 
     def take_note(self) -> str:
-        """Returns what the user should be told; empty if there is nothing."""
+        """Returns a message for the user, or empty."""
         note, self._note = self._note, ""
         for stages in filter(None, (self._held.stages, self._finishing)):
             note, stages.note = note or stages.note, ""
         return note
 
     def look_up(self, indices: Sequence[Any], *, are_fresh: bool) -> None:
-        """Looks examples up, and reads those that are not held.
+        """Looks examples up, and reads those that are not held. If random states are not preserved, the caller seeds them then.
 
-        If the random states are not preserved, the caller seeds them anew afterwards.
+        It raises `StaleCacheError` if the data set returns another example than the held one, and `SplitRefused` as
+        `WatchedStages`.
 
         Args:
             indices: The indices, in the order in which `stages` will be asked for them. A data set that reads whole batches reads
                 all missing examples in one call.
             are_fresh: Whether the examples are counted. Examples that are read again after a resume are not.
-
-        Raises:
-            StaleCacheError: The data set returns an example that differs from the one that is held.
-            SplitRefused: As in `WatchedStages`.
         """
         if self._check_at:
             self._check_data_set()
@@ -539,12 +470,7 @@ class CachedReads:
         return self._found.popleft()
 
     def finish(self, index: Any, example: Any) -> Any:
-        """Returns what the insertion point reuses.
-
-        Args:
-            index: Its index.
-            example: What `take` returned.
-        """
+        """Turns an example of `take` into what the insertion point reuses."""
         finish = self._held.finish
         return example if finish is None or self._finishing is not None else finish(index, example)
 
@@ -616,12 +542,9 @@ class CachedReads:
     def _check_data_set(self) -> None:
         """Makes sure that this worker has the same data set as the other workers: ``worker_init_fn`` may have changed it.
 
-        The first worker writes beside the examples what it reads. If that is not there yet, another worker goes on with its work,
-        and checks later. A kept cache may have been begun by a job that reads other examples of the same data, so the workers of
-        a job agree among themselves, too, and compare what they read with what the cache holds.
-
-        Raises:
-            StaleCacheError: The data set of this worker differs.
+        The first worker writes its examples next to the cached ones. If they are not there yet, another worker continues its
+        work, and checks later. A kept cache may have been begun by a job that reads other examples of the same data, so the
+        workers of a job agree among themselves, too, and compare what they read with what the cache holds.
         """
         if not self._digest:
             read = self._read(list(self._check_at))

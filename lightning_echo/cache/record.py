@@ -24,10 +24,8 @@ from lightning_echo.data.difference import difference
 from lightning_echo.data.objects import is_from_pillow, is_image
 
 # ---------------------------------------------------------------------- reading
-# How an example is made of a record.
-#
 # Each tensor, array and image gets memory of its own, so that the example does not keep more memory than it needs: a label that
-# is kept does not keep the image that was beside it.
+# is kept does not keep the image of the same record.
 
 _parsed = json.JSONDecoder().raw_decode  # `json.loads` also looks for the encoding and for blanks: it takes three times as long
 _MOST_REMEMBERED = 1024  # bytes of a header whose maker is remembered: a long one is seldom met twice, and takes much memory
@@ -40,13 +38,7 @@ _TV_TENSORS = "torchvision.tv_tensors"
 
 
 class Body:
-    """The buffers of a record.
-
-    Args:
-        record: All bytes of the record.
-        start: Where the buffers begin.
-        is_own: Whether nobody else uses the memory of the record.
-    """
+    """The buffers of a record, which begin at ``start``. ``is_own``: nobody else uses the memory of the record."""
 
     __slots__ = ("_is_own", "_record", "_start")
 
@@ -54,29 +46,23 @@ class Body:
         self._record, self._start, self._is_own = record, start, is_own
 
     def memory(self, at: int, size: int) -> Any:
-        """Returns bytes in memory to write into. It is a copy, but for a part of one's own record that takes most of it."""
+        """Returns bytes in memory to write into. It is a copy, except for a part of one's own record that takes most of it."""
         begin = self._start + at
         part = self._record[begin : begin + size]
         return part if self._is_own and 2 * size > len(self._record) else bytearray(part)
 
     def bytes_at(self, at: int, size: int) -> bytes:
-        """Returns bytes."""
         begin = self._start + at
         return bytes(self._record[begin : begin + size])
 
 
 def from_json(text: bytes, body: Body) -> Any:
-    """Returns the example of a record whose header is this text.
-
-    Raises:
-        ValueError: The text is not a header.
-    """
+    """Returns the example of a record whose header is this text. Raises ``ValueError`` for another text."""
     make = _remembered_maker if len(text) <= _MOST_REMEMBERED else _maker
     return make(text)(body)
 
 
 def from_pickle(header: bytes, body: Body) -> Any:
-    """Returns the example of a record whose header is this pickle."""
     return _Unpickler(io.BytesIO(header), _Leaves(body)).load()
 
 
@@ -94,9 +80,7 @@ _remembered_maker = lru_cache(maxsize=1024)(_maker)
 def _quick_maker(form: Any, met: set[int]) -> Callable[[Body], Any] | None:
     """Returns such a function for an example of scalars and dense tensors, which is twice as fast as `_value`; None for others.
 
-    Args:
-        form: The form.
-        met: Numbers of the tensors that were met before. A tensor that is in an example twice is one object.
+    ``met``: numbers of the tensors that were met before. A tensor that is in an example twice is one object.
     """
     if type(form) is not list:
         return lambda body: form
@@ -137,7 +121,6 @@ class _Leaves:
         self._made: dict[int, Any] = {}
 
     def get(self, form: Sequence[Any]) -> Any:
-        """Returns the object of a form."""
         found = self._made.get(form[1])
         if found is None:
             found = self._made[form[1]] = _READERS[form[0]](self, *form[2:])
@@ -229,22 +212,12 @@ class _Unpickler(pickle.Unpickler):
         return self._leaves.get(form)
 
 
-# --- what a pickle calls ----------------------------------------------------------------------------------------------
+# --- functions in pickles ---------------------------------------------------------------------------------------------
 
 
 def made_image(
     mode: str, size: tuple[int, int], data: bytes, palette: tuple[str, bytes] | None, info: dict[Any, Any], form: str | None
 ) -> Any:
-    """Returns a Pillow image.
-
-    Args:
-        mode: Its mode.
-        size: Width and height.
-        data: Its pixels.
-        palette: Mode and colours of its palette; None: it has none.
-        info: Its information.
-        form: The format of its file; None: it comes from no file.
-    """
     image = import_module("PIL.Image").frombytes(mode, size, data)  # its writer had Pillow
     if palette is not None:
         image.putpalette(palette[1], palette[0])
@@ -268,7 +241,6 @@ def sparse_compressed(
     layout: torch.layout,
     rest: tuple[bool, dict[str, Any]],
 ) -> torch.Tensor:
-    """Returns a sparse tensor in a compressed layout."""
     made = torch.sparse_compressed_tensor(ends, places, values, shape, layout=layout, check_invariants=False)
     return _with_rest(made, rest)
 
@@ -279,14 +251,12 @@ def _with_rest(made: torch.Tensor, rest: tuple[bool, dict[str, Any]]) -> torch.T
 
 
 # ---------------------------------------------------------------------- record
-# Records: an example as bytes, and an independent example made from such bytes.
-#
 # ::
 #
 #     | header size | checksum, or whose |   header   |  buffer 0  |  buffer 1  | ...
 #        4 bytes            4 bytes                     each begins at a multiple of 16 bytes
 #
-# The buffers contain the large parts of an example, as they lie in memory: tensors, arrays, images, bytes. The header says how
+# The buffers contain the large parts of an example, as they lie in memory: tensors, arrays, images, bytes. The header defines how
 # the example is made of them. There are two kinds of header:
 #
 # * JSON, for examples that consist of a closed list of types: None, bool, int, float, str, bytes, tuple, list, dict, tensors on
@@ -307,12 +277,9 @@ _JSON, _PICKLE = b"J", b"P"
 
 
 class Record(NamedTuple):
-    """An example as bytes.
+    """An example as bytes, in pieces that are written one after the other. They share memory with the example.
 
-    Attributes:
-        parts: The bytes, in several pieces that are written one after the other. They share memory with the example.
-        size: Bytes of all parts together.
-        is_plain: Whether the header is JSON, so that the record may be kept in a file.
+    ``is_plain``: the header is JSON, so that the record may be kept in a file.
     """
 
     parts: Sequence[Any]
@@ -325,18 +292,15 @@ class ChangedError(TypeError):
 
 
 def encode(example: Any, *, checksum: bool = False, owner: int = 0) -> Record:
-    """Returns the record of an example.
+    """Returns the record of an example, which must not change until the record is written.
+
+    It raises `ChangedError` if `decode` would not return the same example, and any error of pickle. The output of pickle is
+    tried, because a class decides itself what its pickle leaves out.
 
     Args:
-        example: What a data set returned. It must not change until the record is written.
         checksum: Whether the record gets a checksum, for `is_whole`. It is a CRC-32 of ``owner`` and of all bytes but its
             own. If not, ``owner`` stands in its place.
-        owner: A number of 32 bits that says which example this is, of which data.
-
-    Raises:
-        ChangedError: `decode` would not return the same example. What pickle writes is tried, because a class decides itself what
-            its pickle leaves out.
-        Exception: What pickle raises for an example that it cannot write.
+        owner: A number of 32 bits that names the example and its data.
 
     Example:
         >>> import torch
@@ -352,11 +316,7 @@ def encode(example: Any, *, checksum: bool = False, owner: int = 0) -> Record:
 
 
 def encode_plain(example: Any) -> Record:
-    """Returns the record of an example that any process may read.
-
-    Raises:
-        NotPlainError: Only pickle can write this example.
-    """
+    """Returns the record of an example that any process may read. Raises `NotPlainError` if only pickle can write it."""
     try:
         return _record(_JSON, example, plain_form, False, 0)
     except ChangedError as error:
@@ -378,23 +338,19 @@ def _record(kind: bytes, example: Any, write: Callable[[Any], tuple[bytes, Buffe
 
 
 def _change(example: Any, record: Record) -> str | None:
-    """Returns, in words, what is another one in what comes out of a record; None if it is the same."""
+    """Returns, in words, the first change in an example that comes out of a record; None if it is the same."""
     try:
         return difference(example, decode(b"".join(record.parts)), exactly=True, takes_apart=True)
-    except Exception as error:  # what the classes of the user's raise
+    except Exception as error:  # any error of the user's classes
         return f"{type(error).__name__}: {error}"
 
 
 def decode(data: Any, *, trusted: bool = True, is_own: bool = False) -> Any:
-    """Returns the example of a record, made from a copy of the record.
+    """Returns the example of a record (anything with a buffer), made from a copy of the record.
 
     Args:
-        data: The bytes of the record: anything with a buffer.
         trusted: Whether this job has written the record. If not, a pickled record is refused.
         is_own: Whether ``data`` is a bytearray that only the caller uses. Then a part that takes most of it is not copied.
-
-    Raises:
-        ValueError: The record is pickled and not trusted.
     """
     view = memoryview(data)
     end = _PREFIX.unpack_from(view)[0] + _PREFIX.size
@@ -408,17 +364,12 @@ def decode(data: Any, *, trusted: bool = True, is_own: bool = False) -> Any:
 
 
 def owner_of(data: int, key: int) -> int:
-    """Returns the number of 32 bits by which a record says which example it is.
-
-    Args:
-        data: A number of 32 bits that stands for the data.
-        key: The key of the example in that data.
-    """
+    """Returns the number of 32 bits by which a record names its data (a number of 32 bits, too) and its key."""
     return zlib.crc32(_KEY.pack(key), data)
 
 
 def owner_in(data: Any) -> int:
-    """Returns whose record this is, if it has no checksum."""
+    """Returns the owner of a record that has no checksum."""
     number: int = _PREFIX.unpack_from(data)[1]
     return number
 
@@ -432,11 +383,7 @@ def is_whole(data: Any, owner: int = 0) -> bool:
 
 
 def digest_of(examples: Iterable[Any]) -> bytes:
-    """Returns a digest of examples. Equal examples have equal digests, in other processes, too.
-
-    Raises:
-        Exception: What pickle raises for an example that it cannot write.
-    """
+    """Returns a digest of examples. Equal examples have equal digests, in other processes, too."""
     digest = hashlib.blake2b(digest_size=16)
     for example in examples:
         try:
@@ -449,9 +396,7 @@ def digest_of(examples: Iterable[Any]) -> bytes:
 
 
 # ---------------------------------------------------------------------- writing
-# How a record is made of an example.
-#
-# What comes out must be the same to the bit. The JSON forms here are made so that it is. What pickle writes must be tried
+# A decoded example must be the same to the bit. The JSON forms here guarantee that. The output of pickle must be tried
 # (`pickled_alike`), because a class decides itself what its pickle leaves out.
 
 _ALIGNMENT = 16
@@ -469,10 +414,7 @@ class NotPlainError(TypeError):
 class Buffers:
     """The buffers of a record that is being written, and the forms of the objects in them.
 
-    Attributes:
-        parts: The bytes, in pieces that share memory with the example.
-        size: Bytes of all parts together.
-        is_certain: Whether it is known that what comes out will be the same.
+    The parts share memory with the example. ``is_certain``: it is known that the decoded example will be the same.
     """
 
     def __init__(self) -> None:
@@ -484,7 +426,6 @@ class Buffers:
         self.containers: dict[int, Any] = {}  # id -> list or dict that was met
 
     def add(self, data: Any) -> int:
-        """Adds a buffer; returns its offset."""
         offset, size = self.size, memoryview(data).nbytes
         self.parts.append(data)
         self.size = aligned(offset + size)
@@ -498,11 +439,7 @@ def aligned(size: int) -> int:
 
 
 def plain_form(example: Any) -> tuple[bytes, Buffers]:
-    """Returns an example as JSON and buffers.
-
-    Raises:
-        NotPlainError: Only pickle can write this example.
-    """
+    """Returns an example as JSON and buffers. Raises `NotPlainError` if only pickle can write it."""
     buffers = Buffers()
     try:
         return json.dumps(_form(example, buffers), separators=(",", ":")).encode(), buffers
@@ -511,11 +448,6 @@ def plain_form(example: Any) -> tuple[bytes, Buffers]:
 
 
 def pickled(example: Any) -> tuple[bytes, Buffers]:
-    """Returns an example as a pickle and buffers.
-
-    Raises:
-        Exception: What pickle raises for an example that it cannot write.
-    """
     buffers, target = Buffers(), io.BytesIO()
     buffers.is_certain = False
     _Pickler(target, buffers).dump(example)
@@ -523,11 +455,7 @@ def pickled(example: Any) -> tuple[bytes, Buffers]:
 
 
 def pickled_alike(example: Any) -> tuple[bytes, Buffers]:
-    """Returns an example as bytes for a comparison. Equal examples give equal bytes, in other processes, too.
-
-    Raises:
-        Exception: As in `pickled`.
-    """
+    """Returns an example as bytes for a comparison. Equal examples give equal bytes, in other processes, too."""
     buffers, target = Buffers(), io.BytesIO()
     try:
         pickler = _AlikePickler(target, buffers)
@@ -568,7 +496,7 @@ def _form(value: Any, buffers: Buffers) -> Any:
 
 
 def _nan_form(value: float) -> Any:
-    """Returns the form of a number that is none. JSON writes only one of them; the others differ in sign and payload."""
+    """Returns the form of a NaN. JSON writes only one of them; the others differ in sign and payload."""
     bits = struct.pack("<d", value)
     return value if bits == struct.pack("<d", math.nan) else ["nan", struct.unpack("<Q", bits)[0]]
 
@@ -653,7 +581,7 @@ def _write_array(array: Any, buffers: Buffers) -> list[Any] | None:
 
 
 def _is_named(dtype: Any) -> bool:
-    """Returns whether a numpy type is all that its name says."""
+    """Returns whether the name of a numpy type describes it completely."""
     if dtype.hasobject or dtype.fields is not None or dtype.subdtype is not None or dtype.metadata is not None:
         return False
     return bool(np.dtype(dtype.str) == dtype)
@@ -699,7 +627,7 @@ def _palette_of(image: Any) -> tuple[str, Any] | None:
 
 
 class _Pickler(pickle.Pickler):
-    """Writes what is large into buffers."""
+    """Writes large objects into buffers."""
 
     def __init__(self, target: io.BytesIO, buffers: Buffers) -> None:
         super().__init__(target, protocol=5)

@@ -1,4 +1,4 @@
-"""What objects hold, as short texts by the path of the attribute. No code of the user's runs."""
+"""What objects hold, as short texts by the path of the attribute. No code of the user's classes runs: it is bypassed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from lightning_echo.data.objects import is_from_pillow, is_image, is_made_of_att
 from lightning_echo.data.randomness import GENERATORS
 
 # ---------------------------------------------------------------------- contents
-# Values and memory as short texts: what is short stands there as it is, anything else as its size and a digest.
+# Short values stand as they are, anything else as its size and a digest.
 
 OPENED = "open: "
 """Begins the text of what is only compared by its class, since it may be opened or made later."""
@@ -64,22 +64,21 @@ _OF_CTYPES = (ctypes._SimpleCData, ctypes.Array, ctypes.Structure)
 _WHOLE_BYTES = 256 * 2**20  # up to so many bytes all of a tensor or array is compared
 _WHOLE_BYTES_QUICKLY = 16 * 2**20
 _MAPPED_BYTES = 2**20  # the same for memory maps, which are read from a disk
-_BLOCKS, _BLOCK_BYTES = 256, 2**20  # of what is larger
+_BLOCKS, _BLOCK_BYTES = 256, 2**20  # of a larger one
 _BLOCKS_QUICKLY, _BLOCK_BYTES_QUICKLY = 256, 2**14
 _BLOCKS_MAPPED, _BLOCK_BYTES_MAPPED = 64, 2**12
-_ROWS = 256  # of what is larger and not contiguous
+_ROWS = 256  # of a larger one that is not contiguous
 _MOST_CHOSEN_SEED = 2**32  # a larger one is drawn by the system
 
 
 def short(text: str) -> str:
-    """Returns a text that is at most about 100 characters long. Different texts stay different."""
+    """Returns a text of at most about 100 characters. Different texts stay different."""
     if len(text) <= _MOST_TEXT:
         return text
     return f"{text[: _MOST_TEXT // 2]}... ({len(text):,} characters, {_hex(text.encode('utf-8', 'surrogatepass'))})"
 
 
 def digest_of_texts(texts: Iterable[str]) -> str:
-    """Returns a digest of texts in their order."""
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     for text in texts:
         data = text.encode("utf-8", "surrogatepass")
@@ -88,7 +87,7 @@ def digest_of_texts(texts: Iterable[str]) -> str:
 
 
 def text_of_atom(value: Any) -> str | None:
-    """Returns the text of a value without parts; None if it is none of the known types. It runs no code of the user's."""
+    """Returns the text of a value without parts; None if its type is not known."""
     kind = type(value)
     if kind in SIMPLE:
         return short(repr(value)) if kind is not bytes or len(value) <= _MOST_TEXT else f"{len(value):,} bytes ({_hex(value)})"
@@ -110,7 +109,7 @@ def text_of_atom(value: Any) -> str | None:
 
 
 def text_of_generator(value: Any) -> str:
-    """Returns the text of a random generator: its class, and the seed if somebody has chosen it."""
+    """Returns the class of a random generator, and its seed if somebody has chosen it."""
     kind = type(value)
     seed: Any = None
     if issubclass(kind, torch.Generator):
@@ -124,7 +123,7 @@ def text_of_generator(value: Any) -> str:
 def text_of_atoms(values: Sequence[Any]) -> str | None:
     """Returns a digest of many plain values, or of lists or tuples of them; None if there are others among them.
 
-    It takes about 0.1 s for a million pairs. Strings that are equal give equal digests, whether or not they are one object.
+    It takes about 0.1 s for a million pairs. Equal strings give equal digests, whether or not they are one object.
     """
     kinds = set(map(type, values))
     if len(kinds) == 1 and issubclass(kind := kinds.pop(), np.generic) and not issubclass(kind, (np.void, np.object_)):
@@ -139,15 +138,14 @@ def text_of_atoms(values: Sequence[Any]) -> str | None:
             return None
         if nested and not set(map(type, chain.from_iterable(one for one in chunk if type(one) in nested))) <= {*SIMPLE}:
             return None
-        digest.update(marshal.dumps(chunk, 2))  # version 2 does not tell whether two members are one object
+        digest.update(marshal.dumps(chunk, 2))  # version 2 does not show whether two members are one object
     return digest.hexdigest()
 
 
 class Memory:
     """The texts of tensors, arrays and images.
 
-    Args:
-        quickly: Whether the content is compared by checksums, and by tensors' version counters, for two looks of one process.
+    ``quickly``: compare by checksums and by tensors' version counters, for two looks of one process.
     """
 
     def __init__(self, *, quickly: bool) -> None:
@@ -178,7 +176,7 @@ class Memory:
             if not value.numel():
                 return what
             if self._quickly and not value.ndim and value.is_shared():  # type: ignore[no-untyped-call]
-                return f"{what} in shared memory"  # a word that tells running workers something, as a stream's epoch does
+                return f"{what} in shared memory"  # a word to running workers, such as a stream's epoch
             where = ""
             if self._quickly and not value.is_inference():
                 where = f"version {value._version} at {value.data_ptr():x}, "
@@ -194,17 +192,12 @@ class Memory:
         return f"{what} ({self.digest(value.reshape(-1).view(np.uint8), is_mapped=mapped)})"
 
     def _rows(self, value: Any, is_contiguous: bool) -> Any:
-        """Returns some rows of what is too large to be copied, or all of it."""
+        """Returns some rows of a value that is too large to be copied, or all of it."""
         is_small = is_contiguous or value.nbytes <= self._whole_bytes
         return value if is_small else value[:: len(value) // _ROWS + 1]
 
     def digest(self, data: Any, *, is_mapped: bool = False) -> str:
-        """Returns a digest of bytes, or of blocks that are spread over them.
-
-        Args:
-            data: A flat array of bytes.
-            is_mapped: Whether they are read from a disk.
-        """
+        """Returns a digest of a flat array of bytes, or of blocks that are spread over it."""
         whole = min(_MAPPED_BYTES if is_mapped else self._whole_bytes, max(self._left, 2**16))
         blocks = [data]
         if len(data) > whole:
@@ -232,7 +225,6 @@ def _hex(*parts: Any) -> str:
 
 
 # ---------------------------------------------------------------------- walk
-# What objects hold, as texts by the path of the attribute. No code of the user's runs: their classes are bypassed.
 
 _FEW = 32  # members of a container that get a text each
 _MOST_MEMBERS = 20_000  # members of a container that are looked at, if they are not plain values
@@ -250,7 +242,7 @@ _OF_A_LOADER = {  # how a loader works, which decides nothing about its examples
     *("num_workers", "prefetch_factor", "pin_memory", "pin_memory_device", "timeout", "persistent_workers", "generator"),
     *("_DataLoader__multiprocessing_context", "_DataLoader__initialized", "_IterableDataset_len_called", "_iterator", "in_order"),
 }
-_OF_A_SAMPLER = {"generator", "epoch"}  # a reader gives it a generator, and tells it the pass
+_OF_A_SAMPLER = {"generator", "epoch"}  # a reader sets its generator and its pass
 _PARENT = ("omegaconf", "_parent")  # leads to the whole configuration
 
 
@@ -261,7 +253,6 @@ def module_of(kind: type) -> str:
 
 
 def full_name(kind: type) -> str:
-    """Returns module and name of a class, without the module if that is builtins or the main module."""
     module, name = module_of(kind), type.__getattribute__(kind, "__qualname__")
     return str(name) if module in ("builtins", "__main__") else f"{module}.{name}"
 
@@ -281,20 +272,14 @@ def attributes(value: Any) -> dict[str, Any]:
 
 
 def members_of_class(kind: type) -> dict[str, Any]:
-    """Returns what a class itself defines, by name."""
     return dict(type.__getattribute__(kind, "__dict__"))
 
 
 class Walk:
-    """Walks through objects, and notes a text for each path.
+    """Walks through objects, and notes a text for each path in `texts`, in the order in which it meets them.
 
-    Args:
-        ignore: Names of attributes, or whole paths, that are left out.
-        quickly: As in `Memory`.
-        meet: Called with each class of an object, and with each class and function that is held.
-
-    Attributes:
-        texts: Path and text, in the order in which they were met.
+    ``ignore`` has names of attributes, or whole paths. ``meet`` is called with each class of an object, and with each class and
+    function that is held.
     """
 
     def __init__(self, ignore: Iterable[str], *, quickly: bool, meet: Callable[[Any], None]) -> None:
@@ -303,7 +288,6 @@ class Walk:
         self._known: dict[int, tuple[str, Any]] = {}  # id -> path, and the object, so that the id is not used again
 
     def add(self, path: str, value: Any) -> None:
-        """Notes an object and what it holds."""
         self._add(path, value, 0)
 
     def is_ignored(self, path: str) -> bool:
@@ -363,7 +347,7 @@ class Walk:
         kind, held = type(value), attributes(value)
         self._meet(kind)
         if not held and not is_container and not is_made_of_attributes(kind):
-            self.texts.append((path, f"{OPENED}{full_name(kind)}"))  # it keeps what it is in memory of its own
+            self.texts.append((path, f"{OPENED}{full_name(kind)}"))  # its contents are in memory of its own
             return
         if not is_container:
             self.texts.append((path, full_name(kind)))
@@ -429,7 +413,6 @@ class Walk:
             self.texts.append((path, f"{name} of {len(members):,} ({digest}{some})"))
 
     def _folded(self, member: Any, depth: int) -> str:
-        """Returns what a member holds as one text."""
         start = len(self.texts)
         self._add("", member, depth + 1)
         text = "\n".join(f"{path}={text}" for path, text in self.texts[start:])
@@ -438,7 +421,7 @@ class Walk:
 
 
 def _parts_of_function(value: Any) -> list[tuple[str, Any]] | None:
-    """Returns the objects that a function has with it, by name; None for an object of another kind."""
+    """Returns the objects that a function holds, by name; None for an object of another kind."""
     kind = type(value)
     if kind is types.FunctionType:
         cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=False)

@@ -44,7 +44,6 @@ from lightning_echo.data.objects import (
 from lightning_echo.data.randomness import GENERATORS, TRANSFORMS
 
 # ---------------------------------------------------------------------- memory
-# How much memory an example takes while it is live, and how a number of bytes is written in words and read from words.
 
 _UNITS = {
     **{"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12},
@@ -56,13 +55,7 @@ def nbytes(value: Any, *, is_packed: bool = False) -> int:
     """Returns an estimate of the memory in bytes that an example takes while it is live.
 
     For tensors and arrays their own elements count, not the storage that they view. An object that is held twice counts once.
-
-    Args:
-        value: The example.
-        is_packed: Whether the pixels of images count without padding, as in a file. In memory, Pillow pads some.
-
-    >>> nbytes(torch.zeros(3, 8, 8)) >= 3 * 8 * 8 * 4
-    True
+    With ``is_packed``, the pixels of images count without padding, as in a file; in memory, Pillow pads some.
     """
     return _nbytes(value, set(), is_packed)
 
@@ -105,7 +98,7 @@ def _slot_values(value: Any) -> list[Any]:
 
 
 def bytes_in_words(number: float) -> str:
-    """Returns a number of bytes in the unit that people would choose.
+    """Returns a human-readable number of bytes.
 
     >>> bytes_in_words(1000), bytes_in_words(3 * 2**19), bytes_in_words(2**33), bytes_in_words(1016 * 2**10)
     ('1,000 bytes', '1.5 MiB', '8 GiB', '1,016 KiB')
@@ -118,7 +111,7 @@ def bytes_in_words(number: float) -> str:
 
 
 def bytes_from_words(text: str) -> int | None:
-    """Returns the bytes that a number with a unit stands for; None if the text is something else.
+    """Returns the bytes of a number with a unit; None for any other text.
 
     >>> bytes_from_words("8GiB") == 2**33, bytes_from_words("1.5 kB"), bytes_from_words("8 apples"), bytes_from_words("8")
     (True, 1500, None, None)
@@ -130,13 +123,8 @@ def bytes_from_words(text: str) -> int | None:
 
 
 # ---------------------------------------------------------------------- copies
-# Copies of data sets and loaders: a shallow copy for taking transforms out, and temporary copies for reading.
-#
-# A data set belongs to its user and is never modified. `shallow_copy` returns an object of the same class with the same
-# attributes. Transforms can be taken out of that object.
-#
-# `ThrowAwayCopies` are deeper. They are for a proof that reads examples before the training, and for an analysis that trains.
-# Reading leaves traces:
+# A data set belongs to its user and is never modified. `shallow_copy` is for taking transforms out. `ThrowAwayCopies` are deeper:
+# for a proof that reads examples before the training, and for an analysis that trains. Reading leaves traces:
 #
 # * A data set, or an object that it holds, may open a file at its first read. (No worker inherits that of a proof, which runs in
 #   a process that ends, see `elsewhere.py`.)
@@ -148,8 +136,7 @@ def bytes_from_words(text: str) -> int | None:
 #
 # These objects are shared with the original:
 #
-# * large objects, after the copies have reached the limit on bytes of tensors, arrays and images, or on members of containers;
-#   and objects that are too deep;
+# * large objects, after the copies have reached the limit on bytes or on members of containers; and objects that are too deep;
 # * open files, connections and similar objects, and objects that hold one; but data sets, samplers and loaders that hold one are
 #   copied;
 # * memory maps, memory of devices, and objects of the standard library, because a copied lock, event or thread would wait
@@ -182,12 +169,8 @@ def shallow_copy(dataset: Any) -> Any:
 class ThrowAwayCopies:
     """Temporary copies of objects. Using them does not change the originals. What two originals share, their copies share, too.
 
-    Args:
-        most_members: Largest number of members of containers that are copied, together.
-        most_bytes: Largest number of bytes of tensors, arrays and images that are copied, together.
-
-    Attributes:
-        too_large: Class and attribute of objects that are shared because they are too large.
+    The limits hold for all copies together: members of containers, and bytes of tensors, arrays and images. ``too_large`` names
+    class and attribute of objects that are shared because they are too large.
     """
 
     def __init__(self, most_members: int, most_bytes: int) -> None:
@@ -198,11 +181,9 @@ class ThrowAwayCopies:
         self._where = ""
 
     def of(self, value: Any, sharing: Iterable[Any] = ()) -> Any:
-        """Returns the copy of an object, or the object itself if it cannot be copied. The objects that it holds do not matter.
+        """Returns the copy of an object, whatever it holds, or the object itself if it cannot be copied.
 
-        Args:
-            value: A data set, a loader, or anything else.
-            sharing: Parts of it that are not copied.
+        The parts in ``sharing`` are not copied.
         """
         for shared in sharing:
             self._remember(shared, shared)
@@ -305,18 +286,14 @@ class ThrowAwayCopies:
 
 
 def throw_away_copy(dataset: Any) -> Any:
-    """Returns a temporary copy of a data set. Reading it does not change the original."""
     return ThrowAwayCopies(_MOST_MEMBERS, _MOST_BYTES).of(dataset)
 
 
 # ---------------------------------------------------------------------- protect
-# Copies that protect echoes from in-place edits.
-#
-# A live example is used several times. As long as it may be used again, the augmentation, the collate function and the model get
-# a copy of it. Any of them may edit the copy in place: a flip writes to ``target["boxes"][:, [0, 2]]``, a collate function pops a
-# key, a training step reaches the worker's memory through a shared tensor. The next use still starts from the example as it was
-# read. It would not be enough to watch for edits: a tensor's version counter does not see numpy views, popped keys or edits made
-# in another process.
+# As long as a live example may be used again, the augmentation, the collate function and the model get a copy of it. Any of them
+# may edit the copy in place: a flip writes to ``target["boxes"][:, [0, 2]]``, a collate function pops a key, a training step
+# reaches the worker's memory through a shared tensor. It would not be enough to watch for edits: a tensor's version counter does
+# not see numpy views, popped keys or edits made in another process.
 #
 # This runs once per use, so it must be fast. It is a table from exact type to copier, filled when a type is first met:
 #
@@ -339,16 +316,9 @@ _Copier = Callable[[Any, Memo], Any]
 def copy_example(value: Any, memo: Memo | None = None) -> Any:
     """Returns a copy of an example that shares nothing mutable with it.
 
-    Args:
-        value: Anything that a data set or a collate function returns. Tensors keep class, metadata (TVTensors), layout and
-            pinning. The copy of a tensor of an autograd graph is a leaf.
-        memo: Objects that are used in place of copies of certain parts. The copies that are made are added to it.
-
-    Returns:
-        The copy. For an immutable value, the value itself.
-
-    Raises:
-        TypeError: The example holds something that cannot be copied, such as a lock or an open file.
+    Tensors keep class, metadata (TVTensors), layout and pinning. The copy of a tensor of an autograd graph is a leaf. Raises
+    ``TypeError`` for an example that holds something that cannot be copied, such as a lock or an open file. ``memo`` has objects
+    that are used in place of copies of certain parts. The copies that are made are added to it.
 
     >>> example = {"image": torch.zeros(2), "boxes": [[0, 1]]}
     >>> handed_out = copy_example(example)
@@ -467,7 +437,7 @@ def _copy_plain_object(value: Any, memo: Memo) -> Any:
 
 
 def _deepcopy(value: Any, memo: Memo) -> Any:
-    """Copies an object by the rules of its class. Its parts are copied here before, and ``deepcopy`` finds them in the memo."""
+    """Copies an object by the rules of its class. ``deepcopy`` finds the copies of its parts in the memo."""
     begun: set[int] = memo.setdefault(_BEGUN, set())
     if id(value) not in begun:  # else a part refers back to the whole, which deepcopy alone can do
         begun.add(id(value))
@@ -502,7 +472,6 @@ def _parts(value: Any) -> list[Any]:
 
 
 def copy_attributes(value: Any, memo: Memo) -> dict[str, Any]:
-    """Returns a copy of an object's ``__dict__``, with copies of the values."""
     return {name: _copy(item, memo) for name, item in vars(value).items()}
 
 

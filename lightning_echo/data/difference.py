@@ -31,29 +31,25 @@ from lightning_echo.data.objects import (
 )
 
 # ---------------------------------------------------------------------- difference
-# Where two examples differ, in words. This is stricter than ``==``: types and metadata count. But NaN equals NaN.
+# This is stricter than ``==``: types and metadata count. But NaN equals NaN. Mappings are compared by their items.
 #
 # In some classes, ``==`` compares by identity (PyTorch Geometric's ``Data``), or raises an error because tensors give no single
-# answer. Objects of such classes are compared by their contents. Mappings are compared by their items. Weak references are not
-# followed, because their objects are compared at the place that holds them.
+# answer. Objects of such classes are compared by their contents. Weak references are not followed, because their objects are
+# compared at the place that holds them.
 
 # The keys under which MONAI notes which transform it has applied. The "id" is the object's address, which differs in each copy.
 _TRACE = {"class", "id", "tracing", "do_transforms"}
 _SIMPLE = (type(None), bool, int, float, str, bytes)
 _PICKLING = ("__reduce__", "__reduce_ex__", "__getstate__")
-_WITH_NOTES = ("numpy", "torch", "pandas")  # objects of these note down in attributes what they have computed from the others
+_WITH_NOTES = ("numpy", "torch", "pandas")  # objects of these cache computed values in attributes
 
 
 @dataclass
 class _Way:
-    """How two examples are compared.
+    """How two examples are compared; see `difference`.
 
-    Attributes:
-        exactly: As in `difference`.
-        takes_apart: As in `difference`.
-        pairs: Objects whose attributes are being compared already, by their ids, since a part may refer back to the whole.
-        parted: The same for objects that are taken apart.
-        alive: What was made for a comparison: an id must not be used again.
+    ``pairs`` has the ids of objects whose attributes are being compared already, since a part may refer back to the whole;
+    ``parted`` those that are taken apart. ``alive`` keeps what a comparison has made: an id must not be used again.
     """
 
     exactly: bool
@@ -67,12 +63,9 @@ def difference(left: Any, right: Any, *, exactly: bool = False, takes_apart: boo
     """Returns the first difference between two examples, in words; None if there is none.
 
     Args:
-        left: Tensors, arrays, images, containers and objects of these, nested.
-        right: The other example.
         exactly: Whether the right one must be as a copy of the left one: the same bits, and the same attributes in all objects,
             also those for which ``==`` does not ask.
-        takes_apart: Whether objects that tell nothing about their contents are compared by what pickle would write of them. If
-            not, they differ.
+        takes_apart: Whether objects that hide their contents are compared by what pickle would write. If not, they differ.
 
     >>> difference({"image": [1.0, float("nan")]}, {"image": [1.0, float("nan")]})
     >>> difference({"image": [1.0, 2.0]}, {"image": [1.0, 3.0]})
@@ -225,7 +218,7 @@ def _between_values(left: Any, right: Any, path: str, way: _Way) -> str | None:
 
 
 def _between_attributes(left: Any, right: Any, path: str, way: _Way) -> str | None:
-    """Compares all attributes of two objects of a class of the user's, although the class may have its own ``==``."""
+    """Compares all attributes of two objects of a user's class, although the class may have its own ``==``."""
     kind = type(left)
     if kind in _SIMPLE or is_standard(kind) or kind.__module__.partition(".")[0] in _WITH_NOTES:
         return None
@@ -259,7 +252,7 @@ def _between_members(left: Any, right: Any, path: str, way: _Way, names: Iterabl
 
 
 def _between_opaque(left: Any, right: Any, path: str, way: _Way, why: str = "") -> str | None:
-    """Compares objects that tell nothing about their contents."""
+    """Compares objects that hide their contents."""
     if way.takes_apart:
         return _between_parts(left, right, path, way)
     return _at(path, f"two objects of {_name(left)}, which cannot be compared{why}")
@@ -291,12 +284,11 @@ def _attribute(value: Any, name: str, missing: object) -> Any:
 
 
 def _holds_attributes_only(value: Any) -> bool:
-    """Returns whether an object has attributes only in its ``__dict__``."""
     return is_plain(type(value)) and bool(vars(value))
 
 
 def _differs_from_its_copy(value: Any) -> bool:
-    """Returns whether ``==`` says nothing about the contents of objects of this class."""
+    """Returns whether ``==`` ignores the contents of objects of this class."""
     try:
         return bool(value != copy.copy(value))
     except Exception:  # the class's own code: it cannot be copied, or compared
@@ -312,21 +304,16 @@ def _first(differences: Any) -> str | None:
 
 
 # ---------------------------------------------------------------------- aliases
-# Batches that are used several times without a copy of their tensors.
-#
-# Each use of such a batch has its own containers: if a key is popped from one use, the next use still has it. In place of each
-# tensor it has an alias, which shares memory and version counter with the tensor. So an in-place edit of the alias can be seen on
-# the tensor (`LentBatch.is_edited`). Changes that write no memory (``requires_grad_()``, ``.grad``, ``.data = ...``,
+# A use of such a batch has its own containers: a key that is popped from one use is still in the next. In place of each tensor it
+# has an alias, which shares memory and version counter with the tensor. So an in-place edit of the alias can be seen on the
+# tensor (`LentBatch.is_edited`). Changes that write no memory (``requires_grad_()``, ``.grad``, ``.data = ...``,
 # ``unsqueeze_``) affect only the alias. Everything else is copied as in ``copies.py``, which also rebuilds the containers.
 #
 # Tensors are searched in built-in containers and in attributes. A tensor that a class keeps elsewhere is copied, too.
 
 
 class LentBatch:
-    """A batch that is used several times, and that knows whether it was edited in place since it was made.
-
-    Args:
-        batch: Anything that a collate function or a transfer returns. No other code may hold it.
+    """A batch that is used several times without a copy of its tensors, and notices in-place edits. No other code may hold it.
 
     Example:
         >>> lent = LentBatch({"x": torch.zeros(2)})
@@ -347,11 +334,9 @@ class LentBatch:
 
     @property
     def nbytes(self) -> int:
-        """Memory of its tensors, in bytes."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self._tensors)
 
     def is_edited(self) -> bool:
-        """Returns whether the version counter of a tensor has moved."""
         with torch._C.DisableTorchFunctionSubclass():
             return any(tensor._version != version for tensor, version in self._watched)
 
@@ -365,25 +350,12 @@ class LentBatch:
 
 
 def rebuild(batch: Any) -> Any:
-    """Returns the same tensors in new containers, because the ``to`` of some classes changes its own container.
-
-    >>> x = torch.zeros(2)
-    >>> batch = {"x": x}
-    >>> rebuilt = rebuild(batch)
-    >>> rebuilt is batch, rebuilt["x"] is x
-    (False, True)
-    """
+    """Returns the same tensors in new containers, because the ``to`` of some classes changes its own container."""
     return copy_example(batch, {id(tensor): tensor for tensor in tensors_in(batch)})
 
 
 def separate(batch: Any, other: LentBatch) -> Any:
-    """Returns the batch with a copy in place of each tensor that shares memory with a tensor of another batch.
-
-    >>> shared, own = torch.zeros(2), torch.zeros(2)
-    >>> batch = separate([shared, own], LentBatch([shared]))
-    >>> batch[0] is shared, batch[1] is own
-    (False, True)
-    """
+    """Returns the batch with a copy in place of each tensor that shares memory with a tensor of another batch."""
     tensors, taken = tensors_in(batch), {_memory(tensor) for tensor in other._tensors}
     apart = {id(tensor): tensor for tensor in tensors if _memory(tensor) not in taken}
     return batch if len(apart) == len(tensors) else copy_example(batch, apart)
@@ -418,10 +390,7 @@ def _alias(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _memory(tensor: torch.Tensor) -> Any:
-    """Returns a value that is equal for tensors that share memory: the address of the storage.
-
-    A sparse or nested tensor has no address. For these the value is the device, since all such tensors on it may share memory.
-    """
+    """Returns the address of the storage. A sparse or nested tensor has none: its device stands for all memory there."""
     try:
         return tensor.untyped_storage().data_ptr()
     except (NotImplementedError, RuntimeError):
@@ -429,14 +398,12 @@ def _memory(tensor: torch.Tensor) -> Any:
 
 
 # ---------------------------------------------------------------------- overlaps
-# Where the memory of examples is: a data set may return memory that an earlier example, which is still in use, has already.
-#
-# A data set may decode into a few buffers by turns. In a plain loader that is right, since each example is augmented, and so
-# copied, before the next one is read. If all examples of a batch are loaded first, the last one overwrites the first. Two
-# examples whose memory overlaps show this at the first time.
+# A data set may return memory that an earlier example, which is still in use, has already: it may decode into a few buffers by
+# turns. In a plain loader that is right, since each example is augmented, and so copied, before the next one is read. If all
+# examples of a batch are loaded first, the last one overwrites the first.
 #
 # Overlapping memory need not be overwritten: windows of one time series overlap, too, and two examples may have the same
-# embedding of their class. So who finds an overlap copies what is loaded from then on, which is right in any case.
+# embedding of their class. So the caller copies what is loaded from then on, which is right in any case.
 #
 # This runs for each example that is loaded, so it must be fast. It takes about 2 us for a pair of image and label.
 
@@ -459,18 +426,12 @@ class Overlaps:
         self._owners: list[Any] = []
 
     def clear(self) -> None:
-        """Forgets all examples."""
         self._starts.clear()
         self._ends.clear()
         self._owners.clear()
 
     def add(self, index: Any, example: Any) -> bool:
-        """Adds an example. Returns whether its memory overlaps with that of an example with another index.
-
-        Args:
-            index: Its index in the data set. The same index may give the same memory.
-            example: The example.
-        """
+        """Adds an example. Returns whether its memory overlaps with that of another index; one index may give the same memory."""
         ranges: list[tuple[int, int]] = []
         _add(example, ranges, 0)
         starts, ends, owners, found = self._starts, self._ends, self._owners, False
@@ -553,7 +514,7 @@ def _values(value: Any, ranges: list[tuple[int, int]], depth: int) -> None:
 
 
 def _image(value: Any, ranges: list[tuple[int, int]], depth: int) -> None:
-    # An image of Pillow does not tell where its memory is, only that it is that of an array or a file (Image.fromarray). Two such
+    # An image of Pillow does not show where its memory is, only that it is that of an array or a file (Image.fromarray). Two such
     # images count as in the same memory.
     place = id(_image) if getattr(value, "readonly", False) else id(value)
     ranges.append((place, place + 1))

@@ -1,6 +1,6 @@
 """Reads the user's data in a process that ends afterwards, to decide something before a training.
 
-What a process reads leaves traces: an open file, a started thread pool, a connection, a filled cache. A process that is forked
+Reading leaves traces in a process: an open file, a started thread pool, a connection, a filled cache. A process that is forked
 later inherits them, and cannot use them: two workers read through one file position, and a thread pool waits forever. So nothing
 is read in the training's process before its workers are there. `read_elsewhere` reads where the training would read:
 
@@ -9,10 +9,10 @@ is read in the training's process before its workers are there. `read_elsewhere`
 * If it has none: in a forked child. Where processes are not forked (Windows, macOS), nothing can be inherited, and the function
   runs in this process.
 
-The answer comes back as bytes, and the process ends. A training depends in no way on that process. If it dies, stands still or
-cannot send its answer, there is no answer (`NotRead`), and the caller says so. The process has copies of all files that it
-inherits open for reading, so that it moves no file position of the training. Network connections that it inherits look closed
-to it: two processes must not speak on one connection.
+The answer comes back as bytes, and the process ends. A training does not depend on that process: if it dies, hangs or cannot
+send its answer, there is no answer (`NotRead`), and the caller reports this. The process opens all files that it inherits for
+reading a second time, so that it moves no file position of the training. Network connections that it inherits look closed to it:
+two processes must not speak on one connection.
 """
 
 from __future__ import annotations
@@ -55,11 +55,9 @@ _has_cut = False  # whether it has inherited a network connection
 
 @dataclass(frozen=True)
 class NotRead:
-    """There is no answer.
+    """There is no answer; ``reason`` is human-readable.
 
-    Attributes:
-        reason: Why, for people.
-        error: What the user's code has raised; None if it is not certain that it would raise this in a training, too.
+    ``error`` is the error of the user's code, or None if it is not certain that it would raise this in a training, too.
     """
 
     reason: str
@@ -70,19 +68,7 @@ def read_elsewhere(loader: DataLoader[Any], function: Callable[..., Any], *args:
     """Calls a function that reads the user's data in a process that ends afterwards, and returns its answer.
 
     In a process that was started by this function, the function is called right there. The random states of this process do not
-    change.
-
-    Args:
-        loader: The user's loader. Its data set is read, with one worker of its kind, or without workers.
-        function: Gets the data set as it is in that process, and ``args``. If processes are spawned, it must be picklable.
-        args: Further arguments.
-
-    Returns:
-        What the function returns, if that can be pickled. Otherwise why there is no answer.
-
-    Example:
-        >>> read_elsewhere(DataLoader(range(10)), lambda dataset, index: dataset[index], 3)
-        3
+    change. The function gets the data set as it is in that process, and ``args``. If processes are spawned, it must be picklable.
     """
     if _here_is_elsewhere or not (_FORKS or loader.num_workers):
         return _Answer.of(function, loader.dataset, args).opened()
@@ -102,12 +88,7 @@ def _ask(loader: DataLoader[Any], function: Callable[..., Any], args: tuple[Any,
 
 
 def noting_context(context: BaseContext, processes: list[Any]) -> BaseContext:
-    """Returns a multiprocessing context that adds each process that it makes to a list.
-
-    Args:
-        context: The context to copy.
-        processes: The list.
-    """
+    """Returns a copy of a multiprocessing context that adds each process that it makes to ``processes``."""
     make: Any = context.Process  # type: ignore[attr-defined]  # each of its subclasses has one
 
     def process(*args: Any, **kwargs: Any) -> Any:
@@ -124,10 +105,9 @@ def noting_context(context: BaseContext, processes: list[Any]) -> BaseContext:
 
 @dataclass(frozen=True)
 class _Answer:
-    """What comes back.
+    """The answer that comes back.
 
     Attributes:
-        value: What the function has returned; None if it has raised an error.
         raised: The error, why there is no answer, and a traceback; None if there is an answer.
         is_certain: Whether a training would raise this error, too.
     """
@@ -145,7 +125,7 @@ class _Answer:
             return cls(None, (error, text, traceback.format_exc()), not _is_of_the_process(error))
 
     def packed(self) -> bytes:
-        """Returns the answer as bytes. If that is impossible, it is an answer that says so."""
+        """Returns the answer as bytes; if it cannot be pickled, an answer with the reason."""
         try:
             packed = pickle.dumps(self)
             if self.raised is not None:
@@ -182,7 +162,7 @@ def _is_of_the_process(error: Exception) -> bool:
 
 
 class _Asked:
-    """What the process is asked. As ``worker_init_fn`` of a worker it runs after torch has set the worker up."""
+    """The question to the process. As ``worker_init_fn`` of a worker it runs after torch has set the worker up."""
 
     def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], writer: Any, prepare: Any) -> None:
         self._function, self._args, self._writer, self._prepare = function, args, writer, prepare
@@ -299,7 +279,7 @@ def _child(loader: DataLoader[Any], context: BaseContext, asked: _Asked) -> Iter
 
 @contextmanager
 def _unsaid_warnings() -> Iterator[None]:
-    """Leaves out what Python and torch say about more processes: the training's own loader says it."""
+    """Suppresses the warnings of Python and torch about more processes: the training's own loader gives them."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -316,7 +296,7 @@ def _end(processes: list[Any]) -> None:
 
 
 def _answer_of(process: Any, reader: Connection) -> Any | NotRead:
-    """Waits for the answer. Raises RuntimeError if torch notices first that the process has died."""
+    """Waits for the answer. Raises ``RuntimeError`` if torch notices first that the process has died."""
     began = moved = time.monotonic()
     before, has_said = b"", False
     while True:
@@ -343,7 +323,7 @@ def _answer_of(process: Any, reader: Connection) -> Any | NotRead:
 
 
 def _used_by(process_id: int) -> bytes:
-    """Returns what a process has used of the processor, and read, as text; empty if the system does not tell."""
+    """Returns a process's processor time and its reads, as text; empty if the system does not report them."""
     found = b""
     with suppress(OSError):
         with open(f"/proc/{process_id}/stat", "rb") as file:

@@ -1,4 +1,4 @@
-"""The fingerprint of data: its values and the code that makes its examples; and what a user has set between two epochs."""
+"""The fingerprint of data: its values and the code that makes its examples; and what a user sets between two epochs."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 from lightning_echo.data.contents import OPENED, Walk, attributes, digest_of_texts, full_name, members_of_class, module_of
 
 # ---------------------------------------------------------------------- code
-# The code that makes examples, and the module globals and class attributes that it names, as texts by name.
+# Follows the code that makes examples, and notes the module globals and class attributes that it names.
 #
-# It begins with the classes and functions that a data set holds, and continues with what their code names. Of a class counts what
-# reading can reach: special methods, what a class of an installed package calls (a method that it has, too), and whatever the
-# code that is reached names. If that code calls ``getattr``, everything counts.
+# It begins with the classes and functions that a data set holds, and continues with the names in their code. Of a class counts
+# what reading can reach: special methods, methods that an installed package's base class has, too, and whatever the reached code
+# names. If that code calls ``getattr``, everything counts.
 
 LOADED_LATER = "module "
 """Begins the path of a module that code imports when it runs."""
@@ -33,12 +33,11 @@ _ATTRIBUTE = {"LOAD_ATTR", "LOAD_METHOD"}
 
 
 class _Named(NamedTuple):
-    """What code names.
+    """The names that code uses.
 
     Attributes:
         globals: Names of globals, each with the attributes that are read of it, one after the other.
         imports: Modules that the code imports, each with a name that it takes from it.
-        attributes: Names of attributes.
     """
 
     globals: frozenset[tuple[str, ...]]
@@ -47,11 +46,9 @@ class _Named(NamedTuple):
 
 
 class Code:
-    """The texts of code, and of what it names.
+    """The texts of code, and of what it names. The arguments are those of `Walk`.
 
-    Args:
-        ignore: As in `Walk`.
-        quickly: As in `Walk`. Then the code itself is left out, since it does not change while a process runs.
+    ``quickly`` leaves out the code itself, since it does not change while a process runs.
     """
 
     def __init__(self, ignore: Iterable[str], *, quickly: bool) -> None:
@@ -70,7 +67,7 @@ class Code:
             self._left.append(thing)
 
     def follow(self) -> None:
-        """Looks at all that was met, and at what that names."""
+        """Looks at all that was met, and at the names in its code."""
         while self._left or self._take_named():
             thing = self._left.popleft()
             if type(thing) is types.FunctionType:
@@ -165,12 +162,7 @@ class Code:
 
 @functools.lru_cache(maxsize=4096)
 def is_installed(module: str, file: str = "") -> bool:
-    """Returns whether a module belongs to Python, to an installed package or to this one.
-
-    Args:
-        module: Its name.
-        file: Its file, if the module itself is not loaded.
-    """
+    """Returns whether a module belongs to Python, to an installed package or to this one. ``file`` counts if it is not loaded."""
     top = module.partition(".")[0]
     if top in ("__main__", "__mp_main__"):
         return False
@@ -191,7 +183,7 @@ def _is_special(name: str) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _digest(code: types.CodeType) -> str:
-    """Returns a digest of what code does. Its file and its line numbers do not count."""
+    """Returns a digest of code. Its file and its line numbers do not count."""
     counts = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
     names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
     handlers = getattr(code, "co_exceptiontable", b"")
@@ -210,7 +202,7 @@ def _text_of(constant: Any) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _named_by(code: types.CodeType) -> _Named:
-    """Returns what code names, and the code in it."""
+    """Returns the names that code, and the code in it, uses."""
     chains: set[tuple[str, ...]] = set()
     imports: set[tuple[str, str]] = set()
     chain: tuple[str, ...] = ()
@@ -241,7 +233,6 @@ def _named_by(code: types.CodeType) -> _Named:
 
 
 # ---------------------------------------------------------------------- fingerprint
-# The fingerprint of data: taken, taken quickly, and compared.
 
 _CODE = "code of "
 _NOTHING = "nothing"
@@ -251,7 +242,7 @@ class Fingerprint(NamedTuple):
     """All that decides what an example is, as texts.
 
     Attributes:
-        held: What the objects hold: a text for each path, such as ``"dataset.transform.p"``.
+        held: The contents of the objects: a text for each path, such as ``"dataset.transform.p"``.
         code: The code that they run, and the globals and class attributes that it names, a text for each name.
     """
 
@@ -281,13 +272,10 @@ class Fingerprint(NamedTuple):
 
 
 def fingerprint(parts: Mapping[str, Any], ignore: Iterable[str] = ()) -> Fingerprint:
-    """Returns the fingerprint of objects. What is compared stands in ``__init__.py``.
+    """Returns the fingerprint of objects by name. It takes about a second per GB of arrays and tensors, at most 0.3 s for one.
 
-    It takes about a second per GB of arrays and tensors, and at most 0.3 s for one of them.
-
-    Args:
-        parts: Objects by name, such as ``{"dataset": dataset, "sampler": sampler}``. The names begin the paths.
-        ignore: Names of attributes that are left out wherever they are (``"log_dir"``), or whole paths.
+    The names begin the paths. ``ignore`` has names of attributes that are left out wherever they are (``"log_dir"``), or whole
+    paths.
 
     Example:
         >>> from torch.utils.data import Subset
@@ -305,18 +293,6 @@ def glance(parts: Mapping[str, Any], ignore: Iterable[str] = ()) -> dict[str, st
     These are the attributes, members, arrays and tensors, and the globals and class attributes that the code names. Tensors count
     by memory, version counter and checksum, arrays by checksum; if they are larger than 16 MiB, of some blocks. So it is much
     quicker than `fingerprint`. The texts are comparable within one process only.
-
-    Args:
-        parts: As in `fingerprint`.
-        ignore: As in `fingerprint`.
-
-    Example:
-        >>> import numpy as np
-        >>> labels = np.zeros(5)
-        >>> before = glance({"labels": labels})
-        >>> labels[3] = 1
-        >>> first_difference(before, glance({"labels": labels})).partition(":")[0]
-        'labels'
     """
     held, named = _taken(parts, tuple(ignore), quickly=True)
     return {**held, **named}
@@ -325,12 +301,7 @@ def glance(parts: Mapping[str, Any], ignore: Iterable[str] = ()) -> dict[str, st
 def first_difference(here: Mapping[str, str], there: Mapping[str, str], ignore: Iterable[str] = ()) -> str:
     """Returns the first difference of two mappings of texts, in words; empty if there is none.
 
-    What is only opened later (a file, a connection) is not a difference.
-
-    Args:
-        here: What one process has found.
-        there: What the other process, or the same process later, has found.
-        ignore: Names of attributes, or whole paths, that do not count.
+    A file or connection that is only opened later is not a difference. ``ignore`` has names of attributes, or whole paths.
 
     Example:
         >>> first_difference({"data.file": "None", "data.p": "0.1"}, {"data.file": "open: h5py.File", "data.p": "0.25"})
@@ -372,16 +343,14 @@ def _taken(parts: Mapping[str, Any], ignore: tuple[str, ...], *, quickly: bool) 
 
 
 # ---------------------------------------------------------------------- changes
-# What is set on the data between two epochs: it is found out, so that the next epoch has it.
-#
 # A plain loader starts its workers in each epoch, so that they see what was set since then: the stage of a curriculum, pseudo
 # labels, ``dataset.set_epoch``. An `EchoLoader` keeps its workers. It looks at the data when it starts them, and at the beginning
-# of each epoch (`glance`). If something has changed, new workers are started.
+# of each epoch (`glance`). If something has changed, it starts new workers.
 #
-# What the reading itself changes does not count, such as a counter of reads: whatever has changed while the first batch was made
-# is left out from then on. A validation may read the same data set in this process, while the training reads it in workers, or
-# through a copy. What that changes is found by reading a few examples once more (``cache/kept.py``), when a change is seen for
-# the first time.
+# Changes by the reading itself do not count, such as a counter of reads: whatever has changed while the first batch was made is
+# left out from then on. A validation may read the same data set in this process, while the training reads it in workers, or
+# through a copy. Such changes are found by reading a few examples once more (``cache/kept.py``), when a change is seen for the
+# first time.
 #
 # With ``persistent_workers=True``, a plain loader's workers would not see a change either, so that nothing is compared.
 
@@ -389,12 +358,7 @@ _LONG_SECONDS = 1.0
 
 
 class Changed(NamedTuple):
-    """What was changed: for each part the first difference, in words. Empty: nothing.
-
-    Attributes:
-        data: Of the data set, or of ``collate_fn``.
-        order: Of a sampler of torch's.
-    """
+    """The first difference in the ``data`` (or ``collate_fn``) and in the ``order`` of torch's sampler, in words; empty: none."""
 
     data: str = ""
     order: str = ""
@@ -406,7 +370,6 @@ class Changes:
     Args:
         parts: Returns what decides the examples, by name: ``"dataset"`` and others. It is empty if nothing is to be compared.
         sampler: Returns what decides the order, by name. It may be empty.
-        ignore: Attributes that do not count, see `fingerprint`.
         by_reading: Reads some examples in another process, and returns the paths of what that changes. Called at most once.
 
     Attributes:
@@ -428,7 +391,7 @@ class Changes:
         self.own: set[str] = set()
 
     def watch(self, parts: Callable[[], Mapping[str, Any]]) -> None:
-        """Looks from now on at the same data as another loader has it."""
+        """Looks from then on at the same data as another loader has it."""
         self._parts = parts
 
     @property
@@ -458,7 +421,6 @@ class Changes:
             self.own.update(ask())
 
     def look(self) -> Changed:
-        """Looks at the data, and returns what was changed."""
         if not self._known:
             return Changed()
         now, order = self._look()
@@ -474,14 +436,7 @@ class Changes:
 
 
 def changed_paths(before: Mapping[str, str], now: Mapping[str, str]) -> set[str]:
-    """Returns the paths whose texts differ.
-
-    >>> changed_paths({"data.reads": "1", "data.p": "0.5"}, {"data.reads": "2", "data.p": "0.5", "data.memo[3]": "7"}) == {
-    ...     "data.reads",
-    ...     "data.memo",
-    ... }
-    True
-    """
+    """Returns the paths whose texts differ; of a member that comes or goes, the path of its container."""
     found = set()
     for path in before.keys() | now.keys():
         if before.get(path) != now.get(path):

@@ -1,4 +1,4 @@
-"""What the machine gives this process: how much memory is free, and how many cores it may use."""
+"""How much memory is free for this process, and how many cores it may use: on the machine, and in its container."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 # ---------------------------------------------------------------------- free memory
-# How much memory is free: for the machine, and for the container that the process runs in.
-#
-# A container may be allowed less memory than the machine has. If its processes take more than this limit, the kernel kills one of
-# them, without an error. So the limit must be known before. The kernel puts processes into a tree of control groups (cgroups),
-# and each group may have a limit. The free memory is the smallest amount that any group around the process leaves. File pages
-# that a group has only read can be dropped at any time. They count as free, as in ``MemAvailable`` of the machine.
+# If the processes of a container take more than its limit, the kernel kills one of them, without an error. So the limit must be
+# known before. The kernel puts processes into a tree of control groups (cgroups), and each group may have a limit. The free
+# memory is the smallest amount that any group around the process leaves. File pages that a group has only read can be dropped at
+# any time. They count as free, as in ``MemAvailable`` of the machine.
 #
 # Source: Linux kernel documentation, cgroup-v2.rst ("memory.max", "memory.current", "memory.stat") and cgroup-v1/memory.rst.
 
@@ -22,7 +20,7 @@ _NO_LIMIT = 2**60  # version 1 writes a number near 2**63 where there is no limi
 
 
 class _Names(NamedTuple):
-    """The file names of a version of control groups, and the entry of ``memory.stat`` that says how much can be dropped."""
+    """The file names of a version of control groups, and the entry of ``memory.stat`` for memory that can be dropped."""
 
     limit: str
     used: str
@@ -34,12 +32,7 @@ _VERSION_2 = _Names("memory.max", "memory.current", "inactive_file")
 
 
 def free_memory_bytes(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int | None:
-    """Returns the memory that this process and its children can still take, bytes; None if the system does not tell.
-
-    Args:
-        proc: Where the kernel shows processes.
-        cgroups: Where the kernel shows control groups.
-    """
+    """Returns the memory that this process and its children can still take, in bytes; None if the system does not report it."""
     groups = control_groups("memory", proc, cgroups)
     limited = (_free_of_group(group, _VERSION_2 if is_version_2 else _VERSION_1) for group, is_version_2 in groups)
     found = [free for free in (_free_of_machine(proc), *limited) if free is not None]
@@ -59,20 +52,14 @@ def _free_of_machine(proc: Path) -> int | None:
 
 
 def control_groups(controller: str, proc: Path = _PROC, cgroups: Path = _CGROUPS) -> Iterator[tuple[Path, bool]]:
-    """Returns the folder of each control group around the process that may have limits, and whether it is of version 2.
-
-    Args:
-        controller: What is limited: ``"memory"`` or ``"cpu"``.
-        proc: Where the kernel shows processes.
-        cgroups: Where the kernel shows control groups.
-    """
+    """Yields each control group's folder around the process that may limit ``"memory"`` or ``"cpu"``, and if it is version 2."""
     try:
         lines = (proc / "self" / "cgroup").read_text().splitlines()
     except OSError:
         return
     for line in lines:
         _, controllers, path = line.split(":", 2)
-        if not controllers:  # version 2: all controllers in one tree; beside version 1 it is often in a folder of its own
+        if not controllers:  # version 2: all controllers in one tree; next to version 1 it is often in a folder of its own
             trees = [cgroups, cgroups / "unified"]
         elif controller in controllers.split(","):
             trees = [cgroups / controller]
@@ -108,38 +95,25 @@ def _droppable(group: Path, name: str) -> int:
 
 
 # ---------------------------------------------------------------------- cores
-# How many cores this process may use.
-#
-# A container may have fewer cores than the machine. There are two ways: the process may only run on some of the cores (cpuset,
-# ``taskset``), or the kernel limits the processor time of its control group (``docker run --cpus``). ``os.cpu_count()`` does not
-# show the second one.
+# A process may run only on some of the cores (cpuset, ``taskset``), or the kernel limits the processor time of its control group
+# (``docker run --cpus``). ``os.cpu_count()`` does not show the second limit.
 #
 # Source: Linux kernel documentation, cgroup-v2.rst ("cpu.max") and scheduler/sched-bwc.rst ("cpu.cfs_quota_us").
 
 
 def visible_cores() -> int:
-    """Returns the number of cores that the process may run on. If the system does not tell, the number of the machine's cores."""
+    """Returns the number of cores that the process may run on, or else the machine's."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def cores_within_quota(visible: int, proc: Path = _PROC, cgroups: Path = _CGROUPS) -> float:
-    """Returns the number of cores that the process may use. It may be a fraction, if the control group gets a part of a core.
-
-    Args:
-        visible: Number of cores that it may run on.
-        proc: Where the kernel shows processes.
-        cgroups: Where the kernel shows control groups.
-    """
+    """Returns how many of the visible cores the process may use; a fraction, if its control group gets a part of a core."""
     quotas = [_quota_of(group, is_version_2) for group, is_version_2 in control_groups("cpu", proc, cgroups)]
     return min([float(visible), *(quota for quota in quotas if quota is not None)])
 
 
 def usable_cores() -> int:
-    """Returns the number of processes that the cores of this process can keep busy; at least one.
-
-    >>> usable_cores() >= 1
-    True
-    """
+    """Returns the number of processes that the cores of this process can keep busy; at least one."""
     return max(int(cores_within_quota(visible_cores())), 1)
 
 

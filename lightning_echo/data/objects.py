@@ -1,7 +1,7 @@
 """What an object is made of: whether it can be copied part by part, what it holds, and what its class overrides.
 
-Some objects cannot be copied part by part: open files and connections, objects that hold one, memory of devices and of mapped
-files, and objects whose class has a copying rule of its own.
+These cannot be copied part by part: open files and connections, objects that hold one, memory of devices and of mapped files,
+and objects whose class has a copying rule of its own.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Sampler, Subset
 
 LOADING_TYPES = (Dataset, Sampler, DataLoader)  # these are copied part by part, whatever they hold
-COPY_HOOKS = ("__deepcopy__", "__reduce__", "__reduce_ex__")  # with these, a class says how its objects are copied
+COPY_HOOKS = ("__deepcopy__", "__reduce__", "__reduce_ex__")  # with these, a class defines how its objects are copied
 
 _LIGHTNING = ("lightning", "lightning_fabric", "pytorch_lightning")
 _POINTER_BYTES = struct.calcsize("P")
@@ -40,7 +40,6 @@ def overrides(kind: type, base: type, names: tuple[str, ...]) -> bool:
 
 
 def has_dict(kind: type) -> bool:
-    """Returns whether instances have a ``__dict__``."""
     return getattr(kind, "__dictoffset__", 0) != 0
 
 
@@ -51,12 +50,12 @@ def is_plain(kind: type) -> bool:
 
 
 def is_made_of_attributes(kind: type) -> bool:
-    """Returns whether an instance consists of what is in its ``__dict__``, in slots, or in both, and nothing else."""
+    """Returns whether an instance consists of its ``__dict__`` and its slots, and nothing else."""
     return kind is types.SimpleNamespace or (_is_made_by_object(kind) and (has_dict(kind) or bool(slots_of(kind))))
 
 
 def _is_made_by_object(kind: type) -> bool:
-    """Returns whether ``object`` makes the instances, and these have no memory of their own beside ``__dict__`` and slots.
+    """Returns whether ``object`` makes the instances, and these have no memory of their own besides ``__dict__`` and slots.
 
     From Python 3.12 on ``object`` also makes the instances of classes in C, such as open files. Memory that is not accounted for
     shows that a class is one of them. Python refuses to pickle it for the same reason.
@@ -72,7 +71,6 @@ def has_hidden_memory(kind: type) -> bool:
 
 
 def slots_of(kind: type) -> frozenset[str]:
-    """Returns the names of the slots of a class and of its base classes."""
     found = _SLOTS.get(kind)
     if found is None:
         found = frozenset(name for base in kind.__mro__ for name in _slots_in(base))
@@ -81,7 +79,6 @@ def slots_of(kind: type) -> frozenset[str]:
 
 
 def _slots_in(base: type) -> list[str]:
-    """Returns the names of the slots that a class itself adds."""
     if "__slots__" not in vars(base):
         return []
     return [name for name, member in vars(base).items() if isinstance(member, types.MemberDescriptorType)]
@@ -90,7 +87,7 @@ def _slots_in(base: type) -> list[str]:
 def is_container(kind: type) -> bool:
     """Returns whether an instance consists of its members and perhaps attributes.
 
-    This is so for a list or a similar type, and for a subclass of list or dict that adds only attributes.
+    This holds for a list or a similar type, and for a subclass of list or dict that adds only attributes.
     """
     if kind in _CONTAINERS or (issubclass(kind, tuple) and hasattr(kind, "_fields")):
         return True
@@ -137,13 +134,11 @@ def image_class() -> Any:
 
 
 def is_image(value: Any) -> bool:
-    """Returns whether an object is a Pillow image."""
     image = image_class()
     return image is not None and isinstance(value, image)
 
 
 def is_from_pillow(kind: type) -> bool:
-    """Returns whether a class is Pillow's own."""
     return kind.__module__.startswith("PIL.")
 
 
@@ -207,7 +202,6 @@ def is_stateful(source: Any) -> bool:
 
 
 def _accepts(method: Any, count: int) -> bool:
-    """Returns whether ``method`` can be called with ``count`` arguments."""
     if not callable(method):
         return False
     try:

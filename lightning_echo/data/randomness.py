@@ -24,10 +24,9 @@ from lightning_echo.data.objects import LOADING_TYPES, attributes_of, is_concat,
 from lightning_echo.plan.plan import mix
 
 # ---------------------------------------------------------------------- randomness
-# The three global random states: seeded from the plan in the workers, put back in the training process.
-#
-# They are those of torch, numpy and ``random``. In torch, only the CPU generator is seeded: ``torch.manual_seed`` would also
-# reseed every GPU, and nothing would put that back.
+# The global random states are those of torch, numpy and ``random``: seeded from the plan in the workers, put back in the training
+# process. In torch, only the CPU generator is seeded: ``torch.manual_seed`` would also reseed every GPU, and nothing would put
+# that back.
 
 _MT19937_BYTES = 2500  # numpy's mt19937_state: 624 words of 32 bits and a position
 
@@ -41,12 +40,10 @@ class RandomStates(NamedTuple):
 
 
 def random_states() -> RandomStates:
-    """Returns the three global random states as they are now."""
     return RandomStates(torch.default_generator.get_state(), np.random.get_state(), random.getstate())
 
 
 def seed_all(seed: int) -> None:
-    """Seeds the global generators of torch, numpy and ``random`` with a 64-bit number."""
     torch.default_generator.manual_seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)
     random.seed(seed)
@@ -54,7 +51,6 @@ def seed_all(seed: int) -> None:
 
 @contextmanager
 def preserved_random_states() -> Iterator[None]:
-    """Puts the three global random states back, at the end of the ``with`` block, as they were at its beginning."""
     states = random_states()
     try:
         yield
@@ -66,9 +62,6 @@ class PreservingIterator:
     """Iterates, and puts the three global random states back after each item.
 
     It is used only if items are read, because numpy takes longer to read its state than a whole echo takes.
-
-    Args:
-        items: An iterator that may draw from the global random states.
     """
 
     def __init__(self, items: Iterator[Any]) -> None:
@@ -85,7 +78,7 @@ class PreservingIterator:
 class OwnRandomStates:
     """Separate random states for a user's iterator that runs in the training process. They are in use inside a ``with`` block.
 
-    They go on where the last ``with`` block left them. It would not be enough to put the training's states back: while the
+    They continue where the last ``with`` block left them. It would not be enough to put the training's states back: while the
     training draws nothing, the iterator would draw the same numbers again and again.
     """
 
@@ -103,14 +96,11 @@ class OwnRandomStates:
 
 
 class DrawingTrap:
-    """Notices whether random numbers are drawn, from a global generator or from one of the given ones.
+    """Notices whether random numbers are drawn, from a global generator or from those whose states the given functions return.
 
     `set` puts the global generators into a known state. `drawn_from` looks at them afterwards. For ``random`` it only looks at
     the next number, since the state is a tuple of 625 numbers. Both together take 8 microseconds. Comparing copies of the states
     would take 100.
-
-    Args:
-        states: Functions that return the states of further generators.
     """
 
     def __init__(self, states: Sequence[Callable[[], Any]] = ()) -> None:
@@ -120,7 +110,6 @@ class DrawingTrap:
             self._expected = self._found()
 
     def set(self) -> None:
-        """Begins to watch."""
         torch.default_generator.manual_seed(0)
         np.random.seed(0)
         random.seed(0)
@@ -128,10 +117,7 @@ class DrawingTrap:
             self._before = [pickle.dumps(state()) for state in self._others]
 
     def drawn_from(self) -> str:
-        """Returns the names of the generators that were used since `set`; empty if none was used.
-
-        The caller must seed the global generators anew.
-        """
+        """Returns the names of the generators that were used since `set`. The caller must then seed the global generators."""
         found = self._found()
         names = [name for name, one, other in zip(RandomStates._fields, self._expected, found, strict=True) if one != other]
         if self._others and self._before != [pickle.dumps(state()) for state in self._others]:
@@ -155,12 +141,10 @@ def _set_states(states: RandomStates) -> None:
 
 
 # ---------------------------------------------------------------------- generators
-# Random generators that data sets hold, by the place where they are held.
-#
-# When a data set is split, the stage that is reused must not draw from any of them: neither from the data set's own, nor from
-# those of the objects, data sets and transforms inside it, nor from those that the functions of the user's modules refer to:
-# globals, variables of enclosing functions, defaults. The transforms that the split takes out are left out here. A `Place` does
-# not hold the generator itself, because seeding puts a new generator in its place (MONAI, Albumentations).
+# When a data set is split, the stage that is reused must not draw from any generator that the data set holds: neither from its
+# own, nor from those of the objects, data sets and transforms inside it, nor from those that the functions of the user's modules
+# refer to: globals, variables of enclosing functions, defaults. The transforms that the split takes out are left out here. A
+# `Place` does not hold the generator itself, because seeding puts a new generator in its place (MONAI, Albumentations).
 #
 # Nothing is copied or called. Only the first few members of a container are examined. A generator that is made at a read is found
 # by another search.
@@ -177,19 +161,14 @@ _MOST_OBJECTS = 10_000  # largest number of objects that are examined, together
 
 
 class Place(NamedTuple):
-    """Where something is held.
-
-    Attributes:
-        owner: An object or container that holds it.
-        name: The name of the attribute, or the index or key in the container; None: it is the owner itself.
-    """
+    """Where something is held: the attribute, index or key of an object or container. Without a name it is the owner itself."""
 
     owner: Any
     name: Any
 
     @property
     def held(self) -> Any:
-        """The object that is held there now; None if there is none."""
+        """The object that is held there at the moment; None if there is none."""
         if self.name is None:
             return self.owner
         if is_container(type(self.owner)) and isinstance(self.owner, list | tuple | dict):
@@ -203,7 +182,6 @@ class Place(NamedTuple):
         return getattr(self.owner if self.name in slots_of(kind) else kind, self.name, None)
 
     def state(self) -> Any:
-        """Returns the state of the generator that is held there now; None if there is none."""
         return generator_state(self.held)
 
 
@@ -227,7 +205,7 @@ def places_of_generators(*datasets: Any) -> list[Place]:
 
 
 def generator_state(generator: Any) -> Any:
-    """Returns the state of a random generator; None if it has no state (the operating system's) or is no generator."""
+    """Returns the state of a random generator; None if it has no state (the operating system's) or is not a generator."""
     if isinstance(generator, np.random.Generator):
         return generator.bit_generator.state
     if isinstance(generator, np.random.RandomState | torch.Generator):
@@ -272,7 +250,7 @@ def _attributes(value: Any, is_split: bool) -> Iterator[tuple[Place, Any, bool]]
 
 
 def _function_in(member: Any) -> types.FunctionType | None:
-    """Returns the function of a member of a class, if it is of a module of the user's."""
+    """Returns the function of a member of a class, if it is of a user's module."""
     if isinstance(member, property):
         member = member.fget
     member = getattr(member, "__wrapped__", getattr(member, "__func__", member))  # a cached function, a static or class method
@@ -280,7 +258,7 @@ def _function_in(member: Any) -> types.FunctionType | None:
 
 
 def _of_function(function: types.FunctionType) -> Iterator[tuple[Place, Any, bool]]:
-    """Yields what a function of a module of the user's refers to, in the form of `_parts`."""
+    """Yields what a function of a user's module refers to, in the form of `_parts`."""
     if not _is_users(function.__module__):
         return
     held: list[Any] = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
@@ -307,7 +285,7 @@ def _names_in(code: types.CodeType) -> set[str]:
 
 @lru_cache(maxsize=1024)
 def _is_users(module: str | None) -> bool:
-    """Returns whether a module is of the user's program, and not of a package that is installed."""
+    """Returns whether a module is of the user's program, and not of an installed package."""
     if module is None or module.partition(".")[0] in sys.stdlib_module_names | {"lightning_echo"}:
         return False
     file = getattr(sys.modules.get(module), "__file__", None) or ""
@@ -315,7 +293,6 @@ def _is_users(module: str | None) -> bool:
 
 
 # ---------------------------------------------------------------------- seeding
-# Seeds every generator that may be used, with another seed for each batch and each example of a rank.
 
 BATCH, EXAMPLE = 1, 2  # purposes of a seed
 _DEEP_IN_DATA = 8  # levels of data sets, containers and transforms that are followed
@@ -324,9 +301,7 @@ _DEEP_IN_DATA = 8  # levels of data sets, containers and transforms that are fol
 class Seeding:
     """Seeds the three global generators, and those of transforms and data sets that have a method for it (see `seeders`).
 
-    Args:
-        dataset: The data set in which such transforms and data sets are searched.
-        key: Seed of this rank.
+    ``key`` is the seed of this rank.
     """
 
     def __init__(self, dataset: Any, key: int) -> None:
@@ -334,7 +309,7 @@ class Seeding:
         self._seeders = list(seeders(dataset).values())
 
     def seed(self, purpose: int, number: int) -> None:
-        """Seeds all generators for a batch (`BATCH`) or for reading an example (`EXAMPLE`)."""
+        """Seeds all generators for a batch (`BATCH`) or for reading an example (`EXAMPLE`), each of them differently."""
         seed = mix(self._key, purpose, number)
         seed_all(seed)
         for place, seed_one in enumerate(self._seeders):  # each gets another seed, since no two may draw the same numbers
@@ -344,8 +319,7 @@ class Seeding:
 class NoSeeding:
     """Takes the place of a `Seeding` if no random numbers are drawn."""
 
-    def seed(self, purpose: int, number: int) -> None:
-        """Does nothing."""
+    def seed(self, purpose: int, number: int) -> None: ...
 
 
 def seeders(dataset: Any) -> dict[int, Callable[[int], Any]]:

@@ -26,25 +26,17 @@ from lightning_echo.doctor.machine import (
 )
 
 # ---------------------------------------------------------------------- command
-# The doctor's command: all checks in a row, printed. An exception in the user's code is a finding, too.
 
 _MEND = "Mend it, or run the doctor where it works: a data module that needs its Trainer is built by 'python train.py doctor'."
 
 
 def run(data: str | None = None, *, config: str | None = None, as_json: bool = False, machine: Machine | None = None) -> int:
-    """Prints what is found, of the machine and of the user's data.
+    """Prints the findings about the machine and the user's data. Returns the exit status: 1 if there is an error, else 0.
 
     Args:
-        data: ``module:name`` of the user's data, see `data_of`.
+        data: ``module:name`` of the user's data, see `data_of`; a ValueError if there is none.
         config: A YAML file of a LightningCLI. If both are None, only the machine is checked.
         as_json: Whether to print a document for programs.
-        machine: The machine; None: this one.
-
-    Returns:
-        The exit status: 1 if there is an error, else 0.
-
-    Raises:
-        ValueError: There is no such data.
     """
     if data is None and config is None:
         return examine(None, as_json=as_json, machine=machine)
@@ -58,19 +50,7 @@ def run(data: str | None = None, *, config: str | None = None, as_json: bool = F
 
 
 def examine(get: Callable[[], Any] | None, *, as_json: bool, machine: Machine | None = None) -> int:
-    """Does the same as `run` for data that a function returns. What the user's code prints goes to the standard error.
-
-    Args:
-        get: Returns a data module, a model with a training loader, or loaders; None: only the machine is checked.
-        as_json: As in `run`.
-        machine: As in `run`.
-
-    Returns:
-        The exit status.
-
-    Raises:
-        ValueError: ``get`` raises it.
-    """
+    """Works as `run` for data that ``get`` returns; None: only the machine. Prints of the user's code go to stderr."""
     machine = Machine() if machine is None else machine
     findings: list[Finding] = [*check_versions(machine), *check_resources(machine)]
     if get is not None:
@@ -158,7 +138,7 @@ class Examines:
 
 
 def examining(trainer_class: type[pl.Trainer]) -> type[pl.Trainer]:
-    """Returns a subclass that can examine. It has the same name, so that configurations and messages do not change."""
+    """Returns a subclass that can examine. It has the same name, so configurations and messages do not change."""
     if issubclass(trainer_class, Examines):
         return trainer_class
     names = {name: getattr(trainer_class, name) for name in ("__module__", "__qualname__", "__doc__")}

@@ -1,4 +1,4 @@
-"""What is known of a training loader: how the package sees it, its insertion points, its first batch, and its memory."""
+"""The knowledge about a training loader: how the package sees it, its insertion points, its first batch, and its memory."""
 
 from __future__ import annotations
 
@@ -40,19 +40,14 @@ from lightning_echo.training.loaders import leaves_of
 from lightning_echo.training.trainer import refuse_other_package
 
 # ---------------------------------------------------------------------- target
-# The user's data, found by name or built from a configuration, and the training loaders that it returns.
+# The user's data, found by name or built from a configuration, and its training loaders.
 #
-# There are two kinds of errors. A `ValueError` says that the command is wrong: there is no such module, or no such file. A
-# `UserCodeError` says that the user's own code has raised an exception. That is a finding.
+# There are two kinds of errors. A `ValueError` means that the command is wrong: there is no such module, or no such file. A
+# `UserCodeError` means that the user's own code has raised an exception, which is a finding.
 
 
 class UserCodeError(Exception):
-    """The user's code has raised an exception.
-
-    Attributes:
-        doing: What the code was doing, for people.
-        error: The exception.
-    """
+    """The user's code has raised ``error`` while it was ``doing`` something."""
 
     def __init__(self, doing: str, error: Exception) -> None:
         super().__init__(f"{doing} raised {said(error)}")
@@ -72,11 +67,7 @@ def said(error: BaseException) -> str:
 
 @contextmanager
 def users_code(doing: str) -> Iterator[None]:
-    """Turns any exception of the user's code into a `UserCodeError`.
-
-    Args:
-        doing: What the code is doing, e.g. ``"setup('fit') of ImageData"``.
-    """
+    """Turns any exception of the user's code into a `UserCodeError`, for ``doing`` such as ``"setup('fit') of ImageData"``."""
     try:
         yield
     except Exception as error:  # the user's code may raise anything
@@ -84,16 +75,12 @@ def users_code(doing: str) -> Iterator[None]:
 
 
 def data_of(name: str | None, config: str | None = None) -> Any:
-    """Returns the user's data: a data module, a loader, or a collection of loaders.
+    """Returns the user's data: a data module, a loader, or a collection of loaders; a ValueError if there is no such object.
 
     Args:
         name: ``module:name`` of a LightningDataModule, of its class, of a loader, or of a function that returns one of these. The
             module may also be in the present folder. With a configuration: a class, whose arguments are under ``data:``.
         config: A YAML file of a LightningCLI. Only ``data:`` is used.
-
-    Raises:
-        ValueError: There is no such object.
-        UserCodeError: The user's code has raised an exception.
     """
     found = None if name is None else _look_up(name)
     if config is not None:
@@ -112,13 +99,7 @@ def data_of(name: str | None, config: str | None = None) -> Any:
 
 
 def training_loaders(data: Any) -> dict[str, Any]:
-    """Returns the training loaders by name, without echoing. A single loader has the name ``""``.
-
-    A data module is prepared and set up before.
-
-    Raises:
-        UserCodeError: The user's code has raised an exception.
-    """
+    """Returns the training loaders by name, without echoing. A data module is prepared and set up before."""
     data = data.datamodule if isinstance(data, EchoDataModule) else data
     if isinstance(data, pl.LightningDataModule):
         name = type(data).__name__
@@ -180,7 +161,7 @@ def _check_needs_nothing(found: Any, name: str) -> None:
 
 
 def _check_package(found: Any) -> None:
-    """Refuses a data module of ``pytorch_lightning``, or its class. The message says what to do."""
+    """Refuses a data module of ``pytorch_lightning``, or its class. The message has the fix."""
     try:
         refuse_other_package("data", found)
     except TypeError as error:
@@ -237,9 +218,7 @@ def _built(section: dict[str, Any], path: str, known: Any) -> pl.LightningDataMo
 
 
 # ---------------------------------------------------------------------- looking
-# What is known of a training loader: how the package sees it, each insertion point, and its first batch.
-#
-# Insertion points come first. For them, examples are read in other processes (data/elsewhere.py). Then the user's loader
+# The insertion points come first: for them, examples are read in other processes (data/elsewhere.py). Then the user's loader
 # itself is iterated for one batch, as a training would do it. Its data set may keep traces of that, such as an open file.
 
 _FACTOR = 2.0  # any factor above 1: the default buffer hardly depends on it
@@ -250,13 +229,7 @@ _IMPOSSIBLE = " is impossible here: "
 
 @dataclass(frozen=True)
 class FirstBatch:
-    """The first batch of a loader.
-
-    Attributes:
-        seconds: Seconds until it was there, with the start of the workers.
-        bytes: Its size in memory, in bytes.
-        tensors: Number of tensors in it.
-    """
+    """The first batch of a loader: seconds until it arrived, with the start of the workers, its bytes, its number of tensors."""
 
     seconds: float
     bytes: int
@@ -265,17 +238,15 @@ class FirstBatch:
 
 @dataclass(frozen=True)
 class Looked:
-    """What is known of a loader.
+    """The knowledge about a loader.
 
     Attributes:
-        source: The loader, taken apart.
-        choice: What ``auto`` chooses; None if an example cannot be read.
+        choice: The choice of ``auto``; None if an example cannot be read.
         buffer_size: The default buffer size at that insertion point, in items; 0 without a choice.
-        possible: The choice for each insertion point that is possible.
-        refused: For each other insertion point, why it is impossible.
-        holds: What a cache can hold, the earliest cut first.
+        possible: The choice for each possible insertion point; `refused` has the reasons of the others.
+        holds: The forms that a cache can hold, the earliest cut first.
         no_cache: Why a cache can hold nothing; empty if it can hold something.
-        unreadable: What the user's code raised when an example was read; None if it raised nothing.
+        unreadable: The error of the user's code when an example was read; None if there was none.
     """
 
     source: Source
@@ -289,22 +260,18 @@ class Looked:
 
     @property
     def loader(self) -> Any:
-        """The user's loader."""
         return self.source.loader
 
     @property
     def dataset(self) -> Any:
-        """Its data set; None if the loader has none."""
         return getattr(self.loader, "dataset", None)
 
     @property
     def is_dataloader(self) -> bool:
-        """Whether the loader is a ``DataLoader``."""
         return isinstance(self.loader, DataLoader)
 
     @property
     def examples(self) -> int | None:
-        """Number of examples of the data set; None if it is not known."""
         if not self.source.rebuilds:
             return None
         indices = self.source.readable_indices
@@ -312,10 +279,9 @@ class Looked:
 
 
 def look(loader: Any) -> Looked:
-    """Returns what is known of a loader, without iterating it.
+    """Returns the knowledge about a loader, without iterating it.
 
-    Raises:
-        TypeError, ValueError: The package cannot echo this loader, whatever its options. The message says why.
+    It raises a TypeError or a ValueError, with the reason, if the package cannot echo this loader, whatever its options.
     """
     source = Source(loader)
     if not source.rebuilds:  # then no example is read
@@ -331,7 +297,7 @@ def look(loader: Any) -> Looked:
 
 
 class _Seen(NamedTuple):
-    """What is found by reading examples. The fields are those of `Looked`."""
+    """The findings of reading examples. The fields are those of `Looked`."""
 
     choice: Choice
     buffer_size: int
@@ -353,15 +319,7 @@ def _look_there(dataset: Any, loader: Any) -> _Seen:
 
 
 def first_batch(loader: Iterable[Any], clock: Callable[[], float] = time.perf_counter) -> FirstBatch:
-    """Iterates a loader for one batch.
-
-    Args:
-        loader: The loader.
-        clock: Returns seconds.
-
-    Raises:
-        UserCodeError: The user's code has raised an exception, or there is no batch.
-    """
+    """Iterates a loader for one batch; a missing batch raises a UserCodeError, too."""
     started = clock()
     with users_code("reading the first batch"):
         batch = next(iter(loader), _NO_BATCH)
@@ -409,19 +367,13 @@ def _count_tensors(batch: Any) -> int:
 
 
 # ---------------------------------------------------------------------- loader checks
-# What a loader is: its workers, whether it can be pickled, where its data set can be cut, and how long its first batch takes.
 
 _ON_DEVICE = "Augment on the device, in on_after_batch_transfer, or make it a data set that is read by index."
 _STAGED = "Make it a StagedDataset, or name the cut: StagedDataset.of(dataset, augment=...)."
 
 
 def check_loader(looked: Looked, cores: int) -> list[Finding]:
-    """Returns the findings about a loader before it is iterated.
-
-    Args:
-        looked: What is known of the loader.
-        cores: Number of workers that the cores can keep busy.
-    """
+    """Returns the findings about a loader before it is iterated. ``cores`` can keep that many workers busy."""
     found = [_kind(looked), _workers(looked, cores), _pickled(looked)]
     if looked.unreadable is not None:
         way_out = "Mend it; the full traceback is that of next(iter(loader)) with num_workers=0."
@@ -430,12 +382,7 @@ def check_loader(looked: Looked, cores: int) -> list[Finding]:
 
 
 def check_first_batch(first: FirstBatch | UserCodeError, batch_size: int | None = None) -> Finding:
-    """Returns the finding about the first batch.
-
-    Args:
-        first: The batch, or what the user's code raised in its place.
-        batch_size: Number of examples in a batch; None if not known.
-    """
+    """Returns the finding about the first batch, or about the error that the user's code raised in its place."""
     if isinstance(first, UserCodeError):
         return error("first_batch", f"{first}.", "Mend it; with num_workers=0 the traceback is the shortest.", seconds=None)
     each = f", about {bytes_in_words(first.bytes / batch_size)} for an example" if batch_size else ""
@@ -470,8 +417,6 @@ def _workers(looked: Looked, cores: int) -> Finding:
 
 
 class _Counted:
-    """A file that only counts what is written."""
-
     def __init__(self) -> None:
         self.bytes = 0
 
@@ -553,7 +498,6 @@ def _listed(stages: tuple[str, ...]) -> str:
 
 
 # ---------------------------------------------------------------------- memory checks
-# How much memory an example takes, and how many examples a buffer, a cache and the workers' queues can hold.
 
 _MOST_OF_FREE = 0.75  # share that a cache may take, as the analysis advises; the rest is for the buffer and for the training
 _WEIGHED = {
@@ -564,25 +508,13 @@ _WEIGHED = {
 
 
 def check_memory(looked: Looked, free_bytes: int | None) -> list[Finding]:
-    """Returns the findings about examples, buffer and cache.
-
-    Args:
-        looked: What is known of the loader.
-        free_bytes: Free memory; None if the system does not tell.
-    """
     if looked.choice is None:
         return []
     return [_weight(looked), _buffer(looked, free_bytes), _cache(looked, free_bytes)]
 
 
 def check_queues(looked: Looked, first: FirstBatch, free_shared_bytes: int | None) -> Finding | None:
-    """Returns the finding whether the batches that workers prefetch fit into shared memory; None if no worker uses it.
-
-    Args:
-        looked: What is known of the loader.
-        first: Its first batch.
-        free_shared_bytes: Free bytes of ``/dev/shm``; None if it does not exist.
-    """
+    """Returns the finding whether the prefetched batches fit into the free bytes of ``/dev/shm``; None if no worker uses it."""
     batches = looked.source.prefetched_batches
     if not batches or free_shared_bytes is None or not first.tensors:
         return None

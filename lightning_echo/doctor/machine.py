@@ -19,10 +19,10 @@ from lightning_echo.data.copies import bytes_in_words
 from lightning_echo.data.machine import control_groups, cores_within_quota, free_memory_bytes, visible_cores
 
 # ---------------------------------------------------------------------- findings
-# A finding of the doctor, as a value: a status, one sentence, and the way out. All findings together as text or as a document.
+# Findings as values, and all of them as text for people or as a document for programs.
 #
-# The document is for programs. Its first field is its version. ``name`` says what was checked, and stays the same. ``sentence``
-# and ``way_out`` are for people. ``figures`` are the measured values, with the units in their names.
+# The first field of the document is its version. ``name`` identifies the check, and stays the same. ``sentence`` and ``way_out``
+# are for people. ``figures`` are the measured values, with the units in their names.
 
 _VERSION = 1
 _COLUMNS = 110
@@ -44,12 +44,10 @@ class Finding:
     """The result of one check.
 
     Attributes:
-        name: What was checked, in one word for programs, e.g. ``"shared_memory"``.
-        status: How bad it is.
-        sentence: What was found, for people.
-        way_out: What to do; empty if there is nothing to do.
+        name: The check, in one word for programs, e.g. ``"shared_memory"``.
+        sentence: The result, for people; `way_out`: the fix, or empty.
         figures: The measured values, by name. The names contain the units.
-        about: To what the finding belongs: ``"machine"``, ``"data"``, or the name of one of several loaders.
+        about: The subject: ``"machine"``, ``"data"``, or the name of one of several loaders.
     """
 
     name: str
@@ -86,7 +84,7 @@ def worst(findings: Sequence[Finding]) -> Status:
 
 
 def as_text(findings: Sequence[Finding]) -> str:
-    """Returns all findings for a terminal, each with its way out below it, and a line that counts them at the end.
+    """Returns all findings for a terminal, each with its fix below it, and a line that counts them at the end.
 
     >>> print(as_text([warning("workers", "The loader has no workers.", "Set num_workers=2.")]))
     machine
@@ -136,15 +134,10 @@ def _counted(number: int, word: str) -> str:
 
 
 # ---------------------------------------------------------------------- machine
-# The machine as this process sees it: one value with everything that the checks read, so that a test can use another machine.
+# The machine as this process sees it: one value with everything that the checks read, replaceable in a test.
 
 
 def installed_version(package: str) -> str | None:
-    """Returns the version of a package; None if it is not installed.
-
-    >>> installed_version("no-such-package") is None
-    True
-    """
     try:
         return version(package)
     except PackageNotFoundError:
@@ -152,7 +145,6 @@ def installed_version(package: str) -> str | None:
 
 
 def _space(path: Path) -> tuple[int, int] | None:
-    """Returns size and free bytes of a file system; None if there is none."""
     try:
         usage = shutil.disk_usage(path)
     except OSError:
@@ -166,17 +158,14 @@ def _import_operators() -> None:
 
 @dataclass(frozen=True)
 class Machine:
-    """What the checks of a machine read. The defaults are those of this process.
+    """Everything that the checks of a machine read. The defaults are those of this process.
 
     Attributes:
-        python: Version of Python.
         platform: As ``sys.platform``.
-        environ: Environment variables.
         version_of: Returns the version of an installed package, or None.
         import_operators: Imports torchvision's operators. This fails if torch and torchvision do not fit together.
         affinity: Number of cores that the process may run on.
-        proc: Where the kernel shows processes.
-        cgroups: Where the kernel shows control groups.
+        proc: Where the kernel shows processes; `cgroups`: control groups.
         space_of: Returns size and free bytes of the file system at a path, or None.
     """
 
@@ -192,12 +181,14 @@ class Machine:
 
 
 def cores_of(machine: Machine) -> float:
-    """Returns the number of processor cores that the process may use. It is a fraction if a control group limits the time."""
+    """Returns the number of cores that the process may use: a fraction if a control group limits the time."""
     return cores_within_quota(machine.affinity, machine.proc, machine.cgroups)
 
 
 def memory_of(machine: Machine) -> tuple[int | None, int | None]:
-    """Returns the largest memory that the process may have, and the free part of it, in bytes; None: the system does not tell."""
+    """Returns the largest memory that the process may have, and the free part of it, in bytes; None: the system does not report
+    it.
+    """
     limits = [_total_memory(machine.proc)]
     for group, is_version_2 in control_groups("memory", machine.proc, machine.cgroups):
         limits.append(_number(group / ("memory.max" if is_version_2 else "memory.limit_in_bytes")))
@@ -223,7 +214,6 @@ def _text(file: Path) -> str:
 
 
 # ---------------------------------------------------------------------- resources
-# The checks of what the process may use: cores, memory, shared memory, and threads that wait.
 
 _LITTLE_MEMORY = 2**30
 SHARED_MEMORY = Path("/dev/shm")
@@ -236,7 +226,6 @@ def whole_cores(machine: Machine) -> int:
 
 
 def check_resources(machine: Machine) -> list[Finding]:
-    """Returns the findings about cores, memory, shared memory and OpenMP."""
     return [_cores(machine), _memory(machine), _shared_memory(machine), _openmp(machine)]
 
 
@@ -328,7 +317,6 @@ def _openmp(machine: Machine) -> Finding:
 
 
 # ---------------------------------------------------------------------- versions
-# The checks of versions: what is installed, and which versions must not be used together, or not at all.
 
 _MALICIOUS = ("2.6.2", "2.6.3")  # GHSA-w37p-236h-pfx3
 _OLDEST_LIGHTNING, _OLDEST_TORCH, _OLDEST_PYTHON = (2, 5), (2, 4), (3, 10)
@@ -337,7 +325,6 @@ _FORK_MENDED = {10: 15, 11: 10}
 
 
 def check_versions(machine: Machine) -> list[Finding]:
-    """Returns the findings about Python and the packages."""
     return [_python(machine), _torch(machine), _torchvision(machine), _lightning(machine), _package(machine)]
 
 

@@ -1,7 +1,7 @@
 """The known traps of a training loader, as far as they can be seen without training.
 
-Each trap is a function. It gets what is known of the loader, and returns a finding, or None if the trap does not apply. Traps
-that stop a training, or divide its data wrongly, come first.
+A trap is a function of the knowledge about a loader; it returns a finding, or None if it does not apply. Traps that stop a
+training, or divide its data wrongly, come first.
 """
 
 from __future__ import annotations
@@ -31,12 +31,8 @@ _TRANSFER_HOOKS = ("transfer_batch_to_device", "on_before_batch_transfer", "on_a
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What traps depend on beside the loader.
-
-    Attributes:
-        has_cuda: Whether there is a CUDA device.
-        sharing_strategy: How torch sends tensors from process to process.
-        open_files: How many files the process may have open; None if the system does not tell.
+    """The conditions, besides the loader, that traps depend on: CUDA, torch's way of sending tensors, the limit of open files
+    (None: unknown).
     """
 
     has_cuda: bool
@@ -45,7 +41,6 @@ class Surroundings:
 
     @classmethod
     def of_this_process(cls) -> Surroundings:
-        """Returns the surroundings of this process."""
         limit = None
         if find_spec("resource") is not None:  # not on Windows
             resource = import_module("resource")
@@ -55,13 +50,7 @@ class Surroundings:
 
 
 def check_traps(looked: Looked, first: FirstBatch | None, around: Surroundings) -> list[Finding]:
-    """Returns the findings for the traps that apply. If none applies, returns one finding that says so.
-
-    Args:
-        looked: What is known of the loader.
-        first: Its first batch; None if it could not be read.
-        around: What traps depend on beside the loader.
-    """
+    """Returns the findings for the traps that apply, or one finding that none does. ``first`` is None if it could not be read."""
     found = [trap(looked) for trap in _TRAPS]
     found += [_pinned_memory(looked, around), _file_descriptors(looked, first, around)]
     applying = [finding for finding in found if finding is not None]
@@ -69,7 +58,6 @@ def check_traps(looked: Looked, first: FirstBatch | None, around: Surroundings) 
 
 
 def check_hooks(data: Any) -> list[Finding]:
-    """Returns the findings about a data module whose hooks hide those of the model."""
     if not isinstance(data, pl.LightningDataModule):
         return []
     own = [hook for hook in _TRANSFER_HOOKS if is_overridden(hook, data)]

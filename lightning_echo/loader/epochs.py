@@ -1,4 +1,4 @@
-"""Epochs: stretches of the endless sequence of batches, how far the run has come in them, and what was delivered."""
+"""Epochs: stretches of the endless sequence of batches, how far the run has come in them, and the delivered batches."""
 
 from __future__ import annotations
 
@@ -17,10 +17,8 @@ from lightning_echo.loader.state import EchoCounts, EchoState, TrainerState
 from lightning_echo.pipeline.worker import Report, StageSeconds
 
 # ---------------------------------------------------------------------- epochs
-# Epochs: stretches of the endless sequence of batches, and how far the run has come in them.
-#
-# `Progress` holds the numbers, `Epoch` is the iterator of one epoch, and `Iterations` refuses two iterators at the same time.
-# `caller` says for whom an epoch begins.
+# Epochs are stretches of the endless sequence of batches. `Progress` holds the numbers, `Epoch` is the iterator of one epoch,
+# `Iterations` refuses two iterators at the same time, and `caller` returns for whom an epoch begins.
 
 _PACKAGES = "lightning.pytorch", "pytorch_lightning"
 
@@ -28,9 +26,7 @@ _PACKAGES = "lightning.pytorch", "pytorch_lightning"
 class Caller(NamedTuple):
     """Who iterates over a loader.
 
-    Attributes:
-        trainer: The Trainer of Lightning that runs; None outside of a Trainer.
-        is_its_loop: Whether the Trainer's own loop iterates. If not, code of the user's does, in a hook.
+    ``trainer`` is the running Trainer; None outside of one. ``is_its_loop`` is False if the user's code iterates, in a hook.
     """
 
     trainer: Any
@@ -57,12 +53,7 @@ def caller() -> Caller:
 
 
 def few_workers(trainer: Any, loader: Any) -> tuple[str, type[Warning]] | None:
-    """Returns what Lightning says of a loader with few workers, with its kind of warning. It looks at a ``DataLoader`` alone.
-
-    Args:
-        trainer: The Trainer that trains.
-        loader: The plain loader.
-    """
+    """Returns Lightning's warning about a loader with few workers, and its class. Lightning checks a ``DataLoader`` alone."""
     if not isinstance(loader, DataLoader) or loader.num_workers >= 2 or not trainer.is_global_zero:
         return None
     for package in ("lightning.fabric.utilities", "lightning_fabric.utilities"):
@@ -88,11 +79,7 @@ def _has_iterator(model: Any) -> bool:
 
 
 class Steps:
-    """The steps of a Trainer since a loader has begun an epoch.
-
-    Args:
-        trainer: The Trainer. It is not kept alive.
-    """
+    """The steps of a Trainer since a loader has begun an epoch. The Trainer is not kept alive."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = weakref.ref(trainer)
@@ -105,7 +92,7 @@ class Steps:
 
     @property
     def processed(self) -> int | None:
-        """Number of batches whose step is over. None: it is not known, or says nothing of the number of batches taken."""
+        """Number of batches whose step is over. None: it is not known, or not related to the number of batches taken."""
         trainer = self._trainer()
         if trainer is None or takes_iterator(trainer.lightning_module):
             return None
@@ -138,7 +125,6 @@ class TrainerPlace(NamedTuple):
     limit: int | float | None = None
 
     def state(self) -> TrainerState:
-        """Returns the part of it that a checkpoint holds."""
         return TrainerState(in_epoch=self.in_epoch, ended=self.ended, is_over=self.is_over, in_step=self.in_step)
 
 
@@ -171,10 +157,9 @@ def unlimited(taken: float, limit: int | float | None) -> int:
 
 @dataclass
 class Progress:
-    """Where a run stands.
+    """The place of a run.
 
     Attributes:
-        epoch: Number of the present epoch, from 0.
         epoch_batches: Length of the present epoch; -1 while that is not known, because it ends when a pass ends.
         in_epoch: Batches of the present epoch that were delivered.
         delivered: Batches that were delivered in the whole run.
@@ -199,7 +184,6 @@ class Progress:
 
     @property
     def over(self) -> bool:
-        """Whether all batches of the present epoch were delivered."""
         return 0 <= self.epoch_batches <= self.in_epoch
 
     def begin(self, length: int, *, keeps_length: bool = False, place: TrainerPlace | None = None) -> None:
@@ -222,17 +206,10 @@ class Progress:
             self.kept_length = None
 
     def trainers_length(self, length: int, place: TrainerPlace | None) -> int:
-        """Returns the length to tell a Trainer that resumes an epoch whose batches had all been delivered (`not_ended`).
+        """Returns the length to report to a Trainer that resumes an epoch whose batches had all been delivered (`not_ended`).
 
         If the checkpoint was saved in ``on_train_batch_end``, Lightning continues to count from that batch, if the next epoch has
-        more batches than that. If the checkpoint was saved later, Lightning ends the old epoch first.
-
-        Args:
-            length: Length of the next epoch.
-            place: Where the Trainer is, if that is known.
-
-        Returns:
-            ``length``, if none of this applies.
+        more batches than that. If the checkpoint was saved later, Lightning ends the old epoch first. Otherwise it is ``length``.
         """
         if self.not_ended is None or place is None or not place.resumes:
             return length
@@ -243,21 +220,16 @@ class Progress:
         return length if place.ended > self.not_ended.ended else self.epoch_batches
 
     def end(self) -> None:
-        """Ends the present epoch, because its pass has ended."""
         self.epoch_batches = self.in_epoch
 
     def snapshot(self) -> Progress:
-        """Returns a copy of the numbers."""
         return replace(self)
 
     @classmethod
     def from_state(cls, state: EchoState, limit: int | float | None) -> Progress:
-        """Returns the progress of a run that continues from a state.
+        """Returns the progress of a run that continues from a state. A Trainer with ``limit`` ends an epoch earlier.
 
-        Args:
-            state: The state. If several loaders make up an epoch, the state says whether the epoch continues, because this loader
-                may end before the epoch does.
-            limit: The Trainer's ``limit_train_batches``, which ends an epoch earlier.
+        If several loaders make up an epoch, the state has whether the epoch continues: this loader may end earlier.
         """
         progress = cls(state.epoch, state.epoch_batches, state.in_epoch, state.delivered, state.has_begun_pass is True)
         end = limited(progress.epoch_batches if progress.epoch_batches >= 0 else math.inf, limit)
@@ -279,13 +251,7 @@ class HasProgress(Protocol):
 class Epoch(Iterator[Any]):
     """The iterator of one epoch. Nothing happens before the first ``next``.
 
-    Args:
-        run: Knows where the run stands.
-        begin: Begins an epoch.
-        fetch: Returns the next batch.
-
-    Attributes:
-        finished: Whether the consumer has been told that the epoch is over. Lightning counts batches, and never asks for the end.
+    ``finished``: whether the consumer got the end of the epoch. Lightning counts batches, and never asks for the end.
     """
 
     def __init__(self, run: HasProgress, begin: Callable[[Epoch], None], fetch: Callable[[], Any]) -> None:
@@ -322,8 +288,8 @@ def _let_go_of_handled_end() -> None:
     """Removes the traceback of a ``StopIteration`` that the caller is handling, because the traceback holds all iterators.
 
     Lightning begins the next iteration while it still handles the end of the last one. A stream that begins now may keep that
-    exception alive as long as the stream lives. The reason: if a generator calls compiled code (of Cython, as in numpy), the
-    code stores the exception that its caller is handling.
+    exception alive as long as the stream lives: if a generator calls compiled code (of Cython, as in numpy), the code stores the
+    exception that its caller is handling.
     """
     handled = sys.exc_info()[1]
     if isinstance(handled, StopIteration):
@@ -341,16 +307,12 @@ class Iterations:
         return Iterations, ()
 
     def add(self, epoch: Epoch) -> None:
-        """Remembers a new iterator, without keeping it alive."""
         self._refs = [ref for ref in self._refs if ref() is not None] + [weakref.ref(epoch)]
 
     def check_alone(self, epoch: Epoch) -> None:
         """Refuses to begin an epoch while an earlier iterator is not finished.
 
         An earlier iterator counts even if it has not begun, because Lightning makes its own iterator early.
-
-        Raises:
-            RuntimeError: An earlier iterator is not finished.
         """
         for ref in self._refs:
             other = ref()
@@ -366,8 +328,6 @@ class Iterations:
 
 
 # ---------------------------------------------------------------------- delivery
-# What has been delivered so far: counts, seconds, and how far epochs have come.
-#
 # If a loader has no length, Lightning fetches one batch ahead, to see where an epoch ends. Counts and state must belong to the
 # batch in use. So they are those from before the last fetch::
 #
@@ -387,26 +347,14 @@ def _never() -> bool:
 
 
 class BatchesUsed(NamedTuple):
-    """How many batches a consumer has used, if it fetches one batch ahead.
-
-    Attributes:
-        in_run: Batches in the whole run.
-        in_epoch: Batches in the present epoch.
-    """
+    """How many batches a consumer has used, in the whole run and in the present epoch, if it fetches one batch ahead."""
 
     in_run: int
     in_epoch: int
 
 
 class Delivered(NamedTuple):
-    """What had been delivered up to some batch.
-
-    Attributes:
-        counts: Examples in all batches.
-        last: Examples in the last batch.
-        progress: How far epochs had come.
-        ended_passes: Passes over the data that had ended.
-    """
+    """The delivery up to some batch: examples in all batches and in the last one, how far epochs had come, and ended passes."""
 
     counts: EchoCounts
     last: EchoCounts
@@ -415,18 +363,17 @@ class Delivered(NamedTuple):
 
 
 class Delivery:
-    """Counts what is delivered.
+    """Counts the delivered batches.
 
     Attributes:
         progress: How far epochs have come, including a batch that was fetched ahead.
-        seconds: Seconds that the workers spent on the batches.
         note: A message of a worker for the user; empty if there is none.
-        batches_used: A function that returns how many batches the consumer has used, if the consumer fetches one ahead. If it is
-            None, or returns None, the consumer does not fetch ahead.
-        trainer_place: A function that returns where the Trainer is. If it is None, or returns None, there is no Trainer, or the
-            Trainer iterates over several loaders.
-        add_lookups: A function that counts the hits and misses of a cache, the hits that came from other nodes, and the seconds
-            of waiting for those. None: there is no cache.
+        batches_used: Returns how many batches the consumer has used, if the consumer fetches one ahead. If it is None, or returns
+            None, the consumer does not fetch ahead.
+        trainer_place: Returns where the Trainer is. If it is None, or returns None, there is no Trainer, or the Trainer iterates
+            over several loaders.
+        add_lookups: Counts the hits and misses of a cache, the hits that came from other nodes, and the seconds of waiting for
+            those. None: there is no cache.
     """
 
     def __init__(self) -> None:
@@ -437,14 +384,12 @@ class Delivery:
         self.reset()
 
     def reset(self) -> None:
-        """Goes back to the start of the run."""
         self.seconds = StageSeconds()
         self.continue_at(Progress(), EchoCounts(), 0)
         self._steps: Steps | None = None  # of the Trainer, since the epoch began
         self._taken = 0  # batches fetched since then
 
     def continue_at(self, progress: Progress, counts: EchoCounts, ended_passes: int) -> None:
-        """Continues at another place in the run."""
         self.progress, self._ended_passes = progress, ended_passes
         self._fresh, self._echoed, self._refetched = counts.fresh, counts.echoed, counts.refetched
         self._last: tuple[int, int, int] = (0, 0, 0)
@@ -455,17 +400,16 @@ class Delivery:
         self._used_at = 0  # number of batches used in the run at which the batch that was fetched last comes into use
         self._passes_at_last = ended_passes  # passes that had ended before the last batch
         self._length_before_end: int | None = None  # length of the epoch, as it was before a pass ended it
-        self._counted: Counted = (progress, -1, 0, (0, 0, 0), (0, 0, 0), 0, 0)  # what the last fetch found, see `take_back`
+        self._counted: Counted = (progress, -1, 0, (0, 0, 0), (0, 0, 0), 0, 0)  # the findings of the last fetch, see `take_back`
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy in another process has no consumer yet."""
         return _restored, (self.progress, self._all(), self._ended_passes, self.seconds)
 
-    # ------------------------------------------------------------------ what is in use
+    # ------------------------------------------------------------------ in use
 
     @property
     def fetches_ahead(self) -> bool:
-        """Whether the consumer fetches one batch ahead."""
         return self.batches_used is not None and self.batches_used() is not None
 
     @property
@@ -478,29 +422,24 @@ class Delivery:
 
     @property
     def in_use(self) -> Delivered:
-        """What was delivered up to the batch in use."""
         if self._before is not None and self.is_ahead:
             return self._before
         return self._delivered()
 
     @property
     def counts(self) -> EchoCounts:
-        """Examples delivered up to the batch in use."""
         return self._all() if self._before is None else self.in_use.counts
 
     @property
     def last(self) -> EchoCounts:
-        """Examples in the batch in use."""
         return EchoCounts(*self._last) if self._before is None else self.in_use.last
 
     @property
     def batches(self) -> int:
-        """Batches delivered in the run up to the batch in use."""
         return self.progress.delivered if self._before is None else self.in_use.progress.delivered
 
     @property
     def ended_passes(self) -> int:
-        """Passes over the data that have ended."""
         return self._ended_passes if self._before is None else self.in_use.ended_passes
 
     @property
@@ -512,7 +451,7 @@ class Delivery:
 
     @property
     def before_in_use(self) -> Delivered:
-        """What was delivered up to the batch before the one in use."""
+        """The delivery up to the batch before the one in use."""
         now = self.in_use
         progress = now.progress.snapshot()
         progress.delivered -= 1
@@ -526,10 +465,9 @@ class Delivery:
     # ------------------------------------------------------------------ delivering
 
     def take_back(self, delivered: int) -> None:
-        """Undoes a fetch, also half of one, because its batch has not reached the consumer.
+        """Undoes a fetch after ``delivered`` batches, or half of one, because its batch has not reached the consumer.
 
-        Args:
-            delivered: Batches that had been delivered before the fetch. If that fetch had not begun, nothing is undone.
+        If that fetch had not begun, nothing is undone.
         """
         progress, had_delivered, in_epoch, examples, last, taken, passes_at_last = self._counted
         if progress is self.progress and had_delivered == delivered:
@@ -538,13 +476,7 @@ class Delivery:
             self._last, self._taken, self._passes_at_last = last, taken, passes_at_last
 
     def begin_epoch(self, length: int, *, keeps_length: bool, steps: Steps | None = None) -> None:
-        """Begins the next epoch, or continues a resumed one.
-
-        Args:
-            length: Length of the next epoch; -1 if it ends when a pass ends.
-            keeps_length: As in `Progress.begin`.
-            steps: The steps of the Trainer that iterates; None if there is none.
-        """
+        """Begins the next epoch (``length``: -1 if a pass ends it), or continues a resumed one. See `Progress.begin`."""
         used = None if self.batches_used is None else self.batches_used()
         # A loader that begins again within the consumer's epoch is one of several, and its last batch is about to be used.
         if used is not None and used.in_epoch == 0 and not (self.progress.over and used.in_run == self._asked_at):
@@ -555,7 +487,6 @@ class Delivery:
         self._steps, self._taken, self._length_before_end = steps, 0, None
 
     def trainers_length(self, length: int) -> int:
-        """Returns the length to tell a Trainer that resumes, see `Progress.trainers_length`."""
         return self.progress.trainers_length(length, self._place())
 
     def _place(self) -> TrainerPlace | None:
@@ -579,15 +510,9 @@ class Delivery:
     def fetch(self, next_batch: Callable[[int], Fetched | None], crosses_passes: Callable[[], bool] = _never) -> Any:
         """Returns the next batch, and counts it.
 
-        The training waits for this function. Beside the making of the batch, all work for each batch is done here.
-
-        Args:
-            next_batch: Returns the batch after a number of delivered ones, or None if a pass has ended.
-            crosses_passes: Whether the epoch continues when a pass has ended.
-
-        Raises:
-            StopIteration: The epoch has ended.
-            RuntimeError: ``next_batch`` raised a StopIteration. Passed on, it would end the epoch silently.
+        ``next_batch`` gets the number of delivered batches, and returns None where a pass ends. The training waits for
+        this function. Besides the making of the batch, all work for each batch is done here. A StopIteration of ``next_batch``
+        becomes a RuntimeError: passed on, it would end the epoch silently.
         """
         progress, examples = self.progress, (self._fresh, self._echoed, self._refetched)
         self._counted = progress, progress.delivered, progress.in_epoch, examples, self._last, self._taken, self._passes_at_last

@@ -154,7 +154,7 @@ class EchoLoader(PlainAttributes):
         self.is_transferred = False
         self.epoch_goes_on: Callable[[], bool | None] | None = None
 
-    # ------------------------------------------------------------------ what it is
+    # ------------------------------------------------------------------ properties
 
     @property
     def loader(self) -> Any:
@@ -299,7 +299,7 @@ class EchoLoader(PlainAttributes):
 
     @property
     def cache_counts(self) -> CacheCounts | None:
-        """What the cache of this node holds, and its hits and misses in this run; None without a cache."""
+        """The contents of the cache of this node, and its hits and misses in this run; None without a cache."""
         return None if self._setting.cache is None else self._setting.cache.counts
 
     @property
@@ -356,7 +356,7 @@ class EchoLoader(PlainAttributes):
 
     @property
     def batch_sampler(self) -> EpochListener:
-        """An object to which Lightning tells the number of the epoch (see run.py). It does not make batches."""
+        """An object on which Lightning sets the number of the epoch (see run.py). It does not make batches."""
         return EpochListener(getattr(self.loader, "batch_size", None) or 1, self._hear_epoch)
 
     def _hear_epoch(self, epoch: int) -> None:
@@ -456,8 +456,7 @@ class EchoLoader(PlainAttributes):
     def _plain_loader(self, by: Caller) -> Any:
         """Returns the loader inside, for a Trainer that evaluates and for a user who looks at data in a hook.
 
-        Raises:
-            RuntimeError: Lightning would have to divide the data of an evaluation among ranks.
+        Raises a RuntimeError if Lightning would have to divide the data of an evaluation among ranks.
         """
         what = "a loop in a hook gets"
         if by.evaluates:
@@ -474,7 +473,7 @@ class EchoLoader(PlainAttributes):
         return self.loader
 
     def notice_changes(self) -> None:
-        """Looks whether the data was changed since the workers were started. If so, the next epoch starts new workers.
+        """Checks whether the data was changed since the workers were started. If so, the next epoch starts new workers.
 
         The beginning of an epoch does the same. Call it before that, if you must know whether workers will start (`is_running`).
         """

@@ -20,12 +20,7 @@ from lightning_echo.schema import EchoStateError
 def adapt_state(state: EchoState, setting: Setting) -> EchoState:
     """Returns the state from which a run continues: ``state`` itself, or one at the start of the next pass.
 
-    Args:
-        state: The loaded state.
-        setting: The setting of the loader that loads it.
-
-    Raises:
-        EchoStateError: The state was taken within a pass, and the loader cannot continue there.
+    Raises an `EchoStateError` if the state was taken within a pass, and the loader cannot continue there.
     """
     changed = state.conditions.differences(setting.conditions()) if setting.by_streams or state.stream is not None else ""
     if setting.resumes and not changed:
@@ -36,15 +31,9 @@ def adapt_state(state: EchoState, setting: Setting) -> EchoState:
 
 
 def check_same_passes(state: EchoState, setting: Setting, *, may_change: bool) -> None:
-    """Refuses a state whose passes are not those of the loader that loads it.
+    """Raises an `EchoStateError` if the passes of a state have another order, length or sharing than those of its loader.
 
-    Args:
-        state: The loaded state.
-        setting: The setting of the loader that loads it. It has been told the pass of the state.
-        may_change: Whether the length of a pass may follow its number.
-
-    Raises:
-        EchoStateError: The passes have another order or length, or only one of the two runs shares its reading.
+    The setting has been given the pass of the state. ``may_change``: whether the length of a pass may follow its number.
     """
     length = setting.layout().length
     if other_order := other_order_of(state, setting):
@@ -73,11 +62,9 @@ def check_same_passes(state: EchoState, setting: Setting, *, may_change: bool) -
 
 
 def begin_next_pass(state: EchoState, setting: Setting) -> tuple[EchoState | None, bool]:
-    """Returns the state from which a run continues in the same process, after its workers were ended.
+    """Returns the state from which a run continues after its workers ended, and whether the pass was cut short.
 
-    Returns:
-        Two values: the state at the start of the next pass, or None if the loader can continue at its place. And whether the
-        present pass had to be cut short.
+    The state is at the start of the next pass, or None if the loader can continue at its place.
     """
     if setting.resumes or (state.plan is None and state.stream is None):
         return None, False
@@ -85,19 +72,10 @@ def begin_next_pass(state: EchoState, setting: Setting) -> tuple[EchoState | Non
 
 
 def follow_state(state: EchoState, before: Setting, setting: Setting) -> tuple[EchoState | None, bool]:
-    """Returns the state with which a loader continues where another one has stopped, in the same process.
+    """Returns the state with which a loader continues the run of another one, and whether the pass was cut short.
 
-    If a loader of unknown length, or of a stream, was made anew between two passes, the new loader reads its next pass, because
-    it may read other data.
-
-    Args:
-        state: State of the loader before.
-        before: Setting of the loader before.
-        setting: Setting of the loader that takes its place.
-
-    Returns:
-        Two values: the state, or None if a position does not mean the same in both loaders. And whether the present pass had to
-        be cut short.
+    The state is None if a position does not mean the same in both loaders. If a loader of unknown length, or of a stream, was
+    made again between two passes, the new loader reads its next pass, because it may read other data.
     """
     is_over = is_between_passes(state)
     own_passes = setting.by_streams or setting.source.length is None  # only the loader itself knows what comes next
@@ -114,12 +92,9 @@ def follow_state(state: EchoState, before: Setting, setting: Setting) -> tuple[E
 
 
 def start_of_next_pass(state: EchoState, now: Layout, by_batches: bool) -> Start:
-    """Returns where the next pass begins in a run with another layout. If a pass is about to begin, it is that one.
+    """Returns where the next pass begins in a run with the layout ``now``. If a pass is about to begin, it is that one.
 
-    Args:
-        state: State of the run. Its passes have a known length.
-        now: Layout of the run from here on.
-        by_batches: Whether positions of the run count batches from here on.
+    The passes of the state have a known length. ``by_batches``: whether positions of the run count batches from here on.
     """
     number = -(-state.position // state.layout.items_per_pass(state.insertion_point.by_batches))
     return Start(number * now.items_per_pass(by_batches), number * now.batches_per_pass)
@@ -138,16 +113,11 @@ def why_next_pass(state: EchoState, setting: Setting) -> str:
 
 
 def where_to_go_on(state: EchoState, now: Layout, by_batches: bool) -> Start:
-    """Returns the position and batch number at which a run with another layout continues, so that it leaves out no example.
+    """Returns the position and batch number at which a run with the layout ``now`` continues, so that it leaves out no example.
 
-    The run skips what all ranks together had taken from the pass, rounded down to whole batches of this run. A pass of unknown
-    length is not divided among ranks, so its batches are at the same places. A pass of another length cannot be continued: the
-    next one begins.
-
-    Args:
-        state: State of the run that was saved, with a plan.
-        now: Layout of this run.
-        by_batches: Whether positions of this run count batches.
+    The run skips all that all ranks together had taken from the pass, rounded down to whole batches of this run. A pass of
+    unknown length is not divided among ranks, so its batches are at the same places. A pass of another length cannot be
+    continued: the next one begins. ``by_batches``: whether positions of this run count batches.
     """
     plan, before = state.plan, state.layout
     assert plan is not None
@@ -166,15 +136,10 @@ def where_to_go_on(state: EchoState, now: Layout, by_batches: bool) -> Start:
 
 
 def order_to_go_on(state: EchoState, now: Layout, begin_at: Start) -> OrderState | None:
-    """Returns the order with which a run with another layout goes on within a pass.
+    """Returns the order with which a run with the layout ``now`` continues within a pass.
 
     The start of a pass is rearranged. How, depends on where the pass before it ended, and so on the number of ranks at that time.
     The present pass must keep its arrangement: otherwise some of its examples would be left out, and others would come twice.
-
-    Args:
-        state: State of the run that was saved, with a plan.
-        now: Layout of this run.
-        begin_at: Where this run continues.
     """
     order, before = state.order, state.layout
     end = before.pass_length * before.replicas
@@ -189,7 +154,6 @@ def other_order_of(state: EchoState, setting: Setting) -> str:
 
 
 def has_own_states(state: EchoState) -> bool:
-    """Returns whether a state contains a state of the user's loader or stream."""
     workers = () if state.stream is None else state.stream.workers
     return any(saved is not None for saved in workers) or (state.order is not None and state.order.loader is not None)
 

@@ -39,27 +39,18 @@ from lightning_echo.schema import LeftOut
 from lightning_echo.split.check import SplitFails
 
 # ---------------------------------------------------------------------- factor
-# The echo factor of a run: what was set, and to which batches it applies.
 
 
 class RunFactor:
     """A factor that may change while batches that were planned with an earlier factor are still to come.
 
-    Args:
-        factor: The factor at the start.
+    ``value`` was set last and applies from batch ``since`` of the run on, ``before`` until then. ``largest`` so far decides how
+    far ahead batches may be planned.
 
-    Attributes:
-        value: The factor that was set last.
-        constructed: The factor at the start.
-        largest: The largest factor so far. It decides how far ahead batches may be planned.
-        since: Number of the first batch of the run to which `value` applies.
-        before: The factor that applies until then.
-
-    Example:
-        >>> factor = RunFactor(2.0)
-        >>> factor.change(4.0, since=10, delivered=3)
-        >>> factor.value, factor.in_force(9), factor.in_force(10)
-        (4.0, 2.0, 4.0)
+    >>> factor = RunFactor(2.0)
+    >>> factor.change(4.0, since=10, delivered=3)
+    >>> factor.value, factor.in_force(9), factor.in_force(10)
+    (4.0, 2.0, 4.0)
     """
 
     def __init__(self, factor: float) -> None:
@@ -67,7 +58,6 @@ class RunFactor:
         self.restart()
 
     def restart(self, value: float | None = None) -> None:
-        """Goes back to the start of the run, with another factor if one is given."""
         self.value = self.largest = self.before = self.constructed if value is None else value
         self.since = 0
 
@@ -81,7 +71,6 @@ class RunFactor:
         return self.value if number >= self.since else self.before
 
     def load(self, state: EchoState) -> None:
-        """Continues from a state of the loader."""
         self.value, self.largest = state.factor, state.largest_factor
         if state.plan is not None:
             self.since = max((change.number for change in state.plan.pending), default=0)
@@ -93,18 +82,18 @@ class RunFactor:
 
 
 # ---------------------------------------------------------------------- succession
-# What happens if a user makes a new `EchoLoader` for each epoch: the new one continues the run of the one before.
+# If a user makes a new `EchoLoader` for each epoch, the new one continues the run of the one before.
 #
 # A hook may return a new `EchoLoader` each time that it is called (``reload_dataloaders_every_n_epochs=1``), or each of several
-# short trainings may make one. Each loader would begin a run of its own, and all would deliver the same part of the data. Nothing
-# tells the loader directly, but there are two signs:
+# short trainings may make one. Each loader would begin a run of its own, and all would deliver the same part of the data. The
+# loader is not informed directly, but there are two signs:
 #
-# * Lightning tells the epoch to the samplers of a loader. So an `EchoLoader` has a ``batch_sampler`` that receives it
+# * Lightning calls ``set_epoch`` of a loader's samplers. So an `EchoLoader` has a ``batch_sampler`` that receives it
 #   (`EpochListener`).
 # * A loader finds the run of the loader that was made before it over the same data set, if that run is alive
 #   (`predecessor_of`). How that run began is known as long as the data set is alive (`Beginning`).
 #
-# If a loader is at the start of its run and Lightning tells it a later epoch than the first, it continues the run of its
+# If a loader is at the start of its run and Lightning sets a later epoch than the first, it continues the run of its
 # predecessor. The loader warns if there is no predecessor, or if two trainings begin with the same part of the data.
 
 
@@ -115,7 +104,7 @@ class Beginning:
     Attributes:
         epochs: Number of epochs that were begun.
         seed: Seed in use; None before the first batch.
-        heard_epoch: The epoch that Lightning told last; -1 if it told none.
+        heard_epoch: The epoch that Lightning set last; -1 if it set none.
         share: Share of a pass that the first epoch delivers, without the examples that fill the buffer.
         before: Beginning of the run that was made before over the same data. None once this run begins.
     """
@@ -127,21 +116,14 @@ class Beginning:
     before: Beginning | None = None
 
     def note_epoch(self, heard_epoch: int, seed: int | None, fresh_batches: float, pass_batches: int) -> None:
-        """Notes that an epoch begins.
-
-        Args:
-            heard_epoch: The epoch that Lightning told.
-            seed: Seed in use.
-            fresh_batches: Number of batches of fresh examples in the epoch; below 0 if its length is not known.
-            pass_batches: Number of batches in a pass; 0 if that is not known.
-        """
+        """Notes that an epoch begins. ``fresh_batches`` is below 0, and ``pass_batches`` is 0, if its length is not known."""
         self.epochs += 1
         self.heard_epoch, self.seed = heard_epoch, seed
         if self.epochs == 1:
             self.share = fresh_batches / pass_batches if pass_batches and fresh_batches > 0 else 1.0
 
     def is_repeated(self, seed: int | str | None, heard_epoch: int) -> bool:
-        """Returns whether a later run delivers what this one has delivered.
+        """Returns whether a later run delivers the same batches as this one.
 
         It does if both have the same seed, and this one has delivered one epoch that is shorter than a pass.
         """
@@ -174,9 +156,7 @@ _last: dict[int, _Last] = {}
 class EpochListener:
     """Receives the epoch from Lightning, which calls ``loader.batch_sampler.sampler.set_epoch``.
 
-    Args:
-        batch_size: Batch size of the loader. DeepSpeed reads it here.
-        set_epoch: Called with the number of the epoch.
+    DeepSpeed reads ``batch_size`` here.
     """
 
     def __init__(self, batch_size: int, set_epoch: Callable[[int], None]) -> None:
@@ -189,13 +169,9 @@ class EpochListener:
 
 
 def predecessor_of(run: Run, loader: Any) -> Run | None:
-    """Returns the run of the loader that was made last over the same data, if that run is alive.
+    """Returns the last run that was made over the same data, if it is alive, and remembers ``run`` in its place.
 
-    Remembers ``run`` in its place. ``run.beginning.before`` then says how the earlier run began, even if it is not alive.
-
-    Args:
-        run: Run of the new loader.
-        loader: The user's loader.
+    ``run.beginning.before`` then has the beginning of the earlier run, even if that is not alive.
     """
     data = getattr(loader, "dataset", loader)
     key = id(data)
@@ -217,10 +193,9 @@ def predecessor_of(run: Run, loader: Any) -> Run | None:
 
 
 # ---------------------------------------------------------------------- echo run
-# `EchoRun`: the whole run of an `EchoLoader`, however often it is stopped. It owns everything that changes.
-#
-# `Setting` holds what never changes. The seed, the factor (`RunFactor`), the pipeline with its workers (`RestartablePipeline`)
-# and the counts (`Delivery`) do change. They are saved and loaded together. A resumed run continues
+# `EchoRun` is the whole run of an `EchoLoader`, however often it is stopped. `Setting` holds the parts that no run changes.
+# The seed, the factor (`RunFactor`), the pipeline with its workers (`RestartablePipeline`) and the counts (`Delivery`) do change.
+# They are saved and loaded together. A resumed run continues
 #
 # * at the same batch, if everything is as it was;
 # * at the same place of the pass, if the number of ranks, the batch size or the number of workers has changed;
@@ -228,20 +203,12 @@ def predecessor_of(run: Run, loader: Any) -> Run | None:
 
 
 class EchoRun:
-    """Where a run stands, and how it continues.
-
-    Args:
-        setting: What never changes.
-        factor: Echo factor at the start.
-        seed: Seed of the run; None: it is drawn at the first batch.
+    """The place of a run, and how it continues.
 
     Attributes:
-        factor: The echo factor, and from which batch on it applies.
-        seed: Seed in use; None before the first batch, if none was given.
-        delivery: What has been delivered.
+        seed: Seed in use; None before the first batch, if none was given: then it is drawn there.
         worker_init_fn: The function that each worker calls when it starts.
-        heard_epoch: Number of the epoch that Lightning told last; -1 if it told none.
-        beginning: How the run began.
+        heard_epoch: Number of the epoch that Lightning set last; -1 if it set none.
         predecessor: The run of the loader that was made before over the same data, if that run is alive. None once this run
             begins.
     """
@@ -261,7 +228,6 @@ class EchoRun:
         self._reset()
 
     def restart(self) -> None:
-        """Goes back to the start of the run."""
         self._pipeline.stop(self.delivery.batches)
         self._reset()
 
@@ -278,7 +244,6 @@ class EchoRun:
 
     @property
     def name(self) -> str:
-        """Name of the loader among several, see `EchoLoader`."""
         return self._says.name
 
     @name.setter
@@ -298,7 +263,6 @@ class EchoRun:
 
     @property
     def planned_ahead(self) -> int:
-        """The largest number of batches that are planned beyond the delivered one."""
         return self._setting.lookahead(self.factor.largest)
 
     def length(self) -> int:
@@ -309,15 +273,9 @@ class EchoRun:
         return self.delivery.trainers_length(self._setting.epoch_batches(self.factor.value)) if kept is None else kept
 
     def change_factor(self, value: float, since: int | None = None) -> None:
-        """Applies a factor from the first batch that is not planned yet, or from a later one.
+        """Applies a factor from batch ``since`` of the run on; None: from the first batch that is not planned yet.
 
-        Args:
-            value: The factor.
-            since: Number of the first batch of the run to which the factor applies. None: the first batch not yet planned.
-
-        Raises:
-            ValueError: Batch ``since`` may be planned already. Or nothing is planned yet, and ``since`` is a later batch than
-                the next one.
+        Raises a ValueError if batch ``since`` may be planned already, or if it is not the next one and nothing is planned yet.
         """
         fetched = self.delivery.batches
         is_planned = self._pipeline.started is not None or self.state().pending is not None
@@ -344,14 +302,13 @@ class EchoRun:
 
     @property
     def is_at_start(self) -> bool:
-        """Whether no batch was delivered and no state was loaded."""
         return not self.delivery.progress.delivered and not self.delivery.progress.epoch_batches and self._conditions is None
 
     # ------------------------------------------------------------------ running
 
     @property
     def is_running(self) -> bool:
-        """Whether the next batch comes from workers that run already.
+        """Whether the next batch comes from running workers.
 
         They cannot be used if the data set has changed since they were started, see `notice_changes`.
         """
@@ -365,8 +322,7 @@ class EchoRun:
         Args:
             keeps_length: As in `Progress.begin`.
             is_alone: Whether this loader must find out by itself whether it continues the run of another loader. Otherwise an
-                `EchoDataModule` or `EchoCallback` tells it.
-            steps: The steps of the Trainer that iterates; None if there is none.
+                `EchoDataModule` or `EchoCallback` arranges that.
             is_limited: Whether the Trainer ends an epoch after some number of steps. An epoch of a loader without a length then
                 continues with the next pass, as a plain loader would begin again: only a pass that began in the epoch ends it.
         """
@@ -394,7 +350,7 @@ class EchoRun:
         return before is not None and not setting.by_streams and before.layout.length != setting.layout().length
 
     def notice_changes(self) -> None:
-        """Looks whether the data was changed since the workers were started. If so, the next epoch starts new ones."""
+        """Checks whether the data was changed since the workers were started. If so, the next epoch starts new ones."""
         if self._pipeline.started is not None and not any(self._changed):
             self._changed = self._changes.look()
             self._says.once(self._changes.why_slow)
@@ -407,7 +363,6 @@ class EchoRun:
             self._says.once(self._setting.cache.forget())
 
     def _note_own(self) -> None:
-        """Notes what reading itself has changed, when the first batch is there."""
         self._changes.note_own()
         if self._setting.cache is not None:
             self._setting.cache.note_own()
@@ -479,11 +434,7 @@ class EchoRun:
         )
 
     def fetch(self) -> Any:
-        """Returns the next batch. Starts the workers if they do not run.
-
-        Raises:
-            StopIteration: The epoch has ended, because its pass has.
-        """
+        """Returns the next batch; StopIteration where a pass ends the epoch. Starts the workers if they do not run."""
         started, delivery = self._pipeline.started, self.delivery
         pipeline, delivered = started or self._start(), delivery.progress.delivered
         try:
@@ -576,12 +527,10 @@ class EchoRun:
     def settle(self) -> None:
         """Opens the cache, and makes the sizes that depend on the free memory final. All ranks must call this function together.
 
-        Raises:
-            ValueError: The memory that the user asks for cannot hold a batch. Or the cache cannot be opened, see
-                `LoaderCache.open`.
+        Raises a ValueError if the memory that the user asks for cannot hold a batch, or if the cache cannot be opened.
         """
         if (cache := self._setting.cache) is not None:
-            self._open_cache(cache)  # before the buffer: what the cache holds takes no memory of the buffer
+            self._open_cache(cache)  # before the buffer: the cache's memory is not the buffer's
         if message := self._setting.settle_buffer(self.factor.value):
             self.warn(message)
 
@@ -593,7 +542,7 @@ class EchoRun:
             self._says.inform(line)
 
     def _state_to_start_from(self, state: EchoState) -> EchoState:
-        """Returns the state to start from. If it has no plan, its `begin_at` says where the next plan begins."""
+        """Returns the state to start from. If it has no plan, the next plan begins at its `begin_at`."""
         setting = self._setting
         next_pass, is_cut = begin_next_pass(state, setting)
         if is_cut:
@@ -619,10 +568,10 @@ class EchoRun:
         order = order_to_go_on(state, setting.layout(), begin_at) if is_same_pass else None
         return replace(state, plan=None, order=order, begin_at=begin_at)
 
-    # ------------------------------------------------------------------ going on
+    # ------------------------------------------------------------------ continuing
 
     def state(self, *, before: bool = False) -> EchoState:
-        """Returns where the run stands at the batch in use, or ``before`` it."""
+        """Returns the state of the run at the batch in use, or ``before`` it."""
         in_use, factor = self.delivery.before_in_use if before else self.delivery.in_use, self.factor
         progress = in_use.progress
         conditions = self._conditions or self._setting.conditions()
@@ -656,9 +605,7 @@ class EchoRun:
     def state_dict(self, epoch_goes_on: bool | LeftOut | None, place: TrainerPlace | None) -> dict[str, Any]:
         """Returns the state in plain types. Within a step of the Trainer, the run continues with the batch of that step.
 
-        Args:
-            epoch_goes_on: As in `EchoState`.
-            place: Where the Trainer is; None if there is no Trainer.
+        ``epoch_goes_on`` is as in `EchoState`.
         """
         is_under_way = self.delivery.is_under_way and self._pipeline.reaches(self.delivery.before_in_use.progress.delivered)
         trainer, state = None if place is None else place.state(), self.state(before=is_under_way)
@@ -666,19 +613,11 @@ class EchoRun:
         return replace(state, epoch_goes_on=epoch_goes_on, trainer=trainer, new_length=new_length).to_dict()
 
     def load_state_dict(self, saved: dict[str, Any], limit: int | float | None) -> None:
-        """Continues where a state was taken.
-
-        Args:
-            saved: What `state_dict` returned.
-            limit: As in `Progress.from_state`.
-
-        Raises:
-            EchoStateError: See `EchoLoader.load_state_dict`.
-        """
+        """Continues from a `state_dict`, see `EchoLoader.load_state_dict`. ``limit`` is as in `Progress.from_state`."""
         setting = self._setting
         state = EchoState.from_dict(saved, by_index=setting.source.rebuilds)
         if may_change := setting.has_hearers:
-            self.close()  # what is told now is not for the pass that it reads
+            self.close()  # the pass that is set now is not the one that it reads
         setting.tell_pass(state)
         check_same_passes(state, setting, may_change=may_change)
         if state.delivered and state.insertion_point is earliest(Needs.examples):
@@ -760,8 +699,7 @@ class EchoRun:
             "beginning": Beginning(),
         }
 
-    # ------------------------------------------------------------------ saying
+    # ------------------------------------------------------------------ messages
 
     def warn(self, message: str) -> None:
-        """Warns on rank 0."""
         self._says.warn(message)

@@ -1,4 +1,4 @@
-"""`Setting`: what an `EchoLoader` was made with: the user's loader, the insertion point, the buffer size, the ranks.
+"""`Setting`: the parts and options of an `EchoLoader`: the user's loader, the insertion point, the buffer size, the ranks.
 
 Two things can change later. The buffer size is an estimate until a run starts, if it depends on the free memory (`BufferSize`).
 The insertion point that ``auto`` chose gives way to a later one, if the split of the data set does not hold
@@ -47,32 +47,18 @@ _OWN_BATCH = 64  # examples in the batches of a user's batch sampler, for a gues
 
 
 class Setting:
-    """The user's loader, where and how it is echoed, and what follows from that.
+    """The user's loader, where and how it is echoed, and the consequences of that.
 
     Args:
-        loader: The user's loader.
-        point: The insertion point that the user asked for.
         buffer_size: Largest number of live items. Or the memory that they may take, as a string with a unit or as a share of the
             free memory. None: the size is chosen here.
-        factor: Echo factor at the start.
         ranks: Number of ranks and number of this rank; None: ask ``torch.distributed``.
         epoch_length: ``"fixed"`` or ``"full_pass"``. It becomes ``"full_pass"`` if the length of a pass is not known.
-        cache: The options of a cache; None: nothing is kept.
-        reuse: The rule of reuse.
-        share: The options of sharing; None: this loader reads for itself.
 
     Attributes:
-        sharing: How the loader shares; None: it does not.
-        source: The user's loader, taken apart.
+        source: The user's loader, or, if that shares, the one that it trains on.
         choice: The insertion point that was chosen, never ``auto``.
-        buffer: The buffer size.
-        epoch_length: How epochs end.
-        reuse: As given.
-        cache: The cache; None: nothing is kept.
-
-    Raises:
-        ValueError: An option is impossible with this loader.
-        TypeError: ``loader`` is not a loader.
+        sharing, cache: None if the loader does not share, or has no cache.
     """
 
     def __init__(
@@ -97,7 +83,7 @@ class Setting:
             self.source = self.sharing.source
         self.epoch_length = epoch_length if self.source.length is not None else "full_pass"
         if cache is not None and cache.hold == WHOLE and point is InsertionPoint.auto:
-            point = earliest(Needs.examples)  # what is held whole does not augment, so that there is nothing to redo
+            point = earliest(Needs.examples)  # a data set that is held whole does not augment: there is nothing to redo
         if cache is not None:
             _check_cache(self.source)
         self.choice, self._is_auto = choose(self.source, point, cache), point is InsertionPoint.auto
@@ -121,8 +107,7 @@ class Setting:
     def leave_split(self, reason: str) -> bool:
         """Continues at a later point, at which the data set is not split. Returns whether that is possible.
 
-        Args:
-            reason: Why, for people.
+        ``reason`` is for people.
         """
         may_leave = self._is_auto and self.choice.split is not None and self.cache is None and self.sharing is None
         if may_leave:
@@ -131,7 +116,6 @@ class Setting:
 
     @property
     def by_batches(self) -> bool:
-        """Whether whole batches are the items that are echoed."""
         return self.choice.point.by_batches
 
     @property
@@ -158,39 +142,22 @@ class Setting:
 
     @property
     def buffer_size(self) -> int:
-        """Largest number of live items."""
         return self.buffer.value
 
     def check_buffer(self, factor: float) -> None:
-        """Refuses a factor that needs a larger buffer.
-
-        Raises:
-            ValueError: The buffer is too small; the message names the smallest size.
-        """
         self.buffer.check(factor)
 
     def _room(self, ranks: int) -> Room | None:
-        """Returns the free memory that this rank may count on; None if the system does not tell.
-
-        Args:
-            ranks: Number of ranks on this node.
-        """
+        """Returns the free memory that this rank, one of ``ranks`` on this node, may count on; None if it is not known."""
         if self.cache is None:
             return room_of_rank(ranks, 0, on_device=self.choice.point.on_device)
         not_cached = None if self.by_batches else self.cache.not_held
         return room_of_rank(ranks, self.cache.memory_to_come, not_cached, on_device=self.choice.point.on_device)
 
     def settle_buffer(self, factor: float) -> str:
-        """Makes the buffer size of the run final, if it is still an estimate. All ranks must call this function together.
+        """Makes the buffer size of the run final, if it is still an estimate, and returns a message for the user, or "".
 
-        Args:
-            factor: Echo factor now.
-
-        Returns:
-            A message for the user; empty if there is none.
-
-        Raises:
-            ValueError: The memory that the user asks for cannot hold a batch.
+        All ranks must call this function together. Raises a ValueError if the memory that the user asks for cannot hold a batch.
         """
         if self.buffer.is_settled:
             return ""
@@ -207,7 +174,7 @@ class Setting:
         cached = None if self.cache is None or self.by_batches else self.cache.not_held
         held = self.buffer_size if cached is None else min(cached, self.buffer_size)
         item_bytes = choice.item_bytes
-        if self.cache is not None and cached is not None:  # a live example is what the cache holds
+        if self.cache is not None and cached is not None:  # a live example is one that the cache holds
             item_bytes = max(item_bytes, self.cache.more_bytes)
         memory = f", {item_bytes * held / 2**20:.3g} MiB" if item_bytes else ""
         if memory and held < self.buffer_size:
@@ -226,7 +193,7 @@ class Setting:
         return line and f"{line}; {self.describe(factor)}"
 
     def remark(self) -> str:
-        """Returns what else the user should know. It is appended to `describe` once."""
+        """Returns further remarks for the user. They are appended to `describe` once."""
         remarks = []
         if not self.resumes:
             remarks.append(
@@ -258,12 +225,9 @@ class Setting:
         return world()[1] if world()[0] > 1 or self._ranks is None else self._ranks[1]
 
     def _noise_rank(self) -> int:
-        """Returns a number that is equal for ranks that must draw the same random numbers.
+        """Returns a number that is equal for ranks that share the work on the same data: they draw the same random numbers.
 
-        These are ranks that share the work on the same data.
-
-        Raises:
-            RuntimeError: This loader would divide the data among such ranks.
+        Raises a RuntimeError if this loader would divide the data among such ranks.
         """
         replicas, rank = data_parallel()
         if (replicas, rank) == world():
@@ -285,32 +249,29 @@ class Setting:
     def layout(self) -> Layout:
         """Returns how a pass is cut into batches and divided among the ranks.
 
-        If its length may follow the number of the pass, this is the pass that was told last: see `tell_pass`.
+        If its length may follow the number of the pass, this is the pass of the last `tell_pass`.
         """
         return self._layout_of_pass or layout_of(self.source, self._shards()[0])
 
     @property
     def has_hearers(self) -> bool:
-        """Whether a sampler of the user's is told the number of each pass, so that the length of a pass may follow it."""
+        """Whether a sampler of the user's gets the number of each pass, so that the length of a pass may follow it."""
         return self.sharing is None and bool(self.source.hearers())
 
     def tell_pass(self, state: EchoState, *, is_next: bool = False) -> None:
-        """Tells a sampler of the user's which pass comes, since its length may follow that. Call it while nothing is read.
+        """Gives the pass of a state (``is_next``: the one after it, if that has begun) to a sampler of the user's.
 
-        Args:
-            state: State of the run: its pass is told.
-            is_next: Whether the next pass is told, if that of the state has begun.
+        Its length may follow that. Call it while nothing is read.
         """
         items = state.layout.items_per_pass(state.insertion_point.by_batches)
         if items and self.has_hearers:
             number = -(-state.position // items) if is_next else state.position // items
-            with preserved_random_states():  # it may draw or seed; when the pass begins, it is told again in states of its own
+            with preserved_random_states():  # it may draw or seed; when the pass begins, it is set again in states of its own
                 tell_pass(number, *self.source.hearers())
             self._layout_of_pass = None
             self._layout_of_pass = self.layout()
 
     def _shards(self) -> tuple[int, int]:
-        """Returns the number of shares of the data, and which one this rank gets."""
         return (self._ranks or world()) if self._deals_out else (1, 0)
 
     def epoch_batches(self, factor: float) -> int:
@@ -328,7 +289,6 @@ class Setting:
         return plan.position / self.items_per_pass()
 
     def items_per_pass(self) -> int:
-        """Returns the number of items in a pass on this rank; 0 if it is not known."""
         return self.layout().items_per_pass(self.by_batches)
 
     def _expected_items(self) -> int | None:
@@ -338,7 +298,7 @@ class Setting:
         return self.source.length * self.source.loader.batch_size if self.by_streams else self.items_per_pass()
 
     def conditions(self) -> Conditions:
-        """Returns what must be the same for a run to continue exactly."""
+        """Returns the conditions that must be the same for a run to continue exactly."""
         workers = self.source.num_workers if self.sharing is None else 0  # the workers are the reader's
         order_by = self.source.order_by if self.sharing is None else None  # the share's name decides
         return Conditions(self.choice.point, self.layout(), workers, self.buffer_size, self.reuse, order_by)
@@ -346,7 +306,6 @@ class Setting:
     # ------------------------------------------------------------------ running
 
     def lookahead(self, largest_factor: float) -> int:
-        """Returns how many batches beyond the delivered one may be planned already."""
         if self.sharing is not None and self.sharing.is_replayed and not self.by_batches:
             return self.sharing.lookahead
         return lookahead(self.source, self.by_batches, largest_factor)
@@ -358,11 +317,6 @@ class Setting:
         return self.buffer_size if self.by_batches else -(-self.buffer_size // self.layout().batch_size)
 
     def start(self, launch: Launch) -> Pipeline:
-        """Starts a pipeline.
-
-        Raises:
-            RuntimeError: The data would be divided among ranks that need the same data.
-        """
         if self.sharing is not None and not self.sharing.is_replayed:
             return self.sharing.start_over_stream(lambda: self._start_own(launch))
         return self._start_own(launch)
@@ -384,7 +338,7 @@ class Setting:
         )
 
     def part_in_cache(self) -> Part:
-        """Returns what this rank tells the other ranks of a partitioned cache about itself."""
+        """Returns the facts about this rank that the other ranks of a partitioned cache need."""
         source, (shares, share) = self.source, self._shards()
         refusal = ""
         if source.shards_itself and type(source.sampler) is DistributedSampler:  # Lightning puts one into a user's loader
@@ -402,11 +356,7 @@ class Setting:
 
 
 def _check_cache(source: Source) -> None:
-    """Makes sure that a loader can have a cache at all. No example is read.
-
-    Raises:
-        ValueError: Its examples cannot be found again.
-    """
+    """Raises a ValueError if the examples of a loader cannot be found again, as a cache needs. No example is read."""
     if not source.rebuilds:
         what = "the data set is a stream, which has no index"
         if not source.streams and not source.reads_stream:

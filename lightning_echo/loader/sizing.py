@@ -3,11 +3,9 @@
 If n batches are live, two uses of an example are about n batches apart. With 16 live batches instead of two, a language model
 needed 0.69 times the fresh examples to reach its target, and image classification 0.86 times (docs/evidence.md, e = 4).
 
-**Each fresh item is used** ``e`` **times** (``reuse="each"``):
-
-* 16 batches are live, or 4 in device memory, because that is scarce.
-* It is at most a quarter of a pass, because more fresh examples are needed to fill the buffer.
-* It is at most a tenth of the free memory.
+**Each fresh item is used** ``e`` **times** (``reuse="each"``): 16 batches are live, or 4 in device memory, because that is
+scarce; at most a quarter of a pass, because more fresh examples are needed to fill the buffer; and at most a tenth of the free
+memory.
 
 **Echoes are drawn from all that memory holds** (``reuse="memory"``):
 
@@ -15,12 +13,12 @@ needed 0.69 times the fresh examples to reach its target, and image classificati
 * The number of batches is rounded down to a power of two. The free memory differs a little from run to run, and two runs with the
   same seed should have the same batches.
 * If it is not known how much memory an item takes, 64 batches are live.
-* There is always room for a batch per worker, so that any factor fits that is set later.
+* There is always room for a batch per worker, so any factor that is set later fits.
 
-*Room* is the free memory that a rank may count on. It is the free memory of the node, without what the node's cache will take,
+*Room* is the free memory that a rank may count on: the free memory of the node, without the future part of the node's cache,
 divided among the ranks of the node. For items on a device, it is at most the free memory of that device. A live example that the
 node's cache has in memory takes nothing of the room. So if there is room for all that the cache will not hold, only the pass
-limits what is live.
+limits the number of live items.
 
 A pass limits how many items can be held, because no index may be held twice. If all of a pass but one batch is live, the next
 pass must have the same order. So a default takes half of that. Then the orders of two passes have a correlation of 0.2. With
@@ -55,13 +53,10 @@ _MIB, _GIB = 2**20, 2**30
 
 
 class Room(NamedTuple):
-    """The free memory that a rank may count on.
+    """The free memory that a rank may count on, in bytes, if ``ranks`` ranks divide that of the node.
 
-    Attributes:
-        bytes: Its size.
-        ranks: Number of ranks that the free memory of the node is divided among.
-        not_cached: Number of examples of the data set that the node's cache will not hold in the form that a live example has.
-            None: the cache holds no live examples.
+    ``not_cached`` is the number of examples of the data set that the node's cache will not hold in the form of a live example.
+    None: the cache holds no live examples.
     """
 
     bytes: int
@@ -74,12 +69,10 @@ class Room(NamedTuple):
 
 
 def room_of_rank(ranks: int, set_aside: int, not_cached: int | None = None, *, on_device: bool) -> Room | None:
-    """Returns the room of a rank; None if the system does not tell how much memory is free.
+    """Returns the room of a rank; None if the system does not report how much memory is free.
 
     Args:
-        ranks: Number of ranks on this node.
         set_aside: Bytes of the node's memory that are free now and will be taken by something else.
-        not_cached: See `Room`.
         on_device: Whether the items are held on the device, and as many on the host.
     """
     host, device = free_memory_bytes(), free_device_bytes() if on_device else None
@@ -105,13 +98,11 @@ class BufferSizing:
     Attributes:
         batch_size: Items in a batch; 1 if whole batches are the items.
         workers: Number of workers with a buffer each; 1 if the main process holds the items.
-        item_bytes: Estimated memory of a live item, bytes; 0 if it is not known.
-        by_batches: Whether whole batches are the items.
+        item_bytes: Estimated memory of a live item; 0 if it is not known.
         usual: Live items by default, if each fresh item is used ``e`` times and memory is not short.
         unknown: Live items by default, if echoes are drawn from memory and ``item_bytes`` is not known.
         most: The largest number of items that a pass allows; None if its length is not known.
         most_by_default: The largest number of them that a default takes.
-        reuse: The rule of reuse.
     """
 
     batch_size: int
@@ -130,13 +121,8 @@ class BufferSizing:
     ) -> BufferSizing:
         """Makes one for a ``DataLoader``, or for any loader whose batches are the items.
 
-        Args:
-            loader: The loader.
-            item_bytes: Estimated memory of a live item, bytes; 0 if it is not known.
-            point: The insertion point, not ``auto``. It says how many batches are live by default.
-            items_per_pass: Items in a pass on this rank; None if that is not known.
-            reuse: The rule of reuse.
-            distinct: Whether a batch must not hold an index twice.
+        ``items_per_pass`` counts those on this rank; None if not known. ``distinct``: whether a batch must not hold an index
+        twice.
         """
         by_batches = point.by_batches
         batch_size, workers = (1, 1) if by_batches else (loader.batch_size, max(loader.num_workers, 1))
@@ -162,7 +148,6 @@ class BufferSizing:
 
     @property
     def what(self) -> str:
-        """What the items are, for people."""
         return "batches" if self.by_batches else "examples"
 
     def _least(self, factor: float) -> int:
@@ -171,8 +156,7 @@ class BufferSizing:
     def size(self, asked: Asked, factor: float, room: Room | None) -> tuple[int, str]:
         """Returns the number of items, and a warning if there is too little memory for a default (otherwise ``""``).
 
-        Raises:
-            ValueError: Bytes or a share cannot be turned into a number of items. The message says what is not known.
+        Raises a ValueError if bytes or a share cannot be turned into a number of items.
         """
         if isinstance(asked, int):
             return asked, ""
@@ -204,7 +188,7 @@ class BufferSizing:
         return max(fitting, self._least(factor), self.batch_size * self.workers)
 
     def _fitting(self, own: int, room: Room | None) -> int:
-        """Returns how many items may be live, if a rank has memory for ``own`` of them beside those that its node's cache has.
+        """Returns how many items may be live, if a rank has memory for ``own`` of them besides those that its node's cache has.
 
         Chance decides which items the cache has. So the cache counts only if there is memory for all other items. And a buffer
         that has to be filled first should not be as large as a pass.
@@ -214,7 +198,7 @@ class BufferSizing:
         return max(own, self.most or 0)
 
     def remark(self, asked: Asked, room: Room | None) -> str:
-        """Returns a text for people: why a size that should depend on memory does not. It is empty if there is nothing to say."""
+        """Returns, for people, why a size that should depend on memory does not; otherwise empty."""
         if asked is not None or self.reuse is Reuse.each or (room is not None and self.item_bytes):
             return ""
         unknown = "how much memory is free" if self.item_bytes else f"how much memory live {self.what} take"
@@ -239,16 +223,7 @@ class BufferSizing:
         return self.item_bytes
 
     def check(self, asked: Asked, size: int, factor: float) -> None:
-        """Refuses a size that cannot fill a batch at this factor.
-
-        Args:
-            asked: What the user asked for.
-            size: The number of items that it is.
-            factor: The echo factor.
-
-        Raises:
-            ValueError: The message names the smallest size.
-        """
+        """Raises a ValueError if a size cannot fill a batch at this factor."""
         needed = smallest_buffer(self.batch_size, factor, self.workers)
         if size < needed:
             is_memory = isinstance(asked, float | str)
@@ -261,15 +236,7 @@ class BufferSizing:
             )
 
     def check_fits(self, asked: Asked, size: int) -> None:
-        """Refuses a size that memory cannot hold.
-
-        Args:
-            asked: What the user asked for.
-            size: The number of items that it is.
-
-        Raises:
-            ValueError: The message names the free memory.
-        """
+        """Raises a ValueError if memory cannot hold a size."""
         free = free_memory_bytes()
         if free is not None and size * self.item_bytes > free:
             raise ValueError(
@@ -278,7 +245,6 @@ class BufferSizing:
             )
 
     def fits(self, size: int, room: Room | None) -> bool:
-        """Returns whether a rank has room for so many items, as far as that is known."""
         not_cached = size if room is None or room.not_cached is None else min(size, room.not_cached)
         return room is None or not_cached * self.item_bytes <= room.bytes
 
@@ -286,25 +252,13 @@ class BufferSizing:
 class BufferSize:
     """The buffer size of one loader: an estimate at first, settled when a run starts.
 
-    Args:
-        asked: What the user asks for.
-        sizing: The sizes by which it is chosen.
-        factor: Echo factor at the start.
-        room: The room of this rank, if it is known.
-
-    Attributes:
-        value: Largest number of live items.
-        is_settled: Whether the value is final. A number that the user asks for always is.
-        warning: A message for the user about the estimate; empty if there is none.
-        remark: How a default was chosen if it could not be chosen by memory; otherwise empty.
-
-    Raises:
-        ValueError: What is asked for is impossible.
+    ``value`` is final if `is_settled`: a number that the user asks for always is. ``warning`` and ``remark`` are messages for the
+    user about the estimate, or about a default that could not be chosen by memory; otherwise empty.
     """
 
     def __init__(self, asked: Asked, sizing: BufferSizing, factor: float, room: Room | None) -> None:
         self._asked, self._sizing = asked, sizing
-        self._kept: int | None = None  # the size of a saved run that goes on here
+        self._kept: int | None = None  # the size of a saved run that continues here
         self.is_settled = isinstance(asked, int)
         self.value, self.warning = sizing.size(asked, factor, room)
         self.remark = sizing.remark(asked, room)
@@ -315,19 +269,10 @@ class BufferSize:
             sizing.check_fits(asked, self.value)
 
     def check(self, factor: float) -> None:
-        """Refuses a factor that needs a larger buffer.
-
-        Raises:
-            ValueError: The buffer is too small; the message names the smallest size.
-        """
         self._sizing.check(self._asked, self.value, factor)
 
     def keep(self, size: int | None) -> None:
-        """Keeps the size of a saved run, unless the user asks for a number.
-
-        Args:
-            size: The size. None: the run need not keep a size any more.
-        """
+        """Keeps the size of a saved run, unless the user asks for a number. None: the run need not keep a size any more."""
         if isinstance(self._asked, int):
             return
         self._kept = size
@@ -335,21 +280,11 @@ class BufferSize:
             self.value, self.is_settled = size, False
 
     def settle(self, factor: float, room: Room | None, gathered: Callable[[tuple[int, bool]], list[tuple[int, bool]]]) -> str:
-        """Agrees with all other ranks on one size.
+        """Agrees with all other ranks on one size. Returns a message if memory is short and the user does not know it, or "".
 
         It is the size of the saved run, if all ranks have room for it. Otherwise it is the smallest size that any rank has.
-
-        Args:
-            factor: Echo factor now.
-            room: The room of this rank.
-            gathered: Takes a value of this rank, and returns the values of all ranks.
-
-        Returns:
-            A message for the user if there is too little memory and the user does not know it yet; otherwise an empty string.
-
-        Raises:
-            ValueError: The memory asked for cannot hold a batch, because another rank has less memory, or less is free than
-                before.
+        ``gathered`` returns the values of all ranks. Raises a ValueError if the memory asked for cannot hold a batch, because
+        another rank has less memory, or less is free than before.
         """
         before, kept = self.value, self._kept
         mine, warning = (before, "") if room is None else self._sizing.size(self._asked, factor, room)

@@ -1,4 +1,4 @@
-"""What is in a checkpoint: `EchoState`, the state of an `EchoLoader`, with that of its pipeline."""
+"""The contents of a checkpoint: `EchoState`, the state of an `EchoLoader`, with that of its pipeline."""
 
 from __future__ import annotations
 
@@ -14,10 +14,8 @@ from lightning_echo.plan.plan import Call, Reuse
 from lightning_echo.schema import LEFT_OUT, ROW, EchoStateError, Least, LeftOut, plain, read, require
 
 # ---------------------------------------------------------------------- pipeline state
-# What a checkpoint holds of a pipeline: the plan and the order of the indices. For a stream, each worker has both in one.
-#
-# The classes are fields of `EchoState`, and ``schema.py`` reads them. The functions check what must hold between
-# fields. Their arguments are what is known from elsewhere.
+# A checkpoint holds the plan of a pipeline and the order of its indices. For a stream, each worker has both in one. The classes
+# are fields of `EchoState`, and ``schema.py`` reads them. The functions check the relations between fields.
 #
 # An item is an example, or a batch if whole batches are reused. A position counts the fresh items on one rank from the start of
 # the run. Batches and passes are numbered from 0.
@@ -40,13 +38,8 @@ class FactorChange(NamedTuple):
 class LiveItem(NamedTuple):
     """An item with uses left.
 
-    Attributes:
-        position: Its position.
-        left: Uses left.
-        used: Uses so far.
-        call_first: Position of the first fresh item of the batch in which this item was fresh. All fresh items of that batch were
-            read in one call.
-        call_size: Number of fresh items in that batch.
+    All fresh items of a batch are read in one call. ``call_first`` is the position of the first one in the call in which this
+    item was fresh, ``call_size`` their number.
     """
 
     position: int
@@ -66,7 +59,7 @@ class BufferState:
         warming: Whether the buffer is being filled.
         owed: Uses that had no place in a batch and are given to later items. Below 0: items have got too many uses.
         staggered: Items that have been given uses since the buffer began to be filled.
-        delivered: Items delivered since the error diffusion began anew.
+        delivered: Items delivered since the error diffusion began again.
         fresh: Fresh items among those.
     """
 
@@ -81,13 +74,10 @@ class BufferState:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryState:
-    """What one worker holds, see ``plan/memory.py``.
+    """The items that one worker holds, see ``plan/memory.py``.
 
-    Attributes:
-        delivered: Items delivered since the error diffusion began anew.
-        fresh: Fresh items among those.
-        held: Number of held items.
-        calls: The calls in which they were read, compressed.
+    ``delivered`` and ``fresh`` count since the error diffusion began again. ``calls`` are those in which the ``held`` items were
+    read, compressed.
     """
 
     delivered: int
@@ -110,13 +100,8 @@ class MemoryState:
 class PlanState:
     """Which item is used when, see ``plan/plan.py``. It has either buffers or memories, by the rule of reuse.
 
-    Attributes:
-        number: Number of the next batch.
-        position: Position of the next fresh item.
-        factor: The echo factor that applies to the next batch.
-        pending: Changes of the factor that are still to come.
-        buffers: One for each worker. There is a single one without workers, and if whole batches are reused.
-        memories: In place of buffers, if echoes are drawn from all that memory holds.
+    ``number`` and ``position`` are those of the next batch and the next fresh item, ``pending`` the changes of the factor to
+    come. There is one buffer or memory for each worker; a single one without workers, and if whole batches are reused.
     """
 
     number: int
@@ -128,7 +113,6 @@ class PlanState:
 
     @property
     def oldest(self) -> int | None:
-        """Position of the oldest live item; None if there is none."""
         live = [item.position for buffer in self.buffers or () for item in buffer.live]
         live += [memory.oldest for memory in self.memories or () if memory.held]
         return min(live, default=None)
@@ -168,12 +152,7 @@ class PassStart(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class OwnLoaderState:
-    """The state of the user's loader.
-
-    Attributes:
-        position: Position of the batch that the loader reads next.
-        state: What the loader's ``state_dict()`` returned.
-    """
+    """The ``state_dict()`` of the user's loader before it reads the batch at ``position``."""
 
     position: int
     state: Any
@@ -185,7 +164,7 @@ class OrderState:
 
     Attributes:
         distances: For an order by index, see ``plan/order.py``.
-        ends: For an order by index: where passes ended before the run went on with another number of ranks.
+        ends: For an order by index: where passes ended before the run continued with another number of ranks.
         sampler: For the order of a user's sampler: the passes whose order the sampler may have to give again.
         passes: For a loader without a length: the passes that may have to be read again. The last one is the present pass.
         loader: For a loader with a state of its own, if that state is needed to read the live batches again.
@@ -206,13 +185,10 @@ class OrderState:
 
 
 class Pulled(NamedTuple):
-    """What a worker pulled from its stream for one batch.
+    """A worker's pull of examples from its stream for one of its batches.
 
-    Attributes:
-        position: Position of the first example, among those that this worker has pulled.
-        wanted: Number of examples that the plan asked for.
-        batch_number: Number of the batch in this worker.
-        pass_number: Number of the pass.
+    ``position`` is that of the first example among those that this worker has pulled, ``wanted`` the number that the plan asked
+    for.
     """
 
     position: int
@@ -228,9 +204,9 @@ class StreamWorkerState:
     Attributes:
         plan: The worker's own plan.
         ended: The last pass whose stream has ended in this worker; -1: none.
-        stream: What the stream's ``state_dict()`` returned before the oldest live example was pulled.
+        stream: The stream's ``state_dict()`` before the oldest live example was pulled.
         stream_pass: The pass to which `stream` belongs; -1: none has begun.
-        pulled: What was pulled since then, and must be pulled again.
+        pulled: The pulls since then, which must be repeated.
     """
 
     plan: PlanState
@@ -242,7 +218,7 @@ class StreamWorkerState:
 
 @dataclass(frozen=True, kw_only=True)
 class StreamState:
-    """Where a run over a stream stands, see ``pipeline/pipelines.py``. A list about workers is in their order.
+    """The place of a run over a stream, see ``pipeline/pipelines.py``. A list about workers is in their order.
 
     Attributes:
         request: Number of the next request to the workers.
@@ -267,14 +243,14 @@ class StreamState:
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineState:
-    """What a pipeline returns and continues from: the fields of these names in `EchoState`."""
+    """The state that a pipeline returns and continues from: the fields of these names in `EchoState`."""
 
     plan: PlanState | None
     order: OrderState | None
     stream: StreamState | None = None
 
 
-# --- what must hold between fields ------------------------------------------------------------------------------------
+# --- relations between fields -----------------------------------------------------------------------------------------
 
 
 def check_order(order: OrderState, position: int, layout: Layout, by_index: bool) -> None:
@@ -306,7 +282,7 @@ def check_stream(stream: StreamState, workers: int, layout: Layout, reuse: Reuse
 
 
 def _check_pulled(pulled: Sequence[Pulled], plan: PlanState, path: str) -> None:
-    """Checks that what was pulled from a stream has no gap, and that all live examples are among it."""
+    """Checks that the pulls from a stream have no gap, and that all live examples are among them."""
     starts = [*[row.position for row in pulled[1:]], plan.position] if pulled else []
     follows = all(row.position <= start <= row.position + row.wanted for row, start in zip(pulled, starts, strict=True))
     oldest = plan.oldest
@@ -328,7 +304,7 @@ def _check_workers(plan: PlanState, path: str, workers: int, reuse: Reuse) -> No
 
 
 def _check_memory(memory: MemoryState, path: str, position: int) -> None:
-    """Checks what one worker holds. All of it must stand before ``position``."""
+    """Checks the items that one worker holds. All must stand before ``position``."""
     try:
         calls = unpack_calls(memory.calls)
     except ValueError:
@@ -360,14 +336,12 @@ def check_plan(plan: PlanState, path: str, most: int, workers: int, reuse: Reuse
 
 
 # ---------------------------------------------------------------------- state
-# What is in a checkpoint: `EchoState`, the state of an `EchoLoader`.
-#
 # `EchoState.from_dict` checks a state as a whole, and `EchoState.to_dict` writes it in plain types. Only ``run.py`` makes and
-# loads states. All other code receives the object. The classes here (plan, order, stream) and in
-# ``pipeline/source.py`` are the only list of the fields, and ``schema.py`` reads that list.
+# loads states. The classes here (plan, order, stream) and in ``pipeline/source.py`` are the only list of the fields, and
+# ``schema.py`` reads that list.
 #
-# A checkpoint of a run with `EchoCallback` holds more beside it: the counts of all ranks, the controller's state, reports and
-# decisions. `EchoCallback.state_dict` lists them, and `EchoCallback.on_save_checkpoint` adds the logged metrics.
+# A checkpoint of a run with `EchoCallback` holds more: the counts of all ranks, the controller's state, reports and decisions.
+# `EchoCallback.state_dict` lists them, and `EchoCallback.on_save_checkpoint` adds the logged metrics.
 
 STATE_VERSION = 1
 
@@ -411,14 +385,7 @@ class EchoCounts:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerState:
-    """Where the Trainer was when the state was saved, see `TrainerPlace`.
-
-    Attributes:
-        in_epoch: Number of batches that it had taken in its epoch.
-        ended: Number of epochs that it had ended.
-        is_over: Whether it had ended the epoch that it began last.
-        in_step: Whether it had taken a batch that it had not yet counted as completed.
-    """
+    """Where the Trainer was when the state was saved. The fields are as in `TrainerPlace`."""
 
     in_epoch: int
     ended: int
@@ -427,7 +394,7 @@ class TrainerState:
 
 
 class Conditions(NamedTuple):
-    """What must be the same for a run to continue exactly. `EchoState` explains the fields."""
+    """Conditions that must be the same for a run to continue exactly. `EchoState` explains the fields."""
 
     insertion_point: InsertionPoint
     layout: Layout
@@ -437,7 +404,7 @@ class Conditions(NamedTuple):
     order_by: str | None = None
 
     def differences(self, now: Conditions) -> str:
-        """Returns what has changed, as a text for people. It is empty if nothing has changed."""
+        """Returns the changes, as a text for people. It is empty if nothing has changed."""
         before, after = (
             {**each._asdict(), "insertion_point": str(each.insertion_point), "reuse": str(each.reuse)} for each in (self, now)
         )
@@ -448,7 +415,6 @@ class Conditions(NamedTuple):
         return ", ".join(filter(None, (*found, self.other_order(now))))
 
     def other_order(self, now: Conditions) -> str:
-        """Returns what has changed of the order, as a text for people. It is empty if that is the same, or not known."""
         if None in (self.order_by, now.order_by) or self.order_by == now.order_by:
             return ""
         return f"an order by {self.order_by} (now by {now.order_by})"
@@ -462,7 +428,7 @@ class EchoState:
     """The state of an `EchoLoader` after some batch. It holds positions but never examples.
 
     It is the same on all ranks, except for `refetched` among the counts, and for a state of the user's own loader, sampler or
-    stream.
+    stream. A field whose default is None is not in the file if it is None; ``reuse`` is not if it is ``each``, the paper's rule.
 
     Attributes:
         version: Version of this list of fields.
@@ -470,8 +436,8 @@ class EchoState:
         layout: How a pass is cut into batches and divided among the ranks.
         workers: Number of worker processes.
         buffer_size: Largest number of live items on a rank.
-        reuse: The rule of reuse. It is not in the file if it is ``each``, the rule of the paper.
-        order_by: The sampler that decides the order, in words. If that is not known, it is None, and not in the file.
+        reuse: The rule of reuse.
+        order_by: The sampler that decides the order, in words; None if that is not known.
         seed: Seed in use; None before the first batch, if none was given.
         factor: The echo factor that was set last.
         constructed_factor: The factor with which the loader was made.
@@ -479,8 +445,7 @@ class EchoState:
         factor_before: The factor that applies until `factor` does.
         factor_since: Number of the first batch to which `factor` applies.
         epoch: Number of the present epoch.
-        epoch_batches: Length of the present epoch in batches. -1 while that is not known, because the epoch ends when a pass
-            ends.
+        epoch_batches: Length of the present epoch in batches; -1 while that is not known, because a pass ends the epoch.
         in_epoch: Number of batches of the present epoch that were delivered.
         delivered: Number of batches that were delivered in the whole run.
         begin_at: Position and batch number at which the run begins, if there is no plan.
@@ -489,13 +454,12 @@ class EchoState:
         plan: Which item is used when. None before the first batch, at the start of a pass with nothing live, and for a stream.
         order: Which index stands at which position. It is there if there is a plan, and at the start of a pass whose length is
             not known.
-        stream: For a stream, in place of plan and order. For other data it is None, and not in the file.
+        stream: For a stream, in place of plan and order.
         epoch_goes_on: If several loaders make up an epoch: whether the epoch continues (None: not known). Otherwise left out.
-        trainer: Where the Trainer was. If that is not known, it is None, and not in the file.
+        trainer: Where the Trainer was, if that is known.
         new_length: Length of a pass of the data set when the state was saved, if the data set had grown or shrunk since the
-            present pass began. Otherwise None, and not in the file.
+            present pass began.
         has_begun_pass: True if the present pass began in the present epoch, and only a limit of the Trainer ends an epoch.
-            Otherwise None, and not in the file.
     """
 
     version: int = STATE_VERSION
@@ -528,16 +492,10 @@ class EchoState:
 
     @classmethod
     def from_dict(cls, state: Any, *, by_index: bool) -> EchoState:
-        """Reads a state from plain types, and checks all of it.
+        """Reads a state from plain types, of this version or an earlier one, and checks all of it.
 
-        Args:
-            state: What `to_dict` has returned, in this version or an earlier one.
-            by_index: Whether the loader that loads the state reads by index. Otherwise it reads batches or a stream, pass by
-                pass.
-
-        Raises:
-            EchoStateError: This is not a state of an `EchoLoader`, or it is of a later version, or it is damaged. The message
-                names the field that is missing, superfluous or wrong.
+        ``by_index``: whether the loader that loads the state reads by index, and not batches or a stream, pass by pass. The
+        `EchoStateError` names the field that is missing, superfluous or wrong.
         """
         if isinstance(state, dict) and "version" not in state and {"insertion_point", "layout"} & state.keys():
             raise EchoStateError(
@@ -559,7 +517,6 @@ class EchoState:
         return found
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the state in plain types: what a checkpoint holds."""
         state: dict[str, Any] = plain(self)
         return state
 
@@ -570,13 +527,12 @@ class EchoState:
         return parts.plan, parts.order, parts.stream
 
     def pipeline(self) -> dict[str, Any]:
-        """Returns what a pipeline continues from, in plain types: ``plan``, ``order``, and ``stream`` for a stream."""
+        """Returns the state from which a pipeline continues, in plain types: ``plan``, ``order``, and ``stream`` for a stream."""
         state: dict[str, Any] = plain(PipelineState(plan=self.plan, order=self.order, stream=self.stream))
         return state
 
     @property
     def conditions(self) -> Conditions:
-        """What must be the same for a run to continue exactly."""
         return Conditions(self.insertion_point, self.layout, self.workers, self.buffer_size, self.reuse, self.order_by)
 
     @property
@@ -585,7 +541,6 @@ class EchoState:
         return self.begin_at.position if self.plan is None else self.plan.position
 
     def under(self, conditions: Conditions) -> EchoState:
-        """Returns the same state with other conditions."""
         return replace(self, **conditions._asdict())
 
     @property
@@ -613,7 +568,7 @@ def is_state(state: Any) -> bool:
     return isinstance(state, dict) and len({"version", "insertion_point", "layout"} & state.keys()) >= 2
 
 
-# --- what must hold between fields ------------------------------------------------------------------------------------
+# --- relations between fields -----------------------------------------------------------------------------------------
 
 
 def _check(state: EchoState, *, by_index: bool) -> None:

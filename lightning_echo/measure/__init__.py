@@ -1,1 +1,1 @@
-"""Clocks, costs, controllers and reports: they decide from seconds alone what to do about a stall."""
+"""Clocks, costs, controllers and reports: they decide from seconds alone how to treat a stall."""

@@ -1,4 +1,4 @@
-"""What a controller gets and what it returns, the cost model that it decides with, and the words for its reasons."""
+"""The input and the output of a controller, the cost model that it decides with, and the words for its reasons."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from lightning_echo.insertion import POINTS, InsertionPoint, Needs, earliest
 from lightning_echo.schema import entry, record
 
 # ---------------------------------------------------------------------- words
-# The words for figures and findings, and the line to paste: the same in a training's summary and in a stall analysis.
+# Words for figures and findings, shared by a training's summary and a stall analysis.
 
 
 def busy(idle_fraction: float, only: bool = False, last: int = 0) -> str:
-    """Returns the share of the time in which the accelerator works; ``last`` is the number of steps that it was measured over.
+    """Returns the share of the time in which the accelerator works, measured over the ``last`` steps.
 
     >>> busy(0.25), busy(0.25, only=True, last=100)
     ('the accelerator is busy 75 % of the time', 'the accelerator is busy only 75 % of the time (last 100 steps)')
@@ -27,7 +27,7 @@ def busy(idle_fraction: float, only: bool = False, last: int = 0) -> str:
 
 
 def callback_line(options: Mapping[str, Any]) -> str:
-    """Returns the `EchoCallback` with these options, as a line of Python to paste.
+    """Returns the `EchoCallback` with these options as a line of Python to paste.
 
     >>> print(callback_line({"factor": 2.0, "cache": "8GiB"}))
     EchoCallback(factor=2, cache="8GiB")
@@ -40,7 +40,7 @@ def callback_line(options: Mapping[str, Any]) -> str:
 
 
 def fewer_fresh(factor: float) -> str:
-    """Returns what an echo factor costs.
+    """Returns the cost of an echo factor in words.
 
     >>> fewer_fresh(4)
     'each step then has 25 % as many fresh examples'
@@ -49,17 +49,12 @@ def fewer_fresh(factor: float) -> str:
 
 
 def no_workers(workers: int, idle_fraction: float, last: int = 0) -> str:
-    """Returns the advice for a training without workers; ``last`` as in `busy`.
-
-    >>> no_workers(2, 0.5)
-    'Set num_workers to 2 or more first, since with 0 loading and training take turns: the accelerator is busy 50 % of the time.'
-    """
     why = f"since with 0 loading and training take turns: {busy(idle_fraction, last=last)}"
     return f"Set num_workers to {workers} or more first, {why}."
 
 
 def number_of(number: float, one: str, several: str) -> str:
-    """Returns a number with its noun, in the singular or in the plural.
+    """Returns a number with its noun, singular or plural.
 
     >>> number_of(1, "pass", "passes"), number_of(1200, "step", "steps")
     ('1 pass', '1,200 steps')
@@ -69,20 +64,11 @@ def number_of(number: float, one: str, several: str) -> str:
 
 
 def over_last(steps: int) -> str:
-    """Returns the words for the steps that a figure was measured over. They are empty if the number of steps is not known.
-
-    >>> over_last(100), over_last(0)
-    (' (last 100 steps)', '')
-    """
+    """Returns the words for the steps behind a figure; empty if their number is unknown."""
     return f" (last {number_of(steps, 'step', 'steps')})" if steps else ""
 
 
 def percent(share: float) -> str:
-    """Returns a share in percent.
-
-    >>> percent(0.126)
-    '13 %'
-    """
     return f"{100 * share:.0f} %"
 
 
@@ -96,11 +82,11 @@ def three_digits(number: float) -> str:
 
 
 # ---------------------------------------------------------------------- control
-# What a controller gets and what it returns: an `Observation`, and a `Decision` with its reason.
+# The input of a controller, `Observation`, and its output, `Decision`.
 
 
 class Reason(Enum):
-    """Why a factor was chosen, for programs. `Decision.message` tells it to people."""
+    """Why a factor was chosen, for programs. `Decision.message` is for people."""
 
     fits = "fits"  # the factor in force is right
     starved = "starved"  # the device waits too long: the factor must be larger
@@ -131,13 +117,13 @@ class Moment(Enum):
 
 @dataclass(frozen=True)
 class Observation:
-    """What is known at the end of an epoch, or within one. It is the same on all ranks.
+    """The measurements at the end of an epoch, or within one. It is the same on all ranks.
 
     Attributes:
         epoch: Number of the epoch, from 0.
         factor: Echo factor that was set last.
         steps: Number of steps over which `idle_fraction` and `step_seconds` were measured. They are the steps of the epoch that
-            came after the last decision, and whose batches were planned with this factor. A few steps tell little.
+            came after the last decision, and whose batches were planned with this factor. A few steps prove little.
         idle_fraction: Idle fraction of the job over these steps, 0 to 1; None if there are no such steps.
         step_seconds: Seconds per step over these steps, with the waiting; None if there are no such steps.
         costs: Measured costs of the pipeline on the slowest rank. None if the workers cannot be measured and no step waited.
@@ -146,7 +132,7 @@ class Observation:
         validated: Whether validation has run in this ``fit``, or is switched off.
         moment: When the controller is asked.
         batches: Number of batches of the run so far.
-        idle_low: Lower end of the 95 % interval of `idle_fraction`. None if there are too few steps for an interval.
+        idle_low: Lower end of the 95% interval of `idle_fraction`. None if there are too few steps for an interval.
 
     Example:
         >>> seen = Observation(epoch=3, factor=2.0, steps=100, idle_fraction=0.25, step_seconds=0.02, metrics={"val_loss": 0.5})
@@ -214,10 +200,10 @@ class Controller(ABC):
 
     Attributes:
         first_after_steps: In the first epoch of a run, the controller is asked after this number of steps, if it has not been
-            asked before (`Moment.early`). Three kinds of steps tell nothing and are not counted: the steps whose batches were
+            asked before (`Moment.early`). Three kinds of steps prove nothing and are not counted: the steps whose batches were
             queued at the start, the steps that fill the buffer, and ten more. None: it is not asked early.
         every_n_steps: The controller is asked each time after this number of batches of an epoch (`Moment.within_epoch`). An
-            epoch that never ends needs this. Each time, the ranks exchange what they have measured. None: it is not asked then.
+            epoch that never ends needs this. Each time, the ranks exchange their measurements. None: it is not asked then.
         asked_after: The controller is also asked after these numbers of batches of the run (`Moment.within_epoch`).
 
     Example:
@@ -237,7 +223,7 @@ class Controller(ABC):
         """Returns the factor from now on. Batches that are planned already keep their factor.
 
         Args:
-            observation: What is known now.
+            observation: The present measurements.
         """
 
     def initial_factor(self) -> float | None:
@@ -245,14 +231,14 @@ class Controller(ABC):
         return None
 
     def largest_factor(self) -> float | None:
-        """Returns the largest factor that `decide` may return, or None if it is not known.
+        """Returns the largest factor that `decide` may return, or None if it is unknown.
 
         A buffer that cannot hold this factor is then refused before training.
         """
         return None
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what a checkpoint has to save, in plain types and tensors."""
+        """Returns the state for a checkpoint, in plain types and tensors."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # noqa: B027 (a controller without state has nothing to load)
@@ -264,24 +250,18 @@ class Controller(ABC):
 
 
 def state_by_kind(controller: Controller) -> dict[str, Any]:
-    """Returns a controller's state under the name of its class."""
     return {type(controller).__name__: controller.state_dict()}
 
 
 def load_state_by_kind(controller: Controller, state: dict[str, Any]) -> None:
-    """Restores the state that `state_by_kind` returned. It ignores the state of another class of controller."""
+    """Restores the state that `state_by_kind` returned; the state of another class of controller is ignored."""
     name = type(controller).__name__
     if (own := entry(state, name, dict | None, None)) is not None:
         controller.load_state_dict(own)
 
 
 def as_count(name: str, value: Any) -> int | None:
-    """Returns a number of steps as an int, or None.
-
-    Raises:
-        TypeError: It is not an integer.
-        ValueError: It is below 1.
-    """
+    """Returns an option that is a number of steps >= 1, or None; raises a TypeError or a ValueError."""
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, Integral):
@@ -292,11 +272,7 @@ def as_count(name: str, value: Any) -> int | None:
 
 
 def as_number(name: str, value: Any) -> float:
-    """Returns an option as a float.
-
-    Raises:
-        TypeError: It is not a number.
-    """
+    """Returns an option as a float; raises a TypeError if it is not a number."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be a number, got {value!r}")
     return float(value)
@@ -311,8 +287,7 @@ def as_number(name: str, value: Any) -> float:
 #     idle fraction              1 - d / T(e)
 #     speed-up                   S(e) = T(1) / T(e)
 #
-# The insertion point decides which of the source, rest and collate seconds are reused, and which are redone.
-#
+# The insertion point decides which of the source, rest and collate seconds are reused and which are redone.
 # Source: Choi et al. 2019, arXiv 1907.05550, section 2 (upstream and downstream time, their ratio R).
 
 
@@ -343,16 +318,14 @@ class PipelineCosts:
 
     @classmethod
     def of_waiting(cls, step_seconds: float, idle_fraction: float, factor: float, workers: int = 1) -> PipelineCosts:
-        """Returns the costs of a pipeline whose workers cannot be measured. They follow from the time that steps waited.
+        """Returns the costs of a pipeline whose workers cannot be measured, from the waiting of the steps.
 
-        While the device waits, a step lasts as long as the host needs for a batch. Without workers, the host needs the time that
-        the device waited.
+        While the device waits, a step lasts as long as the host needs for a batch; without workers the host needs the time that
+        the device waited. Whole batches are assumed to be reused.
 
         Args:
-            step_seconds: Time per step, with the waiting.
-            idle_fraction: Share of that time in which the device waited. It must be clearly more than 0.
-            factor: Echo factor in force. Whole batches are assumed to be reused.
-            workers: Number of worker processes. Only 0 makes a difference: loading and training take turns.
+            idle_fraction: It must be clearly more than 0.
+            workers: Only 0 makes a difference.
         """
         host = step_seconds if workers else step_seconds * idle_fraction
         return cls(earliest(Needs.batches).value, host * factor, 0.0, 0.0, step_seconds * (1 - idle_fraction), min(workers, 1))
@@ -377,30 +350,23 @@ class PipelineCosts:
         return self.source_seconds + self.rest_seconds + self.collate_seconds
 
     def host_seconds(self, factor: float) -> float:
-        """Returns the host time per batch at an echo factor."""
         return (self.reused_seconds / factor + self.redone_seconds) / max(self.workers, 1)
 
     def step_seconds(self, factor: float) -> float:
-        """Returns the time per step at an echo factor."""
         host = self.host_seconds(factor)
         return max(host, self.device_seconds) if self.workers else host + self.device_seconds
 
     def idle_fraction(self, factor: float) -> float:
-        """Returns the share of the time in which the device waits, at an echo factor."""
         seconds = self.step_seconds(factor)
         return 1 - self.device_seconds / seconds if seconds else 0.0
 
     def speedup(self, factor: float) -> float:
-        """Returns the steps per second at an echo factor, relative to factor 1."""
+        """Returns the steps per second, relative to factor 1."""
         seconds = self.step_seconds(factor)
         return self.step_seconds(1) / seconds if seconds else 1.0
 
     def feeding_factor(self, idle_fraction: float = 0.0) -> float:
-        """Returns the smallest factor that brings the device's idle fraction down to a target; infinite if no factor does.
-
-        Args:
-            idle_fraction: The target, in [0, 1).
-        """
+        """Returns the smallest factor that brings idle down to a target in [0, 1); infinite if no factor does."""
         longest_step = self.device_seconds / (1 - idle_fraction)
         worker_seconds = longest_step * self.workers if self.workers else longest_step - self.device_seconds
         left_for_reused = worker_seconds - self.redone_seconds
@@ -418,9 +384,9 @@ class PipelineCosts:
         )
 
     def at_later_points(self) -> list[PipelineCosts]:
-        """Returns the costs of the same pipeline at each later insertion point whose cost is known, earliest first.
+        """Returns the costs at each later insertion point whose cost is known, earliest first.
 
-        More of the pipeline is reused there. Echoing after the transfer is left out, because the transfer takes no host time.
+        More of the pipeline is reused there. ``after_transfer`` is left out, because the transfer takes no host time.
         """
         source = self.source_seconds + self.rest_seconds
         return [
@@ -430,7 +396,7 @@ class PipelineCosts:
         ]
 
     def later_points_of_unknown_cost(self) -> list[InsertionPoint]:
-        """Returns the later points that reuse a part of ``rest_seconds``. How large that part is was not measured."""
+        """Returns the later points that reuse an unmeasured part of ``rest_seconds``."""
         return [point for point in self._later() if "augment" in point.properties.redone]
 
     def _later(self) -> tuple[InsertionPoint, ...]:
@@ -440,23 +406,22 @@ class PipelineCosts:
 # ---------------------------------------------------------------------- recent
 # Short epochs are judged together: `RecentSteps` has the means over about the last hundred steps with one factor.
 #
-# In an epoch of 16 steps at factor 4, one late batch makes 6 % of idle time. The device's own time varies by as much from one
-# such epoch to the next. A controller that trusted each of these epochs would change the factor without need. So:
+# In an epoch of 16 steps at factor 4, one late batch makes 6% of idle time, and the device's own time varies by as much between
+# such epochs. A controller that trusted each of these epochs would change the factor without need.
 #
 # * An epoch of fewer than `ENOUGH_STEPS` steps is joined with the epochs before it. A longer one is judged by itself.
-# * Steps with different factors are never joined. After waiting, the device's caches are cold, so that even the device's own time
+# * Steps with different factors are never joined. After waiting, the device's caches are cold, so even the device's own time
 #   depends on the factor.
-# * Fewer than `FEWEST_STEPS` steps tell nothing, no matter how many epochs they took.
+# * Fewer than `FEWEST_STEPS` steps prove nothing, no matter how many epochs they took.
 
-FEWEST_STEPS = 4  # fewer say nothing about a factor
-ENOUGH_STEPS = 100  # 5 % of idle time are then five steps' worth: more than one late batch
+FEWEST_STEPS = 4
+ENOUGH_STEPS = 100  # 5% of idle time is then five steps' worth: more than one late batch
 
 
 class RecentSteps:
     """The means over the latest steps with one factor.
 
-    Args:
-        enough: An epoch of fewer steps is joined with the epochs before it, up to this number of steps in all.
+    An epoch of fewer than ``enough`` steps is joined with the epochs before it, up to that number of steps in all.
 
     Example:
         >>> recent = RecentSteps()
@@ -473,8 +438,8 @@ class RecentSteps:
     def joined(self, epoch: Observation) -> Observation:
         """Adds an epoch, and returns it joined with the epochs before it that had the same factor.
 
-        An epoch that was not measured is returned as it is, and not added. The result has means over its ``steps``. These are at
-        most ``enough``, unless the epoch itself has more. A result with fewer than `FEWEST_STEPS` steps has no means.
+        An epoch that was not measured is returned as it is, and not added. The result has at most ``enough`` steps, unless the
+        epoch itself has more. A result with fewer than `FEWEST_STEPS` steps has no means.
         """
         if epoch.idle_fraction is None or epoch.step_seconds is None:
             return epoch
@@ -485,11 +450,10 @@ class RecentSteps:
         return replace(joined, idle_fraction=None, step_seconds=None) if 0 < joined.steps < FEWEST_STEPS else joined
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state in plain types; it is empty before the first epoch."""
+        """Returns the state in plain types; empty before the first epoch."""
         return {} if self._joined is None else observation_state(self._joined)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores what `state_dict` returned."""
         self._joined = observation_from_state(state) if state else None  # it may raise a FieldError
 
 
@@ -497,32 +461,23 @@ _MEASURED = ("epoch", "factor", "steps", "idle_fraction", "step_seconds")
 
 
 def observation_state(observation: Observation) -> dict[str, Any]:
-    """Returns the measured part of an observation, in plain types."""
     costs = observation.costs
     return {**{name: getattr(observation, name) for name in _MEASURED}, "costs": None if costs is None else asdict(costs)}
 
 
 def observation_from_state(state: dict[str, Any]) -> Observation:
-    """Returns the observation that `observation_state` was made of, without its metrics.
-
-    Raises:
-        FieldError: A field is missing, wrong or not known.
-    """
+    """Returns an observation without its metrics; raises a FieldError if a field is missing, wrong or unknown."""
     return record(Observation, state, required=(*_MEASURED, "costs"))
 
 
 def are_of_same_pipeline(one: PipelineCosts, other: PipelineCosts) -> bool:
-    """Whether two costs have the same insertion point and number of workers."""
     return (one.insertion_point, one.workers) == (other.insertion_point, other.workers)
 
 
 def mean_over_steps(before: Observation, now: Observation, enough: float = math.inf) -> Observation:
-    """Returns the means over the steps of two measured observations. The other fields are those of the later one.
+    """Returns the means over the steps of two measured observations; the other fields are those of the later one.
 
-    Args:
-        before: The earlier observation.
-        now: The later one.
-        enough: If both together have more steps than this, the earlier steps count less.
+    If both together have more than ``enough`` steps, the earlier ones count less.
     """
     steps = int(min(before.steps + now.steps, enough))
     share = now.steps / steps

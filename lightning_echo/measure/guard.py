@@ -23,7 +23,6 @@ from lightning_echo.measure.summary import FactorUse, RunSummary
 from lightning_echo.schema import entry, state_of
 
 # ---------------------------------------------------------------------- guard
-# `MetricGuard`: lowers the echo factor while a validation metric gets no better.
 
 
 class MetricGuard(Controller):
@@ -133,9 +132,9 @@ class MetricGuard(Controller):
         return self._check(value, observation.factor) if is_new else f"{self.monitor} {value:.4g} is not new"
 
     def _check_known(self, observation: Observation) -> None:
-        """Raises a ValueError if the metric was missing at the ends of two epochs. Within an epoch it need not be logged.
+        """Raises a ValueError if the metric was missing at the ends of two epochs; within an epoch it need not be logged.
 
-        A metric that the module logs in its own ``on_train_epoch_end`` is known to callbacks one epoch late.
+        A metric that the module logs in its own ``on_train_epoch_end`` reaches callbacks one epoch late.
         """
         self._missing += observation.validated and observation.moment is Moment.epoch_end
         if self._missing > 1:
@@ -181,7 +180,6 @@ class MetricGuard(Controller):
 
 
 # ---------------------------------------------------------------------- schedule
-# `FactorSchedule`: a fixed echo factor for each epoch, or the factors of an earlier run for the same batches.
 
 
 class FactorSchedule(Controller):
@@ -221,7 +219,7 @@ class FactorSchedule(Controller):
             path: An ``echo_summary.json``, which `EchoCallback` writes. All ranks must be able to read it.
 
         Raises:
-            ValueError: The file is damaged, or does not tell how the run began, or holds a factor that was not set by the
+            ValueError: The file is damaged, or lacks the beginning of the run, or holds a factor that was not set by the
                 controller.
         """
         return _Replay(path)
@@ -244,11 +242,7 @@ class FactorSchedule(Controller):
 
 
 class _Replay(FactorSchedule):
-    """Makes the same decisions as an earlier run, after the same batches.
-
-    Args:
-        path: The earlier run's ``echo_summary.json``.
-    """
+    """Makes the decisions of an earlier run, recorded in its ``echo_summary.json``, after the same batches."""
 
     def __init__(self, path: str | PathLike[str]) -> None:
         self._path = Path(path)
@@ -283,11 +277,7 @@ class _Replay(FactorSchedule):
 
 
 def _check_uses(decisions: Sequence[FactorUse]) -> dict[int, FactorUse]:
-    """Returns the decisions by the number of batches after which they were made.
-
-    Raises:
-        ValueError: They cannot be replayed.
-    """
+    """Returns decisions by the number of batches after which they were made; raises a ValueError if they cannot be replayed."""
     if not decisions or decisions[0].step != 0:
         raise ValueError("it does not tell with which factor the run began")
     uses: dict[int, FactorUse] = {}

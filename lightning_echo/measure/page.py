@@ -16,25 +16,15 @@ if TYPE_CHECKING:
 
 
 # ---------------------------------------------------------------------- figure
-# Figures of a report: a white figure, its file, its SVG element for a page.
-#
-# * matplotlib is an optional package. Its global state (pyplot, the current figure) is not used.
-# * The colours are those of Okabe and Ito, which colour-blind people can tell apart.
-# * The background is white, so that the picture can be read on a dark page, too.
+# matplotlib is optional, and its global state (pyplot, the current figure) is not used. The colours are those of Okabe and Ito,
+# which colour-blind people can tell apart. The background is white, to be readable on a dark page.
 
 ORANGE, SKY, GREEN, BLUE, VERMILION, PINK = "#E69F00", "#56B4E9", "#009E73", "#0072B2", "#D55E00", "#CC79A7"
 _DOTS_PER_INCH = 120
 
 
 def check_matplotlib(user: str = "figures") -> None:
-    """Makes sure that matplotlib is installed.
-
-    Args:
-        user: What needs matplotlib, for the message.
-
-    Raises:
-        ModuleNotFoundError: matplotlib is not installed.
-    """
+    """Raises a ModuleNotFoundError that names the ``user`` and the fix if matplotlib is not installed."""
     try:
         import matplotlib.figure  # noqa: F401
     except ModuleNotFoundError as error:
@@ -43,15 +33,7 @@ def check_matplotlib(user: str = "figures") -> None:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """Returns an empty figure. Its layout keeps the contents from overlapping.
-
-    Args:
-        width: Width in inches. A file has 120 dots per inch.
-        height: Height in inches.
-
-    Raises:
-        ModuleNotFoundError: matplotlib is not installed.
-    """
+    """Returns an empty figure, with its size in inches and a layout that keeps the contents from overlapping."""
     check_matplotlib()
     from matplotlib.figure import Figure
 
@@ -61,16 +43,11 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def save(figure: Figure, path: str | Path) -> None:
-    """Writes a figure as PNG.
-
-    Raises:
-        OSError: The file cannot be written.
-    """
     figure.savefig(path, format="png", dpi=_DOTS_PER_INCH)
 
 
 def as_svg(figure: Figure) -> str:
-    """Returns a figure as an SVG element. It refers to nothing outside itself, and is the same in each process."""
+    """Returns a figure as an SVG element. It refers to nothing outside itself and is the same in each process."""
     import matplotlib
 
     written = StringIO()
@@ -82,27 +59,20 @@ def as_svg(figure: Figure) -> str:
 
 
 # ---------------------------------------------------------------------- table
-# A table as a value, and as text. A terminal and a page show the same cells.
-#
-# Only a line to paste has more than 100 columns. The first cell of a row has words, the other cells have figures.
+# A table as a value and as text; a terminal and a page show the same cells. Only a line to paste is longer than 100 columns.
 
 _COLUMNS = 100
 _INDENT = "  "
 _GAP = "  "
 _BAR = 30  # width of a bar for the whole
-_NARROWEST = 12  # least width of the first column; longer text goes on in the next line
+_NARROWEST = 12  # least width of the first column; longer text continues on the next line
 
 
 @dataclass(frozen=True)
 class Table:
-    """One table.
+    """A table. The first cell of a row has words, the others have figures.
 
-    Attributes:
-        title: Text above the table.
-        columns: Heading of each column.
-        rows: Cells of each row, one for each column.
-        remarks: Sentences below the table.
-        shares: The share of each row in the whole, for a bar beside the row; empty if the rows are not parts of a whole.
+    ``shares`` has the share of each row in the whole, for a bar next to the row; empty if the rows are not parts of a whole.
     """
 
     title: str
@@ -131,35 +101,21 @@ def as_text(table: Table) -> str:
 
 
 def as_block(title: str, sentences: Sequence[str]) -> str:
-    """Returns sentences under a title; an empty text if there is none.
-
-    >>> print(as_block("Why", ["idle 40 % of the time", "6 of 8 cores are free"]))
-    Why
-      idle 40 % of the time
-      6 of 8 cores are free
-    """
     return "\n".join([title, *map(as_sentence, sentences)]) if sentences else ""
 
 
 def verdict_blocks(message: str, why: Sequence[str], lines: Sequence[str]) -> list[str]:
-    """Returns the first blocks of a report: what to do, why, and the lines to paste. Empty blocks are left out.
-
-    Lines to paste are not wrapped.
-
-    >>> verdict_blocks("Echo.", [], ["EchoCallback(factor=2)"])
-    ['Verdict\\n  Echo.', 'Next\\n  EchoCallback(factor=2)']
-    """
+    """Returns the first blocks of a report, without empty ones. Lines to paste are not wrapped."""
     after = "\n".join(["Next", *(f"{_INDENT}{line}" for line in lines)]) if lines else ""
     return [block for block in (as_block("Verdict", [message]), as_block("Why", why), after) if block]
 
 
 def as_sentence(text: str) -> str:
-    """Returns a text in indented lines. The lines after the first are indented further."""
+    """Returns a text in indented lines; those after the first are indented further."""
     return fill(text, _COLUMNS, initial_indent=_INDENT, subsequent_indent=2 * _INDENT, break_on_hyphens=False)
 
 
 def _row(cells: tuple[str, ...], widths: list[int], bar: str) -> list[str]:
-    """Returns the lines of a row. The figures are at the right, beside the first line of the words."""
     words = wrap(cells[0], widths[0], subsequent_indent=_INDENT) or [""]
     figures = "".join(_GAP + cell.rjust(width) for cell, width in zip(cells[1:], widths[1:], strict=True))
     lines = [f"{words[0].ljust(widths[0])}{figures}{bar}", *words[1:]]
@@ -171,7 +127,7 @@ def _bar(share: float) -> str:
 
 
 # ---------------------------------------------------------------------- html page
-# A report as one HTML page. It contains everything it shows: no script, no font and no picture is loaded from elsewhere.
+# A report as one HTML page, which loads no script, no font and no picture.
 
 _WORDS = 8  # a first cell with at least this number of characters has words
 _PAGE = Template("""\
@@ -217,17 +173,9 @@ $notes
 
 @dataclass(frozen=True)
 class HtmlPage:
-    """What a page shows, from top to bottom. Everything except the figure is plain text: a tag in it is shown as it is.
+    """The contents of a page, from top to bottom. All of it except the SVG ``figure`` is plain text: a tag is shown as it is.
 
-    Attributes:
-        headline: The title.
-        figure: An SVG element.
-        figure_words: What the figure shows, for people who cannot see it.
-        tables: The tables below the figure.
-        verdict: What to do; empty: the page has no verdict.
-        why: The figures on which the verdict is based, in words.
-        lines: The lines to paste.
-        notes: Sentences at the end.
+    ``figure_words`` describe the figure to people who cannot see it.
     """
 
     headline: str
@@ -240,7 +188,6 @@ class HtmlPage:
     notes: Sequence[str] = ()
 
     def text(self) -> str:
-        """Returns the page."""
         above = [f'<p class="verdict">{escape(self.verdict)}</p>'] if self.verdict else []
         above += [f'<p class="why">{escape(words)}</p>' for words in self.why]
         above += [f"<p>Next: <code>{escape(line)}</code></p>" for line in self.lines]

@@ -33,14 +33,12 @@ if TYPE_CHECKING:
 
 
 # ---------------------------------------------------------------------- run tables
-# The tables of a run, as values: text and page show the same figures in the same words.
-#
-# A column without a figure is left out.
+# The tables of a run as values: text and page show the same figures in the same words. A column without a figure is left out.
 
 _COUNTED = "Examples and passes are counted from the beginning of the run, up to the end of the epoch."
 _START = "start s"
 _STARTS = f"{_START}: the wait for the first batch of an epoch in which workers had to start, in seconds."
-_MILLION, _MOST_DIGITS = 10**6, 10**7  # from ten millions on, examples are counted in millions
+_MILLION, _MOST_DIGITS = 10**6, 10**7  # from ten million on, examples are counted in millions
 
 
 def headline(summary: RunSummary) -> str:
@@ -59,13 +57,7 @@ def headline(summary: RunSummary) -> str:
 
 
 def tables(summary: RunSummary, most_rows: int | None = None) -> list[Table]:
-    """Returns the tables of a run, in their order.
-
-    Args:
-        summary: What the run has left.
-        most_rows: Largest number of rows in a table. A longer table shows only its last rows, and says so. None: all rows are
-            shown.
-    """
+    """Returns the tables of a run. A table longer than ``most_rows`` shows its last rows, with a remark; None shows all."""
     return [_last_of(table, most_rows) for table in (_epochs(summary.reports), _factors(summary.decisions)) if table.rows]
 
 
@@ -90,7 +82,7 @@ def _epochs(reports: Sequence[EpochReport]) -> Table:
 
 
 def _factors(uses: Sequence[FactorUse]) -> Table:
-    """Returns the factors with their reasons. The table has no row if the run had only one factor."""
+    """Returns the factors with their reasons; no row if the run had only one factor."""
     rows = tuple((_reason(use), f"{use.factor:.4g}", _step(use), _batch(use)) for use in uses)
     remarks = ("A factor counts from the first batch on that was not planned yet when it was decided on.",)
     return Table("Factors", ("why", "factor", "decided after batch", "from batch"), rows if len(rows) > 1 else (), remarks)
@@ -134,10 +126,10 @@ def _digits(number: float | None) -> str:
 
 
 # ---------------------------------------------------------------------- run plot
-# A run as a picture: factor, idle fraction, examples, cache hits and missed examples, one above the other, over the epochs.
+# Panels one above the other, over the epochs: factor, idle fraction, examples, cache hits, missed examples.
 #
-# * Epoch ``k`` reaches from ``k`` to ``k + 1``. A value that was measured over an epoch is a level line over it. A value that is
-#   counted from the beginning of the run rises to its value at the epoch's end.
+# * Epoch ``k`` reaches from ``k`` to ``k + 1``. A value measured over an epoch is a level line over it. A value counted from the
+#   beginning of the run rises to its value at the epoch's end.
 # * A factor begins at the first batch that was trained with it. A dot marks a factor that was decided on within an epoch, unless
 #   there are many epochs.
 # * A value that was not measured leaves a gap. A quantity that was never measured has no panel.
@@ -153,10 +145,9 @@ _BETWEEN_LABELS = 0.12  # share of the width: labels with less distance would ov
 
 @dataclass(frozen=True)
 class _Places:
-    """Where the batches of a run are on the x axis.
+    """The places of a run's batches on the x axis.
 
-    Attributes:
-        ends: Number of batches of the run up to the end of each epoch. Empty: it is not known for all epochs.
+    ``ends`` has the number of batches of the run up to the end of each epoch; empty if some epoch's number is unknown.
     """
 
     ends: tuple[int, ...]
@@ -167,30 +158,22 @@ class _Places:
         return cls(tuple(accumulate(report.steps for report in reports)) if is_whole else ())
 
     def of_batch(self, batch: int) -> float:
-        """Returns the place of a batch. After the last epoch, batches have the same distance as in the last epoch."""
+        """Returns the place of a batch. After the last epoch, batches keep the distance of the last epoch."""
         epoch = min(bisect_left(self.ends, batch), len(self.ends) - 1)
         begin = self.ends[epoch - 1] if epoch else 0
         return epoch + (batch - begin) / (self.ends[epoch] - begin)
 
     def is_within_epoch(self, use: FactorUse) -> bool:
-        """Whether a factor was decided on before the end of an epoch, and not at the beginning of the run."""
+        """Whether a factor was decided on before the end of an epoch and after the beginning of the run."""
         return bool(use.step) and use.step not in self.ends
 
     def is_seen(self, use: FactorUse) -> bool:
-        """Whether the run trained with the factor, as far as is known. It may have ended before the first such batch."""
+        """Whether the run trained with the factor, as far as is known: it may have ended before the first such batch."""
         return _first_batch(use) < self.ends[-1] or (use.step or 0) > self.ends[-1]
 
 
 def draw(summary: RunSummary, title: str = "") -> Figure:
-    """Draws a panel for each quantity that was measured.
-
-    Args:
-        summary: What the run has left.
-        title: Text above the panels.
-
-    Raises:
-        ModuleNotFoundError: matplotlib is not installed.
-    """
+    """Draws a panel for each measured quantity, with ``title`` above the panels."""
     panels = _panels(summary)
     lines = fill(title, _TITLE_COLUMNS)
     above = _LINE * (lines.count("\n") + 1) if lines else 0.0
@@ -240,7 +223,7 @@ def _draw_factor(axes: Axes, summary: RunSummary) -> None:
 
 
 def _mark(axes: Axes, within: Sequence[tuple[float, FactorUse]], end: float) -> None:
-    """Marks factors that were decided on within an epoch. If labels would overlap, only the first one is written."""
+    """Marks factors that were decided on within an epoch. Of labels that would overlap, only the first one is written."""
     if not within:
         return
     axes.plot([at for at, _ in within], [use.factor for _, use in within], "o", color=BLUE, markersize=5)
@@ -303,7 +286,7 @@ def _title(axes: Axes, text: str) -> None:
 
 
 def _levels(reports: Sequence[EpochReport], values: Sequence[float | None]) -> tuple[list[float], list[float]]:
-    """Returns the points of a line that is level over each epoch, with gaps where there is no value or no epoch."""
+    """Returns the points of a line that is level over each epoch, with gaps where a value or an epoch is missing."""
     at, found = [], []
     for number, (report, value) in enumerate(zip(reports, values, strict=True)):
         if number and reports[number - 1].epoch + 1 != report.epoch:
@@ -315,7 +298,7 @@ def _levels(reports: Sequence[EpochReport], values: Sequence[float | None]) -> t
 
 
 def _rising(reports: Sequence[EpochReport], counts: Sequence[int]) -> tuple[list[float], list[float]]:
-    """Returns the points of a line that rises to the count at the end of each epoch. The run begins at 0 with epoch 0."""
+    """Returns the points of a line that rises to the count at each epoch's end, from 0 at the beginning of epoch 0."""
     first = reports[0].epoch
     start = [(0.0, 0.0)] if first == 0 else []
     points = start + [(report.epoch + 1.0, float(count)) for report, count in zip(reports, counts, strict=True)]
@@ -323,7 +306,7 @@ def _rising(reports: Sequence[EpochReport], counts: Sequence[int]) -> tuple[list
 
 
 def _first_batch(use: FactorUse) -> int:
-    """Returns the first batch with a factor. With several loaders, it is that of the loader that has it first."""
+    """Returns the first batch with a factor: with several loaders, that of the loader that has it first."""
     return use.batch if isinstance(use.batch, int) else min(use.batch.values())
 
 
@@ -332,7 +315,6 @@ def _thickness(reports: Sequence[EpochReport]) -> float:
 
 
 # ---------------------------------------------------------------------- run report
-# A run as text, as a page and as a picture: the verdict first, then the picture, then the tables.
 
 _MOST_ROWS = 40  # of a table in a terminal
 
@@ -347,11 +329,7 @@ def report(summary: RunSummary) -> str:
 
 
 def page(summary: RunSummary) -> str:
-    """Returns a run as HTML.
-
-    Raises:
-        ModuleNotFoundError: matplotlib is not installed.
-    """
+    """Returns a run as HTML; needs matplotlib."""
     verdict = summary.verdict
     return HtmlPage(
         headline=headline(summary),
@@ -365,29 +343,13 @@ def page(summary: RunSummary) -> str:
 
 
 def picture(summary: RunSummary) -> Figure:
-    """Returns a run as a figure that stands by itself: the verdict, if there is one, is its title.
-
-    Raises:
-        ModuleNotFoundError: matplotlib is not installed.
-    """
+    """Returns a run as a figure that stands alone: its title is the verdict, if there is one."""
     return draw(summary, headline(summary) if summary.verdict is None else summary.verdict.message)
 
 
 def save_page(summary: RunSummary, path: str | Path) -> None:
-    """Writes a run as HTML.
-
-    Raises:
-        ModuleNotFoundError: matplotlib is not installed.
-        OSError: The file cannot be written.
-    """
     Path(path).write_text(page(summary), encoding="utf-8")
 
 
 def save_png(summary: RunSummary, path: str | Path) -> None:
-    """Writes a run as PNG.
-
-    Raises:
-        ModuleNotFoundError: matplotlib is not installed.
-        OSError: The file cannot be written.
-    """
     figure.save(picture(summary), path)

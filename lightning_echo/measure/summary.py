@@ -27,7 +27,6 @@ from lightning_echo.measure.target_idle import LARGE_FACTOR, NO_GAIN_HELPS
 from lightning_echo.schema import FieldError, entry, record, rows
 
 # ---------------------------------------------------------------------- report
-# `EpochReport`: what is known of an epoch at its end. It is logged, saved in checkpoints, and used by the summary.
 
 LOGGED = (
     "factor",
@@ -56,14 +55,12 @@ LOGGED = (
 
 @dataclass(frozen=True)
 class EpochReport:
-    """One epoch of a job. A value that could not be measured is None.
+    """One epoch of a job, as it is logged, saved in checkpoints and summarized. A value that could not be measured is None.
 
     Attributes:
-        epoch: Number of the epoch, from 0.
         steps: Number of its steps that were measured.
         factor: Echo factor in force at its end.
-        fresh_examples: Fresh examples on all ranks in the run so far.
-        echoed_examples: Echoed examples on all ranks in the run so far.
+        fresh_examples: Of all ranks, in the run so far; so are `echoed_examples`.
         passes: Passes over the data in the run so far.
         effective_factor: Uses per fresh example in this epoch.
         idle_fraction: Share of the epoch's time in which the job waited for input, 0 to 1.
@@ -72,26 +69,23 @@ class EpochReport:
         data_wait_seconds: Seconds of waiting per step.
         step_seconds: Seconds per step without the waiting.
         upstream_seconds: Seconds of the host for a batch of fresh examples, before the insertion point.
-        examples_per_second: Fresh and echoed examples per second that all ranks got.
+        examples_per_second: Fresh and echoed examples per second, all ranks.
         recommended_factor: The factor that follows from the measurements.
-        first_batch_seconds: Seconds that the job waited for the epoch's first batch, if workers had to start for it. The longest
-            wait of any rank counts.
-        cache_hit_fraction: Share of the epoch's fresh examples that the cache had, 0 to 1; None without a cache.
-        cached_examples: Examples that the cache of a node holds; None without a cache.
-        cache_bytes: Bytes that they take on a node; None without a cache.
-        cache_received_fraction: Share of the epoch's fresh examples that came from another node, 0 to 1; None if the cache is not
+        first_batch_seconds: Longest wait of any rank for the epoch's first batch, if workers had to start for it.
+        cache_hit_fraction: Share of the epoch's fresh examples that the cache had, 0 to 1.
+        cached_examples: Examples that the cache of a node holds; `cache_bytes` is their size.
+        cache_received_fraction: Share of the epoch's fresh examples that came from another node; None if the cache is not
             partitioned.
         exchange_fraction: Share of the epoch's time in which a node sent and received examples, for the node with the largest
             share; None if the cache is not partitioned.
-        cache_hold: What the cache holds of an example; empty without a cache.
-        cache_is_full: Whether nothing is added to the cache any more.
-        shared_trainings: Trainings that share the reading, this one among them. This field and the next three are None if the
-            training does not share.
+        cache_hold: The form in which the cache holds an example; empty without a cache.
+        cache_is_full: Whether nothing more is added to the cache.
+        shared_trainings: Trainings that share the reading, this one included. This and the next three are None without sharing.
         peer_wait_fraction: Share of the epoch's time in which a batch waited for another training, 0 to 1.
         missed_examples: Examples in the run so far that other trainings had and this one did not.
-        saved_cpu_seconds: Processor seconds that sharing has saved this training in the run so far: the seconds that reading its
-            examples took, without this training's own share of them.
-        slowest_training: The training that this one waited for longest in the run so far; empty if it waited for none.
+        saved_cpu_seconds: Processor seconds saved by sharing in the run so far: those of reading this training's examples, less
+            its own share of them.
+        slowest_training: The training that this one waited for longest in the run so far; empty if none.
         speedup: Estimated steps per second, relative to factor 1.
         next_factor: The factor that the controller has decided on.
         reason: The controller's reason, for programs: a value of `Reason`, or empty without a controller.
@@ -136,17 +130,16 @@ class EpochReport:
     message: str = ""
 
     def logged(self) -> dict[str, float]:
-        """Returns what goes to loggers, under ``echo/...``, without the values that could not be measured."""
+        """Returns the values for loggers, under ``echo/...``, without those that could not be measured."""
         values = {name: getattr(self, name) for name in LOGGED}
         return {f"echo/{name}": float(value) for name, value in values.items() if value is not None}
 
     def state(self) -> dict[str, Any]:
-        """Returns all fields, in plain types."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 # ---------------------------------------------------------------------- echo summary
-# ``echo_summary.json``: what a run saves for other programs, and for a later run that replays its decisions.
+# ``echo_summary.json``: saved for other programs, and for a later run that replays its decisions.
 
 FILE_NAME = "echo_summary.json"
 VERSION = 1
@@ -154,14 +147,13 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class FactorUse:
-    """A factor, and the batches that it was used for: from one batch on, until the next `FactorUse`.
+    """A factor, and its batches: from one batch of the run until the next `FactorUse`.
 
     Attributes:
-        step: Number of batches of the run after which the controller decided on it; 0 at the beginning. None: other code than
-            the controller has set it.
-        batch: Number of the first batch of the run with this factor, from 0. With several loaders: a mapping from their names to
-            such numbers.
-        factor: Echo factor.
+        step: Number of batches of the run after which the controller decided on it; 0 at the beginning. None: other code than the
+            controller set it.
+        batch: Number of the first batch of the run with this factor, from 0. With several loaders: such numbers by the loaders'
+            names.
         reason: The controller's reason, for programs: a value of `Reason`, or empty.
         message: The controller's reason, for people.
     """
@@ -175,13 +167,9 @@ class FactorUse:
 
 @dataclass(frozen=True)
 class RunSummary:
-    """What is in the file.
+    """The contents of ``echo_summary.json``: reports of epochs, factors in order from the first, and versions of packages.
 
-    Attributes:
-        reports: An `EpochReport` for each epoch.
-        decisions: The factors of the run, in order. The first is the factor that the run began with.
-        packages: Versions of the packages by name.
-        verdict: What to do, why, and the line to paste. None if too little was measured, and in files of older versions.
+    ``verdict`` is None if too little was measured, and in files of older versions.
 
     Example:
         >>> summary = RunSummary([EpochReport(0, 10, 2.0, 40, 40)], [FactorUse(0, 0, 2.0)], {"lightning_echo": "0.1.0"})
@@ -195,16 +183,11 @@ class RunSummary:
     verdict: RunVerdict | None = None
 
     def to_json(self) -> str:
-        """Returns the text of the file."""
         return json.dumps({"version": VERSION, **asdict(self)}, indent=1) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> RunSummary:
-        """Reads the text of a file.
-
-        Raises:
-            ValueError: It is not the text of such a file, or it is of a later version.
-        """
+        """Reads the text of a file; raises a ValueError if it is another text, or of a later version."""
         found = json.loads(text)  # a JSONDecodeError is a ValueError
         version = found.get("version") if isinstance(found, dict) else None
         if not isinstance(version, int):
@@ -223,7 +206,6 @@ class RunSummary:
 
 
 # ---------------------------------------------------------------------- summary
-# The summary of a finished training: a verdict first (what to do, why, what to paste next), then where the time went.
 
 _COLUMNS = 120
 _WITHOUT_ECHOING = ("cache", "share")  # options that have an effect at factor 1, too
@@ -241,13 +223,9 @@ class RunVerdict:
     """The verdict on a training.
 
     Attributes:
-        message: What to do, in one sentence.
-        why: The figures that lead to it, in words: three, or fewer if less was measured.
-        next_line: The line to paste. Empty if nothing needs a change, or if too little was measured to say what to change.
-
-    Example:
-        >>> RunVerdict("Do not echo.", ("idle 2 %",)).next_line
-        ''
+        message: The advice, in one sentence.
+        why: The figures that lead to it, in words: at most three.
+        next_line: The line to paste. Empty if nothing needs a change, or if too little was measured.
     """
 
     message: str
@@ -258,13 +236,13 @@ class RunVerdict:
 def advise(
     observation: Observation, recommended: Decision, cores: int = 1, chosen: Mapping[str, Any] | None = None
 ) -> RunVerdict:
-    """Returns the verdict on a training. It names the steps of its figures, because it stands beside figures of other steps.
+    """Returns the verdict on a training. It names the number of steps, because it stands next to figures of other steps.
 
     Args:
-        observation: The observation at the end of the last epoch. If that epoch is short, it is joined with those before it.
-        recommended: What `recommend` returns for this observation.
-        cores: Number of cores that a rank may use. The advice never asks for more workers than this.
-        chosen: Options that the user has given to `EchoCallback`. The line to paste repeats them.
+        observation: The observation at the end of the last epoch, joined with those before it if that epoch is short.
+        recommended: The result of `recommend` for this observation.
+        cores: Cores that a rank may use. The advice never asks for more workers than this.
+        chosen: The user's options of `EchoCallback`. The line to paste repeats them.
 
     Example:
         >>> seen = Observation(epoch=0, factor=1.0, steps=50, idle_fraction=0.5, step_seconds=0.02)
@@ -305,14 +283,13 @@ def _next_line(observation: Observation, recommended: Decision, workers: int, ch
 
 
 def _wants_workers(observation: Observation, recommended: Decision) -> bool:
-    """Returns whether the first thing to do is to load data in worker processes."""
     reason, costs = recommended.reason, observation.costs
     is_starved = reason in (Reason.starved, Reason.at_maximum)
     return reason is Reason.no_workers or (is_starved and costs is not None and not costs.workers)
 
 
 def _workers_wanted(observation: Observation, cores: int) -> int:
-    """Returns how many workers are needed for a batch per step, if each worker is as fast as the training's process."""
+    """Returns the number of workers needed for a batch per step, if each is as fast as the training's process."""
     costs = observation.costs
     if costs is None or not costs.device_seconds:
         return 1
@@ -320,7 +297,7 @@ def _workers_wanted(observation: Observation, cores: int) -> int:
 
 
 def _message(observation: Observation, recommended: Decision, workers: int) -> str:
-    """Returns one sentence: what to do. If ``workers`` is not 0, it first asks for this number of workers."""
+    """Returns the advice in one sentence. It first asks for ``workers``, unless that is 0."""
     idle, factor, steps, reason = observation.idle_fraction, observation.factor, observation.steps, recommended.reason
     if idle is None:
         return "Too few steps were measured for advice."
@@ -362,7 +339,7 @@ def _advise_larger(observation: Observation, recommended: Decision, finding: str
 
 
 def _what_else_helps(recommended: Decision) -> str:
-    """Returns what helps if no larger factor does; empty if the recommended factor is enough."""
+    """Returns the remedies besides a larger factor; empty if the recommended factor is enough."""
     if recommended.reason is Reason.at_maximum:
         larger = "a larger factor seldom does" if recommended.factor >= LARGE_FACTOR else "or a larger max_factor"
         return f"; a faster source helps further, {larger}"
@@ -387,11 +364,7 @@ def _times_as_fast(observation: Observation, factor: float) -> str:
 
 
 def summarize(reports: Sequence[EpochReport], verdict: RunVerdict) -> str:
-    """Returns the summary of a training, in lines of at most 120 columns.
-
-    Args:
-        reports: The reports of its epochs, in order.
-        verdict: What to do. The summary begins with it.
+    """Returns the summary of a training, its verdict first, in lines of at most 120 columns.
 
     Example:
         >>> report = EpochReport(0, 10, 1.0, 80, 0, idle_fraction=0.5, data_wait_seconds=0.01, step_seconds=0.01)
@@ -420,7 +393,6 @@ def summarize(reports: Sequence[EpochReport], verdict: RunVerdict) -> str:
 
 
 def _join(lines: Sequence[str]) -> str:
-    """Joins lines to one text. All lines but the first are indented. The rest of a long line is indented further."""
     indents = ["", *["  "] * (len(lines) - 1)]
     return "\n".join(
         fill(line, _COLUMNS, initial_indent=indent, subsequent_indent=f"{indent}    ", break_on_hyphens=False)
@@ -443,7 +415,6 @@ def _times_line(reports: Sequence[EpochReport]) -> str:
 
 
 def _cache_lines(last: EpochReport) -> list[str]:
-    """Returns the line about the cache; none without a cache."""
     if last.cached_examples is None or last.cache_bytes is None:
         return []
     hold = f"{last.cache_hold} example".strip()
@@ -461,7 +432,6 @@ def _cache_lines(last: EpochReport) -> list[str]:
 
 
 def _share_lines(last: EpochReport) -> list[str]:
-    """Returns the line about sharing; none if the training does not share."""
     if last.shared_trainings is None:
         return []
     others = last.shared_trainings - 1
@@ -475,7 +445,6 @@ def _share_lines(last: EpochReport) -> list[str]:
 
 
 def _epochs_line(reports: Sequence[EpochReport]) -> str:
-    """Returns the line about successive epochs with the same factor, and about the decision at their end."""
     first, last = reports[0], reports[-1]
     epochs = f"epoch {first.epoch}" if first.epoch == last.epoch else f"epochs {first.epoch} to {last.epoch}"
     waited = sum(report.steps * (report.data_wait_seconds or 0) for report in reports)

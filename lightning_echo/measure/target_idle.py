@@ -29,47 +29,41 @@ from lightning_echo.measure.control import (
 from lightning_echo.schema import entry, inside, rows, state_of
 
 # ---------------------------------------------------------------------- trials
-# `Trials`: finds out whether a larger factor has brought the predicted gain. If not, the factor before it is the better one.
+# `Trials`: has a larger factor brought the predicted gain? If not, the factor before it is the better one.
 #
 # The cost model knows only means. If single reads take far longer than the others, or if a source hangs at times, one worker
 # delivers nothing for a while. Batches come in order, so the device waits, although the workers are fast enough on average. A
-# larger factor makes slow reads a little rarer, and does nothing against a source that hangs. It then brings far less than the
-# model says, but the training still gets fewer fresh examples. So each raise of the factor is judged:
+# larger factor makes slow reads a little rarer, and does nothing against a source that hangs: it brings far less than predicted,
+# while training still gets fewer fresh examples. So each raise of the factor is judged:
 #
 #     before ---- raised ----> tried ---- too little gained ----> back at the factor before, and kept there
 #                                                                             |
-#         going back lost as much as the model says: the raise was right after all, and is made again
+#         going back lost as much as the model predicts: the raise was right after all, and is made again
 #
 # A source that has become slower in the meantime does not count as a failure of the factor:
 #
-# * If the workers have measured that it is slower, their costs explain the waiting.
-# * If it was slow for an epoch only, that epoch is in the worst of the stretches that are compared. The worst one is left out.
-# * If it stays slower, but the measured costs do not show it, then the return to the factor before shows it.
+# * If the workers have measured it, their costs explain the waiting.
+# * If it was slow for one epoch, that epoch is in the worst of the compared stretches, which is left out.
+# * If it stays slower, but the measured costs do not show it, the return to the factor before does.
 #
-# A raise that was taken back is not made again until the costs have changed.
+# A raise that was taken back is not repeated until the costs have changed.
 
 _STRETCH_STEPS = ENOUGH_STEPS // 2  # steps of a stretch, whose idle fractions are compared; a longer epoch is one stretch
-# Stretches and steps that a verdict needs. With fewer of them, it would depend on a few slow reads.
+# Stretches and steps that a verdict needs. With fewer, it would depend on a few slow reads.
 _STRETCHES, _STEPS = 3, 10 * ENOUGH_STEPS
-# A smaller share of the predicted gain is too little: at factor 4 learning takes 1.57 to 1.75 times the steps (docs/evidence.md),
-# so that about half of the gain of a larger factor is lost again.
+# A smaller share of the predicted gain is too little: at factor 4, learning takes 1.57 to 1.75 times the steps
+# (docs/evidence.md), so about half of the gain of a larger factor is lost again.
 _ENOUGH_GAINED = 0.5
 _ALL_GAINED = 0.75  # this share of the predicted gain counts as all of it: measurements jitter
 _RAISED = 1.25  # a raise is judged only if the factor was multiplied by at least this
 _RAISED_NEAR_TARGET = 1.5  # the same while idle is near the target, where small raises overcome jitter
 _NEAR_TARGET = 2.0  # near the target is up to this many times the target
-_EXPLAINED = 1.5  # waiting up to this many times what the present costs predict counts as explained: no clock sees all of it
+_EXPLAINED = 1.5  # waiting up to this many times the prediction of the present costs counts as explained: no clock sees all of it
 _CHANGED = 1.5  # costs that differ by less than this factor count as equal
 
 
 class TakenBack(NamedTuple):
-    """A raise of the factor that brought too little.
-
-    Attributes:
-        before: Observation at the smaller factor, which is used again.
-        tried: Observation at the larger factor.
-        is_refuted: Whether going back has shown that the larger factor was right.
-    """
+    """A raise of the factor that brought too little; refuted if going back has shown that it was right."""
 
     before: Observation
     tried: Observation
@@ -77,11 +71,7 @@ class TakenBack(NamedTuple):
 
 
 class Trials:
-    """The raises of the factor, and the gain of each.
-
-    Args:
-        target: Idle fraction to stay under.
-    """
+    """The raises of the factor, and the gain of each. ``target`` is the idle fraction to stay under."""
 
     def __init__(self, target: float) -> None:
         self._target = target
@@ -91,16 +81,15 @@ class Trials:
 
     @property
     def taken_back(self) -> TakenBack | None:
-        """The raise that was taken back. None if there is none, or if that raise was right after all."""
+        """The raise that was taken back; None also if it was right after all."""
         return None if self._taken_back is None or self._taken_back.is_refuted else self._taken_back
 
     @property
     def is_doubtful(self) -> bool:
-        """Whether a raise of the factor seems to have brought too little so far."""
         return self._before_failed_raise() is not None
 
     def add(self, epoch: Observation) -> None:
-        """Adds a measured epoch before the next decision. The epoch must not be joined with others."""
+        """Adds a measured epoch, not joined with others, before the next decision."""
         self._add(epoch)
         if len(self._stretches) < _STRETCHES or sum(stretch.steps for stretch in self._stretches) < _STEPS:
             return
@@ -112,7 +101,7 @@ class Trials:
         self._before_raises.clear()
 
     def note_raise(self) -> None:
-        """Notes that the factor is raised now, unless this is a raise that was found to be right."""
+        """Notes that the factor is raised now, unless this repeats a raise that was found to be right."""
         if not self._stretches or (self._taken_back is not None and self._stretches[-1].factor < self._taken_back.tried.factor):
             return
         self._before_raises.append(_without_worst(self._stretches))
@@ -142,7 +131,6 @@ class Trials:
     # ------------------------------------------------------------------ state
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state in plain types."""
         back = self._taken_back
         return {
             "raised": [observation_state(before) for before in self._before_raises],
@@ -151,7 +139,7 @@ class Trials:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores what `state_dict` returned. An empty state is the state of a run without raises."""
+        """Restores a state. An empty state is that of a run without raises."""
         self._before_raises = rows(state, "raised", observation_from_state, [])
         held = entry(state, "held", tuple[Any, Any, bool] | None, None)
         with inside("held"):
@@ -160,17 +148,10 @@ class Trials:
 
 
 def share_gained(before: Observation, now: Observation) -> float | None:
-    """Returns the share of the predicted gain that a larger factor has brought. The gain is the waiting that it saves per step.
+    """Returns the share of the predicted gain (waiting saved per step) that a larger factor has brought.
 
-    The prediction uses the costs that were measured before. If the host was slower than these costs then, it assumes the same
-    slowness now.
-
-    Args:
-        before: The observation at the smaller factor.
-        now: The observation at the larger factor.
-
-    Returns:
-        The share; None if the model predicts no gain, or knows too little.
+    The prediction uses the costs measured before, and assumes that the host is still as much slower than these costs. The result
+    is None if the model predicts no gain, or knows too little.
 
     Example:
         >>> costs = PipelineCosts("after_augmentation", 0.06, 0.0, 0.0, device_seconds=0.01, workers=2)
@@ -195,7 +176,7 @@ def _brought_too_little(before: Observation, now: Observation) -> bool:
 
 
 def _judged_again(taken_back: TakenBack, now: Observation) -> TakenBack | None:
-    """Returns the raise that was taken back, as refuted if going back was wrong. Returns None if the costs have changed."""
+    """Returns the raise that was taken back, as refuted if going back was wrong; None if the costs have changed."""
     costs = [_relative_cost(each) for each in (taken_back.before, taken_back.tried)]
     if not min(costs) / _CHANGED < _relative_cost(now) < max(costs) * _CHANGED:
         return None
@@ -204,7 +185,7 @@ def _judged_again(taken_back: TakenBack, now: Observation) -> TakenBack | None:
 
 
 def _predicted_wait(before: Observation, costs: PipelineCosts | None, factor: float) -> float | None:
-    """Returns the predicted waiting per step, in seconds. It assumes that the host is still as much slower than its costs."""
+    """Returns the predicted waiting per step, in seconds, for a host that is still as much slower than its costs."""
     if costs is None or before.costs is None or before.step_seconds is None or not are_of_same_pipeline(before.costs, costs):
         return None
     host = before.costs.host_seconds(before.factor)
@@ -214,7 +195,7 @@ def _predicted_wait(before: Observation, costs: PipelineCosts | None, factor: fl
 
 
 def _relative_cost(observation: Observation) -> float:
-    """Returns the host time per batch at factor 1, as a multiple of the device time; 0 if it is not known."""
+    """Returns the host time per batch at factor 1, as a multiple of the device time; 0 if unknown."""
     costs = observation.costs
     return costs.host_seconds(1.0) / costs.device_seconds if costs is not None and costs.device_seconds else 0.0
 
@@ -226,21 +207,19 @@ def _without_worst(stretches: list[Observation]) -> Observation:
 
 
 # ---------------------------------------------------------------------- target idle
-# `TargetIdle`: chooses the smallest echo factor that feeds the device.
+# `TargetIdle` predicts with the cost model, measures, and corrects the prediction. If the device waits although the model
+# predicts that it should not, the controller takes the host to be as slow as measured. So the first decision is close, and the
+# second one is right.
 #
-# It predicts with the cost model, measures, and corrects the prediction. If the device waits although the model says that it
-# should not, the controller takes the host to be as slow as it was measured. So the first decision is close, and the second one
-# is right.
-#
-# * In the first epoch it decides early, so that the epoch is not lost. Little has been measured at that time. So it only raises
-#   the factor, and only if the waiting is more than chance.
+# * In the first epoch it decides early, to save that epoch. Little has been measured by then, so it only raises the factor, and
+#   only if the waiting is more than chance.
 # * Epochs that are too short to be judged alone are joined (`RecentSteps`).
-# * If a larger factor brought far less than predicted, the controller goes back to the factor before (`Trials`).
+# * If a larger factor brought far less than predicted, it goes back to the factor before (`Trials`).
 
 TARGET = 0.05  # idle fraction to stay under
 LARGE_FACTOR = 8.0  # with larger ones not all tasks of docs/evidence.md learn as much from a step, see `TargetIdle`
-# The factor that just feeds the device is multiplied by this, so that a little jitter does not bring idle over the target again.
-# With 1.1, rounding up could bring the factor more than 10 % over the smallest one that is enough.
+# The factor that just feeds the device is multiplied by this, so a little jitter does not bring idle over the target again. With
+# 1.1, rounding up could bring the factor more than 10% over the smallest one that is enough.
 AIM = 1.07
 FIRST_AFTER_STEPS = 50  # enough to see a starved device, and little time compared with an epoch in which a new factor pays
 _CHANGE = 1.1  # while idle is under the target, the factor is not lowered by less than this
@@ -364,7 +343,6 @@ class TargetIdle(Controller):
         return decision
 
     def _back(self, measured: str, taken_back: TakenBack) -> Decision:
-        """Decides to go back to the factor before, because a larger one has brought too little."""
         before, tried = taken_back.before, taken_back.tried
         share = percent(max(0.0, share_gained(before, tried) or 0.0))
         why = f"factor {tried.factor:g} instead of {before.factor:g} brought {share} of the predicted gain; {NO_GAIN_HELPS}"
@@ -387,12 +365,11 @@ class TargetIdle(Controller):
     def _note_waiting(self, costs: PipelineCosts, factor: float, idle: float, step_seconds: float) -> None:
         """Notes how many times slower than its measured costs the host is, while the device waits.
 
-        Call it only if the device has also waited lately. The source may have become cheaper in the meantime, for example because
-        a cache now holds what is read again. Then the means over more steps show both: a cheap host, and waiting for it.
+        Call it only if the device has also waited lately. The source may have become cheaper, for example because a cache now
+        holds the examples. Then the means over more steps show both: a cheap host, and waiting for it.
 
-        If the host has much time to spare by its measured costs, a little waiting does not show how slow it is. The hand-over of
-        a batch may have been late, and that takes as long at any factor. If this counted as the speed of the host, the factor
-        would never be lowered.
+        If the host has much time to spare by its measured costs, a little waiting does not show its speed: the hand-over of a
+        batch may have been late, which takes as long at any factor. If that counted, the factor would never be lowered.
         """
         if costs.workers and (host := costs.host_seconds(factor)):
             # While the device waits, the host takes as long as a step lasts; at the target it would take less.
@@ -410,12 +387,11 @@ class TargetIdle(Controller):
         return self._within_bounds(wanted, Reason.starved, f"{measured}: a factor of {wanted:g} feeds the device")
 
     def _aim(self, costs: PipelineCosts) -> float:
-        """Returns a factor slightly above the one that just feeds the device. It is 1 if fresh examples alone feed the device."""
+        """Returns a factor slightly above the one that just feeds the device; 1 if fresh examples alone feed it."""
         balance = costs.slower(self._slowness).feeding_factor(self.target)
         return round_up(balance * AIM) if balance > 1 else 1.0
 
     def _within_bounds(self, factor: float, reason: Reason, message: str) -> Decision:
-        """Returns a decision for the factor. If the factor is beyond a bound, the decision is for that bound."""
         if factor < self.min_factor:
             return Decision(self.min_factor, Reason.at_minimum, f"{message}; min_factor is {self.min_factor:g}")
         if factor > self.max_factor:
@@ -440,12 +416,11 @@ class TargetIdle(Controller):
 
 
 def recommend(observation: Observation, target: float = TARGET) -> Decision:
-    """Returns what a new `TargetIdle` decides first."""
+    """Returns the first decision of a new `TargetIdle`."""
     return TargetIdle(target).decide(observation)
 
 
 def _why_not(costs: PipelineCosts, target: float, measured: str) -> tuple[Reason, str]:
-    """Returns why no factor is large enough, and what would help."""
     if not costs.workers:
         return (
             Reason.no_workers,
@@ -464,7 +439,7 @@ def _why_not(costs: PipelineCosts, target: float, measured: str) -> tuple[Reason
 
 
 def _unless_most_of_it(costs: PipelineCosts) -> str:
-    """Returns words about the later points whose cost is not known, each with the stages that it would also reuse."""
+    """Returns words about the later points whose cost is unknown, each with the stages that it would also reuse."""
     redone = InsertionPoint(costs.insertion_point).properties.redone
     words = ""
     for point in costs.later_points_of_unknown_cost():
@@ -474,5 +449,5 @@ def _unless_most_of_it(costs: PipelineCosts) -> str:
 
 
 def round_up(factor: float) -> float:
-    """Rounds a factor up to two decimals, so that the factor in a message is the factor in use."""
+    """Rounds up to two decimals, so the factor in a message is the factor in use."""
     return math.ceil(round(factor * 100, 6)) / 100 if math.isfinite(factor) else factor

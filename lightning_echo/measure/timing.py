@@ -14,25 +14,22 @@ from torch import Tensor
 from torchmetrics import Metric
 
 # ---------------------------------------------------------------------- timing
-# Clocks: how long each step took, and for how much of it the device waited for input.
-#
 #     ... step k-1 | fetch k | copy k | (logging, hooks) | step k | ...
 #                  |<- waited ------>|
 #                  |<- seconds of step k ------------------------->|
 #
-# * Only fetching and copying count as waiting.
-# * Validation is taken out of the time. Logging and hooks are part of the time, but not of the waiting.
+# Only fetching and copying count as waiting. Validation is taken out of the time; logging and hooks stay in it.
 #
-# On CUDA the host runs ahead of the device. There, events on the stream tell how long the device really had nothing to do between
-# two steps. Of that gap, at most the time that the host waited counts. An event is read after the device has passed it, so a step
-# never synchronises. Only the end of an epoch, and a decision within one, wait for the last event.
+# On CUDA the host runs ahead of the device. There, events on the stream measure how long the device really had nothing to do
+# between two steps. Of that gap, at most the time that the host waited counts. An event is read after the device has passed it,
+# so a step never synchronises; only the end of an epoch, and a decision within one, wait for the last event.
 #
-# The first batch of an epoch is a special case:
+# The first batch of an epoch is special:
 #
-# * If workers have to start for the epoch, the epoch's time begins when the first batch arrives. The wait for that batch is a
-#   figure of its own, because no echo factor makes it shorter.
-# * If the workers stay alive from the epoch before, the wait for the first batch counts like any other wait. The epoch's time
-#   begins when the host asks for that batch. The time between two epochs belongs to neither.
+# * If workers have to start for the epoch, its time begins when the first batch arrives. The wait for that batch is a figure of
+#   its own, because no echo factor makes it shorter.
+# * If the workers stay alive, the wait for the first batch counts like any other, and the epoch's time begins when the host asks
+#   for that batch. The time between two epochs belongs to neither.
 
 
 class DeviceEvent(Protocol):
@@ -48,12 +45,7 @@ class DeviceEvent(Protocol):
 
 
 class StepTimes(NamedTuple):
-    """The times of some steps, in seconds.
-
-    Attributes:
-        waited: Time that each step waited for input.
-        seconds: Time of each step, with the waiting.
-    """
+    """The times of steps, in seconds: their waits for input, and their durations with the waiting."""
 
     waited: list[float]
     seconds: list[float]
@@ -70,15 +62,14 @@ class _Pending(NamedTuple):
 
 
 class StepTimer:
-    """Measures how long steps take and wait. Its methods are called when something happens around a step.
+    """Measures how long steps take and wait. Its methods are called at the events around a step.
 
     Args:
         new_event: Makes a `DeviceEvent`. None: only the host's clock is used.
         clock: Returns the time in seconds.
 
     Attributes:
-        first_batch_seconds: Wait for the epoch's first batch, if workers had to start for it. None before that batch, and if no
-            worker had to start.
+        first_batch_seconds: Wait for the epoch's first batch, if workers had to start for it; else None.
         steps: Number of the epoch's steps whose times are known so far.
         waited_seconds: Seconds that these steps waited for input, in sum.
         seconds: Seconds that these steps took, with the waiting, in sum.
@@ -101,10 +92,8 @@ class StepTimer:
         self.begin_epoch()
 
     def begin_epoch(self, *, goes_on: bool = False) -> None:
-        """Begins an epoch, and forgets the epoch before.
-
-        Args:
-            goes_on: Whether no worker has to start for the first batch. The wait for it then counts like any other.
+        """Begins an epoch, and forgets the one before. With ``goes_on``, no worker has to start for the first batch, whose wait
+        then counts.
         """
         if self._last_event is not None and not self._pending:
             self._spare.append(self._last_event)
@@ -121,7 +110,6 @@ class StepTimer:
         self._is_paused = False
 
     def begin_fetch(self) -> None:
-        """Notes that the host asks for the next batch."""
         self.resume()  # if validation had no batch, Lightning calls no hook at its end
         self._since = self._clock()
         if self._goes_on and self._last_end is None:
@@ -130,7 +118,6 @@ class StepTimer:
                 self._last_event = self._event(self._new_event)
 
     def end_fetch(self) -> None:
-        """Notes that the batch has arrived."""
         now = self._clock()
         if self._last_end is None:
             self.first_batch_seconds, self._last_end = now - self._since, now
@@ -140,16 +127,13 @@ class StepTimer:
             self._begin.record()
 
     def begin_copy(self) -> None:
-        """Notes that the host begins to hand the batch to the device."""
         self._since = self._clock()
 
     def end_copy(self) -> None:
-        """Notes that the host has handed the batch to the device."""
         if not self._is_paused:
             self._waited += self._clock() - self._since
 
     def begin_step(self) -> None:
-        """Notes that the batch is used from here on."""
         self.resume()
         if self._new_event is not None:
             self._begin = self._event(self._new_event)
@@ -159,7 +143,7 @@ class StepTimer:
         now, last = self._clock(), self._last_end
         waited, paused = self._waited, self._paused
         self._waited = self._paused = 0.0
-        if last is None:  # no fetch was seen: the time has no beginning, and the wait is not known
+        if last is None:  # no fetch was seen: the time has no beginning, and the wait is unknown
             if self._begin is not None:
                 self._spare.append(self._begin)
             self._begin = None
@@ -176,18 +160,16 @@ class StepTimer:
             self._settle(self._pending.popleft())
 
     def pause(self) -> None:
-        """Notes that validation begins."""
         if not self._is_paused:
             self._paused_at, self._is_paused = self._clock(), True
 
     def resume(self) -> None:
-        """Notes that validation is over."""
         if self._is_paused:
             self._paused += self._clock() - self._paused_at
             self._is_paused = False
 
     def take(self) -> StepTimes:
-        """Returns the times of the steps that are known and were not returned before."""
+        """Returns the times of the known steps that were not returned before."""
         taken = StepTimes(self._step_waited.tolist(), self._step_seconds.tolist())
         self._step_waited, self._step_seconds = array("d"), array("d")
         return taken
@@ -205,7 +187,7 @@ class StepTimer:
         return event
 
     def _settle(self, step: _Pending) -> None:
-        """Counts a step whose events have passed. Of the device's gap before it, at most the time that the host waited counts."""
+        """Counts a step whose events have passed. Of the device's gap before it, at most the host's wait counts."""
         if step.previous_end is None:  # the first step: the device had nothing to do before it
             waited, seconds = step.waited, step.waited + step.begin.elapsed_time(step.end) / 1e3
         else:
@@ -225,17 +207,15 @@ class StepTimer:
 
 
 # ---------------------------------------------------------------------- metrics
-# torchmetrics for fresh and echoed examples and for the job's idle fraction, with their reductions over ranks.
-#
 # The steps of a job are synchronous: if one rank waits, all ranks wait. So the idle time of a step is the longest wait of any
-# rank. The idle fraction of the job is neither the mean nor the maximum of the idle fractions of its ranks. Therefore
-# `IdleFraction` stores the waits of an epoch, and the ranks join them once: for each step, the longest wait and the rank that had
-# it. Each rank sends and holds one number per step, no matter how many ranks there are.
+# rank, and the idle fraction of the job is neither the mean nor the maximum of its ranks' idle fractions. Therefore
+# `IdleFraction` stores the waits of an epoch, and the ranks join them once: for each step, the longest wait and its rank. Each
+# rank sends and holds one number per step, no matter how many ranks there are.
 
-# Blocks of the batch means, and the 97.5 % quantile of Student's t with one degree of freedom less. On simulated waits over 50
-# steps with a true idle fraction of 0.05, the lower end lay above that in at most 2.8 % of the samples if waits were independent,
-# came in bursts (periods 2 to 32) or had heavy tails, and in 4.5 % with a correlation of 0.95 from step to step. More blocks were
-# wrong more often, up to 21 %, and so was a bootstrap over blocks, up to 17 %.
+# Blocks of the batch means, and the 97.5% quantile of Student's t with one degree of freedom less. On simulated waits over 50
+# steps with a true idle fraction of 0.05, the lower end lay above that in at most 2.8% of the samples if waits were independent,
+# came in bursts (periods 2 to 32) or had heavy tails, and in 4.5% with a correlation of 0.95 from step to step. More blocks were
+# wrong more often, up to 21%, and so was a bootstrap over blocks, up to 17%.
 _BLOCKS, _QUANTILE = 5, 2.776
 _LEAST_PER_BLOCK = 2  # steps: blocks of a single step would not show how the waits of neighbouring steps depend on each other
 
@@ -244,12 +224,11 @@ class JobSteps(NamedTuple):
     """The steps of a job, joined over its ranks.
 
     Attributes:
-        steps: Number of steps.
         idle_fraction: Share of the time in which the job waited for input.
         slowest_rank: The rank whose wait was the longest most often.
         wait_seconds: Mean over steps of the longest wait of any rank.
         step_seconds: Mean over steps of the time in which no rank waited.
-        idle_low: Lower end of the 95 % interval of `idle_fraction`, see `idle_low`; None if there are too few steps.
+        idle_low: Lower end of the 95% interval of `idle_fraction`; None if there are too few steps.
     """
 
     steps: int
@@ -261,11 +240,7 @@ class JobSteps(NamedTuple):
 
 
 def job_steps(waited: Tensor, seconds: Tensor) -> JobSteps:
-    """Joins the steps of all ranks.
-
-    Args:
-        waited: Seconds that each rank waited for input before each step, shape (ranks, steps), steps >= 1.
-        seconds: Seconds from step to step, the same shape.
+    """Joins the steps of all ranks: waits and durations in seconds, each of shape (ranks, steps), steps >= 1.
 
     Example:
         >>> waited = torch.tensor([[0.5, 0.0], [0.0, 0.5]])  # two ranks that wait in turn
@@ -277,12 +252,12 @@ def job_steps(waited: Tensor, seconds: Tensor) -> JobSteps:
 
 
 def _of_joined(longest: Tensor, rank: Tensor, seconds: Tensor) -> JobSteps:
-    """Returns the steps of a job.
+    """Returns the steps of a job from tensors of shape (steps,).
 
     Args:
-        longest: The longest wait of any rank before each step, seconds, shape (steps,).
-        rank: The rank that had this wait, the same shape.
-        seconds: Seconds from step to step on the rank whose steps took longest in sum, the same shape.
+        longest: The longest wait of any rank before each step, in seconds.
+        rank: The rank that had this wait.
+        seconds: Seconds from step to step on the rank whose steps took longest in sum.
     """
     total, count = float(seconds.sum()), len(longest)
     idle = min(float(longest.sum()), total)
@@ -294,16 +269,15 @@ def _of_joined(longest: Tensor, rank: Tensor, seconds: Tensor) -> JobSteps:
 def _join(per_step: Tensor, group: Any = None) -> list[Tensor]:
     """Joins the steps of all ranks by reductions. Gathering them would take 3.3 GB for 100,000 steps of 4,096 ranks.
 
+    Raises a ValueError if the ranks have made different numbers of steps.
+
     Args:
         per_step: Seconds waited, and seconds from step to step, of this rank, shape (2, steps).
         group: The process group; None: all ranks.
 
     Returns:
-        One tensor, in a list as torchmetrics wants it, shape (3, steps), float64. Its rows are the longest waits, the ranks that
-        had them, and the seconds of the rank whose steps took longest in sum.
-
-    Raises:
-        ValueError: The ranks have made different numbers of steps.
+        One tensor, in a list for torchmetrics, shape (3, steps), float64: the longest waits, their ranks, and the seconds of the
+        rank whose steps took longest in sum.
     """
     rank, steps = torch.distributed.get_rank(group), per_step.shape[1]
     waited, seconds = per_step.double()
@@ -326,7 +300,7 @@ _LAST_RANK = 2**_RANK_BITS - 1
 
 
 def _marked(seconds: Tensor, rank: int) -> Tensor:
-    """Returns times as integers that also hold the number of the rank. Of equal times, that of the lowest rank is the largest."""
+    """Returns times as integers that also hold the number of the rank. Of equal times, the lowest rank's is the largest."""
     marked: Tensor = ((seconds * 1e9).round().long() << _RANK_BITS) | (_LAST_RANK - rank)
     return marked
 
@@ -336,18 +310,11 @@ def _largest(values: Tensor, group: Any) -> None:
 
 
 def idle_low(waited: Tensor, seconds: Tensor) -> float | None:
-    """Returns the lower end of the 95 % interval of the idle fraction.
+    """Returns the lower end of the 95% interval of the idle fraction; None for fewer than ten steps, or if they took no time.
 
     The waits of neighbouring steps are not independent, because workers deliver several batches in a row. So the steps are cut
-    into a few long blocks. The sums over these blocks are nearly independent (batch means). The idle fraction is a ratio of two
-    sums. Its error follows from the differences between the waiting of each block and the mean share of the block's time.
-
-    Args:
-        waited: Seconds that the job waited before each step, shape (steps,).
-        seconds: Seconds from step to step, shape (steps,).
-
-    Returns:
-        The lower end, at least 0; None if there are fewer than ten steps, or they took no time.
+    into a few long blocks, whose sums are nearly independent (batch means). The idle fraction is a ratio of two sums; its error
+    follows from the differences between each block's waiting and the mean share of its time.
 
     Example:
         >>> steady = torch.full((50,), 0.2), torch.ones(50)

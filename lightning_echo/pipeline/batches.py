@@ -22,17 +22,15 @@ from lightning_echo.pipeline.worker import Report
 from lightning_echo.plan.plan import mix
 
 # ---------------------------------------------------------------------- passes
-# Reads a loader that is not rebuilt: any iterable of batches, pass after pass. Only whole batches of it can be echoed.
+# `PassReader` reads a loader that is not rebuilt: any iterable of batches, pass after pass. Only its whole batches can be echoed.
 #
-# Positions count batches. If the loader has a length, that is the length of each pass. If it has none, a pass ends where its
-# iteration ends, and only reading shows where that is. A pass over a stream ends at its length, or before, where its iteration
-# ends. `PassReader` is both the order that `BatchRequests` needs (which position belongs to which pass) and the reader.
+# Positions count batches. A loader's length is the length of each pass. Without a length, a pass ends where its iteration ends,
+# which only reading shows. A pass over a stream ends at its length, or earlier where its iteration ends. The reader is also the
+# order that `BatchRequests` needs: which position belongs to which pass.
 #
-# A resumed run begins at the oldest batch that is still live, and reads forward from there, once:
-#
-# * If the loader has ``state_dict`` and ``load_state_dict``, it begins from the loader's own state. A state is taken after each
-#   batch, and kept as long as a later batch may have to be read again.
-# * Else it begins at the start of the pass, under the same seeds. A loader without a length can only begin with a new pass.
+# A resumed run begins at the oldest live batch and reads forward from there, once: from the loader's own state if it has
+# ``state_dict`` and ``load_state_dict`` (saved after each batch, kept as long as a later batch may be read again); else from the
+# start of the pass, under the same seeds. A loader without a length can only begin with a new pass.
 
 _END: Any = object()
 _NOTHING_KNOWN = Report()
@@ -45,20 +43,10 @@ class PassOver(Exception):
 class PassReader:
     """Reads a plain iterable of batches forward, and knows which position belongs to which pass.
 
-    The random numbers that the iterable draws from the global random states depend only on seed and position. So a pass that is
-    read again is the same. They are equal on all ranks, as under ``seed_everything``.
-
-    Args:
-        batches: The loader. It is iterated anew for each pass. It and its samplers are told the number of the pass, if they have
-            ``set_epoch``.
-        batches_per_pass: The loader's length; None if it has none.
-        seed: Seed of the passes.
-        is_estimate: Whether a pass may end before the length, where the iteration ends. With several workers and ``drop_last``,
-            torch's length of a stream is too large: each worker drops its own rest.
-
-    Attributes:
-        exact: True. Only the loader can know whether a resumed run reads the same.
-        position: Position of the next batch that will be planned.
+    The random numbers that the iterable draws from the global random states depend only on seed and position, so a pass that is
+    read again is the same. They are equal on all ranks, as under ``seed_everything``. ``is_estimate``: whether a pass may end
+    before the length. With several workers and ``drop_last``, torch's length of a stream is too large: each worker drops its own
+    rest.
     """
 
     exact = True
@@ -87,13 +75,12 @@ class PassReader:
         return [None] * count
 
     def seek(self, position: int) -> None:
-        """Goes to the oldest position that will be asked for."""
         self.position = position
         if not self._is_resumed:
             self._next = self._pass_of(position)[1]
 
     def state(self, position: int) -> dict[str, Any]:
-        """Returns what a resumed run needs to read from ``position`` on. Its types are plain if the loader's state is plain."""
+        """Returns the state for resuming at ``position``. Its types are plain if those of the loader's state are."""
         state: dict[str, Any] = {}
         if self._length is None:
             state["passes"] = [list(entry) for entry in self._passes_from(position)]
@@ -117,14 +104,13 @@ class PassReader:
             self._is_resumed = True
 
     def prune(self, position: int) -> None:
-        """Forgets what only positions before ``position`` need."""
+        """Forgets the parts that only positions before ``position`` need."""
         self._passes = self._passes_from(position)
         for remembered in (self._states, self._read_early):
             for earlier in [at for at in remembered if at < position]:
                 del remembered[earlier]
 
     def _pass_of(self, position: int) -> tuple[int, int]:
-        """Returns number and first position of the pass to which a position belongs, as far as is known."""
         if self._length is not None:
             number = position // self._length
             return number, number * self._length
@@ -140,12 +126,9 @@ class PassReader:
         self._may_come_late = frozenset(positions)
 
     def read(self, position: int) -> tuple[Any, Report]:
-        """Returns the batch at a position, and an empty report, since it is not known what the loader does in the background.
+        """Returns the batch at a position, and an empty report: the loader's background work is not known.
 
-        Raises:
-            PassOver: The pass has ended before this position. When the position is asked for again, it is the first position of
-                the next pass.
-            RuntimeError: The loader ended before its length, or a pass had no batch at all.
+        Raises `PassOver` if the pass has ended before this position, which then becomes the first position of the next pass.
         """
         if position in self._read_early:
             return self._read_early.pop(position), _NOTHING_KNOWN
@@ -191,12 +174,12 @@ class PassReader:
         return batch
 
     def _begin(self, number: int, first: int) -> None:
-        """Begins to iterate, under the seed of the first batch of the pass, since a loader may draw the order of the pass here.
+        """Begins to iterate, under the seed of the first batch of the pass: a loader may draw the order of the pass here.
 
         A loader that begins from a state draws that again, and goes to its place in it.
         """
         if self._iterator is not None and self._is_stateful:
-            next(self._iterator, _END)  # only after this, the loader's state says that the pass has ended
+            next(self._iterator, _END)  # only after this, the loader's state shows that the pass has ended
         self._pass_number = number
         if not self._is_resumed or self._iterator is not None:  # a resumed loader was told before its state was loaded
             self._tell_pass()
@@ -210,15 +193,15 @@ class PassReader:
             seed_all(mix(self._seed, self._next))
 
     def _reseeds_after_begin(self, first: int) -> bool:
-        """Returns whether the random states are seeded for the next batch, after the iteration has begun.
+        """Returns whether the random states are seeded for the next batch after the iteration has begun.
 
-        They are not at the first batch of a torch loader, which may draw the order of the pass with it. Any other loader with a
-        state may draw more numbers when it resumes than when it begins.
+        Not at the first batch of a torch loader, which may draw the order of the pass with it. Any other loader with a state may
+        draw more numbers when it resumes than when it begins.
         """
         return self._next != first or (self._is_stateful and not isinstance(self._batches, DataLoader))
 
     def _end(self, number: int, first: int) -> None:
-        """Notes the end of a pass, and raises what `read` raises for it."""
+        """Notes the end of a pass, and raises the error of `read` for it."""
         self._iterator = None
         if self._next == first:
             raise RuntimeError(
@@ -237,7 +220,7 @@ class PassReader:
         raise PassOver
 
     def _tell_pass(self) -> None:
-        """Tells the loader and its samplers the pass, because Lightning does not find the samplers inside an `EchoLoader`."""
+        """Gives the pass to the loader and its samplers: Lightning does not find the samplers inside an `EchoLoader`."""
         batch_sampler = getattr(self._batches, "batch_sampler", None)
         samplers = getattr(self._batches, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)
         tell_pass(self._pass_number, self._batches, *samplers)
@@ -248,24 +231,22 @@ class PassReader:
 
 
 def _draws_order_late(loader: Any) -> bool:
-    """Returns whether torchdata's loader draws the order of a pass with the first batch that is read from a state, not before.
+    """Returns whether torchdata's loader draws the order of a pass only with the first batch that is read from a state.
 
-    It does without workers, if the user's batch sampler saves no state. The random numbers of that batch are then others than in
-    a run that was not killed.
+    It does so without workers, if the user's batch sampler saves no state. The random numbers of that batch then differ from
+    those of a run that was not killed.
     """
     return getattr(loader, "num_workers", None) == 0 and getattr(loader, "batch_size", 0) is None
 
 
 # ---------------------------------------------------------------------- batches
-# Whole batches, used again: on the host (``after_batching``) or on the device (``after_transfer``).
+# Whole batches, used again. The plan names the batch of each step; a batch with uses left is held here:
 #
-# The plan says for each step which batch is delivered. A batch that was read is held here while it has uses left:
-#
-# * **On the host.** The first use is the batch as it was read, and a copy is held, because the loader may use its memory again.
-#   Each further use is a copy of the held batch, because the training step may edit what it gets. The last use is the held batch
-#   itself. If there is a thread that fetches ahead, it does the copying.
-# * **On the device.** The training gets a `BatchUse` instead of a batch. It contains a `LiveBatch`, the same one for all its
-#   uses, and also the host batch until that is prepared. At the transfer it becomes a batch::
+# * **On the host** (``after_batching``): the first use is the batch as read, and a copy is held, because the loader may use its
+#   memory again. A further use is a copy of the held batch, because the training step may edit its batch. The last use is the
+#   held batch itself. A thread that fetches ahead does the copying.
+# * **On the device** (``after_transfer``): the training gets a `BatchUse`. It contains the same `LiveBatch` for all uses, and the
+#   host batch until that is prepared. At the transfer it becomes a batch::
 #
 #       BatchUse --prepare--> the host batch, changed once    on_before_batch_transfer
 #                --transfer-> the device batch, moved once    transfer_batch_to_device
@@ -279,17 +260,14 @@ _DESCRIPTORS_SHARE = 4  # live batches keep at most a fourth of the files open t
 
 
 class BatchEcho:
-    """Yields delivered batches, each with its report: its counts of examples and, if it was read, the seconds that reading took.
+    """Yields delivered batches, each with its report: its counts of examples and, if it was read, the seconds of reading.
 
-    Args:
-        requests: Says which batch is delivered at each step.
-        read: Returns the batch at a stream position, and a report with the seconds that reading took (zeros if not known). It is
-            called with the positions to read, in the order of ``requests``.
+    ``read`` is called with the positions to read, in the order of ``requests``. Its report has no seconds if they are unknown.
     """
 
     def __init__(self, requests: BatchRequests, read: Read) -> None:
         self._requests, self._read = requests, read
-        self._held: dict[int, tuple[Any, int]] = {}  # by position: what is held of a batch, and its number of examples
+        self._held: dict[int, tuple[Any, int]] = {}  # by position: the held batch, and its number of examples
 
     def __iter__(self) -> BatchEcho:
         return self
@@ -319,22 +297,17 @@ class BatchEcho:
         return handed_out, report
 
     def _first_use(self, batch: Any, *, is_last: bool) -> tuple[Any, Any]:
-        """Returns the first use of a batch that was read, and what to hold for its further uses."""
         return batch, None if is_last else copy_example(batch)
 
     def _further_use(self, held: Any, *, is_last: bool) -> Any:
-        """Returns a further use, made from what is held."""
         return held if is_last else copy_example(held)
 
 
 class LiveBatchEcho(BatchEcho):
-    """Yields a `UseToCome` for each use of a live batch on the device. The rest is as in `BatchEcho`.
+    """Yields a `UseToCome` for each use of a live batch on the device.
 
-    Args:
-        requests: As in `BatchEcho`.
-        read: As in `BatchEcho`.
-        are_owned: Whether no other code uses the memory of the batches that are read. Then they are not copied, unless they would
-            keep too many files open.
+    ``are_owned``: whether no other code uses the memory of the batches that are read. Then they are not copied, unless they would
+    keep too many files open.
     """
 
     def __init__(self, requests: BatchRequests, read: Read, *, are_owned: bool = False) -> None:
@@ -368,10 +341,7 @@ def _is_shared(tensor: torch.Tensor) -> bool:
 class RequestedReader:
     """Reads the requested batches from the rebuilt loader, in its order.
 
-    It is an object and not a function: a function would keep the iterator in its closure as long as a frame refers to it.
-
-    Args:
-        batches: Yields (batch, report).
+    It is an object: a function would keep the iterator in its closure as long as a frame refers to it.
     """
 
     def __init__(self, batches: Iterator[tuple[Any, Report]]) -> None:
@@ -388,13 +358,8 @@ class RequestedReader:
 class UseToCome:
     """A use of a live batch that was fetched ahead.
 
-    After the training has got the use, the thread that fetches still refers to this object for a while. So this object drops its
-    reference to the batch at that time. After the last use of a batch, its device memory is then free as soon as the step has
-    dropped it.
-
-    Args:
-        live: The batch.
-        is_last: Whether this is the last use of the batch.
+    The thread that fetches refers to this object for a while after the training has got the use. So `hand_out` drops the batch:
+    after the last use, its device memory is free as soon as the step has dropped it.
     """
 
     __slots__ = ("_is_last", "_live")
@@ -411,15 +376,10 @@ class UseToCome:
 
 
 class BatchUse(NamedTuple):
-    """One use of a live batch.
+    """One use of a live batch. ``host`` is the batch as it was read; None after the live batch is prepared.
 
-    It is a named tuple, because a precision plugin of Lightning's converts the tensors in what the loader yields. The plugin
+    It is a named tuple, because a precision plugin of Lightning's converts the tensors in the loader's output. The plugin
     rebuilds tuples, and so finds the host batch. It does not look into a `LiveBatch`.
-
-    Attributes:
-        live: The batch.
-        host: The batch as it was read; None after the live batch is prepared.
-        is_last: Whether this is the last use of the batch.
     """
 
     live: LiveBatch
@@ -430,17 +390,13 @@ class BatchUse(NamedTuple):
 class LiveBatch:
     """A live batch: first on the host and, from its transfer on, on the device.
 
-    Args:
-        host: The batch as it was read.
-
-    Example:
-        >>> live = LiveBatch([1.0])
-        >>> for is_last in (False, True):
-        ...     use = live.use(is_last)
-        ...     live.prepare(use.host, lambda batch: [*batch, 2.0])
-        ...     print(use.host, live.transfer(tuple, is_last=use.is_last))
-        [1.0] (1.0, 2.0)
-        None (1.0, 2.0)
+    >>> live = LiveBatch([1.0])
+    >>> for is_last in (False, True):
+    ...     use = live.use(is_last)
+    ...     live.prepare(use.host, lambda batch: [*batch, 2.0])
+    ...     print(use.host, live.transfer(tuple, is_last=use.is_last))
+    [1.0] (1.0, 2.0)
+    None (1.0, 2.0)
     """
 
     __slots__ = ("_device", "_host", "_is_prepared")
@@ -450,35 +406,25 @@ class LiveBatch:
         self._device: LentBatch | None = None
 
     def use(self, is_last: bool) -> BatchUse:
-        """Returns a use for the training. Call this when the training gets the use.
+        """Returns a use, at the time when the training gets it.
 
-        If the training does not use it, the host batch is not lost: the next use contains it.
-
-        Args:
-            is_last: Whether this is the last use of the batch.
+        If the training drops it, the next use contains the host batch.
         """
         return BatchUse(self, None if self._is_prepared else self._host, is_last)
 
     def prepare(self, host: Any, change: Callable[[Any], Any]) -> None:
-        """Applies ``change`` to the host batch, at the first use only.
-
-        Args:
-            host: The host batch of the `BatchUse`.
-            change: Gets the host batch, and returns the batch to transfer.
-        """
+        """Applies ``change`` to the host batch, at the first use only."""
         if not self._is_prepared:
             self._host, self._is_prepared = change(host), True
 
     @property
     def nbytes(self) -> int:
-        """Memory on the device, in bytes."""
         return 0 if self._device is None else self._device.nbytes
 
     def let_go_if_edited(self) -> bool:
-        """Drops a device batch that was edited in place, so that the next `transfer` moves the host batch again.
+        """Drops a device batch that was edited in place; returns whether it was.
 
-        Returns:
-            Whether it was edited.
+        The next `transfer` then moves the host batch again.
         """
         is_edited = self._device is not None and self._device.is_edited()
         if is_edited:
@@ -486,11 +432,9 @@ class LiveBatch:
         return is_edited
 
     def transfer(self, move: Callable[[Any], Any], *, is_last: bool) -> Any:
-        """Returns the batch on the device.
+        """Returns the batch on the device. ``move`` is called only if there is no device batch yet.
 
-        Args:
-            move: Transfers a host batch. It is called only if there is no device batch yet.
-            is_last: Whether this is the last use. Then nothing is kept.
+        The last use keeps nothing.
         """
         host, device = self._host, self._device
         if is_last:
@@ -506,21 +450,20 @@ class LiveBatch:
 
 
 def count_examples(batch: Any) -> int:
-    """Returns the number of examples in a batch of unknown form, see `size_of`. A batch that cannot be asked is one example."""
     size = size_of(batch)
     return 1 if size is None else size
 
 
 def size_of(batch: Any) -> int | None:
-    """Returns the number of examples in a batch of unknown form; None if the batch raises an error when it is asked.
+    """Returns the number of examples in a batch of unknown form; None if the batch raises an error: counting may end no training.
 
-    Counting may end no training. The first of these rules that fits decides:
+    The first of these rules that fits decides:
 
     1. For a tensor, it is the size of the first dimension.
     2. An object may have the number as ``batch_size`` (PyTorch Geometric, DGL, TensorDict; for a graph with several types of
        nodes, the sum over the types that have one), else as ``num_nodes``.
     3. Several lists or tuples of the same length, side by side (``zip(*examples)``), have one example at each place.
-    4. In a mapping, the lists and tuples say it if all have one length, and a tensor has it, too: what cannot be stacked is
+    4. In a mapping, it is the common length of the lists and tuples, if a tensor has it, too: what cannot be stacked is
        listed once per example, while a tensor of boxes has a row for each box (Ultralytics).
     5. The first tensor inside counts as in rule 1, or an object before it that has a ``batch_size``.
     6. For a list or tuple, it is the length.
@@ -569,7 +512,7 @@ def _may_state(batch: Any) -> bool:
 
 
 def _stated_by(batch: Any) -> int | None:
-    """Returns the number of examples that an object says that it has; None if it says none."""
+    """Returns the number of examples that an object states; None if it states none."""
     if (size := _size_in(batch, "batch_size")) is not None:
         return size
     stores = getattr(batch, "node_stores", None)  # of a graph with nodes of several types
@@ -601,7 +544,7 @@ def _first_size(batch: Any) -> int | None:
 
 
 def _fields_of(batch: Any) -> list[Any]:
-    """Returns the fields of an instance of a dataclass, also of one with slots; of other objects, nothing."""
+    """Returns the fields of an instance of a dataclass, also of one with slots; nothing of other objects."""
     if not is_dataclass(batch) or isinstance(batch, type):
         return []
     held = getattr(batch, "__dict__", {})

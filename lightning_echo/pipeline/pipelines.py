@@ -33,10 +33,8 @@ from lightning_echo.plan.order import Order, SequentialOrder, ShuffledOrder
 from lightning_echo.plan.plan import Plan, PlanShape, mix
 
 # ---------------------------------------------------------------------- index pipeline
-# A started pipeline: plan, order, the rebuilt loader and the thread that fetches ahead, ready to yield batches.
-#
 # A pipeline has no epochs. A run starts one at its first batch, because the ranks and the seed are only known then. It drops the
-# pipeline when the run is closed or must go on at another place. `start_index_pipeline` makes a pipeline::
+# pipeline when the run is closed or continues at another place. `start_index_pipeline` makes a pipeline::
 #
 #     echoing examples         plan, order      --> ExampleRequests --> rebuilt loader              --> Prefetcher
 #     echoing whole batches    plan, order      --> BatchRequests   --> rebuilt loader --> BatchEcho --> Prefetcher
@@ -51,16 +49,8 @@ _ORDER_SEED, _NOISE_SEED, _PASS_SEED = 11, 12, 13
 class IndexPipeline:
     """Yields batch after batch, each with its `Report`.
 
-    Args:
-        requests: The requests for batches. They are made ahead of the batches.
-        batches: Yields each batch with its `Report`. For live batches on the device, it yields a `UseToCome` in place of a batch.
-        workers: The worker processes behind ``batches``.
-        reader: Reads the loader if it is not rebuilt. It is closed with the pipeline.
-        on_device: Whether the batches are live on the device.
-        rounds: How the nodes exchange examples; None: they do not.
-
-    Attributes:
-        exact: Whether a resumed run gets the same order.
+    ``batches`` yields a `UseToCome` in place of a batch if the batches are live on the device. The pipeline owns ``reader`` (a
+    loader that is not rebuilt) and closes it. ``rounds`` is None if the nodes do not exchange examples.
     """
 
     def __init__(
@@ -82,9 +72,7 @@ class IndexPipeline:
     def next_batch(self, delivered: int) -> tuple[Any, Report] | None:
         """Returns the next batch and its report; None if a pass without a known length has ended.
 
-        Args:
-            delivered: Number of batches of the run before this one. The caller counts them, because an interrupt may come before
-                the caller gets a batch.
+        The caller counts the batches delivered before this one: an interrupt may come before the caller gets a batch.
         """
         assert self._batches is not None
         self._requests.delivered = delivered
@@ -105,18 +93,16 @@ class IndexPipeline:
         return item
 
     def change_factor(self, number: int, factor: float) -> None:
-        """Sets the factor from batch ``number`` on."""
         self._requests.change_factor(number, factor)
 
     def state(self, delivered: int) -> dict[str, Any]:
-        """Returns the state from which a run resumes after ``delivered`` batches: those delivered so far, or one or two less."""
+        """Returns the state for resuming after ``delivered`` batches: those delivered so far, or one or two less."""
         state = self._requests.state(delivered)
         if delivered < self._ended_at:  # a resumed run finds that out again
             del state["order"]["passes"][-1]
         return state
 
     def close(self) -> None:
-        """Ends the workers and the thread."""
         if self._rounds is not None:
             self._rounds.release()
         batches, self._batches = self._batches, None
@@ -146,16 +132,7 @@ def start_index_pipeline(
 ) -> IndexPipeline:
     """Starts a pipeline: its workers, and the thread that fetches ahead if one may run.
 
-    Args:
-        source: The user's loader.
-        choice: The insertion point.
-        layout: How a pass is cut into batches and divided among ranks.
-        shape: Sizes of the plan.
-        launch: How the run begins.
-        rank: The number of this rank's share of a pass.
-        key: Seed of this rank's random numbers in the workers, see `rank_key`.
-        caching: The cache through which examples are read; None: there is no cache.
-        rounds: How the nodes exchange examples; None: they do not.
+    ``rank`` is the number of this rank's share of a pass, ``key`` the seed of its random numbers in the workers (`rank_key`).
     """
     if not source.rebuilds:
         return _start_reading(source, choice, layout, shape, launch)
@@ -192,16 +169,11 @@ def pipeline_over(
     are_owned: bool,
     rounds: Rounds | None = None,
 ) -> IndexPipeline:
-    """Returns the pipeline over a rebuilt loader.
+    """Returns the pipeline over a rebuilt loader, which yields ``batches`` for ``requests``.
 
     Args:
-        requests: The requests to the loader.
-        batches: What the loader yields.
-        workers: The worker processes of the loader.
-        on_device: Whether the batches are live on the device.
-        in_thread: Whether a thread fetches ahead. If not, the random states of the training are put back after each batch.
+        in_thread: Whether a thread fetches ahead. If not, the random states of the training are restored after each batch.
         are_owned: Whether no other code uses the memory of a batch.
-        rounds: How the nodes exchange examples; None: they do not.
     """
     if not in_thread:
         batches = PreservingIterator(batches)
@@ -258,7 +230,6 @@ def _order(
 
 
 def _plan(shape: PlanShape, launch: Launch) -> Plan:
-    """Returns the plan, at the batch to begin with."""
     if launch.state["plan"] is not None:
         return plan_from_state(shape, launch.state["plan"])
     plan = make_plan(shape, launch.factor)
@@ -269,14 +240,10 @@ def _plan(shape: PlanShape, launch: Launch) -> Plan:
 def index_order(
     source: Source, layout: Layout, distance: int, seed: int, rank: int, *, preserves: bool, is_whole: bool = False
 ) -> Order:
-    """Returns the order of a rebuilt loader's indices, or of its batches if a batch sampler of the user's makes them.
+    """Returns the order of a rebuilt loader's indices, or of its batches if the user's batch sampler makes them.
 
     Args:
-        source: The user's loader.
-        layout: How a pass is cut into batches and divided among ranks.
         distance: Least number of positions between two uses of an index, after passes are spread.
-        seed: Seed of the run.
-        rank: The number of this rank's share of a pass.
         preserves: As in `SamplerOrder`.
         is_whole: Whether the order of all slots is returned, as if there were one rank.
     """
@@ -293,9 +260,7 @@ def index_order(
 def rank_key(seed: int, noise_rank: int) -> int:
     """Returns the seed of a rank's random numbers in the workers.
 
-    Args:
-        seed: Seed of the run.
-        noise_rank: A number. Two ranks draw the same random numbers if, and only if, they have the same number.
+    Ranks with equal ``noise_rank``, and only those, draw the same.
     """
     return mix(seed, _NOISE_SEED, noise_rank)
 
@@ -315,30 +280,20 @@ def lookahead(source: Source, by_batches: bool, largest_factor: float) -> int:
 
 
 # ---------------------------------------------------------------------- stream pipeline
-# A started pipeline over a stream: the requests to the workers, their answers, and `StreamPipeline`.
-#
-# Each worker plans for itself, for its part of the stream (``streams.py``). The main process only says the pass and the factor.
+# Each worker plans for its own part of the stream (``streams.py``). The main process only sends the pass and the factor.
 # ``DataLoader`` sends request ``k`` to worker ``k % workers``, and sends one more whenever it has received an answer. So an event
 # at a certain request or answer happens at the same place in every run:
 #
 # * A new factor is used in all requests that were not yet sent when a certain batch has been received.
-# * A pass is over when the last worker has said that its stream has ended. The next pass begins with the first request to worker
+# * A pass is over when the last worker has reported the end of its stream. The next pass begins with the first request to worker
 #   0 that was not sent by then. Workers answer the requests in between without a batch.
 
 
 class StreamPipeline:
     """Yields batch after batch, each with its `Report`, as `IndexPipeline` does for data that is read by index.
 
-    Args:
-        requests: The requests to the workers.
-        answers: Yields (batch, its report, place after it), and between two passes (None, None, place). It is `StreamAnswers`, in
-            a thread or not.
-        workers: The worker processes behind ``answers``.
-        place: Where the run goes on.
-        delivered: Number of batches of the run before.
-
-    Attributes:
-        exact: Whether a resumed run gets the same order. Only the stream itself can know this for certain.
+    ``answers`` is `StreamAnswers`, in a thread or not. ``place`` is where the run continues after ``delivered`` batches. `exact`
+    is True: only the stream itself can know whether a resumed run gets the same order.
     """
 
     exact = True
@@ -353,8 +308,7 @@ class StreamPipeline:
     def next_batch(self, delivered: int) -> tuple[Any, Report] | None:
         """Returns the next batch and its report; None if a pass has ended.
 
-        Args:
-            delivered: Number of batches of the run before this one.
+        ``delivered`` counts the batches of the run before it.
         """
         assert self._answers is not None
         batch, report, place = next(self._answers)
@@ -363,16 +317,13 @@ class StreamPipeline:
         return None if report is None else (batch, report)
 
     def change_factor(self, number: int, factor: float) -> None:
-        """Sets the factor from batch ``number`` on."""
         self._requests.change_factor(number, factor)
 
     def state(self, delivered: int) -> dict[str, Any]:
-        """Returns the state from which a run resumes after ``delivered`` batches: those delivered so far, or one or two less."""
         place = self._places[delivered]
         return {"plan": None, "order": None, "stream": {**place.state(), **self._requests.state(place.request)}}
 
     def close(self) -> None:
-        """Ends the workers and the thread."""
         answers, self._answers = self._answers, None
         if isinstance(answers, Prefetcher):
             answers.close()
@@ -382,11 +333,7 @@ class StreamPipeline:
 def start_stream_pipeline(source: Source, shape: PlanShape, launch: Launch, *, key: int) -> StreamPipeline:
     """Starts a pipeline: its workers, and the thread that fetches ahead if there are workers.
 
-    Args:
-        source: The user's loader, over a stream.
-        shape: Sizes of the plan of one worker, and the seed of its draws.
-        launch: How the run begins.
-        key: Seed of this rank's random numbers in the workers, see `rank_key`.
+    ``shape`` has the sizes of the plan of one worker, and the seed of its draws. ``key`` is as in `start_index_pipeline`.
     """
     state, delivered = launch.state.get("stream"), launch.begin_at.number
     if state is None:
@@ -406,11 +353,9 @@ def start_stream_pipeline(source: Source, shape: PlanShape, launch: Launch, *, k
 
 @dataclass(frozen=True)
 class StreamPlace:
-    """Where a run over a stream stands: after a batch, or between two passes.
+    """The place of a run over a stream: after a batch, or between two passes.
 
     Attributes:
-        request: Number of the next request.
-        pass_number: Number of the pass.
         begun: Whether the pass has had a batch.
         ended: Workers whose stream has ended in this pass.
         batches: Number of batches that each worker has made.
@@ -426,12 +371,10 @@ class StreamPlace:
 
     @classmethod
     def first(cls, workers: int) -> StreamPlace:
-        """Returns the start of a run."""
         return cls(0, 0, False, frozenset(), (0,) * workers, (None,) * workers)
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> StreamPlace:
-        """Returns the place of a `state`."""
         workers = tuple(None if saved is None else pickle.dumps(saved) for saved in state["workers"])
         return cls(state["request"], state["pass"], state["begun"], frozenset(state["ended"]), tuple(state["batches"]), workers)
 
@@ -447,12 +390,7 @@ class StreamPlace:
         }
 
     def after(self, note: StreamNote, *, made: bool) -> StreamPlace:
-        """Returns the place after one more answer.
-
-        Args:
-            note: What the worker said.
-            made: Whether the worker made a batch.
-        """
+        """Returns the place after one more answer. ``made``: whether the worker made a batch."""
         worker = note.worker
         batches, states = list(self.batches), list(self.workers)
         batches[worker] += made
@@ -469,19 +407,11 @@ class StreamPlace:
 
 
 class StreamRequests:
-    """The batch sampler over a stream. It yields one `StreamRequest` after the other.
+    """The batch sampler over a stream. The thread that fetches takes requests; the thread that trains sets new factors.
 
-    The thread that fetches takes requests from it. The thread that trains tells it new factors.
-
-    Args:
-        place: Where the run begins.
-        factors: Pairs of a request and the factor from that request on, ascending. The first pair is in use at ``place``.
-        pending: Changes that are still to come: pairs of a batch of the run and the factor from that batch on.
-        prefetched: How many requests ``DataLoader`` always takes ahead.
-
-    Attributes:
-        next: Number of the next request.
-        begins_at: Number of the request with which the pass begins.
+    ``factors`` has pairs of a request and the factor from that request on, ascending; the first pair is in use at ``place``.
+    ``pending`` has pairs of a batch of the run and the factor from that batch on. ``DataLoader`` always takes ``prefetched``
+    requests ahead. ``next`` is the number of the next request, ``begins_at`` that of the first request of the pass.
     """
 
     def __init__(
@@ -510,7 +440,6 @@ class StreamRequests:
             return StreamRequest(pass_number, self._factor_at(at), resume)
 
     def begin_pass(self) -> None:
-        """Begins the next pass."""
         with self._lock:
             self._pass_number += 1
             self.begins_at = -(-self.next // self._workers) * self._workers
@@ -521,11 +450,7 @@ class StreamRequests:
             self._pending[:] = [change for change in self._pending if change[0] < number] + [(number, factor)]
 
     def has_received(self, batches: int) -> None:
-        """Uses pending factors from the next request on, if it is time.
-
-        Args:
-            batches: Number of batches of the run that have been received.
-        """
+        """Moves pending factors to the next request, if it is time after this number of received batches of the run."""
         with self._lock:
             while self._pending and self._pending[0][0] <= batches + self._prefetched:
                 self._factors.append((self.next, self._pending.pop(0)[1]))
@@ -544,15 +469,9 @@ class StreamRequests:
 
 
 class StreamAnswers:
-    """Receives the answers of the workers, in the thread that fetches.
+    """Receives the answers of the workers, in the thread that fetches. ``received`` counts the batches of the run before.
 
     Yields (batch, its report, place after it), and between two passes (None, None, place).
-
-    Args:
-        answers: The rebuilt loader. It yields (batch or None, report, note).
-        requests: The requests to the workers.
-        place: Where the run begins.
-        received: Number of batches of the run before.
     """
 
     def __init__(
@@ -596,8 +515,6 @@ class StreamAnswers:
 
 
 # ---------------------------------------------------------------------- restartable pipeline
-# The pipeline of a run: started, or at rest. In both cases it has a state.
-#
 # At rest there are no workers and no thread, only the state from which the next started pipeline continues.
 
 _BEGINNING: dict[str, Any] = {"plan": None, "order": None}
@@ -617,9 +534,9 @@ class Pipeline(Protocol):
         """Sets the factor from batch ``number`` of the run on."""
 
     def state(self, delivered: int) -> dict[str, Any]:
-        """Returns the state from which a run continues after ``delivered`` batches: those delivered so far, or one or two less.
+        """Returns the state for resuming after ``delivered`` batches: those delivered so far, or one or two less.
 
-        Not less than the number of batches delivered when the pipeline was started.
+        ``delivered`` is at least the number of batches when the pipeline was started.
         """
 
     def close(self) -> None:
@@ -627,11 +544,9 @@ class Pipeline(Protocol):
 
 
 class RestartablePipeline:
-    """The started pipeline, or, at rest, the state from which the next one continues.
+    """The started pipeline (``started``; None at rest) or, at rest, the state from which the next one continues.
 
-    Attributes:
-        begin_at: Where a pipeline without a state begins.
-        started: The started pipeline; None at rest.
+    A pipeline without a state begins at ``begin_at``.
     """
 
     def __init__(self) -> None:
@@ -659,10 +574,7 @@ class RestartablePipeline:
             self._close()
 
     def state(self, delivered: int) -> dict[str, Any]:
-        """Returns the state from which a run continues after ``delivered`` batches: that of plan and order, or of a stream.
-
-        Its types are plain, see `EchoState.pipeline`.
-        """
+        """Returns the state for resuming after ``delivered`` batches: that of plan and order, or of a stream, in plain types."""
         if self.started is not None:
             return self.started.state(delivered)
         if self._one_before is not None and self._one_before[0] == delivered:
@@ -696,7 +608,6 @@ class RestartablePipeline:
         _close_all(self._to_close)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns the state of a pipeline that is `resting`."""
         return {name: vars(self)[name] for name in ("begin_at", "_at_rest")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -17,8 +17,6 @@ from lightning_echo.data.elsewhere import noting_context
 from lightning_echo.pipeline.worker import InitThatSaysWhy
 
 # ---------------------------------------------------------------------- prefetch
-# A thread that fetches ahead, so that the hand-over from the workers costs the training loop nothing.
-#
 # Receiving a batch from a worker takes the main process 0.5 to 0.9 ms (unpickling, opening shared memory). Freeing its memory
 # takes 0.1 ms, more for larger batches. In the training thread, that time would add to every step. In a thread of its own, it
 # passes while the step runs. The thread that drops an item last frees its memory. That must be this thread, so it keeps each item
@@ -31,7 +29,7 @@ from lightning_echo.pipeline.worker import InitThatSaysWhy
 #
 # A worker may die while the thread waits for it. torch's loader notices that after five seconds. If the worker died while it was
 # writing, half a batch is in the pipe, and the thread waits for the rest forever. The consumer does not wait with the thread:
-# when nothing has come for a while, it looks itself whether something was lost. It does the same when it closes.
+# when nothing has come for a while, and when it closes, it checks by itself whether something was lost.
 
 DEPTH = 2
 _SHORT_SECONDS = 0.0002  # a shorter step takes less time than the thread costs
@@ -44,11 +42,11 @@ _Result = tuple[Any, BaseException | None]
 class Prefetcher:
     """Iterates ``source``, at most ``depth`` items ahead of the consumer and, while the consumer is busy, in a thread.
 
+    An exception of the source is raised here in order, in place of the item.
+
     Args:
-        source: Any iterator. An exception that it raises is raised here in order, in place of the item.
-        depth: Largest number of items that are fetched and not yet asked for.
-        lost: Returns an error if the source cannot go on, for example because a worker has died; else None. It gets the number of
-            seconds that it may wait for such a loss. The error is raised in place of what the source raises or waits for.
+        lost: Returns an error if the source cannot continue, for example because a worker has died; else None. It gets the number
+            of seconds that it may wait for such a loss. The error replaces the one that the source raises or would wait for.
     """
 
     def __init__(
@@ -92,7 +90,6 @@ class Prefetcher:
             del failure, lost  # their tracebacks refer to this frame
 
     def close(self) -> None:
-        """Ends the thread, and drops the source."""
         self._source = None
         self._stop.set()
         self._asked.put(None)
@@ -106,7 +103,7 @@ class Prefetcher:
                 break  # the thread ends by itself when torch has noticed this, too
 
     def _receive(self) -> _Result:
-        """Returns what the thread has fetched, or the error that says why it can fetch nothing."""
+        """Returns the next result of the thread, or the error because of which it can fetch nothing."""
         while True:
             try:
                 result = self._results.get(timeout=_LOOK_SECONDS)
@@ -139,15 +136,7 @@ def _pump(
     stop: threading.Event,
     depth: int,
 ) -> None:
-    """Fetches an item for each entry in ``asked``, until it is stopped.
-
-    Args:
-        source: The iterator of items.
-        asked: Has an entry for each item to fetch.
-        results: Gets the items.
-        stop: Set to end the thread.
-        depth: As in `Prefetcher`.
-    """
+    """Fetches an item for each entry in ``asked``, until it is stopped."""
     # The consumer asks for an item while it uses the item `depth` before that. So it has dropped the item `depth` + 1 before.
     held: deque[Any] = deque(maxlen=depth + 1)
     while True:
@@ -193,8 +182,6 @@ def _fetch(source: Iterator[Any]) -> _Result:
 
 
 # ---------------------------------------------------------------------- worker processes
-# The worker processes of a loader that is rebuilt here: what they run first, and which of them has died.
-#
 # torch notices a dead worker in two ways: by a signal, which raises an error somewhere in the main thread, and in the thread that
 # fetches, after five seconds without a batch. A training that waits for the fetching thread must notice it
 # sooner, in whichever thread the training runs. So the processes are noted when a ``DataLoader`` makes them: in its
@@ -204,29 +191,18 @@ _BETWEEN_LOOKS_SECONDS = 0.005
 
 
 class WorkerProcesses:
-    """The processes that one ``DataLoader`` starts.
-
-    Args:
-        worker_init_fn: The function that each of them runs first, as for ``DataLoader``.
-    """
-
     def __init__(self, worker_init_fn: Any = None) -> None:
         self.worker_init_fn = InitThatSaysWhy(worker_init_fn)
         self._processes: list[Any] = []
 
     def noted_by(self, context: BaseContext | None) -> BaseContext:
-        """Returns a multiprocessing context whose processes are noted here.
-
-        Args:
-            context: The context to copy; None: the default context.
-        """
+        """Returns a multiprocessing context (a copy; None: of the default one) whose processes are noted here."""
         return noting_context(context or multiprocessing.get_context(), self._processes)
 
     def lost(self, within: float = 0.0) -> RuntimeError | None:
         """Returns the error that torch raises for a worker that has died, or None. A worker that ended with status 0 did not die.
 
-        Args:
-            within: Seconds to wait for a worker that is dying. Its connections break before the process has ended.
+        ``within``: seconds to wait for a worker that is dying. Its connections break before the process has ended.
         """
         number = self.first_lost(within)
         if number is None:
@@ -246,10 +222,9 @@ class WorkerProcesses:
             time.sleep(_BETWEEN_LOOKS_SECONDS)
 
     def end_others(self) -> None:
-        """Ends the other workers, if one has died. torch alone would wait for the dead worker for a while.
+        """Ends the other workers if one has died. torch alone would wait for the dead worker for a while.
 
-        A worker that is terminated by its parent ends with status 0, as torch has set it up. So it does not count as another dead
-        worker.
+        torch lets a worker that its parent terminates end with status 0, so it does not count as another dead worker.
         """
         if self.lost() is not None:
             for process in self._processes:

@@ -33,7 +33,7 @@ from lightning_echo.plan.order import Order, entry_key, spread
 from lightning_echo.plan.plan import Plan, PlannedBatch, mix
 
 # ---------------------------------------------------------------------- sampler order
-# The order of a user's sampler or batch sampler. The sampler is iterated pass by pass, and never further than needed.
+# The sampler is iterated pass by pass, and never further than needed.
 
 _DECIDING = ("num_replicas", "seed", "shuffle", "drop_last", "replacement")  # attributes of samplers
 
@@ -62,9 +62,9 @@ def origin_of(sampler: Any) -> str:
 
 
 def sampler_in_words(sampler: Any) -> str:
-    """Returns the class of a sampler or batch sampler, and what of it decides the order of a pass, the same on all ranks.
+    """Returns the class of a sampler or batch sampler, and its attributes that decide the order of a pass, the same on all ranks.
 
-    What may change from pass to pass without harm is left out, such as weights.
+    Attributes that may change from pass to pass without harm are left out, such as weights.
 
     >>> sampler_in_words(RandomSampler(range(4), replacement=True)), sampler_in_words(SubsetRandomSampler([0, 2]))
     ('RandomSampler(replacement=True)', 'SubsetRandomSampler(indices: ae9e4c28)')
@@ -91,13 +91,7 @@ class OtherLength(RuntimeError):
 
 
 def check_length(found: int, expected: int, number: int) -> None:
-    """Raises `OtherLength` if a pass that begins has not the expected length.
-
-    Args:
-        found: Its number of indices or batches, asked after its number was told.
-        expected: The number in the passes before.
-        number: Number of the pass.
-    """
+    """Raises `OtherLength` if a pass does not have the expected length. The length is asked after ``set_epoch``."""
     if found != expected:
         raise OtherLength(
             f"pass {number} has {found} indices or batches, and {expected} were expected: the length of the sampler, loader or "
@@ -108,21 +102,14 @@ def check_length(found: int, expected: int, number: int) -> None:
 class SamplerOrder(Order):
     """The order of a user's sampler or batch sampler.
 
-    A pass begins by ``iter(sampler)``, when its first item is needed. Before that, the sampler is told the number of the pass
+    A pass begins by ``iter(sampler)``, when its first item is needed. Before that, the sampler gets the number of the pass
     (``set_epoch``), and its state is saved: by ``state_dict``, or that of its torch ``generator``. From this state a resumed run
     begins the same pass again.
 
     If a sampler of torch's has no generator, it gets one, seeded from the seed and the pass. Any other sampler may draw from the
-    global random states. It runs under random states of its own, seeded in the same way, and must not run in a thread beside the
-    training.
-
-    Args:
-        sampler: Yields indices, or lists of them.
-        *args: Length and shares of a pass, see `Order`.
-        seed: Seed for the generators and the random states that samplers get here.
-        preserves: Whether each call puts the random states of the training back. It must be False in a thread beside the
-            training. It may be False if the caller puts them back.
-        **kwargs: As ``args``.
+    global random states. It runs under random states of its own, seeded in the same way, and must not run in a thread while the
+    training runs. ``preserves``: whether each call restores the random states of the training. It must be False in a thread next
+    to the training, and may be False if the caller restores them.
     """
 
     def __init__(self, sampler: Any, *args: int, seed: int, preserves: bool = False, **kwargs: int) -> None:
@@ -140,7 +127,7 @@ class SamplerOrder(Order):
         self._own_states = None if is_torchs else OwnRandomStates()
         self.exact = is_torchs or self._is_stateful or self._generator is not None or _hears_of_passes(sampler, self._inner)
         self._states: dict[int, Any] = {}  # the sampler's state before each pass
-        self._entries: Iterator[Any] = iter(())  # what the sampler yields in this pass
+        self._entries: Iterator[Any] = iter(())  # the sampler's items in this pass
         self._dealt: Iterator[Any] = iter(())  # the slots of this pass, over all ranks
         self._tail: deque[Any] = deque(maxlen=0)  # the last slots of this pass, which the next pass keeps away from
 
@@ -155,7 +142,6 @@ class SamplerOrder(Order):
             self._seek(position)
 
     def _random_states(self, preserves: bool) -> AbstractContextManager[None]:
-        """Returns the context in which the sampler runs."""
         return self._own_states or (preserved_random_states() if preserves else nullcontext())
 
     def _seek(self, position: int) -> None:
@@ -206,7 +192,7 @@ class SamplerOrder(Order):
         self._inner = inner
 
     def _restore(self, number: int) -> None:
-        """Puts the sampler into the state that it had before a pass, if that was saved."""
+        """Restores the state that the sampler had before a pass, if that was saved."""
         state = self._states.get(number)
         if state is not None and self._is_stateful:
             self._inner.load_state_dict(state)
@@ -214,7 +200,6 @@ class SamplerOrder(Order):
             self._generator.set_state(state)
 
     def _drain(self) -> None:
-        """Goes to the end of the pass."""
         deque(self._dealt, maxlen=0)  # the slots of other ranks: all ranks must see the same end of the pass
         deque(islice(self._entries, self.length), maxlen=0)  # the dropped tail, which the plain loader draws, too
 
@@ -243,10 +228,8 @@ class SamplerOrder(Order):
     def _deal(self, number: int, entries: Iterator[Any], own_start: list[Any] | None) -> Iterator[Any]:
         """Yields the slots of a pass for all ranks. Its tail is dropped, or missing slots are filled from its start.
 
-        Args:
-            number: Number of the pass.
-            entries: The items of the pass, rearranged.
-            own_start: The first items as the sampler yields them; None if the slots are filled with ``entries``.
+        ``own_start`` has the first items as the sampler yields them; None: missing slots are filled with the rearranged
+        ``entries``.
         """
         end, tail = self._end(number), deque[Any](maxlen=max(self._spreading.distance, self._distance(number + 1)))
         missing = max(end - self.length, 0)
@@ -268,16 +251,13 @@ def _deciding(sampler: Any) -> Any:
 
 
 def _hears_of_passes(*samplers: Any) -> bool:
-    """Returns whether one of them is told the number of each pass."""
     return any(hasattr(sampler, "set_epoch") for sampler in samplers)
 
 
 # ---------------------------------------------------------------------- requests
-# Plan and order together: the requests to the workers, batch by batch, and the state of the run at any delivered batch.
-#
 # `ExampleRequests` is the batch sampler of the rebuilt ``DataLoader`` if examples are echoed. It makes one `Request` for each
 # batch. `BatchRequests` is the batch sampler if whole batches are echoed. It makes one `Request` for each batch that is *read*,
-# and beside that a `Step` for each batch that is *delivered*. Neither of them ever waits, because ``DataLoader`` asks for several
+# and a `Step` for each batch that is *delivered*. Neither of them ever waits, because ``DataLoader`` asks for several
 # batches before it returns the first one. If the order of the user raises an error while a later batch is planned, the error
 # waits: that batch becomes `NOT_PLANNED`, and the error is raised in its place.
 #
@@ -304,23 +284,19 @@ class ItemOrder(Protocol):
         """Goes to a position."""
 
     def state(self, position: int) -> dict[str, Any]:
-        """Returns what a resumed run needs from ``position`` on."""
+        """Returns the state for resuming at ``position``."""
 
     def load(self, state: dict[str, Any]) -> None:
         """Loads a `state`. The next call must be `seek`."""
 
     def prune(self, position: int) -> None:
-        """Forgets what only positions before ``position`` need."""
+        """Forgets the parts that only positions before ``position`` need."""
 
 
 class BatchedOrder:
-    """An order of indices, cut into the batches of the plain loader. Its positions count batches.
+    """An order of indices, cut into the batches of the plain loader.
 
-    Args:
-        order: The order of the indices.
-        batch_size: Number of indices in a full batch.
-        last_batch_size: Number of indices in the last batch of a pass.
-        batches_per_pass: Number of batches in a pass on this rank.
+    Its positions count batches, its passes those of this rank.
     """
 
     def __init__(self, order: Order, batch_size: int, last_batch_size: int, batches_per_pass: int) -> None:
@@ -354,17 +330,14 @@ class BatchedOrder:
         self._order.prune(self._first_index(position))
 
     def _first_index(self, position: int) -> int:
-        """Returns the position of a batch's first index in the order of the indices."""
         number, offset = divmod(position, self._batches_per_pass)
         return number * self._order.pass_length + offset * self._batch_size
 
 
 class _PlannedRequests:
-    """What both kinds of requests have in common: plan, order and snapshots, and a lock for the two threads that call them.
+    """Plan, order and snapshots of both kinds of requests, and a lock for the two threads that call them.
 
     Attributes:
-        plan: The plan.
-        order: The order.
         delivered: The training loop has got at least this number of batches. The pipeline sets it.
         failure: The error because of which no further batch can be planned; None if there is none.
     """
@@ -395,9 +368,7 @@ class _PlannedRequests:
     def state(self, delivered: int) -> dict[str, Any]:
         """Returns the states of plan and order after ``delivered`` batches, in plain types. They are the same on all ranks.
 
-        Args:
-            delivered: Number of batches of the run. It must be at least the attribute `delivered` less one, since earlier
-                snapshots are gone.
+        ``delivered`` is at least the attribute less one, since earlier snapshots are gone.
         """
         with self._lock:
             snapshot = next(state for state in reversed(self._snapshots) if state["number"] <= delivered)
@@ -446,10 +417,7 @@ class _PlannedRequests:
 class ExampleRequests(_PlannedRequests):
     """The batch sampler where examples are echoed.
 
-    Args:
-        plan: The plan, at the batch to begin with.
-        order: The order of the indices.
-        whole_calls: Whether the data set reads whole batches, so that only a whole call can be repeated.
+    ``whole_calls``: whether the data set reads whole batches, so that only a whole call can be repeated.
     """
 
     def __init__(self, plan: Plan, order: Order, *, whole_calls: bool) -> None:
@@ -516,14 +484,9 @@ class Step(NamedTuple):
 
 
 class BatchRequests(_PlannedRequests):
-    """The batch sampler where whole batches are echoed.
+    """The batch sampler where whole batches are echoed, in the order of the batches.
 
-    Args:
-        plan: The plan over batches, at the batch to begin with.
-        order: The order of the batches: for each batch its indices, or None if they are not known.
-
-    Attributes:
-        not_held: Positions that are live, but not held, when the run begins. They are read again.
+    ``not_held`` has the positions that are live, but not held, when the run begins. They are read again.
     """
 
     def __init__(self, plan: Plan, order: ItemOrder) -> None:
@@ -549,14 +512,12 @@ class BatchRequests(_PlannedRequests):
             return self._reads.popleft()
 
     def step(self) -> Step:
-        """Returns the next batch to deliver."""
         with self._lock:
             if not self._steps:
                 self._plan_step()
             return self._steps.popleft()
 
     def put_back(self, step: Step) -> None:
-        """Takes back a step that could not be carried out yet."""
         with self._lock:
             self._steps.appendleft(step)
 
@@ -581,23 +542,16 @@ def _let_go_of_frames(error: BaseException | None) -> None:
 
 
 # ---------------------------------------------------------------------- rounds
-# What all ranks need, if the nodes exchange examples: the order of all ranks together, and requests with their rounds.
-#
-# The leader of a node must know which examples the other ranks read for each request. The plan is the same on all ranks, and
-# counts positions. So the leader takes the slots of *all* ranks at each of its positions, keeps its own, and gives all of them to
-# the exchange.
+# If the nodes exchange examples, the leader of a node must know which examples the other ranks read for each request. The plan is
+# the same on all ranks, and counts positions. So the leader takes the slots of *all* ranks at each of its positions, keeps its
+# own, and gives all of them to the exchange.
 
 
 class AllRanksOrder(Order):
     """The order of one rank, taken from the order of all ranks. It has the same entries and states as that rank's own order.
 
-    Args:
-        whole: The order of all slots, as if there were one rank. Its passes are spread for all ranks.
-        replicas: Number of ranks.
-        rank: This rank.
-
-    Attributes:
-        taken: What each call of `take` has taken, for all ranks: slot after slot. The caller removes it.
+    ``whole`` is the order of all slots, as if there were one rank, with passes spread for all ranks. ``taken`` has the slots of
+    all ranks, slot after slot, for each call of `take`; the caller removes them.
     """
 
     def __init__(self, whole: Order, replicas: int, rank: int) -> None:
@@ -632,12 +586,7 @@ class AllRanksOrder(Order):
 class OrdersOfRanks(Order):
     """The order of one rank, together with those of the others, if the sampler divides its indices among the ranks.
 
-    Args:
-        orders: The order of each rank.
-        rank: This rank.
-
-    Attributes:
-        taken: As in `AllRanksOrder`.
+    ``taken`` is as in `AllRanksOrder`.
     """
 
     def __init__(self, orders: Sequence[Order], rank: int) -> None:
@@ -699,8 +648,6 @@ class _Whole:
 
 
 class _OfRank(Sampler[Any]):
-    """The sampler of one rank."""
-
     def __init__(self, whole: _Whole, rank: int, ranks: int, length: int) -> None:
         self._whole, self._rank, self._ranks, self._length = whole, rank, ranks, length
         self._number = 0
@@ -718,12 +665,8 @@ class _OfRank(Sampler[Any]):
 class RequestsInRounds:
     """The batch sampler, if nodes exchange examples: the same requests, each with the number of its round.
 
-    Examples that are read again after a resume are not exchanged: their round has no needs.
-
-    Args:
-        requests: The batch sampler.
-        rounds: The exchange.
-        order: The order of all ranks, on the leader of a node; None on other ranks.
+    Examples that are read again after a resume are not exchanged: their round has no needs. ``order`` is None except on the
+    leader of a node.
     """
 
     def __init__(
@@ -733,7 +676,7 @@ class RequestsInRounds:
         self._count = 0
         self._first_position = requests.plan.position
         if order is not None:
-            order.taken.clear()  # what was live before
+            order.taken.clear()  # those that were live before
 
     def __iter__(self) -> Iterator[Request]:
         return self

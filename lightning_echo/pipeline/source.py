@@ -1,4 +1,4 @@
-"""The user's loader: what kind it is, how it is rebuilt around a plan, and at which insertion point it is echoed."""
+"""The user's loader: its kind, how it is rebuilt around a plan, and at which insertion point it is echoed."""
 
 from __future__ import annotations
 
@@ -48,8 +48,6 @@ from lightning_echo.split.prove import (
 from lightning_echo.split.staged import Stages, batched, size_of_examples, uncut_stages
 
 # ---------------------------------------------------------------------- source
-# The user's loader: what kind it is, and how it is rebuilt around a plan.
-#
 # A plain ``DataLoader`` is rebuilt: same data set, same workers, same options, but the plan is its batch sampler. Over a stream,
 # which has no index, the plan runs in the workers. Anything else that yields batches is iterated as it is, pass after pass, and
 # only its batches are echoed.
@@ -60,14 +58,9 @@ _ONLY_SHUFFLE = ("torch", "lightning", "pytorch_lightning")  # packages
 class Source:
     """The user's loader and its parts.
 
-    Args:
-        loader: A ``DataLoader``, or any iterable of batches.
-
     Attributes:
-        loader: The user's loader.
         rebuilds: Whether it is a ``DataLoader`` that is rebuilt around a plan of indices.
         streams: Whether it is a ``DataLoader`` that makes batches from a stream's examples.
-        num_workers: Number of its worker processes; 0 if it has no such attribute.
 
     Raises:
         TypeError: The loader cannot be iterated, or only once; it is a collection of loaders; or its sampler has no length.
@@ -90,12 +83,7 @@ class Source:
 
     @property
     def length(self) -> int | None:
-        """Present number of batches in a pass; None if a pass ends where its iteration ends.
-
-        Raises:
-            TypeError: The sampler has no length.
-            ValueError: There is no batch.
-        """
+        """Present number of batches in a pass; None if a pass ends where its iteration ends."""
         return _length_of(self.loader, is_needed=self.rebuilds)
 
     @property
@@ -112,22 +100,21 @@ class Source:
 
     @property
     def own_batches(self) -> bool:
-        """Whether a batch sampler of the user's decides what is in a batch."""
+        """Whether the user's batch sampler decides which examples are in a batch."""
         return self.rebuilds and self.loader.batch_size is None
 
     @property
     def sampler(self) -> Any:
-        """What decides the order: the batch sampler if it is the user's own, else the sampler."""
+        """The user's own batch sampler if there is one, else the sampler: it decides the order."""
         return self.loader.batch_sampler if self.own_batches else self.loader.sampler
 
     @property
     def shards_itself(self) -> bool:
-        """Whether the sampler itself divides its indices among the ranks."""
         samplers = (self.sampler, getattr(self.sampler, "sampler", None)) if self.rebuilds else (self.loader,)
         return any(hasattr(sampler, "num_replicas") and hasattr(sampler, "rank") for sampler in samplers)
 
     def hearers(self) -> tuple[Any, ...]:
-        """Returns what has a ``set_epoch`` of the user's, which is told the pass. Its order, and its length, may follow that.
+        """Returns the objects whose ``set_epoch`` is the user's and gets the pass. The order, and the length, may follow that.
 
         The ``set_epoch`` of torch's and Lightning's own samplers only makes another shuffle.
         """
@@ -145,12 +132,11 @@ class Source:
 
     @property
     def is_sequential(self) -> bool:
-        """Whether the order is that of the data set."""
         return type(self.sampler) is SequentialSampler and self._covers_dataset()
 
     @property
     def is_shuffled(self) -> bool:
-        """Whether the order is what ``DataLoader(shuffle=True)`` makes. Then the package draws it, and not the sampler."""
+        """Whether the order is that of ``DataLoader(shuffle=True)``. Then the package draws it, and not the sampler."""
         sampler = self.sampler
         return (
             type(sampler) is RandomSampler
@@ -161,7 +147,7 @@ class Source:
 
     @property
     def order_by(self) -> str | None:
-        """What decides the order, in words; None if that is the loader's own affair."""
+        """The order in words, such as its sampler; None if that is the loader's own affair."""
         if not self.rebuilds:
             return None
         if self.is_sequential or self.is_shuffled:
@@ -169,7 +155,7 @@ class Source:
         return sampler_in_words(self.sampler)
 
     def watched_parts(self) -> dict[str, Any]:
-        """Returns what decides the examples, by name, and what a plain loader's next epoch would see; empty if nothing."""
+        """Returns, by name, the parts that decide the examples and that a plain loader's next epoch would see; empty if none."""
         has_lasting_workers = self.num_workers > 0 and getattr(self.loader, "persistent_workers", False)
         # A stream that is read in this process changes by being read.
         if has_lasting_workers or not (self.rebuilds or (self.streams and self.num_workers)):
@@ -182,17 +168,16 @@ class Source:
         return {"sampler": self.sampler} if is_torchs else {}
 
     def changed_by_reading(self) -> set[str]:
-        """Returns the paths of what reading itself changes in the data set, such as a counter of reads. See `watched_parts`."""
+        """Returns the paths in the data set that reading itself changes, such as a counter of reads. See `watched_parts`."""
         return changed_by_reading(self.loader, _dataset_alone, (), self.readable_indices) if self.rebuilds else set()
 
     @property
     def may_run_in_thread(self) -> bool:
-        """Whether a thread may fetch batches beside the training, since their order does not use the global random states."""
+        """Whether a thread may fetch batches while the training runs, since their order does not use the global random states."""
         return self.rebuilds and (self.is_sequential or self.is_shuffled or draws_by_itself(self.sampler))
 
     @property
     def prefetched_batches(self) -> int:
-        """How many batches the workers prepare ahead."""
         return self.num_workers * (getattr(self.loader, "prefetch_factor", None) or 2) if self.num_workers else 0
 
     @property
@@ -234,13 +219,8 @@ class Source:
     ) -> DataLoader[Any]:
         """Returns the user's ``DataLoader``, rebuilt around requests.
 
-        Args:
-            requests: The batch sampler.
-            make_stages: Makes the stages in a worker.
-            key: Seed of this rank's random numbers.
-            workers: Has the function that the workers run first, and notes the processes that are started.
-            caching: The cache through which examples are read; None: there is no cache.
-            is_seeded: As in `ExampleCache`.
+        ``workers`` has the function that the workers run first, and notes the processes that are started. ``is_seeded`` is as in
+        `ExampleCache`.
         """
         cache = ExampleCache(self.loader.dataset, make_stages, key, self.loader.collate_fn, caching, is_seeded=is_seeded)
         return self._rebuilt(requests, cache, key, workers)
@@ -248,14 +228,7 @@ class Source:
     def rebuild_stream(
         self, requests: Iterable[StreamRequest], shape: PlanShape, key: int, workers: WorkerProcesses
     ) -> DataLoader[Any]:
-        """Returns the same for a stream.
-
-        Args:
-            requests: The batch sampler.
-            shape: Sizes of the plan of one worker.
-            key: See `rebuild`.
-            workers: See `rebuild`.
-        """
+        """Returns the same for a stream. ``shape`` has the sizes of the plan of one worker."""
         loader = self.loader
         context = loader.multiprocessing_context or torch.multiprocessing.get_context()
         turn = context.Lock() if self.num_workers else None
@@ -289,12 +262,9 @@ class Source:
 
 
 class PlainAttributes:
-    """Gives other code the attributes of the loader inside, if that loader has them.
+    """Gives other code the attributes of the plain loader inside, if that loader has them.
 
-    Only those from which nobody builds another loader: that loader would train without echoing, and nothing would say so.
-
-    Attributes:
-        loader: The plain loader.
+    Only those from which nobody builds another loader: that loader would train without echoing, and no error would show it.
     """
 
     loader: Any
@@ -360,7 +330,7 @@ def _check_kind(loader: Any) -> None:
 
 
 def _cannot_begin_again(kind: type) -> bool:
-    """Returns whether an iterator of this class is known to end after one pass: generators and what Python and torch make.
+    """Returns whether an iterator of this class is known to end after one pass: generators and the iterators of Python and torch.
 
     Others may begin again in their ``__iter__``. If they do not, the second pass shows it.
     """
@@ -383,12 +353,7 @@ def _makes_batches_plainly(loader: Any) -> bool:
 
 
 def _length_of(loader: Any, *, is_needed: bool) -> int | None:
-    """Returns the number of batches of a loader; None if it has no length, and needs none.
-
-    Raises:
-        TypeError: It has no length, and needs one.
-        ValueError: There is no batch.
-    """
+    """Returns the number of batches of a loader; None if it has no length, and needs none."""
     try:
         length = len(loader)
     except (TypeError, NotImplementedError) as error:
@@ -411,9 +376,7 @@ def _dataset_alone(dataset: Any) -> dict[str, Any]:
 
 
 # ---------------------------------------------------------------------- layout
-# The values with which a pipeline is started: how a pass is cut into batches, the sizes of the plan, and where the plan begins.
-#
-# Nothing is started or read here.
+# The values with which a pipeline is started. Nothing is started or read here.
 
 
 @dataclass(frozen=True)
@@ -421,14 +384,8 @@ class Layout:
     """How a pass is cut into batches and divided among the ranks. A state can only be resumed exactly under the same layout.
 
     Items are examples. They are batches if only whole batches are known: with a user's batch sampler, or with a loader that is
-    not a plain ``DataLoader``.
-
-    Attributes:
-        length: Number of items in a pass, over all ranks. For a stream, number of batches, if the loader has a length.
-        replicas: Number of ranks among which the pass is divided.
-        batch_size: Number of items in a full batch on a rank.
-        last_batch_size: Number of items in the last batch of a pass.
-        batches_per_pass: Number of batches in a pass on a rank, as with the plain loader; 0 if the loader has no length.
+    not a plain ``DataLoader``. Sizes are those on one rank, except ``length``, the number of items in a pass over all ranks (of
+    batches over a stream whose loader has a length). ``batches_per_pass`` is as with the plain loader; 0 if that has no length.
     """
 
     length: int
@@ -439,7 +396,6 @@ class Layout:
 
     @property
     def pass_length(self) -> int:
-        """Items of a pass on one rank."""
         return (self.batches_per_pass - 1) * self.batch_size + self.last_batch_size
 
     def items_per_pass(self, by_batches: bool) -> int:
@@ -493,13 +449,9 @@ def shape_of(
 
 
 def shape_of_stream_worker(source: Source, buffer_size: int, seed: int, reuse: Reuse = Reuse.each) -> PlanShape:
-    """Returns the sizes of one worker's plan, for its part of a stream. The length of that part is not known.
+    """Returns the sizes of one worker's plan, for its part of a stream, whose length is not known.
 
-    Args:
-        source: A stream's loader.
-        buffer_size: Largest number of live examples in all workers together.
-        seed: Seed of the draws.
-        reuse: The rule of reuse.
+    ``buffer_size`` is the largest number of live examples in all workers together.
     """
     size = source.loader.batch_size
     return PlanShape(
@@ -515,12 +467,7 @@ def shape_of_stream_worker(source: Source, buffer_size: int, seed: int, reuse: R
 
 
 class Start(NamedTuple):
-    """Where a new plan begins.
-
-    Attributes:
-        position: Stream position of its first fresh item.
-        number: Number of its first batch in the run.
-    """
+    """Where a new plan begins: stream position of its first fresh item, and number of its first batch in the run."""
 
     position: int
     number: int
@@ -528,16 +475,15 @@ class Start(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """What a run gives to the pipeline that it starts.
+    """The values that a run gives to the pipeline that it starts.
 
     Attributes:
         seed: Seed of the run. The seeds of order, draws and augmentation are derived from it.
         factor: Echo factor of a new plan.
         state: State of the pipeline before, see `RestartablePipeline.state`: ``plan``, ``order`` and ``stream``. A part that is
-            None begins anew, and so does ``stream`` if it is missing.
+            None or missing begins newly.
         begin_at: Where a new plan begins. Over a stream, its ``number`` is used with a state, too.
-        worker_init_fn: The function that each worker runs first: the user's, or the one that Lightning has set on the
-            `EchoLoader`.
+        worker_init_fn: The user's function that each worker runs first, or the one that Lightning has set on the `EchoLoader`.
     """
 
     seed: int
@@ -566,8 +512,7 @@ class Choice:
         make_stages: Makes the stages of a data set, in a worker.
         reused: Names of the stages that an echo reuses, for people.
         redone: Names of the stages that each use redoes, for people.
-        item_bytes: Estimated memory of a live item, in bytes; 0 if unknown. An item is an example, or a batch if whole batches
-            are echoed.
+        item_bytes: Estimated memory of a live item (an example, or a batch if whole batches are echoed); 0 if unknown.
         caution: Why a resumed run gets other examples from this data set; empty if no reason is known.
         split: Where the data set is split; None if it is not.
         holds: What a cache can hold, the earliest cut first; empty if that was not asked.
@@ -590,17 +535,14 @@ def choose_later(reason: str) -> Choice:
 
 
 def choose(source: Source, point: InsertionPoint, cache: CacheConfig | None = None) -> Choice:
-    """Returns the insertion point to use.
-
-    Examples are read in another process (data/elsewhere.py), all in the same one.
+    """Returns the insertion point to use. Examples are read in another process (data/elsewhere.py), all in the same one.
 
     Args:
-        source: The user's loader.
         point: The point that the user asks for; ``auto`` for the earliest that is possible, from ``before_augmentation`` on.
-        cache: The options of a cache; None: it is not asked what a cache can hold.
+        cache: The options of a cache; None: the choice has no ``holds``.
 
     Raises:
-        ValueError: The point, or the cache, is impossible with this loader. The message says why, and what to do.
+        ValueError: The point, or the cache, is impossible with this loader.
         Exception: The data set itself raises it when it is read, and the user asks for a point, or a cache, that needs this.
     """
     if source.streams:
@@ -632,14 +574,10 @@ def choose(source: Source, point: InsertionPoint, cache: CacheConfig | None = No
 
 
 def _chosen(source: Source, point: InsertionPoint, later: InsertionPoint, reason: str, found: _Found) -> Choice:
-    """Returns the choice that follows from what was found.
+    """Returns the choice that follows from the findings.
 
-    Args:
-        source: The user's loader.
-        point: The point that the user asks for.
-        later: The point to use if the data set is not split.
-        reason: Why ``auto`` takes that; empty if it is because the data set cannot be split.
-        found: What was found.
+    ``later`` is the point to use if the data set is not split. ``reason`` is why ``auto`` takes it; empty if because the data set
+    cannot be split.
     """
     holds, is_auto = holds_found(found.holds), point is InsertionPoint.auto
     if found.whole_batch and not later.by_batches:
@@ -658,12 +596,7 @@ def _chosen(source: Source, point: InsertionPoint, later: InsertionPoint, reason
 
 
 def _caution(source: Source, *, ignores_index: bool = False) -> str:
-    """Returns why a resumed run gets other examples; empty if no reason is known.
-
-    Args:
-        source: The user's loader.
-        ignores_index: Whether its data set was found to ignore its index.
-    """
+    """Returns why a resumed run gets other examples; empty if no reason is known."""
     dataset = getattr(source.loader, "dataset", None)
     if not (ignores_index or (source.rebuilds and holds_iteration(dataset))):
         return ""
@@ -677,15 +610,10 @@ def _caution(source: Source, *, ignores_index: bool = False) -> str:
 
 
 class _Asked(NamedTuple):
-    """What is asked of the process that reads a few examples.
+    """The questions to the process that reads a few examples.
 
-    Attributes:
-        point: The point that the user asks for.
-        cuts: Whether the data set is to be split there, if possible.
-        first: An index that may be read; None: none is known.
-        indices: The indices that may be read; None: all.
-        hold: What a cache is asked to hold, and its bytes; None without a cache.
-        collate_fn: The collate function.
+    ``cuts``: whether the data set is to be split at ``point``, if possible. ``first`` is an index that may be read (None: none is
+    known), ``indices`` are all of them (None: all). ``hold`` has the stages that a cache is asked to hold, and its bytes.
     """
 
     point: InsertionPoint
@@ -697,14 +625,14 @@ class _Asked(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """What was found by reading a few examples.
+    """The findings from reading a few examples.
 
     Attributes:
         split: Where the data set can be split, or why not; None: that was not asked, and the data set is not split.
-        example_bytes: Memory of the largest example that was read, of a data set that is not split, in bytes; 0 if none was read.
+        example_bytes: Memory of the largest example that was read, of a data set that is not split; 0 if none was read.
         ignores_index: Whether such a data set returns what comes next, whatever its index.
         holds: What a cache can hold, or why nothing; empty if that was not asked.
-        whole_batch: Why what the data set reads in one call cannot be taken apart; empty if it can.
+        whole_batch: Why the result of one call of the data set cannot be taken apart; empty if it can.
     """
 
     split: Split | SplitRefused | None
@@ -715,7 +643,7 @@ class _Found(NamedTuple):
 
 
 def _look(dataset: Any, asked: _Asked) -> _Found:
-    """Reads a few examples, in a process that ends afterwards. An error of the data set that does not come again is none."""
+    """Reads a few examples, in a process that ends afterwards. An error of the data set that does not come again is ignored."""
     try:
         return _look_once(dataset, asked)
     except Exception:
@@ -793,7 +721,7 @@ def _uncut(point: InsertionPoint, reason: str, item_bytes: int = 0, caution: str
 
 
 def _cut(split: Split, *, is_asked: bool) -> Choice:
-    """Returns a choice that cuts the data set. ``is_asked`` says whether the user asked for the point."""
+    """Returns a choice that cuts the data set. ``is_asked``: whether the user asked for the point."""
     return Choice(
         earliest(Needs.raw_items if split.raw else Needs.split),
         "",

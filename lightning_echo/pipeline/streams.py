@@ -21,30 +21,22 @@ from lightning_echo.plan.plan import PlannedBatch, PlanShape, mix
 from lightning_echo.split.staged import decoded
 
 # ---------------------------------------------------------------------- stream reader
-# Reads a stream in one process, pass after pass: tells it the pass, seeds it, and loads its state if it has one.
-#
-# The number of the pass that a stream is told may lie in memory that all workers share (the epoch of a Hugging Face data set),
-# and setting it may take two steps. So the workers tell the stream one after another. A stream reads that number when its first
-# example is taken. Another worker may have told it the same pass again before that, which changes nothing. But workers that
-# resume may be in different passes, because each of them pulls its live examples again. Until a worker has reached the pass of
-# the run, it takes the first example of a pass before another worker may tell the stream a pass.
+# The stream's ``set_epoch`` may write to memory that all workers share (the epoch of a Hugging Face data set), and setting it may
+# take two steps. So the workers call it one after another. A stream reads that number when its first example is taken. Another
+# worker may have set the same pass again before that, which changes nothing. But workers that resume may be in different passes,
+# because each of them pulls its live examples again. Until a worker has reached the pass of the run, it takes the first example
+# of a pass before another worker may set a pass.
 #
 # The state that a stream has at the end of a pass is loaded before the next pass. Some streams then yield nothing, and are
-# iterated once more. Others go on with the next pass on their own.
+# iterated once more. Others continue with the next pass on their own.
 
 _END: Any = object()
 
 
 class StreamReader:
-    """Pulls examples from a stream.
-
-    Args:
-        dataset: The user's stream.
-        seeding: Seeds the random states before examples of a batch are pulled.
-        turn: A lock that all workers share.
+    """Pulls examples from a stream, pass after pass. ``turn`` is a lock that all workers share.
 
     Attributes:
-        is_stateful: Whether the stream saves its own state.
         state: The stream's state after the last pull; None if it saves none.
         pass_number: The present pass; -1 before the first one.
     """
@@ -67,24 +59,17 @@ class StreamReader:
             self.state = self._dataset.state_dict()
 
     def resume(self, state: Any, pass_number: int, goal: int) -> None:
-        """Goes to the place at which a state was taken.
+        """Goes to the place at which a state (None: nothing had been read) was taken in a pass.
 
-        Args:
-            state: The stream's state; None: nothing had been read.
-            pass_number: The pass in which the state was taken.
-            goal: The pass after the last one that was read. From there on, all workers are in the same pass.
+        ``goal`` is the pass after the last one that was read. From there on, all workers are in the same pass.
         """
         self.state, self.pass_number, self._must_load, self._goal = state, pass_number, state is not None, goal
 
     def pull(self, pass_number: int, batch: int, count: int, *, copies: bool = False) -> list[Any]:
-        """Pulls examples of a pass for a batch.
+        """Pulls ``count`` examples of a pass for a batch of this worker; fewer when the stream has ended.
 
-        Args:
-            pass_number: The pass.
-            batch: Number of the batch in this worker.
-            count: Number of examples. Fewer are returned when the stream has ended.
-            copies: Whether each example is copied before the next one is pulled. A stream may use its memory again after it has
-                yielded the examples of a batch, and echoing pulls fewer examples for each batch.
+        ``copies``: whether each example is copied before the next one is pulled. A stream may use its memory again after it has
+        yielded the examples of a batch, and echoing pulls fewer examples for each batch.
         """
         self._seeding.seed(EXAMPLE, batch)
         if pass_number != self.pass_number or self._must_load:
@@ -113,7 +98,7 @@ class StreamReader:
         self._iterator = iter(self._dataset)
         self._first = next(self._iterator, _END)
         if self._first is _END:
-            self._iterator = iter(())  # an iterator that has ended may begin anew when it is asked again
+            self._iterator = iter(())  # an iterator that has ended may begin again when it is asked again
             if again:
                 self._seeding.seed(EXAMPLE, batch)
                 self._iterate(batch)
@@ -125,7 +110,7 @@ class StreamReader:
     def _take(self, count: int, protected: Callable[[Any], Any]) -> list[Any]:
         """Returns the next examples, taken one by one.
 
-        ``islice`` and similar functions call ``iter`` on the iterator, and a stream that is its own iterator then begins anew.
+        ``islice`` and similar functions call ``iter`` on the iterator, and a stream that is its own iterator then begins again.
         """
         examples = [] if self._first is _END else [protected(decoded(self._first))]
         self._first = _END
@@ -139,18 +124,15 @@ def _unchanged(example: Any) -> Any:
 
 
 # ---------------------------------------------------------------------- streams
-# Echoes a stream inside the workers. Each worker has a plan, a buffer and its part of the stream.
-#
 # An example of a stream cannot be asked for again by an index, and only the process that reads the stream learns when it ends. So
-# each worker runs a plan of its own: it plans a batch, pulls its fresh examples from the stream, and takes the others from the
-# live examples. The main process only says the pass and the factor (`StreamRequest`). The worker answers with the batch, its
-# report and a `StreamNote`: whether its stream has ended, and the state from which to go on. As with a plain ``DataLoader``, a
-# worker whose stream has ended waits for the others (it answers without a batch). Then all begin their streams anew. Live
+# each worker runs a plan of its own: it plans a batch, pulls its fresh examples from its part of the stream, and takes the others
+# from its live examples. The main process only sends the pass and the factor (`StreamRequest`). The worker answers with the
+# batch, its report and a `StreamNote`: whether its stream has ended, and the state for resuming. As with a plain ``DataLoader``,
+# a worker whose stream has ended waits for the others (it answers without a batch). Then all begin their streams again. Live
 # examples stay live.
 #
 # If the stream has ``state_dict`` and ``load_state_dict``, a state is taken after every batch. Live examples were pulled before
-# it. So the worker remembers the state before the oldest live example and what was pulled since, and a resumed worker pulls the
-# same again.
+# it. So the worker remembers the state before the oldest live example and the pulls since, and a resumed worker repeats them.
 #
 # Random numbers: there is one seed for pulling the examples of a batch, and one for collating it.
 
@@ -158,12 +140,12 @@ _NOTHING = Report()
 
 
 class StreamRequest(NamedTuple):
-    """What a worker is asked for: one batch.
+    """A request to a worker for one batch.
 
     Attributes:
         pass_number: The pass, from 0. -1: no batch is wanted, but it is this worker's turn.
         factor: The echo factor to use.
-        resume: Where the worker goes on after a resume. It is a state that came with a `StreamNote`, or, if no example is live
+        resume: Where the worker continues after a resume: a state that came with a `StreamNote`, or, if no example is live
             any more, the number of batches that the worker made before. None: this is not a resume.
     """
 
@@ -173,13 +155,7 @@ class StreamRequest(NamedTuple):
 
 
 class StreamNote(NamedTuple):
-    """What a worker sends beside a batch.
-
-    Attributes:
-        worker: Number of the worker.
-        ended: Whether its stream has ended.
-        state: The state from which a resumed worker goes on; None if the stream saves no state.
-    """
+    """A worker's note next to a batch: its number, whether its stream has ended, and the state for resuming, if it saves one."""
 
     worker: int
     ended: bool
@@ -187,15 +163,14 @@ class StreamNote(NamedTuple):
 
 
 class _Pulled(NamedTuple):
-    """What was pulled from the stream for one batch, and the state from which it can be pulled again.
+    """One pull from the stream, for one batch, and the state from which it can be repeated.
 
     Attributes:
         position: Position of the first example in the worker's fresh stream.
         wanted: How many examples were asked for.
         batch: Number of the batch in the worker.
         pass_number: The pass from which they were pulled.
-        state: The stream's state before the pull; None: the stream had not begun.
-        state_pass: The pass in which this state was taken.
+        state: The stream's state before the pull, in pass ``state_pass``; None: the stream had not begun.
     """
 
     position: int
@@ -210,10 +185,8 @@ class StreamEcho:
     """Answers requests in one process.
 
     Args:
-        dataset: The user's stream.
         shape: Sizes of one worker's plan, and the seed of its draws.
         key: Seed of this rank's random numbers.
-        collate_fn: The user's collate function, see `ExampleCache`.
         drop_last: Whether a batch is left out if the stream has too few examples for it.
         turn: A lock that all workers share, see `StreamReader`; None: there is only one process.
     """
@@ -304,7 +277,7 @@ class StreamEcho:
         return StreamNote(self._worker, self._ended >= reader.pass_number, self._pack() if reader.is_stateful else None)
 
     def _pack(self) -> bytes:
-        """Returns the worker's state, pickled. Forgets what was pulled before the oldest live example."""
+        """Returns the worker's state, pickled. Forgets the pulls before the oldest live example."""
         pulled, reader = self._pulled, self._reader
         oldest = min(self._held, default=self._plan.position)
         while len(pulled) > 1 and pulled[1].position <= oldest:

@@ -1,4 +1,4 @@
-"""What runs in the workers: look up an example, or read it; measured, and with errors in a form that can be sent."""
+"""The work of the workers: look up an example, or read it; measured, and with errors in a form that can be sent."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ from lightning_echo.split.check import WatchedStages
 from lightning_echo.split.staged import LoadMany, Stages, add_decoding, examples_in, unchanged
 
 # ---------------------------------------------------------------------- errors
-# Exceptions of a worker, in a form that arrives in the main process.
-#
 # torch sends the class of an exception by its name. A class that is found under no name (made in a function; or a class of the
 # script, in a process that did not start with the script) cannot be sent. Then the queue drops the exception: an epoch of a
 # stream is cut without a word, and any other epoch waits forever.
@@ -31,12 +29,11 @@ from lightning_echo.split.staged import LoadMany, Stages, add_decoding, examples
 def sendable(error: Exception) -> Exception:
     """Returns the exception. If its class cannot be sent, returns one of the nearest class that can, which names the first.
 
-    Example:
-        >>> class NotThere(LookupError):
-        ...     pass
-        >>> NotThere.__qualname__ = "load.<locals>.NotThere"
-        >>> type(sendable(NotThere("a.png"))).__name__, type(sendable(KeyError("a"))).__name__
-        ('LookupError', 'KeyError')
+    >>> class NotThere(LookupError):
+    ...     pass
+    >>> NotThere.__qualname__ = "load.<locals>.NotThere"
+    >>> type(sendable(NotThere("a.png"))).__name__, type(sendable(KeyError("a"))).__name__
+    ('LookupError', 'KeyError')
     """
     kind = type(error)
     if _is_found(kind):
@@ -53,7 +50,7 @@ def _is_found(kind: type) -> bool:
     """Whether another process finds a class by its name."""
     try:
         pickle.dumps(kind)
-    except Exception:  # what pickle raises depends on the reason, and on the version of Python
+    except Exception:  # pickle's error depends on the reason, and on the version of Python
         return False
     return True
 
@@ -67,11 +64,7 @@ def raise_sendable(error: Exception) -> NoReturn:
 
 
 class InitThatSaysWhy:
-    """A ``worker_init_fn`` whose exception arrives in the main process. It runs where torch's worker has the user's data set.
-
-    Args:
-        users: The user's ``worker_init_fn``; None if there is none.
-    """
+    """A ``worker_init_fn`` whose exception arrives in the main process. It runs where torch's worker has the user's data set."""
 
     def __init__(self, users: Callable[[int], None] | None) -> None:
         self._users = users
@@ -89,7 +82,7 @@ class InitThatSaysWhy:
 
 
 def add_note(error: Exception, note: str) -> None:
-    """Adds a note to an exception that says which example it is about. Its type and message stay."""
+    """Adds a note to an exception that names its example. Its type and message stay."""
     if hasattr(error, "add_note"):
         error.add_note(note)
     elif error.args and isinstance(error.args[0], str):  # Python 3.10
@@ -97,7 +90,7 @@ def add_note(error: Exception, note: str) -> None:
 
 
 # ---------------------------------------------------------------------- seconds
-# Where the host's time goes, in seconds. They are measured where the work is done, and sent together with the batches.
+# The host's seconds, measured where the work is done, and sent together with the batches.
 #
 # * ``source`` is the work before the insertion point, once per fresh example.
 # * ``rest`` is the work after it in the workers, once per use: augmentation, copies, lookups.
@@ -107,17 +100,10 @@ def add_note(error: Exception, note: str) -> None:
 
 
 class Report(NamedTuple):
-    """What a batch cost. It is sent beside the batch.
-
-    A named tuple, since ``pin_memory`` rebuilds tuples and does not look into dataclasses.
+    """The cost of a batch, sent with it. It is a named tuple: ``pin_memory`` rebuilds tuples, and does not look into dataclasses.
 
     Attributes:
-        fresh: Number of fresh examples.
-        echoed: Number of echoed examples.
         refetched: Number of examples that were read again, see `EchoCounts`.
-        source: Seconds of ``source``.
-        rest: Seconds of ``rest``.
-        collate: Seconds of ``collate``.
         note: A warning for the user; mostly empty.
         hits: Number of fresh examples that the cache held.
         misses: Number of fresh examples that a cache did not hold.
@@ -142,18 +128,7 @@ class Report(NamedTuple):
 class StageSeconds:
     """Seconds that workers have spent on the batches delivered so far on this rank, added up over workers.
 
-    Attributes:
-        source: Seconds before the insertion point.
-        rest: Seconds after it, except those of collate.
-        collate: Seconds of making batches from examples.
-        examples: Number of examples that were read. ``source`` was measured for these. If whole batches are reused, ``rest`` was
-            measured for these, too.
-        batches: Number of batches for which ``collate`` was measured.
-
-    Example:
-        >>> seconds = StageSeconds(source=0.5, rest=0.1, collate=0.2, examples=64, batches=16)
-        >>> seconds.source / seconds.examples
-        0.0078125
+    ``source`` was measured for ``examples``, and so was ``rest`` if whole batches are reused; ``collate`` for ``batches``.
     """
 
     source: float = 0.0
@@ -163,7 +138,6 @@ class StageSeconds:
     batches: int = 0
 
     def __sub__(self, earlier: StageSeconds) -> StageSeconds:
-        """Returns what was added since an earlier time."""
         return StageSeconds(
             self.source - earlier.source,
             self.rest - earlier.rest,
@@ -174,20 +148,17 @@ class StageSeconds:
 
 
 # ---------------------------------------------------------------------- dataset
-# What runs in the workers: look up an example, or read it.
-#
 # The batch sampler in the main process sends a `Request`. `ExampleCache` answers it with the examples of the batch. It reads an
-# example at its first use, and keeps it for as long as the plan says. For data that is read by index, the plan decides
-# (``plan/plan.py``), and the request tells the worker. `Request.stays_live` has a byte for each example of the batch, 1 if the
-# worker keeps it. `Request.forget` names the examples that the worker drops without another use. After a resume, an example may
-# be live but not held. Then `ExampleCache` reads it again, under the same seeds. So this can make training slower, but not wrong.
-# If the cache of the node has an example in memory, it is not kept here a second time.
+# example at its first use, and keeps it for as long as the plan requires. For data that is read by index, the plan decides
+# (``plan/plan.py``), and the request passes this on. After a resume, an example may be live but not held. Then `ExampleCache`
+# reads it again, under the same seeds. So this can make training slower, but not wrong. If the cache of the node has an example
+# in memory, it is not kept here a second time.
 #
 # `EchoDataset` takes the place of the user's data set in the inner ``DataLoader``. Attributes that are read from it or set on it
 # are those of the user's data set. In a worker, ``get_worker_info().dataset`` is the user's data set itself. The stages are made
 # at the first request of a process, from the data set as it is then.
 #
-# The cache keeps copies, which are made when the examples are read. A data set may use the memory of a returned example again, or
+# The cache keeps copies, which are made when the examples are read: a data set may use the memory of a returned example again, or
 # return a small part of something large.
 #
 # Random numbers:
@@ -203,12 +174,9 @@ _COPIED_TYPES = {torch.Tensor, np.ndarray, (np.bool_, np.number, np.object_), fl
 
 
 class RepeatedCall(NamedTuple):
-    """A call of a data set that reads whole batches. It must be repeated, since some of its examples are live but not held.
+    """A call of a data set that reads whole batches, to be repeated because some of its examples are live but not held.
 
-    Attributes:
-        first: Position of its first example.
-        indices: Indices of all its examples.
-        live: Positions of the live examples.
+    ``first`` is the position of its first example, ``indices`` are those of all its examples, ``live`` the live positions.
     """
 
     first: int
@@ -217,15 +185,15 @@ class RepeatedCall(NamedTuple):
 
 
 class Request(NamedTuple):
-    """What a worker is asked for: one batch.
+    """A request to a worker for one batch.
 
     Attributes:
         number: The batch's number in the plan, from which its seed is made.
         positions: Positions of the examples in the fresh stream, the fresh ones first.
         fresh: How many of them are fresh.
         indices: The examples' indices in the user's data set.
-        stays_live: One byte per example, 1 if it is still live after this batch.
-        forget: Positions that are no longer live.
+        stays_live: One byte per example, 1 if it is still live after this batch: the worker keeps it.
+        forget: Positions that are no longer live: the worker drops them without another use.
         rebuild: Calls to repeat for this batch.
         round: Number of the round in which nodes exchange what is needed for this batch; -1: they exchange nothing for it.
     """
@@ -248,13 +216,11 @@ class ExampleCache:
     """Answers requests in one process.
 
     Args:
-        dataset: The user's data set.
-        make_stages: Makes the stages of a data set: what is reused, and what is redone.
         key: Seed of this rank's random numbers.
         collate_fn: The user's collate function. Torch's own function copies its input, so nothing must be copied for it, unless
             the user has registered types with it.
         caching: The cache through which examples are read; None: only live examples are held.
-        is_seeded: Whether the global random states are seeded before examples are read. It is False in a thread beside the
+        is_seeded: Whether the global random states are seeded before examples are read. It is False in a thread next to the
             training, where nothing is drawn: the training draws from these states.
     """
 
@@ -280,7 +246,8 @@ class ExampleCache:
     def fetch(self, request: Request) -> tuple[Any, Report | None]:
         """Returns the examples of a batch, and its report without the seconds of collate. None twice for `NOT_PLANNED`.
 
-        If no example is used again and the data set is not split, the examples are whatever its ``__getitems__`` returns.
+        If no example is used again and the data set is not split, the examples are the result of its ``__getitems__``, in any
+        form.
         """
         if request.number < 0:
             return None, None
@@ -317,7 +284,7 @@ class ExampleCache:
         self._watched = stages if isinstance(stages, WatchedStages) else None
         if self._caching is not None:
             if self._watched is not None:
-                self._watched.may_fail = False  # what the cache holds was cut there
+                self._watched.may_fail = False  # the examples in the cache were cut there
             self._cached = CachedReads(self._caching, self.dataset, stages)
             stages = self._stages = self._cached.stages
         self._copies_uses = bool(stages.redone) or not copies_by_itself(self._collate_fn)
@@ -325,7 +292,7 @@ class ExampleCache:
         return stages
 
     def _read_once(self, stages: Stages, request: Request) -> Any:
-        """Returns a batch of which no example is used again. It is read as the plain loader reads it, under one seed."""
+        """Returns a batch with no example that is used again. It is read as the plain loader reads it, under one seed."""
         self._look_up(request.indices, are_fresh=True)
         self._seeding.seed(BATCH, request.number)
         if stages.load_many is not None:
@@ -351,7 +318,7 @@ class ExampleCache:
         return examples
 
     def _reuse(self, stages: Stages, request: Request) -> tuple[list[Any], int]:
-        """Returns a batch of which some examples are used again, and how many examples were read again for it."""
+        """Returns a batch with examples that are used again, and how many examples were read again for it."""
         held, positions, indices = self._held, request.positions, request.indices
         watched = self._watched if self._cached is None else None  # a cache watches its reads itself
         examples: list[Any] = [None] * len(positions)
@@ -475,24 +442,16 @@ class ExampleCache:
 
 
 class Fetcher(Protocol):
-    """Answers requests in one process: an `ExampleCache` or a `StreamEcho`.
-
-    Attributes:
-        dataset: The user's data set.
-    """
+    """Answers requests in one process: an `ExampleCache` or a `StreamEcho`. ``dataset`` is the user's."""
 
     dataset: Any
 
     def fetch(self, request: Any) -> tuple[Any, ...]:
-        """Returns the examples of a batch (None: there is no batch), its `Report`, and what else is sent beside the batch."""
+        """Returns the examples of a batch (None: there is no batch), its `Report`, and further parts that are sent with it."""
 
 
 class EchoDataset:
-    """The data set of the inner ``DataLoader``. To all other code it looks like the user's own.
-
-    Args:
-        fetcher: Answers the requests.
-    """
+    """The data set of the inner ``DataLoader``. To all other code it looks like the user's own."""
 
     _echo_fetcher: Fetcher
 

@@ -5,11 +5,11 @@ The words are those of ``plan.py``, and these:
 * *Due*: the fresh items that the error diffusion asks for up to the end of the next batch, and that no batch has had yet.
 * *Steady*: said of the number of fresh items in a batch of ``B``. It is the number of due items, but at least ``floor(B / e)``
   and at most ``ceil(B / e)``.
-* *Warming*: a buffer is being filled. During that time its batches have as many fresh items as that needs.
+* *Warming*: a buffer is being filled. Its batches have as many fresh items as that needs.
 * *Staggered*: said of uses left that differ from item to item, as in the middle of a run. Items that fill a buffer get such uses,
   so that they do not all come to their last use at once.
 * *Owed*: uses that items did not get, because the buffer had no room or the items grew too old. Later items get them. Below 0:
-  items got too many uses. Later items get fewer.
+  items got too many uses, and later items get fewer.
 
 The rules:
 
@@ -105,7 +105,7 @@ class EachPlan(Plan):
         return self._emit(buffer.forget, fresh, positions, stays_live)
 
     def _next_size(self) -> tuple[Buffer, int, int]:
-        """Returns the next batch's buffer, its size and its number of fresh items. Drops what is too old by then."""
+        """Drops items that are too old, then returns the next batch's buffer, size and number of fresh items."""
         size = self.shape.size_of(self.number)
         buffer = self._buffers[self.number % len(self._buffers)]
         if self._ratio.most_uses == 1:
@@ -134,7 +134,7 @@ class EachPlan(Plan):
                 buffer.start_warming()
 
     def _add_uses(self, buffer: Buffer) -> None:
-        """Adds to the uses that live items have left, up to staggered uses of the new, higher factor."""
+        """Raises the uses that live items have left to staggered uses of the new, higher factor."""
         items = sorted(buffer, key=lambda item: (-item.used, item.position))
         buffer.clear()
         for item, left in zip(items, sorted(self._ratio.staggered(0, len(items), len(items))), strict=True):
@@ -142,7 +142,7 @@ class EachPlan(Plan):
             buffer.put(item)
 
     def _fresh_count(self, buffer: Buffer, size: int) -> int:
-        """Returns how many fresh items a batch has: a steady number, or more while the buffer is warming."""
+        """Returns the steady number of fresh items, or more while the buffer is warming."""
         live, steady = len(buffer), self._steady_fresh(buffer, size)
         if not buffer.warming and live < size - steady:
             buffer.start_warming()
@@ -166,12 +166,11 @@ class EachPlan(Plan):
         return self._ratio.fresh_among(buffer.delivered + size) - buffer.fresh
 
     def _lacks_room(self, buffer: Buffer, size: int, fresh: int) -> bool:
-        """Returns whether there is no room for so many fresh items, even if echoes make as much room as they can."""
         staying = sum(left > 0 for left in self._ratio.uses_left(buffer.fresh, fresh))
         return staying > self._most_live - len(buffer) + min(size - fresh, buffer.last_use_count)
 
     def _fresh_items(self, buffer: Buffer, size: int, fresh: int) -> list[Live]:
-        """Returns the fresh items of a batch, each with the uses that it has left, and counts them."""
+        """Returns a batch's fresh items with their uses left, and counts them."""
         if buffer.warming:
             left = self._warming_uses(buffer, size, fresh)
         else:
@@ -187,8 +186,7 @@ class EachPlan(Plan):
     def _warming_uses(self, buffer: Buffer, size: int, fresh: int) -> list[int]:
         """Returns the uses that each fresh item has left while the buffer is warming. Ends warming when enough items are live.
 
-        Some items make up for the uses that the batch's echoes take. Others fill the buffer, with staggered uses. The rest is
-        used once.
+        Some make up for the uses of the batch's echoes. Others fill the buffer, with staggered uses. The rest is used once.
         """
         to_fill = max(self._warm_live - len(buffer), 0)
         regular = min(self._ratio.fresh_for(size - fresh), fresh)
@@ -200,7 +198,7 @@ class EachPlan(Plan):
         return [0] * (fresh - len(left)) + left
 
     def _settle_owed(self, buffer: Buffer, left: list[int]) -> None:
-        """Gives each item a use that is owed, or takes one away if others got too many. All stay within floor and ceil of e."""
+        """Gives items a use that is owed, or takes one away if others got too many. All stay within floor and ceil of e."""
         least, most = self._ratio.fewest_uses - 1, self._ratio.most_uses - 1
         for i, uses in enumerate(left):
             change = (buffer.owed > 0) - (buffer.owed < 0)
@@ -228,7 +226,7 @@ class EachPlan(Plan):
         return drawn
 
     def _keep_within_bounds(self, buffer: Buffer, fresh_items: list[Live], echoes: list[Live], next_fresh: int) -> None:
-        """Ends or adds uses, so that not too many items are live, and enough for the next batch. Later items make up for it."""
+        """Ends or adds uses, so that neither too many nor too few items are live. Later items make up for it."""
         staying = [item for item in chain(echoes, fresh_items) if item.left]
         count = len(buffer) + len(staying)
         for _ in range(count - self._most_live):

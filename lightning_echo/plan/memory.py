@@ -15,9 +15,7 @@ from lightning_echo.plan.each import EachPlan
 from lightning_echo.plan.plan import Call, EchoRatio, LiveItem, Plan, PlannedBatch, PlanShape, Reuse
 
 # ---------------------------------------------------------------------- memory plan
-# Reuse from all that memory holds: each echo is drawn from all items that are held, and an item is held until memory is full.
-#
-# The words are those of ``plan.py``; *held* means here the same as *live*. The rules:
+# Echoes are drawn from all items that are held (here the same as *live*; the other words are those of ``plan.py``). The rules:
 #
 # * Items leave only when memory is full, the oldest first. So the factor does not limit the uses of an item: an item that is held
 #   for long is drawn more often.
@@ -28,8 +26,8 @@ from lightning_echo.plan.plan import Call, EchoRatio, LiveItem, Plan, PlannedBat
 # * Each worker holds its share of the memory, and is asked only for what it holds.
 # * An item is held for less than ``max_age`` positions, so that no index is held twice (see ``plan.py``).
 #
-# The draws of a batch follow from seed and batch number. The state has, for each worker, two counts and the positions of the
-# items that it holds. They are saved as the compressed bytes of their differences, because these are almost regular.
+# The draws follow from seed and batch number. For each worker, the state has two counts and the positions of its items, as the
+# compressed bytes of their differences, which are almost regular.
 #
 # Source: experience replay (Lin 1992, Machine Learning 8); the simulation and the measurements are in docs/evidence.md.
 
@@ -37,10 +35,8 @@ from lightning_echo.plan.plan import Call, EchoRatio, LiveItem, Plan, PlannedBat
 class _Memory:
     """The items that one worker holds, oldest first, and the counts of its batches.
 
-    Attributes:
-        delivered: Number of items in its batches since the factor changed or since too few items were held.
-        fresh: Number of fresh items among them.
-        forget: Positions that the worker may let go. No batch has told this to the worker yet.
+    ``delivered`` counts the items since the factor changed or too few items were held, ``fresh`` the fresh ones among them.
+    ``forget`` has the positions that the worker may drop, and that no batch has named yet.
     """
 
     def __init__(self) -> None:
@@ -55,23 +51,19 @@ class _Memory:
 
     @property
     def oldest(self) -> int:
-        """Position of the oldest item."""
         return self._positions[self._start]
 
     @property
     def oldest_call(self) -> int:
-        """First position of the call in which the oldest item was read."""
         return self._calls[0].first
 
     def add(self, call: Call) -> None:
-        """Holds the fresh items of a batch, if there are any."""
         if not call.size:
             return
         self._positions.extend(range(call.first, call.first + call.size))
         self._calls.append(call)
 
     def drop(self, count: int) -> array[int]:
-        """Lets the oldest items go, and returns their positions."""
         dropped = self._positions[self._start : self._start + count]
         self._start += count
         if self._start > len(self._positions) // 2 > 512:  # half of the list is empty; on average an item is moved once
@@ -91,28 +83,23 @@ class _Memory:
         return list(chosen)
 
     def position_at(self, places: Sequence[int]) -> list[int]:
-        """Returns the positions of the items at these places."""
         positions, start = self._positions, self._start
         return [positions[start + place] for place in places]
 
     def count_up_to(self, position: int) -> int:
-        """Returns how many items have this position or an earlier one."""
         return bisect_right(self._positions, position, self._start) - self._start
 
     def items(self) -> Iterator[LiveItem]:
-        """Yields all items, oldest first."""
         held, oldest = len(self), self.oldest if len(self) else 0
         for call in self._calls if held else ():
             for position in range(max(call.first, oldest), call.first + call.size):
                 yield LiveItem(position, call)
 
     def state(self) -> dict[str, Any]:
-        """Returns plain types: the counts, the oldest item, and the first position and the size of each call."""
         return {"delivered": self.delivered, "fresh": self.fresh, "held": len(self), "calls": pack_calls(self._calls)}
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> _Memory:
-        """Returns the memory whose `state` it was."""
         memory = cls()
         memory.delivered, memory.fresh = state["delivered"], state["fresh"]
         for call in unpack_calls(state["calls"]):
@@ -122,7 +109,7 @@ class _Memory:
 
 
 def pack_calls(calls: Iterable[Call]) -> str:
-    """Returns calls as a text. It holds, for each call, the difference to the first position of the call before, and the size.
+    """Returns calls as a text: for each call, the distance of its first position to that of the call before, and its size.
 
     >>> unpack_calls(pack_calls([Call(3, 8), Call(20, 2)]))
     [Call(first=3, size=8), Call(first=20, size=2)]
@@ -137,11 +124,7 @@ def pack_calls(calls: Iterable[Call]) -> str:
 
 
 def unpack_calls(text: str) -> list[Call]:
-    """Returns the calls that `pack_calls` wrote as a text.
-
-    Raises:
-        ValueError: The text is damaged.
-    """
+    """Inverts `pack_calls`; raises ``ValueError`` for a damaged text."""
     try:
         numbers = array("q", zlib.decompress(base64.b85decode(text)))
     except zlib.error as error:
@@ -206,7 +189,6 @@ class MemoryPlan(Plan):
         return self._with_echoes(memory, size, fresh)
 
     def _with_echoes(self, memory: _Memory, size: int, fresh: int) -> PlannedBatch:
-        """Draws the echoes of a batch, and holds its fresh items."""
         places = []
         if size > fresh:
             self._seed_draws()
@@ -228,7 +210,7 @@ class MemoryPlan(Plan):
         return self._emit(memory.forget, fresh, positions, bytes(stays))
 
     def _next_size(self) -> tuple[_Memory, int, int]:
-        """Returns the next batch's memory, its size and its number of fresh items. Drops what is too old by then."""
+        """Drops items that are too old, then returns the next batch's memory, size and number of fresh items."""
         size = self.shape.size_of(self.number)
         memory = self._memories[self.number % len(self._memories)]
         if self._ratio.most_uses == 1:
@@ -256,18 +238,12 @@ class MemoryPlan(Plan):
 
 
 # ---------------------------------------------------------------------- plans
-# Makes the plan that a shape asks for.
 
 _PLANS: dict[Reuse, type[Plan]] = {Reuse.each: EachPlan, Reuse.memory: MemoryPlan}
 
 
 def make_plan(shape: PlanShape, factor: float) -> Plan:
-    """Returns a plan at its beginning.
-
-    Args:
-        shape: Sizes, seed and the rule of reuse.
-        factor: Echo factor from the first batch on, a real number >= 1.
-    """
+    """Returns the plan that ``shape.reuse`` asks for, at its beginning."""
     return _PLANS[shape.reuse](shape, factor)
 
 

@@ -5,9 +5,8 @@ A pass is what the plain loader would deliver in one epoch. Over all ranks it co
 data set are filled from the start of the pass. A slot holds an *entry*: an index, or a list of indices if the user's batch
 sampler yields lists.
 
-Where a pass ends, the next one begins: the position after the last entry of a pass is the first entry of the next pass
-(`Order.take`). Nothing is started anew for that, the live items stay live, and epochs do not matter. A pass may end within a
-batch. There are three orders:
+Where a pass ends, the next one begins (`Order.take`): the live items stay live, and epochs do not matter. A pass may end within
+a batch. There are three orders:
 
 * `ShuffledOrder` is a permutation that can start at any position. No list of the data set's length is ever made.
 * `SequentialOrder` is the data set's own order.
@@ -77,10 +76,7 @@ def _hash(values: Slots, key: int) -> Slots:
 
 
 def entry_key(entry: Any) -> Any:
-    """Returns a hashable value. It is equal for two entries if they are the same index.
-
-    Entries themselves cannot be compared: equal tensors have different hashes, and lists have none.
-    """
+    """Returns a hashable value that is equal for entries of one index: equal tensors have different hashes, lists have none."""
     if hasattr(entry, "tolist"):
         entry = entry.tolist()
     if isinstance(entry, list | tuple):
@@ -99,8 +95,7 @@ def spread(entries: Iterable[Any], last_seen: dict[Any, int], distance: int) -> 
 
     Returns:
         places: For each slot of the head, the place of its entry in the pass's own order.
-        looked_at: The entries that were looked at, in the pass's own order. There are as many as slots of the head. After them
-            the pass continues in its own order.
+        looked_at: As many entries of the pass in its own order. After them the pass continues in its own order.
     """
     source, looked_at, places = iter(entries), list[Any](), list[int]()
     waiting: list[tuple[int, int]] = []  # (slot from which on the entry may stand, its place)
@@ -130,18 +125,13 @@ def spread(entries: Iterable[Any], last_seen: dict[Any, int], distance: int) -> 
 
 
 class _Spreading(NamedTuple):
-    """How a pass is spread.
-
-    Attributes:
-        distance: Number of positions of a lane between two uses of an index. 0: the pass is not spread.
-        lanes: Number of lanes.
-    """
+    """How a pass is spread: the positions of a lane between two uses of an index (0: not spread), and the number of lanes."""
 
     distance: int
     lanes: int = 1
 
     def state(self) -> tuple[int, ...]:
-        """Returns it in plain types. For one lane: only the distance, as versions without lanes wrote it."""
+        """For one lane it is only the distance, as versions without lanes wrote it."""
         return self if self.lanes > 1 else self[:1]
 
 
@@ -152,13 +142,12 @@ class Order:
         length: Number of entries of a pass over all ranks, before it is dealt out.
         pass_length: Number of entries of a pass on one rank, after the tail was dropped or filled.
         replicas: Number of ranks that the pass is dealt out to.
-        rank: This rank.
         distance: Number of positions of a rank that must lie between two uses of an index, while passes are spread.
         lanes: Number of ranks for which passes are spread; None: ``replicas``.
 
     Attributes:
         position: The next position that `take` returns.
-        exact: Whether a resumed run finds the same order again.
+        exact: Whether a resumed run finds the same order.
     """
 
     def __init__(
@@ -181,11 +170,7 @@ class Order:
             self._distances.append((first, self._spreading))
 
     def take(self, count: int) -> list[Any]:
-        """Returns the entries of the next ``count`` positions.
-
-        Raises:
-            RuntimeError: A sampler yields fewer entries than its length.
-        """
+        """Returns the entries of the next ``count`` positions."""
         taken: list[Any] = list(islice(self._pass, count))
         self.position += len(taken)
         while len(taken) < count:
@@ -203,17 +188,16 @@ class Order:
         return taken
 
     def seek(self, position: int) -> None:
-        """Goes to a position of the stream."""
         raise NotImplementedError
 
     def state(self, position: int) -> dict[str, Any]:
-        """Returns what a resumed run needs to find all positions from ``position`` on. Plain types, the same on all ranks."""
+        """Returns what a resumed run needs for all positions from ``position`` on: plain types, the same on all ranks."""
         del position
         ends = {"ends": [list(entry) for entry in self._ends]} if self._ends else {}
         return {"distances": [[first, *spreading.state()] for first, spreading in self._distances], **ends}
 
     def prune(self, position: int) -> None:
-        """Forgets what is needed only for positions before ``position``."""
+        """Forgets what only positions before ``position`` need."""
 
     def load(self, state: dict[str, Any]) -> None:
         """Takes over a `state`. Call `seek` next."""
@@ -229,17 +213,16 @@ class Order:
         return _Spreading(min(distance * lanes + lanes - 1, self.pass_length * self.replicas), 1)
 
     def _spreading_of(self, pass_number: int) -> _Spreading:
-        """Returns how a pass is spread."""
         found = (spreading for first, spreading in reversed(self._distances) if first <= pass_number)
         return next(found, _Spreading(0, 1)) if pass_number else _Spreading(0, 1)
 
     def _distance(self, pass_number: int) -> int:
-        """Returns by how many slots a pass is spread."""
+        """Returns by how many slots of all lanes a pass is spread."""
         spreading = self._spreading_of(pass_number)
         return spreading.distance * spreading.lanes
 
     def _end(self, pass_number: int) -> int:
-        """Returns the number of slots of a pass. It depends on the number of ranks that the run had in that pass."""
+        """Returns the number of slots of a pass, which depends on the number of ranks that the run had in that pass."""
         own = self.pass_length * self.replicas
         return next((slots for before, slots in self._ends if pass_number < before), own)
 
@@ -267,11 +250,7 @@ class SequentialOrder(Order):
 
 
 class ShuffledOrder(SequentialOrder):
-    """A new random permutation in every pass, a function of seed and pass (and, while echoing, of the spreading).
-
-    Args:
-        seed: Seed of the permutations.
-    """
+    """A new random permutation in every pass, a function of seed and pass (and, while echoing, of the spreading)."""
 
     def __init__(self, *args: int, seed: int, **kwargs: int) -> None:
         super().__init__(*args, **kwargs)
@@ -293,7 +272,7 @@ class ShuffledOrder(SequentialOrder):
         return self._permuted(pass_number, self._places(pass_number, slots))
 
     def _places(self, pass_number: int, slots: Slots) -> Slots:
-        """Returns, for slots of a pass, the places of their entries in the pass's own order. It may write into ``slots``."""
+        """Returns the places of the slots' entries in the pass's own order. It may write into ``slots``."""
         distance, lanes = self._spreading_of(pass_number)
         in_heads = np.flatnonzero(slots < min(2 * distance * lanes, self.length))
         of_lanes = slots[in_heads] % np.uint64(lanes)
@@ -307,7 +286,6 @@ class ShuffledOrder(SequentialOrder):
         return slots
 
     def _permuted(self, pass_number: int, places: Slots) -> list[int]:
-        """Returns the indices at these places of a pass in its own order."""
         result: list[int] = permute(places, self.length, mix(self._seed, pass_number)).tolist()
         return result
 
@@ -328,7 +306,7 @@ class ShuffledOrder(SequentialOrder):
         return bool(distance and before) and lanes == lanes_before and self._reaches_tail(pass_number - 1)
 
     def _spread(self, pass_number: int, lane: int) -> Slots:
-        """Returns the head of a lane, worked out from the last slots of that lane in the pass before."""
+        """Works out the head of a lane from the last slots of that lane in the pass before."""
         (distance, lanes), end = self._spreading_of(pass_number), self._end(pass_number - 1)
         begin = max(end - distance * lanes, 0)
         tail = np.arange(begin + (lane - begin) % lanes, end, lanes, dtype=np.uint64)

@@ -15,14 +15,13 @@ from math import gcd
 from typing import Any, NamedTuple, TypeVar
 
 # ---------------------------------------------------------------------- hashing
-# Hashes of integers, the same on every machine. All seeds are made from them.
 
 _ODD = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
 
 
 def mix(*numbers: int) -> int:
-    """Returns a 64-bit hash of integers (splitmix64 finaliser), the same on every machine."""
+    """Returns a 64-bit hash of integers (splitmix64 finaliser), the same on every machine. All seeds are made from it."""
     value = 0
     for number in numbers:
         value = (value + number + _ODD) & _MASK
@@ -33,21 +32,19 @@ def mix(*numbers: int) -> int:
 
 
 def named_seed(seed: int, name: str) -> int:
-    """Returns a different seed of 63 bits for each name, the same on every machine. For an empty name: the seed itself."""
+    """Returns a different seed of 63 bits for each name; the seed itself for an empty name."""
     return mix(seed, *name.encode()) >> 1 if name else seed
 
 
 # ---------------------------------------------------------------------- ratio
-# The echo factor as a fraction. Error diffusion decides from it which items are fresh, and how often each is used.
-#
-# A factor such as 2.37 is the fraction 237 / 100 here. Error diffusion rounds it so that no error adds up:
+# The echo factor as a fraction: 2.37 is 237 / 100. Error diffusion rounds it so that no error adds up:
 #
 # * Of the first ``n`` items of a worker exactly ``floor(n / e)`` are fresh.
 # * The first ``i`` fresh items of a worker get ``floor(i * e)`` uses together.
 #
 # So every such fraction is met exactly and on all ranks alike, without random numbers. ``memory.py`` keeps the first rule,
 # ``each.py`` keeps both. Batches that fill the buffer may hold more fresh items. These are not counted, and nothing makes up
-# for them. The two files say which batches that are.
+# for them; the two files define these batches.
 
 MOST_FACTOR = 1_000_000
 _DENOMINATOR_LIMIT = 1_000_000
@@ -90,11 +87,9 @@ class EchoRatio(NamedTuple):
         return -(-(fresh + 1) * self.uses // self.per) - 1
 
     def fewest_fresh(self, size: int) -> int:
-        """Returns the fewest fresh items of a batch, ``floor(B / e)``."""
         return size * self.per // self.uses
 
     def most_fresh(self, size: int) -> int:
-        """Returns the most fresh items of a batch, ``ceil(B / e)``."""
         return -(-size * self.per // self.uses)
 
     def fresh_for(self, echoes: int) -> int:
@@ -102,15 +97,14 @@ class EchoRatio(NamedTuple):
         return echoes * self.per // max(self.uses - self.per, 1)
 
     def uses_left(self, first: int, count: int) -> list[int]:
-        """Returns the uses that ``count`` fresh items have left after their first use. ``first`` fresh items came before them."""
+        """Returns the uses that ``count`` items have left after their first use, if ``first`` fresh items came before them."""
         totals = [i * self.uses // self.per for i in range(first, first + count + 1)]
         return [after - before - 1 for before, after in pairwise(totals)]
 
     def staggered(self, first: int, count: int, total: int) -> list[int]:
         """Returns the staggered uses of ``count`` of ``total`` items, from number ``first`` on.
 
-        In the middle of a run, live items have different numbers of uses left. Staggered uses are such numbers. They are evenly
-        spread over the uses that an item may have left after its first one, and they are not sorted.
+        They are evenly spread over the uses that an item may have left after its first one, and not sorted.
         """
         stride = next((s for s in range(max(total * 5 // 8, 1), total) if gcd(s, total) == 1), 1)
         above, below = self.uses - self.per, self.per * total * 2
@@ -118,7 +112,6 @@ class EchoRatio(NamedTuple):
 
 
 # ---------------------------------------------------------------------- shape
-# The sizes that a plan works with, and what follows from them.
 
 
 class Reuse(str, Enum):
@@ -144,16 +137,12 @@ class PlanShape:
     """What stays the same while a plan runs. Sizes count items: examples, or batches if whole batches are reused.
 
     Attributes:
-        batch_size: Items in a full batch.
         last_batch_size: Items in the last batch of the plain loader's epoch, which may be a full one.
         batches_per_pass: Batches of the plain loader in one epoch on this rank.
         workers: Number of worker processes, each with its own buffer. 0 counts as one.
         buffer_size: The largest number of live items of a rank.
-        seed: Seed of the draws.
         distinct: Whether a batch must not hold an index twice. It makes no difference for whole batches.
-        reuse: The rule of reuse.
-        most_distance: The largest number of positions that the order keeps between two fresh uses of an index; None: as many as
-            are needed.
+        most_distance: The largest number of positions that the order keeps between two fresh uses of an index; None: no limit.
         phase: Number of batches of a pass that come before batch 0, if a run begins within a pass.
     """
 
@@ -170,7 +159,6 @@ class PlanShape:
 
     @property
     def pass_length(self) -> int:
-        """Number of items in one pass on this rank."""
         return (self.batches_per_pass - 1) * self.batch_size + self.last_batch_size
 
     @property
@@ -208,32 +196,21 @@ class PlanShape:
 
 
 # ---------------------------------------------------------------------- buffer
-# The live items of one worker. They are drawn at random and dropped by their age, both in constant time for each item.
 
-_STATE = ("warming", "owed", "staggered", "delivered", "fresh")  # attributes that are saved beside the live items
+_STATE = ("warming", "owed", "staggered", "delivered", "fresh")  # attributes that are saved besides the live items
 
 
 class Call(NamedTuple):
-    """The fresh items of one batch. A data set that reads whole batches reads them in one call.
-
-    Attributes:
-        first: Position of the first of these items.
-        size: Number of these items.
-    """
+    """The fresh items of one batch: first position, and number. A data set that reads whole batches reads them in one call."""
 
     first: int
     size: int
 
 
 class Live:
-    """A live item.
+    """A live item, with its position, uses left and uses so far, and the call that read it.
 
-    Attributes:
-        position: Its position in the fresh stream.
-        left: Uses left; 0 when it is no longer live.
-        used: Uses so far.
-        call: The call in which it was read.
-        list_index: Its index in the list of the items that have as many uses left. The buffer sets it.
+    The buffer sets ``list_index``, its index in `Buffer.by_left`.
     """
 
     __slots__ = ("call", "left", "list_index", "position", "used")
@@ -243,14 +220,14 @@ class Live:
 
 
 class Buffer:
-    """The live items of one worker, and the uses that its next batches have to make up for.
+    """The live items of one worker, drawn at random and dropped by age, both in constant time for each item.
 
     Attributes:
         by_left: The live items by their uses left.
         by_age: The items, oldest first. Those that are no longer live may still be among them.
-        forget: Positions whose remaining uses were dropped. No batch has told this to the worker yet.
+        forget: Positions whose remaining uses were dropped, and that no batch has named yet.
         warming: Whether the buffer is warming.
-        owed: Uses that later items are owed. Below 0: uses that later items have to give back.
+        owed: Uses that later items are owed. Below 0: uses that later items lose.
         staggered: Number of items that got staggered uses in this warming.
         delivered: Number of items in this worker's batches since warming ended or the factor changed. The steady number of fresh
             items follows from it and from `fresh`.
@@ -273,11 +250,10 @@ class Buffer:
 
     @property
     def last_use_count(self) -> int:
-        """Number of items with one use left. When one of them is drawn, there is room for another item."""
+        """Number of items with one use left. Each of them that is drawn makes room for another item."""
         return len(self.by_left.get(1, ()))
 
     def with_fewest_left(self) -> list[Live]:
-        """Returns the items with the fewest uses left."""
         return self.by_left[min(self.by_left)] if self.by_left else []
 
     def state(self) -> dict[str, Any]:
@@ -291,7 +267,6 @@ class Buffer:
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Buffer:
-        """Returns the buffer whose `state` it was."""
         buffer = cls()
         for name in _STATE:
             setattr(buffer, name, state[name])
@@ -310,18 +285,16 @@ class Buffer:
         self.by_left, self._count, self.staggered = {}, 0, 0
 
     def put(self, item: Live) -> None:
-        """Puts an item into the list of those that have as many uses left."""
         others = self.by_left.setdefault(item.left, [])
         item.list_index = len(others)
         others.append(item)
         self._count += 1
 
     def remove(self, item: Live) -> None:
-        """Takes out this item."""
         self._take(item.left, item.list_index)
 
     def _take(self, left: int, list_index: int) -> Live:
-        """Takes out one of the items with ``left`` uses left. The last item of the list takes its place."""
+        """Takes out an item with ``left`` uses left. The last item of the list takes its place."""
         others = self.by_left[left]
         item, last = others[list_index], others.pop()
         if last is not item:
@@ -371,11 +344,7 @@ class Buffer:
         return others
 
     def drop_until(self, position: int) -> bool:
-        """Drops the items up to a position. Their uses are owed to later items.
-
-        Returns:
-            Whether any item was dropped.
-        """
+        """Drops the items up to a position, whose uses are owed to later items. Returns whether there were any."""
         dropped = False
         while self.by_age and (self.by_age[0].left == 0 or self.by_age[0].position <= position):
             item = self.by_age.popleft()
@@ -421,17 +390,15 @@ class Buffer:
 
 
 # ---------------------------------------------------------------------- plan
-# Which example is used when: the plan, pure arithmetic without data, torch or I/O.
-#
 # Words of this folder:
 #
-# * *Item*: what is used several times: an example, or a whole batch for ``after_batching`` and ``after_transfer``.
+# * *Item*: an example, or a whole batch for ``after_batching`` and ``after_transfer``.
 # * *Position*: the number of a fresh item. The fresh items of a rank form one endless stream: position ``s`` is item
 #   ``s % pass_length`` of pass ``s // pass_length``.
 # * *Live*: an item that was used at least once and may be used again.
 #
-# A plan says for every batch which positions are fresh in it and which live items are used again. It never sees an index, so that
-# it is the same on all ranks. ``order.py`` turns positions into indices. There are two plans:
+# A plan fixes which positions are fresh in each batch and which live items are used again. It never sees an index, so that it is
+# the same on all ranks. ``order.py`` turns positions into indices. There are two plans:
 #
 # * `EachPlan` (``each.py``): each fresh item is used ``e`` times. It is live while uses are left.
 # * `MemoryPlan` (``memory.py``): ``1 / e`` of the items are fresh, and echoes are drawn from all items that memory holds.
@@ -452,9 +419,8 @@ class PlannedBatch(NamedTuple):
         number: Number of the batch in the run, from 0.
         first_fresh: Position of its first fresh item.
         fresh: Number of fresh ``positions``. They come first.
-        positions: Positions of the items.
         stays_live: One byte per item, 1 if it is still live after this batch.
-        forget: Positions of items that are no longer live: the worker may let them go.
+        forget: Positions of items that are no longer live: the worker may drop them.
     """
 
     number: int
@@ -466,12 +432,7 @@ class PlannedBatch(NamedTuple):
 
 
 class LiveItem(NamedTuple):
-    """An item that is live.
-
-    Attributes:
-        position: Its position in the fresh stream.
-        call: The call in which it was read.
-    """
+    """A live item: its position in the fresh stream, and the call in which it was read."""
 
     position: int
     call: Call
@@ -479,10 +440,6 @@ class LiveItem(NamedTuple):
 
 class Plan(ABC):
     """Yields `PlannedBatch` after `PlannedBatch`, without end.
-
-    Args:
-        shape: Sizes and seed.
-        factor: Echo factor from the first batch on, a real number >= 1.
 
     Attributes:
         number: Number of the next batch.
@@ -505,9 +462,7 @@ class Plan(ABC):
 
     @property
     @abstractmethod
-    def live_count(self) -> int:
-        """Number of live items of all workers."""
-
+    def live_count(self) -> int: ...
     @abstractmethod
     def live(self) -> list[LiveItem]:
         """Returns the live items of all workers, oldest first."""
@@ -527,13 +482,11 @@ class Plan(ABC):
 
         Args:
             missing: Number of its fresh items that the source no longer has. Their echoes are left out, too. Otherwise other
-                items would be used more often than the factor says, and more of them at the end of each pass.
+                items would be used more often than the factor demands, and more of them at the end of each pass.
         """
 
     @abstractmethod
-    def _set_factor(self, factor: float) -> None:
-        """Applies a factor from the next batch on."""
-
+    def _set_factor(self, factor: float) -> None: ...
     def state(self) -> dict[str, Any]:
         """Returns what decides the batches from `number` on, in plain types: positions, never indices."""
         return {
@@ -545,17 +498,15 @@ class Plan(ABC):
 
     @classmethod
     def from_state(cls: type[P], shape: PlanShape, state: dict[str, Any]) -> P:
-        """Returns a plan that continues where `state` was taken."""
         plan = cls(shape, state["factor"])
         plan.number, plan.position = state["number"], state["position"]
         plan.pending = [(int(number), float(factor)) for number, factor in state["pending"]]
         return plan
 
     def change_factor(self, number: int, factor: float) -> None:
-        """Applies ``factor`` from batch ``number`` on. It replaces all changes that were to come from that batch on.
+        """Applies ``factor`` from batch ``number`` on, instead of all changes that were to come from that batch on.
 
-        Raises:
-            ValueError: The batch is planned already.
+        Raises ``ValueError`` if the batch is planned already.
         """
         if number < self.number:
             raise ValueError(f"batch {number} is planned already, the next one is {self.number}")
@@ -567,7 +518,6 @@ class Plan(ABC):
             self._set_factor(factor)
 
     def _seed_draws(self) -> None:
-        """Seeds the random draws of the next batch."""
         self._seed(mix(self.shape.seed, self.number))
 
     def _emit(self, forget: list[int], fresh: int, positions: Sequence[int], stays_live: bytes) -> PlannedBatch:

@@ -34,14 +34,13 @@ from lightning_echo.share.same_data import in_short
 from lightning_echo.share.window import Window, unpack
 
 # ---------------------------------------------------------------------- connecting
-# How a training finds a reader: it attaches to the reader of its name, or starts one. When that dies, it attaches to the next.
-#
-# A thread waits for the end of the reader, and attaches to the next reader at once, even if the old window still has examples to
-# take. So a reader that follows a dead one knows all its trainings within a moment, and keeps the items that each of them needs.
+# A training attaches to the reader of its name, or starts one. A thread waits for the end of the reader, and attaches to the next
+# reader at once, even if the old window still has examples to take. So a reader that follows a dead one knows all its trainings
+# within a moment, and keeps the items that each of them needs.
 
 _BETWEEN_TRIES_SECONDS = 0.05
 _MOST_START_SECONDS = 60.0  # at its end, a training waits at most this long for a reader that is being started
-_MOST_MUTE_SECONDS = 60.0  # a reader says every few seconds that it is there
+_MOST_MUTE_SECONDS = 60.0  # a reader reports every few seconds that it is there
 
 
 class SharedDataDiffers(ValueError):
@@ -53,16 +52,13 @@ class _Mute(Exception):
 
 
 class _Over(Exception):
-    """The reader has said that it ends, and that another one may follow."""
+    """The reader has announced that it ends, and that another one may follow."""
 
 
 class Group(NamedTuple):
     """The ranks of a training, which count as one training for the reader.
 
-    Attributes:
-        name: A name, the same on all ranks.
-        ranks: Number of ranks.
-        pass_items: Items of a pass of the reader; 0 for one rank.
+    The name is the same on all ranks. ``pass_items`` are those of a pass of the reader; 0 for one rank.
     """
 
     name: str
@@ -71,7 +67,6 @@ class Group(NamedTuple):
 
     @classmethod
     def of_one(cls) -> Group:
-        """Returns the group of a training that has one rank."""
         return cls(uuid.uuid4().hex, 1)
 
     def round_of(self, item: int) -> int:
@@ -93,10 +88,10 @@ class Group(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a training has entered.
+    """The place where a training has entered.
 
     Attributes:
-        item: The item at which it goes on.
+        item: The item at which it continues.
         others: How many other trainings have entered before.
         is_late: Whether this is another place than it would get alone.
         batch_size: The batch size of the reader's loader; None if it has none.
@@ -111,11 +106,7 @@ class Place(NamedTuple):
 class Link(NamedTuple):
     """A connection to a reader, and its window.
 
-    Attributes:
-        connection: The connection.
-        pidfd: Tells when the reader's process ends; -1 if that is in another PID namespace.
-        window: The window.
-        place: Where this training has entered.
+    ``pidfd`` shows when the reader's process ends; -1 if that is in another PID namespace.
     """
 
     connection: socket.socket
@@ -141,7 +132,6 @@ class Link(NamedTuple):
             self.connection.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Closes the connection, the descriptor and the window."""
         self.connection.close()
         if self.pidfd >= 0:
             os.close(self.pidfd)
@@ -151,12 +141,8 @@ class Link(NamedTuple):
 class Connector:
     """Attaches a training to the reader of a name, and starts one if there is none.
 
-    Args:
-        config: The options of sharing.
-        payload: Returns what a new reader needs. It is called if this training must start a reader.
-        data_print: What is compared of the data.
-        group: The ranks of this training.
-        label: A name of this training, for people; empty: its program and process.
+    ``payload`` makes the data for a new reader, and is only called if this training starts one. ``label`` names the training for
+    people; empty: its program and process.
     """
 
     def __init__(
@@ -172,7 +158,7 @@ class Connector:
         """Returns a connection to a reader. If there is none, and no other training starts one, this training starts one.
 
         Args:
-            wish: The item at which to go on; None: the start.
+            wish: The item at which to continue; None: the start.
             goes_on: Whether this training had another reader before, which has died.
             expected: How many trainings the dead reader had.
             is_over: Returns whether this training has ended in the meantime.
@@ -222,10 +208,9 @@ class Connector:
             time.sleep(_BETWEEN_TRIES_SECONDS)
 
     def note_death(self, item: int | None, why: str) -> None:
-        """Records where a reader died; None if that is not known.
+        """Records where a reader died; None if not known.
 
-        Raises:
-            ReaderError: The reader before it died at the same item.
+        Raises a `ReaderError` if the reader before it died at the same item.
         """
         if item is not None and item == self._died_at:
             raise ReaderError(
@@ -261,7 +246,7 @@ class Connector:
             raise
 
     def _introduced(self, connection: socket.socket, wish: int | None, goes_on: bool) -> tuple[Window, Place]:
-        """Tells the reader about this training, and waits for a place."""
+        """Introduces this training to the reader, and waits for a place."""
         config = self._config
         hello = {
             "label": self._label,
@@ -310,7 +295,7 @@ class Connector:
         return Window(descriptors[0], can_write=False), place
 
     def _answer(self, connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
-        """Waits for the answer to a hello. As long as the reader waits for others, it says so every few seconds."""
+        """Waits for the answer to a hello. As long as the reader waits for others, it reports that every few seconds."""
         connection.settimeout(_MOST_MUTE_SECONDS)
         has_said = False
         while True:
@@ -326,7 +311,7 @@ class Connector:
                 LOGGER.info("share=%r: waits for %sother trainings (wait_for=%d)", config.name, what, config.wait_for)
 
     def _say_elsewhere(self) -> None:
-        """Says that there is another reader of this name, which this training does not find."""
+        """Warns of another reader of this name, which this training does not find."""
         name = self._config.name
         for path in sockets_elsewhere(name):
             with new_socket() as connection, suppress(OSError):  # the reader of this socket has died, or is another user's
@@ -344,9 +329,7 @@ class Connector:
 class Succession:
     """A thread that waits until a reader is gone, then attaches to the next one, and so on.
 
-    Args:
-        link: The connection to the reader.
-        succeed: Gets the connection to a dead reader, and returns the connection to the reader that follows.
+    ``succeed`` gets the connection to a dead reader, and returns the connection to the reader that follows.
     """
 
     def __init__(self, link: Link, succeed: Callable[[Link, Callable[[], bool]], Link]) -> None:
@@ -381,13 +364,9 @@ class Succession:
                     following.hang_up()
 
     def following(self, within: float) -> Link | None:
-        """Returns the connection to the next reader; None if the present one lives, or if the next one is not there yet.
+        """Returns the connection to the next reader; None if the present one lives, or no next one comes ``within`` seconds.
 
-        Args:
-            within: Seconds to wait.
-
-        Raises:
-            ReaderError: No reader follows.
+        Raises a `ReaderError` if no reader follows.
         """
         self._news.wait(within)
         if self._links:
@@ -417,8 +396,6 @@ class Succession:
 
 
 # ---------------------------------------------------------------------- attachment
-# The training's side: it takes example after example out of the window, even after the reader has died.
-#
 # When the reader dies, this process still has its window, with the examples in it. The training takes them. At the same time it
 # attaches to the next reader (`Attachment._succeed`):
 #
@@ -426,7 +403,7 @@ class Succession:
 #   first item that the window lacks. A training that the reader waits for, and that comes in time, loses nothing and gets nothing
 #   twice.
 # * A stream, or whole batches: a reader cannot begin within a pass. The training ends with a `ReaderError`. With
-#   ``share.restart="pass"`` it goes on with the next pass (`SharedStream.follow`).
+#   ``share.restart="pass"`` it continues with the next pass (`SharedStream.follow`).
 # * With ``share.restart=False``, or if a reader dies where the one before it died, the training ends with a `ReaderError`.
 #
 # The ranks of a training must miss the same items. So they ask the reader before they take a round of items, and it gives all
@@ -441,9 +418,7 @@ _AGAIN_SECONDS = 0.1  # time between two looks, during the wait for an answer, w
 class Missed(Exception):
     """The item is not there any more: the reader has not waited for this training.
 
-    Args:
-        item: The item.
-        low: The first item that this training may still have.
+    ``low`` is the first item that it may still have.
     """
 
     def __init__(self, item: int, low: int) -> None:
@@ -474,7 +449,6 @@ class Waited:
     by_peer: dict[str, float] = field(default_factory=dict)
 
     def after(self, before: Waited) -> Waited:
-        """Returns the sum of these seconds and of the seconds before."""
         names = {*before.by_peer, *self.by_peer}
         by_peer = {name: before.by_peer.get(name, 0.0) + self.by_peer.get(name, 0.0) for name in names}
         return Waited(before.for_reading + self.for_reading, before.for_peers + self.for_peers, by_peer)
@@ -484,19 +458,12 @@ class Attachment:
     """A training's connection to the reader of a name.
 
     Args:
-        config: The options of sharing.
-        payload: Returns what a new reader needs. It is called if this training must start a reader.
-        data_print: What is compared of the data.
-        tell_every: This training tells the reader its place after this number of items, or before.
-        group: The ranks of this training.
+        tell_every: This training reports its place to the reader after this number of items, or before.
         follow: For items that another reader does not give again. It gets the window of the dead reader, and the first item that
             this training has not taken, and returns the first item to ask the next reader for. It may raise a `ReaderError`.
-        label: A name of this training, for people; empty: its program and process.
         holds: Whether the reader keeps each item until `let_go`. If not, it keeps an item until this training has taken it.
 
     Attributes:
-        group: The ranks of this training.
-        waited: Seconds that this training has waited.
         saved_cpu_seconds: Processor seconds for reading that this training has saved, since others took the same examples. For
             each example, it is the share of the other trainings.
         need_nanoseconds: Time per example that this training takes, without waiting and without echoing. The reader gets it with
@@ -521,7 +488,7 @@ class Attachment:
         self._connector = Connector(config, payload, data_print, self.group, label)
         self._link: Link | None = None
         self._succession: Succession | None = None
-        self._next = self._told = 0  # the first item that is still needed, and the last value of it that the reader was told
+        self._next = self._told = 0  # the first item that is still needed, and its last value that the reader got
         self._held_from = 0 if holds else None  # items from this one on are needed, even if they were taken
         self._missed_to = 0  # items before this one were not taken
         self._agreed = 0  # with several ranks: they all take the items below this one
@@ -535,15 +502,9 @@ class Attachment:
         self.missed_late = 0
 
     def enter(self, wish: int | None, *, goes_on: bool = False) -> Place:
-        """Attaches to the reader of the name, and starts one if there is none.
+        """Attaches to the reader of the name, and starts one if there is none. See `Connector.connect`.
 
-        Args:
-            wish: The item at which to go on; None: the start.
-            goes_on: Whether this training had another reader before, on another node, which has died.
-
-        Raises:
-            SharedDataDiffers: The reader has other data.
-            ReaderError: No reader could begin.
+        ``goes_on``: whether this training had another reader before, on another node, which has died.
         """
         link = self._connector.connect(wish, goes_on=goes_on)
         self._use(link)
@@ -552,17 +513,14 @@ class Attachment:
         return link.place
 
     def _use(self, link: Link) -> None:
-        """Takes examples from a window from now on."""
         self._link, self._told, self._agreed = link, link.place.item, 0
 
     @property
     def is_waited_for(self) -> bool:
-        """Whether the reader waits for this training."""
         return self._config.behind == "wait"
 
     @property
     def trainings(self) -> int:
-        """How many trainings the reader has; 0 without a reader."""
         return 0 if self._link is None else self._link.window.trainings
 
     @property
@@ -588,17 +546,13 @@ class Attachment:
         return 0.0 if self._link is None else self._link.window.cpu_seconds_per_example
 
     def let_go(self, item: int) -> None:
-        """Says that held items before this one are not needed any more.
-
-        The reader is told when the next item is taken or waited for.
-        """
+        """Releases the held items before this one. The reader gets this when the next item is taken or waited for."""
         self._held_from = item
 
     def keep(self, items: Iterable[int]) -> None:
-        """Takes items that come before the items that will be asked for in order. Keeps them until they are asked for.
+        """Takes items that come before those asked for in order, and keeps them.
 
-        Args:
-            items: The items, in any order. An item that will be asked for twice must be there twice.
+        An item that will be asked for twice is there twice.
         """
         for item, times in sorted(Counter(items).items()):
             kind, data = self.taken(item)
@@ -607,10 +561,7 @@ class Attachment:
     def take(self, item: int) -> Any:
         """Returns the example of an item as soon as it is there. Items must be asked for in order.
 
-        Raises:
-            Missed: The item is not there any more.
-            ReaderError: The reader has died, and no other reader follows.
-            Exception: What the data set has raised in the reader.
+        Raises `Missed`, a `ReaderError` if the reader has died and no other one follows, or the data set's own error.
         """
         if (kept := self._kept.get(item)) is not None:
             kind, again = kept.pop()
@@ -622,10 +573,9 @@ class Attachment:
         return unpack(*self.taken(item))
 
     def taken(self, item: int) -> tuple[int, bytearray]:
-        """Returns kind and bytes of an item from the window, as soon as the item is there. Raises what `take` raises, and:
+        """Returns kind and bytes of an item from the window, as soon as the item is there.
 
-        Raises:
-            NextReader: There is a new reader, and its items are others.
+        Raises the errors of `take`, and `NextReader`.
         """
         assert self._link is not None  # entered
         if self.group.ranks > 1:
@@ -674,8 +624,7 @@ class Attachment:
     def _agree(self, item: int) -> None:
         """Waits until the ranks agree on the round that begins with an item.
 
-        Raises:
-            Missed: All ranks go on at a later item.
+        Raises `Missed` if all ranks continue at a later item.
         """
         assert self._link is not None
         if item < self._agreed:
@@ -740,11 +689,7 @@ class Attachment:
         return f"the next pass: {item - read:,} examples of this one come first"
 
     def _has(self, item: int) -> bool:
-        """Whether an item is there.
-
-        Raises:
-            Missed: The item was there, and is not there any more.
-        """
+        """Whether an item is there. Raises `Missed` if it was there, and is not there any more."""
         assert self._link is not None
         window = self._link.window
         is_gone = window.low > item  # must be read first: an item that is there now may be gone a moment later
@@ -755,7 +700,7 @@ class Attachment:
         return False
 
     def _look(self, item: int) -> None:
-        """Waits for a moment. If there is a next reader, goes over to it."""
+        """Waits for a moment. If there is a next reader, changes to it."""
         assert self._link is not None  # entered
         assert self._succession is not None
         link = self._succession.following(_LOOK_SECONDS)
@@ -774,20 +719,20 @@ class Attachment:
             raise self._missed(item, link.place.item)
 
     def _tell(self, item: int) -> None:
-        """Tells the reader that all items before this one are not needed any more."""
+        """Reports to the reader that all items before this one are not needed any more."""
         item = self.group.round_of(item if self._held_from is None else min(item, self._held_from))
         if item <= self._told or self._link is None:
             return
         try:
             send(self._link.connection, {"at": item, "need": self.need_nanoseconds})
-        except BlockingIOError:  # the reader is stopped, or very busy: it is told with the next item
+        except BlockingIOError:  # the reader is stopped, or very busy: it gets this with the next item
             return
         except (Gone, OSError):  # the thread notices this, too
             return
         self._note_told(item)
 
     def _note_told(self, item: int) -> None:
-        """Notes that the reader was told that all items before this one are not needed any more."""
+        """Notes that the reader knows that all items before this one are not needed any more."""
         assert self._link is not None
         count = max(self.trainings, 1)
         taken = max(item - max(self._told, self._missed_to), 0)
@@ -795,23 +740,18 @@ class Attachment:
         self._told = max(item, self._told)
 
     def _missed(self, item: int, low: int) -> Missed:
-        """Returns the `Missed` for items from ``item`` up to ``low``, which are gone."""
         self._missed_to = low
         return Missed(item, low)
 
     def _succeed(self, link: Link, is_over: Callable[[], bool]) -> Link:
-        """Returns the connection to the reader that follows a dead one. Runs in a thread.
-
-        Raises:
-            ReaderError: No reader follows.
-        """
+        """Returns the connection to the reader that follows a dead one, or raises a `ReaderError`. Runs in a thread."""
         window, config, said = link.window, self._config, link.why_it_ended()
         why = f" ({said['failed']})" if said else ""
         if not config.restart:
             raise ReaderError(
                 f"the reader of share={config.name!r} has died{why}, and share.restart is False. {log_tail(config.name)}"
             )
-        first = max(self._next, link.place.item)  # this thread may be ahead of what the training takes
+        first = max(self._next, link.place.item)  # this thread may be ahead of the training
         lacking = window.end_from(first)
         died_at = said.get("at")
         if died_at is None:

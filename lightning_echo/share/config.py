@@ -24,7 +24,6 @@ from lightning_echo.data.copies import bytes_from_words
 from lightning_echo.data.machine import free_memory_bytes
 
 # ---------------------------------------------------------------------- share config
-# `ShareConfig`: the name under which a training shares its reading, and what happens if it is slower or starts later.
 
 BEHIND = ("wait", "skip")
 CLUSTERS = (None, "ray")
@@ -128,7 +127,7 @@ class ShareConfig:
         """Returns the size of the window in bytes. If it is a share, that is of the memory that is free now.
 
         Raises:
-            ValueError: ``window`` is a share, and the system does not tell how much memory is free.
+            ValueError: ``window`` is a share, and the system does not report how much memory is free.
         """
         if isinstance(self.window, str):
             size = bytes_from_words(self.window)
@@ -145,18 +144,10 @@ class ShareConfig:
 
 
 def read_share_config(value: Any) -> ShareConfig | None:
-    """Returns the options of sharing, from any form in which users may give them; None for no sharing.
+    """Returns the options of sharing from a `ShareConfig`, a name, a mapping of its fields (also OmegaConf's), or None.
 
-    Args:
-        value: A `ShareConfig`, a name, a mapping of the fields of a `ShareConfig` (also OmegaConf's), or None.
-
-    Raises:
-        TypeError: ``value`` is none of these, or a field has a wrong type.
-        ValueError: A field is unknown, missing, or has an impossible value.
-
-    Example:
-        >>> read_share_config({"name": "sweep", "wait_for": 3}).wait_for
-        3
+    >>> read_share_config({"name": "sweep", "wait_for": 3}).wait_for
+    3
     """
     if value is None or isinstance(value, ShareConfig):
         return value
@@ -171,9 +162,7 @@ def read_share_config(value: Any) -> ShareConfig | None:
 
 
 # ---------------------------------------------------------------------- folder
-# The user's folder in which readers are found. It has their sockets, locks and logs, under the names that are shared.
-#
-# It is the first of these:
+# The sockets, locks and logs of readers, under their names, are in one folder of the user. It is the first of these:
 #
 # 1. ``$LIGHTNING_ECHO_SHARED``, if that is set (for containers: a mounted folder),
 # 2. ``lightning_echo`` in ``$XDG_RUNTIME_DIR``, if that is a folder of this user,
@@ -185,11 +174,7 @@ _MOST_PATH_BYTES = 107  # of a Unix socket, see unix(7)
 
 
 def shared_folder() -> Path:
-    """Returns the folder, and makes it if it is not there.
-
-    Raises:
-        PermissionError: The folder belongs to another user, or other users may use it.
-    """
+    """Returns the folder, and makes it if needed. Raises a PermissionError if it is another user's, or other users may use it."""
     chosen, runtime = os.environ.get("LIGHTNING_ECHO_SHARED"), os.environ.get("XDG_RUNTIME_DIR")
     if chosen:
         folder = Path(chosen)
@@ -209,11 +194,7 @@ def shared_folder() -> Path:
 
 
 def socket_of(name: str) -> str:
-    """Returns the path of a reader's socket.
-
-    Raises:
-        ValueError: The path is too long for a socket.
-    """
+    """Returns the path of a reader's socket. Raises a ValueError if the path is too long for a socket."""
     path = str(shared_folder() / f"{name}.sock")
     if len(os.fsencode(path)) > _MOST_PATH_BYTES:
         raise ValueError(
@@ -243,23 +224,17 @@ def starter_lock_of(name: str) -> str:
 
 
 def log_of(name: str) -> str:
-    """Returns the path of a reader's log."""
     return str(shared_folder() / f"{name}.log")
 
 
 def names() -> list[str]:
-    """Returns the names under which there is a socket."""
     return sorted(path.stem for path in shared_folder().glob("*.sock"))
 
 
 class FileLock:
     """A lock between processes and threads. The system releases it when its holder dies (``flock``, one descriptor each).
 
-    Args:
-        path: The file of the lock. It is not removed.
-
-    Attributes:
-        is_held: Whether this object holds it.
+    The file of the lock is not removed.
     """
 
     def __init__(self, path: str) -> None:
@@ -267,7 +242,7 @@ class FileLock:
         self._descriptor = -1
 
     def try_to_hold(self) -> bool:
-        """Takes the lock if it is free. Returns whether this object holds it now."""
+        """Takes the lock if it is free. Returns whether this object holds it."""
         if not self.is_held:
             self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
@@ -281,7 +256,6 @@ class FileLock:
         return True
 
     def release(self) -> None:
-        """Releases the lock."""
         if self.is_held:
             self.is_held = False
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # closing is not enough: a child that was forked has the descriptor, too
@@ -295,10 +269,9 @@ class FileLock:
 
 
 # ---------------------------------------------------------------------- wire
-# Messages between a reader and its trainings: JSON objects, and descriptors, over a Unix socket that keeps messages apart.
-#
-# Each side checks that the other one is a process of the same user. A message that is no JSON object, or that is too long, ends
-# its connection and nothing else. Only one message, the welcome, has descriptors.
+# Messages between a reader and its trainings are JSON objects, and descriptors, over a Unix socket that keeps messages apart.
+# Each side checks that the other one is a process of the same user. A message that is not a JSON object, or that is too long,
+# ends its connection and nothing else. Only one message, the welcome, has descriptors.
 
 MOST_BYTES = 2**16
 _MOST_DESCRIPTORS = 1
@@ -315,15 +288,13 @@ class Gone(ConnectionError):
 
 
 def new_socket() -> socket.socket:
-    """Returns a socket that is not connected yet."""
     return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
 def check_peer(connection: socket.socket) -> int:
     """Returns the number of the process at the other end; 0 if it is in another PID namespace.
 
-    Raises:
-        PermissionError: It is a process of another user.
+    Raises a PermissionError if it is a process of another user.
     """
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, _ = _CREDENTIALS.unpack(raw)
@@ -333,12 +304,7 @@ def check_peer(connection: socket.socket) -> int:
 
 
 def send(connection: socket.socket, message: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
-    """Sends a message.
-
-    Raises:
-        Gone: The other side has ended.
-        BlockingIOError: The other side does not receive, and the socket does not wait.
-    """
+    """Sends a message. Raises `Gone`, or a BlockingIOError if the other side does not receive and the socket does not wait."""
     data = json.dumps(message, separators=(",", ":")).encode()
     assert len(data) <= MOST_BYTES, "a message of ours fits"
     try:
@@ -353,10 +319,7 @@ def send(connection: socket.socket, message: dict[str, Any], descriptors: Sequen
 def receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
     """Returns the next message, and the descriptors that came with it.
 
-    Raises:
-        Gone: The other side has closed the connection.
-        WireError: What came is no message.
-        BlockingIOError: Nothing has come, and the socket does not wait.
+    Raises `Gone`, a `WireError`, or a BlockingIOError if nothing has come and the socket does not wait.
     """
     room = socket.CMSG_SPACE(_MOST_DESCRIPTORS * array.array("i").itemsize)
     try:

@@ -26,20 +26,16 @@ from lightning_echo.share.reading import distance_of
 from lightning_echo.split.staged import uncut_stages
 
 # ---------------------------------------------------------------------- pace
-# How long a training is busy with an example. The other trainings need this time to decide on their factors.
-#
-# Each training tells the reader how long it is busy with an example, and not how long it waited. The others calculate with this
-# time. So two controllers do not drive each other's factors up.
+# Each training reports to the reader how long it is busy with an example, without its waiting. The others decide on their factors
+# by this time. So two controllers do not drive each other's factors up.
 
 _STEPS = 15  # the time of a step is the median of so many steps
 
 
 class Pace:
-    """Measures a training, step by step.
+    """Measures a training, step by step, and gives the attachment the time that the training is busy.
 
-    Args:
-        attachment: Gets the time that the training is busy, and says how fast items can come.
-        examples_of_item: Returns the number of examples in an item of the reader, for all ranks together.
+    ``examples_of_item`` returns the number of examples in an item of the reader, for all ranks together.
     """
 
     def __init__(self, attachment: Attachment, examples_of_item: Callable[[], float]) -> None:
@@ -55,14 +51,13 @@ class Pace:
             self._attachment.need_nanoseconds = int(median_low(self._busy_nanoseconds))
 
     def handed_out(self, report: Report) -> Report:
-        """Notes that the training gets a batch now.
+        """Notes that the training gets a batch now, and returns its report.
 
-        Returns:
-            The report of the batch. In place of the time that this training waited for fresh examples, it has the time between
-            two fresh examples. No factor follows from the waiting, because that depends on what is prepared by then. What counts
-            is how fast examples can come: as fast as the reader prepares them, or as fast as a slower training takes them for
-            which the reader waits. For that training, its time without waiting and without echoing counts. So the slower of two
-            trainings sees a faster one, whatever factor the faster one has.
+        In place of the time that this training waited for fresh examples, the report has the time between two fresh examples. No
+        factor follows from the waiting, because that depends on what is prepared by then. What counts is how fast examples can
+        come: as fast as the reader prepares them, or as fast as a slower training takes them for which the reader waits. For that
+        training, its time without waiting and without echoing counts. So the slower of two trainings sees a faster one, whatever
+        factor the faster one has.
         """
         per_item = self._examples_of_item()
         self._handed_out = perf_counter(), max(report.fresh + report.echoed, 1) / per_item
@@ -72,60 +67,42 @@ class Pace:
 
 
 class PacedPipeline:
-    """The pipeline of a training over a `SharedStream`, measured. See `IndexPipeline`.
-
-    Args:
-        inner: The pipeline.
-        attachment: The connection. It is closed with the pipeline.
-        pace: The measurements.
-
-    Attributes:
-        exact: Whether a resumed run gets the same order.
-    """
+    """The pipeline of a training over a `SharedStream`, measured. It owns the attachment. See `IndexPipeline`."""
 
     def __init__(self, inner: Pipeline, attachment: Attachment, pace: Pace) -> None:
         self._inner, self._attachment, self._pace = inner, attachment, pace
         self.exact = inner.exact
 
     def next_batch(self, delivered: int) -> tuple[Any, Report] | None:
-        """Returns the next batch and its report; None if a pass has ended."""
         self._pace.note_step()
         found = self._inner.next_batch(delivered)
         return None if found is None else (found[0], self._pace.handed_out(found[1]))
 
     def change_factor(self, number: int, factor: float) -> None:
-        """Sets the factor from batch ``number`` on."""
         self._inner.change_factor(number, factor)
 
     def state(self, delivered: int) -> dict[str, Any]:
-        """Returns the state from which a run resumes after ``delivered`` batches."""
         return self._inner.state(delivered)
 
     def close(self) -> None:
-        """Leaves the reader."""
         self._attachment.stop()
         self._inner.close()
         self._attachment.close()
 
 
 # ---------------------------------------------------------------------- rows
-# Whole batches, cut for a training with another batch size: the rows of each leaf, from the first on.
-#
-# A leaf is a tensor, an array, or a list or tuple of plain values (what torch's collate function makes of strings). All leaves of
-# a batch must have the same number of rows.
+# Whole batches, cut for a training with another batch size: the rows of each leaf, from the first on. A leaf is a tensor, an
+# array, or a list or tuple of plain values (as torch's collate function makes of strings). All leaves of a batch must have the
+# same number of rows.
 
 _PLAIN = (str, bytes, int, float, complex, bool, type(None))
 
 
 def rows_of(batch: Any) -> int:
-    """Returns the number of rows.
+    """Returns the number of rows. Raises a ValueError if the leaves have different numbers of rows, or one has no rows.
 
-    Raises:
-        ValueError: The leaves have different numbers of rows, or one has no rows.
-
-    Example:
-        >>> rows_of({"image": torch.zeros(3, 8), "name": ["a", "b", "c"]})
-        3
+    >>> rows_of({"image": torch.zeros(3, 8), "name": ["a", "b", "c"]})
+    3
     """
     found = {_length(leaf) for leaf in _leaves(batch)}
     if len(found) != 1 or None in found:
@@ -140,9 +117,8 @@ def rows_of(batch: Any) -> int:
 def cut(batch: Any, start: int, stop: int) -> Any:
     """Returns some rows of a batch.
 
-    Example:
-        >>> cut({"x": torch.arange(4), "name": ["a", "b", "c", "d"]}, 1, 3)
-        {'x': tensor([1, 2]), 'name': ['b', 'c']}
+    >>> cut({"x": torch.arange(4), "name": ["a", "b", "c", "d"]}, 1, 3)
+    {'x': tensor([1, 2]), 'name': ['b', 'c']}
     """
     return _mapped(lambda leaf: leaf[start:stop], batch)
 
@@ -150,9 +126,8 @@ def cut(batch: Any, start: int, stop: int) -> Any:
 def joined(parts: Sequence[Any]) -> Any:
     """Returns the rows of batches one after the other, as one batch.
 
-    Example:
-        >>> joined([[torch.tensor([1]), ["a"]], [torch.tensor([2]), ["b"]]])
-        [tensor([1, 2]), ['a', 'b']]
+    >>> joined([[torch.tensor([1]), ["a"]], [torch.tensor([2]), ["b"]]])
+    [tensor([1, 2]), ['a', 'b']]
     """
     return parts[0] if len(parts) == 1 else _mapped(_join, *parts)
 
@@ -199,8 +174,6 @@ def _mapped(function: Callable[..., Any], *batches: Any) -> Any:
 
 
 # ---------------------------------------------------------------------- shared order
-# Which item of the reader's stream stands at which position of a training.
-#
 # The reader's pass has ``length`` items. Slot ``s`` of pass ``q`` is item ``q * length + s``. Of the ``ranks`` ranks of a
 # training, rank ``r`` takes the slots ``r``, ``r + ranks`` ... . The training's own pass is as long as that of its plain loader:
 # ``drop_last`` leaves out the last items, and a slot after the end repeats the rank's item before it. So the item follows from
@@ -208,17 +181,11 @@ def _mapped(function: Callable[..., Any], *batches: Any) -> Any:
 
 
 def item_at(layout: Layout, rank: int, position: int) -> int:
-    """Returns the reader's item at a position of a training.
+    """Returns the reader's item at a position of a training, on the rank with this share of a pass.
 
-    Args:
-        layout: How the training cuts a pass into batches and divides it among ranks.
-        rank: The number of this rank's share of a pass.
-        position: The position of the fresh example on this rank.
-
-    Example:
-        >>> layout = Layout(length=7, replicas=2, batch_size=2, last_batch_size=2, batches_per_pass=2)
-        >>> [item_at(layout, 1, position) for position in range(5)]
-        [1, 3, 5, 5, 8]
+    >>> layout = Layout(length=7, replicas=2, batch_size=2, last_batch_size=2, batches_per_pass=2)
+    >>> [item_at(layout, 1, position) for position in range(5)]
+    [1, 3, 5, 5, 8]
     """
     number, offset = divmod(position, layout.pass_length)
     slot = offset * layout.replicas + rank
@@ -230,14 +197,9 @@ def item_at(layout: Layout, rank: int, position: int) -> int:
 def start_at(layout: Layout, item: int) -> Start:
     """Returns where a training begins that may have all items from ``item`` on: at the start of one of its batches.
 
-    Args:
-        layout: How the training cuts a pass into batches and divides it among ranks.
-        item: The first item that the training may have.
-
-    Example:
-        >>> layout = Layout(length=10, replicas=1, batch_size=4, last_batch_size=2, batches_per_pass=3)
-        >>> start_at(layout, 0), start_at(layout, 5), start_at(layout, 9)
-        (Start(position=0, number=0), Start(position=8, number=2), Start(position=10, number=3))
+    >>> layout = Layout(length=10, replicas=1, batch_size=4, last_batch_size=2, batches_per_pass=3)
+    >>> start_at(layout, 0), start_at(layout, 5), start_at(layout, 9)
+    (Start(position=0, number=0), Start(position=8, number=2), Start(position=10, number=3))
     """
     number, slot = divmod(item, layout.length)
     batch = -(-slot // (layout.batch_size * layout.replicas))
@@ -249,11 +211,7 @@ def start_at(layout: Layout, item: int) -> Start:
 class SharedOrder:
     """The order of a training that shares: item after item of the reader's stream. See also `Order`.
 
-    Args:
-        layout: How the training cuts a pass into batches and divides it among ranks.
-        rank: The number of this rank's share of a pass.
-        phase: Number of batches of the pass before batch 0 of the run. It is not 0 if the training entered within a pass.
-        name: The name that is shared.
+    ``phase`` is the number of batches of the pass before batch 0 of the run. It is not 0 if the training entered within a pass.
     """
 
     exact = True
@@ -267,30 +225,25 @@ class SharedOrder:
         """Does nothing: the reader's passes are spread from the beginning."""
 
     def take(self, count: int) -> list[Any]:
-        """Returns the items of the next ``count`` positions."""
         first = self.position
         self.position += count
         return [item_at(self._layout, self._rank, position) for position in range(first, first + count)]
 
     def seek(self, position: int) -> None:
-        """Goes to a position."""
         self.position = position
 
     def state(self, position: int) -> dict[str, Any]:
-        """Returns what a resumed run needs."""
         del position
         return {"phase": self._phase, "share": self._name}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Does nothing: this order was made with what a state says."""
+        """Does nothing: this order was made from the state."""
 
     def prune(self, position: int) -> None:
         """Does nothing: nothing is remembered."""
 
 
 # ---------------------------------------------------------------------- shared pipeline
-# The pipeline of a training that shares its reading: its own plan and collate function over the reader's examples.
-#
 # It is an `IndexPipeline` whose data set is the window. It has no workers, and a thread that fetches ahead. A new one begins
 #
 # * when the run starts. It begins where the run stopped, if the reader can be there, else where the other trainings are.
@@ -298,27 +251,18 @@ class SharedOrder:
 #   are dropped.
 #
 # The thread must not draw from the random states of the training. Torch's own collate function draws no random numbers. Any other
-# collate function runs in the training's thread, and the random states are put back after it.
+# collate function runs in the training's thread, and the random states are restored after it.
 
 
 @dataclass
 class SharedCounts:
-    """Counts of a training that shares.
-
-    Attributes:
-        missed: Number of examples that other trainings had and that this rank missed.
-    """
+    """Counts of a training that shares: ``missed`` examples are those that other trainings had, and not this rank."""
 
     missed: int = 0
 
 
 class SharedExamples:
-    """The reader's stream as a data set of items.
-
-    Args:
-        take: Returns the example of an item.
-        length: Items of a pass.
-    """
+    """The reader's stream as a data set of items."""
 
     def __init__(self, take: Callable[[int], Any], length: int) -> None:
         self._take, self._length = take, length
@@ -331,15 +275,10 @@ class SharedExamples:
 
 
 def shared_shape(shape: PlanShape, phase: int, layout: Layout) -> PlanShape:
-    """Returns the sizes of the plan of a training that shares.
+    """Returns the sizes of the plan of a training that shares, from those without sharing.
 
     If a batch must not hold an index twice, the plan has one buffer. The distance that the reader keeps between two uses of an
     index limits its size. If a batch is larger than that distance, it may hold an index twice, because exact counts come first.
-
-    Args:
-        shape: Sizes as without sharing.
-        phase: See `PlanShape`.
-        layout: How the training cuts a pass into batches and divides it among ranks.
     """
     distance = _distance(shape.pass_length, layout)
     if not shape.distinct or shape.batch_size > distance:
@@ -354,22 +293,10 @@ def _distance(pass_length: int, layout: Layout) -> int:
 
 
 class SharedPipeline:
-    """Yields batch after batch. See `IndexPipeline`.
+    """Yields batch after batch. It owns the attachment, and keeps ``counts`` up to date. See `IndexPipeline`.
 
-    Args:
-        source: The training's loader.
-        choice: The insertion point.
-        layout: How the training cuts a pass into batches and divides it among ranks.
-        shape: Sizes of the plan, as without sharing.
-        launch: How the run begins.
-        rank: The number of this rank's share of a pass.
-        key: Seed for the random numbers of the collate function.
-        name: The name that is shared, for messages.
-        attachment: The connection. It is closed with the pipeline.
-        counts: The counts, which the pipeline keeps up to date.
-
-    Attributes:
-        exact: True, since the order follows from the name.
+    ``shape`` is as without sharing. ``key`` is the seed for the random numbers of the collate function. `exact` is True, since
+    the order follows from the name.
     """
 
     exact = True
@@ -403,11 +330,7 @@ class SharedPipeline:
     # ------------------------------------------------------------------ as a pipeline
 
     def next_batch(self, delivered: int) -> tuple[Any, Report] | None:
-        """Returns the next batch and its report.
-
-        Args:
-            delivered: Number of batches of the run before this one.
-        """
+        """Returns the next batch and its report. ``delivered`` counts the batches of the run before it."""
         self._pace.note_step()
         while True:
             try:
@@ -422,17 +345,14 @@ class SharedPipeline:
                 self._inner = self._skip(position, missed.low, delivered)
 
     def change_factor(self, number: int, factor: float) -> None:
-        """Sets the factor from batch ``number`` on."""
         self._say_repeats(factor)
         self._factors = [change for change in self._factors if change[0] < number] + [(number, factor)]
         self._inner.change_factor(number, factor)
 
     def state(self, delivered: int) -> dict[str, Any]:
-        """Returns the state from which a run resumes after ``delivered`` batches."""
         return self._inner.state(delivered)
 
     def close(self) -> None:
-        """Leaves the reader."""
         self._attachment.stop()
         self._inner.close()
         self._attachment.close()
@@ -470,7 +390,6 @@ class SharedPipeline:
         return number * self._layout.pass_length + batch * self._layout.batch_size
 
     def _items_of(self, position: int) -> list[int]:
-        """Returns the reader's items of which an item of the plan consists."""
         first = self._first_example(position)
         end = self._first_example(position + 1) if self._choice.point.by_batches else first + 1
         return [item_at(self._layout, self._rank, one) for one in range(first, end)]
@@ -487,7 +406,7 @@ class SharedPipeline:
         return start
 
     def _say_repeats(self, factor: float) -> None:
-        """Says, once, that a batch may hold an index twice."""
+        """Warns, once, that a batch may hold an index twice."""
         if self._may_repeat and factor > 1:
             self._may_repeat = False
             LOGGER.warning(
@@ -501,12 +420,9 @@ class SharedPipeline:
     # ------------------------------------------------------------------ beginning
 
     def _skip(self, position: int, low: int, delivered: int) -> IndexPipeline:
-        """Returns the pipeline that goes on after examples that are gone.
+        """Returns the pipeline that continues after examples that are gone. ``low`` is the first item that is still there.
 
-        Args:
-            position: The position at which the batch begins that lacks examples.
-            low: The first item that is still there.
-            delivered: Number of batches of the run before that one.
+        ``position`` is that of the batch that lacks examples, ``delivered`` the number of batches of the run before it.
         """
         start = start_at(self._layout, low)
         missed = max(start.position - position, 0)
@@ -516,11 +432,9 @@ class SharedPipeline:
         return self._begin(start, delivered)
 
     def _begin(self, start: Start, number: int) -> IndexPipeline:
-        """Returns a pipeline without live examples.
+        """Returns a pipeline without live examples, whose first batch has this number in the run.
 
-        Args:
-            start: Its place in the reader's passes, in examples and batches of this training.
-            number: Number of its first batch in the run.
+        ``start`` is its place in the reader's passes, in examples and batches of this training.
         """
         self._phase = (start.number - number) % self._layout.batches_per_pass
         shape = shared_shape(self._shape, self._phase, self._layout)
@@ -533,7 +447,6 @@ class SharedPipeline:
         return self._over(plan)
 
     def _over(self, plan: Plan) -> IndexPipeline:
-        """Returns the pipeline for a plan."""
         layout, loader, point = self._layout, self._source.loader, self._choice.point
         order: Any = SharedOrder(layout, self._rank, self._phase, self._name)
         requests: ExampleRequests | BatchRequests

@@ -1,4 +1,4 @@
-"""Starts a reader, and what its process runs: a fresh interpreter that gets the parts of the training's loader through a pipe."""
+"""Starts and runs a reader: the process is a fresh interpreter that gets the parts of the training's loader through a pipe."""
 
 from __future__ import annotations
 
@@ -29,8 +29,6 @@ from lightning_echo.share.same_data import difference_of_code, dumped, loader_of
 from lightning_echo.share.server import Elsewhere, Server
 
 # ---------------------------------------------------------------------- process
-# What the reader's process runs.
-#
 # The training that starts the process sends the parts of its loader through a pipe, which is the standard input of the process.
 # It never sends them over the socket. The process leaves its parent, so that it outlives the parent. When it is ready, it writes
 # one line to the pipe ``STATUS``; another one if it cannot begin. If that pipe ends without a line, the process was killed.
@@ -40,7 +38,7 @@ _HEADER = struct.Struct("<Q")
 
 
 class Payload(NamedTuple):
-    """What a training sends.
+    """The message of a training to the reader that it starts.
 
     Attributes:
         paths: Its ``sys.path``, since its modules must be found.
@@ -54,35 +52,27 @@ class Payload(NamedTuple):
     loader: bytes
 
     def to_bytes(self) -> bytes:
-        """Returns the bytes that go through the pipe."""
         header = json.dumps({"paths": self.paths, "options": self.options}).encode()
         return _HEADER.pack(len(header)) + header + self.loader
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Payload:
-        """Undoes `to_bytes`."""
         (size,) = _HEADER.unpack_from(data)
         header = json.loads(data[_HEADER.size : _HEADER.size + size])
         return cls(header["paths"], header["options"], data[_HEADER.size + size :])
 
 
 def main(name: str, status: int) -> None:
-    """Reads the payload, leaves the parent, and serves.
-
-    Args:
-        name: The name that is shared.
-        status: Descriptor of the pipe to the training that waits.
-    """
+    """Reads the payload, leaves the parent, and serves. ``status`` is the descriptor of the pipe to the training that waits."""
     with telling_of_failure(status):
         serve_payload(name, status, left_parent())
 
 
 @contextmanager
 def telling_of_failure(status: int) -> Iterator[None]:
-    """Reports a failure of this process to the training that waits for it. A process that is killed reports nothing.
+    """Reports a failure of this process to the training that waits for it, and exits.
 
-    Raises:
-        SystemExit: This process has failed.
+    A process that is killed reports nothing.
     """
     try:
         yield
@@ -94,7 +84,7 @@ def telling_of_failure(status: int) -> Iterator[None]:
 
 
 def left_parent() -> Payload:
-    """Reads the payload, and goes on in a process that has left its parent."""
+    """Reads the payload, and continues in a process that has left its parent."""
     payload = Payload.from_bytes(sys.stdin.buffer.read())
     if os.fork():
         os._exit(0)  # so that the training does not wait for this process
@@ -106,15 +96,7 @@ def left_parent() -> Payload:
 def serve_payload(
     name: str, status: int, payload: Payload, elsewhere: Elsewhere | None = None, gather_seconds: float = 0.0
 ) -> None:
-    """Runs the reader of a name, with what a training has sent.
-
-    Args:
-        name: The name.
-        status: Descriptor of the pipe to the training that waits.
-        payload: What the training has sent.
-        elsewhere: As in `Server`.
-        gather_seconds: As in `Server`.
-    """
+    """Runs the reader of a name, with the payload of a training. ``elsewhere`` and ``gather_seconds`` are as in `Server`."""
     parts, options = cloudpickle.loads(payload.loader), payload.options
     if differs := difference_of_code(options["print"], parts):
         raise RuntimeError(
@@ -154,26 +136,13 @@ def run_reader(
     elsewhere: Elsewhere | None = None,
     gather_seconds: float = 0.0,
 ) -> None:
-    """Runs the reader of a name, until the last training has left.
+    """Runs the reader of a name, until the last training has left. See `Server` for the arguments.
 
-    Args:
-        name: The name.
-        source: The loader.
-        data_print: What is compared of the data.
-        window_bytes: Memory for examples, in bytes.
-        linger_seconds: How long to stay after the last training has left, in seconds.
-        expected: As in `Server`.
-        starter: As in `Server`.
-        when_ready: Called when trainings can come.
-        elsewhere: As in `Server`.
-        gather_seconds: As in `Server`.
-
-    Raises:
-        RuntimeError: The workers cannot go on.
+    ``when_ready`` is called when trainings can come. Raises a RuntimeError if the workers cannot continue.
     """
     path = socket_of(name)
     new_path = os.path.join(os.path.dirname(path), f"{os.getpid():x}")  # not longer than the path itself, see unix(7)
-    with suppress(FileNotFoundError):  # of a process that died here
+    with suppress(FileNotFoundError):  # left by a process that died here
         os.unlink(new_path)
     listener = new_socket()
     listener.bind(new_path)
@@ -218,11 +187,9 @@ def seed_of(name: str) -> int:
 
 
 # ---------------------------------------------------------------------- starting
-# Starts a reader: a fresh interpreter that gets the parts of the training's loader through a pipe.
-#
-# The process is fresh and not forked, because a fork would inherit the training's descriptors, threads and devices. Variables
-# that tell a process its rank in a job, or its devices, are removed from its environment. It outlives the training that starts
-# it.
+# The process is a fresh interpreter and not forked, because a fork would inherit the training's descriptors, threads and devices.
+# Variables that give a process its rank in a job, or its devices, are removed from its environment. It outlives the training that
+# starts it.
 
 # Without the working folder, whose files may have the names of modules. This package may not be installed.
 _PROGRAM = (
@@ -242,16 +209,9 @@ class ReaderError(RuntimeError):
 
 
 def payload_of(config: ShareConfig, source: Source, data_print: dict[str, str], cluster: dict[str, str] | None = None) -> Payload:
-    """Returns what is sent to a new reader of this loader.
+    """Returns the payload for a new reader of this loader. ``cluster`` is None if this node has a reader of its own.
 
-    Args:
-        config: The options of sharing.
-        source: The training's loader.
-        data_print: What is compared of its data.
-        cluster: Where this node is in a cluster whose nodes share one reader; None: this node has a reader of its own.
-
-    Raises:
-        TypeError: The data set, the sampler or the ``worker_init_fn`` cannot be sent to another process.
+    Raises a TypeError if the data set, the sampler or the ``worker_init_fn`` cannot be sent to another process.
     """
     parts = parts_of(source)
     try:
@@ -301,12 +261,11 @@ def _main_by_value() -> Iterator[None]:
 
 
 def name_of_process() -> str:
-    """Returns the name of this training, for people: its program and process."""
     return f"{os.path.basename(sys.argv[0] or 'python')} (process {os.getpid()})"
 
 
 def fitting_window(config: ShareConfig) -> int:
-    """Returns the size of the window: what was asked for, or half of the free memory if that is less."""
+    """Returns the size of the window: the configured one, or half of the free memory if that is less."""
     asked, free = config.window_bytes(), free_memory_bytes()
     if free is None or asked <= free // 2:
         return asked
@@ -320,17 +279,9 @@ def fitting_window(config: ShareConfig) -> int:
 
 
 def start_reader(name: str, payload: Payload) -> bool:
-    """Starts a reader, and waits until trainings can come.
+    """Starts a reader, and waits until trainings can come. Returns False if the reader was killed while it began.
 
-    Args:
-        name: The name that is shared.
-        payload: See `payload_of`.
-
-    Returns:
-        Whether trainings can come. If not, the reader was killed while it began.
-
-    Raises:
-        ReaderError: The reader could not begin. The message has the end of its log.
+    Raises a `ReaderError` with the end of its log if it could not begin.
     """
     in_cluster = payload.options.get("cluster") is not None
     reads = "reads for all trainings of this name, or relays what another node reads," if in_cluster else _READS
@@ -353,7 +304,7 @@ def start_reader(name: str, payload: Payload) -> bool:
     with open(read_end, "rb") as status:
         try:
             process.communicate(payload.to_bytes())
-        except BrokenPipeError:  # it has died: its log says why
+        except BrokenPipeError:  # it has died: its log has the reason
             process.wait()
         said = status.readline()
     if said == FAILED:

@@ -25,9 +25,7 @@ from lightning_echo.share.server import Reads, Start
 from lightning_echo.share.window import CHUNK, Closed, Ring, TooLargeError, Window, pack_error
 
 # ---------------------------------------------------------------------- chunk
-# Packed examples that follow each other, as one array of bytes. Nodes send such arrays to each other.
-#
-# ::
+# Packed examples that follow each other, as one array of bytes. Nodes send such arrays to each other::
 #
 #     | first item | how many | nanoseconds, processor nanoseconds per example | kind and size of each | bytes of each |
 
@@ -38,29 +36,20 @@ _MOST_SIZE = 2**_KIND_SHIFT - 1
 
 
 class ChunkError(ValueError):
-    """An array is no chunk."""
+    """An array is not a chunk."""
 
 
 class Piece(NamedTuple):
-    """A packed example.
-
-    Attributes:
-        kind: What the bytes are, below 256.
-        data: The bytes.
-    """
+    """A packed example: its bytes, and their kind, below 256."""
 
     kind: int
     data: Any
 
 
 class Chunk(NamedTuple):
-    """Examples that follow each other in the reader's stream.
+    """Examples that follow each other in the reader's stream, from item ``first`` on; empty if there are none yet.
 
-    Attributes:
-        first: The item of the first example.
-        pieces: The examples; empty if there are none yet.
-        nanoseconds: Time between two examples of the reader.
-        cpu_nanoseconds: Processor time that the reader takes for an example.
+    ``nanoseconds`` and ``cpu_nanoseconds`` are the reader's time between two examples, and its processor time for one.
     """
 
     first: int
@@ -71,10 +60,9 @@ class Chunk(NamedTuple):
     def to_array(self) -> Any:
         """Returns the chunk as one array of bytes.
 
-        Example:
-            >>> array = Chunk(7, [Piece(0, b"ab"), Piece(2, b"")]).to_array()
-            >>> [(kind, bytes(data)) for kind, data in Chunk.from_array(array).pieces]
-            [(0, b'ab'), (2, b'')]
+        >>> array = Chunk(7, [Piece(0, b"ab"), Piece(2, b"")]).to_array()
+        >>> [(kind, bytes(data)) for kind, data in Chunk.from_array(array).pieces]
+        [(0, b'ab'), (2, b'')]
         """
         head = [self.first, len(self.pieces), self.nanoseconds, self.cpu_nanoseconds]
         head += [piece.kind << _KIND_SHIFT | len(piece.data) for piece in self.pieces]
@@ -83,11 +71,7 @@ class Chunk(NamedTuple):
 
     @classmethod
     def from_array(cls, array: Any) -> Chunk:
-        """Returns the chunk of an array that `to_array` has made. The bytes are not copied: they are views of the array.
-
-        Raises:
-            ChunkError: The array is no chunk.
-        """
+        """Returns the chunk of an array. The bytes are not copied: they are views of the array. Raises a `ChunkError`."""
         flat: Any = np.ascontiguousarray(array, np.uint8)
         view = memoryview(flat).toreadonly()
         if len(view) < _HEADER * _NUMBER_BYTES:
@@ -107,10 +91,9 @@ class Chunk(NamedTuple):
 
 
 # ---------------------------------------------------------------------- handing
-# What the actor runs. It is on the node of the reader that reads, and gives its examples to the relays of the other nodes.
-#
-# For each relay it has a *feed*, which is a training for the reader. A feed is a thread that copies example after example out of
-# the window, a few megabytes ahead of what its relay has asked for. This file does not import Ray: Ray calls it.
+# The actor is on the node of the reader that reads, and gives its examples to the relays of the other nodes. For each relay it
+# has a *feed*, which is a training for the reader. A feed is a thread that copies example after example out of the window, a few
+# megabytes ahead of its relay's requests. This section does not import Ray: Ray calls it.
 
 MOST_AHEAD_BYTES = 8 * 2**20
 """A feed copies so much ahead, and a chunk has as much, or one example."""
@@ -123,14 +106,7 @@ _BETWEEN_LOOKS_SECONDS = 0.5
 
 
 class Handing:
-    """The actor beside a reader.
-
-    Args:
-        name: The name that is shared.
-        node: The node on which this runs.
-        where: The name of the node, for people.
-        data_print: What is compared of the reader's data.
-    """
+    """The actor next to a reader. ``where`` is the name of its node, for people."""
 
     def __init__(self, name: str, node: str, where: str, data_print: dict[str, str]) -> None:
         self._name, self._node, self._where, self._print = name, node, where, data_print
@@ -139,18 +115,14 @@ class Handing:
         threading.Thread(target=self._watch, name="lightning_echo-watch", daemon=True).start()
 
     def meet(self, data_print: dict[str, str]) -> dict[str, str]:
-        """Tells a reader which node reads, and how its data differs from the data here; empty if it does not differ."""
+        """Returns the node that reads, and how a reader's data differs from the data here; empty if it does not differ."""
         return {"node": self._node, "where": self._where, "differs": difference(data_print, self._print)}
 
     def enter(self, relay: str, label: str, item: int, goes_on: bool, join: str) -> None:
         """Lets a relay in. If a relay came from the same node before, it has died, and is dropped.
 
-        Args:
-            relay: A name that no other relay has.
-            label: Its node, for people.
-            item: The item at which it would go on.
-            goes_on: Whether its trainings had another reader before, which has died.
-            join: As in `ShareConfig`.
+        ``relay`` is a name that no other relay has, ``label`` its node, for people. ``goes_on``: whether its trainings had
+        another reader before, which has died.
         """
         config = ShareConfig(self._name, join=join, restart=False)
         attachment = Attachment(config, self._no_other, self._print, tell_every=CHUNK, label=label, holds=True)
@@ -170,13 +142,8 @@ class Handing:
     def take(self, relay: str, needed: int) -> Any:
         """Returns the next examples of a relay as an array (see `Chunk`). It is empty if there are none within a moment.
 
-        Args:
-            relay: The relay.
-            needed: All items before this one are in the relay's window. The reader keeps the items from this one on, so that
-                another relay can follow this one.
-
-        Raises:
-            ReaderError: The reader has ended, or the relay is not known.
+        All items before ``needed`` are in the relay's window. The reader keeps the items from this one on, so that another relay
+        can follow this one. Raises a `ReaderError` if the reader has ended, or the relay is not known.
         """
         feed = self._feed(relay)
         feed.attachment.let_go(needed)
@@ -185,12 +152,7 @@ class Handing:
     def stay(self, relay: str, need_nanoseconds: int) -> int:
         """Notes that a relay is there. Returns how many other nodes get examples of this reader.
 
-        Args:
-            relay: The relay.
-            need_nanoseconds: As in `Attachment`, for the slowest training of the relay's node.
-
-        Raises:
-            ReaderError: The relay is not known.
+        ``need_nanoseconds`` is that of the slowest training of the relay's node, see `Attachment`.
         """
         attachment = self._feed(relay).attachment
         attachment.need_nanoseconds = need_nanoseconds
@@ -198,7 +160,6 @@ class Handing:
         return relays - 1 + (attachment.trainings > relays)
 
     def leave(self, relay: str) -> None:
-        """Drops a relay."""
         with self._lock:
             feed = self._feeds.pop(relay, None)
         if feed is not None:
@@ -222,20 +183,10 @@ class Handing:
 
 
 class _Feed:
-    """The examples for one relay.
+    """The examples for one relay. It owns its attachment to the reader.
 
-    Args:
-        attachment: The feed's connection to the reader. It is closed with the feed.
-        label: The relay's node.
-        item: The item at which the relay would go on.
-        goes_on: See `Handing.enter`.
-        when_entered: Called when the reader has let this feed in. Until then, the feed before it must hold the items that it
-            needs.
-
-    Attributes:
-        attachment: As given.
-        label: As given.
-        heard: When the relay last sent something, by the monotonic clock.
+    ``when_entered`` is called when the reader has let this feed in: until then, the feed before it must hold the items that it
+    needs. ``heard`` is when the relay last sent something, by the monotonic clock.
     """
 
     def __init__(self, attachment: Attachment, label: str, item: int, goes_on: bool, when_entered: Callable[[], None]) -> None:
@@ -268,7 +219,7 @@ class _Feed:
             self.attachment.close()
 
     def _put(self, piece: Piece) -> bool:
-        """Puts an example into the feed as soon as there is room. Returns whether the feed goes on."""
+        """Puts an example into the feed as soon as there is room. Returns whether the feed continues."""
         with self._changed:
             self._wait(lambda: self._is_over or self._bytes < MOST_AHEAD_BYTES)
             self._pieces.append(piece)
@@ -282,13 +233,9 @@ class _Feed:
             self._changed.wait(_BETWEEN_LOOKS_SECONDS)
 
     def chunk(self, within: float) -> Chunk:
-        """Returns the examples that are ready. If there are none, waits for some.
+        """Returns the examples that are ready. If there are none, waits for some, at most ``within`` seconds.
 
-        Args:
-            within: Longest time to wait, in seconds.
-
-        Raises:
-            ReaderError: The reader has ended, and all its examples were given to the relay.
+        Raises a `ReaderError` if the reader has ended, and all its examples were given to the relay.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._pieces or self._failure is not None, within)
@@ -300,7 +247,6 @@ class _Feed:
         return Chunk(first, pieces, self._nanoseconds, self._cpu_nanoseconds)
 
     def stop(self) -> None:
-        """Ends the thread, which leaves the reader."""
         with self._changed:
             self._is_over = True
             self._changed.notify_all()
@@ -308,10 +254,8 @@ class _Feed:
 
 
 # ---------------------------------------------------------------------- ray cluster
-# All code that uses Ray: where a training is in the cluster, and how its reader finds or makes the actor of a name.
-#
-# Only these functions import Ray. They run in the main processes of trainings and readers, never in the workers of a
-# ``DataLoader``, because a call from there hangs. Every call has a time-out.
+# All code that uses Ray. Only these functions import it. They run in the main processes of trainings and readers, never in the
+# workers of a ``DataLoader``, because a call from there hangs. Every call has a time-out.
 
 _NAMESPACE = "lightning_echo"
 _MOST_CALLS = 64  # at the same time in an actor; each relay makes two
@@ -324,14 +268,7 @@ _BETWEEN_TRIES_SECONDS = 0.5
 
 
 def check_ray(name: str) -> None:
-    """Makes sure that Ray is installed.
-
-    Args:
-        name: The name that is shared.
-
-    Raises:
-        ModuleNotFoundError: Ray is not installed.
-    """
+    """Raises a ModuleNotFoundError if Ray is not installed."""
     if find_spec("ray") is None:
         raise ModuleNotFoundError(
             f"share={name!r} with share.cluster='ray' needs Ray, which is not installed: pip install 'lightning-echo[ray]'"
@@ -341,12 +278,7 @@ def check_ray(name: str) -> None:
 def place_of_training(name: str) -> dict[str, str]:
     """Returns what a process that this training starts needs to join the cluster, and the node on which they both are.
 
-    Args:
-        name: The name that is shared.
-
-    Raises:
-        ModuleNotFoundError: Ray is not installed.
-        ValueError: This process is in no cluster.
+    Raises a ValueError if this process is in no cluster.
     """
     check_ray(name)
     import ray
@@ -373,38 +305,24 @@ def place_of_training(name: str) -> dict[str, str]:
 
 
 class RayFar:
-    """The actor of another node. See `Far` for its methods.
-
-    Args:
-        actor: The handle of the actor.
-        where: The actor's node, for people.
-        label: This node, for people.
-
-    Attributes:
-        where: As given.
-    """
+    """The actor of another node. See `Far` for its methods. ``where`` is its node and ``label`` this node, for people."""
 
     def __init__(self, actor: Any, where: str, label: str) -> None:
         self._actor, self.where, self._label = actor, where, label
 
     def enter(self, relay: str, start: Start) -> None:
-        """Lets a relay in."""
         _answer(self._actor.enter.remote(relay, self._label, *start), self.where)
 
     def ask(self, relay: str, needed: int) -> Any:
-        """Asks for the next chunk."""
         return self._actor.take.remote(relay, needed)
 
     def chunk(self, asked: Any) -> Chunk:
-        """Returns the chunk that was asked for."""
         return Chunk.from_array(_answer(asked, self.where))
 
     def stay(self, relay: str, need_nanoseconds: int) -> int:
-        """Tells the actor that a relay is there. Returns the number of other nodes."""
         return int(_answer(self._actor.stay.remote(relay, need_nanoseconds), self.where))
 
     def leave(self, relay: str) -> None:
-        """Tells the actor that a relay ends."""
         self._actor.leave.remote(relay)
 
 
@@ -412,14 +330,7 @@ class RayFar:
 def joined(name: str, place: dict[str, str], data_print: dict[str, str]) -> Iterator[RayFar | None]:
     """Joins the cluster until the ``with`` block ends. Yields the actor of the node that reads; None if this node reads.
 
-    Args:
-        name: The name that is shared.
-        place: See `place_of_training`.
-        data_print: What is compared of the data.
-
-    Raises:
-        FarLost: There is no actor, and no actor could be made.
-        ValueError: The node that reads has other data.
+    Raises `FarLost` if there is no actor, and none could be made, or a ValueError if the node that reads has other data.
     """
     import ray
 
@@ -438,7 +349,7 @@ def joined(name: str, place: dict[str, str], data_print: dict[str, str]) -> Iter
 
 
 def _met(name: str, node: str, here: str, data_print: dict[str, str]) -> tuple[Any, dict[str, str]]:
-    """Returns the actor of a name, and what it tells. If there is no actor, makes one on this node."""
+    """Returns the actor of a name, and its answer to `Handing.meet`. If there is no actor, makes one on this node."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -467,10 +378,9 @@ def _met(name: str, node: str, here: str, data_print: dict[str, str]) -> tuple[A
 
 
 def _answer(asked: Any, where: str) -> Any:
-    """Returns what an actor answers.
+    """Returns the answer of an actor.
 
-    Raises:
-        FarLost: The actor is gone, does not answer, or says that its reader has ended.
+    Raises `FarLost` if the actor is gone, does not answer, or reports that its reader has ended.
     """
     import ray
     from ray.exceptions import GetTimeoutError, RayError, RayTaskError
@@ -486,11 +396,10 @@ def _answer(asked: Any, where: str) -> Any:
 
 
 # ---------------------------------------------------------------------- relay
-# A relay: it takes the place of the workers in a reader that gets its examples from another node.
-#
-# It has two threads. One asks for chunk after chunk, and writes a chunk into the window while the next one is on its way. The
-# other tells the other node every second that this node is there, and gets the number of other nodes. The window begins with the
-# first example that comes. Trainings are let in only then, so they lose nothing if the other node is lost before.
+# A relay takes the place of the workers in a reader that gets its examples from another node. It has two threads. One asks for
+# chunk after chunk, and writes a chunk into the window while the next one is on its way. The other reports to the other node
+# every second that this node is there, and gets the number of other nodes. The window begins with the first example that comes.
+# Trainings are let in only then, so they lose nothing if the other node is lost before.
 
 _STAY_SECONDS = 1.0
 _MOST_END_SECONDS = 10.0
@@ -513,20 +422,14 @@ class Far(Protocol):
         """Returns the chunk that was asked for."""
 
     def stay(self, relay: str, need_nanoseconds: int) -> int:
-        """Tells the other node that a relay is there. Returns the number of other nodes."""
+        """Reports to the other node that a relay is there. Returns the number of other nodes."""
 
     def leave(self, relay: str) -> None:
-        """Tells the other node that a relay ends, and does not wait for an answer."""
+        """Reports to the other node that a relay ends, and does not wait for an answer."""
 
 
 class Relay:
-    """Begins to read for the server of a reader, if another node reads (`Elsewhere` in ``server.py``).
-
-    Args:
-        far: The node that reads.
-        window_bytes: Memory for examples, in bytes.
-        say: Called with messages for the log.
-    """
+    """Begins to read for the server of a reader, if another node reads (`Elsewhere` in ``server.py``). ``say`` logs a message."""
 
     def __init__(self, far: Far, window_bytes: int, say: Callable[[str], None]) -> None:
         self._far, self._window_bytes, self._say = far, window_bytes, say
@@ -534,16 +437,13 @@ class Relay:
 
     @property
     def nodes(self) -> int:
-        """How many other nodes get the same examples now; 0 if that is not known yet, or if this node reads for itself."""
+        """How many other nodes get the same examples; 0 if that is not known yet, or if this node reads for itself."""
         return 0 if self._relaying is None else self._relaying.nodes
 
     def begin(self, start: Start, read_here: Callable[[], Reads], when_lost: Callable[[BaseException], None]) -> Reads | None:
         """Returns the object that puts examples into a window; None if the other node has not answered yet.
 
-        Args:
-            start: Where to begin.
-            read_here: Begins to read on this node.
-            when_lost: Called with the error if the other node is lost, in another thread.
+        ``read_here`` begins to read on this node. ``when_lost`` gets the error if the other node is lost, in another thread.
         """
         if self._relaying is None:
             self._relaying = _Relaying(self._far, start, self._window_bytes, when_lost)
@@ -559,24 +459,13 @@ class Relay:
         return self._relaying
 
     def leave(self) -> None:
-        """Leaves the other node."""
         if self._relaying is not None:
             self._relaying.close()
             self._relaying = None
 
 
 class _Relaying:
-    """Puts examples of another node into a window.
-
-    Args:
-        far: The node that reads.
-        start: Where to begin.
-        window_bytes: Memory for examples, in bytes.
-        when_lost: See `Relay.begin`.
-
-    Attributes:
-        nodes: How many other nodes get the same examples.
-    """
+    """Puts examples of another node into a window. ``nodes`` is the number of other nodes that get the same examples."""
 
     def __init__(self, far: Far, start: Start, window_bytes: int, when_lost: Callable[[BaseException], None]) -> None:
         self._far, self._start, self._window_bytes, self._when_lost = far, start, window_bytes, when_lost
@@ -593,12 +482,10 @@ class _Relaying:
 
     @property
     def window_if_begun(self) -> Window | None:
-        """The window; None before the first example."""
         return self._window
 
     @property
     def window(self) -> Window:
-        """The window, once it has begun."""
         assert self._window is not None
         return self._window
 
@@ -645,7 +532,7 @@ class _Relaying:
         finally:
             self._has_entered.set()
         chunk = self._next(self._far.ask(self._name, 0), 0)
-        self.nodes = self._far.stay(self._name, 0)  # trainings that enter now are told how many others there are
+        self.nodes = self._far.stay(self._name, 0)  # trainings that enter now get the number of others
         window = Window.create(self._window_bytes, 1, chunk.first)
         ring, self._window = Ring(window, 0), window
         while True:
@@ -678,18 +565,12 @@ def _put(ring: Ring, chunk: Chunk) -> None:
 
 
 # ---------------------------------------------------------------------- process
-# What the reader's process runs if one node of a cluster reads for all. See also ``process.py``.
 
 _GATHER_SECONDS = 20.0  # relays need about ten seconds to start and to join the cluster
 
 
 def main(name: str, status: int) -> None:
-    """Reads the payload, leaves the parent, joins the cluster, and reads or relays.
-
-    Args:
-        name: The name that is shared.
-        status: Descriptor of the pipe to the training that waits.
-    """
+    """Reads the payload, leaves the parent, joins the cluster, and reads or relays. See ``main`` of ``process.py``."""
     with telling_of_failure(status):
         payload = left_parent()
         options = payload.options

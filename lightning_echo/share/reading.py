@@ -1,4 +1,4 @@
-"""What the reader reads, in which order, and how its workers prepare it."""
+"""The items of the reader, their order, and how its workers prepare them."""
 
 from __future__ import annotations
 
@@ -32,23 +32,18 @@ from lightning_echo.share.window import CHUNK, END, ERROR, Closed, Packed, Ring,
 from lightning_echo.split.staged import examples_in, read_batch, uncut_stages
 
 # ---------------------------------------------------------------------- worker start
-# What a worker of the reader runs first. It makes sure that the worker ends with the reader, and closes the reader's sockets.
 
 _PR_SET_PDEATHSIG = 1
 _ForkProcess = getattr(multiprocessing.context, "ForkProcess", ())  # which not every system has
 
 
 class WorkerStart:
-    """A ``worker_init_fn``: it does what a worker of the reader needs, then calls the user's own.
+    """A ``worker_init_fn``: it sets up a worker of the reader, then calls the user's own.
 
-    * It lets the worker end with the reader. A worker of torch's loader looks whether its parent has changed. But if the reader
+    * It lets the worker end with the reader. A worker of torch's loader checks whether its parent has changed. But if the reader
       dies while the worker begins, the worker does not notice this.
     * It closes the descriptors of the reader's sockets that a forked worker has inherited. When the reader has died, no training
       may find them open.
-
-    Args:
-        sockets: Descriptors of the sockets.
-        users: The user's ``worker_init_fn``, or None.
     """
 
     def __init__(self, sockets: Sequence[int], users: Callable[[int], None] | None) -> None:
@@ -88,8 +83,6 @@ def _close_if(descriptor: int, inode: int) -> None:
 
 
 # ---------------------------------------------------------------------- reading
-# What the reader reads, in which order, and how its workers prepare it.
-#
 # Item ``n`` of the endless stream is slot ``n % length`` of pass ``n // length``. Its index follows from the seed and ``n``, and
 # so do the random numbers that are drawn for it. So any reader can begin at any item. Between two uses of an index are at least a
 # third of a pass, or 2^18 items. So no training gets an index that it still holds, and none needs to change the order.
@@ -114,12 +107,7 @@ def distance_of(length: int) -> int:
 
 
 def order_of(source: Source, seed: int) -> Order:
-    """Returns the order of the reader's items, at its beginning.
-
-    Args:
-        source: The reader's copy of the loader.
-        seed: Seed for the order and all random numbers.
-    """
+    """Returns the order of the reader's items, at its beginning."""
     length = len(source.sampler)
     whole = Layout(length=length, replicas=1, batch_size=length, last_batch_size=length, batches_per_pass=1)
     order = index_order(source, whole, distance_of(length), seed, 0, preserves=False)
@@ -130,10 +118,7 @@ def order_of(source: Source, seed: int) -> Order:
 class Chunk(NamedTuple):
     """The items that a worker prepares at once.
 
-    Attributes:
-        first: The first item.
-        skipped: Number of items at the start that are not prepared, since the reader begins after them.
-        indices: The index of each item.
+    ``skipped`` items at the start are not prepared, since the reader begins after them.
     """
 
     first: int
@@ -152,13 +137,7 @@ def chunks(order: Order, begin: int) -> Iterator[Chunk]:
 
 
 class Preparation:
-    """Reads the examples of chunks in a worker, and puts them into the window.
-
-    Args:
-        dataset: The user's data set.
-        window: The window.
-        seed: Seed for the order and all random numbers.
-    """
+    """Reads the examples of chunks in a worker, and puts them into the window."""
 
     def __init__(self, dataset: Any, window: Window, seed: int) -> None:
         self.dataset, self._window, self._seed = dataset, window, seed
@@ -219,7 +198,7 @@ class Preparation:
         note = f"(example {index!r} of the data set)"
         try:
             kind, parts, size = pack(example)
-        except Exception as error:  # what is not plain, and what the user's own objects raise when they are looked at
+        except Exception as error:  # an object that is not plain, or errors of the user's own objects
             self._put_error(item, error, note)
             return
         try:
@@ -242,16 +221,7 @@ def _as_it_is(result: Any) -> Any:
 class Reading:
     """The workers of a reader, which prepare examples from one item on and put them into one window.
 
-    Args:
-        source: The reader's copy of the loader.
-        seed: Seed for the order and all random numbers.
-        begin: The first item.
-        window_bytes: Memory for examples, in bytes.
-        when_lost: Called with the error if the workers cannot go on, in another thread.
-        sockets: Descriptors of the reader's sockets, which a worker closes.
-
-    Attributes:
-        window: Where the examples are put.
+    ``when_lost`` gets the error if the workers cannot continue, in another thread. A worker closes the reader's ``sockets``.
     """
 
     def __init__(
@@ -299,7 +269,6 @@ class Reading:
         return None if worker is None else self.window.item_of(worker)
 
     def close(self) -> None:
-        """Ends the workers."""
         self.window.close_for_writers()
         self._thread.join(timeout=10.0)
         del self._chunks
@@ -307,11 +276,9 @@ class Reading:
 
 
 # ---------------------------------------------------------------------- stream reading
-# What the reader does with a loader that is not read by index: it iterates the loader, and puts each item into the window.
-#
-# Items are numbered one after the other. The number of a reader's first item follows from the number of its first pass
-# (`first_item`), so another reader never has the same numbers. After the bytes of each item come its pass and its place in that
-# pass. A special item says that a pass has ended.
+# A loader that is not read by index is iterated, and each item is put into the window. Items are numbered one after the other.
+# The number of a reader's first item follows from the number of its first pass (`first_item`), so another reader never has the
+# same numbers. After the bytes of each item come its pass and its place in that pass. A special item marks the end of a pass.
 #
 # The workers turn the items into bytes. One thread receives the bytes, in the order of the user's own loader, and writes them. It
 # must be one thread, because the order is known only when the pass has been read. Random numbers follow from the name and the
@@ -324,52 +291,31 @@ _OVER: Any = object()
 
 
 class At(NamedTuple):
-    """Where an item stands.
-
-    Attributes:
-        number: Its pass.
-        offset: Its place in that pass.
-    """
+    """The place of an item: its pass, and its place in that pass."""
 
     number: int
     offset: int
 
     def to_bytes(self) -> bytes:
-        """Returns the bytes that come after an item."""
         return _AT.pack(*self)
 
     @classmethod
     def cut_from(cls, data: bytearray) -> At:
-        """Removes the place from the end of an item's bytes, and returns it."""
         at = cls(*_AT.unpack_from(data, len(data) - _AT.size))
         del data[-_AT.size :]
         return at
 
 
 def first_item(number: int) -> int:
-    """Returns the first item of a reader that begins with a pass."""
     return number << _PASS_SHIFT
 
 
 def first_pass(item: int) -> int:
-    """Returns the first pass of the reader that has this first item."""
     return item >> _PASS_SHIFT
 
 
 class StreamReading:
-    """Iterates a loader, and puts its items into one window. See `Reading`.
-
-    Args:
-        source: The reader's copy of the loader.
-        seed: Seed for all random numbers.
-        begin: The first item. The first pass follows from it.
-        window_bytes: Memory for items, in bytes.
-        when_lost: Called with the error if the loader's workers have died, in another thread.
-        sockets: Descriptors of the reader's sockets, which a forked worker closes.
-
-    Attributes:
-        window: Where the items are put.
-    """
+    """Iterates a loader, and puts its items into one window. Its first pass follows from the first item. See `Reading`."""
 
     def __init__(
         self,
@@ -392,7 +338,6 @@ class StreamReading:
         return None
 
     def close(self) -> None:
-        """Ends the workers."""
         self.window.close_for_writers()
         self._thread.join(timeout=10.0)
         self.window.close()
@@ -421,7 +366,6 @@ class StreamReading:
     # ------------------------------------------------------------------ in the thread
 
     def _pump(self) -> None:
-        """Reads pass after pass."""
         ring, number = Ring(self.window, 0), first_pass(self._next)
         try:
             while not self.window.is_closed:
@@ -499,7 +443,7 @@ class StreamReading:
 
 
 class _Failed(NamedTuple):
-    """Stands in the place of what could not be read. torch would send no exception whose class it does not find by its name."""
+    """Stands for an item that could not be read. torch would send no exception whose class it does not find by its name."""
 
     error: Packed
 
@@ -554,7 +498,7 @@ class _TellingStream(_Telling, IterableDataset[Any]):
 
 
 class _Pack:
-    """A collate function that makes packed items from what the data set has read."""
+    """A collate function that makes packed items from the read examples."""
 
     def __init__(self, unit: Unit, users: Any) -> None:
         self._unit, self._users = unit, users
@@ -595,7 +539,7 @@ def _packed(item: Any) -> Packed:
         return item.error
     try:
         return _joined(pack(item))
-    except Exception as error:  # what is not plain, and what the user's own objects raise when they are looked at
+    except Exception as error:  # an object that is not plain, or errors of the user's own objects
         return _joined(pack_error(error))
 
 

@@ -36,10 +36,9 @@ from lightning_echo.share.window import CHUNK
 from lightning_echo.split.staged import read_batch, sample_places
 
 # ---------------------------------------------------------------------- by value
-# Sends classes and functions of a script to other processes by value.
-#
-# A reader starts with another main module than the training. So pickle finds nothing of the training's script there, and neither
-# do the reader's own workers, if they are spawned (``spawn``, ``forkserver``). cloudpickle sends their code.
+# Classes and functions of a script are sent to other processes by value. A reader starts with another main module than the
+# training. So pickle finds nothing of the training's script there, and neither do the reader's own workers, if they are spawned
+# (``spawn``, ``forkserver``). cloudpickle sends their code.
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # has no type hints
@@ -52,7 +51,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # has no type hints
 
 
 class _SpawnPickler(_Pickler):
-    """Also sends what multiprocessing can send to a process that is just spawned: queues, locks, memory that is shared."""
+    """Also sends objects that multiprocessing can send to a process that it spawns: queues, locks, shared memory."""
 
     def __init__(self, file: Any) -> None:
         self.dispatch_table = ChainMap(dict(ForkingPickler(file).dispatch_table), cloudpickle.Pickler.dispatch_table)
@@ -60,7 +59,6 @@ class _SpawnPickler(_Pickler):
 
 
 def dumped(value: Any, pickler: type[_Pickler] = _Pickler) -> bytes:
-    """Returns the value as bytes for ``cloudpickle.loads``."""
     with io.BytesIO() as target:
         pickler(target).dump(value)
         return target.getvalue()
@@ -88,11 +86,7 @@ def _call_from(data: bytes) -> _Call:
 
 
 def sending_by_value(context: BaseContext) -> BaseContext:
-    """Returns a multiprocessing context whose processes get their arguments by value, all of them together.
-
-    Args:
-        context: The context to copy.
-    """
+    """Returns a copy of a multiprocessing context whose processes get their arguments by value, all of them together."""
     make: Any = context.Process  # type: ignore[attr-defined]  # each of its subclasses has one
 
     def process(*, target: Callable[..., object], args: tuple[Any, ...] = ()) -> Any:
@@ -104,24 +98,19 @@ def sending_by_value(context: BaseContext) -> BaseContext:
 
 
 # ---------------------------------------------------------------------- loader parts
-# The parts of a loader that a reader needs, taken from the training's loader and put together again in the reader.
-#
-# What is shared depends on the loader (`unit_of`):
+# The parts of a training's loader that a reader needs to put it together again. They depend on what is shared (`unit_of`):
 #
 # * Data that is read by index: examples. Each reader has them in the same order, and can begin at any item.
 # * A stream: examples, in the order in which the workers yield them. A reader can only begin at the start of a pass.
 # * A loader with a batch sampler of its own: the examples of each batch. Each training collates them itself.
 # * Any other loader, which makes its batches itself: whole batches.
 #
-# These options are not among the parts:
-#
-# * batch size, collate function and ``drop_last``, if the reader makes no batches,
-# * pinning,
-# * ``timeout``, since the workers wait for trainings.
+# Not among the parts are pinning; ``timeout``, since the workers wait for trainings; and, if the reader makes no batches, batch
+# size, collate function and ``drop_last``.
 
 
 class Unit(Enum):
-    """What an item of the reader's stream is."""
+    """The kind of an item of the reader's stream."""
 
     indexed = "an example that is read by its index"
     streamed = "an example of a stream"
@@ -135,12 +124,10 @@ class Unit(Enum):
 
     @property
     def is_of_batch(self) -> bool:
-        """Whether an item is a whole batch, or all examples of one."""
         return self in (Unit.examples_of_batch, Unit.batch)
 
 
 def unit_of(source: Source) -> Unit:
-    """Returns what an item of such a loader is."""
     if source.streams:
         return Unit.streamed
     if source.own_batches:
@@ -149,7 +136,6 @@ def unit_of(source: Source) -> Unit:
 
 
 def parts_of(source: Source) -> dict[str, Any]:
-    """Returns the parts of a training's loader."""
     loader, unit = source.loader, unit_of(source)
     if unit is Unit.batch and not _is_plain(loader):
         return {"loader": loader}
@@ -171,12 +157,7 @@ def parts_of(source: Source) -> dict[str, Any]:
 
 
 def loader_of(parts: dict[str, Any], seed: int) -> Any:
-    """Returns a loader of these parts.
-
-    Args:
-        parts: See `parts_of`.
-        seed: Seed for the random numbers of the sampler.
-    """
+    """Returns a loader of these parts. ``seed`` is that of the sampler's random numbers."""
     if "loader" in parts:
         return parts["loader"]
     if "batch_size" in parts or "batch_sampler" in parts:
@@ -209,12 +190,8 @@ class ReplayedSampler:
     """A sampler of the user's. Each reader gets the same order for each pass, even if the sampler remembers earlier passes.
 
     A training sends a sampler that was not iterated yet. If a pass begins that does not follow the one before, the sampler starts
-    anew and yields all passes before it. This reads no data.
-
-    Args:
-        sampler: The user's sampler.
-        dataset: The data set that the sampler refers to, which need not be copied.
-        seed: Seed for the random numbers of the sampler.
+    again and yields all passes before it. This reads no data. ``dataset`` is the one that the sampler refers to: it is not
+    copied.
     """
 
     def __init__(self, sampler: Any, dataset: Any, seed: int) -> None:
@@ -226,7 +203,6 @@ class ReplayedSampler:
         return len(self._untouched)
 
     def set_epoch(self, number: int) -> None:
-        """Sets the number of the pass that begins next."""
         self._number = number
 
     def __iter__(self) -> Iterator[Any]:
@@ -247,29 +223,24 @@ class ReplayedSampler:
 
 
 # ---------------------------------------------------------------------- same data
-# Whether two trainings that give the same name have the same data: what is compared, and what differs.
+# Trainings that give the same name must have the same data. Compared are:
 #
-# * The fingerprint of all parts of the loader that the reader gets (`parts_of`): what they hold, and their code.
+# * The fingerprint of all parts of the loader that the reader gets (`parts_of`): their contents, and their code.
 # * If the data is read by index: up to eight examples, spread over the data and read under fixed seeds. Their bytes show other
 #   files. They are read in a process that ends, with one thread of torch. An example that differs when it is read again is not
 #   compared.
 #
-# What the user names in ``ShareConfig(ignore=...)`` is not compared. Neither are workers, pinning and all other options of the
-# training; nor batch size, collate function and ``drop_last``, unless whole batches are shared.
+# Names in ``ShareConfig(ignore=...)`` are not compared. Neither are workers, pinning and all other options of the training; nor
+# batch size, collate function and ``drop_last``, unless whole batches are shared.
 
 _NAME, _IGNORE, _REST = "data set", "ignored", "the rest"
 _OF_CODE, _EXAMPLE = "@", "example "  # begin the names of texts
 _NOT_COMPARED = ("num_workers", "multiprocessing_context", "generator")
-_MOST_BYTES = 40_000  # of what is sent in one message
+_MOST_BYTES = 40_000  # in one message
 
 
 def print_of(source: Source, ignore: Sequence[str] = ()) -> dict[str, str]:
-    """Returns what is compared of a loader's data, as texts by name.
-
-    Args:
-        source: The loader.
-        ignore: Names of attributes that are not compared.
-    """
+    """Returns the compared facts of a loader's data, as texts by name, without the attributes to ``ignore``."""
     unit = unit_of(source)
     found = fingerprint(_compared(parts_of(source)), [*ignore, *(("batch_size",) if unit is Unit.batch else ())])
     return {
@@ -282,15 +253,10 @@ def print_of(source: Source, ignore: Sequence[str] = ()) -> dict[str, str]:
 
 
 def difference(here: dict[str, str], there: dict[str, str]) -> str:
-    """Returns what differs, in words; empty if nothing differs.
+    """Returns what differs between the `print_of` the training's and the reader's data, in words; empty if nothing differs.
 
-    Args:
-        here: The `print_of` the training's data.
-        there: The `print_of` the reader's data.
-
-    Example:
-        >>> difference({"data set": "Images of 10", "dataset.p": "0.1"}, {"data set": "Images of 10", "dataset.p": "0.25"})
-        'dataset.p: 0.1 and 0.25'
+    >>> difference({"data set": "Images of 10", "dataset.p": "0.1"}, {"data set": "Images of 10", "dataset.p": "0.25"})
+    'dataset.p: 0.1 and 0.25'
     """
     ignore = [name for each in (here, there) for name in json.loads(each.get(_IGNORE, "[]"))]
     if found := _fingerprint_in(here).difference(_fingerprint_in(there), ignore):
@@ -304,7 +270,7 @@ def difference(here: dict[str, str], there: dict[str, str]) -> str:
 
 
 def in_short(data_print: dict[str, str]) -> dict[str, str]:
-    """Returns a print that fits into a message. What is too long is only compared as a whole."""
+    """Returns a print that fits into a message. Texts beyond that are only compared as a whole."""
     short: dict[str, str] = {}
     size = 0
     left: list[str] = []
@@ -320,9 +286,7 @@ def in_short(data_print: dict[str, str]) -> dict[str, str]:
 def difference_of_code(sent: dict[str, str], parts: dict[str, Any]) -> str:
     """Returns how the code of this process differs from that of the training that has sent its loader; empty if it does not.
 
-    Args:
-        sent: The `print_of` the training's data.
-        parts: The parts of the loader that have come.
+    ``sent`` is the `print_of` the training's data, ``parts`` are the parts of the loader that have come.
     """
     ignore = json.loads(sent.get(_IGNORE, "[]"))
     there = _fingerprint_in(sent).code

@@ -1,4 +1,4 @@
-"""The reader's side of the socket: which trainings come, leave or die, where each one stands, and what each of them is told.
+"""The reader's side of the socket: which trainings come, leave or die, where each one stands, and the answers to them.
 
 ::
 
@@ -30,45 +30,35 @@ from lightning_echo.share.same_data import difference, in_short, unit_of
 from lightning_echo.share.window import Window
 
 # ---------------------------------------------------------------------- agreeing
-# What the ranks of a training take and what they miss: it must be the same for all of them.
-#
-# A rank asks before it takes a *round*, which has one item for each rank. The answer to the first rank that asks is the answer
-# for all. If the round is still in the window, the ranks take it, and all rounds up to the end that this rank asked for. These
-# items are held for the other ranks for a moment, even if the reader does not wait for this training. If the round is gone, all
-# ranks jump from this round to the same later item. This is pure arithmetic.
+# The ranks of a training must take and miss the same items. A rank asks before it takes a *round*, which has one item for each
+# rank. The answer to the first rank that asks is the answer for all. If the round is still in the window, the ranks take it, and
+# all rounds up to the end that this rank asked for. These items are held for the other ranks for a moment, even if the reader
+# does not wait for this training. If the round is gone, all ranks jump from this round to the same later item. This is pure
+# arithmetic.
 
 HOLD_SECONDS = 0.25
 """How long items are held that the ranks have agreed on and not all have taken. A rank that comes later takes other items."""
 
 
 class Answer(NamedTuple):
-    """What a rank is told.
-
-    Attributes:
-        is_jump: Whether the rank goes on at ``item``. If not, it takes all rounds below ``item``.
-        item: An item of the reader's stream.
-    """
+    """The answer to a rank. If ``is_jump``, it continues at ``item``; if not, it takes all rounds below ``item``."""
 
     is_jump: bool
     item: int
 
 
 class Agreement:
-    """What the ranks of one training have agreed on."""
+    """The agreement of the ranks of one training."""
 
     def __init__(self) -> None:
         self._end = 0  # the ranks have agreed on all before
         self._held_since = 0.0
-        self._jumps: list[tuple[int, int]] = []  # (first item of the round, item to go on at), in order
+        self._jumps: list[tuple[int, int]] = []  # (first item of the round, item to continue at), in order
 
     def answer(self, asked: int, end: int, low: int, now: float) -> Answer:
-        """Answers a rank.
+        """Answers a rank that asks for the round that begins with ``asked``, and would take all rounds before ``end`` at once.
 
-        Args:
-            asked: The first item of the round that the rank asks for.
-            end: The first item after the rounds that the rank would take at once.
-            low: Items below this one may be gone.
-            now: The time in seconds.
+        Items below ``low`` may be gone. ``now`` is the time in seconds.
 
         Example:
             >>> agreement = Agreement()
@@ -90,29 +80,18 @@ class Agreement:
         return Answer(False, self._end)
 
     def held_from(self, slowest: int, now: float) -> int | None:
-        """Returns the first item that is held; None if no item is held.
-
-        Args:
-            slowest: The first item that the slowest of the ranks still needs.
-            now: The time in seconds.
-        """
+        """Returns the first item that is held, if the slowest of the ranks still needs ``slowest``; None if no item is held."""
         return slowest if slowest < self._end and now - self._held_since < HOLD_SECONDS else None
 
     def forget(self, slowest: int) -> None:
-        """Forgets jumps that all ranks have done.
-
-        Args:
-            slowest: The first item that the slowest of the ranks still needs.
-        """
+        """Forgets jumps that all ranks have done, as the slowest of them still needs ``slowest``."""
         self._jumps = [(start, to) for start, to in self._jumps if to > slowest]
 
 
 # ---------------------------------------------------------------------- trainings
-# The trainings of a reader: where each one stands, where a new one enters, and what may be overwritten.
-#
-# This is pure arithmetic, without sockets and without the window. A place is an item of the reader's stream. The *cursor* of a
-# training is the first item that it still needs. The ranks of one training have the same group, enter together, and agree on what
-# they take.
+# The places of trainings are pure arithmetic, without sockets and without the window. A place is an item of the reader's stream.
+# The *cursor* of a training is the first item that it still needs. The ranks of one training have the same group, enter together,
+# and agree on the items to take.
 
 
 @dataclass
@@ -120,15 +99,10 @@ class Training:
     """A training, or one rank of it.
 
     Attributes:
-        pid: Its process.
-        label: For people.
-        behind: ``"wait"`` or ``"skip"``.
-        join: ``"now"`` or ``"pass"``.
         wait_for: Number of trainings that must have come before the reader begins.
-        wish: The item at which it would go on; None: at the start.
+        wish: The item at which it would continue; None: at the start.
         goes_on: Whether it had another reader before, which has died.
         group: A name, the same for all ranks of a training.
-        ranks: Number of ranks of the training.
         patient_until: The time in seconds up to which the reader waits for more trainings.
         cursor: The first item that it still needs; None before it has entered.
         need_nanoseconds: Time per example that it takes, without waiting and without echoing; 0 if not known.
@@ -149,13 +123,9 @@ class Training:
 
 
 class Entry(NamedTuple):
-    """How a training enters.
+    """The entry of a training at an item, ``place``, after so many other trainings.
 
-    Attributes:
-        training: The training.
-        place: The item at which it goes on.
-        others: How many other trainings have entered before.
-        is_late: Whether it gets another place than it would get alone.
+    ``is_late``: whether it gets another place than it would get alone.
     """
 
     training: Training
@@ -167,8 +137,7 @@ class Entry(NamedTuple):
 class Trainings:
     """All trainings of a reader.
 
-    Args:
-        length: Items of a pass; 0 if it is not known. Then a training finds the next pass by itself.
+    ``length`` is the items of a pass; 0 if not known: then a training finds the next pass by itself.
     """
 
     def __init__(self, length: int) -> None:
@@ -188,15 +157,10 @@ class Trainings:
 
     @property
     def entered(self) -> list[Training]:
-        """The trainings that have a place."""
         return [training for training in self.all if training.cursor is not None]
 
     def begin_at(self, now: float) -> int | None:
-        """Returns the item to begin with, when no training has entered yet; None while the reader waits for more trainings.
-
-        Args:
-            now: The time in seconds.
-        """
+        """Returns the item to begin with, when no training has entered yet; None while the reader waits for more trainings."""
         ready = self._ready()
         are_few = len({one.group for one in ready}) < max((one.wait_for for one in ready), default=1)
         if are_few and now < min((one.patient_until for one in ready), default=math.inf):
@@ -215,12 +179,7 @@ class Trainings:
         return "pass" if any(one.join == "pass" for one in self._ready()) else "now"
 
     def entries(self, begin: int, low: int) -> list[Entry]:
-        """Lets the waiting trainings enter, and returns how each of them does.
-
-        Args:
-            begin: First item of the window.
-            low: Items below this one may be overwritten.
-        """
+        """Lets the waiting trainings enter, and returns their entries. Items of the window below ``low`` may be overwritten."""
         ready = self._ready()
         going_on = [one for one in ready if one.goes_on]  # they enter first, and the others join them
         return [
@@ -229,7 +188,7 @@ class Trainings:
         ]
 
     def _entries_of(self, ready: list[Training], begin: int, low: int) -> list[Entry]:
-        """Lets these trainings enter, all at once, and returns how each of them does."""
+        """Lets these trainings enter, all at once, and returns their entries."""
         at_work = self.entered
         others = {training.group for training in at_work}
         fastest = max((one.cursor for one in at_work if one.cursor is not None), default=begin)
@@ -266,9 +225,7 @@ class Trainings:
     def low(self, before: int, now: float) -> int:
         """Returns the item below which the window may be overwritten: all trainings that the reader waits for have those items.
 
-        Args:
-            before: The last value. The result is never smaller.
-            now: The time in seconds.
+        It is never below ``before``, the last value.
         """
         cursors = [(one.behind, one.cursor) for one in self.entered if one.cursor is not None]
         waited_for = [cursor for behind, cursor in cursors if behind == "wait"]
@@ -289,7 +246,6 @@ class Trainings:
         return held
 
     def answer(self, training: Training, asked: int, end: int, low: int, now: float) -> Answer:
-        """Answers a rank that asks what all ranks of its training take, see `Agreement.answer`."""
         return self._agreements.setdefault(training.group, Agreement()).answer(asked, end, low, now)
 
     def slowest_need(self) -> int:
@@ -303,28 +259,23 @@ class Trainings:
 
 
 # ---------------------------------------------------------------------- server
-# The reader's side of the socket: which trainings come, leave or die, and what each of them is told.
-#
-# One thread waits for all of them (``selectors``). When a training ends in any way, the reader notices at once: its socket
+# One thread waits for all trainings (``selectors``). When a training ends in any way, the reader notices at once: its socket
 # closes, or its process ends (``pidfd``). The second also works if the training has forked children that hold the socket open.
 
 _LOOK_SECONDS = 0.2
 _MOST_FIRST_WAIT_SECONDS = 30.0  # a reader waits at least this long for its first training
 _GRACE_SECONDS = 10.0  # how long it waits for the trainings of a reader that has died
 _GOING_ON_SECONDS = 2.0  # the same, for the first one of them
-_TELL_FIRST_SECONDS = 3.0  # then those who still wait are told that this reader is there
+_TELL_FIRST_SECONDS = 3.0  # then the trainings that still wait get a sign of this reader
 _TELL_AGAIN_SECONDS = 10.0
 _MOST_ITEM = 2**62
 _MOST_TEXT = 2000  # characters
 
 
 class Start(NamedTuple):
-    """How the first trainings begin.
+    """How the first trainings begin: at ``item``, or as ``join`` demands if other trainings have begun before.
 
-    Attributes:
-        item: The item to begin with.
-        goes_on: Whether they had another reader before, which has died.
-        join: Where they enter if other trainings have begun before: ``"now"`` or ``"pass"``.
+    ``goes_on``: whether they had another reader before, which has died.
     """
 
     item: int
@@ -366,7 +317,7 @@ class Elsewhere(Protocol):
 
 @dataclass
 class _Peer:
-    """What is at the other end of a connection."""
+    """The other end of a connection."""
 
     connection: socket.socket
     pid: int
@@ -383,10 +334,6 @@ class Server:
     Args:
         listener: The socket to which trainings connect. It listens already.
         source: This process's copy of the loader.
-        seed: Seed for the order and all random numbers.
-        data_print: What is compared of the data, see ``same_data.py``.
-        window_bytes: Memory for examples, in bytes.
-        linger_seconds: How long to stay after the last training has left, in seconds.
         follows: Whether a reader of this name has died. If its trainings still run, they come within a moment. No other training
             enters before them, since this reader must begin where they are.
         expected: How many trainings the dead reader had. Until they are here, nothing is overwritten, for a while.
@@ -436,8 +383,7 @@ class Server:
     def run(self) -> None:
         """Serves, until the last training has left for long enough.
 
-        Raises:
-            RuntimeError: The workers cannot begin, or cannot go on.
+        Raises a RuntimeError if the workers cannot begin or continue.
         """
         self._listener.setblocking(False)
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
@@ -493,7 +439,7 @@ class Server:
         self._lost = error
         self._wake_there.send(b"!")
 
-    # ------------------------------------------------------------------ who comes and goes
+    # ------------------------------------------------------------------ coming and going
 
     def _accept(self) -> None:
         try:
@@ -512,7 +458,7 @@ class Server:
         self._selector.register(connection, selectors.EVENT_READ, partial(self._hear, peer))
         try:
             peer.pidfd = os.pidfd_open(pid) if pid else -1
-        except OSError:  # it has ended already, or is in another PID namespace: its socket tells when it ends
+        except OSError:  # it has ended already, or is in another PID namespace: its socket shows when it ends
             return
         self._selector.register(peer.pidfd, selectors.EVENT_READ, lambda: self._drop(peer))
 
@@ -533,9 +479,9 @@ class Server:
                 LOGGER.info("%s has left", peer.training.label)
                 self._move_low()
                 if not self._trainings.all:
-                    self._end_reading()  # nobody takes what it reads, and another node would wait for this one
+                    self._end_reading()  # nobody takes its items, and another node would wait for this one
 
-    # ------------------------------------------------------------------ what they say
+    # ------------------------------------------------------------------ their messages
 
     def _hear(self, peer: _Peer) -> bool:
         """Answers one message. A wrong message ends its connection. Returns whether there was a message."""
@@ -575,7 +521,6 @@ class Server:
         self._move_low()
 
     def _agree(self, peer: _Peer, ask: dict[str, Any]) -> None:
-        """Answers a rank that asks what all ranks of its training take."""
         training, reading = peer.training, self._reading
         if training is None or training.cursor is None or reading is None:
             raise WireError("a question of who has not entered")
@@ -585,7 +530,7 @@ class Server:
         send(peer.connection, {"jump" if is_jump else "until": item})
 
     def _move_low(self) -> None:
-        """Lets the workers overwrite what nobody needs."""
+        """Lets the workers overwrite items that nobody needs."""
         if self._reading is None:
             return
         window = self._reading.window
@@ -597,7 +542,7 @@ class Server:
         passed = now - self._begun
         is_missing = self._trainings.going_on < self._expected and passed < _GRACE_SECONDS
         if is_missing or (self._follows and passed < _GOING_ON_SECONDS):
-            return  # trainings of the dead reader still need items, and are not here yet to say so
+            return  # trainings of the dead reader still need items, and are not here yet to report it
         self._expected = 0
         window.low = self._trainings.low(window.low, now)
 
@@ -618,7 +563,7 @@ class Server:
             self._drop(peer)
             return
         for other in [each for each in self._peers.values() if each.training is not None]:
-            while self._hear(other):  # who has left before this one came is not at work
+            while self._hear(other):  # a training that has left before this one came is not at work
                 pass
         wish = said["wish"]
         peer.training = Training(
@@ -638,7 +583,7 @@ class Server:
         self._had_training = True
 
     def _tell_waiting(self) -> None:
-        """Tells those who wait, every few seconds, that this reader is there and waits, too."""
+        """Reports to waiting trainings, every few seconds, that this reader is there and waits, too."""
         now = time.monotonic()
         for peer in list(self._peers.values()):
             if peer.training is not None and peer.training.cursor is None and now >= peer.tell_at:
@@ -648,15 +593,16 @@ class Server:
     def _let_enter_or_fail(self) -> None:
         try:
             self._let_enter()
-        except Exception as error:  # of the user's sampler, of what is sent to workers, of the system
+        except Exception as error:  # of the user's sampler, of an object that is sent to workers, of the system
             if self._reading is not None and self._reading.lost_at() is not None:
                 raise  # the reader had started: torch raises this in the main thread whenever a worker dies
             raise CannotBegin(f"{type(error).__name__}: {error}") from error
 
     def _say_why(self, error: Exception) -> None:
-        """Tells all trainings why this reader ends.
+        """Reports to all trainings why this reader ends.
 
-        What keeps trainings from entering would keep them from the next reader, too: they end. Otherwise they try again.
+        A failure that keeps trainings from entering would keep them from the next reader, too: they end. Otherwise they try
+        again.
         """
         self._let_nobody_come()
         at = None if self._reading is None else self._reading.lost_at()
@@ -689,7 +635,7 @@ class Server:
         self._move_low()
 
     def _begin(self, item: int) -> bool:
-        """Begins to read at an item. Drops what was read for others before. Returns whether there is a window."""
+        """Begins to read at an item. Drops the items that were read for others before. Returns whether there is a window."""
         if self._reading is not None:
             self._end_reading()
         sockets = [self._listener.fileno(), *self._peers]
@@ -724,7 +670,7 @@ class Server:
         finally:
             os.close(descriptor)
 
-    # ------------------------------------------------------------------ what is shown
+    # ------------------------------------------------------------------ status
 
     def _status(self) -> dict[str, Any]:
         trainings, slowest = self._trainings, self._trainings.slowest()

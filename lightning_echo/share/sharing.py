@@ -46,15 +46,13 @@ from lightning_echo.split.prove import whole_batch, why_not_apart
 from lightning_echo.split.staged import batched
 
 # ---------------------------------------------------------------------- idle runs
-# Loaders of one process that share under one name: one that is idle does not hold up the next one.
-#
-# The reader waits for each training. But a loop that has ended may leave its loader in scope, and no other process tells the
-# reader that nobody takes from it any more. So when the next loader of that name must start, the idle ones are closed. If one of
-# them is iterated again, it starts again where it stopped.
+# Loaders of one process may share under one name. The reader waits for each training. But a loop that has ended may leave its
+# loader in scope, and no other process reports to the reader that nobody takes from it any more. So when the next loader of that
+# name must start, the idle ones are closed. If one of them is iterated again, it starts again where it stopped.
 
 
 class Run(Protocol):
-    """What is asked of an `EchoRun`: see there."""
+    """The part of an `EchoRun` that is used here."""
 
     delivery: Any
 
@@ -83,13 +81,7 @@ _uses: weakref.WeakKeyDictionary[Run, _Use] = weakref.WeakKeyDictionary()
 
 
 def begins(run: Run, name: str, epoch: Any) -> None:
-    """Notes that a run begins an epoch in this thread. If it must start, the idle runs of the same name are closed first.
-
-    Args:
-        run: The run.
-        name: The name that it shares.
-        epoch: The iterator of the epoch.
-    """
+    """Notes that a run begins an epoch in this thread. If it must start, the idle runs of the same name are closed first."""
     use = _Use(name, os.getpid(), threading.current_thread(), weakref.ref(epoch))
     if not run.is_running:
         for other, last in list(_uses.items()):
@@ -99,19 +91,10 @@ def begins(run: Run, name: str, epoch: Any) -> None:
 
 
 # ---------------------------------------------------------------------- loader sharing
-# Sharing for one `EchoLoader` with ``share=``: whether its loader can share, and its pipeline when a run starts.
 
 
 def point_of_shared(point: InsertionPoint, unit: Unit) -> InsertionPoint:
-    """Returns the insertion point of a loader that shares.
-
-    Args:
-        point: What the user asks for.
-        unit: What is shared.
-
-    Raises:
-        ValueError: The insertion point comes before what is shared.
-    """
+    """Returns the insertion point of a loader that shares. Raises a ValueError if it comes before what is shared."""
     if point is InsertionPoint.auto:
         return point if unit.is_of_batch else earliest(Needs.examples)
     if point not in points_from(Needs.examples):
@@ -124,21 +107,10 @@ def point_of_shared(point: InsertionPoint, unit: Unit) -> InsertionPoint:
 
 
 class LoaderSharing:
-    """How one loader shares.
+    """Sharing of one loader.
 
-    Args:
-        config: The options.
-        source: The user's loader.
-        has_cache: Whether the loader is cached, too.
-
-    Attributes:
-        config: The options.
-        source: The loader from which this training takes its examples. It is the user's loader if that is read by index, else a
-            loader that takes the reader's items in its place.
-
-    Raises:
-        ValueError: The loader cannot share.
-        ModuleNotFoundError: ``cluster="ray"`` is given, and Ray is not installed.
+    ``source`` is the loader from which this training takes its examples: the user's if that is read by index, else a loader that
+    takes the reader's items in its place. Raises a ValueError if the loader cannot share.
     """
 
     def __init__(self, config: ShareConfig, source: Source, *, has_cache: bool) -> None:
@@ -202,20 +174,10 @@ class LoaderSharing:
         return now.after(self._waited_before)
 
     def start(self, choice: Choice, layout: Layout, shape: PlanShape, launch: Launch, *, rank: int, key: int) -> SharedPipeline:
-        """Attaches to the reader, and starts the pipeline. All ranks must call this function together.
+        """Attaches to the reader, and starts the pipeline. All ranks must call this function together. See `SharedPipeline`.
 
-        Args:
-            choice: The insertion point.
-            layout: How the training cuts a pass into batches and divides it among ranks.
-            shape: Sizes of the plan, as without sharing.
-            launch: How the run begins.
-            rank: The number of this rank's share of a pass.
-            key: Seed for the random numbers of the collate function.
-
-        Raises:
-            ValueError: The ranks cannot share, or another training shares other data under this name.
-            TypeError: The loader cannot be sent to the reader.
-            ReaderError: No reader could begin.
+        Raises a ValueError if the ranks cannot share, or another training shares other data under this name; a TypeError if the
+        loader cannot be sent to the reader; a `ReaderError` if no reader could begin.
         """
         attachment = self._attach(layout.batch_size * layout.replicas, self._group(layout.replicas, layout.length))
         try:
@@ -238,13 +200,7 @@ class LoaderSharing:
     def start_over_stream(self, start: Callable[[], Pipeline]) -> PacedPipeline:
         """Attaches to the reader, and starts the pipeline over the loader that takes the reader's items.
 
-        Args:
-            start: Starts the pipeline.
-
-        Raises:
-            ValueError: There are several ranks, or another training shares other data under this name.
-            TypeError: The loader cannot be sent to the reader.
-            ReaderError: No reader could begin.
+        Raises the errors of `start`.
         """
         if (ranks := len(gathered(0))) > 1:
             raise ValueError(
@@ -298,12 +254,7 @@ class LoaderSharing:
 
 
 def check_shareable(config: ShareConfig, source: Source) -> None:
-    """Refuses a loader that cannot share.
-
-    Raises:
-        ValueError: The loader cannot share. The message says why, and what to do.
-        ModuleNotFoundError: ``cluster="ray"`` is given, and Ray is not installed.
-    """
+    """Raises a ValueError if a loader cannot share, or a ModuleNotFoundError if it needs Ray and that is not installed."""
     if not hasattr(os, "memfd_create"):
         raise ValueError(f"share={config.name!r} is impossible on this system: it needs Linux. Leave share out")
     if why := _why_not(source):
@@ -320,7 +271,7 @@ def check_shareable(config: ShareConfig, source: Source) -> None:
 
 
 def _why_not(source: Source) -> str:
-    """Returns why a loader cannot share, and what to do instead; empty if it can."""
+    """Returns why a loader cannot share, and a hint; empty if it can."""
     if source.shards_itself:
         return "its sampler divides the data among ranks itself. Give it a plain sampler: a loader that shares divides its data"
     if not source.rebuilds or batched(source.loader.dataset) is None:
@@ -339,7 +290,6 @@ def _stream_of(config: ShareConfig, source: Source) -> SharedStream:
 
 
 def _loader_over(stream: SharedStream, loader: Any) -> DataLoader[Any]:
-    """Returns the training's own loader, over the reader's stream."""
     return DataLoader(
         stream,
         batch_size=loader.batch_size,
@@ -358,7 +308,6 @@ def _batches_of(stream: SharedStream, source: Source, unit: Unit) -> SharedBatch
 
 
 # ---------------------------------------------------------------------- serving
-# `serve`, which runs a reader in the foreground of your program; and what readers tell about themselves.
 
 _ANSWER_SECONDS = 5.0
 _BETWEEN_LOOKS_SECONDS = 0.5
@@ -374,12 +323,12 @@ def serve(loader: Any, share: ShareConfig | str, *, show: Callable[[str], None] 
     Args:
         loader: A ``DataLoader`` with the data set, sampler and workers of the trainings. Its batch size does not matter.
         share: The name, or a `ShareConfig`, of which only ``name``, ``window`` and ``ignore`` are used.
-        show: Called every few seconds with a text that says which trainings there are, and where they are.
+        show: Called every few seconds with a text about the trainings and their places.
 
     Raises:
-        TypeError: ``loader`` is no loader, or ``share`` is neither a name nor a `ShareConfig`.
+        TypeError: ``loader`` is not a loader, or ``share`` is neither a name nor a `ShareConfig`.
         ValueError: The loader cannot be shared, or there is a reader of this name already.
-        RuntimeError: The workers cannot go on.
+        RuntimeError: The workers cannot continue.
 
     Example:
         >>> serve([[0, 1], [2, 3]], None)
@@ -410,7 +359,7 @@ def serve(loader: Any, share: ShareConfig | str, *, show: Callable[[str], None] 
 
 @contextmanager
 def _shown(name: str, show: Callable[[str], None] | None) -> Iterator[None]:
-    """Shows what the reader does, in a thread, until the ``with`` block ends."""
+    """Shows the status of the reader, in a thread, until the ``with`` block ends."""
     over = threading.Event()
 
     def run() -> None:
@@ -434,7 +383,7 @@ def _shown(name: str, show: Callable[[str], None] | None) -> Iterator[None]:
 
 
 def status_of(name: str) -> dict[str, Any] | None:
-    """Returns what the reader of a name tells about itself; None if there is no such reader, or it does not answer."""
+    """Returns the status that the reader of a name reports; None if there is no such reader, or it does not answer."""
     with new_socket() as connection:
         connection.settimeout(_ANSWER_SECONDS)
         try:
@@ -447,7 +396,7 @@ def status_of(name: str) -> dict[str, Any] | None:
 
 
 def shared_readers() -> str:
-    """Returns the text of ``lightning-echo shared``: what all readers of this user do."""
+    """Returns the text of ``lightning-echo shared``: the status of all readers of this user."""
     before = {name: said for name in names() if (said := status_of(name)) is not None}
     if not before:
         return "nobody reads for several trainings"
@@ -461,12 +410,7 @@ def shared_readers() -> str:
 
 
 def lines_about(name: str, said: dict[str, Any], examples_per_second: float) -> list[str]:
-    """Returns lines of text, for people, that say what a reader does.
-
-    Args:
-        name: The name that is shared.
-        said: What the reader tells about itself.
-        examples_per_second: How fast it reads.
+    """Returns lines of text, for people, about a reader with the status ``said``.
 
     Example:
         >>> said = {"pid": 7, "data": "Images of 1,000", "count": 1, "length": 1000, "window_bytes": 2**30, "is_full": True}

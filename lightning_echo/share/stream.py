@@ -4,9 +4,9 @@
 is as with any stream. `SharedBatches` is a loader whose batches come from the reader: as whole batches, or as the examples of
 each.
 
-An item says its pass and its place in that pass. A resumed run goes on from there if the reader can begin at that pass, that is,
+An item has its pass and its place in that pass. A resumed run continues from there if the reader can begin at that pass, that is,
 if no other training has begun. No reader can begin within a pass, so the items before that place are read and dropped. When a
-reader dies, the next one cannot go on within the pass. Then the pass ends there, or the training ends (``share.restart``).
+reader dies, the next one cannot continue within the pass. Then the pass ends there, or the training ends (``share.restart``).
 """
 
 from __future__ import annotations
@@ -43,9 +43,6 @@ class _Item(NamedTuple):
 class SharedStream(IterableDataset[Any]):
     """The items of the reader, pass after pass.
 
-    Args:
-        config: The options of sharing.
-
     Attributes:
         missed: Number of items that other trainings had and this one did not.
         rows_over: If the next item is the first one after a resume: number of its rows that come before the place of the state.
@@ -62,7 +59,6 @@ class SharedStream(IterableDataset[Any]):
         self.rows_over = 0
 
     def attach(self, attachment: Attachment) -> None:
-        """Takes items from a connection from now on."""
         self._attachment, self._place, self._early = attachment, None, None
 
     @property
@@ -82,15 +78,13 @@ class SharedStream(IterableDataset[Any]):
             # else: the training came at the very end of a pass, and has got no item of it
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the place of the next item."""
         number, offset = (None, 0) if self._at is None else self._at
         return {"share": self._config.name, "pass": number, "offset": offset}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Loads a `state_dict`. The stream goes on from there when it enters.
+        """Loads a `state_dict`. The stream continues from there when it enters.
 
-        Raises:
-            EchoStateError: The state is of another name, of a run that did not share, or damaged.
+        Raises an `EchoStateError` if the state is of another name, of a run that did not share, or damaged.
         """
         if state.get("share") != self._config.name:
             raise EchoStateError(
@@ -164,7 +158,7 @@ class SharedStream(IterableDataset[Any]):
     # ------------------------------------------------------------------ taking
 
     def _next(self) -> _Item | None:
-        """Returns the next item, or the item that says that the pass has ended; None if the pass has ended without it."""
+        """Returns the next item, or the item that marks the end of the pass; None if the pass has ended without it."""
         item, self._early = self._early, None
         if item is None and (item := self._taken()) is None:
             return None
@@ -199,14 +193,9 @@ class SharedStream(IterableDataset[Any]):
             return item
 
     def follow(self, window: Window, item: int) -> int:
-        """Returns the first item to ask the next reader for. Called in a thread.
+        """Returns the first item to ask the next reader for, or raises a `ReaderError` if the training ends here.
 
-        Args:
-            window: The window of the dead reader.
-            item: The next item.
-
-        Raises:
-            ReaderError: The options say that the training ends here.
+        Called in a thread. ``window`` is that of the dead reader, ``item`` the next item.
         """
         if self._config.restart != "pass":
             raise ReaderError(
@@ -221,12 +210,7 @@ class SharedStream(IterableDataset[Any]):
 
 
 class SizedSharedStream(SharedStream):
-    """A `SharedStream` whose passes have a known length.
-
-    Args:
-        config: The options of sharing.
-        length: Items of a pass.
-    """
+    """A `SharedStream` whose passes have a known length, in items."""
 
     def __init__(self, config: ShareConfig, length: int) -> None:
         super().__init__(config)
@@ -240,14 +224,7 @@ class SizedSharedStream(SharedStream):
 
 
 class _Part(NamedTuple):
-    """A batch of the reader of which some rows are left.
-
-    Attributes:
-        before: The state of the stream before the batch.
-        batch: The batch.
-        used: Number of its rows that were used.
-        rows: Number of all its rows.
-    """
+    """A batch of the reader with rows left, after ``used`` of its ``rows``, and the state of the stream ``before`` it."""
 
     before: dict[str, Any]
     batch: Any
@@ -256,17 +233,13 @@ class _Part(NamedTuple):
 
 
 class SharedBatches:
-    """A loader of the reader's batches.
+    """A loader of the reader's batches. ``rows`` is the number of examples in the reader's last batch.
 
     Args:
-        stream: The reader's items.
         length: Number of batches in a pass of the training's own loader; None: a pass ends with the reader's pass.
         batch_size: The training's own batch size. If the reader's loader has another one, batches are cut. None: they are not
             cut.
         collate: Makes a batch from an item that is a list of examples; None: an item is a batch.
-
-    Attributes:
-        rows: Number of examples in the reader's last batch.
     """
 
     def __init__(
@@ -298,7 +271,7 @@ class SharedBatches:
         self._count = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns where the next batch begins."""
+        """Returns the place of the next batch."""
         if self._loaded is not None:
             return self._loaded
         place, used = self._over or self._stream.state_dict(), 0
@@ -310,7 +283,7 @@ class SharedBatches:
         return {**place, "rows": rows, "count": self._count}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Loads a `state_dict`. Raises what `SharedStream.load_state_dict` raises."""
+        """Loads a `state_dict`. Raises the errors of `SharedStream.load_state_dict`."""
         self._stream.load_state_dict(state)
         with state_of("the shared batches"):
             self._count = entry(state, "count", int)

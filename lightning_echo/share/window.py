@@ -20,27 +20,18 @@ import numpy as np
 from lightning_echo.cache.record import NotPlainError, decode, encode_plain
 
 # ---------------------------------------------------------------------- packing
-# Examples as bytes in the window. An error of the data set may stand in the place of an example.
-#
-# The bytes are records (``cache/record.py``) whose header is JSON. They can hold tensors, arrays, images, numbers, strings,
-# bytes, None, and dicts, lists and tuples of these. Named tuples, instances of dataclasses, and containers that are in an example
-# twice, are rewritten first.
-# Anything else is refused, and the message gives the path to it. Pickle could write it, but bytes from another process are never
-# unpickled here.
+# Examples are bytes in the window, as records (``cache/record.py``) whose header is JSON. They can hold tensors, arrays, images,
+# numbers, strings, bytes, None, and dicts, lists and tuples of these. Named tuples, instances of dataclasses, and containers that
+# are in an example twice, are rewritten first. Anything else is refused, and the message gives the path to it. Pickle could write
+# it, but bytes from another process are never unpickled here. An error of the data set may stand in the place of an example.
 
-PLAIN, REWRITTEN, ERROR, END = 0, 1, 2, 3  # kinds. The last one has no bytes and says that a pass has ended
+PLAIN, REWRITTEN, ERROR, END = 0, 1, 2, 3  # kinds. The last one has no bytes and marks the end of a pass
 _MOST_TEXT = 4000  # characters of an error's message
 _NAMED, _TUPLE, _DATACLASS = "named", "tuple", "dataclass"  # tags of a tuple in a rewritten example
 
 
 class Packed(NamedTuple):
-    """An example as bytes.
-
-    Attributes:
-        kind: What the bytes are.
-        parts: The bytes, in pieces that share memory with the example.
-        size: Bytes of all pieces.
-    """
+    """An example as bytes, in pieces that share memory with the example. ``size`` is that of all pieces, in bytes."""
 
     kind: int
     parts: Sequence[Any]
@@ -52,15 +43,11 @@ class SharedReadError(RuntimeError):
 
 
 def pack(example: Any) -> Packed:
-    """Returns an example as bytes.
+    """Returns an example as bytes. Raises a TypeError with the path of a part that cannot be shared.
 
-    Raises:
-        TypeError: A part of the example cannot be shared. The message says where it is.
-
-    Example:
-        >>> kind, parts, _ = pack({"image": [1.5, 2.0], "label": 7})
-        >>> unpack(kind, bytearray(b"".join(map(bytes, parts))))
-        {'image': [1.5, 2.0], 'label': 7}
+    >>> kind, parts, _ = pack({"image": [1.5, 2.0], "label": 7})
+    >>> unpack(kind, bytearray(b"".join(map(bytes, parts))))
+    {'image': [1.5, 2.0], 'label': 7}
     """
     try:
         record, kind = encode_plain(example), PLAIN
@@ -81,9 +68,8 @@ def pack_error(error: Exception) -> Packed:
 def unpack(kind: int, data: bytearray) -> Any:
     """Returns the example of these bytes. The caller must not use the bytes afterwards.
 
-    Raises:
-        Exception: The data set has raised an exception in the reader. If its type is one of Python's own, this one has the same
-            type. Otherwise it is a `SharedReadError`.
+    If the data set has raised an exception in the reader, raises one: of the same type if that is one of Python's own, otherwise
+    a `SharedReadError`.
     """
     found = decode(data, trusted=False, is_own=True)
     if kind == ERROR:
@@ -105,7 +91,7 @@ def _error_of(found: dict[str, str]) -> Exception:
 
 
 def _rewritten(value: Any, path: str) -> Any:
-    """Returns a copy of a value in which no container is there twice, and each tuple says which kind it is."""
+    """Returns a copy of a value in which no container is there twice, and each tuple has a tag for its kind."""
     kind = type(value)
     if kind is dict:
         return {key: _rewritten(part, f"{path}[{key!r}]") for key, part in value.items()}
@@ -141,7 +127,7 @@ def _as_it_was(value: Any) -> Any:
     if value[0] == _TUPLE:
         return tuple(map(_as_it_was, value[1:]))
     if value[0] == _DATACLASS:
-        made: Any = object.__new__(_dataclass(value[1], value[2]))  # its own code does not run: the attributes are all that it is
+        made: Any = object.__new__(_dataclass(value[1], value[2]))  # its own code does not run: it has only its attributes
         for name, part in value[3].items():
             object.__setattr__(made, name, _as_it_was(part))
         return made
@@ -150,7 +136,7 @@ def _as_it_was(value: Any) -> Any:
 
 
 def _attributes_of(instance: Any) -> dict[str, Any]:
-    """Returns the attributes of an instance of a dataclass: its fields, also those in slots, and what else was set on it."""
+    """Returns the attributes of an instance of a dataclass: its fields, also those in slots, and others that were set on it."""
     in_slots = {each.name: getattr(instance, each.name) for each in fields(instance) if hasattr(instance, each.name)}
     return {**getattr(instance, "__dict__", in_slots), **in_slots}
 
@@ -194,10 +180,8 @@ def _refused(value: Any, path: str) -> TypeError:
 
 
 # ---------------------------------------------------------------------- window
-# The window: memory in which the reader's workers put examples, and from which the trainings copy them.
-#
-# It is a memfd. It has no name, so nothing is left behind, and ``/dev/shm`` does not limit it. It cannot be shrunk, and the
-# descriptor of the trainings cannot write::
+# The window is a memfd. It has no name, so nothing is left behind, and ``/dev/shm`` does not limit it. It cannot be shrunk, and
+# the descriptor of the trainings cannot write::
 #
 #     | header: sizes, low, who waits for whom | index: a row (stamp, offset, bytes) per slot | ring of worker 0 | ring of 1 | ...
 #
@@ -239,18 +223,8 @@ class Closed(Exception):
 class Window:
     """The window in one process. The reader and its workers may write it, the trainings may not.
 
-    Args:
-        descriptor: The memfd. It is closed with the window.
-        can_write: Whether this process may write.
-
-    Attributes:
-        begin: First item of the window.
-        workers: Number of rings.
-        ring_bytes: Size of a ring.
-        slots: Rows of the index.
-
-    Raises:
-        ValueError: The memfd is no window, or a window of another version.
+    It owns the descriptor of the memfd. ``begin`` is its first item, ``workers`` the number of rings, ``slots`` that of the rows
+    of the index. Raises a ValueError if the memfd is not a window of this version.
     """
 
     def __init__(self, descriptor: int, *, can_write: bool) -> None:
@@ -274,16 +248,7 @@ class Window:
 
     @classmethod
     def create(cls, size_bytes: int, workers: int, begin: int) -> Window:
-        """Makes a window.
-
-        Args:
-            size_bytes: Memory for examples.
-            workers: Processes that write.
-            begin: The first item that will be written.
-
-        Raises:
-            ValueError: There are too many workers.
-        """
+        """Makes a window. Raises a ValueError if there are too many workers."""
         if not 1 <= workers <= _MOST_WORKERS:
             raise ValueError(f"a shared loader may have up to {_MOST_WORKERS} workers, got {workers}")
         slots = CHUNK * workers * max(size_bytes // (_BYTES_PER_SLOT * CHUNK * workers), 2)
@@ -311,7 +276,6 @@ class Window:
 
     @property
     def trainings(self) -> int:
-        """How many trainings the reader has."""
         return int(self._words[_TRAININGS])
 
     @trainings.setter
@@ -338,19 +302,16 @@ class Window:
 
     @property
     def is_closed(self) -> bool:
-        """Whether nothing more is to be written."""
         return bool(self._words[_CLOSED])
 
     def close_for_writers(self) -> None:
-        """Tells the workers that nothing more is to be written."""
         self._words[_CLOSED] = 1
 
     def worker_of(self, item: int) -> int:
-        """Returns the number of the worker that writes an item."""
         return (item // CHUNK - self.begin // CHUNK) % self.workers
 
     def item_of(self, worker: int) -> int:
-        """Returns the item that a worker is at: the first one that it has not written."""
+        """Returns the present item of a worker: the first one that it has not written."""
         written = self._rows[:, 0].astype(np.int64) - 1
         mine = written[(written >= self.begin) & (self.worker_of(written) == worker)]
         if not len(mine):
@@ -364,7 +325,6 @@ class Window:
 
     @property
     def is_full(self) -> bool:
-        """Whether a worker waits for room."""
         return any(self._words[_word(worker, _BLOCKED)] for worker in range(self.workers))
 
     @property
@@ -382,7 +342,6 @@ class Window:
         return float(of_workers[:, _CPU_NANOSECONDS].sum()) / 1e9 / prepared if prepared else 0.0
 
     def has(self, item: int) -> bool:
-        """Returns whether an item can be taken."""
         return self._row_words[item % self.slots * _ROW] == item + 1
 
     def end_from(self, item: int) -> int:
@@ -410,7 +369,6 @@ class Window:
         os.close(self._descriptor)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Sends the window to a process that is spawned."""
         return _from_spawned, (DupFd(self._descriptor), self._can_write)
 
 
@@ -427,15 +385,10 @@ class _Placed(NamedTuple):
 
 
 class Ring:
-    """Where one worker writes.
+    """The ring in which one worker writes.
 
-    Args:
-        window: The window.
-        worker: Number of the worker.
-        is_orphan: Returns whether the reader has ended, so that no room will be made any more.
-
-    Attributes:
-        waited_nanoseconds: How long this worker has waited for room.
+    ``is_orphan`` returns whether the reader has ended, so that no room will be made any more. ``waited_nanoseconds`` is the time
+    of waiting for room.
     """
 
     def __init__(self, window: Window, worker: int, is_orphan: Callable[[], bool] = lambda: False) -> None:
@@ -446,17 +399,9 @@ class Ring:
         self.waited_nanoseconds = 0
 
     def put(self, item: int, kind: int, parts: Sequence[Any], size: int) -> None:
-        """Writes an example as soon as there is room.
+        """Writes an example as soon as there is room. ``size`` is that of all pieces, in bytes.
 
-        Args:
-            item: Its item.
-            kind: Its kind, a number below 256.
-            parts: Its bytes, in pieces.
-            size: Bytes of all pieces.
-
-        Raises:
-            TooLargeError: The example can never fit.
-            Closed: The reader ends.
+        Raises `TooLargeError` if the example can never fit, or `Closed` if the reader ends.
         """
         window = self._window
         if size > window.ring_bytes:
@@ -477,7 +422,6 @@ class Ring:
         self._head = start + needed
 
     def _wait(self, item: int, needed: int) -> int:
-        """Waits for room."""
         words, at = self._window._words, _word(self._worker, _BLOCKED)
         words[at] = item + 1
         began = time.perf_counter_ns()
@@ -492,13 +436,7 @@ class Ring:
         return start
 
     def note_prepared(self, examples: int, nanoseconds: int, cpu_nanoseconds: int) -> None:
-        """Counts examples that this worker has prepared, and the time that they took.
-
-        Args:
-            examples: Number of examples.
-            nanoseconds: Time without waiting for room, see `Window.seconds_per_example`.
-            cpu_nanoseconds: Processor time of the worker.
-        """
+        """Counts examples that this worker has prepared, their time without waiting for room, and their processor time."""
         words, at = self._window._words, _word(self._worker, 0)
         words[at + _PREPARED] += np.uint64(examples)
         words[at + _NANOSECONDS] += np.uint64(nanoseconds)
@@ -543,7 +481,6 @@ def _write(descriptor: int, parts: Sequence[Any], size: int, at: int) -> None:
 
 
 def _word(worker: int, name: int) -> int:
-    """Returns the place of a worker's word in the header."""
     return _OF_WORKERS + worker * _WORDS + name
 
 

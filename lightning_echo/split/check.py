@@ -15,7 +15,7 @@ from lightning_echo.split.describe import Convention, SplitRefused, Transform
 from lightning_echo.split.staged import Load, LoadMany, Stages, read_batch
 
 # ---------------------------------------------------------------------- read check
-# When the transforms of a data set were taken out, each read checks whether the data set uses them as its convention says.
+# A data set whose transforms were taken out: each read checks whether it uses them as its convention demands.
 #
 # To load an example without its transforms, a copy of the data set gets a *recorder* in place of each transform. A recorder
 # records the values that it is called with and returns a `Placeholder`. The data set's own code puts the placeholder where the
@@ -25,7 +25,7 @@ from lightning_echo.split.staged import Load, LoadMany, Stages, read_batch
 #                       |                                         |
 #                       +----- records the image -> (image, label) <+               the check
 #
-# A proof on two examples says nothing about a third one. So every read is checked, in the workers too. The check sees
+# A proof on two examples shows nothing about a third one. So every read is checked, in the workers too. The check sees
 #
 # * how often each transform is called, with how many values, and with which keywords;
 # * where its results go: to their places in the sample, and nowhere else (a data set that keeps a result holds a placeholder);
@@ -41,10 +41,7 @@ from lightning_echo.split.staged import Load, LoadMany, Stages, read_batch
 
 
 class LookedAt(BaseException):
-    """A placeholder was used.
-
-    It is not an ``Exception``, because a data set that tries again after each ``Exception`` would try forever.
-    """
+    """A placeholder was used. It is not an ``Exception``: a data set that retries after each ``Exception`` would try forever."""
 
 
 _looks: list[str] = []
@@ -92,7 +89,7 @@ for _name in _OPERATIONS.split():
     setattr(Placeholder, f"__{_name}__", _operation(f"__{_name}__"))
 
 
-# --- what the conventions say --------------------------------------------------------------------------------------
+# --- conventions ---------------------------------------------------------------------------------------------------
 
 # Which transforms are called for a sample, and where in the sample their results are; None: the result is the whole sample.
 _Pattern = dict[str, slice | None]
@@ -115,14 +112,7 @@ _PATTERNS: dict[Convention, list[_Pattern]] = {
 
 
 class _Call(NamedTuple):
-    """One call of a recorder.
-
-    Attributes:
-        name: The transform for which the recorder stands.
-        values: The arguments, keyword arguments last.
-        results: The placeholders that it returned, one for each value.
-        keywords: The names of the arguments by keyword.
-    """
+    """One call of a recorder, with the arguments (keyword arguments last) and the placeholders that it returned, one for each."""
 
     name: str
     values: tuple[Any, ...]
@@ -134,7 +124,7 @@ class ReadCheck:
     """Checks each read of a data set whose transforms were taken out.
 
     Args:
-        convention: What the data set must do with its transforms.
+        convention: How the data set must use its transforms.
         names: The public names of the attributes that hold them.
         in_order: Whether the image's transform must be called before the target's, because both draw random numbers.
     """
@@ -153,7 +143,6 @@ class ReadCheck:
         return [] if self._keywords or len(places) < len(self._patterns[0]) else places
 
     def recorder(self, name: str) -> Transform:
-        """Returns the recorder for the transform in the attribute ``name``."""
         calls, new = self._calls, tuple.__new__  # makes a _Call in half the time of _Call(...)
 
         def record(*values: Any, **named: Any) -> Any:
@@ -168,7 +157,7 @@ class ReadCheck:
         return record
 
     def checked(self, load: Load) -> Load:
-        """Returns ``load`` with the check. It raises `SplitRefused` if the data set does something else with its transforms."""
+        """Returns ``load`` with the check. It raises `SplitRefused` if the data set uses its transforms in another way."""
         if not self._names:
             return load
         calls, looks, filled = self._calls, _looks, self._filled
@@ -185,7 +174,6 @@ class ReadCheck:
         return checked_load
 
     def checked_many(self, load_many: LoadMany) -> LoadMany:
-        """Returns ``load_many`` with the same check."""
         if not self._names:
             return load_many
         calls, looks, filled = self._calls, _looks, self._filled
@@ -204,11 +192,7 @@ class ReadCheck:
     def _filled(self, samples: list[Any]) -> list[Any]:
         """Returns samples in which each placeholder is replaced by the value with which the transform was called.
 
-        Args:
-            samples: The samples. The list is emptied: a placeholder that still exists afterwards is kept by the data set.
-
-        Raises:
-            SplitRefused: The data set does something else with its transforms.
+        It raises `SplitRefused`, and empties ``samples``: a placeholder that still exists afterwards is kept by the data set.
         """
         if _looks:
             raise SplitRefused(f"it looks at what its {' or '.join(self._names)} returns ({_looks[-1]})")
@@ -226,7 +210,7 @@ class ReadCheck:
         return filled
 
     def _filled_around_none(self, samples: list[Any]) -> list[Any]:
-        """Does what `_filled` does. A data set returns None, and calls no transform, for an example that it cannot read."""
+        """Does the same if a data set returns None, and calls no transform, for an example that it cannot read."""
         are_there = [sample is not None for sample in samples]
         samples[:] = [sample for sample in samples if sample is not None]
         filled = iter(self._filled(samples) if samples or self._calls else [])
@@ -254,15 +238,7 @@ class ReadCheck:
         return filled
 
     def _filled_by_search(self, samples: list[Any], found: list[weakref.ref[Placeholder]]) -> list[Any]:
-        """Finds each result by its identity, and returns the samples with the values in their places.
-
-        Args:
-            samples: The samples, with placeholders.
-            found: Gets the results of all calls.
-
-        Raises:
-            SplitRefused: A result is not where it should be.
-        """
+        """Finds each result by its identity, and returns the samples with the values in place. Adds the results to ``found``."""
         found += [weakref.ref(result) for call in self._calls for result in call.results]
         pattern = self._pattern_of(len(samples))
         numbers = {id(call.results[0]): number for number, call in enumerate(self._calls) if call.results}
@@ -296,18 +272,14 @@ class ReadCheck:
             elements[where] = values
         if not is_one_result:
             return like(sample, elements)
-        if isinstance(elements[0], (tuple, list)):  # a whole sample, although the convention says that it is one value
+        if isinstance(elements[0], (tuple, list)):  # a whole sample, although by the convention it is one value
             raise self._refused_place(next(iter(pattern)))
         return elements[0]
 
     def _number_of(self, name: str, results: list[Any], numbers: dict[int, int]) -> int:
         """Returns the number of the call of ``name`` that returned exactly these results.
 
-        Args:
-            name: The transform.
-            results: The values in a sample, at the places where the results should be.
-            numbers: The number of each call, by the identity of its first result. The call is removed, because its results belong
-                to one sample only.
+        The call is removed from ``numbers`` (by the identity of its first result), because its results belong to one sample only.
         """
         number = numbers.pop(id(results[0]), None) if results else None
         if number is not None:
@@ -326,7 +298,6 @@ class ReadCheck:
 
 
 def elements_of(sample: Any) -> tuple[Any, ...]:
-    """Returns the values of a sample."""
     return tuple(sample) if isinstance(sample, (tuple, list)) else (sample,)
 
 
@@ -338,27 +309,25 @@ def like(sample: Any, elements: list[Any]) -> Any:
 
 
 # ---------------------------------------------------------------------- fallback
-# The stages as workers run them: an example that does not fit the split is noticed when it is read, and is never echoed.
-#
 # A split was proved on two examples. While training runs, every read is watched for four things:
 #
-# * The data set uses its transforms in another way than its convention says (`WatchedStages`).
+# * The data set uses its transforms in another way than its convention (`WatchedStages`).
 # * Loading draws random numbers.
 # * Loading fails, but the data set itself does not.
 # * An example is loaded into the memory of another one of its batch (``data/difference.py``). The batch is then loaded again,
 #   and from then on each example is copied when it is loaded.
 #
 # If one of the first three happens, the data set itself reads that example whole for each use. So no transform is left out,
-# applied twice or frozen. Each use then takes the time of a read. So the user is told. If more than a third of the examples are
-# like that, `SplitFails` says that the split is not worth keeping: the training continues at a later insertion point. If the user
-# asked for this insertion point, it ends at the first such example. An error that does not come again, such as that of a slow
-# disk, counts for nothing.
+# applied twice or frozen. Each use then takes the time of a read, so the user gets a message. If more than a third of the
+# examples are like that, the split is not worth keeping (`SplitFails`): the training continues at a later insertion point. If the
+# user asked for this insertion point, it ends at the first such example. An error that does not come again, such as that of a
+# slow disk, does not count.
 #
 # Random numbers are watched over all reads of a batch together, because watching each read takes longer. If some were drawn, the
 # examples of that batch are read again one by one, and so are those of all batches that follow.
 
 _LARGEST_MISFIT_SHARE = 1 / 3  # of the examples read
-_ENOUGH_READS = 128  # with fewer reads, that share says nothing
+_ENOUGH_READS = 128  # with fewer reads, that share means nothing
 
 
 class _Whole(Enum):  # an enum member, since it stays itself when it is copied or pickled
@@ -370,10 +339,9 @@ WHOLE = _Whole.read_for_each_use
 
 
 class SplitFails(RuntimeError):
-    """Too many examples do not fit the split. The message says how many, and why the last one does not.
+    """Too many examples do not fit the split. The message has their number, and why the last one does not fit.
 
-    Attributes:
-        reason: The message in one line. torch adds the traceback of the worker to an error from there.
+    ``reason`` is the message in one line: torch adds the traceback of the worker to an error from there.
     """
 
     @property
@@ -388,15 +356,12 @@ class WatchedStages(Stages):
 
     Args:
         stages: The stages to watch. Their ``load`` raises `SplitRefused` for an example that does not fit.
-        dataset: The data set. It reads examples whole.
         refusal: Raised for the first example that does not fit. None: such examples are read whole.
         may_fail: Whether `SplitFails` is raised if too many examples are read whole.
 
     Attributes:
-        note: What the user should be told about examples that are read whole; empty if there is nothing to tell.
+        note: A message for the user about examples that are read whole, or empty.
         reads: Number of examples that were read. Too many of them must not be misfits. A cache also counts the examples it held.
-        refusal: As given.
-        may_fail: As given.
     """
 
     __slots__ = (
@@ -474,7 +439,7 @@ class WatchedStages(Stages):
         return True
 
     def end(self) -> None:
-        """Call this when all examples of the batch are loaded, and then seed the global generators anew."""
+        """Call this when all examples of the batch are loaded, and then seed the global generators."""
         self._is_checking = False
         self._overlaps.clear()
         if self._copied:
@@ -518,7 +483,6 @@ class WatchedStages(Stages):
         return one_by_one
 
     def _is_overlapped(self, indices: list[Any], loaded: Any) -> bool:
-        """Returns whether examples that were loaded in one call are in the same memory."""
         overlaps = Overlaps()
         return isinstance(loaded, (list, tuple)) and any(map(overlaps.add, indices, loaded))
 
@@ -534,10 +498,9 @@ class WatchedStages(Stages):
         return example
 
     def _tell_if_overwritten(self, copied: Iterable[tuple[Any, Any, Any]]) -> None:
-        """Says so if the data set uses its memory again. What examples have in common may also never change.
+        """Notes that the data set reuses its memory, if that is so. Examples may also share memory that never changes.
 
-        Args:
-            copied: Index, example as it is now, and a copy of it as it was.
+        ``copied`` has the index, the example as it is, and a copy of it as it was.
         """
         for index, example, copy in copied:
             if difference(copy, example, takes_apart=True) is not None:

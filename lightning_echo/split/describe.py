@@ -19,14 +19,12 @@ from lightning_echo.insertion import InsertionPoint, Needs, earliest
 from lightning_echo.split.staged import AugmentedDataset, StagedDataset, is_raw, is_staged
 
 # ---------------------------------------------------------------------- chains
-# A chain of transforms is cut before its first random one.
-#
-# An echo reuses what comes before the cut. Everything from the first random transform on runs for each use.
+# A chain of transforms is cut before its first random one. An echo reuses those before it. All others run for each use.
 #
 # A transform counts as deterministic if its exact class is in a list (of torchvision's v1 and v2, and torch's ``Identity``), or
-# if MONAI says so (see below). Everything else counts as random: subclasses, ``Lambda``, functions, containers that hold anything
-# else. Only this is safe: RandomHorizontalFlip, RandAugment, GaussianNoise and a dozen other random classes of v2 do not show
-# from outside that they are random. If a transform is wrongly taken for random, that costs only time.
+# if MONAI marks it so (see below). Everything else counts as random: subclasses, ``Lambda``, functions, containers that hold
+# anything else. Only this is safe: RandomHorizontalFlip, RandAugment, GaussianNoise and a dozen other random classes of v2 do not
+# show from outside that they are random. If a transform is wrongly taken for random, that costs only time.
 #
 # The base classes of MONAI's transforms show whether they are random (``RandomizableTrait``), and MONAI's own caches trust that.
 # All other transforms of MONAI are deterministic, unless they call a function of the user's (``Lambda``,
@@ -115,9 +113,7 @@ def names_of(transform: Transform) -> tuple[str, ...]:
 def chained(transforms: list[Transform], joint: bool) -> Transform | None:
     """Returns one function that applies ``transforms`` in order; None if there are none.
 
-    Args:
-        transforms: One of the two lists that `cut_chain` returned.
-        joint: Whether each takes and returns several values (image and target), as v2 transforms may.
+    ``joint``: each takes and returns several values (image and target), as v2 transforms may.
     """
     if len(transforms) < 2:
         return transforms[0] if transforms else None
@@ -159,7 +155,7 @@ def recorder_like(transform: Transform, record: Transform) -> Transform:
             return kind.__call__(self, value, start=start, end=end, **options)
         if not start:
             return record(value)
-        if start > cut:  # the members before the cut have run already: the keyword makes the check refuse the read, and says why
+        if start > cut:  # the members before the cut have run already: by the keyword, the check refuses the read with the reason
             name = type(compose.transforms[cut]).__name__
             return record(value, **{f"start={start} (and {name}, number {cut}, counts as random)": start})
         return record(_AtCut(kind.__call__(self, value, start=start, end=cut, **options)))
@@ -171,18 +167,7 @@ def recorder_like(transform: Transform, record: Transform) -> Transform:
 
 
 class ComposePart:
-    """Some members of MONAI's ``Compose`` in a row, as one transform.
-
-    Args:
-        compose: MONAI's ``Compose``.
-        start: The number of the first member.
-        end: The number of the member after the last one; None: all members that follow.
-
-    Attributes:
-        members: The members.
-        names: Their names.
-        is_before_cut: Whether this is the part before the cut.
-    """
+    """The members ``start`` to ``end`` of MONAI's ``Compose``, as one transform. ``end`` is None for the part after the cut."""
 
     def __init__(self, compose: Any, start: int, end: int | None) -> None:
         self._compose, self._start, self._end = compose, start, end
@@ -234,7 +219,7 @@ def _qualified_name(kind: type) -> str:
 
 
 def _is_compose(transform: Any) -> bool:
-    """Returns whether ``transform`` is MONAI's ``Compose`` itself, and no subclass (``OneOf``, ``SomeOf``, ``RandomOrder``)."""
+    """Returns whether ``transform`` is MONAI's ``Compose`` itself, not a subclass (``OneOf``, ``SomeOf``, ``RandomOrder``)."""
     return _qualified_name(type(transform)) == _MONAI_COMPOSE
 
 
@@ -287,7 +272,7 @@ def _attribute_values(transform: Any) -> list[Any]:
 
 
 def _is_users_function(value: Any) -> bool:
-    """Returns whether ``value`` can be called, and is no class, no function of MONAI's and no deterministic transform."""
+    """Returns whether ``value`` can be called, and is not a class, a function of MONAI's or a deterministic transform."""
     if not callable(value) or isinstance(value, type):
         return False
     if isinstance(value, types.FunctionType):
@@ -301,9 +286,7 @@ def _member_names(members: Sequence[Any]) -> tuple[str, ...]:
 
 
 # ---------------------------------------------------------------------- describe
-# The first step: a data set is examined once, and described as a value that can be printed.
-#
-# A data set shows in one of two ways where it can be cut:
+# The first step. A data set shows in one of two ways where it can be cut:
 #
 # * It has the stages as methods, e.g. ``load(index)`` and ``augment(example)``.
 # * It follows torchvision's convention: an attribute (``transform``) holds what the data set applies to each example.
@@ -312,8 +295,8 @@ def _member_names(members: Sequence[Any]) -> tuple[str, ...]:
 # as with Albumentations, image and mask by name. The description lists every `Convention` that is possible, the likeliest first.
 # The proof finds the right one.
 #
-# torchvision's ``DatasetFolder`` (``ImageFolder``) can also be cut after reading. Its default loader takes a path and no bytes,
-# so `make.py` repeats what that loader does.
+# torchvision's ``DatasetFolder`` (``ImageFolder``) can also be cut after reading. Its default loader takes a path and not bytes,
+# so `make.py` repeats the work of that loader.
 #
 # ``Subset`` and ``ConcatDataset`` (and ``random_split``, which returns subsets) only pass an index on to the data sets inside
 # them. A named cut, which is what `StagedDataset.of` returns, is itself cut, or the data set inside it is cut.
@@ -346,7 +329,7 @@ class Convention(str, Enum):
 
     @property
     def keywords(self) -> tuple[str, ...]:
-        """The names of the values that the data set passes by keyword, in their order in the sample; empty if it passes none."""
+        """The names of the values that the data set passes by keyword, in their order in the sample."""
         return {Convention.transform_image: ("image",), Convention.transform_image_mask: ("image", "mask")}.get(self, ())
 
     @property
@@ -365,12 +348,9 @@ _BY_ONE_TRANSFORM = (
 
 @dataclass(frozen=True)
 class Chain:
-    """The transforms that one attribute applies, one after the other.
+    """The transforms that one attribute applies, one after the other, by name: those before the first random one, and the rest.
 
-    Attributes:
-        path: Where the data set holds them, e.g. ``"transform"``, ``"_transform"`` or ``"transforms.target_transform"``.
-        reused: The names of the transforms before the first random one.
-        redone: The names of the other transforms.
+    ``path`` is where the data set holds them, e.g. ``"transform"``, ``"_transform"`` or ``"transforms.target_transform"``.
     """
 
     path: str
@@ -379,12 +359,10 @@ class Chain:
 
     @property
     def attribute(self) -> str:
-        """The attribute of the data set."""
         return self.path.partition(".")[0]
 
     @property
     def name(self) -> str:
-        """The public name of the attribute."""
         return self.attribute.removeprefix("_")
 
     def __str__(self) -> str:
@@ -396,7 +374,7 @@ NOTHING = Chain("", (), ())
 
 
 class Role(Enum):
-    """What a data set does with an index: it reads an example, or passes the index on to a data set inside."""
+    """Whether a data set reads an example for an index, or passes the index on to a data set inside."""
 
     reader = "reads"
     subset = "chooses indices of"
@@ -410,14 +388,11 @@ class Description:
 
     Attributes:
         number: The number of the data set. A data set that is met twice has the same number.
-        name: The name of its class.
-        role: What it does with an index.
         inside: The data sets that it passes indices on to.
         is_stream: Whether it is a stream, which has no index.
         conventions: How it may be split before its augmentation, the likeliest first; empty if it shows no way.
         raw_conventions: How it may be split after reading.
-        chains: What its attributes apply to its examples.
-        augments: Whether it has a method that augments what was read and decoded.
+        augments: Whether it has a method that augments a decoded example.
         why_no_folder: Why it is not certain how a file of a ``DatasetFolder`` is decoded; None if it is certain.
     """
 
@@ -484,7 +459,6 @@ def _described_alone(dataset: Any, number: int, role: Role, inside: tuple[Descri
 
 
 def data_sets_inside(dataset: Any, role: Role) -> Sequence[Any]:
-    """Returns the data sets that ``dataset`` passes indices on to."""
     if role is Role.concat:
         held: Sequence[Any] = dataset.datasets
         return held
@@ -500,11 +474,9 @@ def pass_on(dataset: Any, role: Role, index: Any) -> tuple[int, Any]:
 
 
 def locate(ends: list[int], index: int) -> tuple[int, int]:
-    """Returns to which data set of a ``ConcatDataset`` an index belongs, by its number, and the index there.
+    """Returns the number of the data set of a ``ConcatDataset`` that has an index, and the index there.
 
-    Args:
-        ends: The lengths of the data sets, summed up.
-        index: The index. It may be negative.
+    ``ends`` are the lengths of the data sets, summed up. The index may be negative.
     """
     if index < 0:
         index = index + ends[-1]  # not in place: it may be an element of a tensor of the user's
@@ -576,7 +548,6 @@ def _is_pair(transforms: Any) -> bool:
 
 
 def _is_pair_of(transforms: Any, transform: Transform | None, target_transform: Transform | None) -> bool:
-    """Returns whether torchvision made ``transforms`` from exactly these two."""
     return _is_pair(transforms) and transforms.transform is transform and transforms.target_transform is target_transform
 
 
@@ -597,20 +568,13 @@ def _why_no_folder(dataset: Any) -> str | None:
 
 
 # ---------------------------------------------------------------------- cut
-# The second step: a description is cut at a point. For each data set inside, this says what is reused and what is redone.
-#
-# There are two points: before the augmentation, and after reading (``raw``). A description goes in and a value comes out. The
-# data set itself is not needed.
+# The second step: a description is cut before the augmentation or after reading (``raw``). The data set itself is not needed.
 #
 # A *leaf* is a data set that is cut, and that does not pass its indices on to data sets which are cut inside it.
 
 
 class SplitRefused(ValueError):
-    """A data set cannot be split before its augmentation.
-
-    Attributes:
-        reason: Why it cannot be split. The message also says what to do instead.
-    """
+    """A data set cannot be split before its augmentation. `reason` is the cause; the message adds a hint."""
 
     where = "split before its augmentation"
     way_out = (
@@ -622,8 +586,8 @@ class SplitRefused(ValueError):
     def reason(self) -> str:
         return str(self.args[0])
 
-    def __str__(self) -> str:  # args has only the reason: torch makes a worker's exception anew, with its whole message in args
-        if self.reason.startswith("Caught "):  # such a message begins like this, and already says what to do instead
+    def __str__(self) -> str:  # args has only the reason: torch remakes a worker's exception, with its whole message in args
+        if self.reason.startswith("Caught "):  # such a message begins like this, and already has the hint
             return self.reason
         return f"the data set cannot be {self.where}: {self.reason}. {self.way_out}"
 
@@ -641,15 +605,9 @@ class ReadRefused(SplitRefused):
 
 @dataclass(frozen=True)
 class CutLeaf:
-    """Where a leaf is cut.
+    """Where a leaf is cut. ``image`` applies to the image or the whole sample, ``target`` to the target alone.
 
-    Attributes:
-        description: Its description.
-        convention: How it is taken apart.
-        image: The transforms that it applies to the image, or to the whole sample.
-        target: The transforms that it applies to the target alone.
-        reused: What an echo reuses, for people.
-        redone: What each use redoes, for people.
+    ``reused`` and ``redone`` are human-readable names of the stages.
     """
 
     description: Description
@@ -662,12 +620,7 @@ class CutLeaf:
 
 @dataclass(frozen=True)
 class Cut:
-    """Where a data set is cut.
-
-    Attributes:
-        description: Its description, which ends at the leaves.
-        leaves: Where each leaf is cut, in the order in which they are met.
-    """
+    """Where a data set is cut. The description ends at the leaves. They stand in the order in which they are met."""
 
     description: Description
     leaves: tuple[CutLeaf, ...]
@@ -680,16 +633,12 @@ class Cut:
 
 
 def cut(description: Description, conventions: Sequence[Convention] = (), *, raw: bool) -> Cut:
-    """Returns where a data set is cut.
+    """Returns where a data set is cut. Raises `SplitRefused` if a leaf cannot be cut, or not in the given way.
 
     Args:
-        description: Describes the data set.
         conventions: How to take the leaves apart, in the order in which they are met. A leaf without a convention is taken apart
             in the likeliest way.
         raw: Whether to cut after reading.
-
-    Raises:
-        SplitRefused: A leaf cannot be cut, or not in the given way.
     """
     description = pruned(description, raw)
     found = leaves(description)
@@ -715,11 +664,7 @@ def leaves(description: Description) -> list[Description]:
 
 
 def candidates(leaf: Description, raw: bool) -> tuple[Convention, ...]:
-    """Returns how a leaf may be cut, the likeliest way first.
-
-    Raises:
-        SplitRefused: Nothing shows how it may be cut.
-    """
+    """Returns how a leaf may be cut, the likeliest way first. Raises `SplitRefused` if nothing shows how."""
     if leaf.is_stream:
         raise SplitRefused(f"{leaf.name} is a stream, which has no index")
     found = leaf.raw_conventions if raw else leaf.conventions
@@ -749,7 +694,7 @@ def _cut_leaf(leaf: Description, convention: Convention | None, raw: bool) -> Cu
 
 
 def _chains(leaf: Description, convention: Convention) -> tuple[Chain, Chain]:
-    """Returns two chains: the one that is applied to the image (or to the whole sample), and the one for the target alone."""
+    """Returns the chain that is applied to the image (or to the whole sample), and the one for the target alone."""
     images = [chain for chain in leaf.chains if chain.name == convention.attribute] or [NOTHING]
     targets = [chain for chain in leaf.chains if chain.name == "target_transform"]
     if convention not in (Convention.transform, Convention.folder):

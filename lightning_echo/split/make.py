@@ -5,11 +5,11 @@ There are three kinds of data sets:
 * A data set that only passes indices on (``Subset``, ``ConcatDataset``) gets the stages of those inside, and passes indices on to
   them.
 * If a data set has the stages as methods, these are called. When it is cut after reading, torchvision's ``DatasetFolder`` is such
-  a data set. Its raw item is the content of the file, and the target. What its default loader does is repeated here, and the
+  a data set. Its raw item is the content of the file, and the target. The work of its default loader is repeated here, and the
   proof compares the two.
 * A data set that follows a convention is copied, and the copy gets a recorder in place of each transform (`check.py`). It
   does not get None, because many data sets call their transform without a check. The copy loads. The transforms before the cut
-  are applied once to what it loads, and the others for each use.
+  are applied once to the loaded example, and the others for each use.
 
 Nothing is changed in the user's objects, and no example is read.
 """
@@ -48,18 +48,13 @@ from lightning_echo.split.staged import AugmentedDataset, LoadMany, Stages, batc
 
 
 def make(cut: Cut, dataset: Any, until: Cut | None = None) -> Stages:
-    """Returns the stages of a data set, without reading from it.
+    """Returns the stages of a data set, without reading from it. Raises `SplitRefused` if the transforms cannot be taken out.
 
     Args:
-        cut: Where it is cut.
         dataset: The data set that was described, or a copy of it. It is not changed.
         until: A later cut of the same description, at which ``augment`` ends. ``cut`` is then after reading and ``until`` before
             the augmentation, and ``augment`` turns a raw item into what the ``load`` of the later cut returns. None: ``augment``
             does all the rest.
-
-    Raises:
-        SplitRefused: The transforms cannot be taken out. ``load`` raises it if the data set uses them in another way than the
-            convention says.
     """
     leaves = {leaf.description.number: leaf for leaf in cut.leaves}
     ends = {leaf.description.number: leaf for leaf in until.leaves} if until is not None else {}
@@ -101,7 +96,6 @@ def _routed_stages(role: Role, dataset: Any, inside: list[Stages]) -> Stages:
 
 
 def subset_stages(subset: Subset[Any], inner: Stages) -> Stages:
-    """Returns the stages of ``subset``, made from the stages of the data set inside."""
     load, many, augment = inner.load, inner.load_many, inner.augment
     return Stages(
         lambda index: load(subset.indices[index]),
@@ -116,7 +110,7 @@ def subset_stages(subset: Subset[Any], inner: Stages) -> Stages:
 
 
 def concat_stages(concat: ConcatDataset[Any], inside: list[Stages]) -> Stages:
-    """Returns the stages of ``concat``, made from the stages of the data sets inside. It reads no whole batches."""
+    """Returns stages that read no whole batches: each index goes to the data set inside that has it."""
     ends = concat.cumulative_sizes
 
     def load(index: Any) -> Any:
@@ -160,12 +154,7 @@ def _named_cut_stages(dataset: AugmentedDataset, inner: Stages) -> Stages:
 
 
 def method_stages(dataset: Any) -> Stages:
-    """Returns the stages of a data set that has ``load`` and ``augment`` as methods.
-
-    >>> from lightning_echo import StagedDataset
-    >>> method_stages(StagedDataset.of([1, 2], augment=float)).augment(0, 1)
-    1.0
-    """
+    """Returns the stages of a data set that has ``load`` and ``augment`` as methods."""
     load, augment, load_many = load_of(dataset), dataset.augment, None
     if isinstance(dataset, AugmentedDataset):
         augment, load_many = dataset._augment_one, _then(batched(dataset._inner), dataset._decode_one)
@@ -208,7 +197,6 @@ def _folder_stages(leaf: CutLeaf, dataset: Any, end: CutLeaf | None) -> Stages:
 
 
 def _then(load_many: LoadMany | None, function: Callable[[Any], Any] | None) -> LoadMany | None:
-    """Returns ``load_many`` with ``function`` applied to each sample. Each of the two may be None."""
     if load_many is None or function is None:
         return load_many
     return lambda indices: [function(sample) for sample in load_many(indices)]
@@ -240,17 +228,16 @@ def _transform_stages(leaf: CutLeaf, dataset: Any) -> Stages:
 
 
 def _unless_none(function: Transform | None) -> Transform | None:
-    """Returns the function for samples. One that is None has none of the transforms, see `ReadCheck`."""
+    """Returns the function for samples that may be None. Such a sample has gone through no transform, see `ReadCheck`."""
     return None if function is None else lambda sample: None if sample is None else function(sample)
 
 
 def _cut(dataset: Any, chain: Chain) -> tuple[list[Transform], list[Transform]]:
-    """Returns the transforms of a chain before the first random one, and the rest."""
     return cut_chain(attrgetter(chain.path)(dataset) if chain.path else None)
 
 
 def _on_sample(image: list[Transform], target: list[Transform], convention: Convention) -> Transform | None:
-    """Returns a function that applies transforms to a sample as the convention says; None if there are none."""
+    """Returns a function that applies transforms to a sample as the convention demands; None if there are none."""
     on_image, on_target = chained(image, convention.is_joint), chained(target, joint=False)
     if on_image is None and on_target is None:
         return None
@@ -292,11 +279,7 @@ def _on_named(transform: Transform, names: tuple[str, ...]) -> Transform:
 
 
 def _without_transforms(dataset: Any, chains: tuple[Chain, ...], recorder: Callable[[str], Transform]) -> Any:
-    """Returns a shallow copy with a recorder in place of each transform. Nothing else is changed.
-
-    Raises:
-        SplitRefused: This is impossible without a change of the user's objects.
-    """
+    """Returns a shallow copy with a recorder in place of each transform, or refuses if the user's objects would change."""
     source = shallow_copy(dataset)
     if source is dataset or getattr(source, "__dict__", None) is getattr(dataset, "__dict__", source):
         raise SplitRefused(f"a copy of {type(dataset).__name__} is not independent of it")
@@ -306,11 +289,7 @@ def _without_transforms(dataset: Any, chains: tuple[Chain, ...], recorder: Calla
 
 
 def _replace(source: Any, original: Any, name: str, value: Transform) -> None:
-    """Sets an attribute of a shallow copy at the place where Python finds it first. No code of the data set runs on the copy.
-
-    Raises:
-        SplitRefused: The attribute cannot be set, or not for the copy alone.
-    """
+    """Sets an attribute of a shallow copy at the place where Python finds it first. No code of the data set runs on the copy."""
     what, descriptor = f"{type(original).__name__}.{name}", getattr_static(type(original), name, None)
     if isinstance(descriptor, MemberDescriptorType):  # of __slots__
         descriptor.__set__(source, value)
@@ -329,9 +308,6 @@ def _set_by(descriptor: property, original: Any, value: Transform, what: str) ->
 
     The setter runs on an object that has a placeholder in place of each attribute. So it cannot change objects that the instance
     shares with others. For example, the setter of a wrapper would set the transform of the data set inside.
-
-    Raises:
-        SplitRefused: There is no setter, or it does more than set attributes to ``value``.
     """
     if descriptor.fset is None:
         raise SplitRefused(f"{what} cannot be replaced: it is a property without a setter")

@@ -84,10 +84,8 @@ from lightning_echo.split.staged import (
 )
 
 # ---------------------------------------------------------------------- prove
-# The fourth step: the proof that a split is right. What the data set returns and what the two stages return are the same.
-#
-# A batch of two examples is read as the plain loader reads it, and in stages: loaded twice from one copy, the second time under
-# other seeds, and then augmented under the seeds of the plain read. This shows that
+# The fourth step. A batch of two examples is read as the plain loader reads it, and in stages: loaded twice from one copy, the
+# second time under other seeds, and then augmented under the seeds of the plain read. This shows that
 #
 # * both are equal, and drew the same random numbers, so that nothing random is left out or done twice;
 # * loading draws no random numbers, neither from the three global generators nor from a generator of the data set, even if that
@@ -99,16 +97,13 @@ from lightning_echo.split.staged import (
 _SEED = 1907_05550
 
 
-# --- which examples are read ---------------------------------------------------------------------------------------
+# --- the examples to read ------------------------------------------------------------------------------------------
 
 
 def indices_to_read(description: Description, dataset: Any, indices: Sequence[Any] | None) -> dict[int, tuple[Any, Any]]:
     """Returns, for each leaf by its number, the first and the last index that lead to it. A leaf without an index is left out.
 
-    Args:
-        description: Describes the data set. It ends at the leaves.
-        dataset: The data set. It is not read.
-        indices: The indices that can be read, in order; None: all.
+    The description ends at the leaves. The data set is not read. ``indices`` are in order; None: all.
     """
     return _first_and_last(description, dataset, _ends(description, dataset) if indices is None else indices)
 
@@ -138,10 +133,7 @@ def has_length(dataset: Any) -> bool:
 
 
 def _first_and_last(description: Description, dataset: Any, indices: Sequence[Any]) -> dict[int, tuple[Any, Any]]:
-    """Returns, for each leaf by its number, the first and the last of the indices that lead to it.
-
-    It looks at no more indices than it needs.
-    """
+    """Returns, for each leaf by its number, the first and the last of the indices that lead to it. It looks at few indices."""
     count = len(leaves(description))
     first: dict[int, Any] = {}
     last: dict[int, Any] = {}
@@ -154,7 +146,6 @@ def _first_and_last(description: Description, dataset: Any, indices: Sequence[An
 
 
 def _leaf_at(description: Description, dataset: Any, index: Any) -> int:
-    """Returns the number of the leaf that an index leads to."""
     while description.inside:
         place, index = pass_on(dataset, description.role, index)
         dataset = data_sets_inside(dataset, description.role)[place]
@@ -162,18 +153,12 @@ def _leaf_at(description: Description, dataset: Any, index: Any) -> int:
     return description.number
 
 
-# --- what the data set returns by itself ---------------------------------------------------------------------------
+# --- plain reads ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class PlainRead:
-    """What a data set returns by itself.
-
-    Attributes:
-        indices: The indices that were read, in order.
-        examples: The examples that the data set returned.
-        states: The global random states afterwards.
-    """
+    """The indices that a data set was read at, its examples, and the global random states afterwards."""
 
     indices: list[Any]
     examples: list[Any]
@@ -202,11 +187,6 @@ def ignores_index(dataset: Any, one: Any, other: Any) -> bool:
 
     After a first read, ``one`` and ``other`` are read from the same state of the data set and under the same seeds. The data set
     ignores its index if both reads return the same example, and the first read returned another one.
-
-    Args:
-        dataset: The data set. Temporary copies of it are read.
-        one: An index.
-        other: Another index.
     """
     try:
         with seeded():
@@ -224,20 +204,15 @@ def ignores_index(dataset: Any, one: Any, other: Any) -> bool:
 
 
 def prove(dataset: Any, make: Callable[[Any], Stages], plain: PlainRead, *, again: bool = True) -> ExampleSize:
-    """Checks that stages return what the data set returns by itself.
+    """Checks that stages return what the data set returns by itself, and returns the size of the reused examples.
+
+    Raises `SplitRefused` if the stages return something else, or if one cannot run without the other.
 
     Args:
-        dataset: The data set that ``plain`` was read from.
         make: Makes the stages of a copy of the data set.
-        plain: What the stages must return.
+        plain: The examples that the stages must return.
         again: Whether to begin again if a second plain read differs from the first. A data set may return something else when an
             example is read for the first time (MONAI's ``PersistentDataset``, which later finds the example on disk).
-
-    Returns:
-        What the reused examples weigh.
-
-    Raises:
-        SplitRefused: The stages return something else, or one cannot run without the other.
     """
     with seeded():
         throw_away = seeded_copy(dataset)
@@ -266,17 +241,7 @@ def prove(dataset: Any, make: Callable[[Any], Stages], plain: PlainRead, *, agai
 def prove_equal_loads(
     dataset: Any, make: Callable[[Any], Stages], make_two: Callable[[Any], Stages], indices: Sequence[Any]
 ) -> None:
-    """Checks that two stages in a row give what one stage loads, and draw no random numbers.
-
-    Args:
-        dataset: The data set. Temporary copies of it are read.
-        make: Makes the stages of a copy. Their ``load`` is compared.
-        make_two: Makes the stages of a copy. Their ``load`` and ``augment`` in a row must give the same.
-        indices: The indices to read.
-
-    Raises:
-        SplitRefused: They give something else.
-    """
+    """Checks that ``load`` and ``augment`` of ``make_two``'s stages give what ``load`` of ``make``'s gives, without a draw."""
     for index in indices:
         with seeded():
             loaded = make(seeded_copy(dataset)).load(index)
@@ -291,16 +256,7 @@ def prove_equal_loads(
 
 
 def prove_single_loads(dataset: Any, make: Callable[[Any], Stages], indices: Sequence[Any]) -> None:
-    """Checks that a data set that reads whole batches returns the same examples one by one. It might pad them to the longest.
-
-    Args:
-        dataset: The data set. Temporary copies of it are read.
-        make: Makes the stages of a copy.
-        indices: The indices to read.
-
-    Raises:
-        SplitRefused: It returns other examples.
-    """
+    """Checks that a data set that reads whole batches returns the same examples one by one. It might pad them to the longest."""
     with seeded():
         if (load_many := make(seeded_copy(dataset)).load_many) is None:
             return
@@ -314,18 +270,7 @@ def prove_single_loads(dataset: Any, make: Callable[[Any], Stages], indices: Seq
 
 
 def check_deterministic(dataset: Any, indices: Sequence[Any]) -> ExampleSize:
-    """Checks that a data set returns the same example each time, whatever the random states are.
-
-    Args:
-        dataset: The data set. Temporary copies of it are read.
-        indices: The indices to read.
-
-    Returns:
-        What the examples weigh.
-
-    Raises:
-        SplitRefused: It does not return the same example each time.
-    """
+    """Checks that a data set returns the same example each time, whatever the random states are. Returns the size."""
     reads, has_drawn = [], False
     for number in range(2):
         with preserved_random_states(), _worker_seed(_SEED + number):
@@ -371,7 +316,6 @@ def _augment(stages: Stages, indices: list[Any], loaded: list[Any]) -> list[Any]
 
 
 def _where_different(plain: PlainRead, augmented: list[Any]) -> str | None:
-    """Returns what is different; None if nothing is."""
     for index, left, right in zip(plain.indices, plain.examples, augmented, strict=True):
         where = difference(left, right)
         if where is not None:
@@ -380,7 +324,7 @@ def _where_different(plain: PlainRead, augmented: list[Any]) -> str | None:
 
 
 def _who_drew(states: RandomStates) -> str | None:
-    """Returns which global generators are not in the given states; None if all are."""
+    """Returns a reason if the global generators are not in the given states."""
     drew = _moved(states)
     return f"it does not draw the same random numbers ({', '.join(drew)}) by itself and in stages" if drew else None
 
@@ -451,30 +395,22 @@ def _moved(states: RandomStates) -> list[str]:
 
 
 # ---------------------------------------------------------------------- calls
-# What a data set reads in one call of its ``__getitems__``: examples, or a batch that cannot be taken apart.
-#
-# A plain ``DataLoader`` hands to the collate function whatever ``__getitems__`` returns. Echoing before batching makes batches of
-# examples from different calls, so it needs examples, and such that fit each other.
+# A plain ``DataLoader`` hands to the collate function whatever one call of ``__getitems__`` returns: examples, or a batch that
+# cannot be taken apart. Echoing before batching makes batches of examples from different calls, so it needs examples, and such
+# that fit each other.
 
 _FEW = 4  # examples that are read to find out
 
 
 def why_not_apart(dataset: Any, indices: Sequence[Any] | None, collate_fn: Callable[[list[Any]], Any]) -> str:
-    """Returns why what a data set reads in one call cannot be taken apart; empty if it can. See the other functions."""
+    """Returns why the result of one call cannot be taken apart; empty if it can. See `whole_batch` and `needs_one_call`."""
     return whole_batch(dataset, indices)[0] or needs_one_call(dataset, indices, collate_fn)
 
 
 def whole_batch(dataset: Any, indices: Sequence[Any] | None) -> tuple[str, int]:
-    """Returns why what a data set reads in one call is a whole batch, and the bytes of one example in it.
+    """Returns why one call of a data set reads a whole batch, and the bytes of one example in it; empty and 0 if it does not.
 
     A list of as many members as a batch has columns is not a list of examples. Therefore two numbers of examples are read.
-
-    Args:
-        dataset: The data set. Temporary copies of it are read.
-        indices: The indices that may be read; None: all.
-
-    Returns:
-        The reason, and the bytes. They are empty and 0 if the data set reads single examples, or returns a list of them.
     """
     if batched(dataset) is None:
         return "", 0
@@ -494,11 +430,6 @@ def needs_one_call(dataset: Any, indices: Sequence[Any] | None, collate_fn: Call
 
     A call may pad its examples to the longest of them (a tokenizer in ``set_transform`` of Hugging Face). The collate function
     then fails for examples of different calls alone.
-
-    Args:
-        dataset: The data set, which returns lists of examples. Temporary copies of it are read.
-        indices: The indices that may be read; None: all.
-        collate_fn: The collate function.
     """
     if batched(dataset) is None:
         return ""
@@ -514,7 +445,6 @@ def needs_one_call(dataset: Any, indices: Sequence[Any] | None, collate_fn: Call
 
 
 def _few(dataset: Any, indices: Sequence[Any] | None) -> list[Any]:
-    """Returns a few indices, spread over those that may be read."""
     if indices is None:
         indices = range(len(dataset) if has_length(dataset) else _FEW)
     count = min(_FEW, len(indices))
@@ -531,9 +461,7 @@ def _error_of(collate_fn: Callable[[list[Any]], Any], examples: list[Any]) -> st
 
 
 # ---------------------------------------------------------------------- splits
-# The four steps in a row: a data set is described and cut, its stages are made, and, before training, they are proved.
-#
-# This happens at two times, because workers must not inherit what a proof has touched:
+# The four steps in a row. This happens at two times, because workers must not inherit what a proof has touched:
 #
 # * Before training, in a process that ends afterwards (``data/elsewhere.py``), `find_split` tries the conventions that the data
 #   set may follow, with two examples of each leaf. It returns the first one that proves right, as a `Split`, which is a plain
@@ -547,12 +475,12 @@ class Split:
     """Where a data set is split. It consists of plain values, so that it can be sent to workers.
 
     Attributes:
-        reused: What an echo reuses, for people, e.g. ``("load", "Resize")``.
-        redone: What runs for each use, e.g. ``("RandomResizedCrop",)``; empty if everything is reused.
+        reused: Human-readable names of the reused stages, e.g. ``("load", "Resize")``.
+        redone: Names of those that run for each use, e.g. ``("RandomResizedCrop",)``; empty if everything is reused.
         example_bytes: Estimated memory of one reused example (or raw item), in bytes: the largest of those that were read.
         conventions: The conventions of the leaves, in the order in which they are met.
         raw: Whether the data set is split after reading. If not, it is split before its augmentation.
-        packed_bytes: What one takes in a cache, in bytes: their mean, packed (see `nbytes`).
+        packed_bytes: The room for one example in a cache, in bytes: their mean, packed (see `nbytes`).
     """
 
     reused: tuple[str, ...]
@@ -567,47 +495,19 @@ class Split:
 
 
 def make_stages(dataset: Any, conventions: Sequence[Convention] | None = None, *, raw: bool = False) -> Stages:
-    """Returns the stages of ``dataset`` as it is now, without reading an example and without changing it.
-
-    Args:
-        dataset: A map-style data set.
-        conventions: The conventions of a `Split`. Default: the likeliest ones, without a proof.
-        raw: Whether to split after reading.
-
-    Raises:
-        SplitRefused: Nothing shows where to split.
-    """
+    """Returns the stages of ``dataset`` as it is, without reading an example. Default: the likeliest conventions, unproved."""
     with _refused(raw):
         return make(cut(describe(dataset), conventions or (), raw=raw), dataset)
 
 
 def make_decoding(dataset: Any, raw: Split, loaded: Split) -> Stages:
-    """Returns stages between two splits of ``dataset``: ``load`` reads, and ``augment`` turns that into what ``loaded`` loads.
-
-    Args:
-        dataset: A map-style data set, which was split in both ways.
-        raw: Its split after reading.
-        loaded: Its split before the augmentation.
-
-    Raises:
-        SplitRefused: The data set is not the one that was split.
-    """
+    """Returns stages between two splits: ``load`` reads, and ``augment`` turns the raw item into what ``loaded`` loads."""
     description = describe(dataset)
     return make(cut(description, raw.conventions, raw=True), dataset, until=cut(description, loaded.conventions, raw=False))
 
 
 def prove_decoding(dataset: Any, raw: Split, loaded: Split, indices: Sequence[Any] | None = None) -> None:
-    """Checks, on the examples on which splits are proved, that `make_decoding` gives what ``loaded`` loads.
-
-    Args:
-        dataset: A map-style data set. Temporary copies of it are read.
-        raw: Its split after reading.
-        loaded: Its split before the augmentation.
-        indices: As in `find_split`.
-
-    Raises:
-        SplitRefused: `make_decoding` gives something else.
-    """
+    """Checks, on the examples on which splits are proved, that `make_decoding` gives what ``loaded`` loads."""
     description = describe(dataset)
     to_read = {
         index
@@ -626,15 +526,9 @@ def prove_decoding(dataset: Any, raw: Split, loaded: Split, indices: Sequence[An
 def find_split(dataset: Any, indices: Sequence[Any] | None = None, *, raw: bool = False) -> Split:
     """Returns where ``dataset`` can be split, proved on examples. The data set is not changed.
 
-    Args:
-        dataset: A map-style data set.
-        indices: The indices that can be read, if they are not ``range(len(dataset))``. The proof takes, for each leaf, the first
-            and the last index that lead to it.
-        raw: Whether to split after reading.
-
-    Raises:
-        SplitRefused: Nothing shows where to split, or no way to split is right.
-        Exception: The data set itself raises it when it is read.
+    Raises `SplitRefused` if nothing shows where to split, or no way to split is right, and whatever the data set itself raises.
+    ``indices`` are those that can be read, if they are not ``range(len(dataset))``. For each leaf, the proof takes the first and
+    the last index that lead to it.
 
     >>> from lightning_echo.split.staged import StagedDataset
     >>> find_split(StagedDataset.of([1.0, 2.0], augment=lambda example: -example))
@@ -664,13 +558,7 @@ def find_split(dataset: Any, indices: Sequence[Any] | None = None, *, raw: bool 
 
 
 def weighed(dataset: Any, split: Split, indices: Sequence[Any] | None = None) -> Split:
-    """Returns the same split with the sizes of examples that are spread over the data. A proof knows only the first and the last.
-
-    Args:
-        dataset: The data set that was split.
-        split: Where it was split.
-        indices: The indices that can be read; None: all.
-    """
+    """Returns the same split with sizes of examples spread over the data. A proof knows only the first and the last."""
     size = size_of_examples(dataset, partial(make_stages, conventions=split.conventions, raw=split.raw), indices)
     if size is None:
         return split
@@ -679,7 +567,7 @@ def weighed(dataset: Any, split: Split, indices: Sequence[Any] | None = None) ->
 
 @contextmanager
 def _refused(raw: bool) -> Iterator[None]:
-    """Turns the refusal of a split after reading into a `ReadRefused`, whose message says what to do in that case."""
+    """Turns the refusal of a split after reading into a `ReadRefused`, whose message has the hint for that case."""
     try:
         yield
     except SplitRefused as refused:
@@ -691,7 +579,7 @@ def _refused(raw: bool) -> Iterator[None]:
 def _first_proved(
     dataset: Any, tries: Iterator[tuple[Convention, Cut]], indices: Sequence[Any]
 ) -> tuple[Convention, ExampleSize]:
-    """Returns the first convention whose cut proves right, and what `prove` returns."""
+    """Returns the first convention whose cut proves right, and the result of `prove`."""
     plain = read_plainly(dataset, list(dict.fromkeys(indices)))
     if all(example is None for example in plain.examples):
         raise SplitRefused(f"it returns None for {' and '.join(f'dataset[{index}]' for index in plain.indices)}")

@@ -21,9 +21,7 @@ from lightning_echo.data.randomness import preserved_random_states
 from lightning_echo.insertion import Needs, earliest
 
 # ---------------------------------------------------------------------- stages
-# The stages of a data set: ``load``, whose result is reused, and ``augment``, which is redone for each use.
-#
-# The insertion point decides what is in each of them: at ``after_read``, ``load`` only reads, and ``augment`` first decodes.
+# The insertion point decides what is in each stage: at ``after_read``, ``load`` only reads, and ``augment`` first decodes.
 # However a data set was cut, a worker runs the same small value.
 
 Load = Callable[[Any], Any]
@@ -31,16 +29,16 @@ Augment = Callable[[Any, Any], Any]
 
 
 class Stages:
-    """What a worker runs for one data set. The functions are looked up once, not for every example.
+    """The functions that a worker runs for one data set, looked up once, not for every example.
 
     Attributes:
         load: Gets an index and returns an example. The result is reused.
-        augment: Gets an index and an example, and returns what the collate function gets. It runs for each use. The index only
+        augment: Gets an index and an example, and returns the input of the collate function. It runs for each use. The index only
             shows from which data set inside a ``ConcatDataset`` the example came.
         load_many: Gets indices and returns the examples in one call, if the innermost data set has a ``__getitems__`` of its own;
             otherwise None. If it is set, fresh examples are loaded by it and not by ``load``.
-        reused: What is in ``load``, for people, e.g. ``("load", "Resize")`` or ``("read",)``.
-        redone: What is in ``augment``, e.g. ``("RandomResizedCrop", "RandomHorizontalFlip")``; empty if there is nothing in it.
+        reused: Human-readable names of the parts of ``load``, e.g. ``("load", "Resize")`` or ``("read",)``.
+        redone: Those of ``augment``, e.g. ``("RandomResizedCrop", "RandomHorizontalFlip")``; may be empty.
         augment_routes: Whether ``augment`` uses the index.
         sources: The copies of data sets that ``load`` reads in place of the data sets themselves.
     """
@@ -68,7 +66,7 @@ class Stages:
 
     @property
     def redoing(self) -> str:
-        """What ``augment`` does, for messages."""
+        """The work of ``augment``, for messages."""
         return "decoding and augmenting" if "decode" in self.redone else "augmenting"
 
     def __repr__(self) -> str:
@@ -81,18 +79,11 @@ def unchanged(index: Any, example: Any) -> Any:
 
 
 def uncut_stages(dataset: Any) -> Stages:
-    """Returns the stages of a data set that is not cut (``after_augmentation``): everything is reused.
-
-    >>> stages = uncut_stages([10, 20])
-    >>> stages.augment(1, stages.load(1)), stages
-    (20, reuse [load, augment], redo [])
-    """
+    """Returns the stages of a data set that is not cut (``after_augmentation``): everything is reused."""
     return Stages(dataset.__getitem__, unchanged, reused=("load", "augment"), redone=(), load_many=batched(dataset))
 
 
 # ---------------------------------------------------------------------- decoding
-# Decodes, as part of loading, images that a data set has only opened.
-#
 # Pillow decodes a file when its pixels are first used: by a transform, or by the copy that is made for an echo. Before that, an
 # echo would reuse an open file. And decoding, which happens once per fresh example, would be counted as work for each use.
 
@@ -100,14 +91,7 @@ _FEW = 16  # only so many members of an example are searched: many members are v
 
 
 def add_decoding(stages: Stages) -> None:
-    """Changes stages so that ``load`` also decodes images.
-
-    >>> from lightning_echo.split.staged import uncut_stages
-    >>> stages = uncut_stages([10, 20])
-    >>> add_decoding(stages)
-    >>> stages.load(1)
-    20
-    """
+    """Changes stages so that ``load`` also decodes images that the data set has only opened."""
     load, load_many = stages.load, stages.load_many
     stages.load = lambda index: decoded(load(index))
     if load_many is None:
@@ -138,9 +122,7 @@ def decoded(example: Any) -> Any:
 
 
 # ---------------------------------------------------------------------- staged
-# Data sets that have the stages as methods, so that the methods show where they can be cut.
-#
-# `StagedDataset` is the public base class. Any data set with the same methods counts as well.
+# The public base class. Any data set with the same methods counts as well.
 
 LoadMany = Callable[[list[Any]], list[Any]]
 
@@ -227,7 +209,7 @@ class StagedDataset(Dataset[Any]):
 
 
 class AugmentedDataset(StagedDataset):
-    """What `StagedDataset.of` returns: a named cut. Other attributes are read from the data set inside, and set there."""
+    """The named cut that `StagedDataset.of` returns. Other attributes are read from the data set inside, and set there."""
 
     # The only attributes of its own. Their names must not hide an attribute of the data set inside.
     _OWN = ("_inner", "_augment_one", "_decode_one")
@@ -275,7 +257,7 @@ class AugmentedDataset(StagedDataset):
 
 
 def is_staged(dataset: Any) -> bool:
-    """Returns whether ``dataset`` has the methods of a `StagedDataset`. The proof finds out whether they do what they should.
+    """Returns whether ``dataset`` has the methods of a `StagedDataset`. The proof checks that they do what they should.
 
     A method that takes a path does not count. The proof calls ``load(0)`` or ``read(0)``, and an unrelated ``load(path)`` might
     then call ``open(0)``, which closes the standard input.
@@ -299,7 +281,7 @@ def is_raw(dataset: Any) -> bool:
 
 
 def load_of(dataset: Any) -> Callable[[Any], Any]:
-    """Returns the ``load`` of a staged data set. If the data set has none, ``load`` is made of ``read`` and ``decode``."""
+    """Returns the ``load`` of a staged data set, or one made of ``read`` and ``decode``."""
     if isinstance(dataset, StagedDataset) or _is_stage(dataset, "load"):
         load: Callable[[Any], Any] = dataset.load
         return load
@@ -358,11 +340,7 @@ def batched(dataset: Any) -> LoadMany | None:
 
 
 def read_batch(dataset: Any, indices: list[Any]) -> list[Any]:
-    """Reads examples in the way in which a plain ``DataLoader`` reads those of a batch, and returns them.
-
-    Raises:
-        WholeBatchError: The data set returns a whole batch in place of a list of examples.
-    """
+    """Reads examples as a plain ``DataLoader`` reads those of a batch. Raises `WholeBatchError` for a whole batch."""
     many = getattr(dataset, "__getitems__", None)
     return examples_in(many(indices), indices) if callable(many) else [dataset[index] for index in indices]
 
@@ -372,17 +350,9 @@ class WholeBatchError(ValueError):
 
 
 def examples_in(read: Any, indices: Sequence[Any]) -> list[Any]:
-    """Returns the examples that a ``__getitems__`` returned, as a list.
+    """Returns the result of a ``__getitems__`` as a list of examples.
 
-    Args:
-        read: What it returned. A plain ``DataLoader`` hands that to the collate function, whatever it is.
-        indices: What it was asked for.
-
-    Raises:
-        WholeBatchError: That is not a list or tuple of as many examples, for instance a ``TensorDict``, or a dict of columns.
-
-    >>> examples_in(("a", "b"), [5, 7])
-    ['a', 'b']
+    Raises `WholeBatchError` if it is not a list or tuple of as many examples as ``indices``: a ``TensorDict``, a dict of columns.
     """
     is_list = isinstance(read, list | tuple)
     if is_list and len(read) == len(indices):
@@ -396,33 +366,22 @@ def examples_in(read: Any, indices: Sequence[Any]) -> list[Any]:
 
 
 # ---------------------------------------------------------------------- sizes
-# What an example weighs, estimated from a few that are spread over the data: the first and the last may be unlike the others.
-#
-# A size is a figure. It never ends a training: an example that cannot be read is left out, and the training will meet it or not.
+# Sizes are estimated from a few examples that are spread over the data: the first and the last may be unlike the others. A size
+# never ends a training: an example that cannot be read is left out, and the training will meet it or not.
 
 _SAMPLES = 8
 _MOST_SECONDS = 0.5  # no example is read after that: a slow source, or one that hangs, must not make the start slow
 
 
 class ExampleSize(NamedTuple):
-    """What examples weigh, in bytes.
-
-    Attributes:
-        largest: Memory of the largest one while it is live.
-        packed: Mean of all, packed (see `nbytes`).
-    """
+    """Sizes of examples, in bytes: memory of the largest one while it is live, and the mean, packed (see `nbytes`)."""
 
     largest: int
     packed: int
 
 
 def sample_places(count: int) -> list[int]:
-    """Returns the places of up to eight samples among ``count`` examples, from the first to the last one.
-
-    Example:
-        >>> sample_places(15), sample_places(3)
-        ([0, 2, 4, 6, 8, 10, 12, 14], [0, 1, 2])
-    """
+    """Returns the places of up to eight samples among ``count`` examples, from the first to the last one."""
     if count <= _SAMPLES:
         return list(range(count))
     return [place * (count - 1) // (_SAMPLES - 1) for place in range(_SAMPLES)]
@@ -431,10 +390,7 @@ def sample_places(count: int) -> list[int]:
 def size_of_examples(dataset: Any, make: Callable[[Any], Stages], indices: Sequence[Any] | None = None) -> ExampleSize | None:
     """Reads up to eight examples from a temporary copy of a data set, for half a second; None if none can be read.
 
-    Args:
-        dataset: A map-style data set. One without a length is not read.
-        make: Makes the stages of the copy, whose ``load`` returns what is weighed.
-        indices: The indices that can be read; None: all.
+    A data set without a length is not read. ``make`` makes the stages of the copy, whose ``load`` returns the measured example.
     """
     sizes: list[ExampleSize] = []
     with suppress(Exception), preserved_random_states(), _at_most(_MOST_SECONDS):  # whatever the data set raises
@@ -453,7 +409,7 @@ def size_of_examples(dataset: Any, make: Callable[[Any], Stages], indices: Seque
 def _at_most(seconds: float) -> Iterator[None]:
     """Raises TimeoutError in a read that takes longer, unless the program has a timer of its own, or this is not the main thread.
 
-    Sizes are weighed in a process that ends afterwards, so that nothing is lost with the read.
+    Sizes are estimated in a process that ends afterwards, so that nothing is lost with the read.
     """
     may_set = threading.current_thread() is threading.main_thread() and signal.getitimer(signal.ITIMER_REAL)[0] == 0
     if not may_set:
@@ -473,7 +429,6 @@ def _at_most(seconds: float) -> Iterator[None]:
 
 
 def size_of(*examples: Any) -> ExampleSize:
-    """Returns what examples weigh. There is at least one."""
     return sizes_joined(ExampleSize(nbytes(each), nbytes(each, is_packed=True)) for each in examples)
 
 

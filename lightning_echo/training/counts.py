@@ -31,19 +31,10 @@ from lightning_echo.training.loaders import Echoed, EchoLoaders, common_factor, 
 from lightning_echo.training.trainer import check_factor_during_training
 
 # ---------------------------------------------------------------------- run counts
-# `RunCounts`: the fresh and echoed examples of a run on all ranks, also after a resume.
-#
-# A checkpoint holds only the state of rank 0. So the state of this object holds the counts of the whole job.
+# A checkpoint holds only the state of rank 0, so the state of `RunCounts` holds the counts of the whole job.
 
 
 class Examples(NamedTuple):
-    """Numbers of examples.
-
-    Attributes:
-        fresh: Fresh examples.
-        echoed: Echoed examples.
-    """
-
     fresh: int = 0
     echoed: int = 0
 
@@ -51,9 +42,7 @@ class Examples(NamedTuple):
 class RunCounts:
     """Joins the examples delivered on this rank with those of the other ranks.
 
-    Attributes:
-        counter: The metric that counts the examples delivered in the run.
-        totals: Examples of the job when the ranks last added them up.
+    ``totals`` are the examples of the job when the ranks last added them up.
     """
 
     def __init__(self) -> None:
@@ -63,15 +52,14 @@ class RunCounts:
         self._counted = Examples()  # of the examples delivered on this rank, those that the metric has counted
 
     def go_on_from(self, delivered: Examples) -> None:
-        """Notes what this rank has delivered so far. The totals that were loaded contain it."""
+        """Notes the examples that this rank has delivered so far. The loaded totals contain them."""
         self._counted, self._in_metric_at_totals = delivered, self._in_metric()
 
     def skip_to(self, delivered: Examples) -> None:
-        """Begins to count here, because a loader that was made anew may begin at 0, or at another number."""
+        """Begins to count here, because a newly made loader may begin at 0 or at another number."""
         self._counted = delivered
 
     def update(self, delivered: Examples) -> None:
-        """Counts the examples that this rank has delivered since the last call."""
         self.counter.update(delivered.fresh - self._counted.fresh, delivered.echoed - self._counted.echoed)
         self._counted = delivered
 
@@ -94,7 +82,6 @@ class RunCounts:
         ]
 
     def load(self, state: list[int]) -> None:
-        """Restores what `state` returned."""
         self.totals = Examples(*state)
         self.counter.reset()
         self.counter.update(self.totals.fresh, self.totals.echoed)
@@ -104,12 +91,9 @@ class RunCounts:
 
 
 # ---------------------------------------------------------------------- cache meter
-# `CacheMeter`: what the caches of a training hold at an epoch's end, and how often they had an example in the epoch.
-#
-# Hits and misses are counts of a node. All ranks of the node report the same counts, so that their sum over ranks would count
-# them several times. Therefore each rank reports its own fresh examples, multiplied by the share of them that its node had in the
-# cache. These numbers can be added up. Their sum over the ranks of a node is the node's hits. This is so for any number of ranks,
-# and whether they share a cache or have one each.
+# Hits and misses are counts of a node. All its ranks report the same counts, so their sum over ranks would count them several
+# times. Therefore each rank reports its own fresh examples, multiplied by its node's share of hits. The sum of these numbers over
+# the ranks of a node is the node's hits, for any number of ranks, whether they share a cache or not.
 #
 # The counts must be read while no rank can deliver a batch. So all ranks read them between two exchanges: after all ranks have
 # delivered their last batch of the epoch, and before any of them continues.
@@ -118,15 +102,14 @@ _NANOSECONDS = 1_000_000_000
 
 
 class CacheUse(NamedTuple):
-    """What a cache holds at an epoch's end, and how often it had an example in the epoch.
+    """The contents of a cache at an epoch's end, and its use in the epoch.
 
     Attributes:
         hits: Fresh examples of the epoch that the cache had, all ranks. It need not be a whole number, see above.
         fresh: Fresh examples of the epoch, all ranks.
-        examples: Examples that are held on a node. If nodes differ, the mean over the ranks.
-        bytes: Bytes that they take on a node. If nodes differ, the mean over the ranks.
-        is_full: Whether nothing is added any more on any node.
-        hold: What is held of an example, on the node of this rank.
+        examples: Examples that are held on a node; `bytes` is their size. If nodes differ, the mean over the ranks.
+        is_full: Whether nothing more is added on any node.
+        hold: The form of an example, on the node of this rank.
         received: Number of hits that came from another node; None if the cache is not partitioned.
         exchange_seconds: Seconds of the epoch in which a node sent and received examples, for the node that took longest; None if
             the cache is not partitioned.
@@ -143,16 +126,14 @@ class CacheUse(NamedTuple):
 
     @property
     def received_fraction(self) -> float | None:
-        """Share of the epoch's fresh examples that came from another node; None if there were none."""
         return self.received / self.fresh if self.fresh and self.received is not None else None
 
     @property
     def hit_fraction(self) -> float | None:
-        """Share of the epoch's fresh examples that the cache had; None if there were none."""
         return self.hits / self.fresh if self.fresh else None
 
     def logged(self) -> dict[str, float]:
-        """Returns the values to log by name, without those that are not known.
+        """Returns the known values to log, by name.
 
         >>> CacheUse(3.0, 12, 6, 600, True, "loaded").logged()
         {'cache_hit_fraction': 0.25, 'cached_examples': 6, 'cache_bytes': 600}
@@ -172,7 +153,7 @@ class _Lookups(NamedTuple):
     exchange_nanoseconds: int = 0
 
     def since(self, before: _Lookups) -> _Lookups:
-        """Returns what was counted since then. If a reload brought other data, the cache has begun anew and counts from 0."""
+        """Returns the counts since then. If a reload brought other data, the cache is a new one and counts from 0."""
         began_anew = any(now < earlier for now, earlier in zip(self[1:], before[1:], strict=True))
         of_node = (0, 0, 0, 0) if began_anew else before[1:]
         since = (now - earlier for now, earlier in zip(self[1:], of_node, strict=True))
@@ -180,27 +161,18 @@ class _Lookups(NamedTuple):
 
 
 class CacheMeter:
-    """Follows the caches of the loaders of a training."""
-
     def __init__(self) -> None:
         self._at_start: dict[str, _Lookups] = {}
 
     def begin_epoch(self, parts: Mapping[str, EchoLoader]) -> None:
-        """Notes the counts when an epoch begins, or continues after a resume.
-
-        Args:
-            parts: The loaders by name; a reload may have made them anew.
-        """
+        """Notes the counts when an epoch begins, or continues after a resume. A reload may have made the loaders newly."""
         self._at_start = {name: _lookups(part) for name, part in parts.items()}
 
     def end_epoch(self, parts: Mapping[str, EchoLoader], gather: Callable[[list[int]], Tensor]) -> dict[str, CacheUse]:
-        """Returns what was measured in the epoch for each loader that has a cache, by the loader's name.
+        """Returns the measures of the epoch for each loader that has a cache, by the loader's name.
 
-        All ranks must call this together, after an exchange that follows the epoch's last batch.
-
-        Args:
-            parts: The loaders by name.
-            gather: Returns the values of every rank, shape (ranks, values). It is called only if there is a cache.
+        All ranks must call this together, after an exchange that follows the epoch's last batch. ``gather`` returns the values of
+        every rank, shape (ranks, values); it is called only if there is a cache.
         """
         holds: dict[str, str] = {}
         row: list[int] = []
@@ -217,7 +189,7 @@ class CacheMeter:
 
 
 def together(caches: Iterable[CacheUse]) -> CacheUse | None:
-    """Returns the figures of the caches of several loaders as those of one cache; None if there are none.
+    """Returns the figures of several loaders' caches as those of one cache; None if there are none.
 
     >>> together([CacheUse(3.0, 12, 6, 600, True, "loaded"), CacheUse(3.0, 4, 1, 10, False, "raw")])[:6]
     (6.0, 16, 7, 610, False, 'loaded and raw')
@@ -238,7 +210,7 @@ def together(caches: Iterable[CacheUse]) -> CacheUse | None:
 
 
 def metrics_of_parts(caches: Mapping[str, CacheUse]) -> dict[str, float]:
-    """Returns the metrics of each loader's cache, if there are several loaders. For a single loader it returns none.
+    """Returns the metrics of each loader's cache, if there are several loaders; none for a single one.
 
     >>> sorted(metrics_of_parts({"scans": CacheUse(3.0, 12, 6, 600, True, "loaded")}))
     ['echo/scans/cache_bytes', 'echo/scans/cache_hit_fraction', 'echo/scans/cached_examples']
@@ -259,7 +231,7 @@ def _sum_of_known(values: Iterable[float | None]) -> float | None:
 
 
 def _joined(of_ranks: list[list[int]], hold: str) -> CacheUse:
-    """Joins what the ranks have reported about a loader's cache: nine numbers for each rank, see `CacheMeter.end_epoch`."""
+    """Joins the ranks' reports on a loader's cache: nine numbers for each rank, see `CacheMeter.end_epoch`."""
     hits = sum(fresh * hits / lookups for fresh, hits, lookups, *_ in of_ranks if lookups)
     received = sum(of_rank[0] * of_rank[6] / of_rank[2] for of_rank in of_ranks if of_rank[2])
     fresh, _, _, examples, size, full, *_ = (sum(column) for column in zip(*of_ranks, strict=True))
@@ -269,14 +241,14 @@ def _joined(of_ranks: list[list[int]], hold: str) -> CacheUse:
 
 
 # ---------------------------------------------------------------------- share meter
-# `ShareMeter`: what sharing the reading did to a training in an epoch. Only a single loader can share.
+# Only a single loader can share.
 
 
 class ShareUse(NamedTuple):
-    """What sharing did in an epoch.
+    """The effect of sharing in an epoch.
 
     Attributes:
-        trainings: Number of trainings that the reader has at the end of the epoch, this one among them.
+        trainings: Number of trainings that the reader has at the end of the epoch, this one included.
         waited_seconds: Seconds that a batch waited for another training, on the rank where this was longest.
         missed: Examples that other trainings had and this one did not, in the run so far, all ranks.
         saved_cpu_seconds: Processor seconds that sharing has saved this training in the run so far, all ranks.
@@ -291,22 +263,17 @@ class ShareUse(NamedTuple):
 
 
 class ShareMeter:
-    """Follows the loader of a training, if it shares."""
-
     def __init__(self) -> None:
         self._waited_at_start = 0.0
 
     def begin_epoch(self, loader: Any) -> None:
-        """Notes the counts when an epoch begins, or continues after a resume."""
         sharing = _sharing_of(loader)
         self._waited_at_start = 0.0 if sharing is None else sharing.waited.for_peers
 
     def end_epoch(self, loader: Any, gather: Callable[[list[int]], Tensor]) -> ShareUse | None:
-        """Returns what was measured in the epoch; None if the loader does not share. All ranks must call this together.
+        """Returns the measures of the epoch; None if the loader does not share. All ranks must call this together.
 
-        Args:
-            loader: What is trained on.
-            gather: Returns the values of every rank, shape (ranks, values). It is called only if the loader shares.
+        ``gather`` returns the values of every rank, shape (ranks, values); it is called only if the loader shares.
         """
         if (sharing := _sharing_of(loader)) is None:
             return None
@@ -326,25 +293,18 @@ def _sharing_of(loader: Any) -> LoaderSharing | None:
 # ---------------------------------------------------------------------- asking
 # `AskingSteps`: after which steps a controller is asked within an epoch.
 #
-# After these steps the ranks exchange what they have measured. So all ranks must find the same answer without asking each other.
-# Therefore the answer depends only on numbers of batches. What may differ between ranks is agreed upon when training begins.
+# After these steps the ranks exchange their measurements. All ranks must find the same answer without asking each other, so it
+# depends only on numbers of batches. Values that may differ between ranks are agreed upon when training begins.
 
 SETTLING_STEPS = 10  # after the queued batches: by then, the device's caches are warm and the thread's queue has settled
 
 
 class AskingSteps:
-    """Counts the steps of a ``fit``.
-
-    Args:
-        controller: The controller; None: there is no controller to ask.
+    """Counts the steps of a ``fit``; raises a TypeError or a ValueError for wrong numbers of steps of the controller.
 
     Attributes:
         first_after_steps: The controller's attribute: the number of steps that the early decision is based on.
         has_asked: Whether the controller has been asked in this run.
-
-    Raises:
-        TypeError: The controller's numbers of steps are not integers.
-        ValueError: They are below 1.
     """
 
     def __init__(self, controller: Controller | None) -> None:
@@ -360,9 +320,7 @@ class AskingSteps:
     def start(self, loader: Echoed | None, largest: Callable[[int], int]) -> None:
         """Begins to count, or continues after a resume. All ranks must call this together.
 
-        Args:
-            loader: What is trained on.
-            largest: Returns the largest of the ranks' values.
+        ``largest`` returns the largest of the ranks' values.
         """
         parts = parts_of(loader).values()
         # Lightning can be told of another length of epochs only between two epochs.
@@ -374,10 +332,7 @@ class AskingSteps:
     def after_step(self, in_epoch: int, in_run: int, *, ends_epoch: bool) -> Moment | None:
         """Returns why the controller is asked after a step; None: it is not asked. Call it after each step.
 
-        Args:
-            in_epoch: Number of batches of the epoch so far.
-            in_run: Number of batches of the run so far.
-            ends_epoch: Whether the epoch is over. The controller is then asked anyway.
+        If the step ``ends_epoch``, the controller is asked anyway.
         """
         self._steps += 1
         if not self._is_possible or ends_epoch:
@@ -388,42 +343,36 @@ class AskingSteps:
 
 
 def _unsettled(loader: EchoLoader) -> int:
-    """Returns how many of the next batches tell nothing, because queues held them at the start, or because they fill a buffer."""
+    """Returns how many of the next batches prove nothing: queues held them at the start, or they fill a buffer."""
     return max(loader.planned_ahead, loader.settled_at - loader.delivered_batches)
 
 
 # ---------------------------------------------------------------------- decider
-# `Decider`: shows the controller the same observation on every rank, and gives all ranks the decision of rank 0.
+# `Decider` shows the controller the same observation on every rank, and gives all ranks the decision of rank 0.
 #
-# The controller decides on the factor. Each rank has a controller and asks it, after the ranks have joined their times
-# (``meters.py``) and their logged metrics (`Decider.observe`). Then rank 0 sends its decision to the others (`Decider.decide`),
-# and on each rank `EchoCallback` sets that factor on its own loader. `AskingSteps` says after which steps this happens.
+# Each rank has a controller and asks it, after the ranks have joined their times (``meters.py``) and their logged metrics
+# (`Decider.observe`). Then rank 0 sends its decision to the others (`Decider.decide`), and on each rank `EchoCallback` sets that
+# factor on its own loader.
 
 
 class Decider:
     """Asks a controller at the end of each epoch, and within epochs. All ranks must call its methods together.
 
-    Args:
-        controller: The controller. None: epochs are observed, but nothing is decided.
-
-    Attributes:
-        validated: Whether validation has run in this ``fit``.
+    Without a controller, epochs are observed, but nothing is decided. ``validated``: validation has run in this ``fit``.
     """
 
     def __init__(self, controller: Controller | None) -> None:
         self._controller = controller
         self._recent = RecentSteps()
         self.validated = False
-        self._logged_before: dict[str, Tensor] = {}  # from the checkpoint: a resumed Trainer has forgotten what was logged
+        self._logged_before: dict[str, Tensor] = {}  # from the checkpoint: a resumed Trainer has forgotten the logged values
         self._logged_last: dict[str, Tensor] = {}  # the tensors of the last epoch: a value that is logged again may be equal
 
     def check(self, trainer: pl.Trainer, loader: Echoed | None) -> None:
-        """Refuses, before training, whatever would end the training with an error later.
+        """Refuses, before training, a setting that would end the training with an error later.
 
-        Raises:
-            MisconfigurationException: There is no `EchoLoader`, the loaders have different factors, or a learning-rate schedule
-                forbids longer epochs.
-            ValueError: The buffer cannot hold what the largest factor needs.
+        It raises a MisconfigurationException without an `EchoLoader`, for different factors, and if a learning rate schedule
+        forbids longer epochs; a ValueError if the buffer cannot hold the largest factor.
         """
         if self._controller is None:
             return
@@ -446,15 +395,8 @@ class Decider:
         measured: tuple[JobSteps | None, PipelineCosts | None],
         moment: Moment = Moment.epoch_end,
     ) -> Observation:
-        """Returns what is known at a moment. It is the same on all ranks.
-
-        Args:
-            trainer: The Trainer.
-            pl_module: The model.
-            epoch: Number of the epoch.
-            factor: The factor that was set last.
-            measured: The steps that are judged, and what the pipeline costs.
-            moment: When the controller is asked.
+        """Returns the observation at a moment, equal on all ranks. ``measured``: the steps that are judged, and the pipeline's
+        costs.
         """
         metrics, anew = ({}, frozenset[str]()) if self._controller is None else self._join_logged(trainer, pl_module)
         judged, costs = measured
@@ -474,7 +416,6 @@ class Decider:
         )
 
     def _join_logged(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> tuple[dict[str, float], frozenset[str]]:
-        """Returns the means over ranks of the logged metrics, and which of them were logged since the last epoch's end."""
         logged = self._logged(trainer)
         names = trainer.strategy.broadcast(sorted(logged))
         anew = frozenset(trainer.strategy.broadcast([name for name, value in logged.items() if self._is_new(name, value)]))
@@ -482,16 +423,7 @@ class Decider:
         return _mean_over_ranks(pl_module, names, logged), anew
 
     def decide(self, trainer: pl.Trainer, observation: Observation, loader: Echoed | None = None) -> Decision | None:
-        """Returns the decision of rank 0; None without a controller.
-
-        Args:
-            trainer: The Trainer.
-            observation: What `observe` returned.
-            loader: What is trained on.
-
-        Raises:
-            TypeError: The controller did not return a `Decision`.
-        """
+        """Returns the decision of rank 0; None without a controller. A result that is not a `Decision` raises a TypeError."""
         if self._controller is None:
             return None
         decision = self._controller.decide(observation)
@@ -507,12 +439,9 @@ class Decider:
         return self._recent.joined(observation)
 
     def recommend(self, loader: Echoed | None, observation: Observation, decision: Decision | None) -> Decision:
-        """Returns the factor that follows from the measurements: the controller's, or what ``TargetIdle()`` would choose.
+        """Returns the factor that follows from the measurements: the controller's, or the choice of ``TargetIdle()``.
 
-        Args:
-            loader: What was trained on.
-            observation: What `joined_with_recent` returned.
-            decision: The controller's decision.
+        ``observation`` is the result of `joined_with_recent`.
         """
         if decision is not None and decision.reason.is_measured:
             return decision
@@ -531,27 +460,23 @@ class Decider:
         return {name: (float(value), self._is_new(name, value)) for name, value in self._logged(trainer).items()}
 
     def load_metrics_state(self, state: dict[str, tuple[float, bool]]) -> None:
-        """Restores what `metrics_state` returned."""
         with inside("metrics"):
             state = {name: entry(state, name, tuple[float, bool]) for name in state}
         self._logged_before = {name: torch.tensor(value) for name, (value, _) in state.items()}
         self._logged_last = {name: self._logged_before[name] for name, (_, is_new) in state.items() if not is_new}
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the controller's state, in plain types and tensors."""
         return {} if self._controller is None else state_by_kind(self._controller)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores what `state_dict` returned. It ignores the state of another class of controller."""
+        """Restores a state; that of another class of controller is ignored."""
         if self._controller is not None:
             load_state_by_kind(self._controller, state)
 
     def recent_state(self) -> dict[str, Any]:
-        """Returns the epochs that the next one may be joined with, in plain types."""
         return self._recent.state_dict()
 
     def load_recent_state(self, state: dict[str, Any]) -> None:
-        """Restores what `recent_state` returned."""
         self._recent.load_state_dict(state)
 
     def _logged(self, trainer: pl.Trainer) -> dict[str, Tensor]:
@@ -565,12 +490,9 @@ class Decider:
 
 
 def _within_surplus(decision: Decision, factor: float, loader: Echoed | None) -> Decision:
-    """Returns a decision that does not make the training slower than others that share its reading. They would wait for it.
+    """Returns a decision that does not make the training slower than others that share its reading, which would wait for it.
 
-    Args:
-        decision: The controller's decision.
-        factor: The factor that was set last. The training may keep it.
-        loader: What is trained on.
+    It may keep ``factor``, which was set last.
     """
     sharing = loader.sharing if isinstance(loader, EchoLoader) else None
     most = None if sharing is None else sharing.most_factor

@@ -1,4 +1,4 @@
-"""Hooks on the user's instances during a ``fit``: bound, taken away again, and a data module that stands in for the user's."""
+"""Hooks on the user's instances during a ``fit``: bound, removed, and a data module that stands in for the user's."""
 
 from __future__ import annotations
 
@@ -19,20 +19,13 @@ from lightning_echo.pipeline.batches import BatchUse
 from lightning_echo.training.trainer import rank_zero_info, refuse_other_package, refuse_second_fit
 
 # ---------------------------------------------------------------------- hooks
-# `BoundHooks`: puts hooks on the user's instances during a ``fit``, and leaves the instances as they were.
+# `BoundHooks` puts hooks on the user's instances during a ``fit``, and leaves the instances as they were.
 
 _NOTHING = object()
 
 
 class _Bound(NamedTuple):
-    """A hook on an instance.
-
-    Attributes:
-        instance: The user's object.
-        name: The attribute that holds the hook.
-        hook: The hook.
-        before: The attribute that the instance itself had. `_NOTHING` if it had only that of its class.
-    """
+    """A hook on an instance, and the attribute of that name that the instance itself had (`_NOTHING`: only its class had one)."""
 
     instance: Any
     name: str
@@ -41,38 +34,23 @@ class _Bound(NamedTuple):
 
 
 class BoundHooks:
-    """Binds hooks on instances, in place of their own attributes, and later gives back these attributes.
-
-    Example:
-        >>> class Data:
-        ...     def batches(self):
-        ...         return [1, 2]
-        >>> data, hooks = Data(), BoundHooks()
-        >>> hooks.bind(data, "batches", lambda: [3])
-        >>> data.batches()
-        [3]
-        >>> hooks.unbind()
-        >>> data.batches()
-        [1, 2]
-    """
+    """Binds hooks on instances in place of their own attributes, and later gives these back."""
 
     def __init__(self) -> None:
         self._bound: list[_Bound] = []
 
     @property
     def are_bound(self) -> bool:
-        """Whether any hook is bound."""
         return bool(self._bound)
 
     def bind(self, instance: Any, name: str, hook: Any) -> None:
-        """Puts a hook on an instance, as its attribute ``name``."""
         self._bound.append(_Bound(instance, name, hook, vars(instance).get(name, _NOTHING)))
         vars(instance)[name] = hook
 
     def unbind(self) -> None:
-        """Takes all hooks away. You may call it at any time. If other code has set the attribute in the meantime, it stays.
+        """Removes all hooks. You may call it at any time. If other code has set the attribute in the meantime, it stays.
 
-        A hook counts as ours on every instance, because a stand-in copies the hooks of the data module that it stands for.
+        A hook counts as ours on every instance, because a stand-in copies the hooks of its data module.
         """
         ours = {id(bound.hook) for bound in self._bound}
         for instance, name, _, before in self._bound:
@@ -89,7 +67,7 @@ class ProcessHook:
 
     Args:
         process: The strategy's own hook.
-        answer: A function that returns what the strategy gets in place of a loader. None: loaders stay as they are.
+        answer: Returns what the strategy gets in place of a loader. None: loaders stay as they are.
     """
 
     def __init__(self, process: Callable[[Any], Any], answer: Callable[[Any], Any] | None = None) -> None:
@@ -106,7 +84,7 @@ class ProcessHook:
 # `TransferHooks`: during a ``fit``, puts the batches of ``after_transfer`` on the device once, and reuses them there.
 #
 # With such a loader Lightning gets a `BatchUse` in place of each batch. Two hooks turn it into a batch on the device. They are
-# bound on the user's instances, in place of the instances' own hooks, and later taken away. The third hook stays as it is:
+# bound on the user's instances, in place of the instances' own hooks. The third hook stays as it is:
 #
 # ============================ ================================================================================================
 # ``on_before_batch_transfer`` ours: at the first use of a batch, the user's hook prepares the batch on the host
@@ -115,7 +93,7 @@ class ProcessHook:
 # ``on_after_batch_transfer``  the user's own: gets a batch like any other, at every use
 # ============================ ================================================================================================
 #
-# Lightning compares code to decide which instance it asks, the model or the data module. It looks through ``__wrapped__``.
+# Lightning compares code to decide which instance it asks, the model or the data module, and looks through ``__wrapped__``.
 # Therefore it decides and warns as it would without these hooks. All other batches, such as those of validation, go directly to
 # the user's hook.
 
@@ -125,18 +103,15 @@ _Answer: TypeAlias = Callable[[BatchUse, _UsersHook], Any]
 
 
 class TransferHooks:
-    """The transfer hooks of one run."""
-
     def __init__(self) -> None:
         self._loader: EchoLoader | None = None
         self._hooks = BoundHooks()
         self._is_memory_logged = self._is_edit_warned = False
 
     def bind(self, loader: EchoLoader, trainer: Any) -> None:
-        """Binds the hooks if a Trainer trains on this loader and the loader needs them. Otherwise takes them away.
+        """Binds the hooks if a Trainer trains on this loader and the loader needs them; otherwise removes them.
 
-        Raises:
-            MisconfigurationException: The Trainer puts batches on the device without these hooks.
+        It raises a MisconfigurationException if the Trainer puts batches on the device without these hooks.
         """
         if not loader.insertion_point.on_device or trainer is None or not trainer.training:
             self.unbind()
@@ -152,7 +127,7 @@ class TransferHooks:
                 self._hooks.bind(instance, name, _TransferHook(getattr(instance, name), answer))
 
     def unbind(self) -> None:
-        """Gives back to the instances their own hooks. You may call it at any time."""
+        """Gives the instances their own hooks back. You may call it at any time."""
         self._hooks.unbind()
         self._is_memory_logged = self._is_edit_warned = False
         if self._loader is not None:
@@ -185,8 +160,8 @@ class TransferHooks:
 class _TransferHook:
     """Stands in place of an instance's hook.
 
-    Echoing belongs only to this run. Therefore a copy of the instance has its own hook again, also a copy that is saved whole
-    during training.
+    Echoing belongs only to this run. Therefore a copy of the instance, even one saved whole during training, has its own hook
+    again.
     """
 
     def __init__(self, users_hook: Callable[..., Any], answer: _Answer) -> None:
@@ -239,24 +214,18 @@ def _check_asks_hooks(trainer: Any, point: InsertionPoint) -> None:
 # * A hook that the user's module overrides is bound on this instance. All other hooks are left alone, because Lightning compares
 #   code to find out what is overridden.
 # * Every other attribute is read from the user's module and set on it.
-# * A subclass keeps what it defines itself.
+# * A subclass keeps its own definitions.
 #
-# A user may put a hook on an instance later (``module.val_dataloader = ...``). Therefore hooks are bound anew whenever a Trainer
-# is attached.
+# A user may put a hook on an instance later (``module.val_dataloader = ...``), so hooks are newly bound whenever a Trainer is
+# attached.
 
 
 class StandIn(pl.LightningDataModule):
     """Stands for the user's data module. All attributes are the user's, except those that a subclass defines.
 
-    An attribute that is set on an instance is set on the user's module. Properties of the subclass and names in its ``_own`` are
-    the exceptions.
-
-    Args:
-        datamodule: The user's data module.
-
-    Raises:
-        TypeError: ``datamodule``, or a Trainer that is attached, does not come from the package ``lightning``.
-        MisconfigurationException: A Trainer is attached while another Trainer's ``fit`` uses the data module.
+    Setting an attribute sets it on the user's module, except for properties of the subclass and names in its ``_own``. An object
+    of the other Lightning package raises a TypeError, a Trainer attached during another Trainer's ``fit`` a
+    MisconfigurationException.
     """
 
     _own: tuple[str, ...] = ()
@@ -303,7 +272,6 @@ class StandIn(pl.LightningDataModule):
 
     @classmethod
     def _defines(cls, name: str) -> bool:
-        """Returns whether this class, or a subclass, defines a name itself."""
         return any(name in vars(owner) for owner in cls.__mro__ if issubclass(owner, StandIn))
 
     def __getattr__(self, name: str) -> Any:
@@ -324,7 +292,7 @@ def _set_own_hparams(datamodule: pl.LightningDataModule) -> None:
     """Gives the user's module the hyperparameters that LightningCLI would record for it without a stand-in.
 
     If LightningCLI builds both data modules, ``save_hyperparameters`` in the user's constructor records the configuration of the
-    outer one. If the user's constructor reads ``hparams``, it still sees this configuration.
+    outer one. If that constructor reads ``hparams``, it still sees this configuration.
     """
     outer = dict(datamodule.hparams)
     node = outer.get("datamodule")

@@ -18,20 +18,19 @@ from lightning_echo.loader.state import EchoCounts
 from lightning_echo.plan.plan import named_seed
 
 # ---------------------------------------------------------------------- collection
-# The loaders that a Trainer trains on: a single loader, or a collection of loaders, and which of them are echoed.
-#
-# A collection is what Lightning combines: a dict, list or tuple of loaders, nested or not, or a ``CombinedLoader`` around one. It
-# is a tree, and the loaders are its leaves. The name of a leaf is its key (or field), or its position from ``"0"`` on. In nested
-# collections, ``/`` joins the names: ``"labelled"``, ``"0"``, ``"scans/1"``. A single loader has the empty name.
+# A Trainer trains on a single loader, or on a collection that Lightning combines: a dict, list or tuple of loaders, nested or
+# not, or a ``CombinedLoader`` around one. It is a tree, and the loaders are its leaves. The name of a leaf is its key (or field),
+# or its position from ``"0"`` on. In nested collections, ``/`` joins the names: ``"labelled"``, ``"0"``, ``"scans/1"``. A single
+# loader has the empty name.
 #
 # The `EchoLoader`s of a collection form an `EchoLoaders`. Each step takes a batch of each of them, so their counts are added.
-# Their times are not added: the workers of all loaders run at the same time, and the step waits for the slowest.
+# Their times are not: the workers of all loaders run concurrently, and the step waits for the slowest.
 
 _DICTS = (dict, OrderedDict, defaultdict)  # Lightning looks into these classes, and not into other subclasses
 
 
 def is_collection(loaders: Any) -> bool:
-    """Returns whether Lightning would combine the parts of an object."""
+    """Whether Lightning would combine the parts of an object."""
     if isinstance(loaders, CombinedLoader):
         return True
     children = dict(_children(loaders))
@@ -39,10 +38,7 @@ def is_collection(loaders: Any) -> bool:
 
 
 def leaves_of(loaders: Any) -> dict[str, Any]:
-    """Returns the loaders of a collection by name, in Lightning's order. A single loader has the name ``""``.
-
-    Raises:
-        ValueError: Two loaders have the same name.
+    """Returns the loaders of a collection by name, in Lightning's order; raises a ValueError if two have the same name.
 
     Example:
         >>> leaves_of({"scans": [range(3), range(4)], "text": range(5)})
@@ -59,21 +55,11 @@ def leaves_of(loaders: Any) -> dict[str, Any]:
 
 
 def is_sized(loaders: Any) -> bool:
-    """Returns whether every loader has a length.
-
-    Example:
-        >>> is_sized(range(3)), is_sized({"a": range(3), "b": map(str, range(3))})
-        (True, False)
-    """
     return None not in [sized_len(leaf) for leaf in leaves_of(loaders).values()]
 
 
 def with_leaves(loaders: Any, leaves: Mapping[str, Any]) -> Any:
-    """Returns a collection of the same types, in the same order and combined in the same way, with other leaves.
-
-    Args:
-        loaders: The collection. It stays as it is.
-        leaves: The new leaves by name.
+    """Returns a copy of a collection with other leaves: same types, order and way of combining.
 
     Example:
         >>> with_leaves({"scans": [range(3), range(4)], "text": range(5)}, {"scans/0": "a", "scans/1": "b", "text": "c"})
@@ -87,7 +73,7 @@ def with_leaves(loaders: Any, leaves: Mapping[str, Any]) -> Any:
 
 
 def parts_at_leaves(loaders: Any, batch: Any) -> list[Any]:
-    """Returns the batches of the single loaders in what a collection yields. A batch of another structure counts as one part.
+    """Returns the batches of the single loaders in the batch of a collection. A batch of another structure counts as one part.
 
     Example:
         >>> parts_at_leaves({"scans": [range(3), range(4)], "text": range(5)}, {"scans": [[0, 1], None], "text": [0]})
@@ -110,21 +96,7 @@ def names_in_words(names: Mapping[str, Any]) -> str:
 
 
 class EchoLoaders(Mapping[str, EchoLoader]):
-    """The `EchoLoader`s of a collection by name.
-
-    Args:
-        loaders: The `EchoLoader`s by name, at least one.
-        not_echoed: Names of the other loaders of the collection.
-
-    Example:
-        >>> from torch.utils.data import DataLoader
-        >>> options = {"insertion_point": "after_augmentation", "seed": 0}
-        >>> loaders = {name: EchoLoader(DataLoader(range(8), batch_size=4), 2, **options) for name in ("scans", "text")}
-        >>> together = EchoLoaders(loaders)
-        >>> _ = [(next(scans), next(text)) for scans, text in [(iter(loaders["scans"]), iter(loaders["text"]))]]
-        >>> together.factor, together.counts
-        (2.0, EchoCounts(fresh=8, echoed=0, refetched=0))
-    """
+    """The `EchoLoader`s of a collection by name. ``not_echoed`` names its other loaders."""
 
     def __init__(self, loaders: Mapping[str, EchoLoader], not_echoed: tuple[str, ...] = ()) -> None:
         self._loaders, self.not_echoed = dict(loaders), not_echoed
@@ -140,7 +112,6 @@ class EchoLoaders(Mapping[str, EchoLoader]):
 
     @property
     def counts(self) -> EchoCounts:
-        """Examples delivered on this rank so far by all of these loaders."""
         return reduce(EchoCounts.__add__, (loader.counts for loader in self.values()), EchoCounts())
 
     @property
@@ -155,7 +126,6 @@ class EchoLoaders(Mapping[str, EchoLoader]):
 
     @property
     def has_one_factor(self) -> bool:
-        """Whether the same factor was set for all of these loaders."""
         return len({loader.factor for loader in self.values()}) == 1
 
     @property
@@ -179,10 +149,8 @@ Echoed: TypeAlias = EchoLoader | EchoLoaders
 
 
 def echoed_in(loaders: Any) -> Echoed | None:
-    """Returns those of a Trainer's training loaders that are echoed.
-
-    Returns:
-        The `EchoLoader`, if it is the only loader, or the `EchoLoader`s of a collection. None if nothing is echoed.
+    """Returns the echoed part of a Trainer's loaders: the `EchoLoader` if it is the only one, or an `EchoLoaders`; None if
+    nothing is echoed.
     """
     leaves = leaves_of(loaders)
     echoed = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, EchoLoader)}
@@ -201,14 +169,7 @@ def parts_of(echoed: Echoed | None) -> Mapping[str, EchoLoader]:
 
 
 def common_factor(factors: Mapping[str, float]) -> float:
-    """Returns the echo factor that all loaders have.
-
-    Args:
-        factors: The factors by the names of the loaders.
-
-    Raises:
-        MisconfigurationException: The loaders have different factors.
-    """
+    """Returns the echo factor of all loaders; raises a MisconfigurationException if they have different ones."""
     if len(set(factors.values())) > 1:
         listed = ", ".join(f"{name} {factor:g}" for name, factor in factors.items())
         raise MisconfigurationException(
@@ -228,7 +189,6 @@ def _mean_factor(factors: Iterator[float]) -> float:
 
 
 def _walk(node: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """Yields names and leaves."""
     if isinstance(node, CombinedLoader) and not name:
         node = node.iterables
     if _is_leaf(node):
@@ -239,7 +199,6 @@ def _walk(node: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 
 def _map(node: Any, name: str, new: Callable[[str], Any]) -> Any:
-    """Returns the tree with ``new(name)`` in the place of each leaf."""
     if _is_leaf(node):
         return new(name)
     children = [_map(child, _join(name, key), new) for key, child in _children(node)]
@@ -251,7 +210,6 @@ def _map(node: Any, name: str, new: Callable[[str], Any]) -> Any:
 
 
 def _parts(node: Any, batch: Any) -> list[Any]:
-    """Returns the parts of a batch at the leaves of a tree."""
     if _is_leaf(node):
         return [batch]
     children, parts = _children(node), _children(batch)
@@ -261,12 +219,12 @@ def _parts(node: Any, batch: Any) -> list[Any]:
 
 
 def _is_leaf(node: Any) -> bool:
-    """Returns whether Lightning treats a node as one loader. It does so with a ``CombinedLoader`` inside a collection."""
+    """Whether Lightning treats a node as one loader. It does so with a ``CombinedLoader`` inside a collection."""
     return isinstance(node, CombinedLoader) or not is_collection(node)
 
 
 def _children(node: Any) -> list[tuple[Any, Any]]:
-    """Returns keys and children of a container that Lightning looks into, and an empty list for anything else."""
+    """Returns keys and children of a container that Lightning looks into; an empty list for anything else."""
     if type(node) in _DICTS:
         return list(node.items())
     if isinstance(node, tuple) and hasattr(node, "_fields"):
@@ -294,7 +252,7 @@ def _of_each(loader: Echoed | None, number: Callable[[EchoLoader], int]) -> int 
 
 
 def go_on_after_reload(before: Echoed | None, now: Echoed | None) -> None:
-    """Lets loaders that the user's hook has made anew continue where the loaders of the same names stopped."""
+    """Lets loaders that the user's hook has newly made continue where the loaders of the same names stopped."""
     for name, part in parts_of(now).items():
         earlier = parts_of(before).get(name)
         if earlier is not None and earlier is not part and part.is_at_start:
@@ -303,24 +261,19 @@ def go_on_after_reload(before: Echoed | None, now: Echoed | None) -> None:
 
 
 # ---------------------------------------------------------------------- wrapping
-# `Wrapping`: puts an `EchoLoader` around each of the user's loaders that is to be echoed, and leaves the others as they are.
-#
 # The options are given for all loaders at once, or by name. Loaders with the same options must not have the same order, draws and
 # random augmentation. Therefore the seed of each loader of a collection is made from the given seed (or from that of
 # ``seed_everything``) and the loader's name. A single loader has the given seed itself.
 
 
 class Wrapping:
-    """Wraps the loaders that a ``train_dataloader`` returns.
+    """Wraps the loaders that a ``train_dataloader`` returns, each that is to be echoed in an `EchoLoader`.
 
     Args:
         config: The options of all loaders, or the options of each loader to echo, by name.
         owner_name: Name of the object that the user has, for messages.
         way_out: The end of an error message for a loader that is already an `EchoLoader`. None: such a loader is taken as it is.
         shard: Whether each rank gets its share of the data.
-
-    Attributes:
-        configs: The options by name. Options for all loaders have the empty name.
     """
 
     def __init__(self, config: EchoConfig | Mapping[str, EchoConfig], owner_name: str, way_out: str | None, shard: bool) -> None:
@@ -329,18 +282,12 @@ class Wrapping:
         self._owner_name, self._way_out, self._shard = owner_name, way_out, shard
 
     def wrap(self, loaders: Any, before: Mapping[str, EchoLoader], factor: float | None, ranks: dict[str, Any]) -> Any:
-        """Returns the user's loader, or collection of loaders, with an `EchoLoader` for each loader that is to be echoed.
+        """Returns the result of ``train_dataloader`` with an `EchoLoader` for each loader that is to be echoed.
 
         Args:
-            loaders: What ``train_dataloader`` returned.
             before: The `EchoLoader`s in use so far, by name. One that wraps the same loader is used again.
             factor: The factor of new `EchoLoader`s; None: that of their options.
-            ranks: What `ranks` returned.
-
-        Raises:
-            MisconfigurationException: A name is unknown, or a loader is echoed already.
-            TypeError: An object to echo is not a loader.
-            ValueError: An option does not fit a loader.
+            ranks: The result of `ranks`.
         """
         leaves = leaves_of(loaders)
         names = self.names_to_echo(loaders, leaves)
@@ -348,11 +295,9 @@ class Wrapping:
         return self.put_together(loaders, {**leaves, **echoed})
 
     def ranks(self, trainer: Any, *, deals_out: bool = True) -> dict[str, Any]:
-        """Returns the options of an `EchoLoader` that say how it divides its data. If empty, ``torch.distributed`` is asked.
+        """Returns the options of an `EchoLoader` that divide its data. If empty, ``torch.distributed`` is asked.
 
-        Args:
-            trainer: The Trainer, which knows the ranks; None if there is none.
-            deals_out: Whether the `EchoLoader` is to divide the data, as Lightning would by its ``DistributedSampler``.
+        ``deals_out``: the `EchoLoader` is to divide the data, as Lightning would by its ``DistributedSampler``.
         """
         if trainer is None:
             return {} if self._shard else {"num_replicas": 1, "rank": 0}
@@ -360,14 +305,9 @@ class Wrapping:
         return {"num_replicas": 1, "rank": 0, **(share or {})}
 
     def put_together(self, loaders: Any, leaves: Mapping[str, Any]) -> Any:
-        """Returns what the Trainer trains on.
+        """Returns the object that the Trainer trains on; ``leaves`` has an `EchoLoader` for each loader that is echoed.
 
-        Args:
-            loaders: What ``train_dataloader`` returned.
-            leaves: Its loaders by name, with an `EchoLoader` for each loader that is echoed.
-
-        Raises:
-            MisconfigurationException: An `EchoLoader` stands in the collection twice.
+        An `EchoLoader` that stands in the collection twice raises a MisconfigurationException.
         """
         echoed = [id(leaf) for leaf in leaves.values() if isinstance(leaf, EchoLoader)]
         if len(set(echoed)) < len(echoed):
@@ -378,11 +318,10 @@ class Wrapping:
         return with_leaves(loaders, leaves)
 
     def names_to_echo(self, loaders: Any, leaves: Mapping[str, Any]) -> list[str]:
-        """Returns the names of the loaders that are to be echoed.
+        """Returns the names of the loaders to echo.
 
-        Raises:
-            MisconfigurationException: A name is unknown, or a loader is echoed already that is not to be, or several loaders
-                would share their reading.
+        It raises a MisconfigurationException for an unknown name, for a loader that is echoed but must not be, and if several
+        loaders would share their reading.
         """
         names = self._names_chosen(loaders, leaves)
         if is_collection(loaders):
@@ -418,19 +357,9 @@ class Wrapping:
                 )
 
     def echo(self, name: str, loader: Any, before: EchoLoader | None, factor: float | None, ranks: dict[str, Any]) -> EchoLoader:
-        """Returns the `EchoLoader` for one loader. If the loader has a name, an error names it.
+        """Returns the `EchoLoader` for one loader; an error names the loader if it has a name.
 
-        Args:
-            name: The name of the loader.
-            loader: The user's loader.
-            before: The `EchoLoader` of that name in use so far. If it wraps the same loader, it is used again.
-            factor: See `wrap`.
-            ranks: What `ranks` returned.
-
-        Raises:
-            MisconfigurationException: The loader is echoed already.
-            TypeError: It is not a loader.
-            ValueError: An option does not fit it.
+        ``before``, the `EchoLoader` of that name in use so far, is used again if it wraps the same loader.
         """
         if before is not None and (loader is before.loader or loader is before):
             return before

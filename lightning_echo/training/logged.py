@@ -1,4 +1,4 @@
-"""What a run shows of echoing: metrics, texts and pictures in loggers, a short text in the progress bar, a file at the end."""
+"""The output of a run about echoing: metrics, texts and pictures in loggers, a text in the progress bar, a file at the end."""
 
 from __future__ import annotations
 
@@ -29,22 +29,14 @@ if TYPE_CHECKING:
 
 
 # ---------------------------------------------------------------------- logger figures
-# The picture of a run, at its end. `log_picture` gives it to the loggers that take figures, with their own methods.
-#
-# Lightning closes loggers after the hooks of callbacks. This is also so if a training was interrupted, so a figure still arrives.
+# Lightning closes loggers after the hooks of callbacks, also if a training was interrupted. So a figure logged at the end
+# arrives.
 
 _NAME = "echo/run"
 
 
 def check_can_plot(plot: bool) -> None:
-    """Makes sure, before a training, that its picture can be drawn at its end.
-
-    Args:
-        plot: Whether to draw a picture.
-
-    Raises:
-        ModuleNotFoundError: A picture is to be drawn, and matplotlib is not installed.
-    """
+    """Raises a ModuleNotFoundError, before a training, if its picture could not be drawn at its end."""
     if plot:
         check_matplotlib("plot=True: figures")
 
@@ -52,14 +44,7 @@ def check_can_plot(plot: bool) -> None:
 def log_picture(trainer: pl.Trainer, summary: RunSummary) -> None:
     """Logs the picture through TensorBoard, Weights & Biases and MLflow. Rank 0 calls it, and no rank waits for it.
 
-    If a logger fails, it only warns: no training may fail because of a picture. It says which loggers take no pictures.
-
-    Args:
-        trainer: The Trainer, which has the loggers.
-        summary: What to draw.
-
-    Raises:
-        ModuleNotFoundError: matplotlib is not installed.
+    If a logger fails, it only warns: no training may fail because of a picture. It names the loggers that take no pictures.
     """
     if trainer.fast_dev_run:  # type: ignore[attr-defined]
         return
@@ -97,19 +82,12 @@ _TAKERS: dict[type, Callable[[Any, Figure, int], None]] = {
 
 
 # ---------------------------------------------------------------------- logger texts
-# `log_text` gives a text to the loggers that take texts. Each has its own method: the one common to all takes only numbers.
+# Each logger takes texts by its own method: the one common to all takes only numbers.
 
 
 @rank_zero_only
 def log_text(trainer: pl.Trainer, name: str, text: str, step: int) -> None:
-    """Logs a text through the loggers that take texts: TensorBoard, Weights & Biases, MLflow and Comet.
-
-    Args:
-        trainer: The Trainer, which has the loggers.
-        name: Name of the text, such as ``"echo/summary"``.
-        text: The text, in lines.
-        step: The step that it belongs to.
-    """
+    """Logs a text through the loggers that take texts: TensorBoard, Weights & Biases, MLflow and Comet."""
     for logger in trainer.loggers:
         for kind, give in _TAKERS_OF_TEXT.items():
             if isinstance(logger, kind):
@@ -142,7 +120,6 @@ _TAKERS_OF_TEXT: dict[type, Callable[[Any, str, str, int], None]] = {
 
 
 # ---------------------------------------------------------------------- logged
-# What a run shows of echoing: metrics in loggers, an `EpochReport`, a short text in the progress bar, a file at the end.
 
 
 def steps_taken(trainer: pl.Trainer) -> int:
@@ -156,17 +133,14 @@ def steps_taken(trainer: pl.Trainer) -> int:
 
 
 def last_step(trainer: pl.Trainer) -> int:
-    """Returns the number of the last step, counted from 0. Lightning gives it to loggers for what is logged after that step."""
+    """Returns the number of the last step, from 0. Lightning gives it to loggers for values logged after that step."""
     return max(steps_taken(trainer) - 1, 0)
 
 
 def log_metrics(trainer: pl.Trainer, values: dict[str, float], epoch: int | None = None) -> None:
-    """Logs values through every logger, at the same step as Lightning and with the number of the epoch, as ``self.log`` does.
+    """Logs values through every logger, at Lightning's step and with the number of the epoch, as ``self.log`` does.
 
-    Args:
-        trainer: The Trainer, which has the loggers.
-        values: The metrics by name.
-        epoch: The epoch that they belong to; None: the present epoch.
+    ``epoch`` is the epoch that they belong to; None: the present one.
     """
     step = last_step(trainer)
     of_epoch = {"epoch": trainer.current_epoch if epoch is None else epoch}
@@ -176,7 +150,7 @@ def log_metrics(trainer: pl.Trainer, values: dict[str, float], epoch: int | None
 
 
 def log_hyperparameters(trainer: pl.Trainer, loader: Echoed | None, controller: Controller | None) -> None:
-    """Logs the options of echoing. They are plain types, so that checkpoints with them load with ``weights_only=True``.
+    """Logs the options of echoing, in plain types: checkpoints with them load with ``weights_only=True``.
 
     The options of several loaders stand under the loaders' names.
     """
@@ -216,7 +190,6 @@ def log_directory(trainer: pl.Trainer) -> str | None:
 
 
 def package_versions() -> dict[str, str]:
-    """Returns the versions that a run depends on, by the names of the packages."""
     return {"lightning_echo": lightning_echo.__version__, "lightning": lightning.__version__, "torch": str(torch.__version__)}
 
 
@@ -245,12 +218,10 @@ def report_of(
     recommended: Decision,
     decision: Decision | None,
 ) -> EpochReport:
-    """Returns the report of an epoch that is over.
+    """Returns the report of an epoch that is over. ``meter`` must have counted the examples.
 
     Args:
-        meter: The meter, which has counted the examples of the run so far.
-        measures: What was measured in the epoch.
-        loader: What was trained on; None: nothing is echoed.
+        loader: The echoed loaders; None: nothing is echoed.
         observation: The epoch, joined with the epochs before it if it is short.
         recommended: The factor that follows from the measurements.
         decision: The controller's decision; None without a controller.
@@ -302,8 +273,7 @@ def report_of(
 class ProgressText:
     """Adds ``echo=2.0x idle 3%`` to the items of the progress bar.
 
-    Args:
-        text: A function that returns the text, each time that the bar is drawn. If the text is empty, nothing is displayed.
+    ``text`` is called each time that the bar is drawn. If it returns an empty text, nothing is displayed.
     """
 
     def __init__(self, text: Callable[[], str]) -> None:
@@ -312,7 +282,6 @@ class ProgressText:
         self._get_metrics: Any = None
 
     def show(self, trainer: pl.Trainer) -> None:
-        """Begins to add the text to what the bar displays."""
         self.hide()
         if (bar := trainer.progress_bar_callback) is not None:
             self._bar, self._get_metrics = bar, bar.get_metrics
@@ -327,6 +296,5 @@ class ProgressText:
             self._bar = None
 
     def get_metrics(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Stands in for the bar's own method."""
         text = self._text()
         return {**self._get_metrics(*args, **kwargs), **({"echo": text} if text else {})}

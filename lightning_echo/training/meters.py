@@ -26,13 +26,12 @@ from lightning_echo.training.loaders import Echoed, EchoLoaders, leaves_of, part
 from lightning_echo.training.trainer import rank_zero_info
 
 # ---------------------------------------------------------------------- profiler tap
-# `ProfilerTap`: hears when Lightning fetches a batch, copies it to the device, and begins to validate.
-#
-# A callback has no hook before and after the first two. But in every run Lightning reports them to its profiler, of any kind. So
-# the tap replaces the profiler's ``start`` and ``stop`` during a training, and calls the original ones.
+# A callback has no hook before and after fetching a batch or copying it to the device. But in every run Lightning reports both to
+# its profiler, of any kind. So the tap replaces the profiler's ``start`` and ``stop`` during a training, and calls the original
+# ones.
 #
 # Lightning calls ``profile`` around every hook, about twenty times in a step. If the profiler does nothing, the tap also replaces
-# ``profile`` with a quicker one. In that case a step costs less with the tap than without it.
+# ``profile`` with a quicker one. Then a step costs less with the tap than without it.
 
 _FETCH, _COPY = ".train_dataloader_next", ".batch_to_device"
 _REPLACED = "start", "stop", "profile"
@@ -41,12 +40,7 @@ _VALIDATION = ".on_validation_model_zero_grad"
 
 
 class ProfilerTap:
-    """Tells a `StepTimer` what Lightning reports to its profiler.
-
-    Args:
-        profiler: ``trainer.profiler``.
-        timer: The timer that is told of fetches, copies and the beginning of validation.
-    """
+    """Reports to a `StepTimer` when Lightning fetches a batch, copies it to the device, and begins to validate."""
 
     def __init__(self, profiler: Any, timer: StepTimer) -> None:
         self._profiler = profiler
@@ -60,7 +54,6 @@ class ProfilerTap:
         profiler.stop = _with_timer(profiler.stop, stop, timer_first=True)
 
     def close(self) -> None:
-        """Gives back to the profiler its own methods."""
         for name in _REPLACED:
             vars(self._profiler).pop(name, None)
         vars(self._profiler).update(self._had)
@@ -72,9 +65,8 @@ def _with_timer(
     """Returns a replacement for a profiler's ``start`` or ``stop`` that calls the timer, too.
 
     Args:
-        original: The profiler's own method.
         calls: The timer's methods to call, by the end of the action's name.
-        timer_first: Whether to call the timer before the original method. True for ``stop`` and False for ``start``, so that the
+        timer_first: Whether to call the timer before the original method. True for ``stop`` and False for ``start``: the
             profiler's own time is not measured.
     """
     known: dict[str, Callable[[], None] | None] = {}
@@ -110,30 +102,19 @@ def _quick_profile(
 
 
 # ---------------------------------------------------------------------- loader meter
-# `LoaderMeter`: measures what the workers of one `EchoLoader` spend on a batch; `costs_of` joins what several loaders cost.
+# `LoaderMeter` measures the time that the workers of one `EchoLoader` spend on a batch; `costs_of` joins several loaders.
 #
 # If each step takes a batch of each of several loaders:
 #
-# * With workers, the workers of all loaders run at the same time. The step waits for the slowest loader. Its costs are taken as
-#   the costs of all.
+# * With workers, all loaders work concurrently, and the step waits for the slowest. Its costs are taken as the costs of all.
 # * Without workers, the loaders take turns. Their costs are added.
 #
-# The cost model knows no other case. No costs are returned if
-#
-# * only some of the loaders have workers,
-# * the loaders have different echo factors,
-# * a loader of the collection is not echoed, or
-# * a step does not take a batch of each loader (``max_size``).
+# The cost model knows no other case. There are no costs if only some loaders have workers, if factors differ, if a loader of the
+# collection is not echoed, or if a step does not take a batch of each loader (``max_size``).
 
 
 class SecondsPerBatch(NamedTuple):
-    """Worker seconds per batch of fresh examples.
-
-    Attributes:
-        source: Before the insertion point.
-        rest: After the insertion point, without collate.
-        collate: Collate: to make a batch from examples.
-    """
+    """Worker seconds per batch of fresh examples: before the insertion point, after it without collate, and of collate."""
 
     source: float
     rest: float
@@ -141,7 +122,6 @@ class SecondsPerBatch(NamedTuple):
 
     @property
     def is_known(self) -> bool:
-        """Whether they were measured. Otherwise they are NaN."""
         return not any(map(math.isnan, self))
 
 
@@ -151,12 +131,7 @@ NOT_KNOWN = SecondsPerBatch(math.nan, math.nan, math.nan)
 class LoaderMeter:
     """Follows one loader through a training.
 
-    Args:
-        loader: The loader when the training begins or continues.
-        seconds_per_batch: The seconds measured before a resume; None: not measured yet.
-
-    Attributes:
-        seconds_per_batch: The seconds measured last; None: not measured yet.
+    ``seconds_per_batch`` are the seconds measured last, at first those from before a resume; None: not measured yet.
     """
 
     def __init__(self, loader: EchoLoader, seconds_per_batch: SecondsPerBatch | None = None) -> None:
@@ -167,14 +142,13 @@ class LoaderMeter:
         self.begin_epoch(loader)
 
     def begin_epoch(self, loader: EchoLoader) -> None:
-        """Notes that an epoch begins, or continues after a resume. A reload may have made the loader anew."""
+        """Notes that an epoch begins, or continues after a resume. A reload may have made the loader newly."""
         self._at_epoch_start = loader.delivered_batches
         if not loader.is_running:
             self._expect_start(loader)
         self._mark(loader)
 
     def end_step(self, loader: EchoLoader) -> None:
-        """Notes that a step is over."""
         if self._is_starting and loader.delivered_batches > self._at_epoch_start:
             self._is_starting = False
             self._skip(loader.delivered_batches - 1 - self._at_epoch_start)
@@ -182,11 +156,9 @@ class LoaderMeter:
             self._mark(loader)  # the workers' first batches include their start
 
     def begin_stretch(self, loader: EchoLoader) -> None:
-        """Notes that a stretch of the epoch begins. It is measured separately."""
         self._mark(loader)
 
     def batches(self, loader: EchoLoader) -> int:
-        """Returns the number of batches delivered in the epoch."""
         return loader.delivered_batches - self._at_epoch_start
 
     def judged_batches(self, loader: EchoLoader) -> int:
@@ -200,7 +172,7 @@ class LoaderMeter:
         """
         spent = loader.seconds - self._seconds_before
         batches = loader.delivered_batches - self._batches_before
-        if spent.examples and spent.batches and batches > 0:  # a stream that is resumed may report what it has read again
+        if spent.examples and spent.batches and batches > 0:  # a resumed stream may report repeated reads
             batch_size = (loader.counts.delivered - self._examples_before) / batches
             self.seconds_per_batch = SecondsPerBatch(
                 source=spent.source / spent.examples * batch_size,
@@ -215,13 +187,13 @@ class LoaderMeter:
         self._is_starting = True
 
     def _skip(self, batches: int) -> None:
-        """Notes that the rest of a pass was left out, so that batch numbers jump. A data set that has grown is one reason."""
+        """Notes that the rest of a pass was left out, so batch numbers jump. One reason is a data set that has grown."""
         self._at_epoch_start += batches
         self._workers_started_at += batches
         self._batches_before += batches
 
     def _mark(self, loader: EchoLoader) -> None:
-        """Starts to measure here: what the workers have spent before does not count."""
+        """Starts to measure here: earlier work of the workers does not count."""
         self._seconds_before = loader.seconds
         self._examples_before, self._batches_before = loader.counts.delivered, loader.delivered_batches
 
@@ -229,11 +201,10 @@ class LoaderMeter:
 def costs_of(
     echoed: Echoed, of_ranks: Mapping[str, Sequence[SecondsPerBatch]], device_seconds: float, *, in_step: bool
 ) -> PipelineCosts | None:
-    """Returns the costs of the slowest rank and loader; None if the cost model cannot tell them, see above.
+    """Returns the costs of the slowest rank and loader; None in a case that the cost model does not know, see above.
 
     Args:
-        echoed: The loader, or the loaders of which a step takes a batch each.
-        of_ranks: What each rank has measured, by the name of the loader. NaN if it is not known.
+        of_ranks: The measurements of each rank, by the name of the loader. NaN if unknown.
         device_seconds: Time per step in which the device is busy.
         in_step: Whether each step of the epoch took a batch of each loader.
     """
@@ -262,16 +233,16 @@ def costs_of(
 
 
 # ---------------------------------------------------------------------- run meter
-# `RunMeter`: measures a training epoch by epoch, and joins the ranks' measurements.
+# `RunMeter` measures a training epoch by epoch, and joins the ranks' measurements.
 #
 # It stands between Lightning's hooks and the clocks and metrics of ``measure/``. The ranks exchange a few numbers at the end of
-# an epoch, and when a controller decides within an epoch. They exchange the counts whenever these are logged. In other steps they
-# exchange nothing.
+# an epoch, and when a controller decides within an epoch. They exchange the counts whenever these are logged, and nothing in
+# other steps.
 #
 # A controller is shown a *stretch*: the steps of the epoch since its last decision.
 
 _ENOUGH_TO_SHOW = 10  # steps
-_LEAST_IDLE = 0.01  # a smaller idle fraction tells nothing about a loader whose workers cannot be measured
+_LEAST_IDLE = 0.01  # a smaller idle fraction proves nothing about a loader whose workers cannot be measured
 
 
 @dataclass(frozen=True)
@@ -282,11 +253,10 @@ class EpochMeasures:
         whole: All steps of the epoch; None if no fetch was seen.
         judged: The steps of the last stretch that were planned with the factor in force; None if there are none.
         costs: Costs of the slowest rank's pipeline; None if the workers cannot be measured and no step waited.
-        first_batch_seconds: Seconds of waiting for the first batch, if workers had to start for it. The longest wait of any rank.
-        fresh: Fresh examples in the epoch, all ranks.
-        echoed: Echoed examples in the epoch, all ranks.
+        first_batch_seconds: The longest wait of any rank for the first batch, if workers had to start for it.
+        fresh: Fresh examples in the epoch, all ranks; `echoed` are the echoed ones.
         caches: The figures of each cache, by the name of its loader.
-        shared: What sharing the reading did; None if the loader does not share.
+        shared: The effect of sharing; None if the loader does not share.
     """
 
     whole: JobSteps | None
@@ -303,14 +273,11 @@ class RunMeter:
     """Measures one ``fit``.
 
     Attributes:
-        timer: The clock of the steps.
         idle: The times of the epoch's steps, as a metric of the job.
-        counts: Examples delivered in the run.
-        part_counts: The same for each of several loaders, by name.
-        world_size: Number of ranks.
+        counts: Examples delivered in the run; `part_counts` has those of each of several loaders, by name.
         nodes: The node that each rank runs on, as the Trainer numbers them.
         cores: Cores of this node for each of its ranks.
-        has_unknown_sizes: Whether a batch could not be counted, so that the numbers of examples are too small.
+        has_unknown_sizes: Whether a batch could not be counted: the numbers of examples are too small.
     """
 
     def __init__(self) -> None:
@@ -345,7 +312,6 @@ class RunMeter:
         return self.counts.totals
 
     def node_of(self, rank: int) -> int | None:
-        """Returns the node of a rank; None if all ranks are on one."""
         return self.nodes[rank] if len(set(self.nodes)) > 1 else None
 
     # ------------------------------------------------------------------ called by hooks
@@ -370,14 +336,14 @@ class RunMeter:
         self._loader_meters = {name: LoaderMeter(part, self._saved_seconds.get(name)) for name, part in parts_of(loader).items()}
         if self._at_epoch_start is None:
             self._at_epoch_start = self.count(loader)
-        else:  # the checkpoint's totals contain what the loader has delivered so far
+        else:  # the checkpoint's totals contain the examples that the loader has delivered so far
             self.counts.go_on_from(self._delivered(loader))
             for name, part in self._counted_parts(loader).items():
                 self.part_counts[name].go_on_from(self._delivered(part))
         self.begin_epoch(loader)
 
     def begin_epoch(self, loader: Echoed | None) -> None:
-        """Begins an epoch, or continues one after a resume. A reload may have made the loader anew. It then counts from 0.
+        """Begins an epoch, or continues one after a resume. A reload may have made the loader newly; it then counts from 0.
 
         All ranks must call this together, because all ranks wait if workers start on one of them. If something ends the workers
         within an epoch, the wait for new workers counts like any other wait.
@@ -397,7 +363,6 @@ class RunMeter:
                 self._loader_meters[name] = LoaderMeter(part)
 
     def begin_step(self) -> None:
-        """Notes that a batch has arrived and is used from here on."""
         self.timer.begin_step()
 
     def end_step(self, loader: Echoed | None, batch: Any) -> None:
@@ -426,7 +391,6 @@ class RunMeter:
     # ------------------------------------------------------------------ joined over ranks: all of them must call these together
 
     def count(self, loader: Echoed | None) -> Examples:
-        """Returns the examples of the run so far, all ranks."""
         self._count_delivered(loader)
         for counts in self._all_counts():
             counts.add_up()
@@ -435,12 +399,7 @@ class RunMeter:
         return self.totals
 
     def part_metrics(self, loader: Echoed | None, *, passes: bool = False) -> dict[str, float]:
-        """Returns the metrics of each of several loaders, from the last count.
-
-        Args:
-            loader: What is trained on.
-            passes: Whether to return the passes over the data, too. That takes slightly longer.
-        """
+        """Returns the metrics of each of several loaders, from the last count. With ``passes`` it takes slightly longer."""
         found: dict[str, float] = {}
         for name, part in self._counted_parts(loader).items():
             fresh, echoed = self.part_counts[name].totals
@@ -451,17 +410,13 @@ class RunMeter:
         return found
 
     def largest(self, value: int) -> int:
-        """Returns the largest of the ranks' values."""
         return int(self._gather([value], dtype=torch.int64).max())
 
     def end_stretch(self, loader: Echoed | None, last: int | None = None) -> tuple[JobSteps | None, PipelineCosts | None]:
-        """Ends a stretch within an epoch. Returns what was measured in it: ``judged`` and ``costs`` of `EpochMeasures`.
+        """Ends a stretch within an epoch. Returns its ``judged`` and ``costs``, see `EpochMeasures`.
 
-        On CUDA this waits until the device has passed the last step, so that all ranks have measured the same steps.
-
-        Args:
-            loader: What is trained on.
-            last: Number of steps: the stretch is only the last ones. None: all steps since the last decision.
+        On CUDA this waits until the device has passed the last step: all ranks must have measured the same steps. If ``last`` is
+        given, the stretch is only that many last steps; None: all steps since the last decision.
         """
         self.timer.settle()
         self.idle.update(*self.timer.take())
@@ -476,7 +431,6 @@ class RunMeter:
         return judged, costs
 
     def end_epoch(self, loader: Echoed | None) -> EpochMeasures:
-        """Returns what was measured in the epoch."""
         self.timer.settle()
         self.idle.update(*self.timer.take())
         before, now = self._at_epoch_start or Examples(), self.count(loader)
@@ -497,7 +451,6 @@ class RunMeter:
     # ------------------------------------------------------------------ state
 
     def state_dict(self, loader: Echoed | None) -> dict[str, Any]:
-        """Returns the state of the whole job, in plain types and tensors."""
         self._count_delivered(loader)
         self.idle.update(*self.timer.take())
         known = {name: each.seconds_per_batch for name, each in self._loader_meters.items()}
@@ -512,11 +465,7 @@ class RunMeter:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores what `state_dict` returned. Call it before `start`.
-
-        Raises:
-            FieldError: A field is missing or wrong.
-        """
+        """Restores a state; raises a FieldError if a field is missing or wrong. Call it before `start`."""
         self.idle.reset()
         self.counts.load(entry(state, "counts", tuple[int, int]))
         parts = entry(state, "parts", dict[str, tuple[int, int]], {})  # older checkpoints have none
@@ -546,7 +495,7 @@ class RunMeter:
         """Whether the next batch has to wait for workers to start.
 
         * The workers of an `EchoLoader` stay alive from epoch to epoch.
-        * Plain loaders begin anew in each epoch. Even if their workers stay alive, their queues are empty then.
+        * Plain loaders restart in each epoch. Even if their workers stay alive, their queues are empty then.
         * Without workers nothing has to start. The step waits for reading, like any other step.
         """
         echoed = parts_of(loader)
@@ -557,15 +506,12 @@ class RunMeter:
         return [self.counts, *self.part_counts.values()]
 
     def _counted_parts(self, loader: Echoed | None) -> dict[str, EchoLoader]:
-        """Returns those of several loaders that have counts of their own."""
         return {name: part for name, part in parts_of(loader).items() if name in self.part_counts}
 
     def _delivered(self, loader: Echoed | None) -> Examples:
-        """Returns the examples delivered on this rank so far."""
         return Examples(self._not_echoed) if loader is None else Examples(loader.counts.fresh, loader.counts.echoed)
 
     def _count_delivered(self, loader: Echoed | None) -> None:
-        """Adds the examples delivered on this rank since the last call to the metrics."""
         self.counts.update(self._delivered(loader))
         for name, part in self._counted_parts(loader).items():
             self.part_counts[name].update(self._delivered(part))
@@ -573,7 +519,7 @@ class RunMeter:
     def _judged_of_stretch(self, loader: Echoed | None) -> JobSteps | None:
         """Returns the steps of the present stretch that show the factor in force, joined over the ranks.
 
-        The ranks exchange only these steps, because an epoch that never ends has more and more steps.
+        The ranks exchange only these steps, because the steps of an epoch that never ends become more and more.
         """
         stretch = IdleFraction().to(self.idle.device)
         stretch.update(*self.idle.per_step[:, self._stretch_start :])
@@ -589,11 +535,9 @@ class RunMeter:
         return max(0, steps - min(judged)) if judged else 0
 
     def _gather_seconds(self, loader: Echoed | None) -> tuple[dict[str, list[SecondsPerBatch]], float | None]:
-        """Gathers what the ranks have measured.
+        """Gathers the ranks' worker seconds, by the loader's name, and the longest wait of any rank for the first batch.
 
-        Returns:
-            Two values: what the workers of each loader spend on each rank, by the loader's name. And the longest wait of any rank
-            for the first batch, or None if no rank had to start workers for it.
+        That wait is None if no rank had to start workers for it.
         """
         measured = {name: self._loader_meters[name].measure(part) for name, part in parts_of(loader).items()}
         first_batch = self.timer.first_batch_seconds
@@ -605,7 +549,6 @@ class RunMeter:
         return of_ranks, longest if longest >= 0 else None
 
     def _gather(self, values: Sequence[float], dtype: torch.dtype = torch.float32) -> Tensor:
-        """Returns the values of every rank, shape (ranks, values)."""
         tensor = torch.tensor(values, dtype=dtype, device=self._pl_module.device)
         gathered = self._pl_module.all_gather(tensor)
         assert isinstance(gathered, Tensor)
@@ -631,8 +574,8 @@ class RunMeter:
 def _workers_in(loaders: Any) -> int | None:
     """Returns the number of workers of the loaders of a training, if none of them is echoed.
 
-    Returns None if some loaders have workers and others have none. An object that is not a ``DataLoader`` counts as a loader with
-    workers, because it may prepare batches during the steps.
+    None: some have workers and others have none. An object that is not a ``DataLoader`` counts as a loader with workers, because
+    it may prepare batches during the steps.
     """
     found = {_workers_of(leaf) for leaf in leaves_of(loaders).values()}
     return None if 0 in found and len(found) > 1 else max(found, default=1)

@@ -1,4 +1,4 @@
-"""What a Trainer and its loaders must tell each other: how far it is, new lengths, and two mistakes that are refused."""
+"""The exchange between a Trainer and its loaders: the Trainer's place, new lengths, and two mistakes that are refused."""
 
 from __future__ import annotations
 
@@ -19,28 +19,19 @@ from lightning_echo.log import LOGGER
 from lightning_echo.training.loaders import Echoed, is_collection, is_sized, parts_of
 
 # ---------------------------------------------------------------------- refusals
-# Two mistakes that are refused wherever a Trainer meets echoing: a second ``fit`` over the same data, and another package.
-#
 # * Echoing follows one ``fit`` at a time: its epochs, its limits and its factor. Lightning itself lets two Trainers, in two
 #   threads, train over one data module.
 # * Lightning comes as two packages with the same classes, ``lightning`` and ``pytorch_lightning``. Their objects cannot be mixed.
 
 
 def is_in_fit(trainer: Any) -> bool:
-    """Returns whether a Trainer is running ``fit``; False for None."""
     return trainer is not None and trainer.state.fn == TrainerFn.FITTING and trainer.state.status == TrainerStatus.RUNNING
 
 
 def refuse_second_fit(what: str, trainer: Any, other: Any) -> None:
-    """Refuses a ``fit`` while another Trainer's ``fit`` uses the same object. Anything but a ``fit`` is allowed.
+    """Raises a MisconfigurationException for a ``fit`` while another Trainer's ``fit`` uses the same object.
 
-    Args:
-        what: The object that both Trainers use, for the error message.
-        trainer: The Trainer that begins.
-        other: The Trainer that used the object before; None if there was none.
-
-    Raises:
-        MisconfigurationException: Both Trainers are running ``fit``.
+    Anything but a ``fit`` is allowed. ``other`` is the Trainer that used the object before; None if there was none.
     """
     if other is not trainer and is_in_fit(trainer) and is_in_fit(other):
         raise MisconfigurationException(
@@ -50,15 +41,7 @@ def refuse_second_fit(what: str, trainer: Any, other: Any) -> None:
 
 
 def refuse_other_package(name: str, value: Any) -> None:
-    """Refuses an object of ``pytorch_lightning``. Without this check it would fail later, with a message about something else.
-
-    Args:
-        name: Name of the argument, for the error message.
-        value: The argument.
-
-    Raises:
-        TypeError: The class of ``value``, or a base of it, comes from ``pytorch_lightning``.
-    """
+    """Raises a TypeError for an object of ``pytorch_lightning``, which would fail later with a message about something else."""
     if any(base.__module__.split(".")[0] == "pytorch_lightning" for base in type(value).__mro__):
         raise TypeError(
             f"{name} {type(value).__name__} comes from the separate package pytorch_lightning, but this package extends "
@@ -68,14 +51,14 @@ def refuse_other_package(name: str, value: Any) -> None:
 
 
 # ---------------------------------------------------------------------- lengths
-# How long epochs and the run are with echoing: what the user is told about it, and how a Trainer learns a new length.
+# The lengths of epochs and of the run with echoing, for users, and how a Trainer learns a new length.
 #
 # With ``epoch_length="full_pass"`` a new factor changes the length of epochs. Lightning asks the loader for its length only when
-# it asks for the loader itself. Therefore the only public way to tell it a new length during training is to make it ask for the
+# it asks for the loader itself. Therefore the only public way to give it a new length during training is to make it ask for the
 # loader once more (`Reload`).
 #
 # A learning rate schedule that steps with each batch may be built for ``trainer.estimated_stepping_batches`` steps. If epochs
-# become longer, the schedule ends before the run does. ``OneCycleLR`` then raises an error. Other schedules keep their last
+# become longer, the schedule ends before the run does. ``OneCycleLR`` then raises an error; other schedules keep their last
 # learning rate. The Trainer needs its training loader for this estimate. So if the Trainer has the loader when optimizers are
 # configured, the model has read the estimate (`StepsEstimate`).
 
@@ -92,11 +75,7 @@ class Attached(Protocol):
 
 
 class Reload:
-    """Makes the Trainer ask for its training loader again, by ``trainer.reload_dataloaders_every_n_epochs``.
-
-    Args:
-        attached: Knows the Trainer.
-    """
+    """Makes the Trainer ask for its training loader again, by ``trainer.reload_dataloaders_every_n_epochs``."""
 
     def __init__(self, attached: Attached) -> None:
         self._attached = attached
@@ -111,15 +90,11 @@ class Reload:
 
     @property
     def is_ordered(self) -> bool:
-        """Whether the Trainer will ask only because this object ordered it: the user's setting does not ask for a reload."""
+        """Whether the Trainer will ask only because of this object: the user's setting does not ask for a reload."""
         return self._users == 0
 
     def end(self) -> bool:
-        """Gives back to the Trainer the user's setting.
-
-        Returns:
-            Whether only this object ordered the reload: the user's setting does not ask for one.
-        """
+        """Restores the user's setting in the Trainer. Returns whether only this object ordered the reload."""
         users, self._users = self._users, None
         if users is None:
             return False
@@ -130,11 +105,7 @@ class Reload:
 
 
 class StepsEstimate:
-    """Finds out whether the model of a ``fit`` has read ``trainer.estimated_stepping_batches`` to configure its optimizers.
-
-    Attributes:
-        was_read: Whether the model has read it.
-    """
+    """Finds out whether the model of a ``fit`` has read ``trainer.estimated_stepping_batches`` to configure its optimizers."""
 
     def __init__(self) -> None:
         self.was_read = False
@@ -154,16 +125,10 @@ class StepsEstimate:
 
 
 def check_factor_during_training(trainer: pl.Trainer, echoed: Echoed, factor: float) -> None:
-    """Makes sure that a factor can be set during training, now or later.
+    """Makes sure that a factor can be set during training, immediately or later; it is not set here.
 
-    Args:
-        trainer: The Trainer. Its learning rate schedules are checked.
-        echoed: The loaders that are echoed.
-        factor: The factor. It is not set here.
-
-    Raises:
-        ValueError: A loader's buffer cannot hold what the factor needs.
-        MisconfigurationException: The factor makes epochs longer than a learning rate schedule expects.
+    It raises a ValueError if a loader's buffer cannot hold what the factor needs, and a MisconfigurationException if the factor
+    makes epochs longer than a learning rate schedule expects.
     """
     loaders = parts_of(echoed).values()
     for loader in loaders:
@@ -180,12 +145,10 @@ def check_factor_during_training(trainer: pl.Trainer, echoed: Echoed, factor: fl
 
 
 def too_short_schedules(trainer: pl.Trainer, echoed: Echoed, factor: float) -> str:
-    """Returns a warning about learning rate schedules that would end before the run. It is empty if there are none.
+    """Returns a warning about learning rate schedules that would end before the run; empty if there are none.
 
-    Args:
-        trainer: The Trainer, whose model has read ``estimated_stepping_batches``.
-        echoed: The loaders that are echoed.
-        factor: The factor that is set during training, now or later.
+    ``trainer`` is one whose model has read ``estimated_stepping_batches``; ``factor`` is set during training, immediately or
+    later.
     """
     growing = [each for each in parts_of(echoed).values() if each.epoch_length == "full_pass" and each.has_length]
     names = {type(config.scheduler).__name__: None for config in trainer.lr_scheduler_configs if config.interval == "step"}
@@ -202,17 +165,11 @@ def too_short_schedules(trainer: pl.Trainer, echoed: Echoed, factor: float) -> s
 
 
 def forecast(trainer: Any, echoed: Echoed) -> str:
-    """Returns how many epochs, steps and passes over the data a run will have, as a line for users.
+    """Returns the numbers of epochs, steps and passes of a run as a line for users; empty if the run has no known end, or no
+    steps.
 
-    The user gets it when a run begins, because the factor changes what an epoch means. While the buffer is being filled, more of
-    each batch is fresh. In a short run this makes a difference, so the line takes it into account.
-
-    Args:
-        trainer: The Trainer. It knows the number of epochs, and how many batches it takes in each.
-        echoed: The loaders that are echoed.
-
-    Returns:
-        The line. It is empty if the run has no known end, or no steps.
+    The user gets it when a run begins, because the factor changes the meaning of an epoch. While the buffer is being filled, more
+    of each batch is fresh. In a short run this makes a difference, so the line takes it into account.
     """
     if not isinstance(echoed, EchoLoader):
         others = f"; not echoed: {', '.join(echoed.not_echoed)}" if echoed.not_echoed else ""
@@ -234,8 +191,6 @@ def forecast(trainer: Any, echoed: Echoed) -> str:
 
 
 # ---------------------------------------------------------------------- trainer link
-# `TrainerLink`: an `EchoLoader` asks its Trainer how far the Trainer is.
-#
 # A loader knows which batches it has delivered. Only the Trainer knows
 #
 # * whether it ends an epoch earlier than the loader would,
@@ -246,30 +201,23 @@ Answer = TypeVar("Answer")
 
 
 class TrainerLink:
-    """Connects the loaders of one run with their Trainer.
+    """Connects the loaders of one run with their Trainer, which is asked whenever it is needed.
 
-    Args:
-        attached: Knows the Trainer. It is asked whenever the Trainer is needed.
-        owner_name: Name of the object on which users set the factor, instead of on the loader.
+    ``owner_name`` is the object on which users set the factor, instead of on the loader.
     """
 
     def __init__(self, attached: Attached, owner_name: str) -> None:
         self._attached, self._owner_name = attached, owner_name
 
     def connect(self, loader: EchoLoader, trained_on: Any) -> None:
-        """Lets a loader ask the Trainer, from now on.
-
-        Args:
-            loader: The loader itself, or one of a collection.
-            trained_on: What the Trainer trains on: the loader, or the collection.
-        """
+        """Lets a loader ask the Trainer, from here on. ``trained_on`` is the loader itself, or the collection that it is in."""
         loader.factor_owner = self._owner_name
         loader.epoch_goes_on = self._epoch_goes_on if is_collection(trained_on) else None
         loader.trainer_place = None if is_collection(trained_on) else self._place
         loader.batches_used = None if is_sized(trained_on) else self._batches_used
 
     def set_limit(self, loader: EchoLoader) -> None:
-        """Tells a loader where the Trainer ends an epoch."""
+        """Sets a loader's limit: where the Trainer ends an epoch."""
         trainer = self._attached.trainer
         loader.limit_train_batches = None if trainer is None else trainer.limit_train_batches
 
@@ -295,7 +243,7 @@ class TrainerLink:
         return None if trainer is None else trainer.fit_loop.batch_idx >= 0 and not trainer.is_last_batch
 
     def _place(self) -> TrainerPlace | None:
-        """Returns where the Trainer is in its epoch, as a checkpoint of the Trainer has it; None without a Trainer."""
+        """Returns the Trainer's place in its epoch, as in a checkpoint of the Trainer; None without a Trainer."""
         trainer = self._attached.trainer
         if trainer is None:
             return None
@@ -315,8 +263,8 @@ class TrainerLink:
     def _batches_used(self) -> BatchesUsed | None:
         """Returns the number of batches that the Trainer has used, in the run and in the epoch.
 
-        Returns None if the Trainer knows the length of the epoch, or if the model fetches its batches itself, because no batch is
-        then fetched ahead.
+        None if the Trainer knows the length of the epoch, or if the model fetches its batches itself: no batch is then fetched
+        ahead.
         """
         trainer = self._attached.trainer
         if trainer is None or trainer.num_training_batches != math.inf or takes_iterator(trainer.lightning_module):
@@ -325,22 +273,15 @@ class TrainerLink:
 
 
 def _until_iterated(loader: EchoLoader, delivered: int, answer: Answer) -> Answer | None:
-    """Returns the last Trainer's answer, as long as the loader has delivered no further batch. After that, None."""
+    """Returns the last Trainer's answer until the loader delivers another batch; then None."""
     return answer if loader.delivered_batches == delivered else None
 
 
 # ---------------------------------------------------------------------- rank zero
-# Lines for the user on rank 0, through the one logger of the package. (Lightning's own function uses Lightning's logger.)
+# Lines for the user on rank 0, through the one logger of the package; Lightning's own function uses Lightning's logger.
 
 
 @rank_zero_only
 def rank_zero_info(message: str) -> None:
-    """Logs a line on rank 0.
-
-    Args:
-        message: The line, beginning with ``lightning_echo: ``.
-
-    Example:
-        >>> rank_zero_info("lightning_echo: echoing is off")
-    """
-    LOGGER.info("%s", message, stacklevel=3)  # past this function and the decorator, so that the line names the caller
+    """Logs a line, which begins with ``lightning_echo: ``, on rank 0."""
+    LOGGER.info("%s", message, stacklevel=3)  # past this function and the decorator: the line names the caller

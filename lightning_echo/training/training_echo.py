@@ -2,12 +2,12 @@
 
 It stands between the Trainer, which asks for the training loader, and the user's ``train_dataloader``, which makes it:
 
-* It wraps the user's loader, or the loaders of a collection (`Wrapping`), when the Trainer takes them into use. The user may
-  call ``train_dataloader``, too, and gets plain loaders.
+* It wraps the user's loader, or the loaders of a collection (`Wrapping`), when the Trainer takes them into use. The user may call
+  ``train_dataloader``, too, and gets plain loaders.
 * It hands factor, place and counts on from one loader to the next.
-* It tells the Trainer a new length of epochs (`Reload`).
+* It reports a new length of epochs to the Trainer (`Reload`).
 
-Each loader of a collection has its name (``loaders.py``). A single loader has the empty name, so that both cases are alike.
+Each loader of a collection has its name (``loaders.py``); a single loader has the empty name, so both cases are alike.
 """
 
 from __future__ import annotations
@@ -52,14 +52,13 @@ _NOTHING = object()
 
 @dataclass
 class _Answered:
-    """What a ``train_dataloader`` has returned, and what of it the Trainer has taken.
+    """The result of a ``train_dataloader``, and how much of it the Trainer has taken.
 
     Attributes:
-        loaders: The user's loader, or collection of loaders.
-        leaves: Its loaders by name, in Lightning's order.
+        leaves: The user's loaders by name, in Lightning's order.
         done: What the Trainer got for the first of them.
         to_echo: Names of the loaders that are echoed.
-        is_own_reload: Whether the Trainer has asked only to hear the new length of epochs.
+        is_own_reload: Whether the Trainer has asked only to learn the new length of epochs.
     """
 
     loaders: Any
@@ -70,16 +69,15 @@ class _Answered:
 
     @property
     def next_name(self) -> str:
-        """Name of the loader that the Trainer takes next."""
         return list(self.leaves)[len(self.done)]
 
     def is_next(self, loader: Any) -> bool:
-        """Returns whether the Trainer is about to take a loader of this answer, or what Lightning has made from it."""
+        """Whether the Trainer is about to take a loader of this answer, or what Lightning has made from it."""
         return len(self.done) < len(self.leaves) and is_same_data(loader, self.leaves[self.next_name])
 
 
 def is_same_data(loader: Any, other: Any) -> bool:
-    """Returns whether two loaders are the same, or whether Lightning has made one from the other to put in its own sampler.
+    """Whether two loaders are the same, or Lightning has made one from the other to put in its own sampler.
 
     Lightning may ask for the loader again even if the user wants no reload, for example after its search for a learning rate.
     """
@@ -93,18 +91,14 @@ class TrainingEcho:
 
     Args:
         config: The options of the `EchoLoader`. For a collection: the options of each loader to echo, by name.
-        attached: Knows the Trainer. It is asked whenever the Trainer is needed.
-        owner_name: Name of the object that the user has, for messages. The user sets the factor there, and not on the loader.
+        attached: Knows the Trainer, and is asked whenever the Trainer is needed.
+        owner_name: The object that the user has, for messages. The user sets the factor there, and not on the loader.
         way_out: The end of an error message for a user's loader that is already an `EchoLoader`. None: such a loader is taken as
             it is.
         shard: Whether each rank gets its share of the data.
 
     Attributes:
         gives_loader: Whether the Trainer of this ``fit`` has asked here for its loader. It then got one that was wrapped here.
-        estimate: Whether the model has asked how long the run will be.
-
-    Raises:
-        TypeError: ``shard`` is neither True nor False.
     """
 
     def __init__(
@@ -121,8 +115,8 @@ class TrainingEcho:
         self._wrapping = Wrapping(config, owner_name, way_out, shard)
         self._attached, self._owner_name = attached, owner_name
         self._reload, self._link, self._transfer_hooks = Reload(attached), TrainerLink(attached, owner_name), TransferHooks()
-        self._loader: Any = None  # what the Trainer has: an EchoLoader, or a collection with EchoLoaders
-        self._echoed: Echoed | None = None  # what is echoed of it
+        self._loader: Any = None  # in the Trainer: an EchoLoader, or a collection with EchoLoaders
+        self._echoed: Echoed | None = None  # its echoed part
         self._waiting_factor: float | None = None  # set, or in force, while there is no loader
         self._waiting_state: dict[str, Any] | None = None  # loaded while there is no loader
         self.gives_loader = False
@@ -130,8 +124,8 @@ class TrainingEcho:
         self._is_forecast_logged = self._is_schedule_warned = False
         self._process_hook = BoundHooks()
         self._take_passed: Callable[[Any], Any] | None = None
-        self._answered: _Answered | None = None  # what train_dataloader returned last
-        self._users: Any = None  # what it returned to the Trainer: the user's loaders that are in use
+        self._answered: _Answered | None = None  # the last result of train_dataloader
+        self._users: Any = None  # its result for the Trainer: the user's loaders that are in use
 
     @property
     def loader(self) -> Any:
@@ -149,7 +143,7 @@ class TrainingEcho:
 
     @property
     def factors(self) -> dict[str, float]:
-        """The echo factor that was set last, for each loader by name. A single loader has the empty name."""
+        """The echo factor that was set last, by the name of the loader."""
         if self._echoed is not None:
             return {name: loader.factor for name, loader in self._parts.items()}
         configs = self._wrapping.configs.items()
@@ -157,11 +151,7 @@ class TrainingEcho:
 
     @property
     def factor(self) -> float:
-        """The echo factor that was set last.
-
-        Raises:
-            MisconfigurationException: The loaders have different factors.
-        """
+        """The echo factor that was set last; raises a MisconfigurationException if the loaders have different ones."""
         return common_factor(self.factors)
 
     @factor.setter
@@ -169,12 +159,7 @@ class TrainingEcho:
         self.set_factor(value)
 
     def set_factor(self, value: float, since: int | None = None) -> None:
-        """Sets the factor of all loaders.
-
-        Args:
-            value: The factor.
-            since: Number of the first batch of the run to which the factor applies. None: the first batch not yet planned.
-        """
+        """Sets the factor of all loaders, from batch ``since`` of the run on; None: from the first batch not yet planned."""
         value = options.check_factor(value)
         if self._echoed is None:
             self._waiting_factor = value
@@ -200,11 +185,7 @@ class TrainingEcho:
             self._reload.order()
 
     def check_one_factor(self) -> None:
-        """Makes sure that all loaders have the same factor. A controller needs this, because it sets one factor for all.
-
-        Raises:
-            MisconfigurationException: They have different factors.
-        """
+        """Raises a MisconfigurationException if factors differ: a controller sets one factor for all loaders."""
         common_factor(self.factors)
 
     def expect_factor(self, value: float) -> None:
@@ -233,24 +214,18 @@ class TrainingEcho:
         self._process_hook.bind(trainer.strategy, "process_dataloader", hook.process_dataloader)
 
     def end_fit(self) -> None:
-        """Gives back what was the Trainer's, and ends the workers. You may call it at any time."""
+        """Restores the Trainer, and ends the workers. You may call it at any time."""
         self.end_own_reload()
         self._process_hook.unbind()
         self._answered = None
         self.close()
 
     def train_dataloader(self, ask_user: Callable[[], Any]) -> Any:
-        """Returns what a ``train_dataloader`` returns.
+        """Returns the result of a ``train_dataloader``.
 
-        During a ``fit`` these are the user's own loaders, since it may be the user who asks. What the Trainer asked for comes
-        through its strategy's ``process_dataloader`` at once, loader by loader, and is echoed there (`_process`). Without a
+        During a ``fit`` these are the user's own loaders, since it may be the user who asks. When the Trainer asks, they come
+        through its strategy's ``process_dataloader`` at once, loader by loader, and are echoed there (`_process`). Without a
         ``fit``, these are the echoed loaders.
-
-        Args:
-            ask_user: The user's ``train_dataloader``, which returns a loader or a collection of loaders.
-
-        Raises:
-            MisconfigurationException: The user's loader cannot be echoed, or is echoed already.
         """
         if not self._process_hook.are_bound:
             return self.take(ask_user(), self._wrapping.ranks(self._attached.trainer))
@@ -259,11 +234,7 @@ class TrainingEcho:
         return with_leaves(users, self._answered.leaves) if isinstance(users, CombinedLoader) else users
 
     def _process(self, loader: Any) -> Any:
-        """Returns what the strategy gets for a loader that the Trainer is about to use.
-
-        Raises:
-            MisconfigurationException: The user's loader cannot be echoed, or is echoed already.
-        """
+        """Returns what the strategy gets for a loader that the Trainer is about to use."""
         trainer, answered = self._attached.trainer, self._answered
         if trainer is None or not (trainer.training or trainer.sanity_checking):
             return loader
@@ -290,14 +261,12 @@ class TrainingEcho:
         return loader
 
     def take_passed(self, loader: Any) -> Any:
-        """Returns what the Trainer gets for a loader that was passed to ``fit``. Lightning has divided its data, if it does so.
-
-        Raises:
-            MisconfigurationException: The loader cannot be echoed, or is echoed already.
+        """Returns what the Trainer gets for a loader that was passed to ``fit``. Lightning has already divided its data, if at
+        all.
         """
         trainer = self._attached.trainer
         is_own_reload = self._begin_answer(trainer)
-        if self._echoed is not None and is_own_reload:  # only to tell the Trainer the new length
+        if self._echoed is not None and is_own_reload:  # only to give the Trainer the new length
             self._order_reload_after_resuming()
             return self._loader
         if trainer.overfit_batches > 0:
@@ -305,7 +274,7 @@ class TrainingEcho:
         return self.take(loader, self._wrapping.ranks(trainer, deals_out=False))
 
     def _begin_answer(self, trainer: Any) -> bool:
-        """Notes that the Trainer asks for its loader. Returns whether it does so only to hear the new length."""
+        """Notes that the Trainer asks for its loader. Returns whether it does so only to learn the new length."""
         self.gives_loader, is_own_reload = True, self.end_own_reload()
         self.estimate.loader_asked(trainer)
         for loader in self._parts.values():
@@ -313,12 +282,7 @@ class TrainingEcho:
         return is_own_reload
 
     def take(self, loaders: Any, ranks: dict[str, Any]) -> Any:
-        """Makes the user's loaders, echoed, the ones in use, and returns them.
-
-        Args:
-            loaders: A loader, or a collection of loaders.
-            ranks: How each `EchoLoader` divides its data.
-        """
+        """Makes the user's loaders, echoed, the ones in use, and returns them. ``ranks`` divides the data of each."""
         return self.use(self._wrapping.wrap(loaders, self._parts, self._waiting_factor, ranks))
 
     def _without_echo(self, loader: Any) -> Any:
@@ -333,10 +297,9 @@ class TrainingEcho:
         self._loader = self._echoed = None
 
     def adopt(self, loader: Any) -> None:
-        """Takes over the loader that the Trainer already trains on: an `EchoLoader`, or a collection with `EchoLoader`s.
+        """Takes over the `EchoLoader`, or the collection with `EchoLoader`s, that the Trainer already trains on.
 
-        Raises:
-            MisconfigurationException: The factor that was set before would change the length of the next epoch.
+        It raises a MisconfigurationException if the factor that was set before would change the length of the next epoch.
         """
         self.gives_loader = False
         factor = self._waiting_factor
@@ -350,7 +313,7 @@ class TrainingEcho:
         self.use(loader)
 
     def is_in_use(self, loader: Any) -> bool:
-        """Returns whether this is the loader in use. A new collection of Lightning's around the same loaders counts, too."""
+        """Whether this is the loader in use. A new collection of Lightning's around the same loaders counts, too."""
         parts = parts_of(echoed_in(loader))
         return bool(parts) and parts.items() == self._parts.items()
 
@@ -392,12 +355,9 @@ class TrainingEcho:
                 )
 
     def _begin_use(self, loader: EchoLoader, before: EchoLoader | None, *, is_first: bool) -> None:
-        """Puts a loader in the place of the loader that had its name before.
+        """Puts a loader, which may be the same as before, in the place of the loader that had its name.
 
-        Args:
-            loader: The new loader. It may be the same as before.
-            before: The loader of that name; None if there was none.
-            is_first: Whether no loader at all was in use before.
+        ``is_first``: no loader at all was in use before.
         """
         self._link.connect(loader, self._loader)
         if before is not None and before is not loader:
@@ -408,7 +368,6 @@ class TrainingEcho:
         self._link.set_limit(loader)
 
     def _log_forecast(self) -> None:
-        """Tells the user once how long the run will be."""
         trainer, echoed = self._attached.trainer, self._echoed
         if not self._is_forecast_logged and trainer is not None and echoed is not None:
             self._is_forecast_logged = True
@@ -433,13 +392,13 @@ class TrainingEcho:
             self._reload.order()
 
     def end_own_reload(self) -> bool:
-        """Gives back to the Trainer the user's setting of reloads. Returns whether only this object ordered the reload."""
+        """Restores the user's setting of reloads in the Trainer. Returns whether only this object ordered the reload."""
         return self._reload.end()
 
     # ------------------------------------------------------------------ state
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Returns the state of the loader, or of a collection ``{"loaders": {name: state}}``. None if there is no loader yet.
+        """Returns the state of the loader, or of a collection ``{"loaders": {name: state}}``; None if there is no loader yet.
 
         Lightning saves the state of the loader, too, but loses it if the model reads ``trainer.estimated_stepping_batches``.
         Therefore it is saved here as well.
@@ -451,10 +410,9 @@ class TrainingEcho:
         return {"loaders": {name: loader.state_dict() for name, loader in self._parts.items()}}
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
-        """Continues from a state. None means the start of the run: it was saved before there was a loader.
+        """Continues from a state; None is the start of the run, saved before there was a loader.
 
-        Raises:
-            EchoStateError: The state belongs to other loaders.
+        It raises an EchoStateError if the state belongs to other loaders.
         """
         if self._echoed is None:
             self._waiting_state = state
