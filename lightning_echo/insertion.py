@@ -13,10 +13,10 @@ table: no code in another file names a point. To add a sixth point, you would ch
 
 * This table: add a row. If the point needs of the loader what no other point needs, add a member to `Needs`. If it reuses
   something that is not a stage yet, add an entry to `STAGES`. If its live items are in a new place, add a member to `Place`.
-* ``pipeline/source.py``, function `choose`: whether a loader allows the point, and the stages that the workers run for it.
+* ``pipeline/choice.py``, function `choose`: whether a loader allows the point, and the stages that the workers run for it.
 * The code that keeps and hands out live items. There is code for examples (``pipeline/worker.py``, for a stream
   ``pipeline/streams.py``), and for batches (``pipeline/batches.py``, on the device ``training/hooks.py``). Write more only if
-  none of them fits. `start_index_pipeline` in ``pipeline/pipelines.py`` starts that code.
+  none of them fits. A `Kind` in ``pipeline/kinds.py`` starts that code.
 
 Options, messages, the cost model, the analysis and the doctor follow from the row. The tables of the points in the documentation
 need a row or a column, too: tests compare them with this table.

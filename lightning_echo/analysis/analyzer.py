@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import socket
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count, islice
 from pathlib import Path
 from textwrap import wrap
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import lightning.pytorch as pl
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities import rank_zero_only
 from torch.utils.data import DataLoader
 
-from lightning_echo.analysis.checks import ShortTraining, try_setting
-from lightning_echo.analysis.parts import drop_pages
+from lightning_echo.analysis.parts import Batches, FirstBatches, drop_pages, options_of, second_half
 from lightning_echo.analysis.phases import (
     CHUNKS,
     LoaderPhases,
@@ -34,6 +34,7 @@ from lightning_echo.analysis.predict import MeasuredStages, Spread, TrainingSett
 from lightning_echo.analysis.report import in_words, report, save_page, save_png
 from lightning_echo.analysis.result import CheckedSetting, StallAnalysis
 from lightning_echo.analysis.sources import (
+    WARM_UP_STEPS,
     PreparedLoader,
     RepeatedBatch,
     StepClock,
@@ -45,7 +46,8 @@ from lightning_echo.analysis.sources import (
     transfers_skipped,
 )
 from lightning_echo.data.machine import free_memory_bytes, usable_cores
-from lightning_echo.pipeline.source import Source
+from lightning_echo.loader.loader import EchoLoader
+from lightning_echo.pipeline.kinds import Indexed, kind_of
 from lightning_echo.training.trainer import rank_zero_info
 
 # ---------------------------------------------------------------------- progress
@@ -141,6 +143,156 @@ def advice_yaml(analysis: StallAnalysis) -> str:
     lines = [f"# {line}\n" for comment in comments for line in wrap(comment, _WIDTH, break_long_words=False)]
     values = [f"  {name}: {json.dumps(value)}\n" for name, value in setting.options.items()]  # JSON is YAML, too
     return "".join([*lines, "echo:\n", *values] if values else [*lines, "{}\n"])
+
+
+# ---------------------------------------------------------------------- trying a setting
+# The training runs over the batches of the real run, after the files' pages are dropped from memory. The first steps, in which an
+# `EchoLoader` fills its buffer, do not count. A share of the data set may be in memory in two ways:
+#
+# * In a cache of ours (`TrainingSetting.hold`). The examples of that share come first and fill the cache. Only the later steps
+#   count. They go once over the batches of the real run, and read the other examples for the first time.
+# * In the storage's memory: in the page cache or, if nothing opens files, as raw items.
+
+_LEAST_BYTES = 2**20  # a cache is not smaller
+_SPARE = 1.05  # the cache of a trial holds the examples of its first batches, and little more
+_EPOCH = 10_000  # batches of an epoch: no setting is tried for so long
+
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class ShortTraining:
+    """A training that can be run for a few steps (at most ``most_seconds``), over any loader in place of its own."""
+
+    model: pl.LightningModule
+    data: TrainingData
+    loader: DataLoader[Any]
+    phases: LoaderPhases
+    trainer_kwargs: Mapping[str, Any]
+    most_seconds: float
+
+    def clock(self, loader: Batches | FirstBatches | RepeatedBatch, steps: int) -> StepClock:
+        """Trains over a loader, and returns the clock of its steps; raises a ValueError if there are too few batches."""
+        steps = min(steps, len(loader))
+        return self._clock(self.data.over(loader), steps, min(WARM_UP_STEPS, steps // 2))
+
+    def clock_echoed(self, loader: DataLoader[Any], steps: int, skipped: int = 0, **options: Any) -> StepClock:
+        """Trains over a loader that is echoed. The steps in which the buffer is filled do not count, however long they take.
+
+        Args:
+            steps: Largest number of steps that count.
+            skipped: Least number of first steps that do not count.
+            **options: Those of an `EchoConfig`.
+        """
+        echoed = EchoLoader(loader, num_replicas=1, rank=0, **{**options, "cache": None})  # not started
+        filling = max(echoed.settled_at, skipped) + WARM_UP_STEPS
+        data = self.data.echoed(loader, seed=0, shard=False, **options)
+        return self._clock(data, filling + steps, filling, most_skipped_seconds=math.inf)
+
+    def _clock(self, data: Any, steps: int, skipped: int, **options: float) -> StepClock:
+        clock = StepClock(self.most_seconds, skipped, fewest=self.loader.num_workers, **options)
+        fit(self.model, data, steps, clock, self.trainer_kwargs)
+        if not clock.seconds:
+            raise ValueError("too few batches for measuring a step in this time: give more seconds, or smaller batches")
+        return clock
+
+
+def try_setting(training: ShortTraining, setting: TrainingSetting, steps: int) -> Spread:
+    """Trains with a setting, and returns the seconds of at most ``steps`` steps; raises a ValueError if that is impossible."""
+    for name in ("storage_speedup", "step_speedup"):
+        if getattr(setting, name) != 1:
+            raise ValueError(f"{name}={getattr(setting, name):g} cannot be tried on this machine, only predicted")
+    if setting.shared_by > 1:
+        raise ValueError(f"shared_by={setting.shared_by} cannot be tried with one training, only predicted")
+    if setting.cached_fraction and setting.factor > 1 and setting.hold is None:
+        raise ValueError("cached_fraction without hold and factor > 1 cannot be tried together, only predicted")
+    workers = training.loader.num_workers if setting.workers is None else setting.workers
+    drop_pages(training.phases.files)
+    if setting.hold is not None:
+        clock = _clock_cached(training, setting, workers, steps)
+    elif setting.factor > 1:
+        echoed = _to_echo(training, workers)
+        clock = training.clock_echoed(echoed, steps, factor=setting.factor, insertion_point=setting.insertion_point)
+    else:
+        clock = training.clock(_plain(training, setting.cached_fraction, workers), steps)
+    # This is how often, in steps, the training waits for a fresh batch.
+    return Spread.of(clock.seconds, max(workers, 1) * math.ceil(setting.factor))
+
+
+def _plain(training: ShortTraining, cached_fraction: float, workers: int) -> Batches | FirstBatches:
+    phases, real = training.phases, training.phases.real
+    if not isinstance(real, Batches):
+        if cached_fraction or workers != training.loader.num_workers:
+            raise ValueError(
+                "workers and cached_fraction of a stream cannot be tried, only predicted: change the loader and analyze again"
+            )
+        return real
+    part, indices = real.part, real.indices
+    if cached_fraction and len(phases.files) > 1:
+        for path in _share_of(phases.files, cached_fraction):
+            Path(path).read_bytes()
+    elif cached_fraction and phases.raw_items and phases.cut_after_reading is not None and phases.in_memory is not None:
+        items = {index: phases.raw_items[index] for index in _share_of(list(phases.raw_items), cached_fraction)}
+        part, indices = partial(second_half, phases.cut_after_reading, items), phases.in_memory.indices
+    elif cached_fraction:
+        raise ValueError(
+            "cached_fraction cannot be tried, only predicted: this data set opens fewer than two files, and no raw item of it is "
+            "held in memory"
+        )
+    return Batches(training.loader, part, indices, workers)
+
+
+def _clock_cached(training: ShortTraining, setting: TrainingSetting, workers: int, steps: int) -> StepClock:
+    """Trains with a cache that holds the setting's share of the real run's examples.
+
+    It raises a ValueError if nothing of this data set can be held in this form.
+    """
+    phases, real = training.phases, training.phases.real
+    example = phases.in_cache.get(setting.hold or "")
+    if not isinstance(real, Batches) or example is None:
+        raise ValueError(f"hold={setting.hold!r} cannot be tried here: the examples cannot be held in this form")
+    examples = list(dict.fromkeys(index for batch in real.indices for index in batch))
+    held = _share_of(examples, setting.cached_fraction)
+    size = len(real.indices[0])
+    first = [(held * 2)[start : start + size] for start in range(0, len(held), size)]
+    first = [(batch * size)[:size] for batch in first]  # if few examples are held, they are repeated until they fill a batch
+    budget = max(_LEAST_BYTES, math.ceil(_SPARE * example.bytes * len(held)))
+    options: dict[str, Any] = {"factor": setting.factor, "cache": {"size": budget, "hold": setting.hold}}
+    if setting.factor > 1:
+        options["insertion_point"] = setting.insertion_point
+    # After these steps, examples would be read a second time.
+    most = max(2, int(len(real) * setting.factor) - WARM_UP_STEPS)
+    skipped = math.ceil(len(first) * setting.factor)
+    return training.clock_echoed(_to_echo(training, workers, first), min(steps, most), skipped, **options)
+
+
+def _share_of(values: Sequence[Value], share: float) -> list[Value]:
+    """Returns this share of the values, evenly spread."""
+    return [value for number, value in enumerate(values) if int((number + 1) * share) > int(number * share)]
+
+
+def _to_echo(training: ShortTraining, workers: int, first: Sequence[list[Any]] = ()) -> DataLoader[Any]:
+    """Returns a loader for the ``first`` batches, and then those of the real run, repeated for a long epoch."""
+    loader, real = training.loader, training.phases.real
+    if isinstance(real, Batches):
+        indices = [*first, *(list(real.indices) * -(-_EPOCH // len(real)))]
+        options = {"collate_fn": loader.collate_fn, **options_of(loader, workers)}
+        if loader.batch_size is None:
+            loader = DataLoader(loader.dataset, batch_sampler=indices, **options)
+        else:
+            order = [index for batch in indices for index in batch]
+            sampler: Any = _Again(order) if training.phases.takes_ahead else order
+            loader = DataLoader(loader.dataset, loader.batch_size, sampler=sampler, **options)
+    elif workers != loader.num_workers:
+        raise ValueError("workers of a stream cannot be tried, only predicted: change the loader and analyze again")
+    return loader
+
+
+class _Again(list[Any]):
+    """Indices that are the same in every pass. For an `EchoLoader`, ``set_epoch`` is a sign of such an order."""
+
+    def set_epoch(self, epoch: int) -> None:
+        """Does nothing: the order is the same in every epoch."""
 
 
 # ---------------------------------------------------------------------- analyzer
@@ -289,7 +441,7 @@ class StallAnalyzer:
         return loader
 
     def _loader_alone(self, loader: DataLoader[Any], number: StepNumber, most_seconds: float) -> tuple[int, LoaderPhases]:
-        if not Source(loader).rebuilds or loader.batch_sampler is None:
+        if not isinstance(kind_of(loader), Indexed) or loader.batch_sampler is None:
             return measure_stream(loader, number, _size_of(loader), most_seconds, self._progress.phase)
         batches = [list(indices) for indices in islice(iter(loader.batch_sampler), CHUNKS * number.most)]
         steps = number.within(min(gathered(len(batches))))

@@ -25,7 +25,8 @@ from lightning_echo.cache.reads import ExampleStore
 from lightning_echo.data.copies import copy_example, nbytes
 from lightning_echo.data.elsewhere import NotRead, read_elsewhere
 from lightning_echo.insertion import InsertionPoint, Needs, earliest, points_from
-from lightning_echo.pipeline.source import Source, choose
+from lightning_echo.pipeline.choice import choose
+from lightning_echo.pipeline.kinds import Indexed, Kind, OwnBatches, kind_of
 from lightning_echo.pipeline.worker import EchoDataset, InitThatSaysWhy
 from lightning_echo.split.prove import find_split, make_stages
 from lightning_echo.split.staged import Stages, batched
@@ -287,33 +288,33 @@ def _load_many(stages: Stages) -> FirstHalf:
 
 def cuts(loader: DataLoader[Any]) -> Cuts:
     """Returns the possible cuts of the loader's data set. Examples are read in another process."""
-    source = Source(loader)
-    found = read_elsewhere(loader, _cuts_there, loader) if source.rebuilds else _cuts_there(None, loader)
+    kind = kind_of(loader)
+    found = read_elsewhere(loader, _cuts_there, loader) if isinstance(kind, Indexed) else _cuts_there(None, loader)
     if not isinstance(found, NotRead):
         return found
-    possible = points_from(Needs.batches if source.own_batches else Needs.examples)
+    possible = points_from(Needs.batches if isinstance(kind, OwnBatches) else Needs.examples)
     return Cuts(None, None, tuple(point.value for point in possible))
 
 
 def _cuts_there(dataset: Any, loader: DataLoader[Any]) -> Cuts:
-    source = Source(loader)
-    chosen = choose(source, InsertionPoint.auto)
+    kind = kind_of(loader)
+    chosen = choose(kind, InsertionPoint.auto)
     needs = chosen.point.properties.needs
     points = tuple(point.value for point in points_from(needs))
-    if source.own_batches and source.rebuilds:  # whole batches are echoed, and yet each example is read by its index
-        return Cuts(_split(source, raw=True), _split(source, raw=False), points)
+    if isinstance(kind, OwnBatches):  # whole batches are echoed, and yet each example is read by its index
+        return Cuts(_split(kind, raw=True), _split(kind, raw=False), points)
     before_augmenting = chosen.make_stages if needs is Needs.split else None
     try:
-        of_raw_items = choose(source, earliest(Needs.raw_items))
+        of_raw_items = choose(kind, earliest(Needs.raw_items))
     except Exception:  # it cannot be cut after reading; or it cannot be read, which the first run will show
         return Cuts(None, before_augmenting, points)
     return Cuts(of_raw_items.make_stages, before_augmenting, (of_raw_items.point.value, *points))
 
 
-def _split(source: Source, *, raw: bool) -> MakeStages | None:
+def _split(kind: Kind, *, raw: bool) -> MakeStages | None:
     """Returns the maker of the stages of a cut, wherever the loader is echoed; None if there is no such cut."""
     try:
-        split = find_split(source.loader.dataset, source.readable_indices, raw=raw)
+        split = find_split(kind.loader.dataset, kind.readable_indices, raw=raw)
     except Exception:  # it is refused; or the data set cannot be read by the integers that it was tried with
         return None
     return partial(make_stages, conventions=split.conventions, raw=raw)

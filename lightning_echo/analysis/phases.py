@@ -41,7 +41,7 @@ from lightning_echo.analysis.parts import (
 from lightning_echo.analysis.predict import HOLDS, CachedExample, Spread
 from lightning_echo.cache.reads import Keys, NoKeysError
 from lightning_echo.insertion import Needs, points_from
-from lightning_echo.pipeline.source import Source
+from lightning_echo.pipeline.kinds import kind_of
 
 # ---------------------------------------------------------------------- process
 
@@ -281,7 +281,7 @@ def measure_loader(
         points=cut.points,
         read_sharing=read_sharing,
         prepare_sharing=prepare_sharing,
-        takes_ahead=Source(loader).may_run_in_thread,
+        takes_ahead=kind_of(loader).may_run_in_thread,
         batch_size=size,
         transforms={name: fmean(seconds[name] for seconds in counted(look.transforms)) / size for name in look.transforms[-1]},
         files=tuple(files),
@@ -398,7 +398,7 @@ def _found_again(dataset: Any, batches: Sequence[list[Any]]) -> bool:
 
 
 def _length_of(loader: DataLoader[Any]) -> int | None:
-    indices, dataset = Source(loader).readable_indices, loader.dataset
+    indices, dataset = kind_of(loader).readable_indices, loader.dataset
     try:
         return len(dataset if indices is None else indices)  # type: ignore[arg-type]
     except TypeError:  # it has no length; the sampler knows which indices there are

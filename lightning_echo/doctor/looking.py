@@ -32,7 +32,8 @@ from lightning_echo.doctor.machine import Figure, Finding, Status, error, ok, wa
 from lightning_echo.insertion import POINTS, InsertionPoint, Needs, earliest
 from lightning_echo.loader.loader import EchoLoader
 from lightning_echo.loader.setting import Setting
-from lightning_echo.pipeline.source import Choice, Source, choose
+from lightning_echo.pipeline.choice import choose
+from lightning_echo.pipeline.kinds import Choice, Indexed, Kind, Stream, kind_of
 from lightning_echo.plan.plan import Reuse
 from lightning_echo.split.describe import SplitRefused
 from lightning_echo.split.prove import read_plainly
@@ -249,7 +250,7 @@ class Looked:
         unreadable: The error of the user's code when an example was read; None if there was none.
     """
 
-    source: Source
+    kind: Kind
     choice: Choice | None
     buffer_size: int
     possible: dict[InsertionPoint, Choice]
@@ -260,7 +261,7 @@ class Looked:
 
     @property
     def loader(self) -> Any:
-        return self.source.loader
+        return self.kind.loader
 
     @property
     def dataset(self) -> Any:
@@ -272,9 +273,9 @@ class Looked:
 
     @property
     def examples(self) -> int | None:
-        if not self.source.rebuilds:
+        if not isinstance(self.kind, Indexed):
             return None
-        indices = self.source.readable_indices
+        indices = self.kind.readable_indices
         return len(self.dataset) if indices is None else len(indices)
 
 
@@ -283,17 +284,17 @@ def look(loader: Any) -> Looked:
 
     It raises a TypeError or a ValueError, with the reason, if the package cannot echo this loader, whatever its options.
     """
-    source = Source(loader)
-    if not source.rebuilds:  # then no example is read
-        return Looked(source, *_look_there(None, loader))
+    kind = kind_of(loader)
+    if not isinstance(kind, Indexed):  # then no example is read
+        return Looked(kind, *_look_there(None, loader))
     doing = f"reading an example of {type(loader.dataset).__name__}"
-    index = source.readable_index
+    index = kind.readable_index
     read = None if index is None else read_elsewhere(loader, _read_one, index)
     seen = read if isinstance(read, NotRead) else read_elsewhere(loader, _look_there, loader)
     if isinstance(seen, NotRead):
         failed = UserCodeError(doing, seen.error or RuntimeError(seen.reason))
-        return Looked(source, None, 0, {}, {}, no_cache="an example cannot be read", unreadable=failed)
-    return Looked(source, *seen)
+        return Looked(kind, None, 0, {}, {}, no_cache="an example cannot be read", unreadable=failed)
+    return Looked(kind, *seen)
 
 
 class _Seen(NamedTuple):
@@ -312,10 +313,10 @@ def _read_one(dataset: Any, index: Any) -> None:
 
 
 def _look_there(dataset: Any, loader: Any) -> _Seen:
-    source = Source(loader)
+    kind = kind_of(loader)
     setting = Setting(loader, InsertionPoint.auto, None, _FACTOR, (1, 0), reuse=Reuse.memory)
-    holds, no_cache = _holds_of(source, setting.choice)
-    return _Seen(setting.choice, setting.buffer_size, *_points_of(source), holds, no_cache)
+    holds, no_cache = _holds_of(kind, setting.choice)
+    return _Seen(setting.choice, setting.buffer_size, *_points_of(kind), holds, no_cache)
 
 
 def first_batch(loader: Iterable[Any], clock: Callable[[], float] = time.perf_counter) -> FirstBatch:
@@ -328,12 +329,12 @@ def first_batch(loader: Iterable[Any], clock: Callable[[], float] = time.perf_co
     return FirstBatch(clock() - started, nbytes(batch), _count_tensors(batch))
 
 
-def _points_of(source: Source) -> tuple[dict[InsertionPoint, Choice], dict[InsertionPoint, str]]:
+def _points_of(kind: Kind) -> tuple[dict[InsertionPoint, Choice], dict[InsertionPoint, str]]:
     possible: dict[InsertionPoint, Choice] = {}
     refused: dict[InsertionPoint, str] = {}
     for point in POINTS:
         try:
-            possible[point] = choose(source, point)
+            possible[point] = choose(kind, point)
         except ValueError as error:
             reason = str(error).partition(_IMPOSSIBLE)[2]
             refused[point] = (
@@ -344,11 +345,11 @@ def _points_of(source: Source) -> tuple[dict[InsertionPoint, Choice], dict[Inser
     return possible, refused
 
 
-def _holds_of(source: Source, choice: Choice) -> tuple[tuple[Hold, ...], str]:
-    if not source.rebuilds:
+def _holds_of(kind: Kind, choice: Choice) -> tuple[tuple[Hold, ...], str]:
+    if not isinstance(kind, Indexed):
         return (), "its examples have no index by which they could be found again"
     try:
-        return tuple(holds_of(source.loader.dataset, source.readable_indices, choice.split, AUTO)), ""
+        return tuple(holds_of(kind.loader.dataset, kind.readable_indices, choice.split, AUTO)), ""
     except ValueError as error:
         said, impossible, reason = str(error).partition(_IMPOSSIBLE)
         return (), reason if impossible else said
@@ -394,14 +395,16 @@ def check_first_batch(first: FirstBatch | UserCodeError, batch_size: int | None 
 def _kind(looked: Looked) -> Finding:
     loader, name = looked.loader, type(looked.loader).__name__
     if not looked.is_dataloader:
-        return ok("loader", f"The loader is a {name}.", kind=name, batches=looked.source.length)
-    held = f"{looked.examples:,} examples" if looked.examples is not None else "a stream" if looked.source.streams else "examples"
+        return ok("loader", f"The loader is a {name}.", kind=name, batches=looked.kind.length)
+    held = "a stream" if isinstance(looked.kind, Stream) else "examples"
+    if looked.examples is not None:
+        held = f"{looked.examples:,} examples"
     sentence = f"The loader is a {name} over {type(loader.dataset).__name__} ({held}), batch_size={loader.batch_size}."
-    return ok("loader", sentence, kind=name, examples=looked.examples, batch_size=loader.batch_size, batches=looked.source.length)
+    return ok("loader", sentence, kind=name, examples=looked.examples, batch_size=loader.batch_size, batches=looked.kind.length)
 
 
 def _workers(looked: Looked, cores: int) -> Finding:
-    workers, figures = looked.source.num_workers, {"num_workers": looked.source.num_workers, "cores": cores}
+    workers, figures = looked.kind.num_workers, {"num_workers": looked.kind.num_workers, "cores": cores}
     if not looked.is_dataloader:
         return ok("workers", "Its workers, if there are any, are its own business.", **figures)
     if workers == 0 and cores > 1:
@@ -433,7 +436,7 @@ def _pickled(looked: Looked) -> Finding:
         parts = {name: getattr(looked.loader, name) for name in names if getattr(looked.loader, name) is not None}
     size, failed = _try(parts, lambda value, file: pickle.Pickler(file, protocol=pickle.HIGHEST_PROTOCOL).dump(value))
     _, failed_for_sharing = _try(parts, lambda value, file: cloudpickle.Pickler(file).dump(value))
-    method, needed = _start_method(looked.loader), looked.source.num_workers > 0
+    method, needed = _start_method(looked.loader), looked.kind.num_workers > 0
     figures: dict[str, Any] = {"bytes": None if failed else size, "start_method": method, "shareable": not failed_for_sharing}
     if not failed:
         return ok(
@@ -479,7 +482,7 @@ def _split(looked: Looked) -> Finding:
         sentence = f"The data set can be split: an echo reuses {_listed(found.reused)} and redoes {_listed(found.redone)}.{also}"
         return ok("split", sentence, **figures)
     sentence = f"The data set cannot be split before its augmentation: {looked.refused[early].rstrip('.')}."
-    way_out = _STAGED if looked.source.rebuilds else _ON_DEVICE
+    way_out = _STAGED if isinstance(looked.kind, Indexed) else _ON_DEVICE
     return warning("split", sentence, f"If it augments, echoes would repeat that augmentation. {way_out}", **figures)
 
 
@@ -515,7 +518,7 @@ def check_memory(looked: Looked, free_bytes: int | None) -> list[Finding]:
 
 def check_queues(looked: Looked, first: FirstBatch, free_shared_bytes: int | None) -> Finding | None:
     """Returns the finding whether the prefetched batches fit into the free bytes of ``/dev/shm``; None if no worker uses it."""
-    batches = looked.source.prefetched_batches
+    batches = looked.kind.prefetched_batches
     if not batches or free_shared_bytes is None or not first.tensors:
         return None
     needed = batches * first.bytes

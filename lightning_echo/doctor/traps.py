@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, SequentialSam
 
 from lightning_echo.doctor.looking import FirstBatch, Looked
 from lightning_echo.doctor.machine import Finding, ok, warning
+from lightning_echo.pipeline.kinds import Indexed, OwnBatches
 
 _MANY_OBJECTS = 1_000_000  # in a list or dict; each takes a reference count that a forked worker writes to
 _OTHER_FILES = 200  # file descriptors that a training needs for other things
@@ -106,7 +107,7 @@ def _own_iteration(looked: Looked) -> Finding | None:
 
 
 def _own_batch_sampler(looked: Looked) -> Finding | None:
-    if not looked.source.own_batches:
+    if not isinstance(looked.kind, OwnBatches):
         return None
     return warning(
         "batch_sampler",
@@ -129,7 +130,7 @@ def _no_batch_size(looked: Looked) -> Finding | None:
 
 
 def _stream_without_length(looked: Looked) -> Finding | None:
-    if not looked.source.reads_stream or looked.source.length is not None:
+    if not looked.kind.reads_stream or looked.kind.length is not None:
         return None
     return warning(
         "stream_without_length",
@@ -142,13 +143,13 @@ def _stream_without_length(looked: Looked) -> Finding | None:
 def _stream_not_divided(looked: Looked) -> Finding | None:
     """If a stream does not ask in which worker it runs, each worker yields all of its examples."""
     dataset = looked.dataset
-    if not isinstance(dataset, IterableDataset) or looked.source.num_workers < 2:
+    if not isinstance(dataset, IterableDataset) or looked.kind.num_workers < 2:
         return None
     if looked.loader.worker_init_fn is not None or not _is_users(type(dataset)) or "worker_info" in _module_text(type(dataset)):
         return None
     return warning(
         "stream_not_divided",
-        f"{type(dataset).__name__} does not ask for get_worker_info(): each of the {looked.source.num_workers} workers may yield "
+        f"{type(dataset).__name__} does not ask for get_worker_info(): each of the {looked.kind.num_workers} workers may yield "
         "all of its examples.",
         "Let __iter__ yield the part of its worker: torch.utils.data.get_worker_info() has its id and their number.",
     )
@@ -158,7 +159,7 @@ def _stream_not_divided(looked: Looked) -> Finding | None:
 
 
 def _short_lived_workers(looked: Looked) -> Finding | None:
-    if not looked.is_dataloader or not looked.source.num_workers or looked.loader.persistent_workers:
+    if not looked.is_dataloader or not looked.kind.num_workers or looked.loader.persistent_workers:
         return None
     return warning(
         "persistent_workers",
@@ -168,7 +169,7 @@ def _short_lived_workers(looked: Looked) -> Finding | None:
 
 
 def _not_shuffled(looked: Looked) -> Finding | None:
-    if not looked.source.rebuilds or type(looked.source.sampler) is not SequentialSampler:
+    if not isinstance(looked.kind, Indexed) or type(looked.kind.sampler) is not SequentialSampler:
         return None
     return warning(
         "not_shuffled",
@@ -178,11 +179,11 @@ def _not_shuffled(looked: Looked) -> Finding | None:
 
 
 def _divides_itself(looked: Looked) -> Finding | None:
-    if not looked.source.shards_itself:
+    if not looked.kind.shards_itself:
         return None
     return warning(
         "divided_sampler",
-        f"{type(looked.source.sampler).__name__} divides its indices among ranks by itself. Unless it is a DistributedSampler, a "
+        f"{type(looked.kind.sampler).__name__} divides its indices among ranks by itself. Unless it is a DistributedSampler, a "
         "cache cannot be partitioned among nodes.",
         "Leave the sampler out: Lightning and this package divide the data.",
     )
@@ -190,13 +191,13 @@ def _divides_itself(looked: Looked) -> Finding | None:
 
 def _last_batch_of_one(looked: Looked) -> Finding | None:
     examples, loader = looked.examples, looked.loader
-    if examples is None or looked.source.own_batches or loader.drop_last or loader.batch_size == 1:
+    if examples is None or isinstance(looked.kind, OwnBatches) or loader.drop_last or loader.batch_size == 1:
         return None
-    if len(looked.source.sampler) % loader.batch_size != 1:
+    if len(looked.kind.sampler) % loader.batch_size != 1:
         return None
     return warning(
         "last_batch_of_one",
-        f"The last batch of a pass has one example ({len(looked.source.sampler):,} examples, batch_size={loader.batch_size}): "
+        f"The last batch of a pass has one example ({len(looked.kind.sampler):,} examples, batch_size={loader.batch_size}): "
         "BatchNorm fails on it or learns noise.",
         "Set drop_last=True, or another batch_size.",
     )
@@ -206,7 +207,7 @@ def _last_batch_of_one(looked: Looked) -> Finding | None:
 
 
 def _open_files(looked: Looked) -> Finding | None:
-    if not looked.source.num_workers:
+    if not looked.kind.num_workers:
         return None
     names = [
         f"{type(part).__name__}.{name}"
@@ -224,7 +225,7 @@ def _open_files(looked: Looked) -> Finding | None:
 
 
 def _many_objects(looked: Looked) -> Finding | None:
-    if not looked.source.num_workers:
+    if not looked.kind.num_workers:
         return None
     names = [
         f"{type(part).__name__}.{name} ({len(value):,})"
@@ -258,7 +259,7 @@ def _pinned_memory(looked: Looked, around: Surroundings) -> Finding | None:
 def _file_descriptors(looked: Looked, first: FirstBatch | None, around: Surroundings) -> Finding | None:
     if first is None or around.sharing_strategy != "file_descriptor" or around.open_files is None:
         return None
-    needed = looked.source.prefetched_batches * first.tensors
+    needed = looked.kind.prefetched_batches * first.tensors
     if needed + _OTHER_FILES <= around.open_files:
         return None
     return warning(

@@ -15,7 +15,9 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
+
+from torch.utils.data import IterableDataset
 
 from lightning_echo import config as options
 from lightning_echo.cache.kept import CacheConfig, read_cache_config
@@ -25,12 +27,63 @@ from lightning_echo.loader.epochs import BatchesUsed, Caller, Epoch, Iterations,
 from lightning_echo.loader.run import EchoRun, EpochListener
 from lightning_echo.loader.setting import Setting
 from lightning_echo.loader.state import EchoCounts
-from lightning_echo.pipeline.source import PlainAttributes
 from lightning_echo.pipeline.worker import StageSeconds
 from lightning_echo.ranks import world
 from lightning_echo.schema import LEFT_OUT
 from lightning_echo.share.config import ShareConfig, read_share_config
 from lightning_echo.share.sharing import LoaderSharing, begins
+
+
+class PlainAttributes:
+    """Gives other code the attributes of the plain loader inside, if that loader has them.
+
+    Only those from which nobody builds another loader: that loader would train without echoing, and no error would show it.
+    """
+
+    loader: Any
+
+    @property
+    def dataset(self) -> Any:
+        """The data set of the loader inside. A stream must be read from there: ``.loader.dataset``.
+
+        Raises:
+            AttributeError: The loader inside has no data set, or it is a stream.
+        """
+        dataset = self.loader.dataset
+        if isinstance(dataset, IterableDataset):
+            self._refuse("dataset")
+        return dataset
+
+    @property
+    def batch_size(self) -> Any:
+        """The batch size of the loader inside: the number of examples, or None if it has a ``batch_sampler`` of its own."""
+        return self.loader.batch_size
+
+    @property
+    def collate_fn(self) -> Any:
+        """The collate function of the loader inside."""
+        return self.loader.collate_fn
+
+    @property
+    def drop_last(self) -> Any:
+        """Whether the loader inside leaves out a last batch that is not full."""
+        return self.loader.drop_last
+
+    @property
+    def sampler(self) -> NoReturn:
+        """Not there: Lightning would tell epochs to it behind the plan, and others would build a plain loader from it.
+
+        Raises:
+            AttributeError: Always.
+        """
+        self._refuse("sampler")
+
+    def _refuse(self, name: str) -> NoReturn:
+        raise AttributeError(
+            f"{type(self).__name__} has no {name!r}, since a loader that is built from it would not echo. If a Trainer of "
+            "transformers resumes here, set ignore_data_skip=True and load the state of the EchoLoader instead. Otherwise ask "
+            f"the plain loader: its .loader.{name}"
+        )
 
 
 class EchoLoader(PlainAttributes):
@@ -159,7 +212,7 @@ class EchoLoader(PlainAttributes):
     @property
     def loader(self) -> Any:
         """The user's loader. Iterate over it if you want to look at data during training."""
-        return self._setting.source.loader
+        return self._setting.kind.loader
 
     @property
     def insertion_point(self) -> InsertionPoint:
@@ -352,7 +405,7 @@ class EchoLoader(PlainAttributes):
     @property
     def num_workers(self) -> int:
         """Number of worker processes. If the loader shares its reading, 1: the reader's workers count as a single fast one."""
-        return self._setting.source.num_workers if self._setting.sharing is None else 1
+        return self._setting.kind.num_workers if self._setting.sharing is None else 1
 
     @property
     def batch_sampler(self) -> EpochListener:

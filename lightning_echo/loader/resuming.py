@@ -13,7 +13,8 @@ from dataclasses import replace
 
 from lightning_echo.loader.setting import Setting
 from lightning_echo.loader.state import EchoState, FactorChange, OrderState, PassEnd, PassStart
-from lightning_echo.pipeline.source import Layout, Start
+from lightning_echo.pipeline.kinds import Layout
+from lightning_echo.pipeline.pipelines import Start
 from lightning_echo.schema import EchoStateError
 
 
@@ -22,8 +23,10 @@ def adapt_state(state: EchoState, setting: Setting) -> EchoState:
 
     Raises an `EchoStateError` if the state was taken within a pass, and the loader cannot continue there.
     """
-    changed = state.conditions.differences(setting.conditions()) if setting.by_streams or state.stream is not None else ""
-    if setting.resumes and not changed:
+    changed = (
+        state.conditions.differences(setting.conditions()) if setting.kind.plans_in_workers or state.stream is not None else ""
+    )
+    if setting.kind.resumes and not changed:
         return state
     if not is_between_passes(state):
         raise EchoStateError(_refusal(state, setting, changed))
@@ -66,7 +69,7 @@ def begin_next_pass(state: EchoState, setting: Setting) -> tuple[EchoState | Non
 
     The state is at the start of the next pass, or None if the loader can continue at its place.
     """
-    if setting.resumes or (state.plan is None and state.stream is None):
+    if setting.kind.resumes or (state.plan is None and state.stream is None):
         return None, False
     return _next_pass(state, setting), not is_between_passes(state)
 
@@ -78,15 +81,15 @@ def follow_state(state: EchoState, before: Setting, setting: Setting) -> tuple[E
     made again between two passes, the new loader reads its next pass, because it may read other data.
     """
     is_over = is_between_passes(state)
-    own_passes = setting.by_streams or setting.source.length is None  # only the loader itself knows what comes next
-    if own_passes != (before.by_streams or before.source.length is None) or setting.by_batches is not before.by_batches:
+    own_passes, by_batches = setting.kind.reads_own_passes, setting.kind.by_batches
+    if (own_passes, by_batches) != (before.kind.reads_own_passes, before.kind.by_batches):
         return None, not is_over
     now = setting.conditions()
     layout = setting.layout()
     is_alike = (before.layout(), before.choice.point, state.layout.length) == (layout, setting.choice.point, layout.length)
     if not own_passes and (not is_alike or other_order_of(state, setting)):
         return None, not is_over
-    if setting.resumes and not (own_passes and (is_over or state.conditions != now)):
+    if setting.kind.resumes and not (own_passes and (is_over or state.conditions != now)):
         return state, False
     return _next_pass(state, setting).under(now), not is_over
 
@@ -104,8 +107,7 @@ def why_next_pass(state: EchoState, setting: Setting) -> str:
     """Returns why the next pass begins and the present one is not continued, for people."""
     if other_order := other_order_of(state, setting):
         return f"the state was saved with {other_order}: the next pass begins, in the new order"
-    source, before, now = setting.source, state.layout, setting.layout()
-    what = "batches" if source.own_batches or not source.rebuilds else "examples"
+    what, before, now = setting.kind.laid_out, state.layout, setting.layout()
     return (
         f"a pass has {now.length:,} {what} now, and had {before.length:,} when it began: the present pass ends here, and the "
         "next one has all of them. New workers are started"
@@ -179,7 +181,7 @@ def _next_pass(state: EchoState, setting: Setting) -> EchoState:
     """Returns the state at the start of the next pass, with nothing live."""
     stream, plan = state.stream, state.plan
     if stream is not None:
-        workers = max(setting.source.num_workers, 1)
+        workers = max(setting.kind.num_workers, 1)
         number = stream.pass_ + stream.begun
         request = workers * number  # any multiple of the number of workers will do, but 0 only in the first pass
         begun = replace(
@@ -203,13 +205,12 @@ def _next_pass(state: EchoState, setting: Setting) -> EchoState:
 
 
 def _refusal(state: EchoState, setting: Setting, changed: str) -> str:
-    loader = setting.source.loader
     if changed:
         return (
             f"the state was saved within a pass of a stream, with {changed}: the workers divide a stream among themselves, so "
             "the run can only continue with the same ones. Resume with the same options, or from a state saved between passes"
         )
-    what = type(loader.dataset if setting.by_streams else loader).__name__
+    what = type(setting.kind.stateful).__name__
     way_out = "resume from a state that was saved at the end of an epoch"
     if state.epoch_batches >= 0:  # of known length
         way_out = "let epochs end when the stream ends, by epoch_length='full_pass', and resume from a state saved there"

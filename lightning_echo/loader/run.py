@@ -29,10 +29,10 @@ from lightning_echo.loader.resuming import (
 from lightning_echo.loader.setting import Setting
 from lightning_echo.loader.state import Conditions, EchoState
 from lightning_echo.log import Says
-from lightning_echo.pipeline.pipelines import Pipeline, RestartablePipeline
+from lightning_echo.pipeline.kinds import Indexed
+from lightning_echo.pipeline.pipelines import Launch, Pipeline, RestartablePipeline, Start
 from lightning_echo.pipeline.prefetch import clear_frames
 from lightning_echo.pipeline.requests import OtherLength
-from lightning_echo.pipeline.source import Launch, Start
 from lightning_echo.plan.plan import named_seed
 from lightning_echo.ranks import default_seed, world
 from lightning_echo.schema import LeftOut
@@ -218,10 +218,10 @@ class EchoRun:
     def __init__(self, setting: Setting, factor: float, seed: int | None) -> None:
         self._setting, self.seed, self._says = setting, seed, Says(setting.rank_of_process)
         self.factor, self.delivery = RunFactor(factor), Delivery()
-        self.worker_init_fn: Any = getattr(setting.source.loader, "worker_init_fn", None)
+        self.worker_init_fn: Any = getattr(setting.kind.loader, "worker_init_fn", None)
         self.heard_epoch = -1
         self.beginning = Beginning()
-        self.predecessor = predecessor_of(self, setting.source.loader)
+        self.predecessor = predecessor_of(self, setting.kind.loader)
         self._has_described = False  # whether the line about the loader was logged
         self._is_limited = False  # as in `begin_epoch`
         self._has_noted = False  # whether the message of a worker was shown
@@ -235,8 +235,8 @@ class EchoRun:
         self._pipeline = RestartablePipeline()
         # To which the pipeline's state belongs: those of its start, or of a loaded state. None: the present ones.
         self._conditions: Conditions | None = None
-        source = self._setting.source
-        self._changes = Changes(source.watched_parts, source.watched_sampler, by_reading=source.changed_by_reading)
+        kind = self._setting.kind
+        self._changes = Changes(kind.watched_parts, kind.watched_sampler, by_reading=kind.changed_by_reading)
         self._changed = Changed()
         self._compared: Pipeline | None = None  # the pipeline after whose start the data of the cache was compared
         self.delivery.reset()
@@ -256,10 +256,10 @@ class EchoRun:
         items = self._setting.items_per_pass()
         if not items:
             return float(self.delivery.ended_passes)
-        if self._setting.by_streams:
+        if self._setting.kind.plans_in_workers:
             return self.delivery.counts.fresh / items
         state = self.state()
-        return float(state.position / state.layout.items_per_pass(self._setting.by_batches))
+        return float(state.position / state.layout.items_per_pass(self._setting.kind.by_batches))
 
     @property
     def planned_ahead(self) -> int:
@@ -347,7 +347,7 @@ class EchoRun:
     def _has_other_length(self) -> bool:
         """Whether the data set has grown or shrunk since the workers were started, or since the loaded state was saved."""
         before, setting = self._conditions, self._setting
-        return before is not None and not setting.by_streams and before.layout.length != setting.layout().length
+        return before is not None and not setting.kind.plans_in_workers and before.layout.length != setting.layout().length
 
     def notice_changes(self) -> None:
         """Checks whether the data was changed since the workers were started. If so, the next epoch starts new ones."""
@@ -373,7 +373,7 @@ class EchoRun:
             return
         started = self._pipeline.started
         is_due = started is None or started is not self._compared or bool(self._changed.data)  # a look may take a second
-        if started is not None and not self._setting.source.watched_parts():
+        if started is not None and not self._setting.kind.watched_parts():
             is_due = False  # its workers live on, and see no change
         self._compared = started
         changed = cache.change() if is_due else ""
@@ -397,7 +397,7 @@ class EchoRun:
         """Begins the next pass, because the data set has another length, or the sampler another order."""
         setting, state = self._setting, self.state()
         setting.tell_pass(state, is_next=True)
-        begin_at = start_of_next_pass(state, setting.layout(), setting.by_batches)
+        begin_at = start_of_next_pass(state, setting.layout(), setting.kind.by_batches)
         if not self._has_other_length() and changed_order:
             cut = "" if is_between_passes(state) else ", and the rest of the present one is left out"
             self._says.once(f"{changed_order}: the next pass begins{cut}")
@@ -498,7 +498,7 @@ class EchoRun:
     def _start(self) -> Pipeline:
         setting = self._setting
         if self.seed is None:
-            self.seed = self.beginning.seed = named_seed(default_seed(setting.source.loader), self.name)
+            self.seed = self.beginning.seed = named_seed(default_seed(setting.kind.loader), self.name)
         self.settle()
         self._setting.tell_pass(self.state())
         before = self.state()
@@ -513,7 +513,7 @@ class EchoRun:
         )
         started = setting.start(launch)
         if before.plan is not None and not started.exact:
-            sampler = type(setting.source.sampler).__name__
+            sampler = type(setting.kind.sampler).__name__
             self.warn(
                 f"{sampler} has neither state_dict and load_state_dict, nor a torch generator, nor set_epoch: if it remembers "
                 "anything from one pass to the next, the resumed pass has another order"
@@ -521,7 +521,9 @@ class EchoRun:
         if not self._has_described:
             self._has_described = True
             self._says.inform(f"{setting.describe(self.factor.value)}{setting.remark()}")
-        self._conditions = None if setting.by_streams else setting.conditions()  # the length of a stream is only expected
+        self._conditions = (
+            None if setting.kind.plans_in_workers else setting.conditions()
+        )  # the length of a stream is only expected
         return self._pipeline.start(started, self.delivery.progress.delivered)
 
     def settle(self) -> None:
@@ -551,11 +553,11 @@ class EchoRun:
             self._wait_at(next_pass)
             state = next_pass
         progress = self.delivery.progress
-        if setting.by_streams:
+        if setting.kind.plans_in_workers:
             return replace(state, begin_at=Start(0, progress.delivered))
         if state.plan is None or not (changed := state.conditions.differences(setting.conditions())):
             return state
-        begin_at = where_to_go_on(state, setting.layout(), setting.by_batches)
+        begin_at = where_to_go_on(state, setting.layout(), setting.kind.by_batches)
         is_same_pass = state.layout.length == setting.layout().length and not other_order_of(state, setting)
         if not is_same_pass:
             self.warn(why_next_pass(state, setting))
@@ -615,7 +617,7 @@ class EchoRun:
     def load_state_dict(self, saved: dict[str, Any], limit: int | float | None) -> None:
         """Continues from a `state_dict`, see `EchoLoader.load_state_dict`. ``limit`` is as in `Progress.from_state`."""
         setting = self._setting
-        state = EchoState.from_dict(saved, by_index=setting.source.rebuilds)
+        state = EchoState.from_dict(saved, by_index=isinstance(setting.kind, Indexed))
         if may_change := setting.has_hearers:
             self.close()  # the pass that is set now is not the one that it reads
         setting.tell_pass(state)
@@ -683,8 +685,8 @@ class EchoRun:
         mine, others, layout = self._setting, before._setting, self._setting.layout()
         self.seed, begin_at = before.seed, Start(0, before.delivery.batches)
         self.factor.restart(before.factor.value)
-        if mine.has_length and others.has_length and not mine.by_streams and not others.by_streams:
-            begin_at = start_of_next_pass(before.state(), layout, mine.by_batches)
+        if mine.has_length and others.has_length and not mine.kind.plans_in_workers and not others.kind.plans_in_workers:
+            begin_at = start_of_next_pass(before.state(), layout, mine.kind.by_batches)
         self.delivery.continue_at(Progress(delivered=begin_at.number), before.delivery.counts, before.delivery.ended_passes)
         self._pipeline.go_to(begin_at)
         self._conditions = mine.conditions()

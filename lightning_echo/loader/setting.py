@@ -10,40 +10,25 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch.utils.data import DistributedSampler
-
 from lightning_echo.cache.exchange import Part
 from lightning_echo.cache.holding import WHOLE
 from lightning_echo.cache.kept import CacheConfig
 from lightning_echo.cache.loader_cache import LoaderCache
 from lightning_echo.cache.node_cache import gathered
-from lightning_echo.cache.reads import Keys, NoKeysError
-from lightning_echo.data.objects import is_stateful
 from lightning_echo.data.randomness import preserved_random_states
 from lightning_echo.insertion import InsertionPoint, Needs, earliest
 from lightning_echo.loader.sizing import BufferSize, BufferSizing, Room, room_of_rank
 from lightning_echo.loader.state import Conditions, EchoState
-from lightning_echo.pipeline.pipelines import Pipeline, lookahead, rank_key, start_index_pipeline, start_stream_pipeline
-from lightning_echo.pipeline.prefetch import DEPTH
-from lightning_echo.pipeline.requests import origin_of, tell_pass
-from lightning_echo.pipeline.source import (
-    Launch,
-    Layout,
-    Source,
-    choose,
-    choose_later,
-    layout_of,
-    shape_of,
-    shape_of_stream_worker,
-)
+from lightning_echo.pipeline.choice import choose, choose_later
+from lightning_echo.pipeline.kinds import Indexed, Layout, kind_of
+from lightning_echo.pipeline.pipelines import Launch, Pipeline, rank_key
+from lightning_echo.pipeline.requests import tell_pass
 from lightning_echo.plan.memory import make_plan
 from lightning_echo.plan.plan import Reuse
 from lightning_echo.ranks import data_parallel, ranks_of_launcher, ranks_on_node, world
 from lightning_echo.share.config import ShareConfig
 from lightning_echo.share.same_data import unit_of
 from lightning_echo.share.sharing import LoaderSharing, point_of_shared
-
-_OWN_BATCH = 64  # examples in the batches of a user's batch sampler, for a guess of their memory
 
 
 class Setting:
@@ -56,7 +41,7 @@ class Setting:
         epoch_length: ``"fixed"`` or ``"full_pass"``. It becomes ``"full_pass"`` if the length of a pass is not known.
 
     Attributes:
-        source: The user's loader, or, if that shares, the one that it trains on.
+        kind: The kind of the user's loader at the insertion point, or, if that shares, of the one that it trains on.
         choice: The insertion point that was chosen, never ``auto``.
         sharing, cache: None if the loader does not share, or has no cache.
     """
@@ -75,33 +60,33 @@ class Setting:
     ) -> None:
         self._ranks, self.reuse = ranks, reuse
         self._layout_of_pass: Layout | None = None
-        self.source = Source(loader)
-        self.sharing = None
+        kind, self.sharing = kind_of(loader), None
         if share is not None:
-            point = point_of_shared(point, unit_of(self.source))
-            self.sharing = LoaderSharing(share, self.source, has_cache=cache is not None)
-            self.source = self.sharing.source
-        self.epoch_length = epoch_length if self.source.length is not None else "full_pass"
+            point = point_of_shared(point, unit_of(kind))
+            self.sharing = LoaderSharing(share, kind, has_cache=cache is not None)
+            kind = self.sharing.kind()
+        self.epoch_length = epoch_length if kind.length is not None else "full_pass"
         if cache is not None and cache.hold == WHOLE and point is InsertionPoint.auto:
             point = earliest(Needs.examples)  # a data set that is held whole does not augment: there is nothing to redo
         if cache is not None:
-            _check_cache(self.source)
-        self.choice, self._is_auto = choose(self.source, point, cache), point is InsertionPoint.auto
+            kind.check_cache()
+        self.choice, self._is_auto = choose(kind, point, cache), point is InsertionPoint.auto
+        self.kind = kind.at(self.choice.point)
         self.cache = None
         if cache is not None:
+            assert isinstance(kind, Indexed)
             self.cache = LoaderCache(
                 cache,
-                self.source.loader.dataset,
-                self.source.readable_indices,
+                loader.dataset,
+                kind.readable_indices,
                 self.choice.split,
                 self.choice.make_stages,
-                differs_in_workers=self.source.prepared_in_workers,
-                loader=self.source.loader,
+                differs_in_workers=kind.prepared_in_workers,
+                loader=loader,
                 holds=self.choice.holds,
             )
-        point, distinct = self.choice.point, not self.by_batches and not self.by_streams
-        items = self._expected_items()
-        sizing = BufferSizing.of(loader, self.choice.item_bytes, point, items, reuse, distinct=distinct)
+        items = self.kind.expected_items(self.layout())
+        sizing = BufferSizing.of(loader, self.choice.item_bytes, self.choice.point, items, reuse, distinct=self.kind.distinct)
         self.buffer = BufferSize(buffer_size, sizing, factor, self._room(ranks_of_launcher()))
 
     def leave_split(self, reason: str) -> bool:
@@ -115,30 +100,9 @@ class Setting:
         return may_leave
 
     @property
-    def by_batches(self) -> bool:
-        return self.choice.point.by_batches
-
-    @property
-    def by_streams(self) -> bool:
-        """Whether the examples of a stream are echoed. Each worker then has a plan of its own."""
-        return self.source.streams and not self.by_batches
-
-    @property
-    def resumes(self) -> bool:
-        """Whether a run can continue in the middle of a pass.
-
-        It can if the data is read by index, if the loader or stream has a state of its own, or if a pass of known length can be
-        read again.
-        """
-        source = self.source
-        if self.by_streams:
-            return is_stateful(source.loader.dataset)
-        return source.rebuilds or is_stateful(source.loader) or not (source.length is None or source.reads_stream)
-
-    @property
     def has_length(self) -> bool:
         """Whether the length of epochs is known. If not, an epoch ends when a pass ends."""
-        return self.source.length is not None and not (self.by_streams and self.epoch_length == "full_pass")
+        return self.kind.has_length(self.epoch_length)
 
     @property
     def buffer_size(self) -> int:
@@ -151,7 +115,7 @@ class Setting:
         """Returns the free memory that this rank, one of ``ranks`` on this node, may count on; None if it is not known."""
         if self.cache is None:
             return room_of_rank(ranks, 0, on_device=self.choice.point.on_device)
-        not_cached = None if self.by_batches else self.cache.not_held
+        not_cached = None if self.kind.by_batches else self.cache.not_held
         return room_of_rank(ranks, self.cache.memory_to_come, not_cached, on_device=self.choice.point.on_device)
 
     def settle_buffer(self, factor: float) -> str:
@@ -170,8 +134,8 @@ class Setting:
 
     def describe(self, factor: float) -> str:
         """Returns one line about the loader, for people."""
-        choice, what = self.choice, "batches" if self.by_batches else "examples"
-        cached = None if self.cache is None or self.by_batches else self.cache.not_held
+        choice, what = self.choice, "batches" if self.kind.by_batches else "examples"
+        cached = None if self.cache is None or self.kind.by_batches else self.cache.not_held
         held = self.buffer_size if cached is None else min(cached, self.buffer_size)
         item_bytes = choice.item_bytes
         if self.cache is not None and cached is not None:  # a live example is one that the cache holds
@@ -184,7 +148,7 @@ class Setting:
             memory += " of device memory"
         return (
             f"{choice.point}, factor {factor:g}: reuse [{', '.join(choice.reused)}], redo [{', '.join(choice.redone)}]; "
-            f"{self.buffer_size:,} live {what}{memory}{rule}; {self.source.num_workers} workers"
+            f"{self.buffer_size:,} live {what}{memory}{rule}; {self.kind.num_workers} workers"
         )
 
     def correction(self, factor: float) -> str:
@@ -195,26 +159,24 @@ class Setting:
     def remark(self) -> str:
         """Returns further remarks for the user. They are appended to `describe` once."""
         remarks = []
-        if not self.resumes:
+        if not self.kind.resumes:
             remarks.append(
                 "a checkpoint from within a pass cannot be resumed, unless the "
-                f"{'data set' if self.by_streams else 'loader'} has state_dict() and load_state_dict(state), or the loader is "
-                "torchdata's StatefulDataLoader"
+                f"{'loader' if self.kind.stateful is self.kind.loader else 'data set'} has state_dict() and "
+                "load_state_dict(state), or the loader is torchdata's StatefulDataLoader"
             )
         if self.choice.caution:
             remarks.append(self.choice.caution)
         if self.buffer.remark:
             remarks.append(self.buffer.remark)
         if not self.has_length:
-            remarks.append(
-                "an epoch ends when the loader's pass ends" if self.by_batches else "an epoch ends when the stream ends"
-            )
+            remarks.append(f"an epoch ends when {self.kind.pass_ends}")
         if self.has_hearers:
             remarks.append(
                 "set_epoch is told the number of the pass over the data, which only at factor 1 and in whole epochs is the epoch"
             )
-        if self.by_batches and not self.source.rebuilds:
-            remarks.append("examples are counted by the leading dimension of a batch's first tensor")
+        if self.kind.remark:
+            remarks.append(self.kind.remark)
         reason = f" (auto: {self.choice.reason})" if self.choice.reason else ""
         return reason + "".join(f"; {remark}" for remark in remarks)
 
@@ -232,7 +194,7 @@ class Setting:
         replicas, rank = data_parallel()
         if (replicas, rank) == world():
             return self.rank_of_process()
-        if self._ranks is None and self._deals_out:
+        if self._ranks is None and self.kind.deals_out:
             raise RuntimeError(
                 f"this EchoLoader would divide its data among {world()[0]} ranks, but the data-parallel dimension of the job's "
                 f"device mesh has {replicas}: the other ranks share the work on the same data (tensor parallelism). Use "
@@ -241,22 +203,17 @@ class Setting:
             )
         return rank
 
-    @property
-    def _deals_out(self) -> bool:
-        """Whether this loader divides the data among the ranks. Otherwise the user's loader does so, or nobody."""
-        return self.source.rebuilds and not self.source.shards_itself
-
     def layout(self) -> Layout:
         """Returns how a pass is cut into batches and divided among the ranks.
 
         If its length may follow the number of the pass, this is the pass of the last `tell_pass`.
         """
-        return self._layout_of_pass or layout_of(self.source, self._shards()[0])
+        return self._layout_of_pass or self.kind.layout(self._shards()[0])
 
     @property
     def has_hearers(self) -> bool:
         """Whether a sampler of the user's gets the number of each pass, so that the length of a pass may follow it."""
-        return self.sharing is None and bool(self.source.hearers())
+        return bool(self.kind.hearers())
 
     def tell_pass(self, state: EchoState, *, is_next: bool = False) -> None:
         """Gives the pass of a state (``is_next``: the one after it, if that has begun) to a sampler of the user's.
@@ -267,12 +224,12 @@ class Setting:
         if items and self.has_hearers:
             number = -(-state.position // items) if is_next else state.position // items
             with preserved_random_states():  # it may draw or seed; when the pass begins, it is set again in states of its own
-                tell_pass(number, *self.source.hearers())
+                tell_pass(number, *self.kind.hearers())
             self._layout_of_pass = None
             self._layout_of_pass = self.layout()
 
     def _shards(self) -> tuple[int, int]:
-        return (self._ranks or world()) if self._deals_out else (1, 0)
+        return (self._ranks or world()) if self.kind.deals_out else (1, 0)
 
     def epoch_batches(self, factor: float) -> int:
         """Returns the number of batches in an epoch on this rank. Call it only if `has_length` is true."""
@@ -281,91 +238,36 @@ class Setting:
 
     def passes_in(self, batches: int, factor: float) -> float | None:
         """Returns the number of passes in the first batches of a run, by planning them; None for a stream."""
-        if self.by_streams or not self.items_per_pass():
+        if self.kind.plans_in_workers or not self.items_per_pass():
             return None
-        plan = make_plan(shape_of(self.source, self.layout(), self.buffer_size, 0, self.by_batches, self.reuse), factor)
+        plan = make_plan(self.kind.shape(self.layout(), self.buffer_size, 0, self.reuse), factor)
         for _ in range(batches):
             plan.next_batch()
         return plan.position / self.items_per_pass()
 
     def items_per_pass(self) -> int:
-        return self.layout().items_per_pass(self.by_batches)
-
-    def _expected_items(self) -> int | None:
-        """Returns the expected number of items in a pass on this rank; None if not known. A stream's comes from its loader."""
-        if self.source.length is None:
-            return None
-        return self.source.length * self.source.loader.batch_size if self.by_streams else self.items_per_pass()
+        return self.kind.items_per_pass(self.layout())
 
     def conditions(self) -> Conditions:
         """Returns the conditions that must be the same for a run to continue exactly."""
-        workers = self.source.num_workers if self.sharing is None else 0  # the workers are the reader's
-        order_by = self.source.order_by if self.sharing is None else None  # the share's name decides
-        return Conditions(self.choice.point, self.layout(), workers, self.buffer_size, self.reuse, order_by)
+        kind = self.kind
+        return Conditions(self.choice.point, self.layout(), kind.state_workers, self.buffer_size, self.reuse, kind.order_by)
 
     # ------------------------------------------------------------------ running
 
     def lookahead(self, largest_factor: float) -> int:
-        if self.sharing is not None and self.sharing.is_replayed and not self.by_batches:
-            return self.sharing.lookahead
-        return lookahead(self.source, self.by_batches, largest_factor)
+        return self.kind.lookahead(largest_factor)
 
     def filling_batches(self) -> int:
         """Returns the number of batches after which the share of fresh examples in each batch is the one of the factor."""
-        if self.reuse is Reuse.memory:
-            return 1 if self.by_batches else max(self.source.num_workers, 1)
-        return self.buffer_size if self.by_batches else -(-self.buffer_size // self.layout().batch_size)
+        return self.kind.filling_batches(self.layout(), self.buffer_size, self.reuse)
 
     def start(self, launch: Launch) -> Pipeline:
-        if self.sharing is not None and not self.sharing.is_replayed:
-            return self.sharing.start_over_stream(lambda: self._start_own(launch))
-        return self._start_own(launch)
-
-    def _start_own(self, launch: Launch) -> Pipeline:
-        key = rank_key(launch.seed, self._noise_rank())
-        if self.by_streams:
-            shape = shape_of_stream_worker(self.source, self.buffer_size, launch.seed, self.reuse)
-            return start_stream_pipeline(self.source, shape, launch, key=key)
-        layout = self.layout()
-        shape = shape_of(self.source, layout, self.buffer_size, launch.seed, self.by_batches, self.reuse)
-        rank = self._shards()[1]
-        if self.sharing is not None and self.sharing.is_replayed:
-            return self.sharing.start(self.choice, layout, shape, launch, rank=rank, key=key)
-        rounds = None if self.cache is None else self.cache.begin_rounds()
-        caching = None if self.cache is None else self.cache.caching(rounds)
-        return start_index_pipeline(
-            self.source, self.choice, layout, shape, launch, rank=rank, key=key, caching=caching, rounds=rounds
-        )
+        layout, key = self.layout(), rank_key(launch.seed, self._noise_rank())
+        shape = self.kind.shape(layout, self.buffer_size, launch.seed, self.reuse)
+        return self.kind.open(self.choice, layout, shape, launch, rank=self._shards()[1], key=key, cache=self.cache)
 
     def part_in_cache(self) -> Part:
         """Returns the facts about this rank that the other ranks of a partitioned cache need."""
-        source, (shares, share) = self.source, self._shards()
-        refusal = ""
-        if source.shards_itself and type(source.sampler) is DistributedSampler:  # Lightning puts one into a user's loader
-            shares, share = source.sampler.num_replicas, source.sampler.rank
-        elif not self._deals_out:
-            refusal = (
-                f"the sampler {type(source.sampler).__name__} divides its indices among the ranks by itself, so that this loader "
-                "cannot compute what other ranks need: leave that sampler out, the loader divides them, too"
-            )
-        ahead = source.prefetched_batches + DEPTH
-        size = max(self.layout().batch_size, _OWN_BATCH if source.own_batches else 1)
-        draws_here = source.is_sequential or source.is_shuffled
-        origin = "" if refusal or draws_here else origin_of(source.sampler)
-        return Part(shares, share, source.num_workers, size, ahead, origin, refusal)
-
-
-def _check_cache(source: Source) -> None:
-    """Raises a ValueError if the examples of a loader cannot be found again, as a cache needs. No example is read."""
-    if not source.rebuilds:
-        what = "the data set is a stream, which has no index"
-        if not source.streams and not source.reads_stream:
-            what = f"{type(source.loader).__name__} does not tell which examples are in its batches"
-        raise ValueError(
-            f"cache is impossible here: {what}, so that an example cannot be found again. Leave the cache out and echo the "
-            "loader, copy a stream to a local disk, or use a DataLoader over a map-style data set"
-        )
-    try:
-        Keys(source.loader.dataset)
-    except NoKeysError as error:
-        raise ValueError(f"cache is impossible here: {error}") from error
+        assert isinstance(self.kind, Indexed)
+        return self.kind.part_in_cache(self.layout(), self._shards())

@@ -8,7 +8,8 @@ from itertools import pairwise
 from typing import Annotated, Any, NamedTuple
 
 from lightning_echo.insertion import InsertionPoint
-from lightning_echo.pipeline.source import Layout, Start
+from lightning_echo.pipeline.kinds import Layout
+from lightning_echo.pipeline.pipelines import Start
 from lightning_echo.plan.memory import unpack_calls
 from lightning_echo.plan.plan import Call, Reuse
 from lightning_echo.schema import LEFT_OUT, ROW, EchoStateError, Least, LeftOut, plain, read, require
@@ -337,7 +338,7 @@ def check_plan(plan: PlanState, path: str, most: int, workers: int, reuse: Reuse
 
 # ---------------------------------------------------------------------- state
 # `EchoState.from_dict` checks a state as a whole, and `EchoState.to_dict` writes it in plain types. Only ``run.py`` makes and
-# loads states. The classes here (plan, order, stream) and in ``pipeline/source.py`` are the only list of the fields, and
+# loads states. The classes here (plan, order, stream) and in ``pipeline/kinds.py`` are the only list of the fields, and
 # ``schema.py`` reads that list.
 #
 # A checkpoint of a run with `EchoCallback` holds more: the counts of all ranks, the controller's state, reports and decisions.

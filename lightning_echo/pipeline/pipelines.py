@@ -2,39 +2,56 @@
 
 from __future__ import annotations
 
-import math
 import pickle
 import threading
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from lightning_echo.cache.exchange import Rounds
-from lightning_echo.cache.reads import Caching
 from lightning_echo.data.randomness import PreservingIterator
 from lightning_echo.pipeline.batches import BatchEcho, LiveBatchEcho, PassOver, PassReader, RequestedReader
-from lightning_echo.pipeline.prefetch import DEPTH, Prefetcher, WorkerProcesses
+from lightning_echo.pipeline.prefetch import Prefetcher, WorkerProcesses
 from lightning_echo.pipeline.requests import (
-    AllRanksOrder,
-    BatchedOrder,
     BatchRequests,
     ExampleRequests,
-    OrdersOfRanks,
-    RequestsInRounds,
-    SamplerOrder,
-    samplers_of_ranks,
 )
-from lightning_echo.pipeline.source import Choice, Launch, Layout, Source, Start, reads_whole_batches
 from lightning_echo.pipeline.streams import StreamNote, StreamRequest
 from lightning_echo.pipeline.worker import Report
-from lightning_echo.plan.memory import make_plan, plan_from_state
-from lightning_echo.plan.order import Order, SequentialOrder, ShuffledOrder
-from lightning_echo.plan.plan import Plan, PlanShape, mix
+from lightning_echo.plan.plan import mix
+
+
+class Start(NamedTuple):
+    """Where a new plan begins: stream position of its first fresh item, and number of its first batch in the run."""
+
+    position: int
+    number: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """The values that a run gives to the pipeline that it starts.
+
+    Attributes:
+        seed: Seed of the run. The seeds of order, draws and augmentation are derived from it.
+        factor: Echo factor of a new plan.
+        state: State of the pipeline before, see `RestartablePipeline.state`: ``plan``, ``order`` and ``stream``. A part that is
+            None or missing begins newly.
+        begin_at: Where a new plan begins. Over a stream, its ``number`` is used with a state, too.
+        worker_init_fn: The user's function that each worker runs first, or the one that Lightning has set on the `EchoLoader`.
+    """
+
+    seed: int
+    factor: float
+    state: dict[str, Any]
+    begin_at: Start
+    worker_init_fn: Any
+
 
 # ---------------------------------------------------------------------- index pipeline
 # A pipeline has no epochs. A run starts one at its first batch, because the ranks and the seed are only known then. It drops the
-# pipeline when the run is closed or continues at another place. `start_index_pipeline` makes a pipeline::
+# pipeline when the run is closed or continues at another place. A kind of loader opens one (``kinds.py``)::
 #
 #     echoing examples         plan, order      --> ExampleRequests --> rebuilt loader              --> Prefetcher
 #     echoing whole batches    plan, order      --> BatchRequests   --> rebuilt loader --> BatchEcho --> Prefetcher
@@ -43,7 +60,7 @@ from lightning_echo.plan.plan import Plan, PlanShape, mix
 # `PassReader` is both the order and the reader of a loader that is not rebuilt. `Prefetcher`, the thread, is left out if no
 # thread may run.
 
-_ORDER_SEED, _NOISE_SEED, _PASS_SEED = 11, 12, 13
+_NOISE_SEED = 12
 
 
 class IndexPipeline:
@@ -115,50 +132,6 @@ class IndexPipeline:
             self._rounds.close()
 
 
-# ---------------------------------------------------------------------- starting
-
-
-def start_index_pipeline(
-    source: Source,
-    choice: Choice,
-    layout: Layout,
-    shape: PlanShape,
-    launch: Launch,
-    *,
-    rank: int,
-    key: int,
-    caching: Caching | None = None,
-    rounds: Rounds | None = None,
-) -> IndexPipeline:
-    """Starts a pipeline: its workers, and the thread that fetches ahead if one may run.
-
-    ``rank`` is the number of this rank's share of a pass, ``key`` the seed of its random numbers in the workers (`rank_key`).
-    """
-    if not source.rebuilds:
-        return _start_reading(source, choice, layout, shape, launch)
-    order = _order(source, choice, layout, shape, launch, rank, rounds)
-    requests = _requests(source, choice, layout, shape, launch, order)
-    in_rounds = None
-    if rounds is not None:
-        in_rounds = RequestsInRounds(requests, rounds, order if isinstance(order, AllRanksOrder | OrdersOfRanks) else None)
-    workers = WorkerProcesses(launch.worker_init_fn)
-    # Code that may draw from the global random states must not run while the training draws from them, too.
-    in_thread = source.num_workers > 0 and source.may_run_in_thread
-    batches: Iterator[Any] = iter(source.rebuild(in_rounds or requests, choice.make_stages, key, workers, caching))
-    if rounds is not None and rounds.exchange is not None:
-        rounds.exchange.begin()
-    # Once a worker has sent a batch, it does not use its memory any more.
-    return pipeline_over(
-        requests,
-        batches,
-        workers,
-        on_device=choice.point.on_device,
-        in_thread=in_thread,
-        are_owned=source.num_workers > 0,
-        rounds=rounds,
-    )
-
-
 def pipeline_over(
     requests: ExampleRequests | BatchRequests,
     batches: Iterator[Any],
@@ -185,98 +158,12 @@ def pipeline_over(
     return IndexPipeline(requests, batches, workers, on_device=on_device, rounds=rounds)
 
 
-def _start_reading(source: Source, choice: Choice, layout: Layout, shape: PlanShape, launch: Launch) -> IndexPipeline:
-    """Starts the pipeline of a loader that is not rebuilt, but read as it is."""
-    length = layout.batches_per_pass or None
-    reader = PassReader(source.loader, length, mix(launch.seed, _PASS_SEED), is_estimate=source.reads_stream)
-    if launch.state["order"] is not None:
-        reader.load(launch.state["order"])
-    requests = BatchRequests(_plan(shape, launch), reader)
-    reader.expect(requests.not_held)
-    on_device = choice.point.on_device
-    batches = LiveBatchEcho(requests, reader.read) if on_device else BatchEcho(requests, reader.read)
-    none_of_ours = WorkerProcesses()
-    return IndexPipeline(requests, batches, none_of_ours, reader=reader, on_device=on_device)
-
-
-def _requests(
-    source: Source, choice: Choice, layout: Layout, shape: PlanShape, launch: Launch, order: Order
-) -> ExampleRequests | BatchRequests:
-    """Returns the batch sampler of a rebuilt loader, at the batch to begin with."""
-    by_batches, plan = choice.point.by_batches, _plan(shape, launch)
-    if launch.state["order"] is not None:
-        order.load(launch.state["order"])
-    if not by_batches:
-        return ExampleRequests(plan, order, whole_calls=reads_whole_batches(source, choice))
-    if source.own_batches:
-        return BatchRequests(plan, order)
-    return BatchRequests(plan, BatchedOrder(order, layout.batch_size, layout.last_batch_size, layout.batches_per_pass))
-
-
-def _order(
-    source: Source, choice: Choice, layout: Layout, shape: PlanShape, launch: Launch, rank: int, rounds: Rounds | None
-) -> Order:
-    """Returns the order of this rank. If this rank exchanges examples for all ranks, the order also has those of the others."""
-    preserves = choice.point.by_batches and not source.num_workers
-    if rounds is None or rounds.exchange is None:
-        return index_order(source, layout, shape.distance, launch.seed, rank, preserves=preserves)
-    if source.shards_itself:  # the sampler is a DistributedSampler
-        dealt_out, seed = (layout.length, layout.pass_length, 1, 0, shape.distance), mix(launch.seed, _ORDER_SEED)
-        return OrdersOfRanks(
-            [SamplerOrder(each, *dealt_out, seed=seed) for each in samplers_of_ranks(source.sampler)], rounds.share
-        )
-    whole = index_order(source, layout, shape.distance, launch.seed, rank, preserves=preserves, is_whole=True)
-    return AllRanksOrder(whole, layout.replicas, rank)
-
-
-def _plan(shape: PlanShape, launch: Launch) -> Plan:
-    if launch.state["plan"] is not None:
-        return plan_from_state(shape, launch.state["plan"])
-    plan = make_plan(shape, launch.factor)
-    plan.position, plan.number = launch.begin_at
-    return plan
-
-
-def index_order(
-    source: Source, layout: Layout, distance: int, seed: int, rank: int, *, preserves: bool, is_whole: bool = False
-) -> Order:
-    """Returns the order of a rebuilt loader's indices, or of its batches if the user's batch sampler makes them.
-
-    Args:
-        distance: Least number of positions between two uses of an index, after passes are spread.
-        preserves: As in `SamplerOrder`.
-        is_whole: Whether the order of all slots is returned, as if there were one rank.
-    """
-    dealt_out = (layout.length, layout.pass_length, layout.replicas, rank)
-    if is_whole:
-        dealt_out = (layout.length, layout.pass_length * layout.replicas, 1, 0)
-    if source.is_sequential:
-        return SequentialOrder(*dealt_out)
-    if source.is_shuffled:
-        return ShuffledOrder(*dealt_out, distance, layout.replicas, seed=mix(seed, _ORDER_SEED))
-    return SamplerOrder(source.sampler, *dealt_out, distance, layout.replicas, seed=mix(seed, _ORDER_SEED), preserves=preserves)
-
-
 def rank_key(seed: int, noise_rank: int) -> int:
     """Returns the seed of a rank's random numbers in the workers.
 
     Ranks with equal ``noise_rank``, and only those, draw the same.
     """
     return mix(seed, _NOISE_SEED, noise_rank)
-
-
-def lookahead(source: Source, by_batches: bool, largest_factor: float) -> int:
-    """Returns the largest number of batches that may be planned after the delivered one, however fast the workers are."""
-    if by_batches and not source.rebuilds:
-        # A batch is read when it is asked for. Only the batch at which a pass has ended is planned before.
-        return int(source.length is None)
-    if not source.num_workers:
-        return 0
-    if not by_batches:
-        return source.prefetched_batches + DEPTH
-    # Between two batches that are read, up to ceil(e) + 1 are delivered, and a few more if the buffer is smaller than that.
-    uses = math.ceil(largest_factor) + 1 if largest_factor > 1 else 1
-    return (source.prefetched_batches + 3) * uses + DEPTH
 
 
 # ---------------------------------------------------------------------- stream pipeline
@@ -328,24 +215,6 @@ class StreamPipeline:
         if isinstance(answers, Prefetcher):
             answers.close()
         self._workers.end_others()
-
-
-def start_stream_pipeline(source: Source, shape: PlanShape, launch: Launch, *, key: int) -> StreamPipeline:
-    """Starts a pipeline: its workers, and the thread that fetches ahead if there are workers.
-
-    ``shape`` has the sizes of the plan of one worker, and the seed of its draws. ``key`` is as in `start_index_pipeline`.
-    """
-    state, delivered = launch.state.get("stream"), launch.begin_at.number
-    if state is None:
-        place, factors, pending = StreamPlace.first(max(source.num_workers, 1)), [(0, launch.factor)], []
-    else:
-        place = StreamPlace.from_state(state)
-        factors, pending = ([(at, value) for at, value in state[name]] for name in ("factors", "pending"))
-    requests, workers = StreamRequests(place, factors, pending, source.prefetched_batches), WorkerProcesses(launch.worker_init_fn)
-    received = iter(source.rebuild_stream(requests, shape, key, workers))
-    answers = StreamAnswers(received, requests, place, delivered)
-    ahead = Prefetcher(answers, lost=workers.lost) if source.num_workers else PreservingIterator(answers)
-    return StreamPipeline(requests, ahead, workers, place, delivered)
 
 
 # ---------------------------------------------------------------------- requests and answers

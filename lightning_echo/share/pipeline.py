@@ -14,10 +14,10 @@ import torch
 from torch.utils.data import DataLoader, default_collate
 
 from lightning_echo.log import LOGGER
-from lightning_echo.pipeline.pipelines import IndexPipeline, Pipeline, pipeline_over
+from lightning_echo.pipeline.kinds import Choice, Indexed, Kind, Layout
+from lightning_echo.pipeline.pipelines import IndexPipeline, Launch, Pipeline, Start, pipeline_over
 from lightning_echo.pipeline.prefetch import WorkerProcesses
 from lightning_echo.pipeline.requests import BatchedOrder, BatchRequests, ExampleRequests
-from lightning_echo.pipeline.source import Choice, Launch, Layout, Source, Start
 from lightning_echo.pipeline.worker import Report
 from lightning_echo.plan.memory import make_plan, plan_from_state
 from lightning_echo.plan.plan import Plan, PlanShape
@@ -303,7 +303,7 @@ class SharedPipeline:
 
     def __init__(
         self,
-        source: Source,
+        kind: Kind,
         choice: Choice,
         layout: Layout,
         shape: PlanShape,
@@ -315,10 +315,10 @@ class SharedPipeline:
         attachment: Attachment,
         counts: SharedCounts,
     ) -> None:
-        self._source, self._choice, self._layout, self._shape = source, choice, layout, shape
+        self._kind, self._choice, self._layout, self._shape = kind, choice, layout, shape
         self._rank, self._key, self._name = rank, key, name
         self._attachment, self._counts = attachment, counts
-        self._in_thread = source.loader.collate_fn is default_collate
+        self._in_thread = kind.loader.collate_fn is default_collate
         self._factors = [(0, launch.factor)]  # (batch, the factor from that batch on)
         self._phase = 0
         self._pace = Pace(attachment, lambda: 1 / layout.replicas)  # an example of this rank is one item of each rank
@@ -447,7 +447,7 @@ class SharedPipeline:
         return self._over(plan)
 
     def _over(self, plan: Plan) -> IndexPipeline:
-        layout, loader, point = self._layout, self._source.loader, self._choice.point
+        layout, loader, point = self._layout, self._kind.loader, self._choice.point
         order: Any = SharedOrder(layout, self._rank, self._phase, self._name)
         requests: ExampleRequests | BatchRequests
         if point.by_batches:
@@ -464,7 +464,7 @@ class SharedPipeline:
             pin_memory=loader.pin_memory,
         )
         workers = WorkerProcesses()
-        rebuilt = Source(own).rebuild(requests, uncut_stages, self._key, workers, is_seeded=not self._in_thread)
+        rebuilt = Indexed(own).rebuild(requests, uncut_stages, self._key, workers, is_seeded=not self._in_thread)
         return pipeline_over(
             requests, iter(rebuilt), workers, on_device=point.on_device, in_thread=self._in_thread, are_owned=True
         )

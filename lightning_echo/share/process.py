@@ -23,7 +23,7 @@ import cloudpickle
 from lightning_echo.data.copies import bytes_in_words
 from lightning_echo.data.machine import free_memory_bytes
 from lightning_echo.log import LOGGER
-from lightning_echo.pipeline.source import Source
+from lightning_echo.pipeline.kinds import Kind, kind_of
 from lightning_echo.share.config import ShareConfig, log_of, new_socket, socket_of
 from lightning_echo.share.same_data import difference_of_code, dumped, loader_of, parts_of
 from lightning_echo.share.server import Elsewhere, Server
@@ -104,14 +104,14 @@ def serve_payload(
             "where it is imported, or give it to the data set as an argument. If it decides nothing about examples, name it: "
             'ShareConfig(ignore=("log_dir",))'
         )
-    source = Source(loader_of(parts, seed_of(name)))
+    kind = kind_of(loader_of(parts, seed_of(name)))
 
     def say() -> None:
         os.write(status, READY)
 
     run_reader(
         name,
-        source,
+        kind,
         data_print=options["print"],
         window_bytes=options["window_bytes"],
         linger_seconds=options["linger_seconds"],
@@ -125,7 +125,7 @@ def serve_payload(
 
 def run_reader(
     name: str,
-    source: Source,
+    kind: Kind,
     *,
     data_print: dict[str, str],
     window_bytes: int,
@@ -152,7 +152,7 @@ def run_reader(
     os.rename(new_path, path)  # replaces in one step the socket of a reader that has died
     server = Server(
         listener,
-        source,
+        kind,
         seed=seed_of(name),
         data_print=data_print,
         window_bytes=window_bytes,
@@ -208,12 +208,12 @@ class ReaderError(RuntimeError):
     """A reader could not begin; or it has died, and no other reader follows."""
 
 
-def payload_of(config: ShareConfig, source: Source, data_print: dict[str, str], cluster: dict[str, str] | None = None) -> Payload:
+def payload_of(config: ShareConfig, kind: Kind, data_print: dict[str, str], cluster: dict[str, str] | None = None) -> Payload:
     """Returns the payload for a new reader of this loader. ``cluster`` is None if this node has a reader of its own.
 
     Raises a TypeError if the data set, the sampler or the ``worker_init_fn`` cannot be sent to another process.
     """
-    parts = parts_of(source)
+    parts = parts_of(kind)
     try:
         with _main_by_value():
             data = dumped(parts)

@@ -20,10 +20,9 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from lightning_echo.data.randomness import EXAMPLE, Seeding, seed_all
-from lightning_echo.pipeline.pipelines import index_order
+from lightning_echo.pipeline.kinds import Indexed, Kind, Layout
 from lightning_echo.pipeline.prefetch import WorkerProcesses
 from lightning_echo.pipeline.requests import tell_pass
-from lightning_echo.pipeline.source import Layout, Source
 from lightning_echo.pipeline.worker import EchoDataset, add_note
 from lightning_echo.plan.order import Order
 from lightning_echo.plan.plan import mix
@@ -106,11 +105,12 @@ def distance_of(length: int) -> int:
     return min(length // 3, _MOST_APART)
 
 
-def order_of(source: Source, seed: int) -> Order:
+def order_of(kind: Kind, seed: int) -> Order:
     """Returns the order of the reader's items, at its beginning."""
-    length = len(source.sampler)
+    assert isinstance(kind, Indexed)
+    length = len(kind.sampler)
     whole = Layout(length=length, replicas=1, batch_size=length, last_batch_size=length, batches_per_pass=1)
-    order = index_order(source, whole, distance_of(length), seed, 0, preserves=False)
+    order = kind.order(whole, distance_of(length), seed, 0)
     order.begin_spreading()
     return order
 
@@ -226,18 +226,18 @@ class Reading:
 
     def __init__(
         self,
-        source: Source,
+        kind: Kind,
         seed: int,
         begin: int,
         window_bytes: int,
         when_lost: Callable[[BaseException], None],
         sockets: Sequence[int] = (),
     ) -> None:
-        loader = source.loader
+        loader = kind.loader
         self.window = Window.create(window_bytes, loader.num_workers, begin)
         self._when_lost = when_lost
         dataset: Any = EchoDataset(Preparation(loader.dataset, self.window, seed))
-        requests: Any = chunks(order_of(source, seed), begin)
+        requests: Any = chunks(order_of(kind, seed), begin)
         self._workers = WorkerProcesses(WorkerStart(sockets, loader.worker_init_fn))
         self._chunks = iter(
             DataLoader(
@@ -319,7 +319,7 @@ class StreamReading:
 
     def __init__(
         self,
-        source: Source,
+        kind: Kind,
         seed: int,
         begin: int,
         window_bytes: int,
@@ -328,8 +328,8 @@ class StreamReading:
     ) -> None:
         self.window = Window.create(window_bytes, 1, begin)
         self._seed, self._next, self._when_lost = seed, begin, when_lost
-        self._workers = WorkerProcesses(WorkerStart(sockets, getattr(source.loader, "worker_init_fn", None)))
-        self._loader, self._user_loader = self._packing(source), source.loader
+        self._workers = WorkerProcesses(WorkerStart(sockets, getattr(kind.loader, "worker_init_fn", None)))
+        self._loader, self._user_loader = self._packing(kind), kind.loader
         self._thread = threading.Thread(target=self._pump, name="lightning_echo-reading", daemon=True)
         self._thread.start()
 
@@ -342,9 +342,9 @@ class StreamReading:
         self._thread.join(timeout=10.0)
         self.window.close()
 
-    def _packing(self, source: Source) -> Any:
+    def _packing(self, kind: Kind) -> Any:
         """Returns a loader that yields lists of packed items, each with the processor time that they took, in nanoseconds."""
-        loader, unit = source.loader, unit_of(source)
+        loader, unit = kind.loader, unit_of(kind)
         if not isinstance(loader, DataLoader) or type(loader).__iter__ is not DataLoader.__iter__:
             return _Packing(loader)
         options: dict[str, Any] = {"collate_fn": _Pack(unit, loader.collate_fn)}
@@ -353,7 +353,7 @@ class StreamReading:
         elif unit is Unit.examples_of_batch:
             options["batch_sampler"] = loader.batch_sampler
         else:
-            options |= {"batch_size": None, "sampler": None if source.reads_stream else loader.sampler}
+            options |= {"batch_size": None, "sampler": None if kind.reads_stream else loader.sampler}
         context = sending_by_value(loader.multiprocessing_context or get_context())
         return DataLoader(
             _telling(loader.dataset),

@@ -29,8 +29,8 @@ from lightning_echo.data.fingerprint import LOADED_LATER, Fingerprint, fingerpri
 from lightning_echo.data.objects import is_of_lightning
 from lightning_echo.data.randomness import preserved_random_states, seed_all
 from lightning_echo.log import LOGGER
+from lightning_echo.pipeline.kinds import Indexed, Kind, OwnBatches, Stream
 from lightning_echo.pipeline.requests import draws_by_itself, tell_pass
-from lightning_echo.pipeline.source import Source
 from lightning_echo.plan.plan import mix
 from lightning_echo.share.window import CHUNK
 from lightning_echo.split.staged import read_batch, sample_places
@@ -127,16 +127,16 @@ class Unit(Enum):
         return self in (Unit.examples_of_batch, Unit.batch)
 
 
-def unit_of(source: Source) -> Unit:
-    if source.streams:
+def unit_of(kind: Kind) -> Unit:
+    if isinstance(kind, Stream):
         return Unit.streamed
-    if source.own_batches:
+    if isinstance(kind, OwnBatches):
         return Unit.examples_of_batch
-    return Unit.indexed if source.rebuilds else Unit.batch
+    return Unit.indexed if isinstance(kind, Indexed) else Unit.batch
 
 
-def parts_of(source: Source) -> dict[str, Any]:
-    loader, unit = source.loader, unit_of(source)
+def parts_of(kind: Kind) -> dict[str, Any]:
+    loader, unit = kind.loader, unit_of(kind)
     if unit is Unit.batch and not _is_plain(loader):
         return {"loader": loader}
     context = loader.multiprocessing_context
@@ -147,11 +147,11 @@ def parts_of(source: Source) -> dict[str, Any]:
         "multiprocessing_context": None if context is None else context.get_start_method(),
     }
     if unit is Unit.indexed:
-        parts["sampler"] = _without_generator(source.sampler)
+        parts["sampler"] = _without_generator(kind.sampler)
     elif unit is Unit.examples_of_batch:
-        parts["batch_sampler"] = source.sampler
+        parts["batch_sampler"] = kind.sampler
     elif unit is Unit.batch:
-        sampler = None if source.reads_stream else loader.sampler
+        sampler = None if kind.reads_stream else loader.sampler
         parts |= {"batch_size": None, "sampler": sampler, "collate_fn": loader.collate_fn, "generator": loader.generator}
     return parts
 
@@ -239,15 +239,15 @@ _NOT_COMPARED = ("num_workers", "multiprocessing_context", "generator")
 _MOST_BYTES = 40_000  # in one message
 
 
-def print_of(source: Source, ignore: Sequence[str] = ()) -> dict[str, str]:
+def print_of(kind: Kind, ignore: Sequence[str] = ()) -> dict[str, str]:
     """Returns the compared facts of a loader's data, as texts by name, without the attributes to ``ignore``."""
-    unit = unit_of(source)
-    found = fingerprint(_compared(parts_of(source)), [*ignore, *(("batch_size",) if unit is Unit.batch else ())])
+    unit = unit_of(kind)
+    found = fingerprint(_compared(parts_of(kind)), [*ignore, *(("batch_size",) if unit is Unit.batch else ())])
     return {
-        _NAME: _data_sets(source),
+        _NAME: _data_sets(kind),
         **found.held,
         **{f"{_OF_CODE}{name}": text for name, text in found.code.items()},
-        **(_examples(source) if unit is Unit.indexed else {}),
+        **(_examples(kind) if unit is Unit.indexed else {}),
         **({_IGNORE: json.dumps(list(ignore))} if ignore else {}),
     }
 
@@ -316,24 +316,24 @@ def _compared(parts: dict[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def _data_sets(source: Source) -> str:
-    dataset = getattr(source.loader, "dataset", None)
-    if not source.rebuilds:
-        return " over ".join(type(each).__name__ for each in (source.loader, dataset) if each is not None)
+def _data_sets(kind: Kind) -> str:
+    dataset = getattr(kind.loader, "dataset", None)
+    if not isinstance(kind, Indexed):
+        return " over ".join(type(each).__name__ for each in (kind.loader, dataset) if each is not None)
     try:
         return ", ".join(f"{name} of {length:,}" for name, length in Keys(dataset).parts)[:1000]
     except NoKeysError:
         return type(dataset).__name__
 
 
-def _examples(source: Source) -> dict[str, str]:
+def _examples(kind: Kind) -> dict[str, str]:
     """Returns digests of some examples; none if it is not known which indices can be read."""
-    if source.readable_index is None:
+    if kind.readable_index is None:
         return {}
-    indices = source.readable_indices
-    at = indices if indices is not None else range(len(source.loader.dataset))
+    indices = kind.readable_indices
+    at = indices if indices is not None else range(len(kind.loader.dataset))
     chosen = [at[place] for place in sample_places(len(at))]
-    found = read_elsewhere(source.loader, _digests, chosen)
+    found = read_elsewhere(kind.loader, _digests, chosen)
     if isinstance(found, NotRead):
         LOGGER.info("examples are not compared with those of other trainings: %s", found.reason)
         return {}

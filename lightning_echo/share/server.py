@@ -23,7 +23,7 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from lightning_echo.log import LOGGER
-from lightning_echo.pipeline.source import Source
+from lightning_echo.pipeline.kinds import Kind
 from lightning_echo.share.config import Gone, WireError, check_peer, receive, send
 from lightning_echo.share.reading import Reading, StreamReading
 from lightning_echo.share.same_data import difference, in_short, unit_of
@@ -347,7 +347,7 @@ class Server:
     def __init__(
         self,
         listener: socket.socket,
-        source: Source,
+        kind: Kind,
         *,
         seed: int,
         data_print: dict[str, str],
@@ -360,12 +360,12 @@ class Server:
         elsewhere: Elsewhere | None = None,
         gather_seconds: float = 0.0,
     ) -> None:
-        self._listener, self._source, self._seed, self._print = listener, source, seed, in_short(data_print)
+        self._listener, self._kind, self._seed, self._print = listener, kind, seed, in_short(data_print)
         self._window_bytes, self._linger_seconds = window_bytes, linger_seconds
-        self._read: type[Reading | StreamReading] = Reading if unit_of(source).is_replayed else StreamReading
-        self._length = len(source.sampler) if self._read is Reading else 0
+        self._read: type[Reading | StreamReading] = Reading if unit_of(kind).is_replayed else StreamReading
+        self._length = len(kind.sampler) if self._read is Reading else 0
         self._trainings = Trainings(self._length)
-        size = getattr(source.loader, "batch_size", None)
+        size = getattr(kind.loader, "batch_size", None)
         self._batch_size = size if isinstance(size, int) else None
         self._peers: dict[int, _Peer] = {}  # by the descriptor of the connection
         self._reading: Reads | None = None
@@ -639,7 +639,7 @@ class Server:
         if self._reading is not None:
             self._end_reading()
         sockets = [self._listener.fileno(), *self._peers]
-        here = partial(self._read, self._source, self._seed, item, self._window_bytes, self._on_lost, sockets)
+        here = partial(self._read, self._kind, self._seed, item, self._window_bytes, self._on_lost, sockets)
         if self._elsewhere is None:
             self._reading = here()
         else:

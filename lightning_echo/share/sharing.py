@@ -14,13 +14,25 @@ from typing import Any, NamedTuple, Protocol
 
 from torch.utils.data import DataLoader
 
+from lightning_echo.cache.loader_cache import LoaderCache
 from lightning_echo.cache.node_cache import gathered, nodes_of, place_of_process
 from lightning_echo.data.copies import bytes_in_words
 from lightning_echo.data.elsewhere import NotRead, read_elsewhere
 from lightning_echo.insertion import InsertionPoint, Needs, earliest, points_from
-from lightning_echo.pipeline.pipelines import Pipeline
+from lightning_echo.pipeline.kinds import (
+    Choice,
+    Indexed,
+    IndexedBatches,
+    Kind,
+    Layout,
+    Opaque,
+    OwnBatches,
+    Stream,
+    StreamBatches,
+    kind_of,
+)
+from lightning_echo.pipeline.pipelines import Launch, Pipeline
 from lightning_echo.pipeline.prefetch import DEPTH
-from lightning_echo.pipeline.source import Choice, Launch, Layout, Source
 from lightning_echo.plan.plan import PlanShape
 from lightning_echo.share.attachment import Attachment, Group, Waited
 from lightning_echo.share.config import (
@@ -107,15 +119,11 @@ def point_of_shared(point: InsertionPoint, unit: Unit) -> InsertionPoint:
 
 
 class LoaderSharing:
-    """Sharing of one loader.
+    """Sharing of one loader. Raises a ValueError if the loader cannot share."""
 
-    ``source`` is the loader from which this training takes its examples: the user's if that is read by index, else a loader that
-    takes the reader's items in its place. Raises a ValueError if the loader cannot share.
-    """
-
-    def __init__(self, config: ShareConfig, source: Source, *, has_cache: bool) -> None:
+    def __init__(self, config: ShareConfig, kind: Kind, *, has_cache: bool) -> None:
         self.config, self._counts = config, SharedCounts()
-        self._users, self._unit = source, unit_of(source)
+        self._users, self._unit = kind, unit_of(kind)
         self._attachment: Attachment | None = None
         self._waited_before, self._saved_before = Waited(), 0.0
         if has_cache:
@@ -123,25 +131,22 @@ class LoaderSharing:
                 "share and cache are impossible together: the reader reads for all trainings. Give the data set of the loader a "
                 'cache instead: DataLoader(CachedDataset(dataset, "8GiB"), ...)'
             )
-        check_shareable(config, source)
-        self._stream = _stream_of(config, source) if self._unit is Unit.streamed else SharedStream(config)
-        self._batches: SharedBatches | None = None
-        self.source = source
+        check_shareable(config, kind)
+        self._stream = _stream_of(config, kind) if self._unit is Unit.streamed else SharedStream(config)
+        self._batches = _batches_of(self._stream, kind, self._unit) if self._unit.is_of_batch else None
+
+    def kind(self) -> Kind:
+        """Returns the kind that this training echoes: the user's loader, or one that takes the reader's items in its place."""
+        if self._batches is not None:
+            return SharedOpaque(self._batches, self)
         if self._unit is Unit.streamed:
-            self.source = Source(_loader_over(self._stream, source.loader))
-        elif self._unit.is_of_batch:
-            self._batches = _batches_of(self._stream, source, self._unit)
-            self.source = Source(self._batches)
+            return SharedOfStream(_loader_over(self._stream, self._users.loader), self)
+        return SharedIndexed(self._users.loader, self)
 
     @property
     def is_replayed(self) -> bool:
         """Whether each reader gives the same item at the same place, so that the order of a run follows from the name."""
         return self._unit.is_replayed
-
-    @property
-    def lookahead(self) -> int:
-        """How many batches the thread may have planned after the one that was delivered last."""
-        return DEPTH + 1
 
     @property
     def trainings(self) -> int:
@@ -253,39 +258,101 @@ class LoaderSharing:
         return Group(names[0], replicas, length)
 
 
-def check_shareable(config: ShareConfig, source: Source) -> None:
+# ---------------------------------------------------------------------- kinds
+
+
+class _Shared(Kind):
+    """A kind whose examples a reader reads for this training."""
+
+    state_workers = 0  # the workers are the reader's
+    order_by = None  # the name decides
+
+    def __init__(self, loader: Any, sharing: LoaderSharing) -> None:
+        super().__init__(loader)
+        self._sharing = sharing
+
+    def hearers(self) -> tuple[Any, ...]:
+        return ()
+
+
+class SharedIndexed(_Shared, Indexed):
+    def lookahead(self, largest_factor: float) -> int:
+        return DEPTH + 1  # batches that the thread may have planned
+
+    def open(
+        self,
+        choice: Choice,
+        layout: Layout,
+        shape: PlanShape,
+        launch: Launch,
+        *,
+        rank: int,
+        key: int,
+        cache: LoaderCache | None = None,
+    ) -> Pipeline:
+        return self._sharing.start(choice, layout, shape, launch, rank=rank, key=key)
+
+
+class SharedIndexedBatches(_Shared, IndexedBatches):
+    open = SharedIndexed.open
+
+
+class _SharedItems(_Shared):
+    """A loader over the reader's items, which takes the place of the user's."""
+
+    def open(self, *args: Any, **kwargs: Any) -> Pipeline:
+        return self._sharing.start_over_stream(lambda: super(_SharedItems, self).open(*args, **kwargs))  # type: ignore[safe-super]
+
+
+class SharedOfStream(_SharedItems, Stream):
+    pass
+
+
+class SharedStreamBatches(_SharedItems, StreamBatches):
+    pass
+
+
+class SharedOpaque(_SharedItems, Opaque):
+    pass
+
+
+SharedIndexed.whole_batches = SharedIndexedBatches
+SharedOfStream.whole_batches = SharedStreamBatches
+
+
+def check_shareable(config: ShareConfig, kind: Kind) -> None:
     """Raises a ValueError if a loader cannot share, or a ModuleNotFoundError if it needs Ray and that is not installed."""
     if not hasattr(os, "memfd_create"):
         raise ValueError(f"share={config.name!r} is impossible on this system: it needs Linux. Leave share out")
-    if why := _why_not(source):
+    if why := _why_not(kind):
         raise ValueError(f"share={config.name!r} is impossible here: {why}")
     if config.cluster is None:
         return
     check_ray(config.name)
-    if not unit_of(source).is_replayed:
+    if not unit_of(kind).is_replayed:
         raise ValueError(
             f"share={config.name!r} with share.cluster={config.cluster!r} is impossible here: no other node could go on within "
-            f"a pass, since what is shared is {unit_of(source).value}. Use a DataLoader over a map-style data set; or leave "
+            f"a pass, since what is shared is {unit_of(kind).value}. Use a DataLoader over a map-style data set; or leave "
             "cluster out, so that each node has a reader of its own"
         )
 
 
-def _why_not(source: Source) -> str:
-    """Returns why a loader cannot share, and a hint; empty if it can."""
-    if source.shards_itself:
+def _why_not(kind: Kind) -> str:
+    """Returns why a loader cannot share, and what to do instead; empty if it can."""
+    if kind.shards_itself:
         return "its sampler divides the data among ranks itself. Give it a plain sampler: a loader that shares divides its data"
-    if not source.rebuilds or batched(source.loader.dataset) is None:
+    if not isinstance(kind, Indexed) or batched(kind.loader.dataset) is None:
         return ""
-    if source.own_batches:  # whose examples are shared together, and were read in one call
-        found = read_elsewhere(source.loader, whole_batch, None)
+    if isinstance(kind, OwnBatches):  # whose examples are shared together, and were read in one call
+        found = read_elsewhere(kind.loader, whole_batch, None)
         return "" if isinstance(found, NotRead) else found[0]
-    found = read_elsewhere(source.loader, why_not_apart, source.readable_indices, source.loader.collate_fn)
+    found = read_elsewhere(kind.loader, why_not_apart, kind.readable_indices, kind.loader.collate_fn)
     return "" if isinstance(found, NotRead) else str(found)
 
 
-def _stream_of(config: ShareConfig, source: Source) -> SharedStream:
+def _stream_of(config: ShareConfig, kind: Kind) -> SharedStream:
     """Returns a stream of the reader's items, in place of the training's own stream."""
-    dataset = source.loader.dataset
+    dataset = kind.loader.dataset
     return SizedSharedStream(config, len(dataset)) if hasattr(dataset, "__len__") else SharedStream(config)
 
 
@@ -299,12 +366,12 @@ def _loader_over(stream: SharedStream, loader: Any) -> DataLoader[Any]:
     )
 
 
-def _batches_of(stream: SharedStream, source: Source, unit: Unit) -> SharedBatches:
+def _batches_of(stream: SharedStream, kind: Kind, unit: Unit) -> SharedBatches:
     """Returns a loader of the reader's batches, in place of a loader that makes its batches itself."""
     if unit is Unit.examples_of_batch:
-        return SharedBatches(stream, source.length, None, source.loader.collate_fn)
-    size = getattr(source.loader, "batch_size", None)
-    return SharedBatches(stream, source.length, size if isinstance(size, int) else None, None)
+        return SharedBatches(stream, kind.length, None, kind.loader.collate_fn)
+    size = getattr(kind.loader, "batch_size", None)
+    return SharedBatches(stream, kind.length, size if isinstance(size, int) else None, None)
 
 
 # ---------------------------------------------------------------------- serving
@@ -338,9 +405,9 @@ def serve(loader: Any, share: ShareConfig | str, *, show: Callable[[str], None] 
     config = read_share_config(share)
     if config is None:
         raise TypeError("share must be a name or a ShareConfig, got None")
-    source = Source(loader)
-    check_shareable(config, source)
-    data_print = print_of(source, config.ignore)
+    kind = kind_of(loader)
+    check_shareable(config, kind)
+    data_print = print_of(kind, config.ignore)
     lock = FileLock(starter_lock_of(config.name))
     if not lock.try_to_hold() or status_of(config.name) is not None:
         lock.release()
@@ -348,7 +415,7 @@ def serve(loader: Any, share: ShareConfig | str, *, show: Callable[[str], None] 
     with lock, suppress(KeyboardInterrupt), _shown(config.name, show):
         run_reader(
             config.name,
-            Source(loader_of(parts_of(source), seed_of(config.name))),
+            kind_of(loader_of(parts_of(kind), seed_of(config.name))),
             data_print=data_print,
             window_bytes=fitting_window(config),
             linger_seconds=float("inf"),

@@ -174,7 +174,7 @@ class Interrupts:
     def __call__(self, frame, event, argument):
         name = frame.f_code.co_filename
         folder = os.path.basename(os.path.dirname(name))
-        if folder not in ("planning", "workers", "fetching", "loading") or "close" in frame.f_code.co_name:
+        if folder not in ("plan", "pipeline", "loader") or "close" in frame.f_code.co_name:
             return None
         return self.line
 

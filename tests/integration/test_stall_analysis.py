@@ -195,7 +195,7 @@ def test_a_share_of_files_is_in_memory_where_it_is_tried(tmp_path, monkeypatch):
     assert found.notes == ()
     assert len(analyzer._training.phases.files) == 40
     dropped, read = [], []
-    monkeypatch.setattr("lightning_echo.analysis.checks.drop_pages", dropped.extend)
+    monkeypatch.setattr("lightning_echo.analysis.analyzer.drop_pages", dropped.extend)
     monkeypatch.setattr("pathlib.Path.read_bytes", lambda path: read.append(path.name))
     analyzer.check(found, cached_fraction=0.25)
     assert len(dropped) == 40
@@ -395,7 +395,7 @@ def test_an_echoed_trial_counts_only_once_its_buffer_is_full(monkeypatch):
             made.append(self)
 
     analyzer, found = analyze(BoringModel(), loader_of(Staged(read_seconds=2 * MS)))
-    monkeypatch.setattr("lightning_echo.analysis.checks.StepClock", Noted)
+    monkeypatch.setattr("lightning_echo.analysis.analyzer.StepClock", Noted)
     object.__setattr__(analyzer._training, "most_seconds", 0.0)
     analyzer.check(found, factor=4, insertion_point="after_batching")
     assert made[0]._counts_from == 1 + 5

@@ -210,7 +210,7 @@ def test_measuring_knows_neither_a_trainer_nor_the_method():
 
 
 def test_in_an_analysis_only_what_trains_knows_lightning():
-    trains = {"analyzer", "checks", "sources"}
+    trains = {"analyzer", "sources"}
     for path in files_of("analysis"):
         if path.stem in trains:
             continue

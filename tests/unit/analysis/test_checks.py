@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from lightning_echo import StagedDataset
-from lightning_echo.analysis.checks import try_setting
+from lightning_echo.analysis.analyzer import try_setting
 from lightning_echo.analysis.parts import Batches, FirstBatches, whole
 from lightning_echo.analysis.predict import CachedExample, Spread, TrainingSetting
 from lightning_echo.split.prove import make_stages

@@ -4,7 +4,8 @@ from typing import Any
 
 from lightning_echo.insertion import InsertionPoint
 from lightning_echo.loader.state import BufferState, EchoCounts, EchoState, FactorChange, PlanState
-from lightning_echo.pipeline.source import Layout, Start
+from lightning_echo.pipeline.kinds import Layout
+from lightning_echo.pipeline.pipelines import Start
 
 
 def echo_state(**changes: Any) -> EchoState:

@@ -8,9 +8,9 @@ from echo_cases import LENGTH, POINTS, STEPS, delivered_indices, echo, plain_loa
 from torch.utils.data import DataLoader
 
 from lightning_echo import EchoLoader
-from lightning_echo.pipeline.pipelines import lookahead
+from lightning_echo.insertion import InsertionPoint
+from lightning_echo.pipeline.kinds import kind_of
 from lightning_echo.pipeline.prefetch import DEPTH
-from lightning_echo.pipeline.source import Source
 
 
 class TestSettingTheFactor:
@@ -80,7 +80,7 @@ class TestSettingTheFactor:
     @pytest.mark.parametrize(("workers", "prefetch", "batches"), [(0, None, 0), (1, 2, 2 + DEPTH), (3, 4, 12 + DEPTH)])
     def test_with_workers_it_counts_from_the_first_batch_that_cannot_be_in_flight(self, workers, prefetch, batches):
         loader = plain_loader(num_workers=workers, **({"prefetch_factor": prefetch} if workers else {}))
-        assert lookahead(Source(loader), by_batches=False, largest_factor=8) == batches
+        assert kind_of(loader).lookahead(8) == batches
 
     @pytest.mark.parametrize("value", [0.5, 0, -1, math.nan, math.inf])
     def test_to_an_impossible_value_is_refused_and_changes_nothing(self, value):
@@ -153,7 +153,7 @@ def test_a_second_change_by_batches_looks_ahead_by_the_largest_factor_so_far():
         loader.factor = 1
         loader.factor = 2
         number, factor = loader.state_dict()["plan"]["pending"][-1]
-        assert (number, factor) == (1 + lookahead(Source(loader.loader), True, 8.0), 2)
+        assert (number, factor) == (1 + kind_of(loader.loader).at(InsertionPoint.after_batching).lookahead(8.0), 2)
 
 
 def test_a_resumed_epoch_keeps_the_length_that_it_began_with_and_says_so():

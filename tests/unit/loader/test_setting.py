@@ -8,8 +8,8 @@ from lightning_echo import StagedDataset
 from lightning_echo.cache.kept import CacheConfig
 from lightning_echo.insertion import InsertionPoint
 from lightning_echo.loader.setting import Setting
-from lightning_echo.pipeline.pipelines import rank_key
-from lightning_echo.pipeline.source import Launch, Source, Start
+from lightning_echo.pipeline.kinds import Indexed, IndexedBatches
+from lightning_echo.pipeline.pipelines import Launch, Start, rank_key
 
 EXAMPLES, BATCHES = InsertionPoint.after_augmentation, InsertionPoint.after_batching
 
@@ -98,9 +98,7 @@ def test_data_is_not_dealt_out_to_ranks_that_share_the_work_on_it(mesh):
 @pytest.mark.parametrize("ranks", [(2, 1), (1, 0), (4, 3)])
 def test_ranks_that_share_the_work_on_the_same_data_draw_the_same_noise(mesh, ranks, monkeypatch):
     keys = []
-    monkeypatch.setattr(
-        "lightning_echo.loader.setting.start_index_pipeline", lambda *args, **options: keys.append(options["key"])
-    )
+    monkeypatch.setattr(Indexed, "open", lambda *args, **options: keys.append(options["key"]))
     start(setting(ranks=ranks))
     assert keys == [rank_key(0, 1)]
     assert rank_key(0, 1) != rank_key(0, 3), "that of this process"
@@ -163,7 +161,8 @@ def test_what_a_run_depends_on_changes_with_each_part_of_it():
     assert [plain, *(other.conditions() for other in others)].count(plain) == 1
 
 
-def test_the_source_is_the_user_s_loader_looked_into():
+def test_the_kind_is_that_of_the_users_loader_at_the_point():
     its_loader = DataLoader(range(22), batch_size=4)
-    assert isinstance((source := Setting(its_loader, EXAMPLES, None, 2.0, None).source), Source)
-    assert source.loader is its_loader
+    examples, batches = (Setting(its_loader, point, None, 2.0, None).kind for point in (EXAMPLES, BATCHES))
+    assert (type(examples), type(batches)) == (Indexed, IndexedBatches)
+    assert examples.loader is batches.loader is its_loader

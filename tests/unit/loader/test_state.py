@@ -8,7 +8,8 @@ from states import echo_state, plan_state
 
 from lightning_echo.insertion import InsertionPoint
 from lightning_echo.loader.state import Conditions, EchoState, FactorChange, OrderState, StreamState
-from lightning_echo.pipeline.source import Layout, Start
+from lightning_echo.pipeline.kinds import Layout
+from lightning_echo.pipeline.pipelines import Start
 from lightning_echo.plan.plan import Reuse
 
 

@@ -21,7 +21,8 @@ from torch.utils.data import (
 from lightning_echo import EchoLoader, StagedDataset, insertion
 from lightning_echo.insertion import InsertionPoint
 from lightning_echo.loader import sizing
-from lightning_echo.pipeline.source import Source, choose
+from lightning_echo.pipeline.choice import choose
+from lightning_echo.pipeline.kinds import kind_of
 
 
 class OpenedInWorkers(Dataset[int]):
@@ -59,7 +60,7 @@ def test_an_explicit_point_lets_the_data_sets_own_error_through() -> None:
 
 def test_of_an_unreadable_data_set_a_training_shows_what_the_plain_one_shows() -> None:
     echoed = EchoLoader(loader(), 2)
-    assert "reading an example raised AssertionError: not opened" in choose(Source(loader()), InsertionPoint.auto).reason
+    assert "reading an example raised AssertionError: not opened" in choose(kind_of(loader()), InsertionPoint.auto).reason
     with pytest.raises(AssertionError, match="not opened"):
         next(iter(echoed))
 
@@ -214,7 +215,7 @@ class FailsOnce(Transformed):
 
 
 def test_an_error_that_does_not_come_again_is_no_reason_against_a_split(tmp_path: Path) -> None:
-    assert choose(Source(DataLoader(FailsOnce(tmp_path / "read"), 4)), InsertionPoint.auto).point == "before_augmentation"
+    assert choose(kind_of(DataLoader(FailsOnce(tmp_path / "read"), 4)), InsertionPoint.auto).point == "before_augmentation"
 
 
 class Staged(StagedDataset):
@@ -265,7 +266,7 @@ STAGES = ["read", "decode", "load", "augment", "collate", "transfer"]
 @pytest.mark.parametrize("kind", KINDS)
 def test_auto_takes_the_earliest_and_says_why_not_an_earlier_one(kind: str) -> None:
     make, _, auto, reason = KINDS[kind]
-    choice = choose(Source(make()), InsertionPoint.auto)
+    choice = choose(kind_of(make()), InsertionPoint.auto)
     assert choice.point == auto
     assert reason in choice.reason
     assert bool(choice.reason) is bool(reason)
@@ -276,11 +277,11 @@ def test_auto_takes_the_earliest_and_says_why_not_an_earlier_one(kind: str) -> N
 def test_what_is_asked_for_is_taken_or_refused_with_the_way_out(kind: str, point: str) -> None:
     make, earliest, auto, _ = KINDS[kind]
     if POINTS.index(point) >= POINTS.index(earliest):
-        choice = choose(Source(make()), InsertionPoint(point))
+        choice = choose(kind_of(make()), InsertionPoint(point))
         assert (choice.point, choice.reason) == (point, "")
     else:
         with pytest.raises(ValueError, match=f"insertion_point='{point}' is impossible here: .*") as raised:
-            choose(Source(make()), InsertionPoint(point))
+            choose(kind_of(make()), InsertionPoint(point))
         ways_out = {"before_augmentation": "decode", "after_augmentation": "augment|Use 'after_augmentation'"}
         assert re.search(ways_out.get(auto, "Use 'after_batching' or 'auto'"), str(raised.value))
 
@@ -288,7 +289,7 @@ def test_what_is_asked_for_is_taken_or_refused_with_the_way_out(kind: str, point
 @pytest.mark.parametrize("kind", ["all in one", "stream"])
 @pytest.mark.parametrize(("point", "reused"), [("after_augmentation", 4), ("after_batching", 5), ("after_transfer", 6)])
 def test_what_comes_before_the_point_is_reused_and_what_comes_after_it_is_redone(kind: str, point: str, reused: int) -> None:
-    choice = choose(Source(KINDS[kind][0]()), InsertionPoint(point))
+    choice = choose(kind_of(KINDS[kind][0]()), InsertionPoint(point))
     assert list(choice.reused) == STAGES[2:reused]
     assert list(choice.redone) == (STAGES[reused:] or ["on_after_batch_transfer"])
 
@@ -296,7 +297,7 @@ def test_what_comes_before_the_point_is_reused_and_what_comes_after_it_is_redone
 @pytest.mark.parametrize(("point", "expected"), [("after_augmentation", 1024), ("after_batching", 4 * 1024)])
 def test_memory_is_that_of_an_example_or_of_a_batch(point: str, expected: int) -> None:
     rows = [torch.zeros(256) for _ in range(12)]
-    assert choose(Source(DataLoader(rows, 4)), InsertionPoint(point)).item_bytes == expected  # type: ignore[arg-type]
+    assert choose(kind_of(DataLoader(rows, 4)), InsertionPoint(point)).item_bytes == expected  # type: ignore[arg-type]
 
 
 def test_a_subset_sampler_says_which_examples_may_be_read() -> None:
@@ -307,11 +308,11 @@ def test_a_subset_sampler_says_which_examples_may_be_read() -> None:
             return super().__getitem__(index)
 
     plain = DataLoader(OnlyFrom5To8(), 2, sampler=SubsetRandomSampler([5, 6, 7, 8]))
-    assert choose(Source(plain), InsertionPoint.auto).point == "before_augmentation"
+    assert choose(kind_of(plain), InsertionPoint.auto).point == "before_augmentation"
 
 
 def test_what_kept_an_example_from_being_read_is_said() -> None:
-    by_name = choose(Source(DataLoader(Named(), batch_size=3, sampler=Names())), InsertionPoint.auto)
+    by_name = choose(kind_of(DataLoader(Named(), batch_size=3, sampler=Names())), InsertionPoint.auto)
     assert "its sampler (Names) seems to yield no integers: reading an example raised KeyError: " in by_name.reason
     assert by_name.reason.endswith(
         "if the data set augments, its echoes repeat that augmentation, which a StagedDataset can redo for each use"
@@ -362,7 +363,7 @@ class Once(Queue):
     ("dataset", "expected"), [(Queue(), True), (Counting(), False), (Noisy(), False), (Once(), False), ([1, 1], False)]
 )
 def test_a_data_set_that_ignores_its_index_is_found_by_its_answers_and_said(dataset: Any, expected: bool) -> None:
-    choice = choose(Source(DataLoader(dataset, 4)), InsertionPoint.auto)
+    choice = choose(kind_of(DataLoader(dataset, 4)), InsertionPoint.auto)
     assert choice.point == "after_augmentation"
     assert ("returns what comes next, whatever index it is asked for" in choice.caution) is expected
     if expected:
@@ -387,7 +388,7 @@ class Seen(Dataset[int]):
 
 @pytest.mark.parametrize(("size", "reads"), [(100, "0 0 0 0 1 2 3 4 5 6 7 "), (2**40, "0 ")], ids=["small", "huge"])
 def test_examples_over_all_the_data_are_weighed_and_a_huge_one_is_read_once(size: int, reads: str, tmp_path: Path) -> None:
-    choose(Source(DataLoader(Seen(size, tmp_path / "log"), 4)), InsertionPoint.after_augmentation)
+    choose(kind_of(DataLoader(Seen(size, tmp_path / "log"), 4)), InsertionPoint.after_augmentation)
     assert sorted((tmp_path / "log").read_text().split()) == reads.split(), "in whatever order"
 
 
@@ -400,12 +401,12 @@ class Endless(Dataset[int]):
 
 def test_a_data_set_need_not_have_a_length() -> None:
     loader = DataLoader(Endless(), 4, sampler=WeightedRandomSampler([1.0] * 8, 8))
-    assert choose(Source(loader), InsertionPoint.auto).caution == ""
+    assert choose(kind_of(loader), InsertionPoint.auto).caution == ""
 
 
 def test_of_a_subset_with_one_example_no_other_is_asked_for() -> None:
     dataset = Queue()
-    assert choose(Source(DataLoader(dataset, 4, sampler=SubsetRandomSampler([5]))), InsertionPoint.auto).caution == ""
+    assert choose(kind_of(DataLoader(dataset, 4, sampler=SubsetRandomSampler([5]))), InsertionPoint.auto).caution == ""
 
 
 class RunningQueue(Dataset[int]):
@@ -428,9 +429,9 @@ class RunningQueue(Dataset[int]):
 @pytest.mark.parametrize("begins", [True, False])
 @pytest.mark.parametrize("point", ["auto", "after_augmentation", "after_batching"])
 def test_a_queue_that_ignores_its_index_is_said_to_resume_with_other_data(point: str, begins: bool) -> None:
-    chosen = choose(Source(DataLoader(RunningQueue(begins), batch_size=4)), InsertionPoint(point))
+    chosen = choose(kind_of(DataLoader(RunningQueue(begins), batch_size=4)), InsertionPoint(point))
     assert "RunningQueue returns what comes next, whatever index it is asked for" in chosen.caution
 
 
 def test_of_a_data_set_that_is_read_by_index_nothing_is_said() -> None:
-    assert choose(Source(DataLoader(TensorDataset(torch.zeros(8)), batch_size=4)), InsertionPoint.auto).caution == ""
+    assert choose(kind_of(DataLoader(TensorDataset(torch.zeros(8)), batch_size=4)), InsertionPoint.auto).caution == ""

@@ -5,9 +5,11 @@ from types import SimpleNamespace
 
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils.data import DataLoader
 
 from lightning_echo.pipeline.batches import LiveBatch, PassOver, UseToCome
-from lightning_echo.pipeline.pipelines import IndexPipeline, lookahead
+from lightning_echo.pipeline.kinds import IndexedBatches
+from lightning_echo.pipeline.pipelines import IndexPipeline
 from lightning_echo.pipeline.prefetch import DEPTH
 from lightning_echo.pipeline.requests import BatchedOrder, BatchRequests
 from lightning_echo.pipeline.worker import Report
@@ -121,7 +123,8 @@ def test_no_more_whole_batches_are_in_flight_than_it_looks_ahead_however_fast_th
     )
     order = BatchedOrder(SequentialOrder(200, 200, 1, 0, 0), 4, 4, 50)
     plan = EachPlan(shape, factor)
-    requests, source = BatchRequests(plan, order), SimpleNamespace(rebuilds=True, num_workers=1, prefetched_batches=prefetched)
+    kind = IndexedBatches(DataLoader(range(200), 4, num_workers=1, prefetch_factor=prefetched))
+    requests = BatchRequests(plan, order)
     for _ in range(prefetched):
         next(requests)
     fetched, largest = 0, factor
@@ -130,14 +133,14 @@ def test_no_more_whole_batches_are_in_flight_than_it_looks_ahead_however_fast_th
             if requests.step().is_read:
                 next(requests)
             fetched += 1
-        assert plan.number <= delivered + lookahead(source, True, largest)
+        assert plan.number <= delivered + kind.lookahead(largest)
         for at, value in changes:
             if at == delivered:
-                requests.change_factor(delivered + lookahead(source, True, largest), value)
+                requests.change_factor(delivered + kind.lookahead(largest), value)
                 largest = max(largest, value)
 
 
 def test_without_echoing_every_batch_in_flight_is_one_that_is_read():
-    source = SimpleNamespace(rebuilds=True, num_workers=2, prefetched_batches=4)
-    assert lookahead(source, True, 1.0) == 4 + 3 + DEPTH
-    assert lookahead(source, True, 1.5) == (4 + 3) * 3 + DEPTH
+    kind = IndexedBatches(DataLoader(range(8), 4, num_workers=2, prefetch_factor=2))
+    assert kind.lookahead(1.0) == 4 + 3 + DEPTH
+    assert kind.lookahead(1.5) == (4 + 3) * 3 + DEPTH

@@ -3,7 +3,8 @@
 import pytest
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
-from lightning_echo.pipeline.source import Layout, Source, layout_of, shape_of
+from lightning_echo.insertion import InsertionPoint
+from lightning_echo.pipeline.kinds import Layout, kind_of
 
 
 class Sized(Dataset):
@@ -26,9 +27,9 @@ def test_the_layout_of_a_pass_is_what_a_loader_with_a_distributed_sampler_delive
     plain = DataLoader(Sized(length), batch_size=6, drop_last=drop_last)
     if not len(plain):
         with pytest.raises(ValueError, match="has no batch"):
-            Source(plain)
+            kind_of(plain)
     else:
-        layout = layout_of(Source(plain), replicas)
+        layout = kind_of(plain).layout(replicas)
         assert layout.batches_per_pass == len(sizes), "none where the share of a rank is smaller than a batch"
         assert (layout.batch_size, layout.last_batch_size) == (6, sizes[-1] if sizes else 6)
         assert (layout.pass_length, layout.length, layout.replicas) == (sum(sizes), length, replicas)
@@ -55,7 +56,7 @@ class SizedStream(Stream):
     ids=["batch sampler", "iterable", "stream", "sized stream"],
 )
 def test_where_only_batches_are_known_they_are_dealt_out_and_a_stream_is_not(loader, expected):
-    assert layout_of(Source(loader), 2) == expected
+    assert kind_of(loader).layout(2) == expected
 
 
 def test_positions_count_what_is_echoed():
@@ -65,12 +66,13 @@ def test_positions_count_what_is_echoed():
 
 
 def test_a_plan_over_examples_has_a_buffer_for_each_worker_and_one_over_batches_has_one():
-    source, layout = Source(DataLoader(Sized(43), batch_size=6, num_workers=3)), Layout(43, 1, 6, 1, 8)
-    examples = shape_of(source, layout, 60, 5, by_batches=False)
+    kind, layout = kind_of(DataLoader(Sized(43), batch_size=6, num_workers=3)), Layout(43, 1, 6, 1, 8)
+    examples = kind.shape(layout, 60, 5)
     assert (examples.batch_size, examples.last_batch_size, examples.batches_per_pass) == (6, 1, 8)
     assert (examples.workers, examples.buffer_size, examples.seed, examples.distinct) == (3, 60, 5, True)
-    batches = shape_of(source, layout, 16, 5, by_batches=True)
+    of_batches = kind.at(InsertionPoint.after_batching)
+    batches = of_batches.shape(layout, 16, 5)
     assert (batches.batch_size, batches.last_batch_size, batches.batches_per_pass) == (1, 1, 8)
     assert (batches.workers, batches.buffer_size, batches.seed, batches.distinct) == (1, 16, 5, False)
-    unknown = shape_of(source, Layout(0, 1, 1, 1, 0), 16, 5, by_batches=True)
+    unknown = of_batches.shape(Layout(0, 1, 1, 1, 0), 16, 5)
     assert unknown.batches_per_pass == 1

@@ -5,8 +5,7 @@ import pickle
 
 import pytest
 
-from lightning_echo.pipeline.pipelines import RestartablePipeline
-from lightning_echo.pipeline.source import Start
+from lightning_echo.pipeline.pipelines import RestartablePipeline, Start
 
 
 class Fake:

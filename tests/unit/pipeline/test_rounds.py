@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from samplers import BATCH_SAMPLERS, SAMPLERS
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
 
-from lightning_echo.pipeline.pipelines import index_order
+from lightning_echo.insertion import InsertionPoint
+from lightning_echo.pipeline.kinds import kind_of
 from lightning_echo.pipeline.requests import (
     AllRanksOrder,
     BatchedOrder,
@@ -20,17 +21,16 @@ from lightning_echo.pipeline.requests import (
     SamplerOrder,
     samplers_of_ranks,
 )
-from lightning_echo.pipeline.source import Source, layout_of, shape_of
 from lightning_echo.plan.memory import make_plan
 
 
 def own_and_all(loader, replicas, rank, distance, seed=3):
     """The order of a rank, and the same read from that of all ranks."""
-    source = Source(loader)
-    layout = layout_of(source, replicas)
-    own = index_order(source, layout, distance, seed, rank, preserves=True)
-    source = Source(copy.deepcopy(loader))  # the two do not draw from one generator
-    return own, AllRanksOrder(index_order(source, layout, distance, seed, rank, preserves=True, is_whole=True), replicas, rank)
+    kind = kind_of(loader).at(InsertionPoint.after_batching)  # which puts the random states back
+    layout = kind.layout(replicas)
+    own = kind.order(layout, distance, seed, rank)
+    kind = kind_of(copy.deepcopy(loader)).at(InsertionPoint.after_batching)  # the two do not draw from one generator
+    return own, AllRanksOrder(kind.order(layout, distance, seed, rank, is_whole=True), replicas, rank)
 
 
 def plain(length, shuffle):
@@ -114,10 +114,11 @@ class Asked:
 
 
 def requests_of_rank(by_batches, factor, rank, *, exchanges, position=0):
-    source = Source(DataLoader(range(30), batch_size=4, shuffle=True))
-    layout = layout_of(source, 2)
-    shape = shape_of(source, layout, 16, 3, by_batches)
-    own, of_all = own_and_all(source.loader, 2, rank, shape.distance)
+    point = InsertionPoint.after_batching if by_batches else InsertionPoint.after_augmentation
+    kind = kind_of(DataLoader(range(30), batch_size=4, shuffle=True)).at(point)
+    layout = kind.layout(2)
+    shape = kind.shape(layout, 16, 3)
+    own, of_all = own_and_all(kind.loader, 2, rank, shape.distance)
     order = of_all if exchanges else own
     plan = make_plan(shape, factor)
     plan.position = position

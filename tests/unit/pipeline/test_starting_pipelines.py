@@ -7,20 +7,21 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, RandomSampler, Sampler, default_collate
 
 from lightning_echo import InsertionPoint
-from lightning_echo.pipeline.pipelines import rank_key, start_index_pipeline, start_stream_pipeline
-from lightning_echo.pipeline.source import Launch, Source, Start, choose, layout_of, shape_of, shape_of_stream_worker
+from lightning_echo.pipeline.choice import choose
+from lightning_echo.pipeline.kinds import kind_of
+from lightning_echo.pipeline.pipelines import Launch, Start, rank_key
 
 LENGTH, BATCH = 24, 4
 NOTHING = {"plan": None, "order": None}
 
 
 def start(loader, point, factor=1.0, *, replicas=1, rank=0, buffer_size=16, state=NOTHING, worker_init_fn=None):
-    source = Source(loader)
-    choice = choose(source, InsertionPoint(point))
-    layout = layout_of(source, replicas)
-    shape = shape_of(source, layout, buffer_size, 0, choice.point.by_batches)
+    choice = choose(kind_of(loader), InsertionPoint(point))
+    kind = kind_of(loader).at(choice.point)
+    layout = kind.layout(replicas)
+    shape = kind.shape(layout, buffer_size, 0)
     launch = Launch(seed=0, factor=factor, state=state, begin_at=Start(0, 0), worker_init_fn=worker_init_fn)
-    return start_index_pipeline(source, choice, layout, shape, launch, rank=rank, key=rank_key(0, rank))
+    return kind.open(choice, layout, shape, launch, rank=rank, key=rank_key(0, rank))
 
 
 def batches_of(pipeline, count, first=0):
@@ -118,9 +119,7 @@ class Stream(IterableDataset):
 
 
 def test_a_stream_is_echoed_with_the_factor_that_the_run_begins_with():
-    source = Source(DataLoader(Stream(), BATCH))
-    launch = Launch(seed=0, factor=4.0, state=NOTHING, begin_at=Start(0, 0), worker_init_fn=None)
-    pipeline = start_stream_pipeline(source, shape_of_stream_worker(source, 16, 0), launch, key=0)
+    pipeline = start(DataLoader(Stream(), BATCH), "after_augmentation", 4.0)
     reports = [report for _, report in batches_of(pipeline, 60)]
     assert {report.fresh for report in reports[20:]} == {1}, "a fourth of each batch, once the buffer is filled"
     pipeline.close()
@@ -128,4 +127,5 @@ def test_a_stream_is_echoed_with_the_factor_that_the_run_begins_with():
 
 @pytest.mark.parametrize(("workers", "each"), [(0, 48), (1, 48), (3, 16)])
 def test_the_workers_of_a_stream_share_the_buffer_out(workers, each):
-    assert shape_of_stream_worker(Source(DataLoader(Stream(), BATCH, num_workers=workers)), 48, 0).buffer_size == each
+    kind = kind_of(DataLoader(Stream(), BATCH, num_workers=workers))
+    assert kind.shape(kind.layout(1), 48, 0).buffer_size == each

@@ -8,7 +8,7 @@ import types
 import pytest
 from torch.utils.data import DataLoader
 
-from lightning_echo.pipeline.source import Source
+from lightning_echo.pipeline.kinds import kind_of
 from lightning_echo.share.reading import At, Reading, StreamReading
 from lightning_echo.share.window import unpack
 
@@ -64,7 +64,7 @@ def test_a_class_of_the_script_is_read_in_spawned_workers_and_worker_init_fn_get
         lost.append(error)
         has_lost.set()
 
-    reading = (Reading if name == "Read" else StreamReading)(Source(loader), 0, 0, 2**16, when_lost)
+    reading = (Reading if name == "Read" else StreamReading)(kind_of(loader), 0, 0, 2**16, when_lost)
     try:
         while not reading.window.has(9):
             assert not has_lost.wait(0.01), lost
@@ -102,7 +102,7 @@ class Dies:
 )
 def test_a_reading_says_at_which_item_a_worker_has_died(begin, at):
     loader = DataLoader(Dies(at), num_workers=2)
-    reading = Reading(Source(loader), 0, begin, 2**20, lambda error: None)
+    reading = Reading(kind_of(loader), 0, begin, 2**20, lambda error: None)
     with pytest.raises(RuntimeError, match="exited unexpectedly"):  # from torch's signal handler
         time.sleep(WITHIN_SECONDS)
     try:

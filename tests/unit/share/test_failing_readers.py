@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 from torch.utils.data import DataLoader
 
-from lightning_echo.pipeline.source import Source
+from lightning_echo.pipeline.kinds import kind_of
 from lightning_echo.share import attachment as connecting
 from lightning_echo.share import server
 from lightning_echo.share.attachment import Connector, Group
@@ -46,7 +46,7 @@ class Sampler:
 def reads(name, data=DATA, linger_seconds=0.2, **options):
     """A reader in a thread in place of a process."""
     loader = DataLoader(range(64), **{"num_workers": 1, **options})
-    source = Source(loader_of(parts_of(Source(loader)), 0))
+    source = kind_of(loader_of(parts_of(kind_of(loader)), 0))
     ready = threading.Event()
 
     def run():
@@ -268,13 +268,13 @@ def test_a_reader_of_the_name_in_another_folder_is_named_and_not_a_dead_one(star
     for folder in ("here", "there", "dead"):
         (tmp_path / folder).mkdir()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "dead"))
-    is_mute("elsewhere").close()
+    is_mute("far").close()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "there"))
     wanted += [reads, reads]
-    link = connector(name="elsewhere").connect(None, goes_on=False)  # while it is there, its reader is
+    link = connector(name="far").connect(None, goes_on=False)  # while it is there, its reader is
     assert "looks in" not in caplog.text
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "here"))
-    assert enters(connector(name="elsewhere")) == 0
+    assert enters(connector(name="far")) == 0
     link.hang_up()
     link.close()
     assert len(threads) == 2

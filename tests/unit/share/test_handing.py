@@ -6,7 +6,7 @@ import time
 import pytest
 from torch.utils.data import DataLoader
 
-from lightning_echo.pipeline.source import Source
+from lightning_echo.pipeline.kinds import kind_of
 from lightning_echo.share import ray as handing
 from lightning_echo.share.config import socket_of
 from lightning_echo.share.process import ReaderError, run_reader
@@ -25,7 +25,7 @@ def reader(tmp_path_factory, monkeypatch):
     folder = tmp_path_factory.mktemp("s")
     folder.chmod(0o700)
     monkeypatch.setenv("LIGHTNING_ECHO_SHARED", str(folder))
-    source, failures, ready = Source(DataLoader(range(LENGTH), num_workers=1)), [], threading.Event()
+    source, failures, ready = kind_of(DataLoader(range(LENGTH), num_workers=1)), [], threading.Event()
 
     def run():
         try:

@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, Sampler, SequentialSampler
 
 from lightning_echo.data.randomness import seed_all
-from lightning_echo.pipeline.source import Source
+from lightning_echo.pipeline.kinds import kind_of
 from lightning_echo.share.same_data import ReplayedSampler, Unit, loader_of, parts_of, unit_of
 
 
@@ -40,16 +40,16 @@ LOADERS = {
 
 @pytest.mark.parametrize(("unit", "loader"), [(unit, loader) for unit, loaders in LOADERS.items() for loader in loaders])
 def test_a_loader_that_is_put_together_again_shares_the_same(unit, loader):
-    assert unit_of(Source(loader)) is unit
-    parts = parts_of(Source(loader))
-    again = Source(loader_of(pickle.loads(pickle.dumps(parts)), seed=1))
+    assert unit_of(kind_of(loader)) is unit
+    parts = parts_of(kind_of(loader))
+    again = kind_of(loader_of(pickle.loads(pickle.dumps(parts)), seed=1))
     assert unit_of(again) is unit
     assert unit.is_replayed == (unit is Unit.indexed)
 
 
 def test_a_generator_of_the_trainings_does_not_reach_the_reader():
     sampler = RandomSampler(range(8), generator=torch.Generator())
-    assert parts_of(Source(DataLoader(range(8), sampler=sampler)))["sampler"].generator is None
+    assert parts_of(kind_of(DataLoader(range(8), sampler=sampler)))["sampler"].generator is None
     assert sampler.generator is not None
 
 

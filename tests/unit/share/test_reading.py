@@ -5,7 +5,7 @@ from itertools import islice
 import pytest
 from torch.utils.data import DataLoader
 
-from lightning_echo.pipeline.source import Layout, Source
+from lightning_echo.pipeline.kinds import Layout, kind_of
 from lightning_echo.plan.memory import make_plan
 from lightning_echo.plan.plan import PlanShape, Reuse
 from lightning_echo.share.pipeline import shared_shape
@@ -16,7 +16,7 @@ LENGTH, PASSES = 61, 6
 
 
 def source(**options):
-    return Source(DataLoader(range(LENGTH), **{"shuffle": True, **options}))
+    return kind_of(DataLoader(range(LENGTH), **{"shuffle": True, **options}))
 
 
 def stream(begin=0, count=PASSES * LENGTH, **options):

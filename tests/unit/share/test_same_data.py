@@ -16,7 +16,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from lightning_echo.pipeline.source import Source
+from lightning_echo.pipeline.kinds import kind_of
 from lightning_echo.share.config import MOST_BYTES
 from lightning_echo.share.same_data import difference, in_short, print_of, trained_parts
 
@@ -34,7 +34,7 @@ class Squares(torch.utils.data.Dataset):
 
 
 def print_for(dataset, **options):
-    return print_of(Source(DataLoader(dataset, **{"batch_size": 4, "shuffle": True, **options})))
+    return print_of(kind_of(DataLoader(dataset, **{"batch_size": 4, "shuffle": True, **options})))
 
 
 @pytest.mark.parametrize("options", [{"batch_size": 2}, {"drop_last": True}, {"num_workers": 2}, {"collate_fn": list}])
@@ -163,7 +163,7 @@ def stream_print(length, batch_size=4, ignore=()):
         def __iter__(self):
             raise AssertionError("nothing may be read")
 
-    return print_of(Source(DataLoader(Lines(), batch_size=batch_size)), ignore)
+    return print_of(kind_of(DataLoader(Lines(), batch_size=batch_size)), ignore)
 
 
 def test_streams_are_compared_by_their_attributes_and_nothing_is_read():
@@ -180,14 +180,14 @@ def test_loaders_of_whole_batches_may_differ_in_their_batch_size_alone():
         def __iter__(self):
             return iter([])
 
-    one = print_of(Source(Batches(4)))
-    assert difference(one, print_of(Source(Batches(8)))) == ""
-    assert difference(one, print_of(Source(Batches(4, seed=1)))) == "loader.seed: 0 and 1"
+    one = print_of(kind_of(Batches(4)))
+    assert difference(one, print_of(kind_of(Batches(8)))) == ""
+    assert difference(one, print_of(kind_of(Batches(4, seed=1)))) == "loader.seed: 0 and 1"
 
 
 def test_what_makes_whole_batches_is_compared():
     def of(**options):
-        return print_of(Source(DataLoader(TensorDataset(torch.arange(8)), **options)))
+        return print_of(kind_of(DataLoader(TensorDataset(torch.arange(8)), **options)))
 
     whole = {"sampler": BatchSampler(SequentialSampler(range(8)), 4, False), "batch_size": None}
     assert "collate_fn: " in difference(of(collate_fn=list, **whole), of(collate_fn=tuple, **whole))

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from lightning_echo.pipeline.source import Source
+from lightning_echo.pipeline.kinds import kind_of
 from lightning_echo.share.config import Gone, new_socket, receive, send
 from lightning_echo.share.server import CannotBegin, Server, Training
 
@@ -37,7 +37,7 @@ def path(tmp_path_factory):
     listener = new_socket()
     listener.bind(path)
     listener.listen()
-    source = Source(DataLoader(range(8), num_workers=1))
+    source = kind_of(DataLoader(range(8), num_workers=1))
     server = Server(listener, source, seed=0, data_print={"data set": "range of 8"}, window_bytes=8192, linger_seconds=0.2)
     failures = []
 
@@ -171,7 +171,7 @@ def test_other_data_is_refused_with_what_differs(path):
 def test_after_a_reader_has_died_nothing_is_overwritten_until_its_trainings_are_back():
     server = Server(
         new_socket(),
-        Source(DataLoader(range(8), num_workers=1)),
+        kind_of(DataLoader(range(8), num_workers=1)),
         seed=0,
         data_print={},
         window_bytes=8192,
@@ -200,7 +200,7 @@ def test_after_a_reader_has_died_nothing_is_overwritten_until_its_trainings_are_
 
 def test_a_reader_that_a_new_training_has_started_after_another_ones_death_overwrites_nothing_for_a_moment():
     """It cannot know how many trainings the dead one had."""
-    source = Source(DataLoader(range(8), num_workers=1))
+    source = kind_of(DataLoader(range(8), num_workers=1))
     options = {"seed": 0, "data_print": {}, "window_bytes": 8192, "linger_seconds": 0.2}
     server = Server(new_socket(), source, **options, follows=True)
     window = SimpleNamespace(low=0, trainings=0, slowest_need_nanoseconds=0, slowest_label="")
@@ -219,7 +219,7 @@ def test_a_reader_that_follows_a_dead_one_lets_nobody_in_before_its_trainings(mo
     """A new training would begin at the start, and those of the dead reader would wait until all before them was read again."""
     server = Server(
         new_socket(),
-        Source(DataLoader(range(8), num_workers=1)),
+        kind_of(DataLoader(range(8), num_workers=1)),
         seed=0,
         data_print={},
         window_bytes=8192,
@@ -255,7 +255,7 @@ def test_a_reader_that_follows_a_dead_one_lets_nobody_in_before_its_trainings(mo
 def idle_server(**options):
     """A server that listens to nobody and reads nothing."""
     data = {"data_print": {}, "window_bytes": 8192, "linger_seconds": 0.2}
-    return Server(new_socket(), Source(DataLoader(range(8), num_workers=1)), seed=0, **data, **options)
+    return Server(new_socket(), kind_of(DataLoader(range(8), num_workers=1)), seed=0, **data, **options)
 
 
 @pytest.mark.parametrize(("lost_at", "kind"), [(7, RuntimeError), (None, CannotBegin)])
@@ -361,7 +361,7 @@ def test_who_has_left_before_another_one_comes_is_not_at_work_whatever_it_has_no
     listener = new_socket()
     listener.bind(path)
     listener.listen()
-    source = Source(DataLoader(range(64), num_workers=1))
+    source = kind_of(DataLoader(range(64), num_workers=1))
     server = Server(listener, source, seed=0, data_print={"data set": "range of 64"}, window_bytes=8192, linger_seconds=0.2)
     hello = {**HELLO, "print": {"data set": "range of 64"}, "wait_for": 1}
     thread = threading.Thread(target=server.run)

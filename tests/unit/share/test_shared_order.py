@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_echo.pipeline.source import Layout
+from lightning_echo.pipeline.kinds import Layout
 from lightning_echo.share.pipeline import SharedOrder, item_at, start_at
 
 

@@ -1,4 +1,4 @@
-"""What is found out about the user's loader by a look at it, and what of it a rebuilt loader keeps."""
+"""The kind of a loader, what follows from it, and what a rebuilt loader keeps of the user's."""
 
 import multiprocessing
 
@@ -17,8 +17,10 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from lightning_echo.insertion import InsertionPoint
+from lightning_echo.pipeline.kinds import Indexed, IndexedBatches, Opaque, OwnBatches, StreamBatches, kind_of
+from lightning_echo.pipeline.kinds import Stream as Stream_
 from lightning_echo.pipeline.prefetch import WorkerProcesses
-from lightning_echo.pipeline.source import Source
 from lightning_echo.pipeline.worker import Request
 from lightning_echo.split.staged import uncut_stages
 
@@ -57,21 +59,24 @@ class WithoutLength(Sampler):
 
 
 @pytest.mark.parametrize(
-    ("loader", "rebuilds", "streams", "own_batches"),
+    ("loader", "kind", "by_batches"),
     [
-        (DataLoader(DATA, 4), True, False, False),
-        (DataLoader(DATA, batch_sampler=[[0, 1], [2]]), True, False, True),
-        (DataLoader(Stream(), 4), False, True, False),
-        (DataLoader(Stream(), None), False, False, False),
-        (DataLoader(DATA, None), False, False, False),
-        (OwnIteration(DATA, 4), False, False, False),
-        (OwnIterator(DATA, 4), False, False, False),
-        ([torch.zeros(4)], False, False, False),
+        (DataLoader(DATA, 4), Indexed, IndexedBatches),
+        (DataLoader(DATA, batch_sampler=[[0, 1], [2]]), OwnBatches, OwnBatches),
+        (DataLoader(Stream(), 4), Stream_, StreamBatches),
+        (DataLoader(Stream(), None), Opaque, Opaque),
+        (DataLoader(DATA, None), Opaque, Opaque),
+        (OwnIteration(DATA, 4), Opaque, Opaque),
+        (OwnIterator(DATA, 4), Opaque, Opaque),
+        ([torch.zeros(4)], Opaque, Opaque),
     ],
 )
-def test_only_a_loader_that_torch_makes_batches_for_is_rebuilt(loader, rebuilds, streams, own_batches):
-    source = Source(loader)
-    assert (source.rebuilds, source.streams, source.own_batches) == (rebuilds, streams, own_batches)
+def test_only_a_loader_that_torch_makes_batches_for_is_rebuilt(loader, kind, by_batches):
+    found = kind_of(loader)
+    assert type(found) is kind
+    assert type(found.at(InsertionPoint.after_batching)) is type(found.at(InsertionPoint.after_transfer)) is by_batches
+    if not found.by_batches:
+        assert found.at(InsertionPoint.after_augmentation) is found
 
 
 GENERATOR = torch.Generator()
@@ -93,8 +98,8 @@ GENERATOR = torch.Generator()
     ],
 )
 def test_the_order_is_drawn_here_only_where_it_is_that_of_the_data_set_or_what_shuffle_makes(loader, order):
-    source = Source(loader)
-    assert (source.is_sequential, source.is_shuffled) == (order == "sequential", order == "shuffled")
+    kind = kind_of(loader)
+    assert (kind.is_sequential, kind.is_shuffled) == (order == "sequential", order == "shuffled")
 
 
 @pytest.mark.parametrize(
@@ -107,12 +112,12 @@ def test_the_order_is_drawn_here_only_where_it_is_that_of_the_data_set_or_what_s
     ],
 )
 def test_a_thread_may_fetch_where_the_order_leaves_the_random_states_of_the_training_alone(sampler, may):
-    assert Source(DataLoader(DATA, 2, sampler=sampler)).may_run_in_thread is may
+    assert kind_of(DataLoader(DATA, 2, sampler=sampler)).may_run_in_thread is may
 
 
 def test_no_thread_reads_a_loader_that_is_not_rebuilt():
-    assert not Source([torch.zeros(4)]).may_run_in_thread
-    assert not Source(DataLoader(Stream(), 4)).may_run_in_thread
+    assert not kind_of([torch.zeros(4)]).may_run_in_thread
+    assert not kind_of(DataLoader(Stream(), 4)).may_run_in_thread
 
 
 @pytest.mark.parametrize(
@@ -120,7 +125,7 @@ def test_no_thread_reads_a_loader_that_is_not_rebuilt():
     [({}, 0), ({"num_workers": 3}, 6), ({"num_workers": 3, "prefetch_factor": 4}, 12)],
 )
 def test_workers_are_asked_for_as_many_batches_ahead_as_torch_asks_for(options, expected):
-    assert Source(DataLoader(DATA, 4, **options)).prefetched_batches == expected
+    assert kind_of(DataLoader(DATA, 4, **options)).prefetched_batches == expected
 
 
 @pytest.mark.parametrize(
@@ -140,32 +145,32 @@ def test_workers_are_asked_for_as_many_batches_ahead_as_torch_asks_for(options, 
 def test_an_example_is_read_beforehand_only_by_an_index_that_the_plain_loader_would_read(options, index):
     if index == "empty":
         with pytest.raises(ValueError, match="loader is empty: it has no batch"):
-            Source(DataLoader(DATA, 2, **options))
+            kind_of(DataLoader(DATA, 2, **options))
     else:
-        assert Source(DataLoader(DATA, 2, **options)).readable_index == index
+        assert kind_of(DataLoader(DATA, 2, **options)).readable_index == index
 
 
 def test_a_sampler_that_deals_out_to_ranks_is_seen_also_inside_a_batch_sampler_and_on_a_loader_of_ones_own():
     sampler = DistributedSampler(DATA, num_replicas=2, rank=0)
-    assert Source(DataLoader(DATA, 2, sampler=sampler)).shards_itself
-    assert Source(DataLoader(DATA, batch_sampler=BatchSampler(sampler, 2, drop_last=False))).shards_itself
-    assert not Source(DataLoader(DATA, 2)).shards_itself
+    assert kind_of(DataLoader(DATA, 2, sampler=sampler)).shards_itself
+    assert kind_of(DataLoader(DATA, batch_sampler=BatchSampler(sampler, 2, drop_last=False))).shards_itself
+    assert not kind_of(DataLoader(DATA, 2)).shards_itself
 
     class Sharding(list):
         num_replicas, rank = 2, 0
 
-    assert Source(Sharding([1])).shards_itself
-    assert not Source([1]).shards_itself
+    assert kind_of(Sharding([1])).shards_itself
+    assert not kind_of([1]).shards_itself
 
 
 def test_the_length_is_asked_for_anew_and_needed_only_where_the_loader_is_rebuilt():
     batches = [1, 2]
-    source = Source(batches)
+    kind = kind_of(batches)
     batches.append(3)
-    assert source.length == 3
-    assert Source(DataLoader(Stream(), 4)).length is None
+    assert kind.length == 3
+    assert kind_of(DataLoader(Stream(), 4)).length is None
     with pytest.raises(TypeError, match=r"loader must have a length.*Give its sampler \(or its data set\) a __len__"):
-        Source(DataLoader(DATA, 2, sampler=WithoutLength()))
+        kind_of(DataLoader(DATA, 2, sampler=WithoutLength()))
 
 
 def whole(dataset):
@@ -175,7 +180,7 @@ def whole(dataset):
 def rebuilt(workers=None, **options):
     loader = DataLoader(DATA, 4, **options)
     requests = [Request(0, [0, 1], 2, [5, 3], bytes(2))]
-    return Source(loader).rebuild(requests, whole, 7, workers or WorkerProcesses())
+    return kind_of(loader).rebuild(requests, whole, 7, workers or WorkerProcesses())
 
 
 def test_a_rebuilt_loader_reads_what_is_requested_of_the_users_data_set():

@@ -1,0 +1,229 @@
+"""Where a loader is echoed: at the insertion point that the user asks for, or for ``auto`` at the earliest that is possible."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+from lightning_echo.cache.holding import Hold, find_holds, holds_found, no_hold
+from lightning_echo.cache.kept import CacheConfig
+from lightning_echo.data.copies import nbytes
+from lightning_echo.data.elsewhere import NotRead, read_elsewhere
+from lightning_echo.insertion import InsertionPoint, Needs, earliest, points_from
+from lightning_echo.pipeline.kinds import Choice, Indexed, Kind, Stream
+from lightning_echo.split.check import WatchedStages
+from lightning_echo.split.describe import ReadRefused, SplitRefused
+from lightning_echo.split.prove import (
+    Split,
+    find_split,
+    holds_iteration,
+    ignores_index,
+    make_stages,
+    needs_one_call,
+    read_plainly,
+    weighed,
+    whole_batch,
+)
+from lightning_echo.split.staged import batched, size_of_examples, uncut_stages
+
+_ECHOES_REPEAT = "if the data set augments, its echoes repeat that augmentation, which a StagedDataset can redo for each use"
+
+# An example of at most this size is read again, to see whether its data set ignores the index.
+_MOST_COMPARED_BYTES = 64 * 2**20
+
+
+def choose_later(reason: str) -> Choice:
+    """Returns the choice of the earliest point at which no data set is cut, because of a ``reason`` that ``auto`` has."""
+    return _uncut(earliest(Needs.examples), reason)
+
+
+def choose(kind: Kind, point: InsertionPoint, cache: CacheConfig | None = None) -> Choice:
+    """Returns the insertion point to use. Examples are read in another process (data/elsewhere.py), all in the same one.
+
+    Args:
+        point: The point that the user asks for; ``auto`` for the earliest that is possible, from ``before_augmentation`` on.
+        cache: The options of a cache; None: the choice has no ``holds``.
+
+    Raises:
+        ValueError: The point, or the cache, is impossible with this loader.
+        Exception: The data set itself raises it when it is read, and the user asks for a point, or a cache, that needs this.
+    """
+    if isinstance(kind, Stream):
+        return _choose_for_stream(point)
+    is_auto, cuts, reason = point is InsertionPoint.auto, point not in points_from(Needs.examples), ""
+    later = earliest(Needs.examples) if is_auto else point
+    if kind.why_batches_only:
+        if not is_auto and point not in points_from(Needs.batches):
+            raise ValueError(f"{point.option} is impossible here: {kind.why_batches_only}. Use {_ways_out(Needs.batches)}")
+        cuts, later = False, earliest(Needs.batches) if is_auto else point
+        reason = kind.why_batches_only if is_auto else ""
+    index = kind.readable_index
+    if not cuts and index is None and cache is None and (later.by_batches or batched(kind.loader.dataset) is None):
+        return _uncut(later, reason, caution=_caution(kind))
+    hold = None if cache is None else (cache.hold, cache.bytes_of())
+    asked = _Asked(point, cuts, index, kind.readable_indices, hold, kind.loader.collate_fn)
+    found = read_elsewhere(kind.loader, _look, asked)
+    if isinstance(found, NotRead):
+        if index is None and found.error is not None:
+            sampler = type(kind.sampler).__name__
+            found = NotRead(f"its sampler ({sampler}) seems to yield no integers: {found.reason}")
+        if cache is not None:
+            holds_found(found)
+        if cuts and not is_auto:
+            raise found.error or ValueError(f"{point.option} is impossible here: {found.reason}. Use {_ways_out(Needs.examples)}")
+        why = reason or (f"{found.reason}; {_ECHOES_REPEAT}" if is_auto else "")
+        return _uncut(later, why, caution=_caution(kind))
+    return _chosen(kind, point, later, reason, found)
+
+
+def _chosen(kind: Kind, point: InsertionPoint, later: InsertionPoint, reason: str, found: _Found) -> Choice:
+    """Returns the choice that follows from the findings.
+
+    ``later`` is the point to use if the data set is not split. ``reason`` is why ``auto`` takes it; empty if because the data set
+    cannot be split.
+    """
+    holds, is_auto = holds_found(found.holds), point is InsertionPoint.auto
+    if found.whole_batch and not later.by_batches:
+        if not is_auto:
+            raise ValueError(f"{point.option} is impossible here: {found.whole_batch}. Use {_ways_out(Needs.batches)}")
+        later, reason = earliest(Needs.batches), found.whole_batch
+    if isinstance(found.split, Split):
+        return replace(_cut(found.split, is_asked=not is_auto), holds=holds)
+    if found.split is not None and not is_auto:
+        raise ValueError(f"{point.option} is impossible here: {found.split}") from found.split
+    if found.split is not None:
+        reason = f"{found.split.reason}; {_ECHOES_REPEAT}"
+    item_bytes = found.example_bytes * ((kind.loader.batch_size or 1) if later.by_batches else 1)
+    caution = _caution(kind, ignores_index=found.ignores_index)
+    return replace(_uncut(later, reason, item_bytes, caution), holds=holds)
+
+
+def _caution(kind: Kind, *, ignores_index: bool = False) -> str:
+    """Returns why a resumed run gets other examples; empty if no reason is known."""
+    dataset = getattr(kind.loader, "dataset", None)
+    if not (ignores_index or (isinstance(kind, Indexed) and holds_iteration(dataset))):
+        return ""
+    return (
+        f"{type(dataset).__name__} returns what comes next, whatever index it is asked for: an example that is read again after "
+        "a resume is another one"
+    )
+
+
+# --- in the process that reads ---------------------------------------------------------------------------------------
+
+
+class _Asked(NamedTuple):
+    """The questions to the process that reads a few examples.
+
+    ``cuts``: whether the data set is to be split at ``point``, if possible. ``first`` is an index that may be read (None: none is
+    known), ``indices`` are all of them (None: all). ``hold`` has the stages that a cache is asked to hold, and its bytes.
+    """
+
+    point: InsertionPoint
+    cuts: bool
+    first: int | None
+    indices: Any
+    hold: tuple[str, int] | None
+    collate_fn: Any
+
+
+class _Found(NamedTuple):
+    """The findings from reading a few examples.
+
+    Attributes:
+        split: Where the data set can be split, or why not; None: that was not asked, and the data set is not split.
+        example_bytes: Memory of the largest example that was read, of a data set that is not split; 0 if none was read.
+        ignores_index: Whether such a data set returns what comes next, whatever its index.
+        holds: What a cache can hold, or why nothing; empty if that was not asked.
+        whole_batch: Why the result of one call of the data set cannot be taken apart; empty if it can.
+    """
+
+    split: Split | SplitRefused | None
+    example_bytes: int
+    ignores_index: bool
+    holds: list[Hold] | ValueError
+    whole_batch: str = ""
+
+
+def _look(dataset: Any, asked: _Asked) -> _Found:
+    """Reads a few examples, in a process that ends afterwards. An error of the data set that does not come again is ignored."""
+    try:
+        return _look_once(dataset, asked)
+    except Exception:
+        return _look_once(dataset, asked)
+
+
+def _look_once(dataset: Any, asked: _Asked) -> _Found:
+    is_asked, indices = asked.point is not InsertionPoint.auto, asked.indices
+    split: Split | SplitRefused | None = None
+    why, example_bytes = whole_batch(dataset, indices)
+    if not why and not asked.point.by_batches and asked.hold is None:  # a cache has a proof of its own
+        why = needs_one_call(dataset, indices, asked.collate_fn)
+    if why:
+        return _Found(None, example_bytes, False, [] if asked.hold is None else no_hold(why), why)
+    if asked.cuts:
+        try:
+            split = weighed(dataset, find_split(dataset, indices, raw=asked.point is earliest(Needs.raw_items)), indices)
+        except SplitRefused as refused:
+            split = refused
+            if is_asked:
+                return _Found(split, 0, False, [])
+    ignores = False
+    if asked.first is not None and not isinstance(split, Split):
+        example_bytes = nbytes(read_plainly(dataset, [asked.first]).examples[0])
+        other = asked.first + 1 if indices is None else indices[-1]  # not by the length: a data set need not have one
+        if other != asked.first and example_bytes <= _MOST_COMPARED_BYTES:
+            ignores = ignores_index(dataset, asked.first, other)
+            spread = size_of_examples(dataset, uncut_stages, indices)
+            example_bytes = max(example_bytes, 0 if spread is None else spread.largest)
+    holds: list[Hold] | ValueError = []
+    if asked.hold is not None:
+        found = split if isinstance(split, Split) else None
+        make = uncut_stages if found is None else partial(_watched_stages, split=found, is_asked=is_asked)
+        holds = find_holds(dataset, indices, found, asked.hold[0], make, asked.hold[1])
+    return _Found(split, example_bytes, ignores, holds)
+
+
+# --- the kinds of loaders --------------------------------------------------------------------------------------------
+
+
+def _choose_for_stream(point: InsertionPoint) -> Choice:
+    reason = "the data set is a stream, which has no index"
+    if point is InsertionPoint.auto:
+        return _uncut(earliest(Needs.examples), reason)
+    if point not in points_from(Needs.examples):
+        raise ValueError(f"{point.option} is impossible here: {reason}. Use {_ways_out(Needs.examples)}")
+    return _uncut(point, "")
+
+
+def _ways_out(needs: Needs) -> str:
+    """Returns, in words, the insertion points that the user may ask for with such a loader."""
+    names = [repr(point.value) for point in points_from(needs) if point.properties.for_auto]
+    return f"{', '.join(names)} or {InsertionPoint.auto.value!r}"
+
+
+def _uncut(point: InsertionPoint, reason: str, item_bytes: int = 0, caution: str = "") -> Choice:
+    """Returns a choice that leaves the data set as it is. Reading and decoding are then one stage, "load"."""
+    reused = ["load", *(stage for stage in point.properties.reused if stage not in ("read", "decode"))]
+    return Choice(point, reason, uncut_stages, tuple(reused), point.properties.redone, item_bytes, caution)
+
+
+def _cut(split: Split, *, is_asked: bool) -> Choice:
+    """Returns a choice that cuts the data set. ``is_asked``: whether the user asked for the point."""
+    return Choice(
+        earliest(Needs.raw_items if split.raw else Needs.split),
+        "",
+        partial(_watched_stages, split=split, is_asked=is_asked),
+        split.reused,
+        split.redone,
+        split.example_bytes,
+        split=split,
+    )
+
+
+def _watched_stages(dataset: Any, split: Split, is_asked: bool) -> WatchedStages:
+    """Makes the stages that a worker runs. If the user asked for the point, an example that does not fit is an error."""
+    refusal = ReadRefused if split.raw else SplitRefused
+    stages = make_stages(dataset, split.conventions, raw=split.raw)
+    return WatchedStages(stages, dataset, refusal=refusal if is_asked else None, may_fail=not is_asked)

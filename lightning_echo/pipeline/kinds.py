@@ -1,0 +1,894 @@
+"""The kinds of loaders: where each can be echoed, how its passes are cut, how a run over it resumes, the pipeline that it opens.
+
+`kind_of` returns the kind of a user's loader, and `Kind.at` the kind that echoes at an insertion point:
+
+=================  ==================================================  =====================================================
+kind               the loader                                          what is echoed, and how it is read
+=================  ==================================================  =====================================================
+`Indexed`          a ``DataLoader`` over data that is read by index    examples; rebuilt: the plan is its batch sampler
+`IndexedBatches`   the same, at a point of whole batches               batches; rebuilt
+`OwnBatches`       the same, with a batch sampler of the user's        batches; rebuilt
+`Stream`           a ``DataLoader`` over a stream                      examples; rebuilt: each worker has a plan of its own
+`StreamBatches`    the same, at a point of whole batches               batches; iterated as it is, pass after pass
+`Opaque`           any other iterable of batches                       batches; iterated as it is, pass after pass
+=================  ==================================================  =====================================================
+
+A rebuilt loader has the same data set, workers and options as the user's.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch.utils.data import (
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    IterDataPipe,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+
+from lightning_echo.cache.exchange import Part, Rounds
+from lightning_echo.cache.holding import Hold
+from lightning_echo.cache.kept import changed_by_reading
+from lightning_echo.cache.loader_cache import LoaderCache
+from lightning_echo.cache.reads import Caching, Keys, NoKeysError
+from lightning_echo.data.objects import is_stateful
+from lightning_echo.data.randomness import PreservingIterator
+from lightning_echo.insertion import InsertionPoint, Needs
+from lightning_echo.pipeline.batches import BatchEcho, LiveBatchEcho, PassReader
+from lightning_echo.pipeline.pipelines import (
+    IndexPipeline,
+    Launch,
+    Pipeline,
+    StreamAnswers,
+    StreamPipeline,
+    StreamPlace,
+    StreamRequests,
+    pipeline_over,
+)
+from lightning_echo.pipeline.prefetch import DEPTH, Prefetcher, WorkerProcesses
+from lightning_echo.pipeline.requests import (
+    AllRanksOrder,
+    BatchedOrder,
+    BatchRequests,
+    ExampleRequests,
+    OrdersOfRanks,
+    RequestsInRounds,
+    SamplerOrder,
+    draws_by_itself,
+    origin_of,
+    sampler_in_words,
+    samplers_of_ranks,
+)
+from lightning_echo.pipeline.streams import StreamEcho
+from lightning_echo.pipeline.worker import EchoCollate, EchoDataset, ExampleCache, Request
+from lightning_echo.plan.memory import make_plan, plan_from_state
+from lightning_echo.plan.order import Order, SequentialOrder, ShuffledOrder
+from lightning_echo.plan.plan import Plan, PlanShape, Reuse, mix
+from lightning_echo.split.prove import Split
+from lightning_echo.split.staged import Stages
+
+_ORDER_SEED, _PASS_SEED = 11, 13
+_ONLY_SHUFFLE = ("torch", "lightning", "pytorch_lightning")  # packages
+_OWN_BATCH = 64  # examples in the batches of a user's batch sampler, for a guess of their memory
+
+
+def kind_of(loader: Any) -> Kind:
+    """Returns the kind of the user's loader, before an insertion point is chosen.
+
+    Raises:
+        TypeError: The loader cannot be iterated, or only once; it is a collection of loaders; or its sampler has no length.
+        ValueError: The loader is empty, or yields batches in another order than its sampler's.
+    """
+    _check_loader(loader)
+    if not _makes_batches_plainly(loader):
+        return Opaque(loader)
+    if isinstance(loader.dataset, IterableDataset):
+        return Stream(loader)
+    return OwnBatches(loader) if loader.batch_size is None else Indexed(loader)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a pass is cut into batches and divided among the ranks. A state can only be resumed exactly under the same layout.
+
+    Items are examples. They are batches if only whole batches are known: with a user's batch sampler, or with a loader that is
+    not a plain ``DataLoader``. Sizes are those on one rank, except ``length``, the number of items in a pass over all ranks (of
+    batches over a stream whose loader has a length). ``batches_per_pass`` is as with the plain loader; 0 if that has no length.
+    """
+
+    length: int
+    replicas: int
+    batch_size: int
+    last_batch_size: int
+    batches_per_pass: int
+
+    @property
+    def pass_length(self) -> int:
+        return (self.batches_per_pass - 1) * self.batch_size + self.last_batch_size
+
+    def items_per_pass(self, by_batches: bool) -> int:
+        """Positions of a pass on one rank: batches if whole batches are echoed, else examples."""
+        return self.batches_per_pass if by_batches else self.pass_length
+
+    def state(self) -> dict[str, int]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The insertion point that was chosen.
+
+    Attributes:
+        point: The point, never ``auto``.
+        reason: Why ``auto`` did not choose an earlier point; empty if it chose the earliest, or if the user asked for the point.
+        make_stages: Makes the stages of a data set, in a worker.
+        reused: Names of the stages that an echo reuses, for people.
+        redone: Names of the stages that each use redoes, for people.
+        item_bytes: Estimated memory of a live item (an example, or a batch if whole batches are echoed); 0 if unknown.
+        caution: Why a resumed run gets other examples from this data set; empty if no reason is known.
+        split: Where the data set is split; None if it is not.
+        holds: What a cache can hold, the earliest cut first; empty if that was not asked.
+    """
+
+    point: InsertionPoint
+    reason: str
+    make_stages: Callable[[Any], Stages]
+    reused: tuple[str, ...]
+    redone: tuple[str, ...]
+    item_bytes: int
+    caution: str = ""
+    split: Split | None = None
+    holds: Sequence[Hold] = ()
+
+
+class Kind(ABC):
+    """The user's loader, and what follows from the way in which it makes its batches."""
+
+    needs: ClassVar[Needs] = Needs.batches  # it can be echoed at the points that need no more
+    by_batches: ClassVar[bool] = True  # whether whole batches are echoed, else examples
+    plans_in_workers: ClassVar[bool] = False  # whether each worker has a plan of its own, for its part of a stream
+    distinct: ClassVar[bool] = False  # whether no batch may hold an index twice
+    laid_out: ClassVar[str] = "batches"  # the items of its layout
+    pass_ends: ClassVar[str] = "the loader's pass ends"  # as the end of an epoch without a known length
+    remark: ClassVar[str] = ""  # for the user, once
+    whole_batches: ClassVar[type[Kind]]  # the kind of the same loader at a point of whole batches
+
+    def __init__(self, loader: Any) -> None:
+        self.loader = loader
+        self.num_workers: int = getattr(loader, "num_workers", 0)
+        if getattr(loader, "in_order", True) is False:
+            raise ValueError(
+                "loader has in_order=False: batches would arrive in an order that depends on timing, and counts and resuming "
+                "could not be exact. Set in_order=True"
+            )
+        _ = self.length
+
+    def at(self, point: InsertionPoint) -> Kind:
+        """Returns the kind that echoes this loader at a point, which `choose` has found possible."""
+        if point.by_batches is self.by_batches:
+            return self
+        found = object.__new__(self.whole_batches)
+        found.__dict__.update(self.__dict__)
+        return found
+
+    # ------------------------------------------------------------------ the loader
+
+    @property
+    def length(self) -> int | None:
+        """Present number of batches in a pass; None if a pass ends where its iteration ends."""
+        return _length_of(self.loader, is_needed=False)
+
+    @property
+    def sampler(self) -> Any:
+        """Decides the order: the user's own batch sampler if there is one, else the sampler."""
+        return self.loader.sampler
+
+    @property
+    def reads_stream(self) -> bool:
+        """Whether another iteration may have other examples.
+
+        It may if the loader reads a stream, is its own iterator, or has a loader of accelerate around torchdata's, whose first
+        iteration draws its order otherwise than later ones.
+        """
+        loader = self.loader
+        if isinstance(loader, Iterator) or is_stateful(getattr(loader, "base_dataloader", None)):
+            return True
+        return any(isinstance(each, IterableDataset) for each in (loader, getattr(loader, "dataset", None)))
+
+    @property
+    def shards_itself(self) -> bool:
+        """Whether the user's loader divides the data among the ranks."""
+        return _shards(self.loader)
+
+    @property
+    def deals_out(self) -> bool:
+        """Whether this package divides the data among the ranks. Otherwise the user's loader does so, or nobody."""
+        return False
+
+    def hearers(self) -> tuple[Any, ...]:
+        """Returns the objects whose ``set_epoch`` is the user's and gets the pass. The order, and the length, may follow that.
+
+        The ``set_epoch`` of torch's and Lightning's own samplers only makes another shuffle.
+        """
+        loader = self.loader
+        batch_sampler = getattr(loader, "batch_sampler", None)
+        told = {id(each): each for each in (loader, getattr(loader, "sampler", None), batch_sampler)}
+        told.update({id(inner): inner for inner in (getattr(batch_sampler, "sampler", None),)})
+        return tuple(
+            each
+            for each in told.values()
+            if callable(getattr(each, "set_epoch", None)) and type(each).__module__.partition(".")[0] not in _ONLY_SHUFFLE
+        )
+
+    @property
+    def order_by(self) -> str | None:
+        """The order in words, such as its sampler; None if that is the loader's own affair."""
+        return None
+
+    @property
+    def prefetched_batches(self) -> int:
+        return self.num_workers * (getattr(self.loader, "prefetch_factor", None) or 2) if self.num_workers else 0
+
+    @property
+    def may_run_in_thread(self) -> bool:
+        """Whether a thread may fetch batches while the training runs, since their order does not use the global random states."""
+        return False
+
+    @property
+    def readable_index(self) -> int | None:
+        """An index that the plain loader would read; None if no such index is known."""
+        return None
+
+    @property
+    def readable_indices(self) -> Any:
+        """The indices that may be read to look at an example; None if all may be read."""
+        return None
+
+    # ------------------------------------------------------------------ changes of the data
+
+    def watched_parts(self) -> dict[str, Any]:
+        """Returns, by name, the parts that decide the examples and that a plain loader's next epoch would see; empty if none."""
+        return {}
+
+    def watched_sampler(self) -> dict[str, Any]:
+        """Returns the sampler if it is one of torch's: the user's own may change by itself, and others draw nothing."""
+        return {}
+
+    def changed_by_reading(self) -> set[str]:
+        """Returns the paths in the data set that reading itself changes, such as a counter of reads. See `watched_parts`."""
+        return set()
+
+    # ------------------------------------------------------------------ echoing
+
+    @property
+    @abstractmethod
+    def why_batches_only(self) -> str:
+        """Why only whole batches of this loader can be echoed, for people."""
+
+    def check_cache(self) -> None:
+        """Raises a ValueError if this loader cannot have a cache, because its examples cannot be found again. Reads nothing."""
+        what = "the data set is a stream, which has no index"
+        if not self.reads_stream:
+            what = f"{type(self.loader).__name__} does not tell which examples are in its batches"
+        raise ValueError(
+            f"cache is impossible here: {what}, so that an example cannot be found again. Leave the cache out and echo the "
+            "loader, copy a stream to a local disk, or use a DataLoader over a map-style data set"
+        )
+
+    @abstractmethod
+    def layout(self, replicas: int) -> Layout:
+        """Cuts a pass into batches and divides it among ranks, as ``DataLoader`` and ``DistributedSampler`` do."""
+
+    def items_per_pass(self, layout: Layout) -> int:
+        """Returns the number of positions of a pass on one rank; 0 if it is not known."""
+        return layout.items_per_pass(self.by_batches)
+
+    def expected_items(self, layout: Layout) -> int | None:
+        """Returns the expected number of items in a pass on this rank; None if not known."""
+        return None if self.length is None else self.items_per_pass(layout)
+
+    def shape(self, layout: Layout, buffer_size: int, seed: int, reuse: Reuse = Reuse.each) -> PlanShape:
+        """Returns the sizes of the plan of a pipeline, or of each worker's plan (`plans_in_workers`)."""
+        return PlanShape(
+            batch_size=1,
+            last_batch_size=1,
+            batches_per_pass=max(layout.batches_per_pass, 1),  # 0 means unknown, and a plan over batches does not depend on it
+            workers=1,
+            buffer_size=buffer_size,
+            seed=seed,
+            distinct=False,
+            reuse=reuse,
+        )
+
+    @property
+    def stateful(self) -> Any:
+        """The user's object whose own state decides where an iteration continues."""
+        return self.loader
+
+    @property
+    def resumes(self) -> bool:
+        """Whether a run can continue in the middle of a pass.
+
+        It can if the data is read by index, if the loader or stream has a state of its own, or if a pass of known length can be
+        read again.
+        """
+        return is_stateful(self.stateful) or not (self.length is None or self.reads_stream)
+
+    @property
+    def reads_own_passes(self) -> bool:
+        """Whether only the loader itself knows what its next pass has."""
+        return self.length is None
+
+    def has_length(self, epoch_length: str) -> bool:
+        """Whether the length of epochs is known. If not, an epoch ends when a pass ends."""
+        return self.length is not None
+
+    @property
+    def state_workers(self) -> int:
+        """The number of workers with which a state can be resumed exactly."""
+        return self.num_workers
+
+    def filling_batches(self, layout: Layout, buffer_size: int, reuse: Reuse) -> int:
+        """Returns the number of batches after which the share of fresh examples in each batch is the one of the factor."""
+        return 1 if reuse is Reuse.memory else buffer_size
+
+    @abstractmethod
+    def lookahead(self, largest_factor: float) -> int:
+        """Returns the largest number of batches that may be planned after the delivered one, however fast the workers are."""
+
+    @abstractmethod
+    def open(
+        self,
+        choice: Choice,
+        layout: Layout,
+        shape: PlanShape,
+        launch: Launch,
+        *,
+        rank: int,
+        key: int,
+        cache: LoaderCache | None = None,
+    ) -> Pipeline:
+        """Starts a pipeline: its workers, and the thread that fetches ahead if one may run.
+
+        ``rank`` is the number of this rank's share of a pass, ``key`` the seed of its random numbers in the workers.
+        """
+
+
+# ---------------------------------------------------------------------- read by index
+
+
+class Indexed(Kind):
+    """A ``DataLoader`` that makes batches of examples, which it reads by their index."""
+
+    needs = Needs.raw_items
+    by_batches = False
+    distinct = True
+    laid_out = "examples"
+    resumes = True
+    why_batches_only = ""
+    _draws_here = False  # whether the sampler may draw from the random states of this process
+
+    @property
+    def length(self) -> int | None:
+        return _length_of(self.loader, is_needed=True)
+
+    @property
+    def shards_itself(self) -> bool:
+        return _shards(self.sampler) or _shards(getattr(self.sampler, "sampler", None))
+
+    @property
+    def deals_out(self) -> bool:
+        return not self.shards_itself
+
+    @property
+    def is_sequential(self) -> bool:
+        return type(self.sampler) is SequentialSampler and self._covers_dataset()
+
+    @property
+    def is_shuffled(self) -> bool:
+        """Whether the order is that of ``DataLoader(shuffle=True)``. Then the package draws it, and not the sampler."""
+        sampler = self.sampler
+        return (
+            type(sampler) is RandomSampler
+            and not sampler.replacement
+            and sampler.generator is self.loader.generator
+            and self._covers_dataset()
+        )
+
+    @property
+    def order_by(self) -> str | None:
+        if self.is_sequential or self.is_shuffled:
+            return "shuffle=True" if self.is_shuffled else "shuffle=False"
+        return sampler_in_words(self.sampler)
+
+    @property
+    def may_run_in_thread(self) -> bool:
+        return self.is_sequential or self.is_shuffled or draws_by_itself(self.sampler)
+
+    @property
+    def prepared_in_workers(self) -> bool:
+        """Whether a ``worker_init_fn`` may change the data set in each worker."""
+        return self.num_workers > 0 and self.loader.worker_init_fn is not None
+
+    @property
+    def readable_index(self) -> int | None:
+        sampler = self.sampler
+        if type(sampler) is SubsetRandomSampler:
+            return next(iter(sampler.indices), None)
+        if type(sampler) in (SequentialSampler, RandomSampler) and self._covers_dataset():
+            return 0
+        return 0 if type(sampler) is WeightedRandomSampler else None
+
+    @property
+    def readable_indices(self) -> Any:
+        indices = self.sampler.indices if type(self.sampler) is SubsetRandomSampler else None
+        return indices if isinstance(indices, Sized) and len(indices) else None
+
+    def _covers_dataset(self) -> bool:
+        """Whether the sampler was made over this data set, and yields as many indices as that has."""
+        return self.sampler.data_source is self.loader.dataset and len(self.sampler) == len(self.loader.dataset)
+
+    def watched_parts(self) -> dict[str, Any]:
+        return {} if _has_lasting_workers(self.loader) else _examples_of(self.loader)
+
+    def watched_sampler(self) -> dict[str, Any]:
+        is_torchs = not (self.is_sequential or self.is_shuffled) and draws_by_itself(self.sampler)
+        return {"sampler": self.sampler} if is_torchs else {}
+
+    def changed_by_reading(self) -> set[str]:
+        return changed_by_reading(self.loader, _dataset_alone, (), self.readable_indices)
+
+    def check_cache(self) -> None:
+        try:
+            Keys(self.loader.dataset)
+        except NoKeysError as error:
+            raise ValueError(f"cache is impossible here: {error}") from error
+
+    def layout(self, replicas: int) -> Layout:
+        length, size = len(self.sampler), self.loader.batch_size
+        here = -(-length // replicas)
+        if self.loader.drop_last:
+            return Layout(length, replicas, size, size, here // size)
+        batches = -(-here // size)
+        return Layout(length, replicas, size, here - (batches - 1) * size, batches)
+
+    def shape(self, layout: Layout, buffer_size: int, seed: int, reuse: Reuse = Reuse.each) -> PlanShape:
+        return PlanShape(
+            batch_size=layout.batch_size,
+            last_batch_size=layout.last_batch_size,
+            batches_per_pass=layout.batches_per_pass,
+            workers=self.num_workers,
+            buffer_size=buffer_size,
+            seed=seed,
+            reuse=reuse,
+        )
+
+    def filling_batches(self, layout: Layout, buffer_size: int, reuse: Reuse) -> int:
+        return max(self.num_workers, 1) if reuse is Reuse.memory else -(-buffer_size // layout.batch_size)
+
+    def lookahead(self, largest_factor: float) -> int:
+        return self.prefetched_batches + DEPTH if self.num_workers else 0
+
+    def part_in_cache(self, layout: Layout, shards: tuple[int, int]) -> Part:
+        """Returns the facts about this rank, with its share of the data, that the other ranks of a partitioned cache need."""
+        (shares, share), sampler, refusal = shards, self.sampler, ""
+        if self.shards_itself and type(sampler) is DistributedSampler:  # Lightning puts one into a user's loader
+            shares, share = sampler.num_replicas, sampler.rank
+        elif not self.deals_out:
+            refusal = (
+                f"the sampler {type(sampler).__name__} divides its indices among the ranks by itself, so that this loader "
+                "cannot compute what other ranks need: leave that sampler out, the loader divides them, too"
+            )
+        ahead = self.prefetched_batches + DEPTH
+        origin = "" if refusal or self.is_sequential or self.is_shuffled else origin_of(sampler)
+        return Part(shares, share, self.num_workers, self._most_in_batch(layout), ahead, origin, refusal)
+
+    def _most_in_batch(self, layout: Layout) -> int:
+        return max(layout.batch_size, 1)
+
+    # ------------------------------------------------------------------ opening
+
+    def open(
+        self,
+        choice: Choice,
+        layout: Layout,
+        shape: PlanShape,
+        launch: Launch,
+        *,
+        rank: int,
+        key: int,
+        cache: LoaderCache | None = None,
+    ) -> Pipeline:
+        rounds = None if cache is None else cache.begin_rounds()
+        caching = None if cache is None else cache.caching(rounds)
+        order = self._order_in_rounds(layout, shape.distance, launch.seed, rank, rounds)
+        if launch.state["order"] is not None:
+            order.load(launch.state["order"])
+        requests = self._requests(choice, layout, _plan(shape, launch), order)
+        in_rounds = None
+        if rounds is not None:
+            in_rounds = RequestsInRounds(requests, rounds, order if isinstance(order, AllRanksOrder | OrdersOfRanks) else None)
+        workers = WorkerProcesses(launch.worker_init_fn)
+        # Code that may draw from the global random states must not run while the training draws from them, too.
+        in_thread = self.num_workers > 0 and self.may_run_in_thread
+        batches: Iterator[Any] = iter(self.rebuild(in_rounds or requests, choice.make_stages, key, workers, caching))
+        if rounds is not None and rounds.exchange is not None:
+            rounds.exchange.begin()
+        # Once a worker has sent a batch, it does not use its memory any more.
+        return pipeline_over(
+            requests,
+            batches,
+            workers,
+            on_device=choice.point.on_device,
+            in_thread=in_thread,
+            are_owned=self.num_workers > 0,
+            rounds=rounds,
+        )
+
+    def order(self, layout: Layout, distance: int, seed: int, rank: int, *, is_whole: bool = False) -> Order:
+        """Returns the order of the indices, or of the batches of a user's batch sampler.
+
+        ``distance`` is the least number of positions between two uses of an index, after passes are spread. ``is_whole``: whether
+        the order of all slots is returned, as if there were one rank.
+        """
+        dealt_out = (layout.length, layout.pass_length, layout.replicas, rank)
+        if is_whole:
+            dealt_out = (layout.length, layout.pass_length * layout.replicas, 1, 0)
+        if self.is_sequential:
+            return SequentialOrder(*dealt_out)
+        if self.is_shuffled:
+            return ShuffledOrder(*dealt_out, distance, layout.replicas, seed=mix(seed, _ORDER_SEED))
+        return SamplerOrder(
+            self.sampler,
+            *dealt_out,
+            distance,
+            layout.replicas,
+            seed=mix(seed, _ORDER_SEED),
+            preserves=self._draws_here and not self.num_workers,
+        )
+
+    def _order_in_rounds(self, layout: Layout, distance: int, seed: int, rank: int, rounds: Rounds | None) -> Order:
+        """Returns the order of this rank, with those of the others if this rank exchanges examples for all ranks."""
+        if rounds is None or rounds.exchange is None:
+            return self.order(layout, distance, seed, rank)
+        if self.shards_itself:  # the sampler is a DistributedSampler
+            dealt_out, seed = (layout.length, layout.pass_length, 1, 0, distance), mix(seed, _ORDER_SEED)
+            return OrdersOfRanks(
+                [SamplerOrder(each, *dealt_out, seed=seed) for each in samplers_of_ranks(self.sampler)], rounds.share
+            )
+        return AllRanksOrder(self.order(layout, distance, seed, rank, is_whole=True), layout.replicas, rank)
+
+    def _requests(self, choice: Choice, layout: Layout, plan: Plan, order: Order) -> ExampleRequests | BatchRequests:
+        """Returns the batch sampler of the rebuilt loader."""
+        stages = choice.make_stages(self.loader.dataset)
+        return ExampleRequests(plan, order, whole_calls=stages.load_many is not None)
+
+    def rebuild(
+        self,
+        requests: Iterable[Request],
+        make_stages: Callable[[Any], Stages],
+        key: int,
+        workers: WorkerProcesses,
+        caching: Caching | None = None,
+        *,
+        is_seeded: bool = True,
+    ) -> DataLoader[Any]:
+        """Returns the user's ``DataLoader``, rebuilt around requests. ``is_seeded`` is as in `ExampleCache`."""
+        cache = ExampleCache(self.loader.dataset, make_stages, key, self.loader.collate_fn, caching, is_seeded=is_seeded)
+        return _rebuilt(self.loader, requests, cache, key, workers)
+
+
+class IndexedBatches(Indexed):
+    """The same loader, of which whole batches are echoed."""
+
+    needs = Needs.batches
+    by_batches = True
+    distinct = False
+    shape = Kind.shape
+    filling_batches = Kind.filling_batches
+    _draws_here = True
+
+    def lookahead(self, largest_factor: float) -> int:
+        if not self.num_workers:
+            return 0
+        # Between two batches that are read, up to ceil(e) + 1 are delivered, and a few more if the buffer is smaller than that.
+        uses = math.ceil(largest_factor) + 1 if largest_factor > 1 else 1
+        return (self.prefetched_batches + 3) * uses + DEPTH
+
+    def _requests(self, choice: Choice, layout: Layout, plan: Plan, order: Order) -> BatchRequests:
+        return BatchRequests(plan, BatchedOrder(order, layout.batch_size, layout.last_batch_size, layout.batches_per_pass))
+
+
+class OwnBatches(IndexedBatches):
+    """A ``DataLoader`` with a batch sampler of the user's, which decides what is in a batch."""
+
+    laid_out = "batches"
+    readable_index = None
+    why_batches_only = (
+        "the loader has a batch_sampler of its own, which decides what is in a batch: give the loader batch_size and a "
+        "sampler for an earlier point, or augment on the device, which is redone for each use"
+    )
+
+    @property
+    def sampler(self) -> Any:
+        return self.loader.batch_sampler
+
+    def layout(self, replicas: int) -> Layout:
+        length = len(self.sampler)
+        return Layout(length, replicas, 1, 1, -(-length // replicas))
+
+    def _most_in_batch(self, layout: Layout) -> int:
+        return max(layout.batch_size, _OWN_BATCH)
+
+    def _requests(self, choice: Choice, layout: Layout, plan: Plan, order: Order) -> BatchRequests:
+        return BatchRequests(plan, order)
+
+
+# ---------------------------------------------------------------------- streams, and any other loader
+
+
+class _OfStream(Kind):
+    """A ``DataLoader`` over a stream, which has no index."""
+
+    def hearers(self) -> tuple[Any, ...]:
+        return ()
+
+    def watched_parts(self) -> dict[str, Any]:
+        # A stream that is read in this process changes by being read.
+        return {} if _has_lasting_workers(self.loader) or not self.num_workers else _examples_of(self.loader)
+
+    def layout(self, replicas: int) -> Layout:
+        size, length = self.loader.batch_size, self.length or 0  # a pass ends where the stream ends: the length is expected
+        return Layout(length, 1, size, size, length)
+
+
+class Stream(_OfStream):
+    """A ``DataLoader`` that makes batches of a stream's examples. Each worker plans for its part of the stream."""
+
+    needs = Needs.examples
+    by_batches = False
+    plans_in_workers = True
+    reads_own_passes = True
+    pass_ends = "the stream ends"
+    why_batches_only = ""
+
+    def expected_items(self, layout: Layout) -> int | None:
+        return None if self.length is None else int(self.length * self.loader.batch_size)
+
+    def shape(self, layout: Layout, buffer_size: int, seed: int, reuse: Reuse = Reuse.each) -> PlanShape:
+        size = self.loader.batch_size
+        return PlanShape(
+            batch_size=size,
+            last_batch_size=size,
+            batches_per_pass=1,  # the length of a worker's part is not known
+            workers=1,
+            buffer_size=buffer_size // max(self.num_workers, 1),
+            seed=seed,
+            distinct=False,
+            reuse=reuse,
+        )
+
+    @property
+    def stateful(self) -> Any:
+        return self.loader.dataset
+
+    @property
+    def resumes(self) -> bool:
+        return is_stateful(self.stateful)
+
+    def has_length(self, epoch_length: str) -> bool:
+        return self.length is not None and epoch_length != "full_pass"
+
+    def filling_batches(self, layout: Layout, buffer_size: int, reuse: Reuse) -> int:
+        return max(self.num_workers, 1) if reuse is Reuse.memory else -(-buffer_size // layout.batch_size)
+
+    def lookahead(self, largest_factor: float) -> int:
+        return self.prefetched_batches + DEPTH if self.num_workers else 0
+
+    def open(
+        self,
+        choice: Choice,
+        layout: Layout,
+        shape: PlanShape,
+        launch: Launch,
+        *,
+        rank: int,
+        key: int,
+        cache: LoaderCache | None = None,
+    ) -> Pipeline:
+        state, delivered = launch.state.get("stream"), launch.begin_at.number
+        if state is None:
+            place, factors, pending = StreamPlace.first(max(self.num_workers, 1)), [(0, launch.factor)], []
+        else:
+            place = StreamPlace.from_state(state)
+            factors, pending = ([(at, value) for at, value in state[name]] for name in ("factors", "pending"))
+        requests, workers = (
+            StreamRequests(place, factors, pending, self.prefetched_batches),
+            WorkerProcesses(launch.worker_init_fn),
+        )
+        loader = self.loader
+        context = loader.multiprocessing_context or torch.multiprocessing.get_context()
+        turn = context.Lock() if self.num_workers else None
+        echo = StreamEcho(loader.dataset, shape, key, loader.collate_fn, drop_last=loader.drop_last, turn=turn)
+        answers = StreamAnswers(iter(_rebuilt(loader, requests, echo, key, workers)), requests, place, delivered)
+        ahead = Prefetcher(answers, lost=workers.lost) if self.num_workers else PreservingIterator(answers)
+        return StreamPipeline(requests, ahead, workers, place, delivered)
+
+
+class Opaque(Kind):
+    """Any iterable of batches. It is iterated as it is, and only its whole batches can be echoed."""
+
+    remark = "examples are counted by the leading dimension of a batch's first tensor"
+
+    @property
+    def why_batches_only(self) -> str:
+        loader = self.loader
+        if not isinstance(loader, DataLoader):
+            return f"{type(loader).__name__} is an iterable of batches, and does not tell which examples are in them"
+        if loader.batch_sampler is None:
+            return "the loader has batch_size=None, and only its data set knows which examples are in what it yields"
+        return f"{type(loader).__name__} has an __iter__ of its own, which a rebuilt loader would not run"
+
+    def layout(self, replicas: int) -> Layout:
+        length = self.length or 0
+        return Layout(length, replicas, 1, 1, -(-length // replicas))
+
+    def lookahead(self, largest_factor: float) -> int:
+        # A batch is read when it is asked for. Only the batch at which a pass has ended is planned before.
+        return int(self.length is None)
+
+    def open(
+        self,
+        choice: Choice,
+        layout: Layout,
+        shape: PlanShape,
+        launch: Launch,
+        *,
+        rank: int,
+        key: int,
+        cache: LoaderCache | None = None,
+    ) -> Pipeline:
+        length = layout.batches_per_pass or None
+        reader = PassReader(self.loader, length, mix(launch.seed, _PASS_SEED), is_estimate=self.reads_stream)
+        if launch.state["order"] is not None:
+            reader.load(launch.state["order"])
+        requests = BatchRequests(_plan(shape, launch), reader)
+        reader.expect(requests.not_held)
+        on_device = choice.point.on_device
+        batches = LiveBatchEcho(requests, reader.read) if on_device else BatchEcho(requests, reader.read)
+        none_of_ours = WorkerProcesses()
+        return IndexPipeline(requests, batches, none_of_ours, reader=reader, on_device=on_device)
+
+
+class StreamBatches(_OfStream, Opaque):
+    """A stream's loader, of which whole batches are echoed."""
+
+
+Indexed.whole_batches = IndexedBatches
+Stream.whole_batches = StreamBatches
+
+
+def _plan(shape: PlanShape, launch: Launch) -> Plan:
+    if launch.state["plan"] is not None:
+        return plan_from_state(shape, launch.state["plan"])
+    plan = make_plan(shape, launch.factor)
+    plan.position, plan.number = launch.begin_at
+    return plan
+
+
+def _rebuilt(loader: Any, requests: Iterable[Any], answering: Any, key: int, workers: WorkerProcesses) -> DataLoader[Any]:
+    """Returns the user's ``DataLoader`` with the same workers and options, and a data set that answers requests.
+
+    ``workers`` has the function that the workers run first, and notes the processes that are started.
+    """
+    options: dict[str, Any] = {name: getattr(loader, name) for name in ("num_workers", "pin_memory", "timeout")}
+    if loader.num_workers:
+        options["prefetch_factor"] = loader.prefetch_factor
+        options["multiprocessing_context"] = workers.noted_by(loader.multiprocessing_context)
+    if getattr(loader, "pin_memory_device", ""):
+        options["pin_memory_device"] = loader.pin_memory_device
+    generator = loader.generator
+    if generator is None:  # without a generator, making the iterator would draw from the random state of the training
+        generator = torch.Generator().manual_seed(key & 0x7FFFFFFFFFFFFFFF)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the user's own loader has given the same warnings already
+        dataset: Any = EchoDataset(answering)
+        collate: Any = EchoCollate(loader.collate_fn)
+        return DataLoader(
+            dataset,
+            batch_sampler=requests,
+            collate_fn=collate,
+            worker_init_fn=workers.worker_init_fn,
+            generator=generator,
+            **options,
+        )
+
+
+def _shards(divided_by: Any) -> bool:
+    """Whether a sampler or a loader divides its indices among the ranks by itself."""
+    return hasattr(divided_by, "num_replicas") and hasattr(divided_by, "rank")
+
+
+def _has_lasting_workers(loader: Any) -> bool:
+    return loader.num_workers > 0 and getattr(loader, "persistent_workers", False)
+
+
+def _examples_of(loader: Any) -> dict[str, Any]:
+    return {"dataset": loader.dataset, "collate_fn": loader.collate_fn}
+
+
+def _dataset_alone(dataset: Any) -> dict[str, Any]:
+    return {"dataset": dataset}
+
+
+# ---------------------------------------------------------------------- looking at a loader
+
+
+def _check_loader(loader: Any) -> None:
+    """Raises a TypeError if this is not a single loader that can be iterated again and again."""
+    kind = type(loader).__name__
+    if not hasattr(loader, "__iter__"):
+        raise TypeError(f"loader must be a DataLoader or another iterable of batches, got {kind}")
+    is_sequence_of_loaders = isinstance(loader, list | tuple) and any(isinstance(part, DataLoader) for part in loader)
+    if isinstance(loader, dict) or is_sequence_of_loaders or hasattr(loader, "flattened"):  # the last: a CombinedLoader
+        raise TypeError(
+            f"loader must be a single loader, got a {kind} of loaders; wrap each of them in an EchoLoader, or pass a single one"
+        )
+    if isinstance(loader, Iterator) and _cannot_begin_again(type(loader)):
+        raise TypeError(
+            f"loader must be iterable again in every pass, got the iterator {kind}; pass the object that it was made from"
+        )
+
+
+def _cannot_begin_again(kind: type) -> bool:
+    """Returns whether an iterator of this class is known to end after one pass: generators and the iterators of Python and torch.
+
+    Others may begin again in their ``__iter__``. If they do not, the second pass shows it.
+    """
+    begin = inspect.getattr_static(kind, "__iter__")
+    return not inspect.isfunction(begin) or begin.__module__.startswith("torch.")
+
+
+def _makes_batches_plainly(loader: Any) -> bool:
+    """Whether this is a ``DataLoader`` that makes batches of examples, and is iterated as torch iterates it.
+
+    Data pipes are iterated as they are: torch divides them among its workers only if they are the data set of its loader.
+    """
+    return (
+        isinstance(loader, DataLoader)
+        and not isinstance(loader.dataset, IterDataPipe)
+        and loader.batch_sampler is not None
+        and type(loader).__iter__ is DataLoader.__iter__
+        and type(loader)._get_iterator is DataLoader._get_iterator
+    )
+
+
+def _length_of(loader: Any, *, is_needed: bool) -> int | None:
+    """Returns the number of batches of a loader; None if it has no length, and needs none."""
+    try:
+        length = len(loader)
+    except (TypeError, NotImplementedError) as error:
+        if not is_needed:
+            return None
+        raise TypeError(
+            f"loader must have a length, but len({type(loader).__name__}) fails: {error}. "
+            "Give its sampler (or its data set) a __len__ that says how many indices a pass has"
+        ) from None
+    if not length:
+        raise ValueError(
+            "loader is empty: it has no batch (an empty data set, or drop_last=True with too few examples). "
+            "Give its data set examples, or set drop_last=False"
+        )
+    return length
