@@ -27,7 +27,7 @@ ENGLISH = {
     "beside": r"\bbeside\b",
     "says, tells": r"\b(?:says|said|say|tells|told|tell)\b",
     "what": r"\bwhat\b",
-    "78 %": r"\d %(?![a-z(])",
+    "78%": r"\d %(?![a-z(])",
 }
 
 

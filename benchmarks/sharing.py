@@ -401,7 +401,7 @@ def sharing_controllers(quick: bool) -> Table:
         factor, idle = found[name][2]  # found in the first epoch; the fast one is at work until the third of the slow one's
         passed = abs(factor - wanted) <= _NEAR * wanted and idle <= _MOST_IDLE
         rows.append(
-            (name, 1e3 * _STEP_SECONDS[name], factor, idle, f"{wanted:g} +- {100 * _NEAR:g} %, <= {_MOST_IDLE}", verdict(passed))
+            (name, 1e3 * _STEP_SECONDS[name], factor, idle, f"{wanted:g} +- {100 * _NEAR:g}%, <= {_MOST_IDLE}", verdict(passed))
         )
     text = (
         "two trainings with TargetIdle, batch 8, a source that takes no time, behind='wait': factor and idle fraction in the "

@@ -32,7 +32,7 @@ def target_idle(quick: bool) -> Table:
             rows.append((ratio, point.value, found, decisions, *shares, ideal, found / ideal, verdict(passed)))
     text = (
         f"step {_STEP_SECONDS * 1e3:g} ms, batch {BATCH_SIZE}, {WORKERS} workers, target {_TARGET:g}, "
-        f"max_factor {_MAX_FACTOR:g}, 4 epochs of {steps} steps; ideal: smallest of a 4 % grid with idle under target"
+        f"max_factor {_MAX_FACTOR:g}, 4 epochs of {steps} steps; ideal: smallest of a 4% grid with idle under target"
     )
     columns = ("R", "point", "factor", "decisions", "idle at 1", "idle at the end", "ideal", "factor / ideal", "passed")
     return Table("target_idle", text, columns, rows)

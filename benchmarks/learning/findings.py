@@ -119,7 +119,7 @@ def _earlier(runs: Runs) -> Iterator[Finding]:
 
 
 def _ends(runs: Runs) -> Iterator[Finding]:
-    """Confirmed at the first factor from which doubling saves no further 5 %; contradicted where each doubling does."""
+    """Confirmed at the first factor from which doubling saves no further 5%; contradicted where each doubling does."""
     for point in runs.task.points if runs.task.full else ():
         arms = [Arm(), *_echoed(runs.task, point)]
         if not runs.is_there(*arms):

@@ -4,9 +4,9 @@ Each of `COUNT` characters is a pure function of its index: character, font, siz
 `HELD_OUT` of them, so that 60,000 are left to train on, in 1,875 batches. Rendering takes half a minute. The result is kept in a
 temporary folder, under a name that says of what versions it was made, with a digest of its content.
 
-The target was chosen before any run of a report, on the tuning seeds of ``reuse/rules.py``: the largest multiple of 5 % that each
-of the three seeds reaches without echoing within half a pass (937 steps). 60 % was reached after 775, 825 and 875 steps at a rate
-of 0.002, and after 625, 825 and 650 at 0.004; 65 % after 925, 1025 and 1100, and after 850, 1075 and 725.
+The target was chosen before any run of a report, on the tuning seeds of ``reuse/rules.py``: the largest multiple of 5% that each
+of the three seeds reaches without echoing within half a pass (937 steps). 60% was reached after 775, 825 and 875 steps at a rate
+of 0.002, and after 625, 825 and 650 at 0.004; 65% after 925, 1025 and 1100, and after 850, 1075 and 725.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ def write_report(all_runs: Sequence[Runs], folder: Path, *, is_quick: bool) -> N
 
 def finding_table(found: Sequence[Finding]) -> str:
     """What was tested, in which task, with which result."""
-    columns = ("finding", "task", "tested", "median [95 %]", "verdict")
+    columns = ("finding", "task", "tested", "median [95%]", "verdict")
     rows = [
         (f"({one.number}) {CLAIMS[one.number]}", one.task, one.tested, interval_text(one.interval), f"**{one.verdict}**")
         for one in sorted(found, key=lambda one: one.number)
@@ -69,7 +69,7 @@ def default_table(all_runs: Sequence[Runs]) -> str:
         for runs in all_runs
         for question, tested, interval in default_comparisons(runs)
     ]
-    return table(("default", "task", "tested", "median [95 %]"), rows)
+    return table(("default", "task", "tested", "median [95%]"), rows)
 
 
 def headline(runs: Runs) -> str:

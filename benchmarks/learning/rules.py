@@ -7,7 +7,7 @@
    the best is at the grid's edge, the grid is extended. Constant rate after warm-up.
 3. Eight report seeds, paired: the same split and the same initial weights in every arm.
 4. A run that misses the target counts as infinite, never dropped.
-5. A finding is confirmed when the bootstrap 95 % interval of the median paired ratio lies below 0.95, contradicted when it lies
+5. A finding is confirmed when the bootstrap 95% interval of the median paired ratio lies below 0.95, contradicted when it lies
    above 1, else open. Which variant is tested is chosen on the tuning seeds.
 6. Beside each figure stand optimizer steps, the baseline's passes over the data, and an arm on a fixed 1/e of the data.
 """
@@ -71,7 +71,7 @@ class Evaluation(NamedTuple):
 
 
 class Interval(NamedTuple):
-    """A figure and its bootstrap 95 % interval."""
+    """A figure and its bootstrap 95% interval."""
 
     low: float
     middle: float
@@ -126,7 +126,7 @@ def ratios(arm: Sequence[float], partner: Sequence[float]) -> list[float]:
 
 
 def interval_of_median(values: Sequence[float]) -> Interval:
-    """The median and its bootstrap 95 % interval over the seeds (percentiles; the same resamples each time)."""
+    """The median and its bootstrap 95% interval over the seeds (percentiles; the same resamples each time)."""
     chance = np.random.default_rng(0)
     drawn = np.sort(np.asarray(values, dtype=float)[chance.integers(len(values), size=(RESAMPLES, len(values)))], axis=1)
     medians = np.sort(_middle(drawn))

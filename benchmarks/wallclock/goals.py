@@ -1,6 +1,6 @@
 """Tables of the timed runs: times, what learning allows, the replay, the controller, the headline.
 
-Everything is paired by seed; a figure is the median over the seeds with its bootstrap 95 % interval; ``passed`` compares the
+Everything is paired by seed; a figure is the median over the seeds with its bootstrap 95% interval; ``passed`` compares the
 median with what is required, and the interval says how sure that is. A run that misses the target takes infinitely long.
 """
 
@@ -32,7 +32,7 @@ from wallclock.timed import TimedRow
 __all__ = ["Case", "all_tables"]
 
 ARMS = (NO_ECHO, STEP, FIXED, TARGET_IDLE, SETTLED)
-_MEDIAN = "median over the seeds [bootstrap 95 % interval]"
+_MEDIAN = "median over the seeds [bootstrap 95% interval]"
 
 
 class Case:

@@ -165,9 +165,9 @@ def in_words(setting: TrainingSetting) -> str:
     >>> in_words(TrainingSetting()), in_words(TrainingSetting(factor=2))
     ('as measured', 'factor 2 at after_batching')
     >>> in_words(TrainingSetting(workers=4, cached_fraction=0.5))
-    'num_workers=4, 50 % of the data set in memory'
+    'num_workers=4, 50% of the data set in memory'
     >>> in_words(TrainingSetting(cached_fraction=0.5, hold="raw"))
-    '50 % of the data set in a cache of raw items'
+    '50% of the data set in a cache of raw items'
     >>> in_words(TrainingSetting(shared_by=4))
     '4 such trainings that share the reading'
     """
@@ -386,7 +386,7 @@ def _tried(analysis: StallAnalysis) -> Table:
         predicted = predict(analysis.stages, setting).step_seconds
         off = round(100 * (predicted / measured.median - 1))
         times = milliseconds(predicted), milliseconds(measured.median), _range(measured.low, measured.high)
-        rows.append((words, *times, f"{off:+,d} %"))
+        rows.append((words, *times, f"{off:+,d}%"))
     columns = ("", "predicted ms", "measured ms", "low to high", "difference")
     return Table("Tried: predicted against measured", columns, tuple(rows))
 

@@ -574,7 +574,7 @@ def _cache(looked: Looked, free_bytes: int | None) -> Finding:
             share = min(_MOST_OF_FREE * free_bytes / whole, 1.0)
             figures[f"{hold.name}_fraction"] = share
             fits = fits or share == 1
-            line += f", of which {100 * share:.0f} % fit"
+            line += f", of which {100 * share:.0f}% fit"
         said.append(line)
     sentence = f"A cache of all {examples:,} examples: {'; '.join(said)}."
     if free_bytes is not None and not fits:

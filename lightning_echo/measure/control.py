@@ -21,7 +21,7 @@ def busy(idle_fraction: float, only: bool = False, last: int = 0) -> str:
     """Returns the share of the time in which the accelerator works, measured over the ``last`` steps.
 
     >>> busy(0.25), busy(0.25, only=True, last=100)
-    ('the accelerator is busy 75 % of the time', 'the accelerator is busy only 75 % of the time (last 100 steps)')
+    ('the accelerator is busy 75% of the time', 'the accelerator is busy only 75% of the time (last 100 steps)')
     """
     return f"the accelerator is busy {'only ' if only else ''}{percent(1 - idle_fraction)} of the time{over_last(last)}"
 
@@ -43,7 +43,7 @@ def fewer_fresh(factor: float) -> str:
     """Returns the cost of an echo factor in words.
 
     >>> fewer_fresh(4)
-    'each step then has 25 % as many fresh examples'
+    'each step then has 25% as many fresh examples'
     """
     return f"each step then has {percent(1 / factor)} as many fresh examples"
 
@@ -69,7 +69,7 @@ def over_last(steps: int) -> str:
 
 
 def percent(share: float) -> str:
-    return f"{100 * share:.0f} %"
+    return f"{100 * share:.0f}%"
 
 
 def three_digits(number: float) -> str:

@@ -45,7 +45,7 @@ def headline(summary: RunSummary) -> str:
     """Returns the run in one line.
 
     >>> headline(RunSummary([EpochReport(0, 10, 1.0, 80, 0, data_wait_seconds=0.01, step_seconds=0.03)]))
-    'Training, 1 epoch: the accelerator is busy 75 % of the time'
+    'Training, 1 epoch: the accelerator is busy 75% of the time'
     """
     reports = summary.reports
     if not reports:
@@ -254,7 +254,7 @@ def _draw_shares(axes: Axes, reports: Sequence[EpochReport], shares: Sequence[fl
         linewidth=_thickness(reports),
     )
     axes.set_ylim(-4, 104)
-    axes.set_yticks([0, 50, 100], ["0 %", "50 %", "100 %"])
+    axes.set_yticks([0, 50, 100], ["0%", "50%", "100%"])
 
 
 def _draw_examples(axes: Axes, summary: RunSummary) -> None:

@@ -248,7 +248,7 @@ def advise(
         >>> seen = Observation(epoch=0, factor=1.0, steps=50, idle_fraction=0.5, step_seconds=0.02)
         >>> verdict = advise(seen, Decision(2.0, Reason.starved, ""))
         >>> verdict.why
-        ('idle 50 % (last 50 steps)', 'a step works 10 ms and waits 10 ms', 'the echo factor was 1')
+        ('idle 50% (last 50 steps)', 'a step works 10 ms and waits 10 ms', 'the echo factor was 1')
         >>> verdict.next_line
         'EchoCallback(factor=2)'
     """
@@ -368,12 +368,12 @@ def summarize(reports: Sequence[EpochReport], verdict: RunVerdict) -> str:
 
     Example:
         >>> report = EpochReport(0, 10, 1.0, 80, 0, idle_fraction=0.5, data_wait_seconds=0.01, step_seconds=0.01)
-        >>> print(summarize([report], RunVerdict("Echo.", ("idle 50 %", "four workers"), "EchoCallback(factor=2)")))
+        >>> print(summarize([report], RunVerdict("Echo.", ("idle 50%", "four workers"), "EchoCallback(factor=2)")))
         lightning_echo: Echo.
-          why: idle 50 %; four workers
+          why: idle 50%; four workers
           next: EchoCallback(factor=2)
-          10 steps in 0.2 s: 0.1 s of work, 0.1 s waiting for input (idle 50 %); 0 s more for first batches
-          epoch 0: factor 1, idle 50 %
+          10 steps in 0.2 s: 0.1 s of work, 0.1 s waiting for input (idle 50%); 0 s more for first batches
+          epoch 0: factor 1, idle 50%
           80 fresh and 0 echoed examples
     """
     lines = [f"lightning_echo: {verdict.message}"]

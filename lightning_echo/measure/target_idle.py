@@ -247,7 +247,7 @@ class TargetIdle(Controller):
         min_factor: Smallest factor to choose, >= 1.
         max_factor: Largest factor to choose, >= ``min_factor``.
         first_after_steps: In the first epoch, the controller decides after this number of steps, see
-            `Controller.first_after_steps`. It then only raises the factor, and only if the lower end of the 95 % interval of the
+            `Controller.first_after_steps`. It then only raises the factor, and only if the lower end of the 95% interval of the
             idle fraction is above the target. Fewer than ten steps have no interval. None: it does not decide early.
         every_n_steps: The controller also decides each time after this number of batches of an epoch, as at the end of an epoch.
             An epoch that never ends needs this: otherwise the early decision is the only one. None: it does not do so.
@@ -306,8 +306,8 @@ class TargetIdle(Controller):
         is_early, low = observation.moment is Moment.early, observation.idle_low
         lately, joined = self._note(observation)
         if is_early and (low is None or low <= self.target):
-            seen = "not known" if low is None else f"at least {low * 100:.3g} %"
-            message = f"idle of the first {observation.steps} steps is {seen}, target {self.target * 100:.3g} %: more will tell"
+            seen = "not known" if low is None else f"at least {low * 100:.3g}%"
+            message = f"idle of the first {observation.steps} steps is {seen}, target {self.target * 100:.3g}%: more will tell"
             return Decision(observation.factor, Reason.not_measured, message)
         decision = self._decide(lately, joined)
         return replace(decision, factor=max(decision.factor, observation.factor)) if is_early else decision
@@ -324,7 +324,7 @@ class TargetIdle(Controller):
             return self._within_bounds(
                 factor, Reason.not_measured, f"only {observation.steps} steps were measured with this factor"
             )
-        measured = f"idle {idle * 100:.3g} %, target {self.target * 100:.3g} %"
+        measured = f"idle {idle * 100:.3g}%, target {self.target * 100:.3g}%"
         if (taken_back := self._trials.taken_back) is not None:
             is_fed = idle <= self.target and factor == taken_back.before.factor
             return self._within_bounds(factor, Reason.fits, measured) if is_fed else self._back(measured, taken_back)

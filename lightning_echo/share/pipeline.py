@@ -402,7 +402,7 @@ class SharedPipeline:
             share = 100 * (1 - taken / self._layout.pass_length)
             at_work = f"{place.others} other training{'s' if place.others > 1 else ''} at work"
             resumed = ", so that it does not go on where it stopped" if wanted.position else ""
-            LOGGER.info("share=%r: enters beside %s%s; it gets %.0f %% of this pass", self._name, at_work, resumed, share)
+            LOGGER.info("share=%r: enters beside %s%s; it gets %.0f%% of this pass", self._name, at_work, resumed, share)
         return start
 
     def _say_repeats(self, factor: float) -> None:

@@ -485,7 +485,7 @@ def lines_about(name: str, said: dict[str, Any], examples_per_second: float) -> 
         >>> for line in lines_about("sweep", {**said, "trainings": [training], "slowest": "a.py (process 9)"}, 80.0):
         ...     print(line)
         sweep: process 7 reads Images of 1,000 for 1 training, 80 examples/s, window 1 GiB; waits for a.py (process 9)
-          a.py (process 9): pass 1, 50 %, behind="wait"
+          a.py (process 9): pass 1, 50%, behind="wait"
     """
     count = said["count"]
     waits = f"; waits for {said['slowest']}" if said["is_full"] and said["slowest"] else ""
@@ -502,4 +502,4 @@ def _line_about(training: dict[str, Any], length: int) -> str:
     if not length:
         return f'{training["label"]}: item {training["at"] % first_item(1)}, behind="{training["behind"]}"'
     number, taken = divmod(training["at"], length)
-    return f'{training["label"]}: pass {number}, {100 * taken // length} %, behind="{training["behind"]}"'
+    return f'{training["label"]}: pass {number}, {100 * taken // length}%, behind="{training["behind"]}"'

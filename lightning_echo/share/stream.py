@@ -220,7 +220,7 @@ class SizedSharedStream(SharedStream):
         return self._length
 
     def _gone_by(self, items: int) -> str:
-        return f"it gets {100 * (1 - items / self._length):.0f} % of this pass" if self._length else super()._gone_by(items)
+        return f"it gets {100 * (1 - items / self._length):.0f}% of this pass" if self._length else super()._gone_by(items)
 
 
 class _Part(NamedTuple):

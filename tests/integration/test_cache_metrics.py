@@ -161,5 +161,5 @@ def test_the_summary_says_what_is_held_and_what_it_was_good_for(caplog: pytest.L
     (said,) = re.findall("the cache holds.*? came from it", " ".join(summary.split()))
     assert counts.bytes < BUDGET
     held = f"{counts.examples} loaded examples in {counts.bytes / 2**20:.3g} MiB"
-    share = f"{100 * counts.examples / LENGTH:.0f} %"
+    share = f"{100 * counts.examples / LENGTH:.0f}%"
     assert said == f"the cache holds {held}, nothing more fits; {share} of the last epoch's fresh examples came from it"

@@ -127,7 +127,7 @@ def test_where_a_cache_is_advised_the_cache_is_tried(
     assert analysis.checked[0].step_seconds.median < 0.9 * analysis.step_seconds
     said = capsys.readouterr().out
     tried = said.split("Tried: predicted against measured")[1].split("\n\n")[0]
-    assert f"{100 * setting.cached_fraction:.0f} % of the data set in a cache of raw items" in " ".join(tried.split())
+    assert f"{100 * setting.cached_fraction:.0f}% of the data set in a cache of raw items" in " ".join(tried.split())
     assert setting.line in " ".join(said.split())
     loader = run("fit", "--config=advice.yaml", *FEW_STEPS, model=SlowModel, data=SlowData).trainer.train_dataloader
     assert (loader.factor, loader.cache) == (1, CacheConfig(setting.cache_size, hold="raw"))

@@ -57,5 +57,5 @@ def test_what_came_from_other_nodes_is_in_the_reports_and_in_the_summary(nodes: 
     assert first["without"]["received"] is first["without"]["exchange"] is None
     text = " ".join(printed.split())
     assert (
-        f"100 % of the last epoch's fresh examples came from it, {first['with']['received'] * 100:.0f} % from other nodes" in text
+        f"100% of the last epoch's fresh examples came from it, {first['with']['received'] * 100:.0f}% from other nodes" in text
     )

@@ -11,7 +11,7 @@
    where it is as good: as many seeds, and in the mean not more than one evaluation later. Else a best rate at the edge
    extends the grid.
 4. *Seeds.* Eight report seeds that nothing used before; paired: the same split and the same initial weights in every
-   arm. Figures are medians with bootstrap 95 % intervals.
+   arm. Figures are medians with bootstrap 95% intervals.
 5. *Time* at any R is replayed from the fresh examples of each batch (``clock.py``).
 6. *The default rule of reuse.* Cells: each deciding task at R = 4, 8, 16 with e = R, `DECIDING_BATCHES` of memory each.
    A cell is the paired ratio of the times to the target, confirmed below 0.95 and contradicted above 1, by its whole

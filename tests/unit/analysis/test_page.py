@@ -67,12 +67,12 @@ def test_tags_match_and_nothing_is_fetched(analysis):
 
 def test_it_says_what_the_text_says():
     found = Reader(page(ANALYSIS))
-    assert found.texts["h1"] == ["Stall analysis: the accelerator is busy 25 % of the time"]
+    assert found.texts["h1"] == ["Stall analysis: the accelerator is busy 25% of the time"]
     assert found.texts["p"][0] == ANALYSIS.verdict.message
-    assert ["fetch stall", "30", "38 %"] in found.rows
-    assert ["num_workers=4", "34", "34 to 34", "41 %", "2.00x", "workers"] in found.rows  # as in test_text
-    assert ["the real run", "68", "80", "72 to 88", "-15 %"] in found.rows
-    why = ["The accelerator is idle 75 % of the time.", "A step takes 80 ms; 20 ms if its batch is ready."]
+    assert ["fetch stall", "30", "38%"] in found.rows
+    assert ["num_workers=4", "34", "34 to 34", "41%", "2.00x", "workers"] in found.rows  # as in test_text
+    assert ["the real run", "68", "80", "72 to 88", "-15%"] in found.rows
+    why = ["The accelerator is idle 75% of the time.", "A step takes 80 ms; 20 ms if its batch is ready."]
     assert found.texts["p"][1:3] == why
     assert "li" not in found.texts
 

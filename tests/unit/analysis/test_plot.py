@@ -40,10 +40,10 @@ def test_the_bar_is_made_of_the_parts_of_the_step_time():
         pytest.approx(bar, abs=1e-9) for bar in ((0, 20), (20, 1), (21, 29), (50, 30))
     ]  # ms: step, copy, prep stall, fetch stall
     assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == [
-        "step: 20 ms (25 %)",
-        "copy to the device: 1 ms (1 %)",
-        "prep stall: 29 ms (36 %)",
-        "fetch stall: 30 ms (38 %)",
+        "step: 20 ms (25%)",
+        "copy to the device: 1 ms (1%)",
+        "prep stall: 29 ms (36%)",
+        "fetch stall: 30 ms (38%)",
     ]
     assert figure.axes[0].get_xlabel() == "step time of the real run (ms)"
 

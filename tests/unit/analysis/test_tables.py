@@ -54,11 +54,11 @@ def test_what_was_tried_stands_beside_what_was_predicted():
     """With four workers 34 ms are predicted, see test_predict; 40 were measured."""
     tried = CheckedSetting(TrainingSetting(workers=4), Spread(40 * MS, 38 * MS, 44 * MS))
     rows = table(replace(ANALYSIS, checked=(tried,)), "Tried: predicted against measured").rows
-    assert rows[1] == ("num_workers=4", "34", "40", "38 to 44", "-15 %")
+    assert rows[1] == ("num_workers=4", "34", "40", "38 to 44", "-15%")
 
 
 def test_the_headline_says_how_busy_the_accelerator_is():
-    assert headline(ANALYSIS) == "Stall analysis: the accelerator is busy 25 % of the time"
+    assert headline(ANALYSIS) == "Stall analysis: the accelerator is busy 25% of the time"
 
 
 def test_times_are_told_in_milliseconds_with_three_digits():
@@ -75,25 +75,25 @@ def test_what_memory_holds_stands_beside_what_it_would_bring():
         "A cache: what memory holds of the data set, and what it would bring",
     )
     assert found.rows == (
-        ("raw items (hold='raw')", "97.7", "1002MiB", "71 %", "0", "39.6", "39.6", "1.72x"),
-        ("loaded examples (hold='loaded')", "586", "5.9GiB", "11 %", "0", "61.8", "61.8", "1.10x"),
+        ("raw items (hold='raw')", "97.7", "1002MiB", "71%", "0", "39.6", "39.6", "1.72x"),
+        ("loaded examples (hold='loaded')", "586", "5.9GiB", "11%", "0", "61.8", "61.8", "1.10x"),
     )
     assert found.remarks == ("0.931 GiB of memory were free; a cache may take three fourths of it.",)
 
 
 def test_without_free_memory_a_cache_brings_nothing():
     found = table(replace(ANALYSIS, stages=CACHED), "A cache: what memory holds of the data set, and what it would bring")
-    assert [row[3:] for row in found.rows] == [("0 %", "0", "68", "68", "1.00x")] * 2
+    assert [row[3:] for row in found.rows] == [("0%", "0", "68", "68", "1.00x")] * 2
 
 
 def test_remedies_stand_in_their_order_each_with_those_before_it():
     """Memory holds 0.3 of the raw items. Then 56 / (4 * 21 / 0.95 - 56) * 1.07 = 1.85, and (56 / 1.85 + 56) / 4 = 21.57 ms."""
     found = table(replace(ANALYSIS, stages=replace(CACHED, free_bytes=424 * 10**6)), "Remedies, in this order")
-    cached = "num_workers=4, 30 % of the data set in a cache of raw items"
+    cached = "num_workers=4, 30% of the data set in a cache of raw items"
     assert found.rows == (
-        ("num_workers=4", "34", "41 %", "no"),
-        (cached, "28", "29 %", "no"),
-        (f"{cached}, factor 1.85 at after_read", "21.6", "7 %", "yes"),
+        ("num_workers=4", "34", "41%", "no"),
+        (cached, "28", "29%", "no"),
+        (f"{cached}, factor 1.85 at after_read", "21.6", "7%", "yes"),
     )
     assert "as large a buffer_size as memory allows" in found.remarks[0]
     assert table(replace(ANALYSIS, stages=replace(CACHED, cores=16)), "Remedies, in this order").remarks == ()

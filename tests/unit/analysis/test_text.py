@@ -28,18 +28,18 @@ def test_it_begins_with_the_verdict_why_and_what_to_paste_and_goes_on_with_the_s
     assert sentences(verdict) == "Verdict " + ANALYSIS.verdict.message
     assert why.splitlines() == [
         "Why",
-        "  The accelerator is idle 75 % of the time.",
+        "  The accelerator is idle 75% of the time.",
         "  A step takes 80 ms; 20 ms if its batch is ready.",
         "  The loader takes 68 ms per batch, with 2 workers on 4 cores.",  # 8 * (10 + 4 + 2) + 8, by two
     ]
     assert after.splitlines() == ["Next", "  num_workers=4"]
-    assert headline == "Stall analysis: the accelerator is busy 25 % of the time"
+    assert headline == "Stall analysis: the accelerator is busy 25% of the time"
     assert step.startswith("Step time")
     assert rows(ANALYSIS, "Step time") == [
         ["the real run, from step to step", "80", "72 to 88"],
         ["the same with its data in memory", "50", "50 to 50"],
         ["the step alone (ingestion)", "20", "20 to 20"],
-        ["The accelerator is idle 75 % of the time, with batch size 8, num_workers 2, cores 4."],
+        ["The accelerator is idle 75% of the time, with batch size 8, num_workers 2, cores 4."],
     ]
 
 
@@ -53,17 +53,17 @@ def test_it_is_said_where_workers_take_longer_beside_the_training():
 def test_the_parts_of_the_step_time_have_bars_as_long_as_they_are():
     # 20 of 80 ms are 7.5 of 30 columns, rounded to even; 1 is 0.4, 29 are 10.9 and 30 are 11.25
     assert rows(ANALYSIS, "Where the step time goes") == [
-        ["step", "20", "25 %", "#" * 8],
-        ["copy to the device", "1", "1 %"],
-        ["prep stall", "29", "36 %", "#" * 11],
-        ["fetch stall", "30", "38 %", "#" * 11],
+        ["step", "20", "25%", "#" * 8],
+        ["copy to the device", "1", "1%"],
+        ["prep stall", "29", "36%", "#" * 11],
+        ["fetch stall", "30", "38%", "#" * 11],
     ]
 
 
 def test_what_cannot_be_told_apart_is_one_part():
     # 80 - 20 - 1
     assert rows(STREAM, "Where the step time goes")[2:] == [
-        ["waiting for input (prep and fetch stall together)", "59", "74 %", "#" * 22]
+        ["waiting for input (prep and fetch stall together)", "59", "74%", "#" * 22]
     ]
     assert [row[0] for row in rows(STREAM, "Step time")[:2]] == ["the real run, from step to step", "the step alone (ingestion)"]
     # two workers, 8 * (4 + 2) + 8 ms for a batch of 8
@@ -74,10 +74,10 @@ def test_a_real_run_that_is_faster_than_its_steps_is_all_step():
     """Noise."""
     found = replace(ANALYSIS, real=Spread.exactly(19 * MS))
     assert rows(found, "Where the step time goes") == [
-        ["step", "19", "100 %", "#" * 30],
-        ["copy to the device", "0", "0 %"],
-        ["prep stall", "0", "0 %"],
-        ["fetch stall", "0", "0 %"],
+        ["step", "19", "100%", "#" * 30],
+        ["copy to the device", "0", "0%"],
+        ["prep stall", "0", "0%"],
+        ["fetch stall", "0", "0%"],
     ]
 
 
@@ -104,16 +104,16 @@ def test_the_costliest_are_named():
 @pytest.mark.parametrize(
     "row",
     [  # as in test_predict; idle are all but the step's 20 ms
-        ["as measured", "68", "68 to 68", "71 %", "1.00x", "workers"],
-        ["num_workers=1", "136", "136 to 136", "85 %", "0.50x", "workers"],
-        ["num_workers=4", "34", "34 to 34", "41 %", "2.00x", "workers"],
-        ["50 % of the data set in a cache of raw items", "48", "48 to 48", "58 %", "1.42x", "workers"],
-        ["storage 2x as fast", "48", "48 to 48", "58 %", "1.42x", "workers"],
-        ["accelerator 2x as fast", "68", "68 to 68", "85 %", "1.00x", "workers"],
-        ["factor 4 at after_read", "38", "38 to 38", "47 %", "1.79x", "workers"],
-        ["factor 4 at before_augmentation", "26", "26 to 26", "23 %", "2.62x", "workers"],
-        ["factor 2 at after_augmentation", "36", "36 to 36", "44 %", "1.89x", "workers"],
-        ["factor 8 at after_transfer", "20.1", "20.1 to 20.1", "1 %", "3.38x", "step"],  # 20 + 1 / 8
+        ["as measured", "68", "68 to 68", "71%", "1.00x", "workers"],
+        ["num_workers=1", "136", "136 to 136", "85%", "0.50x", "workers"],
+        ["num_workers=4", "34", "34 to 34", "41%", "2.00x", "workers"],
+        ["50% of the data set in a cache of raw items", "48", "48 to 48", "58%", "1.42x", "workers"],
+        ["storage 2x as fast", "48", "48 to 48", "58%", "1.42x", "workers"],
+        ["accelerator 2x as fast", "68", "68 to 68", "85%", "1.00x", "workers"],
+        ["factor 4 at after_read", "38", "38 to 38", "47%", "1.79x", "workers"],
+        ["factor 4 at before_augmentation", "26", "26 to 26", "23%", "2.62x", "workers"],
+        ["factor 2 at after_augmentation", "36", "36 to 36", "44%", "1.89x", "workers"],
+        ["factor 8 at after_transfer", "20.1", "20.1 to 20.1", "1%", "3.38x", "step"],  # 20 + 1 / 8
     ],
 )
 def test_what_if(row):
@@ -132,12 +132,12 @@ def test_where_cores_are_the_limit_that_is_said():
     stages = replace(ANALYSIS.stages, prepare_cpu_share=1.0, read_cpu_share=0.5, cores=2, step_cpu_seconds=4 * MS, workers=8)
     busy = replace(ANALYSIS, stages=stages)
     # processors: 8 * (5 + 6) + 8 for the batch and 4 for the step, on two cores
-    assert rows(busy, "What if")[0] == ["as measured", "50", "50 to 50", "60 %", "1.00x", "cores"]
+    assert rows(busy, "What if")[0] == ["as measured", "50", "50 to 50", "60%", "1.00x", "cores"]
     assert said in report(busy)
 
 
 def test_what_echoing_costs_is_said_beside_what_it_brings():
-    assert "with factor 4 each step then has 25 % as many fresh examples." in report(ANALYSIS)
+    assert "with factor 4 each step then has 25% as many fresh examples." in report(ANALYSIS)
 
 
 def test_what_was_tried_stands_beside_what_was_predicted():
@@ -150,9 +150,9 @@ def test_what_was_tried_stands_beside_what_was_predicted():
         ),
     )
     assert rows(found, "Tried") == [
-        ["the real run", "68", "80", "72 to 88", "-15 %"],
-        ["factor 4 at before_augmentation", "26", "25", "24 to 30", "+4 %"],
-        ["num_workers=4", "34", "40", "40 to 40", "-15 %"],
+        ["the real run", "68", "80", "72 to 88", "-15%"],
+        ["factor 4 at before_augmentation", "26", "25", "24 to 30", "+4%"],
+        ["num_workers=4", "34", "40", "40 to 40", "-15%"],
     ]
 
 

@@ -20,13 +20,13 @@ ONLY_RAW, ONLY_LOADED = ({hold: CACHED.in_cache[hold]} for hold in ("raw", "load
 def test_an_accelerator_that_does_not_wait_needs_nothing():
     verdict = judge(STARVED, 21 * MS, {})
     assert (verdict.kind, verdict.setting) == (VerdictKind.not_starved, TrainingSetting())
-    assert verdict.message == "Do nothing: the accelerator is busy 95 % of the time."
+    assert verdict.message == "Do nothing: the accelerator is busy 95% of the time."
 
 
 def test_workers_come_first_and_no_more_of_them_than_needed():
     verdict = judge(replace(STARVED, cores=16), 68 * MS, {})  # 136 / 7 = 19.4 ms, 136 / 6 = 22.7 ms
     assert (verdict.kind, verdict.setting) == (VerdictKind.more_workers, TrainingSetting(workers=7))
-    assert verdict.message == "Set num_workers to 7: the accelerator is busy only 29 % of the time, and would be 100 %."
+    assert verdict.message == "Set num_workers to 7: the accelerator is busy only 29% of the time, and would be 100%."
 
 
 def test_more_workers_than_cores_can_feed_are_not_advised():
@@ -45,8 +45,8 @@ def test_a_cache_comes_next_with_the_workers_that_help():
     assert verdict.setting == TrainingSetting(4, cached_fraction=0.8, hold="raw", cache_size="802MiB")  # 840e6 / 2**20 = 801.1
     assert verdict.setting.options == {"factor": 1.0, "cache": {"size": "802MiB", "hold": "raw"}}
     assert verdict.message == (
-        "Set num_workers to 4 and keep 80 % of the data set in a cache with hold='raw' and size='802MiB': the accelerator is "
-        "busy only 29 % of the time, and would be 100 %."
+        "Set num_workers to 4 and keep 80% of the data set in a cache with hold='raw' and size='802MiB': the accelerator is "
+        "busy only 29% of the time, and would be 100%."
     )
 
 
@@ -55,7 +55,7 @@ def test_a_cache_alone_where_workers_are_as_many_as_help():
     verdict = judge(replace(STARVED, free_bytes=PLENTY), 68 * MS, {})
     assert verdict.kind is VerdictKind.cache
     assert verdict.setting == TrainingSetting(cached_fraction=0.9, hold="loaded", cache_size="5.3GiB")  # 5.67e9 / 2**30 = 5.28
-    assert verdict.message.startswith("Keep 90 % of the data set in a cache with hold='loaded' and size='5.3GiB': ")
+    assert verdict.message.startswith("Keep 90% of the data set in a cache with hold='loaded' and size='5.3GiB': ")
 
 
 def test_a_cache_that_just_suffices_is_as_large_as_memory_allows():
@@ -76,9 +76,9 @@ def test_what_memory_does_not_hold_is_echoed():
     assert factor == pytest.approx(1.985 * 1.07, abs=0.01)
     assert verdict.setting == TrainingSetting(4, factor, "after_read", 0.3, hold="raw", cache_size="301MiB")  # 315e6 / 2**20
     assert verdict.message == (
-        "Set num_workers to 4, keep 30 % of the data set in a cache with hold='raw' and size='301MiB' and echo for what is left "
-        "at insertion_point='after_read' with factor 2.13: the accelerator is busy only 29 % of the time, and would be 97 %; "
-        "each step then has 47 % as many fresh examples. Memory does not hold more."
+        "Set num_workers to 4, keep 30% of the data set in a cache with hold='raw' and size='301MiB' and echo for what is left "
+        "at insertion_point='after_read' with factor 2.13: the accelerator is busy only 29% of the time, and would be 97%; "
+        "each step then has 47% as many fresh examples. Memory does not hold more."
     )
 
 
@@ -120,8 +120,8 @@ def test_of_a_data_set_that_cannot_be_cut_a_share_may_be_read_from_memory():
     verdict = judge(replace(STARVED, cores=4, points=STARVED.points[2:], in_cache={}), 68 * MS, {})
     assert (verdict.kind, verdict.setting) == (VerdictKind.cache, TrainingSetting(4, cached_fraction=0.8))
     assert verdict.message == (
-        "Set num_workers to 4 and keep 80 % of the data set in memory: the accelerator is busy only 29 % of the time, and would "
-        "be 100 %. The data set cannot be cut before its augmentation, so that a cache can hold its examples only whole "
+        "Set num_workers to 4 and keep 80% of the data set in memory: the accelerator is busy only 29% of the time, and would "
+        "be 100%. The data set cannot be cut before its augmentation, so that a cache can hold its examples only whole "
         "(hold='whole'), if it returns the same each time."
     )
     echoed = judge(replace(STARVED, points=STARVED.points[2:], in_cache={}), 68 * MS, {})
@@ -147,8 +147,8 @@ def test_echoing_comes_last_at_the_earliest_point_whose_factor_is_not_large():
     assert verdict.setting.factor == pytest.approx(280 / (2 * 20 / 0.95) * 1.07, abs=0.01)
     assert predict(slower, verdict.setting).idle_fraction <= 0.05
     assert verdict.message == (
-        "Echo at insertion_point='after_batching' with factor 7.12: the accelerator is busy only 14 % of the time, and would "
-        "be 100 %; each step then has 14 % as many fresh examples. Neither more workers nor a cache are enough."
+        "Echo at insertion_point='after_batching' with factor 7.12: the accelerator is busy only 14% of the time, and would "
+        "be 100%; each step then has 14% as many fresh examples. Neither more workers nor a cache are enough."
     )
     verdict = judge(STARVED, 68 * MS, {})  # 112 / (42.1 - 24) * 1.07; 4.02 and 3.46 would do at later points
     assert (verdict.setting.insertion_point, verdict.setting.factor) == ("before_augmentation", pytest.approx(6.62, abs=0.01))
@@ -165,8 +165,8 @@ def test_the_advice_at_the_end_of_a_training_is_the_same(point):
     waited = Observation(0, 1.0, 100, idle_fraction=1 - 20 / 44, step_seconds=44 * MS, costs=costs)  # (8 * 10 + 8) / 2
     told, verdict = recommend(waited), judge(stages, 44 * MS, {})
     assert 1 < told.factor == verdict.setting.factor < 4
-    assert "the accelerator is busy only 45 % of the time" in verdict.message
-    assert "the accelerator is busy only 45 % of the time" in advise(waited, told).message
+    assert "the accelerator is busy only 45% of the time" in verdict.message
+    assert "the accelerator is busy only 45% of the time" in advise(waited, told).message
 
 
 def test_a_large_factor_is_advised_with_a_warning():
@@ -203,7 +203,7 @@ def test_where_nothing_is_enough_that_is_said():
     verdict = judge(hopeless, 100 * MS, {})
     assert (verdict.kind, verdict.setting) == (VerdictKind.not_enough, TrainingSetting())
     assert verdict.message == (
-        "Nothing that was tried is enough: the accelerator is busy only 20 % of the time. What helps is a faster source."
+        "Nothing that was tried is enough: the accelerator is busy only 20% of the time. What helps is a faster source."
     )
 
 
@@ -212,7 +212,7 @@ def test_where_only_copying_takes_time_nothing_is_to_be_done():
     copying = replace(STARVED, copy=Spread.exactly(4 * MS), hand_over=Spread.exactly(1 * MS), workers=8)
     verdict = judge(copying, 25 * MS, {})
     assert (verdict.kind, verdict.setting) == (VerdictKind.not_starved, TrainingSetting())
-    assert verdict.message.startswith("Do nothing: the accelerator is busy 80 % of the time, and the rest is spent on taking")
+    assert verdict.message.startswith("Do nothing: the accelerator is busy 80% of the time, and the rest is spent on taking")
     slow_copy = replace(STARVED, copy=Spread.exactly(4 * MS))  # 136 / (24 / 0.95) = 5.4
     assert judge(replace(slow_copy, cores=16), 68 * MS, {}).setting == TrainingSetting(workers=6)
 
@@ -238,7 +238,7 @@ def test_workers_that_fail_are_to_be_mended_first():
     verdict = judge(alone, 157 * MS, {})
     assert (verdict.kind, verdict.setting) == (VerdictKind.not_enough, TrainingSetting())
     assert verdict.message.startswith("Make the data set work in worker processes first")
-    assert "busy only 13 % of the time" in verdict.message
+    assert "busy only 13% of the time" in verdict.message
     assert judge(alone, 20 * MS, {}).kind is VerdictKind.not_starved
 
 

@@ -78,7 +78,7 @@ SIMULATED = {
 
 @pytest.mark.parametrize("kind", SIMULATED)
 def test_it_is_seldom_too_high(kind):
-    """Waits of 5 % of the time on average: 97.5 % of the lower ends must not lie above that."""
+    """Waits of 5% of the time on average: 97.5% of the lower ends must not lie above that."""
     source, too_high = random.Random(0), 0
     for _ in range(400):
         waited = torch.tensor(SIMULATED[kind](source, 0.05 / 0.95))

@@ -61,7 +61,7 @@ def test_whatever_ranks_measured_the_job_is_that_of_the_definition(steps):
 
 
 def test_ranks_that_stall_in_turn_stop_the_job_although_each_of_them_hardly_waits():
-    """The example of eight ranks: each waits in 11 % of its time at most, the job in 63 %."""
+    """The example of eight ranks: each waits in 11% of its time at most, the job in 63%."""
     steps, turns = 80, [14, 10, 10, 10, 9, 9, 9, 9]  # steps at which each rank stalls, one at a time
     waited = torch.zeros(8, steps)
     waited[[rank for rank, its in enumerate(turns) for _ in range(its)], torch.randperm(steps)] = 0.063

@@ -16,9 +16,9 @@ def blocks(summary):
 def test_the_verdict_why_and_what_to_paste_come_first():
     assert blocks(RUN)[:4] == [
         "Verdict\n  Echo with factor 2.",
-        "Why\n  idle 40 % of the time\n  6 of 8 cores are free",
+        "Why\n  idle 40% of the time\n  6 of 8 cores are free",
         "Next\n  EchoCallback(factor=2)",
-        "Training, 2 epochs: the accelerator is busy 74 % of the time",
+        "Training, 2 epochs: the accelerator is busy 74% of the time",
     ]
     assert [block.splitlines()[0] for block in blocks(RUN)[4:]] == ["Epochs", "Factors"]
 
@@ -62,7 +62,7 @@ def test_a_thousand_epochs_are_no_thousand_lines():
 def test_the_page_shows_the_verdict_once_and_the_picture_has_it_as_title():
     pytest.importorskip("matplotlib", reason="figures need matplotlib")
     text = page(SHARED)
-    for words in ('<p class="verdict">Echo with factor 2.</p>', "<code>EchoCallback(factor=2)</code>", "<td>75 %</td>"):
+    for words in ('<p class="verdict">Echo with factor 2.</p>', "<code>EchoCallback(factor=2)</code>", "<td>75%</td>"):
         assert text.count(words) == 1
     assert [each.get_text() for each in picture(RUN).texts] == ["Echo with factor 2."]
     older = replace(RUN, verdict=None)

@@ -15,7 +15,7 @@ def rows_of(summary, title, **options):
 
 def test_the_headline_joins_the_epochs_by_their_time():
     # 50 steps of 20 ms, half of them waiting, and 50 of 30 ms with 3 ms: 0.65 s of 2.5 s
-    assert headline(RUN) == "Training, 2 epochs: the accelerator is busy 74 % of the time"
+    assert headline(RUN) == "Training, 2 epochs: the accelerator is busy 74% of the time"
 
 
 def test_the_headline_says_what_is_not_known():
@@ -27,10 +27,10 @@ def test_the_headline_says_what_is_not_known():
 
 def test_each_epoch_has_a_row_and_a_quantity_that_was_measured_a_column():
     assert rows_of(RUN, "Epochs") == [
-        {"epoch": "0", "factor": "2", "idle": "50 %", "fresh": "160", "echoed": "40", "passes": "0.8"},
-        {"epoch": "1", "factor": "4", "idle": "10 %", "fresh": "210", "echoed": "190", "passes": "1.05"},
+        {"epoch": "0", "factor": "2", "idle": "50%", "fresh": "160", "echoed": "40", "passes": "0.8"},
+        {"epoch": "1", "factor": "4", "idle": "10%", "fresh": "210", "echoed": "190", "passes": "1.05"},
     ]
-    assert [(row["cache hits"], row["missed"]) for row in rows_of(SHARED, "Epochs")] == [("0 %", "3"), ("75 %", "8")]
+    assert [(row["cache hits"], row["missed"]) for row in rows_of(SHARED, "Epochs")] == [("0%", "3"), ("75%", "8")]
 
 
 def test_many_examples_are_counted_in_millions():
@@ -47,15 +47,15 @@ def test_a_column_that_needs_it_is_explained():
 
 def test_what_was_not_measured_in_some_epoch_is_an_empty_cell():
     found = rows_of(replace(RUN, reports=(FIRST, replace(SECOND, idle_fraction=None))), "Epochs")
-    assert [row["idle"] for row in found] == ["50 %", ""]
+    assert [row["idle"] for row in found] == ["50%", ""]
 
 
 def test_each_factor_has_its_reason_and_its_batches():
     several = FactorUse(None, {"a": 70, "b": 65, "c": 68}, 1.5, message="not set by the controller")
     assert rows_of(replace(RUN, decisions=(*USES, several)), "Factors") == [
         {"why": "at the beginning", "factor": "1", "decided after batch": "0", "from batch": "0"},
-        {"why": "idle 67 %", "factor": "2", "decided after batch": "20", "from batch": "25"},
-        {"why": "idle 50 %", "factor": "4", "decided after batch": "50", "from batch": "60"},
+        {"why": "idle 67%", "factor": "2", "decided after batch": "20", "from batch": "25"},
+        {"why": "idle 50%", "factor": "4", "decided after batch": "50", "from batch": "60"},
         {"why": "not set by the controller", "factor": "1.5", "decided after batch": "", "from batch": "65 to 70"},
     ]
 

@@ -35,7 +35,7 @@ def test_the_line_after_the_verdict_says_where_the_time_went():
         report(1, idle=0.25, steps=300, first_batch_seconds=0.5),  # 4.5 s, 1.5 s
         report(2, idle=0.0, steps=100),  # 2 s; when the first batch came is not known
     ]
-    expected = "500 steps in 10 s: 7.5 s of work, 2.5 s waiting for input (idle 25 %); 2 s more for first batches"
+    expected = "500 steps in 10 s: 7.5 s of work, 2.5 s waiting for input (idle 25%); 2 s more for first batches"
     assert lines_of(reports)[0] == f"  {expected}"
 
 
@@ -69,21 +69,21 @@ def test_epochs_in_a_row_with_the_same_factor_share_a_line_with_their_common_idl
         report(4, 3.0, idle=0.0, next_factor=3.0, message="not said"),
     ]
     assert lines_of(reports)[1:5] == [
-        "  epoch 0: factor 1, idle 60 %; idle 60%, target 5%: a factor of 3 feeds the device",
-        "  epochs 1 to 2: factor 3, idle 12 %; a factor of 1.5 is enough",  # 1 of 8 s
-        "  epoch 3: factor 1.5, idle 0 %; up again",
-        "  epoch 4: factor 3, idle 0 %",
+        "  epoch 0: factor 1, idle 60%; idle 60%, target 5%: a factor of 3 feeds the device",
+        "  epochs 1 to 2: factor 3, idle 12%; a factor of 1.5 is enough",  # 1 of 8 s
+        "  epoch 3: factor 1.5, idle 0%; up again",
+        "  epoch 4: factor 3, idle 0%",
     ]
 
 
 def test_without_a_controller_no_reason_is_given_and_a_slow_rank_is_named():
     for rank in (0, 3):
-        assert lines_of([report(4, 2.5, slowest_rank=rank)])[1] == f"  epoch 4: factor 2.5, idle 50 %, slowest rank {rank}"
-    assert lines_of([report(4, 2.5, slowest_rank=None)])[1] == "  epoch 4: factor 2.5, idle 50 %"
+        assert lines_of([report(4, 2.5, slowest_rank=rank)])[1] == f"  epoch 4: factor 2.5, idle 50%, slowest rank {rank}"
+    assert lines_of([report(4, 2.5, slowest_rank=None)])[1] == "  epoch 4: factor 2.5, idle 50%"
 
 
 def test_where_a_job_has_several_nodes_that_of_the_slow_rank_is_named_too():
-    told = "  epoch 4: factor 2.5, idle 50 %, slowest rank 2 (node 1)"
+    told = "  epoch 4: factor 2.5, idle 50%, slowest rank 2 (node 1)"
     assert lines_of([report(4, 2.5, slowest_rank=2, slowest_node=1)])[1] == told
     assert lines_of([report(4, 2.5, slowest_rank=0, slowest_node=0)])[1].endswith("slowest rank 0 (node 0)")
 
@@ -103,22 +103,22 @@ CAME = "of the last epoch's fresh examples came from it"
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"cache_hit_fraction": 0.5}, f"1,200 loaded examples in 768 MiB, {FULL}; 50 % {CAME}"),
-        ({"cache_hit_fraction": 0.0, "cache_is_full": False}, f"1,200 loaded examples in 768 MiB, {ROOM}; 0 % {CAME}"),
+        ({"cache_hit_fraction": 0.5}, f"1,200 loaded examples in 768 MiB, {FULL}; 50% {CAME}"),
+        ({"cache_hit_fraction": 0.0, "cache_is_full": False}, f"1,200 loaded examples in 768 MiB, {ROOM}; 0% {CAME}"),
         ({"cached_examples": 1, "cache_bytes": 3 * 2**19, "cache_hold": "raw"}, f"1 raw example in 1.5 MiB, {FULL}"),
         ({"cached_examples": 0, "cache_bytes": 0, "cache_hold": "whole"}, f"0 whole examples in 0 MiB, {FULL}"),
         (
             {"cache_hit_fraction": 0.5, "cache_received_fraction": 0.25, "exchange_fraction": 0.9, "idle_fraction": 0.02},
-            f"1,200 loaded examples in 768 MiB, {FULL}; 50 % {CAME}, 25 % from other nodes",
+            f"1,200 loaded examples in 768 MiB, {FULL}; 50% {CAME}, 25% from other nodes",
         ),
         (
             {"cache_hit_fraction": 0.5, "cache_received_fraction": 0.25, "exchange_fraction": 0.2, "idle_fraction": 0.6},
-            f"1,200 loaded examples in 768 MiB, {FULL}; 50 % {CAME}, 25 % from other nodes",
+            f"1,200 loaded examples in 768 MiB, {FULL}; 50% {CAME}, 25% from other nodes",
         ),
         (
             {"cache_hit_fraction": 1.0, "cache_received_fraction": 0.5, "exchange_fraction": 0.9, "idle_fraction": 0.6},
-            f"1,200 loaded examples in 768 MiB, {FULL}; 100 % {CAME}, 50 % from other nodes; the nodes exchanged examples for "
-            "90 % of that epoch: the exchange, not the storage, is the limit",
+            f"1,200 loaded examples in 768 MiB, {FULL}; 100% {CAME}, 50% from other nodes; the nodes exchanged examples for "
+            "90% of that epoch: the exchange, not the storage, is the limit",
         ),
     ],
 )
@@ -139,12 +139,12 @@ def test_the_line_about_the_cache_says_what_it_holds_and_what_it_was_good_for_in
         ),
         (
             {"shared_trainings": 4, "peer_wait_fraction": 0.25, "missed_examples": 1200},
-            "with 3 other trainings at the end of the last epoch; 25 % of the last epoch waited for a slower one; "
+            "with 3 other trainings at the end of the last epoch; 25% of the last epoch waited for a slower one; "
             "1,200 examples were missed",
         ),
         (
             {"shared_trainings": 2, "peer_wait_fraction": 0.5, "slowest_training": "b.py (process 7)"},
-            "with 1 other training at the end of the last epoch; 50 % of the last epoch waited for a slower one, most of all "
+            "with 1 other training at the end of the last epoch; 50% of the last epoch waited for a slower one, most of all "
             "b.py (process 7)",
         ),
     ],
@@ -171,13 +171,13 @@ def test_what_was_not_measured_is_not_said():
 
 def test_the_verdict_comes_first_then_why_then_what_to_paste():
     verdict = RunVerdict(
-        "Echo with factor 2.", ("idle 50 %", "a step works 10 ms and waits 10 ms", "x"), "EchoCallback(factor=2)"
+        "Echo with factor 2.", ("idle 50%", "a step works 10 ms and waits 10 ms", "x"), "EchoCallback(factor=2)"
     )
     assert summarize([report(0)], verdict).splitlines()[:4] == [
         "lightning_echo: Echo with factor 2.",
-        "  why: idle 50 %; a step works 10 ms and waits 10 ms; x",
+        "  why: idle 50%; a step works 10 ms and waits 10 ms; x",
         "  next: EchoCallback(factor=2)",
-        "  100 steps in 2 s: 1 s of work, 1 s waiting for input (idle 50 %); 0 s more for first batches",
+        "  100 steps in 2 s: 1 s of work, 1 s waiting for input (idle 50%); 0 s more for first batches",
     ]
 
 
@@ -208,24 +208,24 @@ def costs(source, *, rest=0.0, collate=0.0, point=POINT, workers=2):
 
 
 SITUATIONS = {  # name: factor, costs, what is recommended, and the advice expected
-    "busy": (1, costs(0.01), (1, Reason.fits), f"Do not echo: {BUSY} 100 % of the time{LAST}."),
-    "busy, source unknown": (1, None, (1, Reason.fits), f"Do not echo: {BUSY} 100 % of the time{LAST}."),
-    "well echoed": (3.3, costs(0.06), (3.3, Reason.fits), f"Keep factor 3.3: {BUSY} 100 % of the time{LAST}."),
+    "busy": (1, costs(0.01), (1, Reason.fits), f"Do not echo: {BUSY} 100% of the time{LAST}."),
+    "busy, source unknown": (1, None, (1, Reason.fits), f"Do not echo: {BUSY} 100% of the time{LAST}."),
+    "well echoed": (3.3, costs(0.06), (3.3, Reason.fits), f"Keep factor 3.3: {BUSY} 100% of the time{LAST}."),
     "starved": (
         *(1, costs(0.04), (2.09, Reason.starved)),
-        f"Echo with factor 2.09, about 2 times as fast: {BUSY} only 50 % of the time{LAST}{FIRST}.",
+        f"Echo with factor 2.09, about 2 times as fast: {BUSY} only 50% of the time{LAST}{FIRST}.",
     ),
     "starved at a factor": (
         *(1.5, costs(0.06), (3.14, Reason.starved)),
-        f"Raise the factor to 3.14, about 2 times as fast: {BUSY} only 50 % of the time{LAST}{FIRST}.",
+        f"Raise the factor to 3.14, about 2 times as fast: {BUSY} only 50% of the time{LAST}{FIRST}.",
     ),
     "starved by far": (
         *(1, costs(2.0), (110, Reason.starved)),
-        f"Echo with factor 110, about 100 times as fast: {BUSY} only 1 % of the time{LAST}{FIRST}.",
+        f"Echo with factor 110, about 100 times as fast: {BUSY} only 1% of the time{LAST}{FIRST}.",
     ),
     "starved, but not enough to tell by how much": (
         *(1, costs(0.0206), (1.13, Reason.starved)),
-        f"Echo with factor 1.13: {BUSY} only 97 % of the time{LAST}{FIRST}.",
+        f"Echo with factor 1.13: {BUSY} only 97% of the time{LAST}{FIRST}.",
     ),
     "a cheaper source": (
         *(4, costs(0.04), (2.09, Reason.cheaper_source)),
@@ -237,16 +237,16 @@ SITUATIONS = {  # name: factor, costs, what is recommended, and the advice expec
     ),
     "at the maximum, from below": (
         *(1, costs(0.2), (8, Reason.at_maximum)),
-        f"Echo with factor 8, about 8 times as fast: {BUSY} only 10 % of the time{LAST}{FIRST}; a faster source "
+        f"Echo with factor 8, about 8 times as fast: {BUSY} only 10% of the time{LAST}{FIRST}; a faster source "
         "helps further, a larger factor seldom does.",
     ),
     "at the maximum": (
         *(8, costs(0.2), (8, Reason.at_maximum)),  # 100 ms / 8 for a step of 10 ms
-        f"Keep factor 8: {BUSY} 80 % of the time{LAST}; a faster source helps further, a larger factor seldom does.",
+        f"Keep factor 8: {BUSY} 80% of the time{LAST}; a faster source helps further, a larger factor seldom does.",
     ),
     "at a low maximum": (
         *(1, costs(0.05), (1, Reason.at_maximum)),
-        f"Keep factor 1: {BUSY} 40 % of the time{LAST}; a faster source helps further, or a larger max_factor.",
+        f"Keep factor 1: {BUSY} 40% of the time{LAST}; a faster source helps further, or a larger max_factor.",
     ),
     "over the maximum": (16, costs(0.2), (8, Reason.at_maximum), "Lower the factor to 8: a larger one is seldom worth it."),
     "over a low maximum": (8, costs(0.2), (4, Reason.at_maximum), "Lower the factor to 4: max_factor allows no larger one."),
@@ -254,10 +254,10 @@ SITUATIONS = {  # name: factor, costs, what is recommended, and the advice expec
         *(4, costs(0.01), (3, Reason.at_minimum)),
         "Lower the factor to 3: that is enough to feed the accelerator, and fresh examples are worth more than echoed ones.",
     ),
-    "at the minimum": (3, costs(0.01), (3, Reason.at_minimum), f"Keep factor 3: {BUSY} 100 % of the time{LAST}."),
+    "at the minimum": (3, costs(0.01), (3, Reason.at_minimum), f"Keep factor 3: {BUSY} 100% of the time{LAST}."),
     "under the minimum": (
         *(1, None, (2, Reason.at_minimum)),
-        f"Echo with factor 2, since min_factor allows no smaller one: {BUSY} 100 % of the time{LAST}.",
+        f"Echo with factor 2, since min_factor allows no smaller one: {BUSY} 100% of the time{LAST}.",
     ),
     "too slow after the echo": (
         *(2, costs(0.01, rest=0.04), (2, Reason.downstream_too_slow)),
@@ -265,32 +265,32 @@ SITUATIONS = {  # name: factor, costs, what is recommended, and the advice expec
     ),
     "a larger factor brought too little": (
         *(2.5, costs(0.06), (2.5, Reason.no_gain)),
-        f"Keep factor 2.5: {BUSY} 83 % of the time{LAST}, and a larger factor brings too little; {SLOW_READS}.",
+        f"Keep factor 2.5: {BUSY} 83% of the time{LAST}, and a larger factor brings too little; {SLOW_READS}.",
     ),
     "a larger factor brings too little": (
         *(4, costs(0.1), (2.5, Reason.no_gain)),
-        f"Lower the factor to 2.5: {BUSY} 80 % of the time{LAST}, and a larger factor brings too little; {SLOW_READS}.",
+        f"Lower the factor to 2.5: {BUSY} 80% of the time{LAST}, and a larger factor brings too little; {SLOW_READS}.",
     ),
     "no factor brings anything": (
         *(1, costs(0.025), (1, Reason.no_gain)),
-        f"Do not echo: {BUSY} 80 % of the time{LAST}, and a larger factor brings too little; {SLOW_READS}.",
+        f"Do not echo: {BUSY} 80% of the time{LAST}, and a larger factor brings too little; {SLOW_READS}.",
     ),
     "no factor has brought anything": (
         *(1.5, costs(0.0375), (1, Reason.no_gain)),
-        f"Do not echo: {BUSY} 80 % of the time{LAST}, and a larger factor brings too little; {SLOW_READS}.",
+        f"Do not echo: {BUSY} 80% of the time{LAST}, and a larger factor brings too little; {SLOW_READS}.",
     ),
     "a larger factor brought too little, but not this one": (
         *(1, costs(0.06), (2, Reason.no_gain)),
-        f"Echo with factor 2, about 2 times as fast: {BUSY} only 33 % of the time{LAST}, and a larger factor brings too little; "
+        f"Echo with factor 2, about 2 times as fast: {BUSY} only 33% of the time{LAST}, and a larger factor brings too little; "
         f"{SLOW_READS}.",
     ),
     "no workers": (
         *(1, costs(0.03, collate=0.01, workers=0), (1, Reason.no_workers)),
-        f"Set num_workers to 1 or more first, since with 0 loading and training take turns: {BUSY} 20 % of the time{LAST}.",
+        f"Set num_workers to 1 or more first, since with 0 loading and training take turns: {BUSY} 20% of the time{LAST}.",
     ),
     "no workers, but a factor that would do": (
         *(1, costs(0.03, workers=0), (62, Reason.starved)),
-        f"Set num_workers to 1 or more first, since with 0 loading and training take turns: {BUSY} 25 % of the time{LAST}.",
+        f"Set num_workers to 1 or more first, since with 0 loading and training take turns: {BUSY} 25% of the time{LAST}.",
     ),
     "not measured": (2, costs(0.04), (2, Reason.not_measured), f"No advice: the message{LAST}."),
 }
@@ -364,12 +364,12 @@ def test_without_workers_as_many_are_advised_as_keep_up_with_a_step_of_10_ms_and
 def test_three_figures_say_why():
     starved = observed(1, costs(0.04))  # two workers: a batch every 20 ms
     assert advise(starved, Decision(2.09, Reason.starved, "")).why == (
-        "idle 50 % (last 100 steps)",
+        "idle 50% (last 100 steps)",
         "a step works 10 ms and waits 10 ms",
         "a batch of fresh examples takes the host 20 ms",
     )
     assert advise(observed(2, None), Decision(2, Reason.fits, "")).why == (
-        "idle 0 % (last 100 steps)",
+        "idle 0% (last 100 steps)",
         "a step works 10 ms and waits 0 ms",
         "the echo factor was 2",
     )
@@ -383,10 +383,10 @@ def test_every_reason_that_a_recommendation_may_have_has_its_advice():
 def test_advice_of_target_idle_s_own_messages_reads_as_a_sentence():
     slow = observed(1, costs(0.01, rest=0.03, collate=0.005, point="before_augmentation"))
     assert advise(slow, TargetIdle().decide(slow)).message.startswith(
-        "At this insertion point no factor is enough; idle 55.6 %, target "
+        "At this insertion point no factor is enough; idle 55.6%, target "
     )
     seen = Observation(epoch=0, factor=2.0, steps=50, idle_fraction=0.3, step_seconds=0.02)
-    assert advise(seen, TargetIdle().decide(seen)).message.startswith("No advice: idle 30 %, target 5 %, but ")
+    assert advise(seen, TargetIdle().decide(seen)).message.startswith("No advice: idle 30%, target 5%, but ")
 
 
 def test_the_summary_says_which_steps_each_figure_is_of():
@@ -395,11 +395,11 @@ def test_the_summary_says_which_steps_each_figure_is_of():
     seen = Observation(epoch=1, factor=2.0, steps=1250, idle_fraction=0.1, step_seconds=0.02)
     said = " ".join(summarize(whole, advise(seen, Decision(2.0, Reason.fits, ""))).split())
     assert said.startswith(
-        "lightning_echo: Keep factor 2: the accelerator is busy 90 % of the time (last 1,250 steps). why: idle 10 %"
+        "lightning_echo: Keep factor 2: the accelerator is busy 90% of the time (last 1,250 steps). why: idle 10%"
     )
-    assert " 500 steps in 10 s: 5 s of work, 5 s waiting for input (idle 50 %)" in said
+    assert " 500 steps in 10 s: 5 s of work, 5 s waiting for input (idle 50%)" in said
     unknown = Observation(epoch=1, factor=2.0, idle_fraction=0.1, step_seconds=0.02)
-    assert advise(unknown, Decision(2.0, Reason.fits, "")).message.endswith("busy 90 % of the time.")
+    assert advise(unknown, Decision(2.0, Reason.fits, "")).message.endswith("busy 90% of the time.")
 
 
 def test_too_few_steps_give_no_advice():
@@ -417,7 +417,7 @@ def test_what_echoing_would_gain_is_not_told_where_the_costs_are_not_known():
     seen = Observation(epoch=0, factor=1.0, steps=50, idle_fraction=0.5, step_seconds=0.02)
     assert (
         advise(seen, Decision(2.0, Reason.starved, "")).message
-        == f"Echo with factor 2: {BUSY} only 50 % of the time (last 50 steps){FIRST}."
+        == f"Echo with factor 2: {BUSY} only 50% of the time (last 50 steps){FIRST}."
     )
 
 

@@ -34,13 +34,13 @@ def test_under_the_target_a_change_under_a_tenth_is_no_change(factor, source):
     """What would be chosen today: 3.01, 3.36, 5.09 and twice 1."""
     decision = TargetIdle().decide(observe(factor, 0.04, costs_of(source)))
     assert (decision.factor, decision.reason) == (factor, Reason.fits)
-    assert decision.message == "idle 4 %, target 5 %"
+    assert decision.message == "idle 4%, target 5%"
 
 
 def test_under_the_target_a_change_of_more_than_a_tenth_is_one():
     decision = TargetIdle().decide(observe(3.3, 0.0, costs_of(0.0285)))
-    assert (decision.factor, decision.reason) == (2.9, Reason.cheaper_source)  # 2.85 / 1.053 = 2.7075, 7 % above it: 2.897
-    assert decision.message == "idle 0 %, target 5 %: a factor of 2.9 is enough"
+    assert (decision.factor, decision.reason) == (2.9, Reason.cheaper_source)  # 2.85 / 1.053 = 2.7075, 7% above it: 2.897
+    assert decision.message == "idle 0%, target 5%: a factor of 2.9 is enough"
 
 
 def test_exactly_at_the_target_it_is_met():
@@ -87,7 +87,7 @@ def test_waits_that_no_costs_explain_raise_the_factor_nevertheless():
 def test_a_binding_maximum_is_a_reason_of_its_own():
     decision = TargetIdle().decide(observe(1.0, 0.9, costs_of(0.1)))
     assert (decision.factor, decision.reason) == (8, Reason.at_maximum)
-    assert decision.message == "idle 90 %, target 5 %: a factor of 10.17 feeds the device; max_factor is 8"
+    assert decision.message == "idle 90%, target 5%: a factor of 10.17 feeds the device; max_factor is 8"
     stays = TargetIdle().decide(observe(8.0, 0.2, costs_of(0.1)))  # 100 ms / 8 for a step of 10 ms
     assert (stays.factor, stays.reason) == (8, Reason.at_maximum)
     just = TargetIdle(max_factor=4.07).decide(observe(1.0, 0.75, costs_of(0.04)))
@@ -105,7 +105,7 @@ def test_a_binding_minimum_is_a_reason_of_its_own():
     controller = TargetIdle(min_factor=2)
     decision = controller.decide(observe(4.0, 0.0, costs_of(0.005)))
     assert (decision.factor, decision.reason) == (2, Reason.at_minimum)
-    assert decision.message == "idle 0 %, target 5 %: a factor of 1 is enough; min_factor is 2"
+    assert decision.message == "idle 0%, target 5%: a factor of 1 is enough; min_factor is 2"
     stays = controller.decide(observe(2.0, 0.0, costs_of(0.005)))
     assert (stays.factor, stays.reason) == (2, Reason.at_minimum)
     assert stays.message == decision.message
@@ -135,7 +135,7 @@ def test_what_follows_the_echo_may_be_too_slow_then_the_first_later_point_that_w
     assert (decision.factor, decision.reason) == (1, Reason.downstream_too_slow)
     needed = 72 / (10 / 0.95 - 2)
     assert decision.message == (
-        "idle 86.5 %, target 5 %: the work after the insertion point takes 14 ms per batch by itself, a step 10 ms; "
+        "idle 86.5%, target 5%: the work after the insertion point takes 14 ms per batch by itself, a step 10 ms; "
         f"echo at insertion_point='after_augmentation' with factor {needed:.3g}"
     )
 
@@ -184,10 +184,10 @@ def test_what_is_not_known_changes_nothing():
     assert unmeasured.message == "only 3 steps were measured with this factor"
     starved = controller.decide(observe(2.5, 0.5))
     assert (starved.factor, starved.reason) == (2.5, Reason.not_measured)
-    assert starved.message == "idle 50 %, target 5 %, but the cost of the pipeline is not known"
+    assert starved.message == "idle 50%, target 5%, but the cost of the pipeline is not known"
     fed = controller.decide(observe(2.5, 0.01))
     assert (fed.factor, fed.reason) == (2.5, Reason.fits)
-    assert fed.message == "idle 1 %, target 5 %; how small a factor is enough is not known"
+    assert fed.message == "idle 1%, target 5%; how small a factor is enough is not known"
 
 
 @pytest.mark.parametrize("idle", [0.051, 0.07, 0.1])
@@ -278,7 +278,7 @@ def early(idle, low, costs=None, factor=1.0, steps=50):
 
 def test_early_it_raises_the_factor_as_at_an_epoch_s_end_if_the_waiting_is_no_chance():
     decision = TargetIdle().decide(early(2 / 3, 0.6, costs_of(0.03)))
-    assert (decision.factor, decision.reason) == (3.05, Reason.starved)  # 3 * 0.95 = 2.85, 7 % above it
+    assert (decision.factor, decision.reason) == (3.05, Reason.starved)  # 3 * 0.95 = 2.85, 7% above it
 
 
 @pytest.mark.parametrize("low", [None, 0.0, 0.04, 0.05])
@@ -310,7 +310,7 @@ def test_steps_that_were_seen_early_are_judged_with_those_that_follow():
     """50 steps that waited, and 50 that did not: together they are over the target."""
     controller = TargetIdle()
     assert controller.decide(early(0.5, 0.0, costs_of(0.02))).factor == 1
-    assert "idle 33.3 %" in controller.decide(observe(1.0, 0.0, costs_of(0.02), steps=50)).message
+    assert "idle 33.3%" in controller.decide(observe(1.0, 0.0, costs_of(0.02), steps=50)).message
 
 
 def test_within_an_epoch_it_decides_as_at_its_end():

@@ -101,7 +101,7 @@ def test_another_pipeline_says_nothing_of_the_one_before(other: PipelineCosts | 
 def test_small_raises_say_little_all_the_more_where_hardly_anything_is_waited(
     factor: float, waited: float, doubtful: bool
 ) -> None:
-    """A quarter more must show, or half as much again where idle is under twice the target: 1 ms of 11 is 9 %."""
+    """A quarter more must show, or half as much again where idle is under twice the target: 1 ms of 11 is 9%."""
     trials = raised(waited=10.0 if waited > 1 else 1.0)
     trials.add(seen(factor, waited))
     assert trials.is_doubtful is doubtful

@@ -81,7 +81,7 @@ def test_one_that_comes_at_the_end_of_a_pass_begins_with_the_next():
     assert list(stream) == [100, 101]
 
 
-@pytest.mark.parametrize(("place", "said"), [(1, "it gets 75 % of this pass"), (3, "it gets 25 % of this pass")])
+@pytest.mark.parametrize(("place", "said"), [(1, "it gets 75% of this pass"), (3, "it gets 25% of this pass")])
 def test_one_that_comes_within_a_pass_says_what_it_gets_of_it(caplog, place, said):
     caplog.set_level(logging.INFO, "lightning_echo")
     stream = SizedSharedStream(ShareConfig("data"), 4)
