@@ -73,7 +73,7 @@ class EchoOptions(EchoConfig):
         if self.loaders is not None:
             self.loaders = read_loaders("loaders", self.loaders)
             if EchoConfig(**self.as_options()) != EchoConfig():
-                raise ValueError("loaders has the options of each loader: leave factor and the other options out beside it")
+                raise ValueError("loaders has the options of each loader: leave factor and the other options out")
         self.callback()  # refuses what does not go together
 
     def callback(self) -> EchoCallback:

@@ -113,7 +113,7 @@ class EchoDataModule(StandIn):
                 )
             given = EchoConfig(**options)
         elif options:
-            raise ValueError("loaders has the options of each loader: leave factor and the other options out beside it")
+            raise ValueError("loaders has the options of each loader: leave factor and the other options out")
         else:
             given = read_loaders("loaders", loaders)
         config, self._is_auto = without_auto("loaders", given)

@@ -204,7 +204,8 @@ def _numbers_of_workers(cores: int) -> list[int]:
 
 _NOTABLE_CONTENTION = 1.2
 _LARGEST_BUFFER = (
-    "Echo with as large a buffer_size as memory allows beside the cache: the further apart the uses of an example, the better."
+    "Echo with as large a buffer_size as memory allows in addition to the cache: the further apart the uses of an example, the "
+    "better."
 )
 
 
@@ -252,7 +253,7 @@ def _steps(analysis: StallAnalysis) -> Table:
     remarks = [f"The accelerator is idle {percent(analysis.idle_fraction)} of the time, with {setup}."]
     if stages.contention > _NOTABLE_CONTENTION:
         remarks.append(
-            f"Decoding and augmentation take {stages.contention:.2g} times as long beside the training as alone: the training's "
+            f"Decoding and augmentation take {stages.contention:.2g} times as long during the training as alone: the training's "
             "threads need the same processors (waiting OpenMP threads, too: try OMP_WAIT_POLICY=passive, or fewer threads). "
             "Predictions for other settings are less certain then."
         )

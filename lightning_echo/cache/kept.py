@@ -408,7 +408,10 @@ def open_kept(
         raise ValueError(f"cache.name={config.name!r} cannot be used: {error} ({path})") from error
     except OSError as error:
         raise ValueError(f"cache.name={config.name!r} cannot be used: {error}") from error
-    raise ValueError(f"cache.name={config.name!r} cannot be used: {path} comes and goes; give this job a name of its own")
+    raise ValueError(
+        f"cache.name={config.name!r} cannot be used: {path} is repeatedly created and deleted by another process; give this job "
+        "a name of its own"
+    )
 
 
 def _record(config: CacheConfig, owner: int, example: Any) -> Any:

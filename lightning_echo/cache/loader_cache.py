@@ -183,7 +183,7 @@ class LoaderCache:
         if before is not None and is_same and before.keys == keys:
             return ""
         if before is not None and (different := self._difference(before, keys)):
-            before, lost = None, self._begin_again(f"the data set is another one now ({different})")
+            before, lost = None, self._begin_again(f"the data set has changed ({different})")
         if together and is_distributed():
             made_from = self._compared_among_ranks(list(self._holds.values())[-1])
             identity = Identity(type(self._dataset).__qualname__, keys, self._samples(), made_from.digest())

@@ -268,7 +268,7 @@ class ExampleStore:
         """Raises `StaleCacheError` if an example that was held differs from the same one, read again."""
         if (where := difference(held, read, takes_apart=True)) is not None:
             raise StaleCacheError(
-                f"example {index!r} is another one now than when it was put into the cache: {where}. A cache needs a data set "
+                f"example {index!r} has changed since it was cached: {where}. A cache needs a data set "
                 "that returns the same before its augmentation each time: leave the cache out, or move what changes after the cut"
             )
 

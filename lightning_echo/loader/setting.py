@@ -142,7 +142,7 @@ class Setting:
             item_bytes = max(item_bytes, self.cache.more_bytes)
         memory = f", {item_bytes * held / 2**20:.3g} MiB" if item_bytes else ""
         if memory and held < self.buffer_size:
-            memory += " beside the cache"
+            memory += " in addition to the cache"
         rule = ", echoes from all of them" if self.reuse is Reuse.memory else ""
         if memory and choice.point.on_device:
             memory += " of device memory"

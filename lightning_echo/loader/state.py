@@ -576,8 +576,8 @@ def _check(state: EchoState, *, by_index: bool) -> None:
     plan, order, stream, layout = state.plan, state.order, state.stream, state.layout
     for name in ("replicas", "batch_size", "last_batch_size"):
         require(getattr(layout, name) >= 1, f"layout.{name}", "an integer >= 1", getattr(layout, name))
-    require(plan is None or order is not None, "order", "there if there is a plan", order)
-    require(stream is None or plan is None, "stream", "None beside a plan", stream)
+    require(plan is None or order is not None, "order", "given together with a plan", order)
+    require(stream is None or plan is None, "stream", "None together with a plan", stream)
     begins = plan is None and stream is None  # a pass begins, and nothing is live
     require(not begins or state.begin_at.number == state.delivered, "plan, or stream,", "there once batches were delivered", plan)
     by_batches = state.insertion_point.by_batches

@@ -248,7 +248,7 @@ def advise(
         >>> seen = Observation(epoch=0, factor=1.0, steps=50, idle_fraction=0.5, step_seconds=0.02)
         >>> verdict = advise(seen, Decision(2.0, Reason.starved, ""))
         >>> verdict.why
-        ('idle 50% (last 50 steps)', 'a step works 10 ms and waits 10 ms', 'the echo factor was 1')
+        ('idle 50% (last 50 steps)', 'each step: 10 ms compute, 10 ms waiting for data', 'the echo factor was 1')
         >>> verdict.next_line
         'EchoCallback(factor=2)'
     """
@@ -265,7 +265,7 @@ def _why(observation: Observation) -> tuple[str, ...]:
     host = f"a batch of fresh examples takes the host {three_digits(1e3 * costs.host_seconds(1))} ms" if costs else ""
     return (
         f"idle {percent(idle)}{over_last(observation.steps)}",
-        f"a step works {works} ms and waits {waits} ms",
+        f"each step: {works} ms compute, {waits} ms waiting for data",
         host or f"the echo factor was {observation.factor:g}",
     )
 
@@ -341,8 +341,8 @@ def _advise_larger(observation: Observation, recommended: Decision, finding: str
 def _what_else_helps(recommended: Decision) -> str:
     """Returns the remedies besides a larger factor; empty if the recommended factor is enough."""
     if recommended.reason is Reason.at_maximum:
-        larger = "a larger factor seldom does" if recommended.factor >= LARGE_FACTOR else "or a larger max_factor"
-        return f"; a faster source helps further, {larger}"
+        larger = "; a larger factor rarely does" if recommended.factor >= LARGE_FACTOR else ", or a larger max_factor"
+        return f"; a faster data source would help more{larger}"
     if recommended.reason is Reason.no_gain:
         return f", and a larger factor brings too little; {NO_GAIN_HELPS}"
     return ""

@@ -400,9 +400,11 @@ class SharedPipeline:
         if place.is_late:
             taken = start.position % self._layout.pass_length
             share = 100 * (1 - taken / self._layout.pass_length)
-            at_work = f"{place.others} other training{'s' if place.others > 1 else ''} at work"
-            resumed = ", so that it does not go on where it stopped" if wanted.position else ""
-            LOGGER.info("share=%r: enters beside %s%s; it gets %.0f%% of this pass", self._name, at_work, resumed, share)
+            running = f"{place.others} running training{'s' if place.others > 1 else ''}"
+            resumed = ", so this run does not continue where it stopped" if wanted.position else ""
+            LOGGER.info(
+                "share=%r: joined %s mid-pass%s; this run sees %.0f%% of the current pass", self._name, running, resumed, share
+            )
         return start
 
     def _say_repeats(self, factor: float) -> None:

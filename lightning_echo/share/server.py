@@ -495,7 +495,7 @@ class Server:
         except (Gone, OSError):
             self._drop(peer)
         except (WireError, KeyError, TypeError, ValueError, AttributeError) as error:
-            LOGGER.warning("process %s sends what is no message: %s", peer.pid, error)
+            LOGGER.warning("process %s sent an invalid message: %s", peer.pid, error)
             self._drop(peer)
         return True
 

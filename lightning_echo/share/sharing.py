@@ -466,7 +466,7 @@ def shared_readers() -> str:
     """Returns the text of ``lightning-echo shared``: the status of all readers of this user."""
     before = {name: said for name in names() if (said := status_of(name)) is not None}
     if not before:
-        return "nobody reads for several trainings"
+        return "No shared readers are running."
     time.sleep(_BETWEEN_LOOKS_SECONDS)
     now = {name: said for name in before if (said := status_of(name)) is not None}
     return "\n".join(

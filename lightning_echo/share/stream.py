@@ -129,9 +129,9 @@ class SharedStream(IterableDataset[Any]):
                 return
 
     def _say_late(self, place: Place, *, is_resumed: bool) -> None:
-        at_work = f"{place.others} other training{'s' if place.others > 1 else ''} at work"
-        resumed = ", so that it does not go on where it stopped" if is_resumed else ""
-        LOGGER.info("share=%r: enters beside %s%s", self._config.name, at_work, resumed)
+        running = f"{place.others} running training{'s' if place.others > 1 else ''}"
+        resumed = ", so this run does not continue where it stopped" if is_resumed else ""
+        LOGGER.info("share=%r: joined %s mid-pass%s", self._config.name, running, resumed)
         if self._config.join == "pass":
             self._wait_for_pass()
             return

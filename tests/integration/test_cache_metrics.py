@@ -116,7 +116,7 @@ class MadeAnew(Sleeper):
         return DataLoader(dataset, BATCH, shuffle=True)
 
 
-@pytest.mark.filterwarnings("ignore:.*the data set is another one now")
+@pytest.mark.filterwarnings("ignore:.*the data set has changed")
 def test_hits_are_those_of_the_epoch_also_where_the_loader_is_made_anew_or_has_other_data() -> None:
     for model, hit_epochs in ((MadeAnew(), [1, 2, 3, 4]), (MadeAnew(changes_at=3), [1, 2, 4])):
         echo = EchoCallback(insertion_point="before_augmentation", seed=3, cache=BUDGET, summary=False)

@@ -107,9 +107,7 @@ def test_a_reload_keeps_what_is_held_of_the_same_data_and_nothing_of_other_data(
         assert sorted(example[0] for example in reload["seen"]) != sorted(
             example[0] for example in of(ranks, "same_data", "plain")[rank][: len(reload["seen"])]
         )
-        assert any(
-            "the data set is another one now (dataset.offset: 0 and 1; cache.ignore leaves" in each for each in reload["said"]
-        )
+        assert any("the data set has changed (dataset.offset: 0 and 1; cache.ignore leaves" in each for each in reload["said"])
 
 
 def test_a_rank_that_cannot_make_the_cache_leaves_no_other_rank_waiting(ranks: list[dict[str, Any]]) -> None:

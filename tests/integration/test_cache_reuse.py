@@ -166,9 +166,9 @@ def test_the_line_about_a_loader_says_what_is_live_beside_the_cache(monkeypatch:
         cache = {"size": size, "hold": "whole"}
         return repr(kibibytes(monkeypatch, "after_augmentation", buffer_size=live, cache=cache)).partition(" live examples, ")[2]
 
-    assert said("3MiB", 1992).startswith("0 MiB beside the cache, echoes")
+    assert said("3MiB", 1992).startswith("0 MiB in addition to the cache, echoes")
     left = 2000 - int(1.5 * 2**20) // (1024 + 128)  # a record has 128 bytes more
-    assert said("1.5MiB", 1992).startswith(f"{left / 1024:.3g} MiB beside the cache, echoes")
+    assert said("1.5MiB", 1992).startswith(f"{left / 1024:.3g} MiB in addition to the cache, echoes")
     assert said("1.5MiB", 40).startswith("0.0391 MiB, echoes")
 
 
@@ -206,6 +206,6 @@ def test_what_is_read_corrects_an_estimate_and_this_is_said_once(caplog: pytest.
     said = [message for message in caplog.messages if "more than was estimated" in message]
     assert len(said) == 1
     for line in (said[0], repr(loader)):
-        mebibytes = float(re.search(r"196 live examples, ([\d.]+) MiB beside the cache", line)[1])  # type: ignore[index]
+        mebibytes = float(re.search(r"196 live examples, ([\d.]+) MiB in addition to the cache", line)[1])  # type: ignore[index]
         assert mebibytes == pytest.approx(min(400 - held, 196) / 16, rel=0.1)
     assert "an example takes more than was estimated: 6" in said[0]

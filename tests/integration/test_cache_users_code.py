@@ -115,7 +115,7 @@ def test_a_new_edition_is_found_within_the_audits_at_the_10th_or_100th_hit(passe
     next(iterator)
     dataset.edition += 1  # within an epoch: at its beginning it would be noticed
     if passes_before == 2:
-        with pytest.raises(StaleCacheError, match=r"example \d+ is another one now than when it was put") as said:
+        with pytest.raises(StaleCacheError, match=r"example \d+ has changed since it was cached") as said:
             list(iterator)
         assert "tensors that differ in 1 of 2 elements" in str(said.value)
         assert "leave the cache out, or move what changes after the cut" in str(said.value)
@@ -158,7 +158,7 @@ def test_a_data_set_that_returns_something_else_at_each_read_is_refused_or_found
     with pytest.raises(ValueError, match=r"cannot be held whole: dataset\[0\] is another example when it is read again"):
         echo(Counts("tensor"), cache={**CACHE, "hold": "whole"})
     late = StagedDataset.of(LateCounts("tensor"), augment=lambda example: example + torch.randint(2, (1,)))
-    with pytest.raises(StaleCacheError, match="is another one now"):
+    with pytest.raises(StaleCacheError, match="has changed since it was cached"):
         epochs(echo(late), 3)
 
 
@@ -465,7 +465,7 @@ def test_after_a_reload_what_is_held_is_not_read_again_but_for_the_samples_and_t
 def test_after_a_reload_with_another_list_the_cache_begins_anew(names):
     read, said = followed(Files(list(range(LENGTH))), Files(names))
     assert set(names) <= set(read)
-    assert any("the data set is another one now (" in one and "): the cache is emptied" in one for one in said)
+    assert any("the data set has changed (" in one and "): the cache is emptied" in one for one in said)
 
 
 def test_the_same_data_set_object_with_another_list_begins_the_cache_anew():

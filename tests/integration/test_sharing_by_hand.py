@@ -54,7 +54,7 @@ def test_what_cannot_be_shared_is_refused_by_hand_too():
 
 def test_the_command_shows_readers_and_their_trainings(capsys):
     assert main(["shared"]) == 0
-    assert capsys.readouterr().out == "nobody reads for several trainings\n"
+    assert capsys.readouterr().out == "No shared readers are running.\n"
     loader = loader_of(Numbers(48), 8)
     next(iter(loader))
     assert main(["shared"]) == 0

@@ -88,8 +88,7 @@ def test_of_each_form_what_memory_holds_is_asked_about(free, raw, loaded):
 def test_a_setting_is_said_by_all_that_differs():
     setting = TrainingSetting(0, 2.5, "after_transfer", cached_fraction=0.8, storage_speedup=3, step_speedup=0.5)
     assert in_words(setting) == (
-        "num_workers=0, 80% of the data set in memory, storage 3x as fast, accelerator 0.5x as fast, "
-        "factor 2.5 at after_transfer"
+        "num_workers=0, 80% of the data set in memory, storage 3x as fast, accelerator 0.5x as fast, factor 2.5 at after_transfer"
     )
     both = TrainingSetting(None, 2, "before_augmentation", 0.3, hold="loaded", cache_size="8GiB")
     assert in_words(both) == "30% of the data set in a cache of loaded examples, factor 2 at before_augmentation"

@@ -46,7 +46,7 @@ def test_it_begins_with_the_verdict_why_and_what_to_paste_and_goes_on_with_the_s
 def test_it_is_said_where_workers_take_longer_beside_the_training():
     assert "beside the training" not in report(replace(ANALYSIS, stages=replace(STAGES, contention=1.1)))
     said = sentences(report(replace(ANALYSIS, stages=replace(STAGES, contention=1.63))))
-    assert "Decoding and augmentation take 1.6 times as long beside the training as alone" in said
+    assert "Decoding and augmentation take 1.6 times as long during the training as alone" in said
     assert "Predictions for other settings are less certain then." in said
 
 

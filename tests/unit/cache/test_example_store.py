@@ -132,7 +132,7 @@ class TestAudit:
     def test_finds_a_data_set_that_returns_something_else(self):
         store = make_store()
         store.audit({"x": torch.ones(2)}, {"x": torch.ones(2)}, 7)
-        with pytest.raises(StaleCacheError, match=r"example 7 is another one now than when it was put into the cache: .*x"):
+        with pytest.raises(StaleCacheError, match=r"example 7 has changed since it was cached: .*x"):
             store.audit({"x": torch.ones(2)}, {"x": torch.tensor([1.0, 2.0])}, 7)
 
 

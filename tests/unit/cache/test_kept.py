@@ -100,7 +100,7 @@ class TestTheFile:
             raise FileExistsError
 
         monkeypatch.setattr(kept.Arena, "create_file", exists)
-        with pytest.raises(ValueError, match="comes and goes"):
+        with pytest.raises(ValueError, match="is repeatedly created and deleted by another process"):
             open_kept(config, path_of(config), 21, 0, lambda: (CONTENTS, {}))
 
     def test_that_is_damaged_is_refused_with_its_path(self, config):

@@ -96,7 +96,7 @@ class TestAReload:
     def test_of_other_data_begins_anew_if_a_held_example_is_another_one(self, held):
         changed = [*WORDS[:7], "another word", *WORDS[8:]] if len(held) == 1 else WORDS[::-1]
         after, said = followed_by(filled(Words(WORDS), held), Words(changed))
-        assert "the data set is another one now (dataset.words: list of 20 " in said
+        assert "the data set has changed (dataset.words: list of 20 " in said
         assert said.endswith(": the cache is emptied")
         assert after.counts.examples == 0
 

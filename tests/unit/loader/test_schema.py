@@ -251,7 +251,7 @@ def test_a_state_with_a_wrong_value_is_refused_by_its_name_or_can_be_gone_on_wit
         (("plan", "position"), 10**9, r"plan.position must be at most 12, by its number of batches, got 1000000000"),
         (("delivered",), 10**9, r"delivered must be 3, the number of the plan, got 1000000000"),
         (("layout", "batch_size"), 0, r"layout.batch_size must be an integer >= 1, got 0"),
-        (("order",), None, r"order must be there if there is a plan, got None"),
+        (("order",), None, r"order must be given together with a plan, got None"),
         (("insertion_point",), "auto", r"insertion_point must be one of after_read, .*, got 'auto'"),
     ],
 )

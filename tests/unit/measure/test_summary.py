@@ -171,11 +171,11 @@ def test_what_was_not_measured_is_not_said():
 
 def test_the_verdict_comes_first_then_why_then_what_to_paste():
     verdict = RunVerdict(
-        "Echo with factor 2.", ("idle 50%", "a step works 10 ms and waits 10 ms", "x"), "EchoCallback(factor=2)"
+        "Echo with factor 2.", ("idle 50%", "each step: 10 ms compute, 10 ms waiting for data", "x"), "EchoCallback(factor=2)"
     )
     assert summarize([report(0)], verdict).splitlines()[:4] == [
         "lightning_echo: Echo with factor 2.",
-        "  why: idle 50%; a step works 10 ms and waits 10 ms; x",
+        "  why: idle 50%; each step: 10 ms compute, 10 ms waiting for data; x",
         "  next: EchoCallback(factor=2)",
         "  100 steps in 2 s: 1 s of work, 1 s waiting for input (idle 50%); 0 s more for first batches",
     ]
@@ -238,15 +238,15 @@ SITUATIONS = {  # name: factor, costs, what is recommended, and the advice expec
     "at the maximum, from below": (
         *(1, costs(0.2), (8, Reason.at_maximum)),
         f"Echo with factor 8, about 8 times as fast: {BUSY} only 10% of the time{LAST}{FIRST}; a faster source "
-        "helps further, a larger factor seldom does.",
+        "would help more; a larger factor rarely does.",
     ),
     "at the maximum": (
         *(8, costs(0.2), (8, Reason.at_maximum)),  # 100 ms / 8 for a step of 10 ms
-        f"Keep factor 8: {BUSY} 80% of the time{LAST}; a faster source helps further, a larger factor seldom does.",
+        f"Keep factor 8: {BUSY} 80% of the time{LAST}; a faster data source would help more; a larger factor rarely does.",
     ),
     "at a low maximum": (
         *(1, costs(0.05), (1, Reason.at_maximum)),
-        f"Keep factor 1: {BUSY} 40% of the time{LAST}; a faster source helps further, or a larger max_factor.",
+        f"Keep factor 1: {BUSY} 40% of the time{LAST}; a faster data source would help more, or a larger max_factor.",
     ),
     "over the maximum": (16, costs(0.2), (8, Reason.at_maximum), "Lower the factor to 8: a larger one is seldom worth it."),
     "over a low maximum": (8, costs(0.2), (4, Reason.at_maximum), "Lower the factor to 4: max_factor allows no larger one."),
@@ -365,12 +365,12 @@ def test_three_figures_say_why():
     starved = observed(1, costs(0.04))  # two workers: a batch every 20 ms
     assert advise(starved, Decision(2.09, Reason.starved, "")).why == (
         "idle 50% (last 100 steps)",
-        "a step works 10 ms and waits 10 ms",
+        "each step: 10 ms compute, 10 ms waiting for data",
         "a batch of fresh examples takes the host 20 ms",
     )
     assert advise(observed(2, None), Decision(2, Reason.fits, "")).why == (
         "idle 0% (last 100 steps)",
-        "a step works 10 ms and waits 0 ms",
+        "each step: 10 ms compute, 0 ms waiting for data",
         "the echo factor was 2",
     )
 

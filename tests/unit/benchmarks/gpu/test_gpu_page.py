@@ -44,7 +44,7 @@ def test_the_page_of_the_site_is_that_of_the_committed_rows() -> None:
 
 
 def test_the_readme_says_that_there_is_no_figure_exactly_as_long_as_there_is_none() -> None:
-    assert ("No GPU figure" in README) is not is_evidence(RESULTS)
+    assert ("Not measured on a GPU" in README) is not is_evidence(RESULTS)
 
 
 def test_without_rows_it_says_that_nothing_was_measured(tmp_path: Path) -> None:
