@@ -127,11 +127,6 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
             "yes",
             integration("callback_resume::a_run_resumes_with_and_without_echoing_the_data_modules_state_included"),
         ),
-        Claim(
-            "a checkpoint of an earlier version of this package",
-            "exactly",
-            integration("stored_checkpoints::a_stored_checkpoint_goes_on_with_the_batches_of_its_run"),
-        ),
     ),
     "What a Trainer does besides": (
         Claim(
