@@ -2,7 +2,8 @@
 
     python benchmarks/mutants.py draw          # writes benchmarks/results/mutants.csv, once, before a change of structure
     python benchmarks/mutants.py run           # runs those without a result, so that it resumes after a stop
-    python benchmarks/mutants.py locate        # after a change of structure: says which statements are found again
+    python benchmarks/mutants.py locate        # after a change of structure: which statements are found again, and where
+    python benchmarks/mutants.py rerun         # the same against the package and tests as they are now, in columns of its own
 
 A mutant is one change of one statement: an operator, a constant, a condition, or a call that is left out. Messages, log lines
 and annotations are never changed. Each runs on a copy of the package, against the tests of its part, until the first failure. A
@@ -23,6 +24,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -30,7 +32,9 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 ROWS = ROOT / "benchmarks" / "results" / "mutants.csv"
 SEED, COUNT, SECONDS, AT_ONCE = 40, 60, 90.0, 2
-FIELDS = ("number", "part", "module", "function", "statement", "old", "new", "result", "seconds", "first_failure")
+RESULTS = ("result", "seconds", "first_failure")
+AFTER = tuple(f"{name}_after" for name in RESULTS)  # of `rerun`
+FIELDS = ("number", "part", "module", "function", "statement", "old", "new", *RESULTS, *AFTER)
 LEFT_ALONE = {"debug", "info", "warning", "warn", "error", "warn_once"}  # calls that log or warn
 
 
@@ -213,22 +217,26 @@ def _tells(call: ast.Call) -> bool:
 def drawn() -> list[dict[str, str]]:
     """Draws the mutants, the same in each run: of each part as many, and no two of one statement."""
     generator, rows = random.Random(SEED), list[dict[str, str]]()
-    for place, (name, part) in enumerate(PARTS.items()):
+    for place, name in enumerate(PARTS):
         due = COUNT * (place + 1) // len(PARTS) - COUNT * place // len(PARTS)
-        found = [mutant for module in part.modules for mutant in mutants_of(module, (ROOT / module).read_text())]
+        found = every_mutant(name)
         taken = dict[tuple[str, str, str], Mutant]()
         while len(taken) < due:
             mutant = generator.choice(found)
             if "__repr__" not in mutant.function:
                 taken.setdefault(mutant[:3], mutant)
         rows += [{"part": name, **dict(zip(Mutant._fields[:5], mutant[:5], strict=True))} for mutant in taken.values()]
-    return [{"number": str(number), **row, "result": "", "seconds": "", "first_failure": ""} for number, row in enumerate(rows)]
+    return [{"number": str(number), **row, **dict.fromkeys((*RESULTS, *AFTER), "")} for number, row in enumerate(rows)]
+
+
+@cache
+def every_mutant(part: str) -> list[Mutant]:
+    return [mutant for module in PARTS[part].modules for mutant in mutants_of(module, (ROOT / module).read_text())]
 
 
 def found_again(row: dict[str, str]) -> Mutant | None:
     """Returns the mutant in the package as it is now: the same change of the same statement, wherever the statement has moved."""
-    modules = PARTS[row["part"]].modules
-    every = [mutant for module in modules for mutant in mutants_of(module, (ROOT / module).read_text())]
+    every = every_mutant(row["part"])
     same = [m for m in every if (m.statement, m.old, m.new) == (row["statement"], row["old"], row["new"])]
     name = row["function"].rpartition(".")[2]
     return next((m for m in same if m.module == row["module"] and m.function == row["function"]), None) or next(
@@ -236,11 +244,12 @@ def found_again(row: dict[str, str]) -> Mutant | None:
     )
 
 
-def run_one(row: dict[str, str]) -> None:
+def run_one(row: dict[str, str], columns: tuple[str, ...] = RESULTS) -> None:
     """Runs the tests of a mutant's part against a copy of the package with that mutant, and writes the result into the row."""
+    result, seconds, first_failure = columns
     mutant = found_again(row)
     if mutant is None:
-        row["result"] = "gone"
+        row[result] = "gone"
         return
     with tempfile.TemporaryDirectory() as folder:
         for name in ("lightning_echo", "tests", "benchmarks", "examples", "docs"):
@@ -263,13 +272,13 @@ def run_one(row: dict[str, str]) -> None:
         )
         try:
             output, _ = process.communicate(timeout=SECONDS)
-            row["result"] = {0: "survived", 1: "noticed", 2: "noticed"}.get(process.returncode, f"exit {process.returncode}")
-            row["first_failure"] = next((line[:200] for line in output.splitlines() if line.startswith(("FAILED", "ERROR"))), "")
+            row[result] = {0: "survived", 1: "noticed", 2: "noticed"}.get(process.returncode, f"exit {process.returncode}")
+            row[first_failure] = next((line[:200] for line in output.splitlines() if line.startswith(("FAILED", "ERROR"))), "")
         except subprocess.TimeoutExpired:
-            row["result"] = "time"
+            row[result] = "time"
             os.killpg(process.pid, 9)
             process.communicate()
-        row["seconds"] = f"{time.monotonic() - began:.0f}"
+        row[seconds] = f"{time.monotonic() - began:.0f}"
 
 
 def main(command: str) -> None:
@@ -285,19 +294,21 @@ def main(command: str) -> None:
         return
     writing = threading.Lock()
 
+    columns = AFTER if command == "rerun" else RESULTS
+
     def run(row: dict[str, str]) -> None:
-        run_one(row)
+        run_one(row, columns)
         with writing:
             write(rows)
-            print(row["number"], row["part"], row["function"], row["result"], row["seconds"], row["first_failure"], flush=True)
+            print(row["number"], row["part"], row["function"], *(row[name] for name in columns), flush=True)
 
     with ThreadPoolExecutor(AT_ONCE) as threads:
-        list(threads.map(run, [row for row in rows if not row["result"]]))
+        list(threads.map(run, [row for row in rows if not row.get(columns[0])]))
 
 
 def write(rows: list[dict[str, str]]) -> None:
     with ROWS.open("w", newline="") as file:
-        writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
+        writer = csv.DictWriter(file, FIELDS, restval="", lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
 
