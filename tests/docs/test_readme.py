@@ -85,4 +85,4 @@ def test_the_figures_that_it_quotes_stand_in_the_evidence() -> None:
     assert 'With `"memory"` and 64 batches or more, at e = 4 and 8, the rate without echoing is as good' in evidence
     assert "as any other in eleven of twelve arms" in evidence
     assert "a tenth of the free memory" in (ROOT / "docs" / "how_to" / "buffer_and_cache.md").read_text()
-    assert "no gpu figure" in README.split("## What to expect")[1].split("|")[0].lower()
+    assert "not measured on a gpu" in README.split("## What to expect")[1].split("|")[0].lower()
