@@ -36,6 +36,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from lightning_echo.attachment import Attachment, adapt_checkpoint
 from lightning_echo.config import CacheOptions, EchoConfig, ShareOptions, callback_options, given_options
+from lightning_echo.data.objects import names_options
 from lightning_echo.datamodule import DecidesFactor, EchoDataModule
 from lightning_echo.insertion import InsertionPoint
 from lightning_echo.measure.control import Controller, Decision, Moment, Observation
@@ -65,6 +66,7 @@ from lightning_echo.training.training_echo import TrainingEcho
 _OF_EXAMPLES = {f"echo/{name}" for name in ("fresh_examples", "echoed_examples", "effective_factor", "examples_per_second")}
 
 
+@names_options
 class EchoCallback(DecidesFactor, pl.Callback):
     """Echoes the loader that a Trainer trains on; measures, logs and decides.
 
@@ -242,6 +244,21 @@ class EchoCallback(DecidesFactor, pl.Callback):
         self._loader: Echoed | None = None
         self._epoch = self._last_step = 0
         self._last: tuple[Observation, Decision] | None = None  # the last observation and recommendation
+
+    @property
+    def factor(self) -> float:
+        """The echo factor that was set last, of all loaders that are echoed. Set it at any time, also after resuming.
+
+        `EchoLoader.factor` describes from which batch on it applies, `EchoDataModule.factor` the length of epochs.
+
+        Raises:
+            MisconfigurationException: The loaders have different factors: read them from the loaders.
+        """
+        return self._echo_in_use().factor
+
+    @factor.setter
+    def factor(self, value: float) -> None:
+        self._echo_in_use().factor = value
 
     # ------------------------------------------------------------------ beginning and end of a fit
 
@@ -504,6 +521,9 @@ class EchoCallback(DecidesFactor, pl.Callback):
     def _factor_set(self) -> float:
         """The factor that was set last; 1 if nothing is echoed."""
         return 1.0 if self._loader is None else self._loader.factor
+
+    def _echo_in_use(self) -> EchoDataModule | TrainingEcho:
+        return self.attachment.echo if self._trainer is None else self._echo_of(self._trainer)
 
     def _echo_of(self, trainer: pl.Trainer) -> EchoDataModule | TrainingEcho:
         datamodule = _datamodule(trainer)

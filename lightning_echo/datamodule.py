@@ -12,6 +12,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from lightning_echo.config import CacheOptions, EchoConfig, Options, ShareOptions, given_options, read_loaders, without_auto
+from lightning_echo.data.objects import names_options
 from lightning_echo.insertion import InsertionPoint
 from lightning_echo.loader.loader import EchoLoader
 from lightning_echo.schema import entry, state_of
@@ -24,6 +25,7 @@ class DecidesFactor:
     """Base class of a callback that sets the factor of an `EchoDataModule` with ``factor="auto"``."""
 
 
+@names_options
 class EchoDataModule(StandIn):
     """Echoes the training loader of a data module; everything else is as if the data module were attached itself.
 

@@ -47,6 +47,7 @@ from lightning_echo.data.randomness import GENERATORS, TRANSFORMS
 
 _UNITS = {
     **{"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12},
+    **{"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12},
     **{"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40},
 }
 
@@ -113,8 +114,8 @@ def bytes_in_words(number: float) -> str:
 def bytes_from_words(text: str) -> int | None:
     """Returns the bytes of a number with a unit; None for any other text.
 
-    >>> bytes_from_words("8GiB") == 2**33, bytes_from_words("1.5 kB"), bytes_from_words("8 apples"), bytes_from_words("8")
-    (True, 1500, None, None)
+    >>> bytes_from_words("8GiB") == 2**33, bytes_from_words("1.5 kB"), bytes_from_words("8G"), bytes_from_words("8 apples")
+    (True, 1500, 8000000000, None)
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-zA-Z]+)\s*", text)
     if match is None or (unit := match[2].lower()) not in _UNITS:

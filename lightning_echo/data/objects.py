@@ -6,6 +6,7 @@ and objects whose class has a copying rule of its own.
 
 from __future__ import annotations
 
+import difflib
 import functools
 import inspect
 import mmap
@@ -15,7 +16,7 @@ import types
 from array import array
 from collections import Counter, OrderedDict, defaultdict, deque
 from itertools import islice
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, TypeVar
 
 import numpy as np
 import torch
@@ -29,6 +30,36 @@ _POINTER_BYTES = struct.calcsize("P")
 _LONG = 256  # containers with more members hold samples, and no open files
 _CONTAINERS = (list, tuple, set, dict, OrderedDict, defaultdict, Counter, deque)
 _SLOTS: dict[type, frozenset[str]] = {}
+
+
+# --- options -----------------------------------------------------------------------------------------------
+
+_C = TypeVar("_C", bound=type)
+
+
+def names_options(cls: _C) -> _C:
+    """Class decorator: an unknown keyword is refused with the options that there are, and the one that may be meant.
+
+    >>> @names_options
+    ... class Heater:
+    ...     def __init__(self, degrees, hours=1): ...
+    >>> Heater(20, hour=2)
+    Traceback (most recent call last):
+    TypeError: Heater has no option hour; did you mean hours? It has degrees, hours
+    """
+    init: Any = cls.__init__  # type: ignore[misc]
+    known = list(inspect.signature(init).parameters)[1:]
+
+    @functools.wraps(init)
+    def checked(self: Any, *args: Any, **options: Any) -> None:
+        if unknown := [name for name in options if name not in known]:
+            close = difflib.get_close_matches(unknown[0], known, 1)
+            meant = f"; did you mean {close[0]}?" if close else "."
+            raise TypeError(f"{cls.__name__} has no option {', '.join(unknown)}{meant} It has {', '.join(known)}")
+        init(self, *args, **options)
+
+    cls.__init__ = checked  # type: ignore[misc]
+    return cls
 
 
 # --- classes -----------------------------------------------------------------------------------------------

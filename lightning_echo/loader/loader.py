@@ -22,6 +22,7 @@ from torch.utils.data import IterableDataset
 from lightning_echo import config as options
 from lightning_echo.cache.kept import CacheConfig, read_cache_config
 from lightning_echo.cache.node_cache import CacheCounts
+from lightning_echo.data.objects import names_options
 from lightning_echo.insertion import InsertionPoint, Needs, earliest
 from lightning_echo.loader.epochs import BatchesUsed, Caller, Epoch, Iterations, Steps, TrainerPlace, caller, few_workers
 from lightning_echo.loader.run import EchoRun, EpochListener
@@ -86,6 +87,7 @@ class PlainAttributes:
         )
 
 
+@names_options
 class EchoLoader(PlainAttributes):
     """Echoes a training loader: one delivered example in ``factor`` is fresh, and the others are echoed.
 

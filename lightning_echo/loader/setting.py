@@ -134,6 +134,7 @@ class Setting:
 
     def describe(self, factor: float) -> str:
         """Returns one line about the loader, for people."""
+        workers = self.kind.num_workers
         choice, what = self.choice, "batches" if self.kind.by_batches else "examples"
         cached = None if self.cache is None or self.kind.by_batches else self.cache.not_held
         held = self.buffer_size if cached is None else min(cached, self.buffer_size)
@@ -148,7 +149,7 @@ class Setting:
             memory += " of device memory"
         return (
             f"{choice.point}, factor {factor:g}: reuse [{', '.join(choice.reused)}], redo [{', '.join(choice.redone)}]; "
-            f"{self.buffer_size:,} live {what}{memory}{rule}; {self.kind.num_workers} workers"
+            f"{self.buffer_size:,} live {what}{memory}{rule}; {workers} worker{'' if workers == 1 else 's'}"
         )
 
     def correction(self, factor: float) -> str:

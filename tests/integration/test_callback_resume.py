@@ -124,3 +124,29 @@ def test_what_is_saved_on_an_exception_resumes_like_any_other_checkpoint(tmp_pat
     run = fit(Data(), model=Recorder(reads_stepping), callbacks=[echo(2)], max_epochs=2, ckpt_path=path)
     assert run.model.batches == whole.model.batches[4:]
     assert fit(Data(), callbacks=[EchoCallback()], max_epochs=2, ckpt_path=path).trainer.global_step > STEPS
+
+
+class SetsFactor(pl.Callback):
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        next(each for each in trainer.callbacks if isinstance(each, EchoCallback)).factor = self.factor
+
+
+@pytest.mark.parametrize("has_module", [False, True], ids=["callback", "data module"])
+def test_the_factor_is_read_and_set_on_the_callback_also_after_resuming(tmp_path: Path, has_module: bool) -> None:
+    def run(*others: pl.Callback, **options: Any) -> tuple[EchoCallback, Any]:
+        data: Any = EchoDataModule(Data(), 4, seed=7, insertion_point="after_augmentation") if has_module else Data()
+        callback = EchoCallback() if has_module else echo(4)
+        return callback, fit(data, callbacks=[callback, *others], max_epochs=2, **options)
+
+    run(SaveAt(tmp_path, [3]))
+    resumed, _ = run(SetsFactor(2), ckpt_path=SaveAt(tmp_path, []).path(3))
+    assert resumed.reports[-1].factor == 2
+    if not has_module:
+        assert (echo(4).factor, resumed.factor) == (4, 2)
+        waiting = echo(4)
+        waiting.factor = 3
+        fit(Data(), callbacks=[waiting], max_epochs=1)
+        assert waiting.reports[0].factor == 3

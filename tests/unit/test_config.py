@@ -16,7 +16,16 @@ from omegaconf import OmegaConf, ValidationError
 from omegaconf.errors import ConfigTypeError
 from torch.utils.data import DataLoader
 
-from lightning_echo import CacheConfig, EchoConfig, EchoDataModule, EchoLoader, InsertionPoint, ShareConfig, StagedDataset
+from lightning_echo import (
+    CacheConfig,
+    EchoCallback,
+    EchoConfig,
+    EchoDataModule,
+    EchoLoader,
+    InsertionPoint,
+    ShareConfig,
+    StagedDataset,
+)
 from lightning_echo.config import read_options
 
 DEFAULTS = {
@@ -357,3 +366,33 @@ def test_a_loader_may_be_named_share_too() -> None:
     assert read_options("echo", {"factor": 2, "cache": {"size": "8GiB"}, "share": {"name": "sweep"}}) == EchoConfig(
         2, cache="8GiB", share="sweep"
     )
+
+
+@pytest.mark.parametrize(
+    ("cls", "typo", "meant"),
+    [
+        (EchoCallback, "factr", "did you mean factor?"),
+        (EchoDataModule, "insertion_pont", "did you mean insertion_point?"),
+        (EchoLoader, "buffersize", "did you mean buffer_size?"),
+        (EchoConfig, "epoch_lenght", "did you mean epoch_length?"),
+        (CacheConfig, "siz", "did you mean size?"),
+        (ShareConfig, "xyz", r"ShareConfig has no option xyz\. It has name, behind"),
+    ],
+)
+def test_a_mistyped_option_is_refused_with_those_that_there_are(cls: type, typo: str, meant: str) -> None:
+    with pytest.raises(TypeError, match=meant) as refused:
+        cls(**{typo: 1})
+    known = [name for name in inspect.signature(cls).parameters if name != "self"]
+    assert known
+    assert str(refused.value).endswith(f"It has {', '.join(known)}")
+
+
+def test_a_subclass_may_have_options_of_its_own() -> None:
+    class Own(EchoCallback):
+        def __init__(self, own: int = 0, **options: Any) -> None:
+            super().__init__(**options)
+            self.own = own
+
+    assert (Own(own=3, factor=2).own, Own(own=3, factor=2).factor) == (3, 2)
+    with pytest.raises(TypeError, match=r"EchoCallback has no option onw\. It has controller"):
+        Own(onw=3)

@@ -104,6 +104,9 @@ def test_bytes_have_the_largest_unit_of_which_there_is_one(number, words):
         (" 1.5 GiB ", 3 * 2**29),
         (".5tb", 5 * 10**11),
         ("1TiB", 2**40),
+        ("8G", 8 * 10**9),
+        ("8 gb", 8 * 10**9),
+        ("1.5k", 1500),
         *[(text, None) for text in ("", "8", "GiB", "-1GiB", "8 apples", "1,5GiB", "1e3B", "8GiB more")],
     ],
 )

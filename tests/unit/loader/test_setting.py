@@ -166,3 +166,8 @@ def test_the_kind_is_that_of_the_users_loader_at_the_point():
     examples, batches = (Setting(its_loader, point, None, 2.0, None).kind for point in (EXAMPLES, BATCHES))
     assert (type(examples), type(batches)) == (Indexed, IndexedBatches)
     assert examples.loader is batches.loader is its_loader
+
+
+@pytest.mark.parametrize(("number", "words"), [(0, "0 workers"), (1, "1 worker"), (2, "2 workers")])
+def test_the_line_about_a_loader_counts_workers_in_words(number, words):
+    assert setting(num_workers=number).describe(2.0).endswith(f"; {words}")
