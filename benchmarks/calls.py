@@ -2,7 +2,7 @@
 
     python benchmarks/calls.py          # prints a table; compare two states of the repository by running it in both
 
-A call is a call of a Python function whose file is in ``lightning_echo/``. Workers and the thread that fetches ahead do not count.
+A call is one of a Python function whose file is in ``lightning_echo/``. Workers and the thread that fetches ahead do not count.
 The seconds are those of the start without counting, medians of five runs.
 """
 

@@ -520,7 +520,8 @@ class EchoRun:
             )
         if not self._has_described:
             self._has_described = True
-            self._says.inform(f"{setting.describe(self.factor.value)}{setting.remark()}")
+            for line in setting.lines(self.factor.value):
+                self._says.inform(line)
         self._conditions = (
             None if setting.kind.plans_in_workers else setting.conditions()
         )  # the length of a stream is only expected

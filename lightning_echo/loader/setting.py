@@ -144,12 +144,11 @@ class Setting:
         memory = f", {item_bytes * held / 2**20:.3g} MiB" if item_bytes else ""
         if memory and held < self.buffer_size:
             memory += " in addition to the cache"
-        rule = ", echoes from all of them" if self.reuse is Reuse.memory else ""
         if memory and choice.point.on_device:
             memory += " of device memory"
         return (
             f"{choice.point}, factor {factor:g}: reuse [{', '.join(choice.reused)}], redo [{', '.join(choice.redone)}]; "
-            f"{self.buffer_size:,} live {what}{memory}{rule}; {workers} worker{'' if workers == 1 else 's'}"
+            f"{self.buffer_size:,} live {what}{memory}; {workers} worker{'' if workers == 1 else 's'}"
         )
 
     def correction(self, factor: float) -> str:
@@ -157,8 +156,14 @@ class Setting:
         line = "" if self.cache is None else self.cache.correction()
         return line and f"{line}; {self.describe(factor)}"
 
-    def remark(self) -> str:
-        """Returns further remarks for the user. They are appended to `describe` once."""
+    def lines(self, factor: float) -> list[str]:
+        """Returns at most three lines for the user at the start of a run: the loader, why ``auto`` chose so, and remarks."""
+        remarks = "; ".join(self.remarks())
+        reason = f"auto chose {self.choice.point}: {self.choice.reason}" if self.choice.reason else ""
+        return [line for line in (self.describe(factor), reason, remarks) if line]
+
+    def remarks(self) -> list[str]:
+        """Returns what the user should know of this loader, for people."""
         remarks = []
         if not self.kind.resumes:
             remarks.append(
@@ -178,8 +183,7 @@ class Setting:
             )
         if self.kind.remark:
             remarks.append(self.kind.remark)
-        reason = f" (auto: {self.choice.reason})" if self.choice.reason else ""
-        return reason + "".join(f"; {remark}" for remark in remarks)
+        return remarks
 
     # ------------------------------------------------------------------ ranks, and a pass on this rank
 

@@ -166,10 +166,10 @@ def test_the_line_about_a_loader_says_what_is_live_beside_the_cache(monkeypatch:
         cache = {"size": size, "hold": "whole"}
         return repr(kibibytes(monkeypatch, "after_augmentation", buffer_size=live, cache=cache)).partition(" live examples, ")[2]
 
-    assert said("3MiB", 1992).startswith("0 MiB in addition to the cache, echoes")
+    assert said("3MiB", 1992).startswith("0 MiB in addition to the cache;")
     left = 2000 - int(1.5 * 2**20) // (1024 + 128)  # a record has 128 bytes more
-    assert said("1.5MiB", 1992).startswith(f"{left / 1024:.3g} MiB in addition to the cache, echoes")
-    assert said("1.5MiB", 40).startswith("0.0391 MiB, echoes")
+    assert said("1.5MiB", 1992).startswith(f"{left / 1024:.3g} MiB in addition to the cache;")
+    assert said("1.5MiB", 40).startswith("0.0391 MiB;")
 
 
 class Unlike(Dataset[torch.Tensor]):
@@ -191,7 +191,7 @@ def test_memory_is_not_that_of_the_first_and_the_last_example(size: str | None) 
     plain = DataLoader(Unlike(lambda index: 0 < index < 399), 8, shuffle=True, collate_fn=len)
     loader = EchoLoader(plain, 2, insertion_point="after_augmentation", seed=1, cache=cache, buffer_size=64)
     assert len(list(loader)) == 50
-    assert " 64 live examples, 4 MiB, echoes" in repr(loader)
+    assert " 64 live examples, 4 MiB;" in repr(loader)
 
 
 def test_what_is_read_corrects_an_estimate_and_this_is_said_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -235,4 +235,4 @@ def test_a_length_that_never_settles_is_an_error():
 @pytest.mark.parametrize(("sampler", "is_told"), [(Curriculum([8]), True), (torch.utils.data.RandomSampler(range(8)), False)])
 def test_a_line_says_what_set_epoch_is_told(sampler, is_told):
     loader = EchoLoader(DataLoader(Indices(), 4, sampler=sampler), 2, seed=0)
-    assert ("set_epoch is told the number of the pass over the data" in loader._setting.remark()) == is_told
+    assert ("set_epoch is told the number of the pass over the data" in "".join(loader._setting.remarks())) == is_told

@@ -203,11 +203,11 @@ def test_without_a_length_it_has_none_and_its_epochs_end_with_the_stream(caplog)
         len(loader)
     with caplog.at_level("INFO", logger="lightning_echo"):
         epochs(loader, 2)
-    (record,) = caplog.records
-    assert "the data set is a stream, which has no index" in record.getMessage()
-    assert record.getMessage().endswith("; an epoch ends when the stream ends")
-    assert "a checkpoint from within a pass cannot be resumed, unless the data set has state_dict()" in record.getMessage()
-    assert "cannot be resumed" not in EchoLoader(DataLoader(Stateful(), BATCH), 2)._setting.remark()
+    _, reason, remarks = (record.getMessage() for record in caplog.records)
+    assert reason == "auto chose after_augmentation: the data set is a stream, which has no index"
+    assert remarks.endswith("; an epoch ends when the stream ends")
+    assert remarks.startswith("a checkpoint from within a pass cannot be resumed, unless the data set has state_dict()")
+    assert "cannot be resumed" not in "".join(EchoLoader(DataLoader(Stateful(), BATCH), 2)._setting.remarks())
 
 
 def test_an_epoch_that_was_cut_short_goes_on_in_the_next():

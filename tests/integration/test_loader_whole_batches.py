@@ -83,7 +83,10 @@ def test_a_whole_batch_reaches_the_training_as_it_was_read(kind, batch_size, wor
 def test_auto_says_why_it_takes_batches(caplog):
     with caplog.at_level(logging.INFO, logger="lightning_echo"):
         next(iter(EchoLoader(loader("dict"), 2, seed=0)))
-    assert "(auto: __getitems__ of the data set returned a dict for 1 index, and not a list of one example" in caplog.text
+    assert (
+        "auto chose after_batching: __getitems__ of the data set returned a dict for 1 index, and not a list of one example"
+        in caplog.text
+    )
 
 
 class InOrder:

@@ -259,8 +259,9 @@ def test_examples_of_batches_of_which_nothing_is_known_are_counted_by_the_first_
     with caplog.at_level("INFO", logger="lightning_echo"):
         for _ in range(2):
             list(loader)
-    (record,) = caplog.records
-    assert record.getMessage().endswith("; examples are counted by the leading dimension of a batch's first tensor")
+    *_, remarks = (record.getMessage() for record in caplog.records)
+    assert len(caplog.records) == 3
+    assert remarks.endswith("; examples are counted by the leading dimension of a batch's first tensor")
     assert loader.counts.delivered == 5 * 8
 
 
