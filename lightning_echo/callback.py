@@ -36,7 +36,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from lightning_echo.attachment import Attachment, adapt_checkpoint
 from lightning_echo.config import CacheOptions, EchoConfig, ShareOptions, callback_options, given_options
-from lightning_echo.data.objects import names_options
+from lightning_echo.data.objects import in_words, names_options
 from lightning_echo.datamodule import DecidesFactor, EchoDataModule
 from lightning_echo.insertion import InsertionPoint
 from lightning_echo.measure.control import Controller, Decision, Moment, Observation
@@ -200,8 +200,8 @@ class EchoCallback(DecidesFactor, pl.Callback):
     ) -> None:
         if controller is not None and not isinstance(controller, Controller):
             raise TypeError(
-                f"controller must be a Controller such as TargetIdle(), or None, got {controller!r}; a factor is given by "
-                "EchoCallback(factor=...)"
+                f"controller must be a Controller such as TargetIdle(), or None, got {in_words(controller)}; a factor is given "
+                "by EchoCallback(factor=...)"
             )
         options = given_options(
             factor=factor,

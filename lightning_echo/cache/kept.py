@@ -24,7 +24,7 @@ from lightning_echo.data.copies import bytes_from_words
 from lightning_echo.data.elsewhere import NotRead, read_elsewhere
 from lightning_echo.data.fingerprint import Fingerprint, changed_paths, fingerprint, glance
 from lightning_echo.data.machine import free_memory_bytes
-from lightning_echo.data.objects import is_of_lightning, names_options
+from lightning_echo.data.objects import in_words, is_of_lightning, names_options
 from lightning_echo.split.describe import (
     Convention,
     CutLeaf,
@@ -149,7 +149,7 @@ def _checked_size(size: Any) -> int | float | str:
         _parsed(size)
         return size
     if isinstance(size, bool) or not isinstance(size, Real):
-        raise TypeError(f"cache.size must be {_EXPECTED}, got {size!r}")
+        raise TypeError(f"cache.size must be {_EXPECTED}, got {in_words(size)}")
     if isinstance(size, Integral):
         plain = int(size)
         if plain < _LEAST_BYTES:

@@ -43,7 +43,7 @@ from lightning_echo.cache.holding import Hold
 from lightning_echo.cache.kept import changed_by_reading
 from lightning_echo.cache.loader_cache import LoaderCache
 from lightning_echo.cache.reads import Caching, Keys, NoKeysError
-from lightning_echo.data.objects import is_stateful
+from lightning_echo.data.objects import in_words, is_stateful
 from lightning_echo.data.randomness import PreservingIterator
 from lightning_echo.insertion import InsertionPoint, Needs
 from lightning_echo.pipeline.batches import BatchEcho, LiveBatchEcho, PassReader
@@ -838,14 +838,18 @@ def _dataset_alone(dataset: Any) -> dict[str, Any]:
 
 def _check_loader(loader: Any) -> None:
     """Raises a TypeError if this is not a single loader that can be iterated again and again."""
-    kind = type(loader).__name__
+    kind, expected = type(loader).__name__, "loader must be a DataLoader or another iterable of batches"
+    if isinstance(loader, type):
+        raise TypeError(f"{expected}, got {in_words(loader)}")
     if not hasattr(loader, "__iter__"):
-        raise TypeError(f"loader must be a DataLoader or another iterable of batches, got {kind}")
+        hint = "; pass the loader that it returns" if inspect.isroutine(loader) else ""
+        raise TypeError(f"{expected}, got {kind}{hint}")
     is_sequence_of_loaders = isinstance(loader, list | tuple) and any(isinstance(part, DataLoader) for part in loader)
     if isinstance(loader, dict) or is_sequence_of_loaders or hasattr(loader, "flattened"):  # the last: a CombinedLoader
-        raise TypeError(
-            f"loader must be a single loader, got a {kind} of loaders; wrap each of them in an EchoLoader, or pass a single one"
-        )
+        is_one = isinstance(loader, list | tuple | dict) and len(loader) == 1
+        hint = "pass the loader itself" if is_one else "wrap each of them in an EchoLoader, or pass a single one"
+        number = "one loader" if is_one else "loaders"
+        raise TypeError(f"loader must be a single loader, got a {kind} of {number}; {hint}")
     if isinstance(loader, Iterator) and _cannot_begin_again(type(loader)):
         raise TypeError(
             f"loader must be iterable again in every pass, got the iterator {kind}; pass the object that it was made from"

@@ -13,6 +13,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.parsing import save_hyperparameters
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
+from lightning_echo.data.objects import in_words
 from lightning_echo.insertion import InsertionPoint, Needs, earliest
 from lightning_echo.loader.loader import EchoLoader
 from lightning_echo.pipeline.batches import BatchUse
@@ -233,8 +234,9 @@ class StandIn(pl.LightningDataModule):
     def __init__(self, datamodule: pl.LightningDataModule) -> None:
         if not isinstance(datamodule, pl.LightningDataModule):
             refuse_other_package("datamodule", datamodule)
+            got = in_words(datamodule) if isinstance(datamodule, type) else type(datamodule).__name__
             raise TypeError(
-                f"datamodule must be a LightningDataModule, got {type(datamodule).__name__}; for loaders use "
+                f"datamodule must be a LightningDataModule, got {got}; for loaders use "
                 f"{type(self).__name__}.from_dataloaders(train_dataloaders, ..., factor=...) or EchoLoader(loader, factor)"
             )
         # The base class is not initialised: it would overwrite its attributes, which are the user's here (see __setattr__).

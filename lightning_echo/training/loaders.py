@@ -325,7 +325,7 @@ class Wrapping:
         """
         names = self._names_chosen(loaders, leaves)
         if is_collection(loaders):
-            self._refuse_share_of_several(names)
+            self._refuse_share_of_several(names, is_one=len(leaves) == 1)
         for name, leaf in leaves.items():
             if isinstance(leaf, EchoLoader) and name not in names:
                 self._refuse_echoed(name)
@@ -347,13 +347,15 @@ class Wrapping:
             )
         return [name for name in leaves if name in self.configs]
 
-    def _refuse_share_of_several(self, names: list[str]) -> None:
+    def _refuse_share_of_several(self, names: list[str], *, is_one: bool) -> None:
         for name in names:
             if (share := (self._config_of_all or self.configs[name]).share) is not None:
                 shared = share["name"] if isinstance(share, dict) else share
+                number = "a list or dict of one loader" if is_one else "several loaders"
+                hint = "Return the loader itself" if is_one else "Return a single loader"
                 raise MisconfigurationException(
-                    f"share={shared!r} is impossible for several loaders: a reader reads one. Return a single loader from "
-                    "train_dataloader, or leave share out"
+                    f"share={shared!r} is impossible for {number}: a reader reads a single one. {hint} from train_dataloader, or "
+                    "leave share out"
                 )
 
     def echo(self, name: str, loader: Any, before: EchoLoader | None, factor: float | None, ranks: dict[str, Any]) -> EchoLoader:

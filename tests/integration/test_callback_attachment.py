@@ -460,7 +460,7 @@ def test_two_callbacks_are_refused() -> None:
     ("arguments", "message"),
     [
         ({"controller": 4}, r"controller must be a Controller such as TargetIdle\(\), or None, got 4; .*EchoCallback\(factor="),
-        ({"controller": TargetIdle}, "controller must be a Controller such as"),
+        ({"controller": TargetIdle}, r"got the class TargetIdle: pass an instance, TargetIdle\(\.\.\.\)"),
         ({"controller": "TargetIdle"}, "controller must be a Controller such as"),
         ({"echo": 4}, "echo must be an EchoConfig, a dict .*or None, got int"),
         (

@@ -153,3 +153,13 @@ class TwoLoaders(pl.LightningDataModule):
 def test_several_loaders_are_refused_with_the_way_out() -> None:
     with pytest.raises(MisconfigurationException, match="share='fit' is impossible for several loaders"):
         fit(TwoLoaders(), model=Recorder(), callbacks=[EchoCallback(share=SHARE)])
+
+
+class ListOfOne(TwoLoaders):
+    def train_dataloader(self) -> Any:
+        return [DataLoader(Scans(20), 4)]
+
+
+def test_a_list_of_one_loader_is_refused_as_what_it_is() -> None:
+    with pytest.raises(MisconfigurationException, match=r"a list or dict of one loader: .* Return the loader itself"):
+        fit(ListOfOne(), model=Recorder(), callbacks=[EchoCallback(share=SHARE)])

@@ -205,3 +205,19 @@ def test_a_rebuilt_loader_has_the_users_generator_or_one_of_its_own_so_that_maki
     before = torch.get_rng_state()
     iter(rebuilt())
     assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(
+    ("loader", "said"),
+    [
+        (DataLoader, r"got the class DataLoader: pass an instance, DataLoader\(\.\.\.\)"),
+        (lambda: [1], "got function; pass the loader that it returns"),
+        ([DataLoader(DATA)], "got a list of one loader; pass the loader itself"),
+        ({"a": DataLoader(DATA)}, "got a dict of one loader; pass the loader itself"),
+        ([DataLoader(DATA)] * 2, "got a list of loaders; wrap each of them in an EchoLoader"),
+        (DATA, "got TensorDataset$"),
+    ],
+)
+def test_what_is_no_loader_is_refused_with_a_hint(loader, said):
+    with pytest.raises(TypeError, match=rf"^loader must be a .*{said}"):
+        kind_of(loader)
