@@ -454,7 +454,7 @@ class Indexed(Kind):
         try:
             Keys(self.loader.dataset)
         except NoKeysError as error:
-            raise ValueError(f"cache is impossible here: {error}") from error
+            raise ValueError(f"cache is impossible here: {error}") from None
 
     def layout(self, replicas: int) -> Layout:
         length, size = len(self.sampler), self.loader.batch_size
