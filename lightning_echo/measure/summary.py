@@ -60,7 +60,8 @@ class EpochReport:
     Attributes:
         steps: Number of its steps that were measured.
         factor: Echo factor in force at its end.
-        fresh_examples: Of all ranks, in the run so far; so are `echoed_examples`.
+        fresh_examples: Fresh examples of all ranks, in the run so far.
+        echoed_examples: Echoed examples of all ranks, in the run so far.
         passes: Passes over the data in the run so far.
         effective_factor: Uses per fresh example in this epoch.
         idle_fraction: Share of the epoch's time in which the job waited for input, 0 to 1.
@@ -73,7 +74,8 @@ class EpochReport:
         recommended_factor: The factor that follows from the measurements.
         first_batch_seconds: Longest wait of any rank for the epoch's first batch, if workers had to start for it.
         cache_hit_fraction: Share of the epoch's fresh examples that the cache had, 0 to 1.
-        cached_examples: Examples that the cache of a node holds; `cache_bytes` is their size.
+        cached_examples: Examples that the cache of a node holds.
+        cache_bytes: Bytes that they take on a node.
         cache_received_fraction: Share of the epoch's fresh examples that came from another node; None if the cache is not
             partitioned.
         exchange_fraction: Share of the epoch's time in which a node sent and received examples, for the node with the largest

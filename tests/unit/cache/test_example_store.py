@@ -147,7 +147,7 @@ class Opaque:
 
 def test_examples_that_cannot_be_compared_are_audited_by_their_records():
     make_store().audit([Opaque(), 1], [Opaque(), 1], 7)
-    with pytest.raises(StaleCacheError, match="example 7 is another one now"):
+    with pytest.raises(StaleCacheError, match="example 7 has changed since it was cached"):
         make_store().audit([Opaque(), 1], [Opaque(), 2], 7)
 
 

@@ -237,8 +237,8 @@ SITUATIONS = {  # name: factor, costs, what is recommended, and the advice expec
     ),
     "at the maximum, from below": (
         *(1, costs(0.2), (8, Reason.at_maximum)),
-        f"Echo with factor 8, about 8 times as fast: {BUSY} only 10% of the time{LAST}{FIRST}; a faster source "
-        "would help more; a larger factor rarely does.",
+        f"Echo with factor 8, about 8 times as fast: {BUSY} only 10% of the time{LAST}{FIRST}; a faster "
+        "data source would help more; a larger factor rarely does.",
     ),
     "at the maximum": (
         *(8, costs(0.2), (8, Reason.at_maximum)),  # 100 ms / 8 for a step of 10 ms

@@ -408,7 +408,7 @@ def test_what_was_given_up_is_said_with_its_figures_and_what_helps():
     given_up, kept = max(observation.factor for observation in seen), decided[-1].factor
     came = (waits(HANGS, kept) - waits(HANGS, given_up)) / waits(HANGS, kept)  # of all the waiting, which it should have ended
     said = re.fullmatch(
-        f"idle {100 * seen[-1].idle_fraction:.3g}%, target 5%: factor {given_up:g} instead of {kept:g} brought (.*) % of the "
+        f"idle {100 * seen[-1].idle_fraction:.3g}%, target 5%: factor {given_up:g} instead of {kept:g} brought (.*)% of the "
         "predicted gain; if single reads are far slower than the others, a larger prefetch_factor or more workers help",
         decided[-1].message,
     )

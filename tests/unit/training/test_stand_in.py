@@ -107,9 +107,7 @@ def test_a_second_fit_over_it_is_refused():
 def test_what_is_no_data_module_is_refused_with_the_way_out(value):
     with pytest.raises(TypeError, match=r"must be a LightningDataModule, got .*; for loaders use Doubled.from_dataloaders"):
         Doubled(value)
-    with pytest.raises(
-        TypeError, match=r"got the class LightningDataModule: pass an instance, LightningDataModule\("
-    ):
+    with pytest.raises(TypeError, match=r"got the class LightningDataModule: pass an instance, LightningDataModule\("):
         Doubled(pl.LightningDataModule)
 
 
