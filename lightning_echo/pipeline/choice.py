@@ -49,15 +49,14 @@ def choose(kind: Kind, point: InsertionPoint, cache: CacheConfig | None = None) 
         ValueError: The point, or the cache, is impossible with this loader.
         Exception: The data set itself raises it when it is read, and the user asks for a point, or a cache, that needs this.
     """
+    is_auto = point is InsertionPoint.auto
+    if not is_auto and point not in points_from(kind.needs):
+        raise ValueError(f"{point.option} is impossible here: {kind.why_later}. Use {_ways_out(kind.needs)}")
+    later = earliest(kind.needs if kind.why_later else Needs.examples) if is_auto else point
+    reason = kind.why_later if is_auto else ""
     if isinstance(kind, Stream):
-        return _choose_for_stream(point)
-    is_auto, cuts, reason = point is InsertionPoint.auto, point not in points_from(Needs.examples), ""
-    later = earliest(Needs.examples) if is_auto else point
-    if kind.why_batches_only:
-        if not is_auto and point not in points_from(Needs.batches):
-            raise ValueError(f"{point.option} is impossible here: {kind.why_batches_only}. Use {_ways_out(Needs.batches)}")
-        cuts, later = False, earliest(Needs.batches) if is_auto else point
-        reason = kind.why_batches_only if is_auto else ""
+        return _uncut(later, reason)
+    cuts = not kind.why_later and point not in points_from(Needs.examples)
     index = kind.readable_index
     if not cuts and index is None and cache is None and (later.by_batches or batched(kind.loader.dataset) is None):
         return _uncut(later, reason, caution=_caution(kind))
@@ -186,15 +185,6 @@ def _look_once(dataset: Any, asked: _Asked) -> _Found:
 
 
 # --- the kinds of loaders --------------------------------------------------------------------------------------------
-
-
-def _choose_for_stream(point: InsertionPoint) -> Choice:
-    reason = "the data set is a stream, which has no index"
-    if point is InsertionPoint.auto:
-        return _uncut(earliest(Needs.examples), reason)
-    if point not in points_from(Needs.examples):
-        raise ValueError(f"{point.option} is impossible here: {reason}. Use {_ways_out(Needs.examples)}")
-    return _uncut(point, "")
 
 
 def _ways_out(needs: Needs) -> str:

@@ -274,8 +274,8 @@ class Kind(ABC):
 
     @property
     @abstractmethod
-    def why_batches_only(self) -> str:
-        """Why only whole batches of this loader can be echoed, for people."""
+    def why_later(self) -> str:
+        """Why this loader cannot be echoed at an earlier point than those of `needs`, for people; empty if there is none."""
 
     def check_cache(self) -> None:
         """Raises a ValueError if this loader cannot have a cache, because its examples cannot be found again. Reads nothing."""
@@ -377,7 +377,7 @@ class Indexed(Kind):
     distinct = True
     laid_out = "examples"
     resumes = True
-    why_batches_only = ""
+    why_later = ""
     _draws_here = False  # whether the sampler may draw from the random states of this process
 
     @property
@@ -616,7 +616,7 @@ class OwnBatches(IndexedBatches):
 
     laid_out = "batches"
     readable_index = None
-    why_batches_only = (
+    why_later = (
         "the loader has a batch_sampler of its own, which decides what is in a batch: give the loader batch_size and a "
         "sampler for an earlier point, or augment on the device, which is redone for each use"
     )
@@ -662,7 +662,7 @@ class Stream(_OfStream):
     plans_in_workers = True
     reads_own_passes = True
     pass_ends = "the stream ends"
-    why_batches_only = ""
+    why_later = "the data set is a stream, which has no index"
 
     def expected_items(self, layout: Layout) -> int | None:
         return None if self.length is None else int(self.length * self.loader.batch_size)
@@ -733,7 +733,7 @@ class Opaque(Kind):
     remark = "examples are counted by the leading dimension of a batch's first tensor"
 
     @property
-    def why_batches_only(self) -> str:
+    def why_later(self) -> str:
         loader = self.loader
         if not isinstance(loader, DataLoader):
             return f"{type(loader).__name__} is an iterable of batches, and does not tell which examples are in them"

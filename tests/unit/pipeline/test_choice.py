@@ -118,7 +118,7 @@ def test_a_buffer_that_cannot_fit_is_refused_whatever_sampler_of_torchs(
         EchoLoader(plain, 2, insertion_point=point, buffer_size=101)
 
 
-@pytest.mark.parametrize("collection", [{"a": range(3)}, [DataLoader(range(3))], (DataLoader(range(3)), 1)])
+@pytest.mark.parametrize("collection", [{"a": range(3), "b": range(3)}, [DataLoader(range(3))] * 2, (DataLoader(range(3)), 1)])
 def test_collections_of_loaders_are_refused_with_the_way_out(collection: Any) -> None:
     with pytest.raises(TypeError, match=r"must be a single loader, got a \w+ of loaders; wrap each of them in an EchoLoader"):
         EchoLoader(collection, 2)
