@@ -11,7 +11,6 @@ from typing import Any, TypeAlias, get_type_hints
 
 from lightning_echo.cache.kept import CacheConfig, read_cache_config
 from lightning_echo.data.copies import bytes_from_words
-from lightning_echo.data.objects import names_options
 from lightning_echo.insertion import InsertionPoint
 from lightning_echo.plan.plan import MOST_FACTOR, Reuse
 from lightning_echo.share.config import ShareConfig, read_share_config
@@ -29,7 +28,6 @@ CacheOptions: TypeAlias = int | float | str | Mapping[str, Any] | CacheConfig | 
 ShareOptions: TypeAlias = str | Mapping[str, Any] | ShareConfig | None
 
 
-@names_options
 @dataclass
 class EchoConfig:
     """The options of echoing. They are plain values, so that ``OmegaConf.structured(EchoConfig)`` and checkpoints can hold them.

@@ -24,7 +24,7 @@ from lightning_echo.data.copies import bytes_from_words
 from lightning_echo.data.elsewhere import NotRead, read_elsewhere
 from lightning_echo.data.fingerprint import Fingerprint, changed_paths, fingerprint, glance
 from lightning_echo.data.machine import free_memory_bytes
-from lightning_echo.data.objects import in_words, is_of_lightning, names_options
+from lightning_echo.data.objects import in_words, is_of_lightning
 from lightning_echo.split.describe import (
     Convention,
     CutLeaf,
@@ -45,7 +45,6 @@ _LEAST_BYTES = 2**20
 _EXPECTED = 'a string with a unit such as "8GiB", a share of the free memory such as 0.5, or a number of bytes'
 
 
-@names_options
 @dataclass(frozen=True, kw_only=False)
 class CacheConfig:
     """The options of a cache (CoorDL's MinIO cache: Mohan et al. 2021, arXiv 2007.06775, section 4.1).

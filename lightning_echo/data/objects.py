@@ -40,6 +40,8 @@ _C = TypeVar("_C", bound=type)
 def names_options(cls: _C) -> _C:
     """Class decorator: an unknown keyword is refused with the options that there are, and the one that may be meant.
 
+    Not for a dataclass: jsonargparse reads the source of its ``__init__``.
+
     >>> @names_options
     ... class Heater:
     ...     def __init__(self, degrees, hours=1): ...

@@ -22,7 +22,6 @@ from typing import Any, TypeVar
 
 from lightning_echo.data.copies import bytes_from_words
 from lightning_echo.data.machine import free_memory_bytes
-from lightning_echo.data.objects import names_options
 
 # ---------------------------------------------------------------------- share config
 
@@ -33,7 +32,6 @@ _LEAST_BYTES = 2**12
 _WINDOW = 'a string with a unit such as "1GiB", a share of the free memory such as 0.1, or a number of bytes'
 
 
-@names_options
 @dataclass(frozen=True)
 class ShareConfig:
     """The options of sharing (CoorDL's coordinated preparation: Mohan et al. 2021, arXiv 2007.06775, section 4.3).

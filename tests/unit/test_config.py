@@ -374,9 +374,7 @@ def test_a_loader_may_be_named_share_too() -> None:
         (EchoCallback, "factr", "did you mean factor?"),
         (EchoDataModule, "insertion_pont", "did you mean insertion_point?"),
         (EchoLoader, "buffersize", "did you mean buffer_size?"),
-        (EchoConfig, "epoch_lenght", "did you mean epoch_length?"),
-        (CacheConfig, "siz", "did you mean size?"),
-        (ShareConfig, "xyz", r"ShareConfig has no option xyz\. It has name, behind"),
+        (EchoLoader, "xyz", r"EchoLoader has no option xyz\. It has loader, factor"),
     ],
 )
 def test_a_mistyped_option_is_refused_with_those_that_there_are(cls: type, typo: str, meant: str) -> None:
