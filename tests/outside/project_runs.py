@@ -267,9 +267,7 @@ def assert_resumes_exactly(data: Callable[[], Any], see: See, folder: Path, step
 
 
 def said(caplog: Any) -> str:
-    """The one line of a fit that says where the loader is echoed."""
-    lines = [
-        record.getMessage() for record in caplog.records if "live" in record.getMessage() and "reuse [" in record.getMessage()
-    ]
-    assert len(lines) == 1
-    return str(lines[0])
+    """The lines of a fit that say where the loader is echoed, and why there: one begins them, and the next two belong to it."""
+    messages = [record.getMessage() for record in caplog.records if record.name == "lightning_echo"]
+    (first,) = [number for number, message in enumerate(messages) if "live" in message and "reuse [" in message]
+    return "\n".join(messages[first : first + 3])
