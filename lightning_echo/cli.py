@@ -38,8 +38,8 @@ class EchoOptions(EchoConfig):
     """Data echoing: every fresh example is used factor times on average. By default nothing is echoed, only measured.
 
     Args:
-        factor: Uses per fresh example, a real number >= 1; 1 is no echoing. 'auto': a TargetIdle with its defaults decides on the
-            factor from epoch to epoch.
+        factor: Uses per fresh example, a real number >= 1; 1 means no echoing. 'auto': a TargetIdle with its defaults decides on
+            the factor from epoch to epoch.
         insertion_point: Where the echo stage stands: after_read, before_augmentation, after_augmentation, after_batching,
             after_transfer, or auto.
         buffer_size: The largest number of live examples per rank (of live batches for after_batching and after_transfer). Or the
@@ -135,7 +135,7 @@ class EchoCLI(LightningCLI):
         return {**super().subcommands(), **own}
 
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Adds the group ``echo`` beside trainer, model and data. ``add_arguments_to_parser`` stays free for the user."""
+        """Adds the group ``echo`` next to trainer, model and data. ``add_arguments_to_parser`` stays free for the user."""
         super().add_core_arguments_to_parser(parser)
         parser.add_class_arguments(EchoOptions, "echo", sub_configs=True)
 

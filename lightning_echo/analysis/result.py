@@ -257,12 +257,12 @@ class StallAnalysis:
         try:
             state = json.loads(Path(path).read_text())
         except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise ValueError(f"{path} is no analysis: it is not JSON ({error})") from None
+            raise ValueError(f"{path} is not an analysis: it is not JSON ({error})") from None
         version = state.pop("lightning_echo_analysis", None) if isinstance(state, dict) else None
         if not isinstance(version, int):
             raise ValueError(
-                f"{path} is no analysis: write one with StallAnalysis.to_json (lightning_echo_analysis must be the version of "
-                f"the format, got {version!r})"
+                f"{path} is not an analysis: write one with StallAnalysis.to_json (lightning_echo_analysis must be the version "
+                f"of the format, got {version!r})"
             )
         if version > _VERSION:
             raise ValueError(

@@ -341,7 +341,7 @@ def open_own(path: str) -> int:
         if status.st_uid != os.geteuid():
             raise ArenaError(f"{path} belongs to another user, who could have written anything into it: give another path")
         if not S_ISREG(status.st_mode):
-            raise ArenaError(f"{path} is no file: give another path or name")
+            raise ArenaError(f"{path} is not a file: give another path or name")
         if status.st_mode & 0o022:
             raise ArenaError(f"{path} can be written by other users, who could have written anything into it: remove it")
     except BaseException:

@@ -224,7 +224,7 @@ class Exchange:
             return False
         if any((head.start, head.known) != (self._start, self._known) for head in heads):
             seen = ", ".join(f"start {head.start} at round {head.known}" for head in heads)
-            raise RuntimeError(f"the nodes of a partitioned cache have not started together ({seen}): start all of them anew")
+            raise RuntimeError(f"the nodes of a partitioned cache have not started together ({seen}): restart all of them")
         for space, head in zip(self._spaces, heads, strict=True):
             space.free(head.taken)
         least_taken = min(head.taken for head in heads)

@@ -428,8 +428,8 @@ class CachedReads:
                 found[place] = example
                 if (key := keys[place]) is None and not self._holds_nothing:
                     self._say(
-                        f"the cache cannot hold example {indices[place]!r}, nor others whose index is no number from 0 on: they "
-                        "are read each time"
+                        f"the cache cannot hold example {indices[place]!r}, nor others whose index is not a number from 0 on: "
+                        "they are read each time"
                     )
                 elif key is not None and example is not WHOLE:
                     self._put(key, example)

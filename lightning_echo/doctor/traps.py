@@ -163,7 +163,7 @@ def _short_lived_workers(looked: Looked) -> Finding | None:
         return None
     return warning(
         "persistent_workers",
-        "persistent_workers=False: without echoing, each epoch starts its workers anew and waits for its first batch again.",
+        "persistent_workers=False: without echoing, each epoch restarts its workers and waits for its first batch again.",
         "Set persistent_workers=True. (Workers of an echoed loader stay alive in any case.)",
     )
 

@@ -20,7 +20,7 @@ from lightning_echo.insertion import InsertionPoint, Needs, earliest
 from lightning_echo.loader.sizing import BufferSize, BufferSizing, Room, room_of_rank
 from lightning_echo.loader.state import Conditions, EchoState
 from lightning_echo.pipeline.choice import choose, choose_later
-from lightning_echo.pipeline.kinds import Indexed, Layout, kind_of
+from lightning_echo.pipeline.kinds import Indexed, Layout, Opening, kind_of
 from lightning_echo.pipeline.pipelines import Launch, Pipeline, rank_key
 from lightning_echo.pipeline.requests import tell_pass
 from lightning_echo.plan.memory import make_plan
@@ -268,9 +268,17 @@ class Setting:
         return self.kind.filling_batches(self.layout(), self.buffer_size, self.reuse)
 
     def start(self, launch: Launch) -> Pipeline:
-        layout, key = self.layout(), rank_key(launch.seed, self._noise_rank())
-        shape = self.kind.shape(layout, self.buffer_size, launch.seed, self.reuse)
-        return self.kind.open(self.choice, layout, shape, launch, rank=self._shards()[1], key=key, cache=self.cache)
+        layout = self.layout()
+        opening = Opening(
+            launch=launch,
+            choice=self.choice,
+            layout=layout,
+            shape=self.kind.shape(layout, self.buffer_size, launch.seed, self.reuse),
+            rank=self._shards()[1],
+            key=rank_key(launch.seed, self._noise_rank()),
+            cache=self.cache,
+        )
+        return self.kind.open(opening)
 
     def part_in_cache(self) -> Part:
         """Returns the facts about this rank that the other ranks of a partitioned cache need."""

@@ -153,11 +153,40 @@ class Choice:
     holds: Sequence[Hold] = ()
 
 
+@dataclass(frozen=True, kw_only=True)
+class Opening:
+    """The values with which a pipeline is opened: those of the run, and those of the loader's `Setting`.
+
+    Attributes:
+        shape: Sizes of the plan, as of `Kind.shape`.
+        rank: Number of this rank's share of a pass.
+        key: Seed of this rank's random numbers in the workers, see `rank_key`.
+        cache: The cache through which examples are read; None without one.
+    """
+
+    launch: Launch
+    choice: Choice
+    layout: Layout
+    shape: PlanShape
+    rank: int
+    key: int
+    cache: LoaderCache | None = None
+
+    def plan(self) -> Plan:
+        """Returns the plan, at the batch to begin with."""
+        saved = self.launch.state["plan"]
+        if saved is not None:
+            return plan_from_state(self.shape, saved)
+        plan = make_plan(self.shape, self.launch.factor)
+        plan.position, plan.number = self.launch.begin_at
+        return plan
+
+
 class Kind(ABC):
     """The user's loader, and what follows from the way in which it makes its batches."""
 
-    needs: ClassVar[Needs] = Needs.batches  # it can be echoed at the points that need no more
-    by_batches: ClassVar[bool] = True  # whether whole batches are echoed, else examples
+    needs: ClassVar[Needs]  # it can be echoed at the points that need no more
+    by_batches: ClassVar[bool] = False  # whether whole batches are echoed, else examples
     plans_in_workers: ClassVar[bool] = False  # whether each worker has a plan of its own, for its part of a stream
     distinct: ClassVar[bool] = False  # whether no batch may hold an index twice
     laid_out: ClassVar[str] = "batches"  # the items of its layout
@@ -299,18 +328,9 @@ class Kind(ABC):
         """Returns the expected number of items in a pass on this rank; None if not known."""
         return None if self.length is None else self.items_per_pass(layout)
 
+    @abstractmethod
     def shape(self, layout: Layout, buffer_size: int, seed: int, reuse: Reuse = Reuse.each) -> PlanShape:
         """Returns the sizes of the plan of a pipeline, or of each worker's plan (`plans_in_workers`)."""
-        return PlanShape(
-            batch_size=1,
-            last_batch_size=1,
-            batches_per_pass=max(layout.batches_per_pass, 1),  # 0 means unknown, and a plan over batches does not depend on it
-            workers=1,
-            buffer_size=buffer_size,
-            seed=seed,
-            distinct=False,
-            reuse=reuse,
-        )
 
     @property
     def stateful(self) -> Any:
@@ -342,28 +362,37 @@ class Kind(ABC):
 
     def filling_batches(self, layout: Layout, buffer_size: int, reuse: Reuse) -> int:
         """Returns the number of batches after which the share of fresh examples in each batch is the one of the factor."""
-        return 1 if reuse is Reuse.memory else buffer_size
+        return max(self.num_workers, 1) if reuse is Reuse.memory else -(-buffer_size // layout.batch_size)
 
-    @abstractmethod
     def lookahead(self, largest_factor: float) -> int:
         """Returns the largest number of batches that may be planned after the delivered one, however fast the workers are."""
+        return self.prefetched_batches + DEPTH if self.num_workers else 0
 
     @abstractmethod
-    def open(
-        self,
-        choice: Choice,
-        layout: Layout,
-        shape: PlanShape,
-        launch: Launch,
-        *,
-        rank: int,
-        key: int,
-        cache: LoaderCache | None = None,
-    ) -> Pipeline:
-        """Starts a pipeline: its workers, and the thread that fetches ahead if one may run.
+    def open(self, opening: Opening) -> Pipeline:
+        """Starts a pipeline: its workers, and the thread that fetches ahead if one may run."""
 
-        ``rank`` is the number of this rank's share of a pass, ``key`` the seed of its random numbers in the workers.
-        """
+
+class _OfBatches(Kind):
+    """A kind of which whole batches are echoed."""
+
+    needs = Needs.batches
+    by_batches = True
+
+    def shape(self, layout: Layout, buffer_size: int, seed: int, reuse: Reuse = Reuse.each) -> PlanShape:
+        return PlanShape(
+            batch_size=1,
+            last_batch_size=1,
+            batches_per_pass=max(layout.batches_per_pass, 1),  # 0 means unknown, and a plan over batches does not depend on it
+            workers=1,
+            buffer_size=buffer_size,
+            seed=seed,
+            distinct=self.distinct,
+            reuse=reuse,
+        )
+
+    def filling_batches(self, layout: Layout, buffer_size: int, reuse: Reuse) -> int:
+        return 1 if reuse is Reuse.memory else buffer_size
 
 
 # ---------------------------------------------------------------------- read by index
@@ -373,7 +402,6 @@ class Indexed(Kind):
     """A ``DataLoader`` that makes batches of examples, which it reads by their index."""
 
     needs = Needs.raw_items
-    by_batches = False
     distinct = True
     laid_out = "examples"
     resumes = True
@@ -472,14 +500,9 @@ class Indexed(Kind):
             workers=self.num_workers,
             buffer_size=buffer_size,
             seed=seed,
+            distinct=self.distinct,
             reuse=reuse,
         )
-
-    def filling_batches(self, layout: Layout, buffer_size: int, reuse: Reuse) -> int:
-        return max(self.num_workers, 1) if reuse is Reuse.memory else -(-buffer_size // layout.batch_size)
-
-    def lookahead(self, largest_factor: float) -> int:
-        return self.prefetched_batches + DEPTH if self.num_workers else 0
 
     def part_in_cache(self, layout: Layout, shards: tuple[int, int]) -> Part:
         """Returns the facts about this rank, with its share of the data, that the other ranks of a partitioned cache need."""
@@ -500,30 +523,21 @@ class Indexed(Kind):
 
     # ------------------------------------------------------------------ opening
 
-    def open(
-        self,
-        choice: Choice,
-        layout: Layout,
-        shape: PlanShape,
-        launch: Launch,
-        *,
-        rank: int,
-        key: int,
-        cache: LoaderCache | None = None,
-    ) -> Pipeline:
+    def open(self, opening: Opening) -> Pipeline:
+        launch, choice, cache = opening.launch, opening.choice, opening.cache
         rounds = None if cache is None else cache.begin_rounds()
         caching = None if cache is None else cache.caching(rounds)
-        order = self._order_in_rounds(layout, shape.distance, launch.seed, rank, rounds)
+        order = self._order_in_rounds(opening, rounds)
         if launch.state["order"] is not None:
             order.load(launch.state["order"])
-        requests = self._requests(choice, layout, _plan(shape, launch), order)
+        requests = self._requests(opening, order)
         in_rounds = None
         if rounds is not None:
             in_rounds = RequestsInRounds(requests, rounds, order if isinstance(order, AllRanksOrder | OrdersOfRanks) else None)
         workers = WorkerProcesses(launch.worker_init_fn)
         # Code that may draw from the global random states must not run while the training draws from them, too.
         in_thread = self.num_workers > 0 and self.may_run_in_thread
-        batches: Iterator[Any] = iter(self.rebuild(in_rounds or requests, choice.make_stages, key, workers, caching))
+        batches: Iterator[Any] = iter(self.rebuild(in_rounds or requests, choice.make_stages, opening.key, workers, caching))
         if rounds is not None and rounds.exchange is not None:
             rounds.exchange.begin()
         # Once a worker has sent a batch, it does not use its memory any more.
@@ -559,8 +573,9 @@ class Indexed(Kind):
             preserves=self._draws_here and not self.num_workers,
         )
 
-    def _order_in_rounds(self, layout: Layout, distance: int, seed: int, rank: int, rounds: Rounds | None) -> Order:
+    def _order_in_rounds(self, opening: Opening, rounds: Rounds | None) -> Order:
         """Returns the order of this rank, with those of the others if this rank exchanges examples for all ranks."""
+        layout, distance, seed, rank = opening.layout, opening.shape.distance, opening.launch.seed, opening.rank
         if rounds is None or rounds.exchange is None:
             return self.order(layout, distance, seed, rank)
         if self.shards_itself:  # the sampler is a DistributedSampler
@@ -570,10 +585,10 @@ class Indexed(Kind):
             )
         return AllRanksOrder(self.order(layout, distance, seed, rank, is_whole=True), layout.replicas, rank)
 
-    def _requests(self, choice: Choice, layout: Layout, plan: Plan, order: Order) -> ExampleRequests | BatchRequests:
+    def _requests(self, opening: Opening, order: Order) -> ExampleRequests | BatchRequests:
         """Returns the batch sampler of the rebuilt loader."""
-        stages = choice.make_stages(self.loader.dataset)
-        return ExampleRequests(plan, order, whole_calls=stages.load_many is not None)
+        stages = opening.choice.make_stages(self.loader.dataset)
+        return ExampleRequests(opening.plan(), order, whole_calls=stages.load_many is not None)
 
     def rebuild(
         self,
@@ -590,14 +605,10 @@ class Indexed(Kind):
         return _rebuilt(self.loader, requests, cache, key, workers)
 
 
-class IndexedBatches(Indexed):
+class IndexedBatches(_OfBatches, Indexed):
     """The same loader, of which whole batches are echoed."""
 
-    needs = Needs.batches
-    by_batches = True
     distinct = False
-    shape = Kind.shape
-    filling_batches = Kind.filling_batches
     _draws_here = True
 
     def lookahead(self, largest_factor: float) -> int:
@@ -607,8 +618,10 @@ class IndexedBatches(Indexed):
         uses = math.ceil(largest_factor) + 1 if largest_factor > 1 else 1
         return (self.prefetched_batches + 3) * uses + DEPTH
 
-    def _requests(self, choice: Choice, layout: Layout, plan: Plan, order: Order) -> BatchRequests:
-        return BatchRequests(plan, BatchedOrder(order, layout.batch_size, layout.last_batch_size, layout.batches_per_pass))
+    def _requests(self, opening: Opening, order: Order) -> BatchRequests:
+        layout = opening.layout
+        batched = BatchedOrder(order, layout.batch_size, layout.last_batch_size, layout.batches_per_pass)
+        return BatchRequests(opening.plan(), batched)
 
 
 class OwnBatches(IndexedBatches):
@@ -632,8 +645,8 @@ class OwnBatches(IndexedBatches):
     def _most_in_batch(self, layout: Layout) -> int:
         return max(layout.batch_size, _OWN_BATCH)
 
-    def _requests(self, choice: Choice, layout: Layout, plan: Plan, order: Order) -> BatchRequests:
-        return BatchRequests(plan, order)
+    def _requests(self, opening: Opening, order: Order) -> BatchRequests:
+        return BatchRequests(opening.plan(), order)
 
 
 # ---------------------------------------------------------------------- streams, and any other loader
@@ -658,7 +671,6 @@ class Stream(_OfStream):
     """A ``DataLoader`` that makes batches of a stream's examples. Each worker plans for its part of the stream."""
 
     needs = Needs.examples
-    by_batches = False
     plans_in_workers = True
     reads_own_passes = True
     pass_ends = "the stream ends"
@@ -676,7 +688,7 @@ class Stream(_OfStream):
             workers=1,
             buffer_size=buffer_size // max(self.num_workers, 1),
             seed=seed,
-            distinct=False,
+            distinct=self.distinct,
             reuse=reuse,
         )
 
@@ -691,23 +703,8 @@ class Stream(_OfStream):
     def has_length(self, epoch_length: str) -> bool:
         return self.length is not None and epoch_length != "full_pass"
 
-    def filling_batches(self, layout: Layout, buffer_size: int, reuse: Reuse) -> int:
-        return max(self.num_workers, 1) if reuse is Reuse.memory else -(-buffer_size // layout.batch_size)
-
-    def lookahead(self, largest_factor: float) -> int:
-        return self.prefetched_batches + DEPTH if self.num_workers else 0
-
-    def open(
-        self,
-        choice: Choice,
-        layout: Layout,
-        shape: PlanShape,
-        launch: Launch,
-        *,
-        rank: int,
-        key: int,
-        cache: LoaderCache | None = None,
-    ) -> Pipeline:
+    def open(self, opening: Opening) -> Pipeline:
+        launch = opening.launch
         state, delivered = launch.state.get("stream"), launch.begin_at.number
         if state is None:
             place, factors, pending = StreamPlace.first(max(self.num_workers, 1)), [(0, launch.factor)], []
@@ -721,13 +718,13 @@ class Stream(_OfStream):
         loader = self.loader
         context = loader.multiprocessing_context or torch.multiprocessing.get_context()
         turn = context.Lock() if self.num_workers else None
-        echo = StreamEcho(loader.dataset, shape, key, loader.collate_fn, drop_last=loader.drop_last, turn=turn)
-        answers = StreamAnswers(iter(_rebuilt(loader, requests, echo, key, workers)), requests, place, delivered)
+        echo = StreamEcho(loader.dataset, opening.shape, opening.key, loader.collate_fn, drop_last=loader.drop_last, turn=turn)
+        answers = StreamAnswers(iter(_rebuilt(loader, requests, echo, opening.key, workers)), requests, place, delivered)
         ahead = Prefetcher(answers, lost=workers.lost) if self.num_workers else PreservingIterator(answers)
         return StreamPipeline(requests, ahead, workers, place, delivered)
 
 
-class Opaque(Kind):
+class Opaque(_OfBatches):
     """Any iterable of batches. It is iterated as it is, and only its whole batches can be echoed."""
 
     remark = "examples are counted by the leading dimension of a batch's first tensor"
@@ -749,24 +746,14 @@ class Opaque(Kind):
         # A batch is read when it is asked for. Only the batch at which a pass has ended is planned before.
         return int(self.length is None)
 
-    def open(
-        self,
-        choice: Choice,
-        layout: Layout,
-        shape: PlanShape,
-        launch: Launch,
-        *,
-        rank: int,
-        key: int,
-        cache: LoaderCache | None = None,
-    ) -> Pipeline:
-        length = layout.batches_per_pass or None
+    def open(self, opening: Opening) -> Pipeline:
+        launch, length = opening.launch, opening.layout.batches_per_pass or None
         reader = PassReader(self.loader, length, mix(launch.seed, _PASS_SEED), is_estimate=self.reads_stream)
         if launch.state["order"] is not None:
             reader.load(launch.state["order"])
-        requests = BatchRequests(_plan(shape, launch), reader)
+        requests = BatchRequests(opening.plan(), reader)
         reader.expect(requests.not_held)
-        on_device = choice.point.on_device
+        on_device = opening.choice.point.on_device
         batches = LiveBatchEcho(requests, reader.read) if on_device else BatchEcho(requests, reader.read)
         none_of_ours = WorkerProcesses()
         return IndexPipeline(requests, batches, none_of_ours, reader=reader, on_device=on_device)
@@ -778,14 +765,6 @@ class StreamBatches(_OfStream, Opaque):
 
 Indexed.whole_batches = IndexedBatches
 Stream.whole_batches = StreamBatches
-
-
-def _plan(shape: PlanShape, launch: Launch) -> Plan:
-    if launch.state["plan"] is not None:
-        return plan_from_state(shape, launch.state["plan"])
-    plan = make_plan(shape, launch.factor)
-    plan.position, plan.number = launch.begin_at
-    return plan
 
 
 def _rebuilt(loader: Any, requests: Iterable[Any], answering: Any, key: int, workers: WorkerProcesses) -> DataLoader[Any]:

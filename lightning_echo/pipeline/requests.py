@@ -685,7 +685,7 @@ class RequestsInRounds:
         request = next(self._requests)
         if self._order is not None and self._rounds.exchange is not None:
             by_batches = isinstance(self._requests, BatchRequests)
-            reads_anew = request.number >= self._first_position if by_batches else bool(request.fresh)
-            self._rounds.exchange.ask(self._order.taken.popleft() if reads_anew else [])
+            reads_again = request.number >= self._first_position if by_batches else bool(request.fresh)
+            self._rounds.exchange.ask(self._order.taken.popleft() if reads_again else [])
         self._count += 1
         return request._replace(round=self._count - 1)

@@ -131,7 +131,7 @@ def unpack_calls(text: str) -> list[Call]:
         raise ValueError(f"the calls are damaged: {error}") from error
     half, odd = divmod(len(numbers), 2)
     if odd:
-        raise ValueError(f"the calls are damaged: {len(numbers)} numbers are no pairs")
+        raise ValueError(f"the calls are damaged: {len(numbers)} numbers are not pairs")
     return list(map(Call, accumulate(numbers[:half]), numbers[half:]))
 
 

@@ -39,7 +39,7 @@ class ShareConfig:
     Args:
         name: Trainings of one user on one machine that give the same name share one reader.
         behind: What happens if this training falls so far behind that the window is full. ``"wait"``: the reader waits for it,
-            and it gets every example. ``"skip"``: the reader goes on, and this training counts the examples that it missed.
+            and it gets every example. ``"skip"``: the reader continues, and this training counts the examples that it missed.
         join: Where this training begins if other trainings have begun before. ``"now"``: where the fastest one is. ``"pass"``: at
             the next pass.
         wait_for: Number of trainings that the reader waits for before it begins.
@@ -363,7 +363,7 @@ def _checked(data: bytes, flags: int) -> dict[str, Any]:
     try:
         message = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise WireError(f"a message is no JSON: {error}") from error
+        raise WireError(f"a message is not JSON: {error}") from error
     if not isinstance(message, dict):
         raise WireError(f"a message must be an object, got {type(message).__name__}")
     return message

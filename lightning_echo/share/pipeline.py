@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader, default_collate
 
 from lightning_echo.log import LOGGER
-from lightning_echo.pipeline.kinds import Choice, Indexed, Kind, Layout
+from lightning_echo.pipeline.kinds import Indexed, Kind, Layout, Opening
 from lightning_echo.pipeline.pipelines import IndexPipeline, Launch, Pipeline, Start, pipeline_over
 from lightning_echo.pipeline.prefetch import WorkerProcesses
 from lightning_echo.pipeline.requests import BatchedOrder, BatchRequests, ExampleRequests
@@ -295,8 +295,8 @@ def _distance(pass_length: int, layout: Layout) -> int:
 class SharedPipeline:
     """Yields batch after batch. It owns the attachment, and keeps ``counts`` up to date. See `IndexPipeline`.
 
-    ``shape`` is as without sharing. ``key`` is the seed for the random numbers of the collate function. `exact` is True, since
-    the order follows from the name.
+    ``opening.key`` is the seed for the random numbers of the collate function. `exact` is True, since the order follows from the
+    name.
     """
 
     exact = True
@@ -304,19 +304,15 @@ class SharedPipeline:
     def __init__(
         self,
         kind: Kind,
-        choice: Choice,
-        layout: Layout,
-        shape: PlanShape,
-        launch: Launch,
+        opening: Opening,
         *,
-        rank: int,
-        key: int,
         name: str,
         attachment: Attachment,
         counts: SharedCounts,
     ) -> None:
+        launch, choice, layout, shape = opening.launch, opening.choice, opening.layout, opening.shape
         self._kind, self._choice, self._layout, self._shape = kind, choice, layout, shape
-        self._rank, self._key, self._name = rank, key, name
+        self._rank, self._key, self._name = opening.rank, opening.key, name
         self._attachment, self._counts = attachment, counts
         self._in_thread = kind.loader.collate_fn is default_collate
         self._factors = [(0, launch.factor)]  # (batch, the factor from that batch on)

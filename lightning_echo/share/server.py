@@ -432,7 +432,7 @@ class Server:
 
     def _hear_lost(self) -> None:
         assert self._lost is not None  # it is set before the socket is written to
-        raise RuntimeError(f"the reader's workers cannot go on: {self._lost}") from self._lost
+        raise RuntimeError(f"the reader's workers cannot continue: {self._lost}") from self._lost
 
     def _on_lost(self, error: BaseException) -> None:
         """Called in the thread that reads."""

@@ -14,26 +14,23 @@ from typing import Any, NamedTuple, Protocol
 
 from torch.utils.data import DataLoader
 
-from lightning_echo.cache.loader_cache import LoaderCache
 from lightning_echo.cache.node_cache import gathered, nodes_of, place_of_process
 from lightning_echo.data.copies import bytes_in_words
 from lightning_echo.data.elsewhere import NotRead, read_elsewhere
 from lightning_echo.insertion import InsertionPoint, Needs, earliest, points_from
 from lightning_echo.pipeline.kinds import (
-    Choice,
     Indexed,
     IndexedBatches,
     Kind,
-    Layout,
     Opaque,
+    Opening,
     OwnBatches,
     Stream,
     StreamBatches,
     kind_of,
 )
-from lightning_echo.pipeline.pipelines import Launch, Pipeline
+from lightning_echo.pipeline.pipelines import Pipeline
 from lightning_echo.pipeline.prefetch import DEPTH
-from lightning_echo.plan.plan import PlanShape
 from lightning_echo.share.attachment import Attachment, Group, Waited
 from lightning_echo.share.config import (
     FileLock,
@@ -178,26 +175,16 @@ class LoaderSharing:
         now = Waited() if self._attachment is None else self._attachment.waited
         return now.after(self._waited_before)
 
-    def start(self, choice: Choice, layout: Layout, shape: PlanShape, launch: Launch, *, rank: int, key: int) -> SharedPipeline:
+    def start(self, opening: Opening) -> SharedPipeline:
         """Attaches to the reader, and starts the pipeline. All ranks must call this function together. See `SharedPipeline`.
 
         Raises a ValueError if the ranks cannot share, or another training shares other data under this name; a TypeError if the
         loader cannot be sent to the reader; a `ReaderError` if no reader could begin.
         """
+        layout = opening.layout
         attachment = self._attach(layout.batch_size * layout.replicas, self._group(layout.replicas, layout.length))
         try:
-            return SharedPipeline(
-                self._users,
-                choice,
-                layout,
-                shape,
-                launch,
-                rank=rank,
-                key=key,
-                name=self.config.name,
-                attachment=attachment,
-                counts=self._counts,
-            )
+            return SharedPipeline(self._users, opening, name=self.config.name, attachment=attachment, counts=self._counts)
         except BaseException:
             attachment.close()
             raise
@@ -279,18 +266,8 @@ class SharedIndexed(_Shared, Indexed):
     def lookahead(self, largest_factor: float) -> int:
         return DEPTH + 1  # batches that the thread may have planned
 
-    def open(
-        self,
-        choice: Choice,
-        layout: Layout,
-        shape: PlanShape,
-        launch: Launch,
-        *,
-        rank: int,
-        key: int,
-        cache: LoaderCache | None = None,
-    ) -> Pipeline:
-        return self._sharing.start(choice, layout, shape, launch, rank=rank, key=key)
+    def open(self, opening: Opening) -> Pipeline:
+        return self._sharing.start(opening)
 
 
 class SharedIndexedBatches(_Shared, IndexedBatches):
@@ -300,8 +277,8 @@ class SharedIndexedBatches(_Shared, IndexedBatches):
 class _SharedItems(_Shared):
     """A loader over the reader's items, which takes the place of the user's."""
 
-    def open(self, *args: Any, **kwargs: Any) -> Pipeline:
-        return self._sharing.start_over_stream(lambda: super(_SharedItems, self).open(*args, **kwargs))  # type: ignore[safe-super]
+    def open(self, opening: Opening) -> Pipeline:
+        return self._sharing.start_over_stream(lambda: super(_SharedItems, self).open(opening))  # type: ignore[safe-super]
 
 
 class SharedOfStream(_SharedItems, Stream):
@@ -331,8 +308,8 @@ def check_shareable(config: ShareConfig, kind: Kind) -> None:
     check_ray(config.name)
     if not unit_of(kind).is_replayed:
         raise ValueError(
-            f"share={config.name!r} with share.cluster={config.cluster!r} is impossible here: no other node could go on within "
-            f"a pass, since what is shared is {unit_of(kind).value}. Use a DataLoader over a map-style data set; or leave "
+            f"share={config.name!r} with share.cluster={config.cluster!r} is impossible here: no other node could continue "
+            f"within a pass, since what is shared is {unit_of(kind).value}. Use a DataLoader over a map-style data set; or leave "
             "cluster out, so that each node has a reader of its own"
         )
 

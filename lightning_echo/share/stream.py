@@ -123,7 +123,7 @@ class SharedStream(IterableDataset[Any]):
         """Goes to a place in the first pass of the reader."""
         self._at = At(wanted.number, 0)
         if wanted.offset:
-            LOGGER.info("share=%r: goes on after %d items of its pass, which are read again", self._config.name, wanted.offset)
+            LOGGER.info("share=%r: continues after %d items of its pass, which are read again", self._config.name, wanted.offset)
         while self._at.offset < wanted.offset:
             if (item := self._next()) is None or item.kind == END:
                 return
@@ -200,7 +200,7 @@ class SharedStream(IterableDataset[Any]):
         if self._config.restart != "pass":
             raise ReaderError(
                 f"the reader of share={self._config.name!r} has died, and no other one finds its place in this data again (a "
-                "stream, or a loader of whole batches). share.restart='pass' goes on with the next pass"
+                "stream, or a loader of whole batches). share.restart='pass' continues with the next pass"
             )
         end, at = window.end_from(item), self._at
         last = window.copy(end - 1) if end > window.begin else None

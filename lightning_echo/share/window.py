@@ -149,7 +149,9 @@ def _is_found(kind: type) -> bool:
 def _named(module: str, name: str) -> Any:
     found = _look_up(module, name)
     if not (isinstance(found, type) and issubclass(found, tuple) and hasattr(found, "_fields")):
-        raise TypeError(f"{module}.{name} is no named tuple in this training, but the reader's data set returns one of that name")
+        raise TypeError(
+            f"{module}.{name} is not a named tuple in this training, but the reader's data set returns one of that name"
+        )
     return found
 
 
@@ -231,7 +233,7 @@ class Window:
         self._descriptor, self._can_write = descriptor, can_write
         size = os.fstat(descriptor).st_size
         if size < _HEADER_BYTES:
-            raise ValueError(f"this is no window: it has {size} bytes. Trainings that share must have the same lightning_echo")
+            raise ValueError(f"this is not a window: it has {size} bytes. Trainings that share must have the same lightning_echo")
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if can_write else 0)
         self._memory = mmap.mmap(descriptor, size, mmap.MAP_SHARED, protection)
         self._words: Any = np.frombuffer(self._memory, np.uint64, _HEADER_BYTES // 8)
@@ -240,7 +242,8 @@ class Window:
         self._data_at = _HEADER_BYTES + _aligned(rows)
         if int(self._words[_MAGIC_AT]) != _MAGIC or self._data_at + self.workers * self.ring_bytes != size:
             raise ValueError(
-                f"this is no window of this version (it has {size} bytes): trainings that share must have the same lightning_echo"
+                f"this is not a window of this version (it has {size} bytes): trainings that share must have the same "
+                "lightning_echo"
             )
         self._rows: Any = np.frombuffer(self._memory, np.uint64, self.slots * _ROW, _HEADER_BYTES).reshape(self.slots, _ROW)
         self._bytes = memoryview(self._memory)

@@ -556,7 +556,7 @@ def _why_no_folder(dataset: Any) -> str | None:
     torchvision, folder = sys.modules.get("torchvision"), sys.modules.get("torchvision.datasets.folder")
     name = type(dataset).__name__
     if torchvision is None or folder is None or not isinstance(dataset, folder.DatasetFolder):
-        return "is no torchvision ImageFolder or DatasetFolder"
+        return "is not a torchvision ImageFolder or DatasetFolder"
     if not routes_as(dataset, folder.DatasetFolder, ("__getitem__", "__getitems__")):
         return f"{name} reads examples by a method of its own, not by DatasetFolder's"
     if dataset.loader is not folder.default_loader:

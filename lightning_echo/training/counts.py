@@ -154,8 +154,8 @@ class _Lookups(NamedTuple):
 
     def since(self, before: _Lookups) -> _Lookups:
         """Returns the counts since then. If a reload brought other data, the cache is a new one and counts from 0."""
-        began_anew = any(now < earlier for now, earlier in zip(self[1:], before[1:], strict=True))
-        of_node = (0, 0, 0, 0) if began_anew else before[1:]
+        has_restarted = any(now < earlier for now, earlier in zip(self[1:], before[1:], strict=True))
+        of_node = (0, 0, 0, 0) if has_restarted else before[1:]
         since = (now - earlier for now, earlier in zip(self[1:], of_node, strict=True))
         return _Lookups(self.fresh - before.fresh, *since)
 
@@ -398,7 +398,7 @@ class Decider:
         """Returns the observation at a moment, equal on all ranks. ``measured``: the steps that are judged, and the pipeline's
         costs.
         """
-        metrics, anew = ({}, frozenset[str]()) if self._controller is None else self._join_logged(trainer, pl_module)
+        metrics, newly_logged = ({}, frozenset[str]()) if self._controller is None else self._join_logged(trainer, pl_module)
         judged, costs = measured
         return Observation(
             epoch=epoch,
@@ -408,7 +408,7 @@ class Decider:
             step_seconds=None if judged is None else judged.wait_seconds + judged.step_seconds,
             costs=costs,
             metrics=metrics,
-            logged=anew,
+            logged=newly_logged,
             validated=self.validated or not trainer.enable_validation,
             moment=moment,
             batches=trainer.fit_loop.total_batch_idx + 1,
@@ -418,9 +418,11 @@ class Decider:
     def _join_logged(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> tuple[dict[str, float], frozenset[str]]:
         logged = self._logged(trainer)
         names = trainer.strategy.broadcast(sorted(logged))
-        anew = frozenset(trainer.strategy.broadcast([name for name, value in logged.items() if self._is_new(name, value)]))
+        newly_logged = frozenset(
+            trainer.strategy.broadcast([name for name, value in logged.items() if self._is_new(name, value)])
+        )
         self._logged_last.update(logged)
-        return _mean_over_ranks(pl_module, names, logged), anew
+        return _mean_over_ranks(pl_module, names, logged), newly_logged
 
     def decide(self, trainer: pl.Trainer, observation: Observation, loader: Echoed | None = None) -> Decision | None:
         """Returns the decision of rank 0; None without a controller. A result that is not a `Decision` raises a TypeError."""

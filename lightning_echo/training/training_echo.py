@@ -333,7 +333,7 @@ class TrainingEcho:
             rank_zero_warn(
                 f"lightning_echo: train_dataloader "
                 f"returned {names_in_words(before)} before and returns {names_in_words(self._parts)} now: "
-                "loaders with a name from before go on, the others begin anew"
+                "loaders with a name from before continue, the others begin from the start"
             )
         if self._waiting_state is not None:
             self._load(self._waiting_state)

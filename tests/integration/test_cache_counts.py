@@ -313,7 +313,7 @@ def test_indices_that_are_no_numbers_are_read_each_time_and_that_is_said():
     plain = DataLoader(data, batch_size=4, sampler=sorted(data.examples), collate_fn=Told())
     loader = EchoLoader(plain, 1, insertion_point="after_augmentation", cache={"size": "1MiB", "hold": "whole"})
     READS.clear()
-    with pytest.warns(UserWarning, match="the cache cannot hold example 'key 00', nor others whose index is no number") as said:
+    with pytest.warns(UserWarning, match="cannot hold example 'key 00', nor others whose index is not a number") as said:
         read = [index for _ in range(3) for batch in loader for index in batch[2]]
     assert read == 3 * sorted(data.examples)
     assert len(said) == 1

@@ -55,7 +55,7 @@ def test_files_that_are_asked_for_are_written_and_named(saved, tmp_path, capsys)
     ("text", "message"),
     [
         (None, "No such file or directory"),
-        ("{", "is no analysis: it is not JSON"),
+        ("{", "is not an analysis: it is not JSON"),
         ('{"lightning_echo_analysis": 99}', "update lightning_echo"),
         ('{"lightning_echo_analysis": 1}', "is damaged"),
     ],

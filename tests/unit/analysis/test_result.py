@@ -169,9 +169,9 @@ def test_a_file_of_something_else_or_of_a_later_version_is_refused(tmp_path):
     analysis(80, 50).to_json(path)
     state = json.loads(path.read_text())
     for text, message in (
-        ("{", "is no analysis: it is not JSON"),
-        ("[1, 2]", "is no analysis: write one with"),
-        ('{"stages": 1}', "is no analysis: write one with"),
+        ("{", "is not an analysis: it is not JSON"),
+        ("[1, 2]", "is not an analysis: write one with"),
+        ('{"stages": 1}', "is not an analysis: write one with"),
         (
             json.dumps({**state, "lightning_echo_analysis": 3}),
             "has version 3 of the format, and only versions up to 2 are known: update lightning_echo",

@@ -100,7 +100,7 @@ class TestOthers:
     def test_a_pipe_is_refused_and_not_waited_for(self, path):
         os.mkfifo(path, 0o600)
         assert stat.S_ISFIFO(os.stat(path).st_mode)
-        with pytest.raises(ArenaError, match="is no file"):
+        with pytest.raises(ArenaError, match="is not a file"):
             Arena.open_file(path)
 
     def test_a_refused_file_is_closed(self, path):

@@ -204,7 +204,7 @@ class TestReading:
 
     def test_an_index_below_0_is_what_the_data_set_makes_of_it(self):
         cached = cached_of(Staged())
-        with pytest.warns(UserWarning, match="the cache cannot hold example -1, nor others whose index is no number from 0 on"):
+        with pytest.warns(UserWarning, match="the cache cannot hold example -1, nor others whose index is not a number"):
             assert [cached[COUNT - 1]["name"], cached[-1]["name"]] == ["example 11", "example -1"]
         assert cached.cache_counts.examples == 1
 

@@ -98,7 +98,7 @@ def test_data_is_not_dealt_out_to_ranks_that_share_the_work_on_it(mesh):
 @pytest.mark.parametrize("ranks", [(2, 1), (1, 0), (4, 3)])
 def test_ranks_that_share_the_work_on_the_same_data_draw_the_same_noise(mesh, ranks, monkeypatch):
     keys = []
-    monkeypatch.setattr(Indexed, "open", lambda *args, **options: keys.append(options["key"]))
+    monkeypatch.setattr(Indexed, "open", lambda kind, opening: keys.append(opening.key))
     start(setting(ranks=ranks))
     assert keys == [rank_key(0, 1)]
     assert rank_key(0, 1) != rank_key(0, 3), "that of this process"

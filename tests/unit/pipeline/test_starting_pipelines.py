@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Ra
 
 from lightning_echo import InsertionPoint
 from lightning_echo.pipeline.choice import choose
-from lightning_echo.pipeline.kinds import kind_of
+from lightning_echo.pipeline.kinds import Opening, kind_of
 from lightning_echo.pipeline.pipelines import Launch, Start, rank_key
 
 LENGTH, BATCH = 24, 4
@@ -21,7 +21,7 @@ def start(loader, point, factor=1.0, *, replicas=1, rank=0, buffer_size=16, stat
     layout = kind.layout(replicas)
     shape = kind.shape(layout, buffer_size, 0)
     launch = Launch(seed=0, factor=factor, state=state, begin_at=Start(0, 0), worker_init_fn=worker_init_fn)
-    return kind.open(choice, layout, shape, launch, rank=rank, key=rank_key(0, rank))
+    return kind.open(Opening(launch=launch, choice=choice, layout=layout, shape=shape, rank=rank, key=rank_key(0, rank)))
 
 
 def batches_of(pipeline, count, first=0):

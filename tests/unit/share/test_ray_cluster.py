@@ -60,5 +60,5 @@ class Stream(IterableDataset):
 
 @pytest.mark.parametrize("loader", [DataLoader(Stream()), [[0, 1], [2, 3]]], ids=["stream", "batches"])
 def test_what_is_not_read_by_index_is_refused(played, loader):
-    with pytest.raises(ValueError, match=r"no other node could go on within a pass.* leave cluster out"):
+    with pytest.raises(ValueError, match=r"no other node could continue within a pass.* leave cluster out"):
         EchoLoader(loader, 1, share=SHARE)

@@ -177,7 +177,7 @@ def test_the_next_reader_begins_with_the_pass_after_what_was_published(published
 
 
 def test_without_restart_at_a_pass_it_is_an_error():
-    with pytest.raises(ReaderError, match=r"no other one finds its place.*share\.restart='pass' goes on with the next pass"):
+    with pytest.raises(ReaderError, match=r"no other one finds its place.*share\.restart='pass' continues with the next pass"):
         stream_over(FakeReader(passes(1))).follow(FakeWindow(passes(1)), 0)
 
 

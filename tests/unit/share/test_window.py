@@ -145,7 +145,7 @@ def test_what_is_no_window_is_refused(tmp_path):
     for size in (10, 8192):
         (tmp_path / "file").write_bytes(bytes(size))
         descriptor = os.open(tmp_path / "file", os.O_RDONLY)
-        with pytest.raises(ValueError, match="this is no window"):
+        with pytest.raises(ValueError, match="this is not a window"):
             Window(descriptor, can_write=False)
         os.close(descriptor)
 
