@@ -252,13 +252,20 @@ class EchoCallback(DecidesFactor, pl.Callback):
         `EchoLoader.factor` describes from which batch on it applies, `EchoDataModule.factor` the length of epochs.
 
         Raises:
-            MisconfigurationException: The loaders have different factors: read them from the loaders.
+            MisconfigurationException: The loaders have different factors: read them from the loaders. Or you set the factor of
+                an `EchoCallback` that only measures.
         """
-        return self._echo_in_use().factor
+        echo = self._echo_in_use()
+        return self._factor_set if echo is None else echo.factor
 
     @factor.setter
     def factor(self, value: float) -> None:
-        self._echo_in_use().factor = value
+        if (echo := self._echo_in_use()) is None:
+            raise MisconfigurationException(
+                "factor cannot be set on an EchoCallback that only measures: give it a factor, EchoCallback(factor=...), or set "
+                ".factor on the EchoLoader or EchoDataModule of the run"
+            )
+        echo.factor = value
 
     # ------------------------------------------------------------------ beginning and end of a fit
 
@@ -522,8 +529,10 @@ class EchoCallback(DecidesFactor, pl.Callback):
         """The factor that was set last; 1 if nothing is echoed."""
         return 1.0 if self._loader is None else self._loader.factor
 
-    def _echo_in_use(self) -> EchoDataModule | TrainingEcho:
-        return self.attachment.echo if self._trainer is None else self._echo_of(self._trainer)
+    def _echo_in_use(self) -> EchoDataModule | TrainingEcho | None:
+        """Returns the object on which a factor is set; None if this callback only measures."""
+        echo = self.attachment.echo if self._trainer is None else self._echo_of(self._trainer)
+        return echo if self._echoes or isinstance(echo, EchoDataModule) else None
 
     def _echo_of(self, trainer: pl.Trainer) -> EchoDataModule | TrainingEcho:
         datamodule = _datamodule(trainer)

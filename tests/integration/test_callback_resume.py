@@ -9,6 +9,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from callback_cases import STEPS, echo, guarded
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from trainer_runs import Data, Killed, Recorder, SaveAt, fit
 
 from lightning_echo import EchoCallback, EchoDataModule, EchoLoader, FactorSchedule
@@ -150,3 +151,14 @@ def test_the_factor_is_read_and_set_on_the_callback_also_after_resuming(tmp_path
         waiting.factor = 3
         fit(Data(), callbacks=[waiting], max_epochs=1)
         assert waiting.reports[0].factor == 3
+
+
+def test_a_callback_that_only_measures_reads_the_factor_and_refuses_to_set_it() -> None:
+    measures = EchoCallback()
+    with pytest.raises(MisconfigurationException, match=r"only measures: give it a factor, EchoCallback\(factor=\.\.\.\)"):
+        measures.factor = 2
+    assert measures.factor == 1
+    fit(EchoLoader(Data().train_dataloader(), 4, seed=7), callbacks=[measures], max_epochs=1)
+    assert measures.factor == 4
+    with pytest.raises(MisconfigurationException, match="only measures"):
+        measures.factor = 2
