@@ -22,6 +22,7 @@ from lightning_echo.pipeline.kinds import Indexed, IndexedBatches, Opaque, OwnBa
 from lightning_echo.pipeline.kinds import Stream as Stream_
 from lightning_echo.pipeline.prefetch import WorkerProcesses
 from lightning_echo.pipeline.worker import Request
+from lightning_echo.plan.plan import Reuse
 from lightning_echo.split.staged import uncut_stages
 
 DATA = TensorDataset(torch.arange(12))
@@ -221,3 +222,118 @@ def test_a_rebuilt_loader_has_the_users_generator_or_one_of_its_own_so_that_maki
 def test_what_is_no_loader_is_refused_with_a_hint(loader, said):
     with pytest.raises(TypeError, match=rf"^loader must be a .*{said}"):
         kind_of(loader)
+
+
+class SizedStream(Stream):
+    def __len__(self):
+        return 8
+
+
+OF = {
+    "indexed": DataLoader(DATA, 5, num_workers=2, prefetch_factor=3),
+    "own batches": DataLoader(DATA, batch_sampler=[[0, 1], [2], [3, 4]], num_workers=2),
+    "stream": DataLoader(Stream(), 4, num_workers=2),
+    "sized stream": DataLoader(SizedStream(), 4, num_workers=2),
+    "iterable": [torch.zeros(4)] * 6,
+}
+EXAMPLES, BATCHES = InsertionPoint.after_augmentation, InsertionPoint.after_batching
+
+
+# Worked out by hand from the loaders above: passes of 12 examples in batches of 5, of 3 own batches, of 8 examples of a stream.
+@pytest.mark.parametrize(
+    ("name", "point", "items", "expected", "has_length", "resumes", "own_passes", "counted"),
+    [
+        ("indexed", EXAMPLES, 12, 12, (True, True), True, False, "examples"),
+        ("indexed", BATCHES, 3, 3, (True, True), True, False, "examples"),
+        ("own batches", BATCHES, 3, 3, (True, True), True, False, "batches"),
+        ("stream", EXAMPLES, 0, None, (False, False), False, True, "batches"),
+        ("stream", BATCHES, 0, None, (False, False), False, True, "batches"),
+        ("sized stream", EXAMPLES, 8, 8, (True, False), False, True, "batches"),
+        ("sized stream", BATCHES, 2, 2, (True, True), False, False, "batches"),
+        ("iterable", BATCHES, 6, 6, (True, True), True, False, "batches"),
+    ],
+)
+def test_the_passes_of_a_kind(name, point, items, expected, has_length, resumes, own_passes, counted):
+    kind = kind_of(OF[name]).at(point)
+    layout = kind.layout(1)
+    assert (kind.items_per_pass(layout), kind.expected_items(layout)) == (items, expected)
+    assert (kind.has_length("fixed"), kind.has_length("full_pass")) == has_length
+    assert (kind.resumes, kind.reads_own_passes, kind.laid_out) == (resumes, own_passes, counted)
+
+
+# DEPTH is 2. Of 2 workers 6 (prefetch_factor=3) or 4 batches are asked ahead; with whole batches and factor 4, see `lookahead`.
+@pytest.mark.parametrize(
+    ("name", "point", "ahead", "filled", "from_memory"),
+    [
+        ("indexed", EXAMPLES, (6 + 2, 6 + 2), 4, 2),
+        ("indexed", BATCHES, (6 + 3 + 2, (6 + 3) * 5 + 2), 20, 1),
+        ("own batches", BATCHES, (4 + 3 + 2, (4 + 3) * 5 + 2), 20, 1),
+        ("stream", EXAMPLES, (4 + 2, 4 + 2), 5, 2),
+        ("stream", BATCHES, (1, 1), 20, 1),
+        ("sized stream", BATCHES, (0, 0), 20, 1),
+        ("iterable", BATCHES, (0, 0), 20, 1),
+    ],
+)
+def test_how_far_a_kind_plans_ahead_and_when_its_buffer_of_20_is_full(name, point, ahead, filled, from_memory):
+    kind = kind_of(OF[name]).at(point)
+    assert (kind.lookahead(1.0), kind.lookahead(4.0)) == ahead
+    fills = [kind.filling_batches(kind.layout(1), 20, reuse) for reuse in (Reuse.each, Reuse.memory)]
+    assert fills == [filled, from_memory]
+
+
+@pytest.mark.parametrize(
+    ("name", "point", "order", "deals_out", "watched", "distinct", "in_workers", "index"),
+    [
+        ("indexed", EXAMPLES, "shuffle=False", True, True, True, False, 0),
+        ("indexed", BATCHES, "shuffle=False", True, True, False, False, 0),
+        ("own batches", BATCHES, "list()", True, True, False, False, None),
+        ("stream", EXAMPLES, None, False, True, False, True, None),
+        ("stream", BATCHES, None, False, True, False, False, None),
+        ("iterable", BATCHES, None, False, False, False, False, None),
+    ],
+)
+def test_what_decides_the_data_of_a_kind(name, point, order, deals_out, watched, distinct, in_workers, index):
+    kind = kind_of(OF[name]).at(point)
+    assert (kind.order_by, kind.deals_out, bool(kind.watched_parts())) == (order, deals_out, watched)
+    assert (kind.distinct, kind.plans_in_workers, kind.readable_index) == (distinct, in_workers, index)
+    assert kind.shape(kind.layout(1), 20, 0).distinct is distinct
+
+
+def test_lasting_workers_see_no_change_of_the_data():
+    for data in (DATA, Stream()):
+        assert kind_of(DataLoader(data, 4, num_workers=1, persistent_workers=True)).watched_parts() == {}
+    assert kind_of(DataLoader(Stream(), 4)).watched_parts() == {}, "a stream that is read here changes by being read"
+
+
+class Told(Stream):
+    def set_epoch(self, number): ...
+
+
+class ToldSampler(Drawing):
+    def set_epoch(self, number): ...
+
+
+def test_the_number_of_a_pass_goes_to_a_sampler_of_the_users_and_not_to_a_stream_or_to_torchs():
+    sampler = ToldSampler()
+    assert kind_of(DataLoader(DATA, 4, sampler=sampler)).hearers() == (sampler,)
+    assert kind_of(DataLoader(DATA, 4, sampler=DistributedSampler(DATA, 2, 0))).hearers() == ()
+    stream = DataLoader(Told(), 4)
+    stream.set_epoch = print
+    for point in (EXAMPLES, BATCHES):
+        assert kind_of(stream).at(point).hearers() == ()
+
+
+def test_the_part_of_a_rank_in_a_cache_of_several_nodes():
+    examples, own = kind_of(OF["indexed"]), kind_of(OF["own batches"])
+    part = examples.part_in_cache(examples.layout(2), (2, 1))
+    assert (part.shares, part.share, part.workers, part.batch_size, part.ahead) == (2, 1, 2, 5, 6 + 2)
+    assert own.part_in_cache(own.layout(2), (2, 1)).batch_size == 64, "a guess: the batches are the user's"
+    dealt = kind_of(DataLoader(DATA, 5, sampler=DistributedSampler(DATA, 3, 2)))
+    part = dealt.part_in_cache(dealt.layout(1), (1, 0))
+    assert (part.shares, part.share, part.refusal) == (3, 2, "")
+
+    class Own(Drawing):
+        num_replicas, rank = 2, 0
+
+    refused = kind_of(DataLoader(DATA, 5, sampler=Own()))
+    assert "Own divides its indices among the ranks by itself" in refused.part_in_cache(refused.layout(1), (1, 0)).refusal
