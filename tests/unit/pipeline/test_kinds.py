@@ -299,13 +299,17 @@ def test_what_decides_the_data_of_a_kind(name, point, order, deals_out, watched,
     assert kind.shape(kind.layout(1), 20, 0).distinct is distinct
 
 
+def test_of_a_users_batches_no_index_is_known_whatever_draws_them():
+    assert kind_of(DataLoader(DATA, batch_sampler=SubsetRandomSampler([[0, 1], [2]]))).readable_index is None
+
+
 def test_lasting_workers_see_no_change_of_the_data():
     for data in (DATA, Stream()):
         assert kind_of(DataLoader(data, 4, num_workers=1, persistent_workers=True)).watched_parts() == {}
     assert kind_of(DataLoader(Stream(), 4)).watched_parts() == {}, "a stream that is read here changes by being read"
 
 
-class Told(Stream):
+class ToldLoader(DataLoader):
     def set_epoch(self, number): ...
 
 
@@ -317,10 +321,10 @@ def test_the_number_of_a_pass_goes_to_a_sampler_of_the_users_and_not_to_a_stream
     sampler = ToldSampler()
     assert kind_of(DataLoader(DATA, 4, sampler=sampler)).hearers() == (sampler,)
     assert kind_of(DataLoader(DATA, 4, sampler=DistributedSampler(DATA, 2, 0))).hearers() == ()
-    stream = DataLoader(Told(), 4)
-    stream.set_epoch = print
+    told = ToldLoader(DATA, 4)
+    assert kind_of(told).hearers() == (told,)
     for point in (EXAMPLES, BATCHES):
-        assert kind_of(stream).at(point).hearers() == ()
+        assert kind_of(ToldLoader(Stream(), 4)).at(point).hearers() == ()
 
 
 def test_the_part_of_a_rank_in_a_cache_of_several_nodes():
