@@ -44,6 +44,43 @@ class DeviceEvent(Protocol):
     def elapsed_time(self, end_event: Any) -> float: ...  # milliseconds
 
 
+class DeviceEvents:
+    """The events of one device, used again and again. None is ever freed, if the process keeps this object.
+
+    A worker is a fork: it inherits the timer of a training that is over as garbage, and collects it some time. To free a CUDA
+    event there aborts the worker, because CUDA cannot be called after a fork.
+
+    Args:
+        new_event: Makes a `DeviceEvent`.
+
+    Example:
+        >>> events = DeviceEvents(object)
+        >>> event = events.take()
+        >>> events.give_back(event)
+        >>> events.take() is event, events.made
+        (True, 1)
+    """
+
+    def __init__(self, new_event: Callable[[], Any]) -> None:
+        self._new_event = new_event
+        self._all: list[DeviceEvent] = []
+        self._spare: list[DeviceEvent] = []
+
+    @property
+    def made(self) -> int:
+        """Number of events, in use or spare."""
+        return len(self._all)
+
+    def take(self) -> DeviceEvent:
+        if self._spare:
+            return self._spare.pop()
+        self._all.append(self._new_event())
+        return self._all[-1]
+
+    def give_back(self, *events: DeviceEvent) -> None:
+        self._spare += events
+
+
 class StepTimes(NamedTuple):
     """The times of steps, in seconds: their waits for input, and their durations with the waiting."""
 
@@ -65,7 +102,7 @@ class StepTimer:
     """Measures how long steps take and wait. Its methods are called at the events around a step.
 
     Args:
-        new_event: Makes a `DeviceEvent`. None: only the host's clock is used.
+        events: Of the device. None: only the host's clock is used.
         clock: Returns the time in seconds.
 
     Attributes:
@@ -84,27 +121,23 @@ class StepTimer:
         (5.0, StepTimes(waited=[0.0, 0.25], seconds=[0.75, 0.5]))
     """
 
-    def __init__(self, new_event: Callable[[], DeviceEvent] | None = None, clock: Callable[[], float] = perf_counter) -> None:
-        self._new_event, self._clock = new_event, clock
-        self._spare: list[DeviceEvent] = []
+    def __init__(self, events: DeviceEvents | None = None, clock: Callable[[], float] = perf_counter) -> None:
+        self._events, self._clock = events, clock
         self._pending: deque[_Pending] = deque()
         self._last_event: DeviceEvent | None = None
+        self._begin: DeviceEvent | None = None  # of the step under way
         self.begin_epoch()
 
     def begin_epoch(self, *, goes_on: bool = False) -> None:
         """Begins an epoch, and forgets the one before. With ``goes_on``, no worker has to start for the first batch, whose wait
         then counts.
         """
-        if self._last_event is not None and not self._pending:
-            self._spare.append(self._last_event)
+        self.close()
         self._goes_on = goes_on
         self.first_batch_seconds: float | None = None
         self.steps, self.waited_seconds, self.seconds = 0, 0.0, 0.0
         self._step_waited, self._step_seconds = array("d"), array("d")  # eight bytes each, since an epoch may have many steps
-        self._pending.clear()
         self._last_end: float | None = None  # when the last step ended; before the first one, when the epoch's time began
-        self._last_event = None
-        self._begin: DeviceEvent | None = None  # of the step under way
         self._waited = self._paused = 0.0  # since the last step
         self._since = 0.0
         self._is_paused = False
@@ -114,8 +147,8 @@ class StepTimer:
         self._since = self._clock()
         if self._goes_on and self._last_end is None:
             self._last_end, self._paused = self._since, 0.0
-            if self._new_event is not None:  # the device may still be busy with work from between the epochs
-                self._last_event = self._event(self._new_event)
+            if self._events is not None:  # the device may still be busy with work from between the epochs
+                self._last_event = self._event(self._events)
 
     def end_fetch(self) -> None:
         now = self._clock()
@@ -135,8 +168,8 @@ class StepTimer:
 
     def begin_step(self) -> None:
         self.resume()
-        if self._new_event is not None:
-            self._begin = self._event(self._new_event)
+        if self._events is not None:
+            self._begin = self._event(self._events)
 
     def end_step(self) -> None:
         """Notes that the optimizer has stepped, or that the gradients are accumulated."""
@@ -144,20 +177,20 @@ class StepTimer:
         waited, paused = self._waited, self._paused
         self._waited = self._paused = 0.0
         if last is None:  # no fetch was seen: the time has no beginning, and the wait is unknown
-            if self._begin is not None:
-                self._spare.append(self._begin)
+            if self._events is not None and self._begin is not None:
+                self._events.give_back(self._begin)
             self._begin = None
             return
         self._last_end = now
-        if self._new_event is None:
+        if self._events is None:
             self._count(waited, now - last - paused)
             return
-        begin = self._begin or self._event(self._new_event)  # for a batch that is None, Lightning calls only the step's end
-        end = self._event(self._new_event)
+        begin = self._begin or self._event(self._events)  # for a batch that is None, Lightning calls only the step's end
+        end = self._event(self._events)
         self._pending.append(_Pending(waited, paused, self._last_event, begin, end))
         self._last_event, self._begin = end, None
         while self._pending and self._pending[0].end.query():
-            self._settle(self._pending.popleft())
+            self._settle(self._events, self._pending.popleft())
 
     def pause(self) -> None:
         if not self._is_paused:
@@ -176,17 +209,28 @@ class StepTimer:
 
     def settle(self) -> None:
         """Waits until the device has passed all events: at the end of an epoch, and for a decision within one."""
-        if self._pending:
-            self._pending[-1].end.synchronize()
+        if self._events is None or not self._pending:
+            return
+        self._pending[-1].end.synchronize()
         while self._pending:
-            self._settle(self._pending.popleft())
+            self._settle(self._events, self._pending.popleft())
 
-    def _event(self, new_event: Callable[[], DeviceEvent]) -> DeviceEvent:
-        event = self._spare.pop() if self._spare else new_event()
+    def close(self) -> None:
+        """Gives back all events. Steps that the device has not passed are forgotten. You may call it at any time."""
+        if self._events is not None:  # an event that ends a step also begins the next one's gap: it is given back once
+            for step in self._pending:
+                self._events.give_back(*([] if step.previous_end is None else [step.previous_end]), step.begin)
+            self._events.give_back(*(event for event in (self._last_event, self._begin) if event is not None))
+        self._pending.clear()
+        self._last_event = self._begin = None
+
+    @staticmethod
+    def _event(events: DeviceEvents) -> DeviceEvent:
+        event = events.take()
         event.record()
         return event
 
-    def _settle(self, step: _Pending) -> None:
+    def _settle(self, events: DeviceEvents, step: _Pending) -> None:
         """Counts a step whose events have passed. Of the device's gap before it, at most the host's wait counts."""
         if step.previous_end is None:  # the first step: the device had nothing to do before it
             waited, seconds = step.waited, step.waited + step.begin.elapsed_time(step.end) / 1e3
@@ -194,8 +238,8 @@ class StepTimer:
             gap = step.previous_end.elapsed_time(step.begin) / 1e3 - step.paused
             waited = min(max(gap, 0.0), step.waited)
             seconds = max(step.previous_end.elapsed_time(step.end) / 1e3 - step.paused, waited)
-            self._spare.append(step.previous_end)
-        self._spare.append(step.begin)
+            events.give_back(step.previous_end)
+        events.give_back(step.begin)
         self._count(waited, seconds)
 
     def _count(self, waited: float, seconds: float) -> None:

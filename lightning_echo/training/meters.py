@@ -18,7 +18,7 @@ from torch import Tensor
 from lightning_echo.data.machine import usable_cores
 from lightning_echo.loader.loader import EchoLoader
 from lightning_echo.measure.control import PipelineCosts
-from lightning_echo.measure.timing import DeviceEvent, IdleFraction, JobSteps, StepTimer
+from lightning_echo.measure.timing import DeviceEvents, IdleFraction, JobSteps, StepTimer
 from lightning_echo.pipeline.batches import size_of
 from lightning_echo.schema import FieldError, entry
 from lightning_echo.training.counts import CacheMeter, CacheUse, Examples, RunCounts, ShareMeter, ShareUse
@@ -33,6 +33,7 @@ from lightning_echo.training.trainer import rank_zero_info
 # Lightning calls ``profile`` around every hook, about twenty times in a step. If the profiler does nothing, the tap also replaces
 # ``profile`` with a quicker one. Then a step costs less with the tap than without it.
 
+_EVENTS: dict[torch.device, DeviceEvents] = {}  # of all trainings of the process
 _FETCH, _COPY = ".train_dataloader_next", ".batch_to_device"
 _REPLACED = "start", "stop", "profile"
 # Lightning calls this hook before validation sets its loaders up; on_validation_start comes after that.
@@ -329,7 +330,8 @@ class RunMeter:
             if not trainer.is_global_zero:  # a checkpoint holds the job's totals: rank 0 alone counts them
                 counts.counter.reset()
         if device.type == "cuda":
-            self.timer = StepTimer(_timing_event)
+            self.timer.close()
+            self.timer = StepTimer(_EVENTS.setdefault(device, DeviceEvents(partial(torch.cuda.Event, enable_timing=True))))
         self._tap = ProfilerTap(trainer.profiler, self.timer)  # type: ignore[attr-defined]  # Trainer sets it outside __init__
         self._train_dataloader = trainer.train_dataloader
         self._plain_workers = None if loader is not None else _workers_in(self._train_dataloader)
@@ -387,6 +389,7 @@ class RunMeter:
         if self._tap is not None:
             self._tap.close()
             self._tap = None
+        self.timer.close()
 
     # ------------------------------------------------------------------ joined over ranks: all of them must call these together
 
@@ -584,8 +587,3 @@ def _workers_in(loaders: Any) -> int | None:
 def _workers_of(loader: Any) -> int:
     """Returns the number of workers of a plain loader. An object without ``num_workers`` may prepare batches during the steps."""
     return getattr(loader, "num_workers", 1)
-
-
-def _timing_event() -> DeviceEvent:
-    event: DeviceEvent = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-    return event

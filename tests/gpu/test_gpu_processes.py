@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -128,6 +129,30 @@ def test_forked_workers_are_not_on_the_card() -> None:
     looks, new = look("fork")
     assert len(looks.below) >= 2
     assert not new & looks.with_device.keys()
+
+
+class Collects(Coded):
+    """A worker that collects what it has inherited as garbage, as any worker does some time."""
+
+    def __getitem__(self, index: int) -> Any:
+        gc.collect()
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("options", [{}, {"factor": 2}, {"factor": 2, "insertion_point": "after_transfer"}], ids=str)
+def test_workers_live_though_they_inherit_a_training_that_is_over(options: dict[str, Any]) -> None:
+    """What calls CUDA when it is freed, an event for example, would abort the worker, and with it the training."""
+    kept = gc.isenabled()
+    gc.disable()  # or this process might collect the trainings that are over, and the workers would inherit none
+    try:
+        for _ in range(2):
+            fitting = trainer(callbacks=[EchoCallback(summary=False, **options)], max_epochs=2)
+            fitting.fit(Plain(), loader_of(Collects(4 * STEPS, 100), 4, workers=2))
+            assert fitting.global_step == 2 * STEPS
+            fitting.__dict__["myself"] = fitting  # garbage from here on, and in a circle
+            del fitting
+    finally:
+        gc.enable() if kept else None
 
 
 def test_spawned_workers_have_not_opened_the_device() -> None:

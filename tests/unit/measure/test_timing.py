@@ -3,13 +3,15 @@
 All durations are multiples of 1/1024 s, so that sums are exact and are compared exactly.
 """
 
+import gc
+import os
 from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from lightning_echo.measure.timing import StepTimer
+from lightning_echo.measure.timing import DeviceEvents, StepTimer
 
 MS = 1 / 1024
 
@@ -89,7 +91,7 @@ class Run:
     machine: Machine = field(default_factory=Machine)
 
     def __post_init__(self):
-        self.timer = StepTimer(self.machine.new_event if self.on_device else None, self.machine.clock)
+        self.timer = StepTimer(DeviceEvents(self.machine.new_event) if self.on_device else None, self.machine.clock)
         self.begin_epoch()
 
     def begin_epoch(self, *, goes_on=False):
@@ -471,3 +473,74 @@ def test_on_a_device_too_an_epoch_knows_nothing_of_the_one_before():
     waited, lasted = measured(run)
     assert waited == pytest.approx([2 * MS])
     assert lasted == pytest.approx([10 * MS])
+
+
+class Told(Event):
+    """Tells a pipe of the process in which it is freed."""
+
+    def __init__(self, machine, pipe):
+        super().__init__(machine)
+        self.pipe = pipe
+
+    def __del__(self):
+        os.write(self.pipe, f"{os.getpid()} ".encode())
+
+
+@pytest.mark.parametrize("steps", [0, 1, 3])
+@pytest.mark.parametrize("has_passed", [True, False])
+def test_a_fork_that_collects_a_timer_frees_no_event(steps, has_passed):
+    """As a worker does, which inherits the timer of a training that is over: a CUDA event that is freed there aborts it."""
+    read, write = os.pipe()
+    machine = Machine()
+    machine.new_event = lambda: Told(machine, write)
+    events = DeviceEvents(machine.new_event)
+    kept = gc.isenabled()
+    gc.disable()
+    try:
+        timer = StepTimer(events, machine.clock)
+        timer.begin_epoch(goes_on=True)
+        for _ in range(steps):
+            timer.begin_fetch()
+            timer.end_fetch()
+            timer.begin_step()
+            machine.launch(1)
+            timer.end_step()
+        if has_passed:
+            machine.drain()
+            timer.settle()
+        timer.begin_step()
+        timer.myself = timer
+        del timer
+        if (child := os.fork()) == 0:
+            gc.collect()
+            os.write(write, b"collected ")
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        assert os.read(read, 10_000).split() == [b"collected"]
+        spare = 2 * steps if has_passed else 0  # all but the last step's end
+        assert events.made == (1 + 2 * steps if steps else 0) + (0 if spare else 1)
+    finally:
+        gc.enable() if kept else None
+        events = None
+        gc.collect()
+        os.close(read)
+        os.close(write)
+
+
+def test_the_next_timer_uses_the_events_of_one_that_was_closed():
+    machine = Machine()
+    events = DeviceEvents(machine.new_event)
+    for _ in range(3):
+        timer = StepTimer(events, machine.clock)
+        timer.begin_epoch(goes_on=True)
+        for _ in range(5):
+            timer.begin_fetch()
+            timer.end_fetch()
+            timer.begin_step()
+            machine.launch(1)
+            timer.end_step()
+        timer.begin_step()
+        timer.close()
+        timer.close()
+    assert events.made == 1 + 5 * 2 + 1
+    assert len(set(map(id, [events.take() for _ in range(12)]))) == 12, "none is given back twice"

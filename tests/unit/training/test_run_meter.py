@@ -9,7 +9,7 @@ from meters import LateEvent, Loader, Run, saved
 
 from lightning_echo.cache.node_cache import CacheCounts
 from lightning_echo.measure.control import PipelineCosts
-from lightning_echo.measure.timing import StepTimer
+from lightning_echo.measure.timing import DeviceEvents, StepTimer
 from lightning_echo.training.counts import Examples
 from lightning_echo.training.loaders import EchoLoaders
 from lightning_echo.training.meters import RunMeter
@@ -122,7 +122,7 @@ def test_where_nothing_of_the_fetching_is_seen_there_are_counts_alone(loader):
 
 def test_an_epoch_s_end_waits_for_what_a_device_has_not_passed_yet():
     run = Run()
-    run.meter.timer = StepTimer(LateEvent, clock=lambda: run.now)
+    run.meter.timer = StepTimer(DeviceEvents(LateEvent), clock=lambda: run.now)
     run.meter.stop()
     run.meter.start(run.trainer, run.module, None)
     LateEvent.passed = False

@@ -3,7 +3,7 @@
 import pytest
 from meters import LateEvent, Loader, Run, saved
 
-from lightning_echo.measure.timing import StepTimer
+from lightning_echo.measure.timing import DeviceEvents, StepTimer
 
 # ---------------------------------------------------------------------- stretches of an epoch
 
@@ -71,7 +71,7 @@ def test_a_stretch_goes_on_after_a_resume(tmp_path):
 
 def test_a_stretch_ends_when_the_device_has_passed_its_last_step():
     run = Run(Loader(workers=0))
-    run.meter.timer = StepTimer(LateEvent, clock=lambda: run.now)
+    run.meter.timer = StepTimer(DeviceEvents(LateEvent), clock=lambda: run.now)
     run.meter.stop()
     run.meter.start(run.trainer, run.module, run.loader)
     LateEvent.passed = False
