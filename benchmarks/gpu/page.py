@@ -8,6 +8,7 @@ not measured has no figure: its line says so.
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -54,6 +55,7 @@ def page_of(folder: Path) -> str:
     sections = [
         _section("Where", _machine(folder)),
         _section("The answer", warning + _answer(folder)),
+        *_notes(folder),
         _section("Is it right on a GPU?", _tests(folder)),
         _section("All cores but one cannot feed the card: what cures it?", _feed(folder)),
         _section("Several trainings on one card", _sharing(folder)),
@@ -90,16 +92,23 @@ def take_over(runs: Sequence[Path], results: Path = RESULTS) -> None:
             add_row(results, name, **{key_of(column): row[column] for column in columns})
 
 
+def _notes(folder: Path) -> list[str]:
+    """What whoever ran it knows of the run: written by hand."""
+    file = folder / "notes.md"
+    return [_section("About this run", file.read_text().strip())] if file.exists() else []
+
+
 def _said_of_machine(folder: Path) -> dict[str, str]:
     return {row["what"]: row["value"] for row in read_rows(folder, "machine")}
 
 
 def _all_stages(runs: Sequence[Path]) -> list[Row]:
-    """The outcome of each part: that of a run in which it ran, if there is one."""
+    """The outcome of each part: that of a run in which it ran; else of one that tried it, which says why it did not."""
+    worth = {"not run": 0, "ran": 2}
     found: dict[tuple[str, str], Row] = {}
     for row in (row for run in runs for row in read_rows(run, "stages")):
         part = row["stage"], row["part"]
-        if part not in found or row["outcome"] == "ran":
+        if part not in found or worth.get(row["outcome"], 1) > worth.get(found[part]["outcome"], 1):
             found[part] = row
     return list(found.values())
 
@@ -193,7 +202,15 @@ def _tests(folder: Path) -> str:
     said = f"{len(rows)} tests: " + ", ".join(f"{number} {outcome}" for outcome, number in count.items()) + "."
     if not others:
         return said
-    return f"{said}\n\n" + _table([("test", "outcome", "said"), *((r["test"], r["outcome"], r["said"]) for r in others)])
+    alike: dict[tuple[str, str], list[str]] = {}  # those that say the same, wherever in the code
+    for row in others:
+        alike.setdefault((row["outcome"], re.sub(r"^\S+:\d+: ", "", row["said"])), []).append(row["test"])
+    shown = [(_and_others(tests), outcome, why) for (outcome, why), tests in alike.items()]
+    return f"{said}\n\n" + _table([("test", "outcome", "said"), *shown])
+
+
+def _and_others(tests: Sequence[str]) -> str:
+    return tests[0] if len(tests) == 1 else f"{tests[0]} and {len(tests) - 1} more"
 
 
 def _feed(folder: Path) -> str:
@@ -216,7 +233,7 @@ def _feed(folder: Path) -> str:
             "Images per second are those of an epoch in steady state. *Idle* is what `EchoCallback` measures, *without a kernel* "
             "what `torch.profiler` does, both in one further epoch.",
             _table(shown),
-            "What `StallAnalyzer` said before, in images per second:" if len(predicted) > 1 else _none("prediction"),
+            "What `StallAnalyzer` said, in images per second:" if len(predicted) > 1 else _none("prediction"),
             *([_table(predicted)] if len(predicted) > 1 else []),
         ]
     )

@@ -45,12 +45,12 @@ STAGES = (
         "feed",
         "gpu.feed",
         225,
-        (CEILING, PREDICTION, PLAIN, FACTOR, DECODES, AUTO, CACHE, CEILING + LARGE, PLAIN + LARGE, AUTO + LARGE),
-        100,  # the prediction: of so many workers and so large batches it takes longer than it is told to
+        (CEILING, PLAIN, FACTOR, DECODES, AUTO, CACHE, CEILING + LARGE, PLAIN + LARGE, AUTO + LARGE, PREDICTION),
+        110,  # the prediction: of so many workers and so large batches it takes longer than it is told to
         "data",
         "All cores but one cannot feed this GPU: what cures it?",
     ),
-    Stage("sharing", "gpu.sharing", 110, (SHARED, TENSORSOCKET, ALONE), 45, "data", "Several trainings on one card"),
+    Stage("sharing", "gpu.sharing", 180, (SHARED, TENSORSOCKET, ALONE), 60, "data", "Several trainings on one card"),
     Stage(
         "accuracy",
         "gpu.accuracy",

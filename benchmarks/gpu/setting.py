@@ -63,7 +63,7 @@ class Scale:
 FULL = Scale(
     **{"small": "resnet18", "large": "resnet50", "sizes": ((800, 600), (1024, 768))},
     **{"sample": 2560, "train": 14_000, "held_out": 2_000, "resize": 256, "crop": 224, "batch_size": 256},
-    **{"steps": 40, "shared_steps": 16, "trainings": 4, "window_seconds": 12.0},
+    **{"steps": 40, "shared_steps": 16, "trainings": 4, "window_seconds": 8.0},
     **{"clock_seconds": 45.0, "evaluate_seconds": 5.0, "analysis_seconds": 30.0, "analysis_steps": None, "seeds": (1, 2)},
 )
 TINY = Scale(

@@ -39,12 +39,13 @@ __all__ = ["conduct", "core_seconds", "of_passes"]
 
 _RATES = (0.003, 0.01, 0.03, 0.1)
 _WARM_STEPS = 8
-_START_SECONDS, _QUIET_SECONDS, _LEAVE_SECONDS = 35.0, 12.0, 12.0
+_START_SECONDS, _QUIET_SECONDS, _LEAVE_SECONDS = 35.0, 12.0, 8.0
 _TOGETHER = 2  # batches that TensorSocket collects before it hands them over: fewer of a pass are lost than with its 8
 _LOOPBACK = "tcp://127.0.0.1"
 _WINDOW = "2GiB"
 
 _asked_to_end: list[str] = []
+_BEGAN = time.monotonic()
 
 
 class Trouble(Exception):
@@ -72,11 +73,13 @@ def conduct(setting: Setting, how: str) -> None:
         try:
             warm = min(_WARM_STEPS, setting.scale.shared_steps) * setting.scale.batch_size
             _wait_until(lambda: bool((delivered >= warm).all()), processes, delivered)
+            _tell("warm")
             before, cores_before, began = delivered.copy(), core_seconds(), time.monotonic()
             _wait_until(lambda: time.monotonic() - began > setting.scale.window_seconds, processes, delivered)
             seconds, got = time.monotonic() - began, delivered - before
             cores, total = 1e3 * (core_seconds() - cores_before) / float(got.sum()), _card_memory()
             rates = got / seconds
+            _tell("measured")
             (folder / "stop").touch()
             _wait_for_ends(processes, folder)
         except Trouble as trouble:
@@ -155,8 +158,13 @@ def _wait_for_ends(processes: dict[str, subprocess.Popen[bytes]], folder: Path) 
 
 
 def _end_if_asked() -> None:
+    """What is known by then becomes a row all the same."""
     if _asked_to_end:
-        sys.exit(_asked_to_end[0])
+        raise Trouble(_asked_to_end[0])
+
+
+def _tell(moment: str) -> None:
+    print(f"  {time.monotonic() - _BEGAN:.1f} s: {moment}", flush=True)
 
 
 def _start(folder: Path, role: str, how: str, number: int, ports: list[int]) -> subprocess.Popen[bytes]:

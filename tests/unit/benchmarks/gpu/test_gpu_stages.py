@@ -106,8 +106,8 @@ def test_stages_bring_what_they_need_in_the_order_of_their_worth() -> None:
     assert [stage.name for stage in chosen_stages([stage.name for stage in STAGES])] == [stage.name for stage in STAGES]
 
 
-def test_the_first_stages_fit_the_run_even_if_each_takes_all_of_its_time() -> None:
+def test_two_calls_of_ten_minutes_have_room_for_all_stages_even_if_each_takes_all_of_its_time() -> None:
     seconds = {stage.name: stage.seconds for stage in STAGES}
     assert seconds["tests"] <= 90
-    assert seconds["sharing"] <= 110
-    assert seconds["tests"] + seconds["feed"] + seconds["sharing"] <= 480
+    assert seconds["tests"] + seconds["data"] + seconds["feed"] <= 480
+    assert seconds["sharing"] + seconds["accuracy"] <= 600
