@@ -105,6 +105,8 @@ def conduct(setting: Setting, how: str) -> None:
         twice=twice,
         said=said,
     )
+    if _asked_to_end:
+        sys.exit(_asked_to_end[0])
 
 
 def of_passes(passes: Iterable[tuple[int, int]], images: int) -> tuple[int | None, int | None]:

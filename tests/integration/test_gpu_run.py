@@ -96,6 +96,7 @@ def _works_in(process: psutil.Process, folder: Path) -> bool:
 
 def test_without_a_gpu_it_says_so_and_writes_nothing(tmp_path: Path) -> None:
     environment = {**os.environ, "OUT": str(tmp_path / "out"), "PYTHON": sys.executable, "CUDA_VISIBLE_DEVICES": ""}
+    environment["GPU_WHEELS"] = str(tmp_path / "none")
     ended = subprocess.run(
         ["bash", str(ROOT / "benchmarks" / "gpu" / "run.sh")], env=environment, capture_output=True, text=True, timeout=120
     )
