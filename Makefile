@@ -66,10 +66,11 @@ test-all: ## run all tests, with full grids of parameters
 test-ray: $(RAY_INSTALLED) ## run the tests on a Ray cluster of several nodes on this machine (CI does)
 	$(BIN)/python -m pytest -m ray tests/integration $(ARGS)
 
-lint: $(INSTALLED) ## check style and types
+lint: $(INSTALLED) ## check style, types, imports, messages, and files that must agree
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python tests/lint.py
 
 docs: $(INSTALLED) ## build the site into docs/_build/html, run its notebooks; warnings are errors
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html $(ARGS)

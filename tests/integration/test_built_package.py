@@ -92,7 +92,7 @@ def test_the_source_archive_has_what_people_build_and_test_and_cite_from(built):
             "docs/conf.py",
             "docs/index.md",
         ),
-        *("tests/unit/test_release.py", "examples/digits.py", "benchmarks/run.py"),
+        *("tests/lint.py", "examples/digits.py", "benchmarks/run.py"),
     }
     assert [name for name in names if re.search(r"(^|/)(_build|__pycache__|\.venv|\.git|lightning_logs)(/|$)", name)] == []
 
