@@ -17,17 +17,16 @@ from typing import Any, NamedTuple
 
 from lightning_echo.log import LOGGER
 from lightning_echo.share.config import (
-    FileLock,
     Gone,
     ShareConfig,
+    StarterLock,
     check_peer,
     new_socket,
     receive,
     said_last,
     send,
+    shared_folder,
     socket_of,
-    sockets_elsewhere,
-    starter_lock_of,
 )
 from lightning_echo.share.process import Payload, ReaderError, log_tail, name_of_process, start_reader
 from lightning_echo.share.same_data import in_short
@@ -56,14 +55,11 @@ class _Over(Exception):
 
 
 class Group(NamedTuple):
-    """The ranks of a training, which count as one training for the reader.
+    """The ranks of a training, which count as one training for the reader."""
 
-    The name is the same on all ranks. ``pass_items`` are those of a pass of the reader; 0 for one rank.
-    """
-
-    name: str
+    name: str  # the same on all ranks
     ranks: int
-    pass_items: int = 0
+    pass_items: int = 0  # items of a pass of the reader; 0 for one rank
 
     @classmethod
     def of_one(cls) -> Group:
@@ -72,13 +68,11 @@ class Group(NamedTuple):
     def round_of(self, item: int) -> int:
         """Returns the first item of the round that an item is in. Each rank takes one item of a round.
 
-        With one rank, each item is a round. If the last items of a pass are fewer than the ranks, they belong to the round
-        before. Not all ranks take such an item.
+        If the last items of a pass are fewer than the ranks, they belong to the round before, and not all ranks take one.
 
-        Example:
-            >>> group = Group("g", ranks=2, pass_items=7)
-            >>> [group.round_of(item) for item in range(9)]
-            [0, 0, 2, 2, 4, 4, 4, 7, 7]
+        >>> group = Group("g", ranks=2, pass_items=7)
+        >>> [group.round_of(item) for item in range(9)]
+        [0, 0, 2, 2, 4, 4, 4, 7, 7]
         """
         if self.ranks == 1:
             return item
@@ -88,43 +82,21 @@ class Group(NamedTuple):
 
 
 class Place(NamedTuple):
-    """The place where a training has entered.
+    """The place where a training has entered."""
 
-    Attributes:
-        item: The item at which it continues.
-        others: How many other trainings have entered before.
-        is_late: Whether this is another place than it would get alone.
-        batch_size: The batch size of the reader's loader; None if it has none.
-    """
-
-    item: int
-    others: int
-    is_late: bool
-    batch_size: int | None = None
+    item: int  # at which it continues
+    others: int  # trainings that have entered before
+    is_late: bool  # whether this is another place than it would get alone
+    batch_size: int | None = None  # of the reader's loader
 
 
 class Link(NamedTuple):
-    """A connection to a reader, and its window.
-
-    ``pidfd`` shows when the reader's process ends; -1 if that is in another PID namespace.
-    """
+    """A connection to a reader, and its window."""
 
     connection: socket.socket
-    pidfd: int
+    pidfd: int  # shows when the reader's process ends; -1 if that is in another PID namespace
     window: Window
     place: Place
-
-    def why_it_ended(self) -> dict[str, Any]:
-        """Returns the reader's last message, with ``failed`` and ``at``; an empty one if it was killed."""
-        return said_last(self.connection, "failed")
-
-    def wait_for_end(self) -> None:
-        """Waits until the reader has ended, or until this side hangs up."""
-        poll = select.poll()
-        poll.register(self.connection, select.POLLRDHUP)
-        if self.pidfd >= 0:
-            poll.register(self.pidfd, select.POLLIN)
-        poll.poll()
 
     def hang_up(self) -> None:
         """Ends the connection, even if forked children hold the socket open."""
@@ -139,11 +111,7 @@ class Link(NamedTuple):
 
 
 class Connector:
-    """Attaches a training to the reader of a name, and starts one if there is none.
-
-    ``payload`` makes the data for a new reader, and is only called if this training starts one. ``label`` names the training for
-    people; empty: its program and process.
-    """
+    """Attaches a training, ``label`` for people, to the reader of a name. If there is none, starts one with ``payload()``."""
 
     def __init__(
         self, config: ShareConfig, payload: Callable[[], Payload], data_print: dict[str, str], group: Group, label: str = ""
@@ -157,17 +125,10 @@ class Connector:
     def connect(self, wish: int | None, *, goes_on: bool, expected: int = 0, is_over: Callable[[], bool] = lambda: False) -> Link:
         """Returns a connection to a reader. If there is none, and no other training starts one, this training starts one.
 
-        Args:
-            wish: The item at which to continue; None: the start.
-            goes_on: Whether this training had another reader before, which has died.
-            expected: How many trainings the dead reader had.
-            is_over: Returns whether this training has ended in the meantime.
-
-        Raises:
-            SharedDataDiffers: The reader has other data.
-            ReaderError: No reader could begin, or two were killed before they answered.
+        ``wish`` is the item at which to continue; None: the start. ``goes_on``: whether this training had another reader before,
+        which has died and had ``expected`` trainings. ``is_over`` returns whether this training has ended in the meantime.
         """
-        lock, killed = FileLock(starter_lock_of(self._config.name)), 0
+        lock, killed = StarterLock(self._config.name), 0
         while True:
             found = self._connected()
             if found is None and lock.try_to_hold():
@@ -208,10 +169,7 @@ class Connector:
             time.sleep(_BETWEEN_TRIES_SECONDS)
 
     def note_death(self, item: int | None, why: str) -> None:
-        """Records where a reader died; None if not known.
-
-        Raises a `ReaderError` if the reader before it died at the same item.
-        """
+        """Records where a reader died, if known. Raises a `ReaderError` if the reader before it died at the same item."""
         if item is not None and item == self._died_at:
             raise ReaderError(
                 f"the reader of share={self._config.name!r} has died twice at item {item}{why}, and another one would do the "
@@ -232,18 +190,17 @@ class Connector:
         connection, path = new_socket(), socket_of(self._config.name)
         try:
             self._socket = os.stat(path).st_ino
-            if self._socket == self._mute:  # as if it were not there
-                connection.close()
-                return None
-            connection.connect(path)
-            pid = check_peer(connection)
-            return connection, os.pidfd_open(pid) if pid else -1
+            if self._socket != self._mute:  # else as if it were not there
+                connection.connect(path)
+                pid = check_peer(connection)
+                return connection, os.pidfd_open(pid) if pid else -1
         except (FileNotFoundError, ConnectionRefusedError, ProcessLookupError):  # the last: only its forked children live
-            connection.close()
-            return None
+            pass
         except BaseException:
             connection.close()
             raise
+        connection.close()
+        return None
 
     def _introduced(self, connection: socket.socket, wish: int | None, goes_on: bool) -> tuple[Window, Place]:
         """Introduces this training to the reader, and waits for a place."""
@@ -312,8 +269,13 @@ class Connector:
 
     def _say_elsewhere(self) -> None:
         """Warns of another reader of this name, which this training does not find."""
-        name = self._config.name
-        for path in sockets_elsewhere(name):
+        if os.environ.get("LIGHTNING_ECHO_SHARED"):
+            return  # the folder was chosen
+        name, folders = self._config.name, set()
+        with suppress(OSError), open("/proc/net/unix", encoding="utf-8", errors="surrogateescape") as lines:
+            folders = {os.path.dirname(words[7].rstrip("\n")) for line in lines if len(words := line.split(maxsplit=7)) > 7}
+        paths = [os.path.join(folder, f"{name}.sock") for folder in sorted(folders - {str(shared_folder()), ""})]
+        for path in filter(os.path.exists, paths):
             with new_socket() as connection, suppress(OSError):  # the reader of this socket has died, or is another user's
                 connection.connect(path)
                 LOGGER.warning(
@@ -327,10 +289,7 @@ class Connector:
 
 
 class Succession:
-    """A thread that waits until a reader is gone, then attaches to the next one, and so on.
-
-    ``succeed`` gets the connection to a dead reader, and returns the connection to the reader that follows.
-    """
+    """A thread that waits until a reader is gone, then attaches to the next one with ``succeed``, and so on."""
 
     def __init__(self, link: Link, succeed: Callable[[Link, Callable[[], bool]], Link]) -> None:
         self._succeed = succeed
@@ -346,7 +305,11 @@ class Succession:
     def _run(self) -> None:
         while True:
             link = self._latest
-            link.wait_for_end()
+            poll = select.poll()
+            poll.register(link.connection, select.POLLRDHUP)  # the reader has ended, or this side has hung up
+            if link.pidfd >= 0:
+                poll.register(link.pidfd, select.POLLIN)
+            poll.poll()
             if self._is_over:
                 return
             try:
@@ -364,10 +327,7 @@ class Succession:
                     following.hang_up()
 
     def following(self, within: float) -> Link | None:
-        """Returns the connection to the next reader; None if the present one lives, or no next one comes ``within`` seconds.
-
-        Raises a `ReaderError` if no reader follows.
-        """
+        """Returns the connection to the next reader; None if there is none yet. Raises a `ReaderError` if no reader follows."""
         self._news.wait(within)
         if self._links:
             return self._links[0]
@@ -416,10 +376,7 @@ _AGAIN_SECONDS = 0.1  # time between two looks, during the wait for an answer, w
 
 
 class Missed(Exception):
-    """The item is not there any more: the reader has not waited for this training.
-
-    ``low`` is the first item that it may still have.
-    """
+    """The item is not there any more: the reader has not waited for this training. ``low`` is the first one that may be there."""
 
     def __init__(self, item: int, low: int) -> None:
         super().__init__(item, low)
@@ -436,17 +393,11 @@ class Stopped(Exception):
 
 @dataclass
 class Waited:
-    """Seconds that a training has waited for examples.
+    """Seconds that a training has waited for examples."""
 
-    Attributes:
-        for_reading: Seconds until examples were read and prepared.
-        for_peers: Seconds in which the reader waited for another training.
-        by_peer: These seconds, for each of the other trainings by name.
-    """
-
-    for_reading: float = 0.0
-    for_peers: float = 0.0
-    by_peer: dict[str, float] = field(default_factory=dict)
+    for_reading: float = 0.0  # until examples were read and prepared
+    for_peers: float = 0.0  # while the reader waited for another training
+    by_peer: dict[str, float] = field(default_factory=dict)  # the same, for each of the other trainings by name
 
     def after(self, before: Waited) -> Waited:
         names = {*before.by_peer, *self.by_peer}
@@ -461,15 +412,8 @@ class Attachment:
         tell_every: This training reports its place to the reader after this number of items, or before.
         follow: For items that another reader does not give again. It gets the window of the dead reader, and the first item that
             this training has not taken, and returns the first item to ask the next reader for. It may raise a `ReaderError`.
-        holds: Whether the reader keeps each item until `let_go`. If not, it keeps an item until this training has taken it.
-
-    Attributes:
-        saved_cpu_seconds: Processor seconds for reading that this training has saved, since others took the same examples. For
-            each example, it is the share of the other trainings.
-        need_nanoseconds: Time per example that this training takes, without waiting and without echoing. The reader gets it with
-            the next place.
-        missed_late: Number of items that this rank missed although the ranks had agreed on them, because its process was stopped
-            for a while. It took later items in their place.
+        holds: Whether the reader keeps items, even if they were taken, from ``held_from`` on. If that is raised, the reader gets
+            it when the next item is taken or waited for.
     """
 
     def __init__(
@@ -489,35 +433,25 @@ class Attachment:
         self._link: Link | None = None
         self._succession: Succession | None = None
         self._next = self._told = 0  # the first item that is still needed, and its last value that the reader got
-        self._held_from = 0 if holds else None  # items from this one on are needed, even if they were taken
+        self.held_from = 0 if holds else None
         self._missed_to = 0  # items before this one were not taken
         self._agreed = 0  # with several ranks: they all take the items below this one
         self._shift = 0  # with several ranks: how much later the taken items are, if this rank was too late for the agreed ones
         self._again: tuple[int, int, bytes] | None = None  # the item that was taken last, if it may be asked for again
         self._kept: dict[int, list[tuple[int, bytes]]] = {}  # items that will be asked for later
-        self._is_stopped, self._pid = False, os.getpid()
+        self.is_stopped, self._pid = False, os.getpid()  # stopped: a `take` that waits in another thread ends
         self.waited = Waited()
-        self.saved_cpu_seconds = 0.0
-        self.need_nanoseconds = 0
-        self.missed_late = 0
+        self.saved_cpu_seconds = 0.0  # for each example, the share that the other trainings have in its reading
+        self.need_nanoseconds = 0  # per example, without waiting and without echoing. The reader gets it with the next place
+        self.missed = 0  # examples that other trainings had, and not this rank
 
     def enter(self, wish: int | None, *, goes_on: bool = False) -> Place:
-        """Attaches to the reader of the name, and starts one if there is none. See `Connector.connect`.
-
-        ``goes_on``: whether this training had another reader before, on another node, which has died.
-        """
+        """Attaches to the reader. ``goes_on``: whether this training had another one before, on another node, which has died."""
         link = self._connector.connect(wish, goes_on=goes_on)
-        self._use(link)
-        self._next = link.place.item
+        self._link = link
+        self._next = self._told = link.place.item
         self._succession = Succession(link, self._succeed)
         return link.place
-
-    def _use(self, link: Link) -> None:
-        self._link, self._told, self._agreed = link, link.place.item, 0
-
-    @property
-    def is_waited_for(self) -> bool:
-        return self._config.behind == "wait"
 
     @property
     def trainings(self) -> int:
@@ -545,38 +479,27 @@ class Attachment:
         """Processor time in seconds that the reader takes for an example; 0 if not known."""
         return 0.0 if self._link is None else self._link.window.cpu_seconds_per_example
 
-    def let_go(self, item: int) -> None:
-        """Releases the held items before this one. The reader gets this when the next item is taken or waited for."""
-        self._held_from = item
-
     def keep(self, items: Iterable[int]) -> None:
-        """Takes items that come before those asked for in order, and keeps them.
-
-        An item that will be asked for twice is there twice.
-        """
+        """Takes items that come before those asked for in order, and keeps them, each as often as it will be asked for."""
         for item, times in sorted(Counter(items).items()):
             kind, data = self.taken(item)
             self._kept[item] = [(kind, bytes(data))] * times
 
     def take(self, item: int) -> Any:
-        """Returns the example of an item as soon as it is there. Items must be asked for in order.
-
-        Raises `Missed`, a `ReaderError` if the reader has died and no other one follows, or the data set's own error.
-        """
+        """Returns the example of an item as soon as it is there. Items must be asked for in order."""
         if (kept := self._kept.get(item)) is not None:
             kind, again = kept.pop()
             if not kept:
                 del self._kept[item]
             return unpack(kind, bytearray(again))
-        if item < self._next:
-            return self._take_again(item)
-        return unpack(*self.taken(item))
+        if item >= self._next:
+            return unpack(*self.taken(item))
+        if self._again is None or self._again[0] != item:  # the last slots of a pass may repeat the item before them
+            raise RuntimeError(f"item {item} is asked for again, and the training is at {self._next}")
+        return unpack(self._again[1], bytearray(self._again[2]))
 
     def taken(self, item: int) -> tuple[int, bytearray]:
-        """Returns kind and bytes of an item from the window, as soon as the item is there.
-
-        Raises the errors of `take`, and `NextReader`.
-        """
+        """Returns kind and bytes of an item as soon as it is there. Raises the errors of `take`, and `NextReader`."""
         assert self._link is not None  # entered
         if self.group.ranks > 1:
             return self._taken_by_all(item)
@@ -601,31 +524,23 @@ class Attachment:
             except Missed as missed:
                 if item >= self._agreed:
                     raise
-                self._shift = -(-(missed.low - item) // self.group.ranks) * self.group.ranks  # the other ranks have taken theirs
+                # This process was stopped for a while, and the other ranks have taken theirs: later items take their place.
+                self._shift = -(-(missed.low - item) // self.group.ranks) * self.group.ranks
                 wanted = item + self._shift
             found = self._link.window.copy(wanted)
         self._again = item, found[0], bytes(found[1])
         self._next = item + 1
-        self.missed_late += wanted != item
+        self.missed += wanted != item
         if item + self.group.ranks >= self._agreed:
             self._tell(self._agreed)  # this was the last item that the ranks have agreed on
         elif self._next - self._told >= self._tell_every:
             self._tell(self._next)
         return found
 
-    def _take_again(self, item: int) -> Any:
-        """Returns the example that was taken last once more: the last slots of a pass may repeat the item before them."""
-        if self._again is None or self._again[0] != item:
-            raise RuntimeError(f"item {item} is asked for again, and the training is at {self._next}")
-        return unpack(self._again[1], bytearray(self._again[2]))
-
     # ------------------------------------------------------------------ waiting
 
     def _agree(self, item: int) -> None:
-        """Waits until the ranks agree on the round that begins with an item.
-
-        Raises `Missed` if all ranks continue at a later item.
-        """
+        """Waits until the ranks agree on the round that begins with an item. Raises `Missed` if all continue at a later item."""
         assert self._link is not None
         if item < self._agreed:
             return
@@ -636,13 +551,12 @@ class Attachment:
         try:
             send(self._link.connection, {"ask": ask})
             while not poll.poll(1e3 * _AGAIN_SECONDS):
-                if self._is_stopped:
+                if self.is_stopped:
                     raise Stopped("the training ends, and waits for nothing any more")
             answer = receive(self._link.connection)[0]
-        except (Gone, OSError):  # the reader has ended: its window is not overwritten any more
-            self._agreed = item
-            return
-        if "failed" in answer:  # as above
+        except (Gone, OSError):
+            answer = {"failed": "killed"}
+        if "failed" in answer:  # the reader has ended: its window is not overwritten any more
             self._agreed = item
             return
         self._note_told(item)
@@ -654,16 +568,19 @@ class Attachment:
         """Waits until an item is there, or until that is impossible."""
         assert self._link is not None
         self._tell(item)
-        if self._has(item):
-            return
         say_at = time.perf_counter() + _SAY_AFTER_SECONDS
-        while not self._has(item):
-            if self._is_stopped:
-                raise Stopped("the training ends, and waits for nothing any more")
-            if self._held_from is not None:
-                self._tell(item)  # `let_go` may have been called since
-            now = time.perf_counter()
+        while True:
             window = self._link.window
+            is_gone = window.low > item  # must be read first: an item that is there now may be gone a moment later
+            if window.has(item):
+                return
+            if is_gone:
+                raise self._missed(item, max(window.low, self._next))
+            if self.is_stopped:
+                raise Stopped("the training ends, and waits for nothing any more")
+            if self.held_from is not None:
+                self._tell(item)  # it may have been raised since
+            now = time.perf_counter()
             is_blocked = window.is_blocked(item)
             self._look(item)
             passed = time.perf_counter() - now
@@ -688,17 +605,6 @@ class Attachment:
             return "examples to be read"
         return f"the next pass: {item - read:,} examples of this one come first"
 
-    def _has(self, item: int) -> bool:
-        """Whether an item is there. Raises `Missed` if it was there, and is not there any more."""
-        assert self._link is not None
-        window = self._link.window
-        is_gone = window.low > item  # must be read first: an item that is there now may be gone a moment later
-        if window.has(item):
-            return True
-        if is_gone:
-            raise self._missed(item, max(window.low, self._next))
-        return False
-
     def _look(self, item: int) -> None:
         """Waits for a moment. If there is a next reader, changes to it."""
         assert self._link is not None  # entered
@@ -708,7 +614,7 @@ class Attachment:
             return
         gone = self._link
         self._succession.go_over()
-        self._use(link)
+        self._link, self._told, self._agreed = link, link.place.item, 0
         gone.close()
         if self._follow is not None:
             self._next = link.place.item
@@ -720,14 +626,12 @@ class Attachment:
 
     def _tell(self, item: int) -> None:
         """Reports to the reader that all items before this one are not needed any more."""
-        item = self.group.round_of(item if self._held_from is None else min(item, self._held_from))
+        item = self.group.round_of(item if self.held_from is None else min(item, self.held_from))
         if item <= self._told or self._link is None:
             return
         try:
             send(self._link.connection, {"at": item, "need": self.need_nanoseconds})
-        except BlockingIOError:  # the reader is stopped, or very busy: it gets this with the next item
-            return
-        except (Gone, OSError):  # the thread notices this, too
+        except (Gone, OSError):  # the thread notices this, too. A reader that is very busy gets it with the next item
             return
         self._note_told(item)
 
@@ -745,7 +649,8 @@ class Attachment:
 
     def _succeed(self, link: Link, is_over: Callable[[], bool]) -> Link:
         """Returns the connection to the reader that follows a dead one, or raises a `ReaderError`. Runs in a thread."""
-        window, config, said = link.window, self._config, link.why_it_ended()
+        window, config = link.window, self._config
+        said = said_last(link.connection, "failed")  # with ``at``; empty if the reader was killed
         why = f" ({said['failed']})" if said else ""
         if not config.restart:
             raise ReaderError(
@@ -760,10 +665,6 @@ class Attachment:
         LOGGER.warning("share=%r: the reader has died; another one is started%s", config.name, why)
         wish = self.group.round_of(lacking) if self._follow is None else self._follow(window, first)
         return self._connector.connect(wish, goes_on=True, expected=window.trainings, is_over=is_over)
-
-    def stop(self) -> None:
-        """Ends a `take` that waits in another thread."""
-        self._is_stopped = True
 
     def close(self) -> None:
         """Leaves the reader at once. Afterwards, nothing may be taken."""

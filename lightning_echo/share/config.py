@@ -13,7 +13,7 @@ import stat
 import struct
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import KW_ONLY, dataclass, fields
 from numbers import Integral, Real
 from pathlib import Path
@@ -106,9 +106,6 @@ class ShareConfig:
             is_time = isinstance(value, Real) and not isinstance(value, bool)
             if not is_time or not 0 <= value < float("inf"):
                 raise ValueError(f"share.{option} must be a number of seconds, 0 or more, got {value!r}")
-        self._check_window()
-
-    def _check_window(self) -> None:
         window = self.window
         if isinstance(window, str):
             size = bytes_from_words(window)
@@ -204,25 +201,6 @@ def socket_of(name: str) -> str:
     return path
 
 
-def sockets_elsewhere(name: str) -> list[str]:
-    """Returns the paths of sockets of this name in other folders in which a reader lives, as far as the system shows them.
-
-    If ``$LIGHTNING_ECHO_SHARED`` is set, the folder was chosen, and there are none.
-    """
-    if os.environ.get("LIGHTNING_ECHO_SHARED"):
-        return []
-    folders = set()
-    with suppress(OSError), open("/proc/net/unix", encoding="utf-8", errors="surrogateescape") as lines:
-        folders = {os.path.dirname(fields[7].rstrip("\n")) for line in lines if len(fields := line.split(maxsplit=7)) > 7}
-    paths = [os.path.join(folder, f"{name}.sock") for folder in sorted(folders - {str(shared_folder()), ""})]
-    return [path for path in paths if os.path.exists(path)]
-
-
-def starter_lock_of(name: str) -> str:
-    """Returns the path of the lock that decides which training starts a reader."""
-    return str(shared_folder() / f"{name}.lock")
-
-
 def log_of(name: str) -> str:
     return str(shared_folder() / f"{name}.log")
 
@@ -231,14 +209,11 @@ def names() -> list[str]:
     return sorted(path.stem for path in shared_folder().glob("*.sock"))
 
 
-class FileLock:
-    """A lock between processes and threads. The system releases it when its holder dies (``flock``, one descriptor each).
+class StarterLock(AbstractContextManager["StarterLock"]):
+    """The lock of who starts the reader of a name. The system releases it when its holder dies (``flock``)."""
 
-    The file of the lock is not removed.
-    """
-
-    def __init__(self, path: str) -> None:
-        self._path, self.is_held = path, False
+    def __init__(self, name: str) -> None:
+        self._path, self.is_held = str(shared_folder() / f"{name}.lock"), False
         self._descriptor = -1
 
     def try_to_hold(self) -> bool:
@@ -260,9 +235,6 @@ class FileLock:
             self.is_held = False
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # closing is not enough: a child that was forked has the descriptor, too
             os.close(self._descriptor)
-
-    def __enter__(self) -> FileLock:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.release()
@@ -292,10 +264,7 @@ def new_socket() -> socket.socket:
 
 
 def check_peer(connection: socket.socket) -> int:
-    """Returns the number of the process at the other end; 0 if it is in another PID namespace.
-
-    Raises a PermissionError if it is a process of another user.
-    """
+    """Returns the process at the other end; 0 if it is in another PID namespace. Raises a PermissionError for another user's."""
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, _ = _CREDENTIALS.unpack(raw)
     if uid != os.getuid():
@@ -317,10 +286,7 @@ def send(connection: socket.socket, message: dict[str, Any], descriptors: Sequen
 
 
 def receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """Returns the next message, and the descriptors that came with it.
-
-    Raises `Gone`, a `WireError`, or a BlockingIOError if nothing has come and the socket does not wait.
-    """
+    """Returns the next message, and the descriptors that came with it. Raises `Gone`, a `WireError`, or a BlockingIOError."""
     room = socket.CMSG_SPACE(_MOST_DESCRIPTORS * array.array("i").itemsize)
     try:
         data, ancillary, flags, _ = _past_reset(lambda: connection.recvmsg(MOST_BYTES, room, socket.MSG_CMSG_CLOEXEC))

@@ -22,6 +22,7 @@ from lightning_echo.pipeline.worker import Report
 from lightning_echo.plan.memory import make_plan, plan_from_state
 from lightning_echo.plan.plan import Plan, PlanShape
 from lightning_echo.share.attachment import Attachment, Missed, Place
+from lightning_echo.share.config import ShareConfig
 from lightning_echo.share.reading import distance_of
 from lightning_echo.split.staged import uncut_stages
 
@@ -32,26 +33,20 @@ from lightning_echo.split.staged import uncut_stages
 _STEPS = 15  # the time of a step is the median of so many steps
 
 
-class Pace:
-    """Measures a training, step by step, and gives the attachment the time that the training is busy.
+class PacedPipeline:
+    """The pipeline of a training that takes the reader's items, measured. It owns the attachment. See `IndexPipeline`.
 
     ``examples_of_item`` returns the number of examples in an item of the reader, for all ranks together.
     """
 
-    def __init__(self, attachment: Attachment, examples_of_item: Callable[[], float]) -> None:
-        self._attachment, self._examples_of_item = attachment, examples_of_item
+    def __init__(self, inner: Pipeline, attachment: Attachment, examples_of_item: Callable[[], float]) -> None:
+        self._inner, self._attachment, self._examples_of_item = inner, attachment, examples_of_item
         self._handed_out: tuple[float, float] | None = None  # the time of the last batch, and how many items it had
         self._busy_nanoseconds: deque[int] = deque(maxlen=_STEPS)
+        self.exact = inner.exact
 
-    def note_step(self) -> None:
-        """Notes how long the training was busy with the last batch: the median of a few, since validation may come between."""
-        if self._handed_out is not None:
-            began, items = self._handed_out
-            self._busy_nanoseconds.append(int((perf_counter() - began) * 1e9 / items))
-            self._attachment.need_nanoseconds = int(median_low(self._busy_nanoseconds))
-
-    def handed_out(self, report: Report) -> Report:
-        """Notes that the training gets a batch now, and returns its report.
+    def next_batch(self, delivered: int) -> tuple[Any, Report] | None:
+        """Returns the next batch and its report. ``delivered`` counts the batches of the run before it.
 
         In place of the time that this training waited for fresh examples, the report has the time between two fresh examples. No
         factor follows from the waiting, because that depends on what is prepared by then. What counts is how fast examples can
@@ -59,24 +54,23 @@ class Pace:
         training, its time without waiting and without echoing counts. So the slower of two trainings sees a faster one, whatever
         factor the faster one has.
         """
+        if self._handed_out is not None:
+            began, items = self._handed_out
+            self._busy_nanoseconds.append(int((perf_counter() - began) * 1e9 / items))
+            # the median of a few, since validation may come between two batches
+            self._attachment.need_nanoseconds = int(median_low(self._busy_nanoseconds))
+        found = self._next(delivered)
+        if found is None:
+            return None
+        batch, report = found
         per_item = self._examples_of_item()
         self._handed_out = perf_counter(), max(report.fresh + report.echoed, 1) / per_item
-        if not report.fresh:
-            return report
-        return report._replace(source=report.fresh / per_item * self._attachment.seconds_per_example)
+        if report.fresh:
+            report = report._replace(source=report.fresh / per_item * self._attachment.seconds_per_example)
+        return batch, report
 
-
-class PacedPipeline:
-    """The pipeline of a training over a `SharedStream`, measured. It owns the attachment. See `IndexPipeline`."""
-
-    def __init__(self, inner: Pipeline, attachment: Attachment, pace: Pace) -> None:
-        self._inner, self._attachment, self._pace = inner, attachment, pace
-        self.exact = inner.exact
-
-    def next_batch(self, delivered: int) -> tuple[Any, Report] | None:
-        self._pace.note_step()
-        found = self._inner.next_batch(delivered)
-        return None if found is None else (found[0], self._pace.handed_out(found[1]))
+    def _next(self, delivered: int) -> tuple[Any, Report] | None:
+        return self._inner.next_batch(delivered)
 
     def change_factor(self, number: int, factor: float) -> None:
         self._inner.change_factor(number, factor)
@@ -85,7 +79,7 @@ class PacedPipeline:
         return self._inner.state(delivered)
 
     def close(self) -> None:
-        self._attachment.stop()
+        self._attachment.is_stopped = True
         self._inner.close()
         self._attachment.close()
 
@@ -99,12 +93,11 @@ _PLAIN = (str, bytes, int, float, complex, bool, type(None))
 
 
 def rows_of(batch: Any) -> int:
-    """Returns the number of rows. Raises a ValueError if the leaves have different numbers of rows, or one has no rows.
-
-    >>> rows_of({"image": torch.zeros(3, 8), "name": ["a", "b", "c"]})
-    3
-    """
-    found = {_length(leaf) for leaf in _leaves(batch)}
+    """Returns the number of rows. Raises a ValueError if the leaves have different numbers of rows, or one has no rows."""
+    found = set()
+    for leaf in _leaves(batch):
+        has_rows = bool(leaf.ndim) if isinstance(leaf, torch.Tensor | np.ndarray) else isinstance(leaf, list | tuple)
+        found.add(len(leaf) if has_rows else None)
     if len(found) != 1 or None in found:
         counts = ", ".join(sorted(map(str, found))) or "none"
         raise ValueError(
@@ -115,20 +108,12 @@ def rows_of(batch: Any) -> int:
 
 
 def cut(batch: Any, start: int, stop: int) -> Any:
-    """Returns some rows of a batch.
-
-    >>> cut({"x": torch.arange(4), "name": ["a", "b", "c", "d"]}, 1, 3)
-    {'x': tensor([1, 2]), 'name': ['b', 'c']}
-    """
+    """Returns some rows of a batch."""
     return _mapped(lambda leaf: leaf[start:stop], batch)
 
 
 def joined(parts: Sequence[Any]) -> Any:
-    """Returns the rows of batches one after the other, as one batch.
-
-    >>> joined([[torch.tensor([1]), ["a"]], [torch.tensor([2]), ["b"]]])
-    [tensor([1, 2]), ['a', 'b']]
-    """
+    """Returns the rows of batches one after the other, as one batch."""
     return parts[0] if len(parts) == 1 else _mapped(_join, *parts)
 
 
@@ -154,12 +139,6 @@ def _leaves(batch: Any) -> list[Any]:
         return [batch]
     parts = batch.values() if isinstance(batch, dict) else batch
     return [leaf for part in parts for leaf in _leaves(part)]
-
-
-def _length(leaf: Any) -> int | None:
-    if isinstance(leaf, torch.Tensor | np.ndarray):
-        return len(leaf) if leaf.ndim else None
-    return len(leaf) if isinstance(leaf, list | tuple) else None
 
 
 def _mapped(function: Callable[..., Any], *batches: Any) -> Any:
@@ -236,9 +215,6 @@ class SharedOrder:
         del position
         return {"phase": self._phase, "share": self._name}
 
-    def load(self, state: dict[str, Any]) -> None:
-        """Does nothing: this order was made from the state."""
-
     def prune(self, position: int) -> None:
         """Does nothing: nothing is remembered."""
 
@@ -254,31 +230,25 @@ class SharedOrder:
 # collate function runs in the training's thread, and the random states are restored after it.
 
 
-@dataclass
-class SharedCounts:
-    """Counts of a training that shares: ``missed`` examples are those that other trainings had, and not this rank."""
-
-    missed: int = 0
-
-
+@dataclass(eq=False)
 class SharedExamples:
     """The reader's stream as a data set of items."""
 
-    def __init__(self, take: Callable[[int], Any], length: int) -> None:
-        self._take, self._length = take, length
+    attachment: Attachment
+    length: int
 
     def __getitem__(self, item: int) -> Any:
-        return self._take(item)
+        return self.attachment.take(item)
 
     def __len__(self) -> int:
-        return self._length
+        return self.length
 
 
 def shared_shape(shape: PlanShape, phase: int, layout: Layout) -> PlanShape:
     """Returns the sizes of the plan of a training that shares, from those without sharing.
 
-    If a batch must not hold an index twice, the plan has one buffer. The distance that the reader keeps between two uses of an
-    index limits its size. If a batch is larger than that distance, it may hold an index twice, because exact counts come first.
+    If a batch must not hold an index twice, the plan has one buffer, no larger than the distance that the reader keeps between
+    two uses of an index. A batch that is larger than that distance may hold an index twice, because exact counts come first.
     """
     distance = _distance(shape.pass_length, layout)
     if not shape.distinct or shape.batch_size > distance:
@@ -292,66 +262,41 @@ def _distance(pass_length: int, layout: Layout) -> int:
     return min(pass_length // 3, distance_of(layout.length) // layout.replicas)
 
 
-class SharedPipeline:
-    """Yields batch after batch. It owns the attachment, and keeps ``counts`` up to date. See `IndexPipeline`.
+class SharedPipeline(PacedPipeline):
+    """Yields batch after batch of the training's own plan, and counts the examples that are missed. See `IndexPipeline`."""
 
-    ``opening.key`` is the seed for the random numbers of the collate function. `exact` is True, since the order follows from the
-    name.
-    """
-
-    exact = True
-
-    def __init__(
-        self,
-        kind: Kind,
-        opening: Opening,
-        *,
-        name: str,
-        attachment: Attachment,
-        counts: SharedCounts,
-    ) -> None:
+    def __init__(self, config: ShareConfig, kind: Kind, opening: Opening, attachment: Attachment) -> None:
         launch, choice, layout, shape = opening.launch, opening.choice, opening.layout, opening.shape
-        self._kind, self._choice, self._layout, self._shape = kind, choice, layout, shape
-        self._rank, self._key, self._name = opening.rank, opening.key, name
-        self._attachment, self._counts = attachment, counts
+        self._config, self._kind, self._choice, self._layout, self._shape = config, kind, choice, layout, shape
+        self._rank, self._key, self._attachment = opening.rank, opening.key, attachment
         self._in_thread = kind.loader.collate_fn is default_collate
         self._factors = [(0, launch.factor)]  # (batch, the factor from that batch on)
         self._phase = 0
-        self._pace = Pace(attachment, lambda: 1 / layout.replicas)  # an example of this rank is one item of each rank
         self._apart = layout.batch_size if choice.point.by_batches else _distance(layout.pass_length, layout)
         self._may_repeat = shape.distinct and layout.batch_size > self._apart
         self._say_repeats(launch.factor)
-        self._inner = self._enter(launch)
+        # an example of this rank is one item of each rank
+        super().__init__(self._enter(launch), attachment, lambda: 1 / layout.replicas)
 
-    # ------------------------------------------------------------------ as a pipeline
-
-    def next_batch(self, delivered: int) -> tuple[Any, Report] | None:
-        """Returns the next batch and its report. ``delivered`` counts the batches of the run before it."""
-        self._pace.note_step()
+    def _next(self, delivered: int) -> tuple[Any, Report] | None:
         while True:
             try:
-                found = self._inner.next_batch(delivered)
-                if found is None:
-                    return None
-                batch, report = found
-                return batch, self._pace.handed_out(report)
+                return self._inner.next_batch(delivered)
             except Missed as missed:
                 position = self._first_example(self._inner.state(delivered)["plan"]["position"])
                 self._inner.close()
-                self._inner = self._skip(position, missed.low, delivered)
+                start = start_at(self._layout, missed.low)  # the first batch of which nothing is gone
+                count = max(start.position - position, 0)
+                self._attachment.missed += count
+                if self._config.behind == "wait":  # this process was stopped for longer than a new reader waits for old trainings
+                    name = self._config.name
+                    LOGGER.warning("share=%r: %d examples were missed, since the reader was replaced meanwhile", name, count)
+                self._inner = self._begin(start, delivered)
 
     def change_factor(self, number: int, factor: float) -> None:
         self._say_repeats(factor)
         self._factors = [change for change in self._factors if change[0] < number] + [(number, factor)]
         self._inner.change_factor(number, factor)
-
-    def state(self, delivered: int) -> dict[str, Any]:
-        return self._inner.state(delivered)
-
-    def close(self) -> None:
-        self._attachment.stop()
-        self._inner.close()
-        self._attachment.close()
 
     # ------------------------------------------------------------------ entering
 
@@ -368,7 +313,11 @@ class SharedPipeline:
         place = self._attachment.enter(wish)
         if place.item != wish:
             return self._begin(self._say(place, Start(plan.position, plan.number)), plan.number)
-        items = [item for live in plan.live() for item in self._items_of(live.position)]
+        items = []
+        for live in plan.live():
+            first = self._first_example(live.position)
+            end = self._first_example(live.position + 1) if self._choice.point.by_batches else first + 1
+            items += [item_at(self._layout, self._rank, position) for position in range(first, end)]
         self._attachment.keep(items)
         return self._over(plan)
 
@@ -385,11 +334,6 @@ class SharedPipeline:
         number, batch = divmod(position, self._layout.batches_per_pass)
         return number * self._layout.pass_length + batch * self._layout.batch_size
 
-    def _items_of(self, position: int) -> list[int]:
-        first = self._first_example(position)
-        end = self._first_example(position + 1) if self._choice.point.by_batches else first + 1
-        return [item_at(self._layout, self._rank, one) for one in range(first, end)]
-
     def _say(self, place: Place, wanted: Start) -> Start:
         """Returns where the training begins at its place. If it wanted another place, logs what it misses."""
         start = start_at(self._layout, place.item)
@@ -398,9 +342,8 @@ class SharedPipeline:
             share = 100 * (1 - taken / self._layout.pass_length)
             running = f"{place.others} running training{'s' if place.others > 1 else ''}"
             resumed = ", so this run does not continue where it stopped" if wanted.position else ""
-            LOGGER.info(
-                "share=%r: joined %s mid-pass%s; this run sees %.0f%% of the current pass", self._name, running, resumed, share
-            )
+            name = self._config.name
+            LOGGER.info("share=%r: joined %s mid-pass%s; this run sees %.0f%% of the current pass", name, running, resumed, share)
         return start
 
     def _say_repeats(self, factor: float) -> None:
@@ -410,30 +353,15 @@ class SharedPipeline:
             LOGGER.warning(
                 "share=%r: with a factor above 1 a batch may hold an index twice, since a batch of %d examples is larger than "
                 "the %d that the reader keeps between two uses of an index. Use smaller batches, or a factor of 1",
-                self._name,
+                self._config.name,
                 self._layout.batch_size,
                 self._apart,
             )
 
     # ------------------------------------------------------------------ beginning
 
-    def _skip(self, position: int, low: int, delivered: int) -> IndexPipeline:
-        """Returns the pipeline that continues after examples that are gone. ``low`` is the first item that is still there.
-
-        ``position`` is that of the batch that lacks examples, ``delivered`` the number of batches of the run before it.
-        """
-        start = start_at(self._layout, low)
-        missed = max(start.position - position, 0)
-        self._counts.missed += missed
-        if self._attachment.is_waited_for:  # this process was stopped for longer than a new reader waits for old trainings
-            LOGGER.warning("share=%r: %d examples were missed, since the reader was replaced meanwhile", self._name, missed)
-        return self._begin(start, delivered)
-
     def _begin(self, start: Start, number: int) -> IndexPipeline:
-        """Returns a pipeline without live examples, whose first batch has this number in the run.
-
-        ``start`` is its place in the reader's passes, in examples and batches of this training.
-        """
+        """Returns a pipeline without live examples that begins at this place with batch ``number`` of the run."""
         self._phase = (start.number - number) % self._layout.batches_per_pass
         shape = shared_shape(self._shape, self._phase, self._layout)
         now = next(factor for since, factor in reversed(self._factors) if since <= number)
@@ -446,14 +374,14 @@ class SharedPipeline:
 
     def _over(self, plan: Plan) -> IndexPipeline:
         layout, loader, point = self._layout, self._kind.loader, self._choice.point
-        order: Any = SharedOrder(layout, self._rank, self._phase, self._name)
+        order: Any = SharedOrder(layout, self._rank, self._phase, self._config.name)
         requests: ExampleRequests | BatchRequests
         if point.by_batches:
             batched = BatchedOrder(order, layout.batch_size, layout.last_batch_size, layout.batches_per_pass)
             requests = BatchRequests(plan, batched)
         else:
             requests = ExampleRequests(plan, order, whole_calls=False)
-        examples: Any = SharedExamples(self._attachment.take, layout.length)
+        examples: Any = SharedExamples(self._attachment, layout.length)
         own = DataLoader(
             examples,
             batch_size=layout.batch_size,

@@ -40,16 +40,13 @@ _HEADER = struct.Struct("<Q")
 class Payload(NamedTuple):
     """The message of a training to the reader that it starts.
 
-    Attributes:
-        paths: Its ``sys.path``, since its modules must be found.
-        options: ``window_bytes``, ``linger_seconds``, ``print``; ``starter``: who has sent it; ``expected``: how many trainings
-            a reader had that has died; ``cluster``: where this node is in a cluster whose nodes share one reader.
-        loader: Parts of the loader, pickled by cloudpickle.
+    ``options`` are ``window_bytes``, ``linger_seconds``, ``print``; ``starter``: who has sent it; ``expected``: how many
+    trainings a reader had that has died; ``cluster``: where this node is in a cluster whose nodes share one reader.
     """
 
-    paths: list[str]
+    paths: list[str]  # of the training's ``sys.path``, since its modules must be found
     options: dict[str, Any]
-    loader: bytes
+    loader: bytes  # its parts, pickled by cloudpickle
 
     def to_bytes(self) -> bytes:
         header = json.dumps({"paths": self.paths, "options": self.options}).encode()
@@ -70,10 +67,7 @@ def main(name: str, status: int) -> None:
 
 @contextmanager
 def telling_of_failure(status: int) -> Iterator[None]:
-    """Reports a failure of this process to the training that waits for it, and exits.
-
-    A process that is killed reports nothing.
-    """
+    """Reports a failure of this process to the training that waits for it, and exits."""
     try:
         yield
     except BaseException:
@@ -104,42 +98,22 @@ def serve_payload(
             "where it is imported, or give it to the data set as an argument. If it decides nothing about examples, name it: "
             'ShareConfig(ignore=("log_dir",))'
         )
-    kind = kind_of(loader_of(parts, seed_of(name)))
-
-    def say() -> None:
-        os.write(status, READY)
-
     run_reader(
         name,
-        kind,
+        kind_of(loader_of(parts, seed_of(name))),
         data_print=options["print"],
         window_bytes=options["window_bytes"],
         linger_seconds=options["linger_seconds"],
         expected=options["expected"],
         starter=options["starter"],
-        when_ready=say,
+        when_ready=partial(os.write, status, READY),
         elsewhere=elsewhere,
         gather_seconds=gather_seconds,
     )
 
 
-def run_reader(
-    name: str,
-    kind: Kind,
-    *,
-    data_print: dict[str, str],
-    window_bytes: int,
-    linger_seconds: float,
-    expected: int = 0,
-    starter: str = "serve",
-    when_ready: Callable[[], None] = lambda: None,
-    elsewhere: Elsewhere | None = None,
-    gather_seconds: float = 0.0,
-) -> None:
-    """Runs the reader of a name, until the last training has left. See `Server` for the arguments.
-
-    ``when_ready`` is called when trainings can come. Raises a RuntimeError if the workers cannot continue.
-    """
+def run_reader(name: str, kind: Kind, *, when_ready: Callable[[], object] = lambda: None, **options: Any) -> None:
+    """Runs the reader of a name, until the last training has left. ``options`` are those of `Server`."""
     path = socket_of(name)
     new_path = os.path.join(os.path.dirname(path), f"{os.getpid():x}")  # not longer than the path itself, see unix(7)
     with suppress(FileNotFoundError):  # left by a process that died here
@@ -150,39 +124,19 @@ def run_reader(
     made = os.stat(new_path).st_ino
     follows = os.path.exists(path)  # a reader removes it when it ends, but not when it dies
     os.rename(new_path, path)  # replaces in one step the socket of a reader that has died
-    server = Server(
-        listener,
-        kind,
-        seed=seed_of(name),
-        data_print=data_print,
-        window_bytes=window_bytes,
-        linger_seconds=linger_seconds,
-        follows=follows,
-        expected=expected,
-        starter=starter,
-        when_over=partial(_remove, path, made),
-        elsewhere=elsewhere,
-        gather_seconds=gather_seconds,
-    )
+
+    def remove() -> None:
+        with suppress(FileNotFoundError):  # the folder was cleaned up
+            if os.stat(path).st_ino == made:  # else the next reader has replaced it
+                os.unlink(path)
+
+    server = Server(listener, kind, seed=seed_of(name), follows=follows, when_over=remove, **options)
     when_ready()
     server.run()
 
 
-def _remove(path: str, made: int) -> None:
-    """Removes the socket, unless the next reader has replaced it."""
-    try:
-        if os.stat(path).st_ino == made:
-            os.unlink(path)
-    except FileNotFoundError:  # the folder was cleaned up
-        pass
-
-
 def seed_of(name: str) -> int:
-    """Returns the seed for the order and all random numbers. It follows from the name, so each reader of a name has the same.
-
-    >>> seed_of("sweep") == seed_of("sweep"), seed_of("sweep") == seed_of("other")
-    (True, False)
-    """
+    """Returns the seed for the order and all random numbers. It follows from the name, so each reader of a name has the same."""
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little") >> 1
 
 
@@ -209,11 +163,12 @@ class ReaderError(RuntimeError):
 
 
 def payload_of(config: ShareConfig, kind: Kind, data_print: dict[str, str], cluster: dict[str, str] | None = None) -> Payload:
-    """Returns the payload for a new reader of this loader. ``cluster`` is None if this node has a reader of its own.
-
-    Raises a TypeError if the data set, the sampler or the ``worker_init_fn`` cannot be sent to another process.
-    """
+    """Returns the payload for a new reader of this loader, or raises a TypeError if that cannot be sent to another process."""
     parts = parts_of(kind)
+    by_hand = (
+        f"start a reader by hand: python train.py share --name {config.name} (EchoCLI), or "
+        f"lightning_echo.serve(loader, {config.name!r}), which sends nothing"
+    )
     try:
         with _main_by_value():
             data = dumped(parts)
@@ -221,13 +176,13 @@ def payload_of(config: ShareConfig, kind: Kind, data_print: dict[str, str], clus
         raise TypeError(
             f"share={config.name!r} is impossible here: the data set, the sampler or worker_init_fn cannot be sent to the "
             f"reader's process ({type(error).__name__}: {error}). Let the data set open files and connections at its first read; "
-            f"or {_by_hand(config.name)}, which sends nothing"
+            f"or {by_hand}"
         ) from error
     if len(data) > _HEAVY_BYTES:
         warnings.warn(
             f"lightning_echo: share={config.name!r} "
             f"sends {bytes_in_words(len(data))} of data to the reader's process: they are there twice. "
-            f"Better {_by_hand(config.name)}, which sends nothing; or let the data set read its files there, not when it is made",
+            f"Better {by_hand}; or let the data set read its files there, not when it is made",
             UserWarning,
             stacklevel=2,
         )
@@ -240,10 +195,6 @@ def payload_of(config: ShareConfig, kind: Kind, data_print: dict[str, str], clus
         "starter": name_of_process(),
     }
     return Payload([path for path in sys.path if path] + [os.getcwd()], options, data)
-
-
-def _by_hand(name: str) -> str:
-    return f"start a reader by hand: python train.py share --name {name} (EchoCLI), or lightning_echo.serve(loader, {name!r})"
 
 
 @contextmanager
@@ -279,14 +230,12 @@ def fitting_window(config: ShareConfig) -> int:
 
 
 def start_reader(name: str, payload: Payload) -> bool:
-    """Starts a reader, and waits until trainings can come. Returns False if the reader was killed while it began.
-
-    Raises a `ReaderError` with the end of its log if it could not begin.
-    """
+    """Starts a reader, and waits until trainings can come. Returns False if the reader was killed while it began."""
     in_cluster = payload.options.get("cluster") is not None
     reads = "reads for all trainings of this name, or relays what another node reads," if in_cluster else _READS
     LOGGER.info("share=%r: a process that %s is started, which takes a few seconds", name, reads)
     program = _PROGRAM.format("ray" if in_cluster else "process")
+    environment = {name: value for name, value in os.environ.items() if name not in (*_OF_A_RANK, *_OF_A_WORKER)}
     read_end, write_end = os.pipe()
     try:
         with open(log_of(name), "wb") as log:
@@ -296,7 +245,7 @@ def start_reader(name: str, payload: Payload) -> bool:
                 stdout=log,
                 stderr=log,
                 pass_fds=(write_end,),
-                env=_environment(),
+                env={**environment, "CUDA_VISIBLE_DEVICES": ""},
                 start_new_session=True,
             )
     finally:
@@ -318,9 +267,3 @@ def log_tail(name: str) -> str:
         return f"The end of its log:\n{Path(log_of(name)).read_text(errors='replace')[-_LOG_TAIL:]}"
     except OSError as error:
         return f"It has no log: {error}"
-
-
-def _environment() -> dict[str, str]:
-    environment = {name: value for name, value in os.environ.items() if name not in (*_OF_A_RANK, *_OF_A_WORKER)}
-    environment["CUDA_VISIBLE_DEVICES"] = ""
-    return environment

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,8 +20,9 @@ from lightning_echo.log import LOGGER
 from lightning_echo.share.attachment import Attachment
 from lightning_echo.share.config import ShareConfig, shared_folder
 from lightning_echo.share.process import Payload, ReaderError, left_parent, serve_payload, telling_of_failure
+from lightning_echo.share.reading import MOST_END_SECONDS, Reads
 from lightning_echo.share.same_data import difference
-from lightning_echo.share.server import Reads, Start
+from lightning_echo.share.server import Start
 from lightning_echo.share.window import CHUNK, Closed, Ring, TooLargeError, Window, pack_error
 
 # ---------------------------------------------------------------------- chunk
@@ -47,23 +48,15 @@ class Piece(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Examples that follow each other in the reader's stream, from item ``first`` on; empty if there are none yet.
-
-    ``nanoseconds`` and ``cpu_nanoseconds`` are the reader's time between two examples, and its processor time for one.
-    """
+    """Examples that follow each other in the reader's stream, from item ``first`` on; empty if there are none yet."""
 
     first: int
     pieces: Sequence[Piece]
-    nanoseconds: int = 0
-    cpu_nanoseconds: int = 0
+    nanoseconds: int = 0  # the reader's time between two examples
+    cpu_nanoseconds: int = 0  # its processor time for one
 
     def to_array(self) -> Any:
-        """Returns the chunk as one array of bytes.
-
-        >>> array = Chunk(7, [Piece(0, b"ab"), Piece(2, b"")]).to_array()
-        >>> [(kind, bytes(data)) for kind, data in Chunk.from_array(array).pieces]
-        [(0, b'ab'), (2, b'')]
-        """
+        """Returns the chunk as one array of bytes."""
         head = [self.first, len(self.pieces), self.nanoseconds, self.cpu_nanoseconds]
         head += [piece.kind << _KIND_SHIFT | len(piece.data) for piece in self.pieces]
         numbers = np.array(head, np.uint64).tobytes()
@@ -119,17 +112,13 @@ class Handing:
         return {"node": self._node, "where": self._where, "differs": difference(data_print, self._print)}
 
     def enter(self, relay: str, label: str, item: int, goes_on: bool, join: str) -> None:
-        """Lets a relay in. If a relay came from the same node before, it has died, and is dropped.
-
-        ``relay`` is a name that no other relay has, ``label`` its node, for people. ``goes_on``: whether its trainings had
-        another reader before, which has died.
-        """
+        """Lets a relay in, whose node is ``label``, for people. If that node had a relay before, it has died, and is dropped."""
         config = ShareConfig(self._name, join=join, restart=False)
         attachment = Attachment(config, self._no_other, self._print, tell_every=CHUNK, label=label, holds=True)
         with self._lock:
             before = [name for name, other in self._feeds.items() if other.label == label]
 
-            def replace() -> None:
+            def replace() -> None:  # called when the reader has let the new one in: until then, they hold the items that it needs
                 for name in before:
                     self.leave(name)
 
@@ -146,14 +135,11 @@ class Handing:
         can follow this one. Raises a `ReaderError` if the reader has ended, or the relay is not known.
         """
         feed = self._feed(relay)
-        feed.attachment.let_go(needed)
+        feed.attachment.held_from = needed
         return feed.chunk(_MOST_WAIT_SECONDS).to_array()
 
     def stay(self, relay: str, need_nanoseconds: int) -> int:
-        """Notes that a relay is there. Returns how many other nodes get examples of this reader.
-
-        ``need_nanoseconds`` is that of the slowest training of the relay's node, see `Attachment`.
-        """
+        """Notes that a relay is there. Returns how many other nodes get examples of this reader."""
         attachment = self._feed(relay).attachment
         attachment.need_nanoseconds = need_nanoseconds
         relays = len(self._feeds)
@@ -183,11 +169,7 @@ class Handing:
 
 
 class _Feed:
-    """The examples for one relay. It owns its attachment to the reader.
-
-    ``when_entered`` is called when the reader has let this feed in: until then, the feed before it must hold the items that it
-    needs. ``heard`` is when the relay last sent something, by the monotonic clock.
-    """
+    """The examples for one relay. It calls ``when_entered`` when the reader has let it in, and owns its attachment."""
 
     def __init__(self, attachment: Attachment, label: str, item: int, goes_on: bool, when_entered: Callable[[], None]) -> None:
         self.attachment, self.label, self.heard = attachment, label, time.monotonic()
@@ -197,10 +179,8 @@ class _Feed:
         self._is_over = False
         self._failure: BaseException | None = None
         self._changed = threading.Condition()
-        self._thread = threading.Thread(
-            target=self._run, args=(item, goes_on, when_entered), name="lightning_echo-feed", daemon=True
-        )
-        self._thread.start()
+        run = (item, goes_on, when_entered)
+        threading.Thread(target=self._run, args=run, name="lightning_echo-feed", daemon=True).start()
 
     def _run(self, item: int, goes_on: bool, when_entered: Callable[[], None]) -> None:
         try:
@@ -221,22 +201,15 @@ class _Feed:
     def _put(self, piece: Piece) -> bool:
         """Puts an example into the feed as soon as there is room. Returns whether the feed continues."""
         with self._changed:
-            self._wait(lambda: self._is_over or self._bytes < MOST_AHEAD_BYTES)
+            while self._bytes >= MOST_AHEAD_BYTES and not self._is_over:
+                self._changed.wait(_BETWEEN_LOOKS_SECONDS)
             self._pieces.append(piece)
             self._bytes += len(piece.data)
             self._changed.notify_all()
             return not self._is_over
 
-    def _wait(self, holds: Callable[[], bool]) -> None:
-        """Waits until a condition is true. `stop` ends the wait, for example if the relay is silent for too long."""
-        while not holds():
-            self._changed.wait(_BETWEEN_LOOKS_SECONDS)
-
     def chunk(self, within: float) -> Chunk:
-        """Returns the examples that are ready. If there are none, waits for some, at most ``within`` seconds.
-
-        Raises a `ReaderError` if the reader has ended, and all its examples were given to the relay.
-        """
+        """Returns the examples that are ready. If there are none, waits for some, at most ``within`` seconds."""
         with self._changed:
             self._changed.wait_for(lambda: self._pieces or self._failure is not None, within)
             pieces, self._pieces, self._bytes = list(self._pieces), deque(), 0
@@ -250,7 +223,7 @@ class _Feed:
         with self._changed:
             self._is_over = True
             self._changed.notify_all()
-        self.attachment.stop()
+        self.attachment.is_stopped = True
 
 
 # ---------------------------------------------------------------------- ray cluster
@@ -276,10 +249,7 @@ def check_ray(name: str) -> None:
 
 
 def place_of_training(name: str) -> dict[str, str]:
-    """Returns what a process that this training starts needs to join the cluster, and the node on which they both are.
-
-    Raises a ValueError if this process is in no cluster.
-    """
+    """Returns what a process that this training starts needs to join the cluster, and the node on which they both are."""
     check_ray(name)
     import ray
 
@@ -305,7 +275,10 @@ def place_of_training(name: str) -> dict[str, str]:
 
 
 class RayFar:
-    """The actor of another node. See `Far` for its methods. ``where`` is its node and ``label`` this node, for people."""
+    """The actor of the node that reads, as a relay sees it. ``where`` is its node and ``label`` this node, for people.
+
+    Each call ends within seconds. Calls that return a value may raise `FarLost`.
+    """
 
     def __init__(self, actor: Any, where: str, label: str) -> None:
         self._actor, self.where, self._label = actor, where, label
@@ -314,6 +287,7 @@ class RayFar:
         _answer(self._actor.enter.remote(relay, self._label, *start), self.where)
 
     def ask(self, relay: str, needed: int) -> Any:
+        """Asks for the next chunk, and returns the argument for `chunk`. All items before ``needed`` are in the window."""
         return self._actor.take.remote(relay, needed)
 
     def chunk(self, asked: Any) -> Chunk:
@@ -328,10 +302,7 @@ class RayFar:
 
 @contextmanager
 def joined(name: str, place: dict[str, str], data_print: dict[str, str]) -> Iterator[RayFar | None]:
-    """Joins the cluster until the ``with`` block ends. Yields the actor of the node that reads; None if this node reads.
-
-    Raises `FarLost` if there is no actor, and none could be made, or a ValueError if the node that reads has other data.
-    """
+    """Joins the cluster until the ``with`` block ends. Yields the actor of the node that reads; None if this node reads."""
     import ray
 
     ray.init(address=place["address"], namespace=_NAMESPACE, log_to_driver=False, configure_logging=False)
@@ -378,10 +349,7 @@ def _met(name: str, node: str, here: str, data_print: dict[str, str]) -> tuple[A
 
 
 def _answer(asked: Any, where: str) -> Any:
-    """Returns the answer of an actor.
-
-    Raises `FarLost` if the actor is gone, does not answer, or reports that its reader has ended.
-    """
+    """Returns the answer of an actor. Raises `FarLost` if it is gone, does not answer, or its reader has ended."""
     import ray
     from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
@@ -402,36 +370,16 @@ def _answer(asked: Any, where: str) -> Any:
 # Trainings are let in only then, so they lose nothing if the other node is lost before.
 
 _STAY_SECONDS = 1.0
-_MOST_END_SECONDS = 10.0
 
 
 class FarLost(RuntimeError):
     """The node that reads is gone, or does not answer."""
 
 
-class Far(Protocol):
-    """The node that reads, as a relay sees it. Each call ends within seconds. Calls that return a value may raise `FarLost`."""
-
-    def enter(self, relay: str, start: Start) -> None:
-        """Lets a relay in. See `Handing.enter`."""
-
-    def ask(self, relay: str, needed: int) -> Any:
-        """Asks for the next chunk, and returns the argument for `chunk`. All items before ``needed`` are in the window."""
-
-    def chunk(self, asked: Any) -> Chunk:
-        """Returns the chunk that was asked for."""
-
-    def stay(self, relay: str, need_nanoseconds: int) -> int:
-        """Reports to the other node that a relay is there. Returns the number of other nodes."""
-
-    def leave(self, relay: str) -> None:
-        """Reports to the other node that a relay ends, and does not wait for an answer."""
-
-
 class Relay:
     """Begins to read for the server of a reader, if another node reads (`Elsewhere` in ``server.py``). ``say`` logs a message."""
 
-    def __init__(self, far: Far, window_bytes: int, say: Callable[[str], None]) -> None:
+    def __init__(self, far: RayFar, window_bytes: int, say: Callable[[str], None]) -> None:
         self._far, self._window_bytes, self._say = far, window_bytes, say
         self._relaying: _Relaying | None = None
 
@@ -447,13 +395,11 @@ class Relay:
         """
         if self._relaying is None:
             self._relaying = _Relaying(self._far, start, self._window_bytes, when_lost)
-        found = self._relaying.window_if_begun
-        if found is None:
+        if not self._relaying.has_begun:
             return None
-        if start.goes_on and found.begin > start.item:
-            self._say(
-                f"this node needs item {start.item}, and the other one has items from {found.begin} on: it reads for itself"
-            )
+        begin = self._relaying.window.begin
+        if start.goes_on and begin > start.item:
+            self._say(f"this node needs item {start.item}, and the other one has items from {begin} on: it reads for itself")
             self.leave()
             return read_here()
         return self._relaying
@@ -464,34 +410,17 @@ class Relay:
             self._relaying = None
 
 
-class _Relaying:
+class _Relaying(Reads):
     """Puts examples of another node into a window. ``nodes`` is the number of other nodes that get the same examples."""
 
-    def __init__(self, far: Far, start: Start, window_bytes: int, when_lost: Callable[[BaseException], None]) -> None:
-        self._far, self._start, self._window_bytes, self._when_lost = far, start, window_bytes, when_lost
+    def __init__(self, far: RayFar, start: Start, window_bytes: int, when_lost: Callable[[BaseException], None]) -> None:
+        super().__init__(when_lost, "relay", self._pump, self._stay)
+        self._far, self._start, self._window_bytes = far, start, window_bytes
         self._name, self.nodes = uuid.uuid4().hex, 0
-        self._window: Window | None = None
-        self._over, self._is_closed = threading.Event(), False
-        self._threads = [
-            threading.Thread(target=self._run, args=(run,), name="lightning_echo-relay", daemon=True)
-            for run in (self._pump, self._stay)
-        ]
+        self.has_begun = self._is_closed = False  # begun: there is a window
         self._has_entered = threading.Event()
         for thread in self._threads:
             thread.start()
-
-    @property
-    def window_if_begun(self) -> Window | None:
-        return self._window
-
-    @property
-    def window(self) -> Window:
-        assert self._window is not None
-        return self._window
-
-    def lost_at(self) -> int | None:
-        """Returns None: there are no workers here."""
-        return None
 
     def close(self) -> None:
         """Ends the threads, and leaves the other node. A second call does nothing."""
@@ -499,30 +428,20 @@ class _Relaying:
             return
         self._is_closed = True
         self._over.set()
-        if self._window is not None:
-            self._window.close_for_writers()
+        if self.has_begun:
+            self.window.close_for_writers()
         self._far.leave(self._name)
         for thread in self._threads:
-            thread.join(timeout=_MOST_END_SECONDS)
-        if self._window is not None:
-            self._window.close()
+            thread.join(timeout=MOST_END_SECONDS)
+        if self.has_begun:
+            self.window.close()
 
     # ------------------------------------------------------------------ in the threads
-
-    def _run(self, run: Callable[[], None]) -> None:
-        try:
-            run()
-        except Closed:
-            pass
-        except BaseException as error:  # the thread that serves the trainings gets it
-            if not self._over.is_set():
-                self._over.set()
-                self._when_lost(error)
 
     def _stay(self) -> None:
         self._has_entered.wait()
         while not self._over.is_set():
-            need = 0 if self._window is None else self._window.slowest_need_nanoseconds
+            need = self.window.slowest_need_nanoseconds if self.has_begun else 0
             self.nodes = self._far.stay(self._name, need)
             self._over.wait(_STAY_SECONDS)
 
@@ -533,11 +452,18 @@ class _Relaying:
             self._has_entered.set()
         chunk = self._next(self._far.ask(self._name, 0), 0)
         self.nodes = self._far.stay(self._name, 0)  # trainings that enter now get the number of others
-        window = Window.create(self._window_bytes, 1, chunk.first)
-        ring, self._window = Ring(window, 0), window
+        self.window = Window.create(self._window_bytes, 1, chunk.first)
+        ring, self.has_begun = Ring(self.window, 0), True
         while True:
-            asked, end = self._far.ask(self._name, chunk.first), chunk.first + len(chunk.pieces)
-            _put(ring, chunk)
+            count = len(chunk.pieces)
+            asked, end = self._far.ask(self._name, chunk.first), chunk.first + count
+            for item, (kind, data) in enumerate(chunk.pieces, chunk.first):
+                try:
+                    ring.put(item, kind, [data], len(data))
+                except TooLargeError as error:  # the window of the other node is larger than this one
+                    packed = pack_error(error)
+                    ring.put(item, packed.kind, packed.parts, packed.size)
+            ring.note_prepared(count, count * chunk.nanoseconds, count * chunk.cpu_nanoseconds)
             chunk = self._next(asked, end)
             if chunk.first != end:
                 raise FarLost(f"examples are missing: after {end - 1} came {chunk.first}")
@@ -550,18 +476,6 @@ class _Relaying:
                 return chunk
             asked = self._far.ask(self._name, needed)
         raise Closed
-
-
-def _put(ring: Ring, chunk: Chunk) -> None:
-    """Writes the examples of a chunk as soon as there is room."""
-    for item, (kind, data) in enumerate(chunk.pieces, chunk.first):
-        try:
-            ring.put(item, kind, [data], len(data))
-        except TooLargeError as error:  # the window of the other node is larger than this one
-            packed = pack_error(error)
-            ring.put(item, packed.kind, packed.parts, packed.size)
-    count = len(chunk.pieces)
-    ring.note_prepared(count, count * chunk.nanoseconds, count * chunk.cpu_nanoseconds)
 
 
 # ---------------------------------------------------------------------- process

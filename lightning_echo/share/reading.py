@@ -12,8 +12,10 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import get_context
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -51,34 +53,19 @@ class WorkerStart:
 
     def __call__(self, worker: int) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if _has_lost_reader():  # before the call above
+        # The reader may have died before this call. ``is_alive`` looks at a pipe. A worker that was forked later has inherited
+        # the other end of that pipe, and holds it open. But the system knows the parent of a forked worker: it is the reader, and
+        # another process after the reader is dead.
+        reader = multiprocessing.parent_process()
+        is_forked = isinstance(multiprocessing.current_process(), _ForkProcess)
+        if reader is None or not reader.is_alive() or (is_forked and os.getppid() != reader.pid):
             os._exit(1)
         for descriptor, inode in self._sockets:
-            _close_if(descriptor, inode)
+            with suppress(OSError):  # in a spawned process the number is free, or another descriptor's
+                if os.fstat(descriptor).st_ino == inode:
+                    os.close(descriptor)
         if self._users is not None:
             self._users(worker)
-
-
-def _has_lost_reader() -> bool:
-    """Whether the process that has started this one is dead.
-
-    ``is_alive`` looks at a pipe. A worker that was forked later has inherited the other end of that pipe, and holds it open. But
-    the system knows the parent of a forked worker: it is the reader, and another process after the reader is dead.
-    """
-    reader = multiprocessing.parent_process()
-    if reader is None or not reader.is_alive():
-        return True
-    is_forked = isinstance(multiprocessing.current_process(), _ForkProcess)
-    return is_forked and os.getppid() != reader.pid
-
-
-def _close_if(descriptor: int, inode: int) -> None:
-    """Closes a descriptor that this process has inherited. In a spawned process the number is another descriptor's, or free."""
-    try:
-        if os.fstat(descriptor).st_ino == inode:
-            os.close(descriptor)
-    except OSError:  # there is no such descriptor
-        pass
 
 
 # ---------------------------------------------------------------------- reading
@@ -95,14 +82,12 @@ _NOISE = 21
 _MOST_APART = 2**18  # items: 0.4 s, 60 MiB
 _PREFETCHED_CHUNKS = 2  # per worker
 _MOST_DYING_SECONDS = 1.0
+MOST_END_SECONDS = 10.0
 
 
 def distance_of(length: int) -> int:
-    """Returns the least number of items between two uses of an index; 0 if a pass is too short for that.
-
-    Each of these items takes time and memory at the begin of a pass. So there is a limit, and no training has a larger buffer.
-    """
-    return min(length // 3, _MOST_APART)
+    """Returns the least number of items between two uses of an index; 0 if a pass is too short for that."""
+    return min(length // 3, _MOST_APART)  # each of these items takes time and memory at the beginning of a pass
 
 
 def order_of(kind: Kind, seed: int) -> Order:
@@ -116,13 +101,10 @@ def order_of(kind: Kind, seed: int) -> Order:
 
 
 class Chunk(NamedTuple):
-    """The items that a worker prepares at once.
-
-    ``skipped`` items at the start are not prepared, since the reader begins after them.
-    """
+    """The items that a worker prepares at once."""
 
     first: int
-    skipped: int
+    skipped: int  # items at the start that are not prepared, since the reader begins after them
     indices: list[Any]
 
 
@@ -218,11 +200,42 @@ def _as_it_is(result: Any) -> Any:
     return result
 
 
-class Reading:
-    """The workers of a reader, which prepare examples from one item on and put them into one window.
+class Reads:
+    """Puts examples into one window, in threads. ``when_lost`` gets the error if that cannot continue, in one of them."""
 
-    ``when_lost`` gets the error if the workers cannot continue, in another thread. A worker closes the reader's ``sockets``.
-    """
+    window: Window
+
+    def __init__(self, when_lost: Callable[[BaseException], None], name: str, *runs: Callable[[], None]) -> None:
+        self._when_lost, self._over = when_lost, threading.Event()
+        self._threads = [
+            threading.Thread(target=self._run, args=(run,), name=f"lightning_echo-{name}", daemon=True) for run in runs
+        ]
+
+    def lost_at(self) -> int | None:
+        """Returns the item at which a worker has died; None if none has, or if that is not known."""
+        return None
+
+    def close(self) -> None:
+        """Ends the work."""
+        self._over.set()
+        self.window.close_for_writers()
+        for thread in self._threads:
+            thread.join(timeout=MOST_END_SECONDS)
+        self.window.close()
+
+    def _run(self, run: Callable[[], None]) -> None:
+        try:
+            run()
+        except Closed:
+            pass
+        except BaseException as error:  # handed on to the thread that serves the trainings
+            if not self._over.is_set():
+                self._over.set()
+                self._when_lost(error)
+
+
+class Reading(Reads):
+    """The workers of a reader, which prepare examples from item ``begin`` on. A worker closes the reader's ``sockets``."""
 
     def __init__(
         self,
@@ -233,9 +246,9 @@ class Reading:
         when_lost: Callable[[BaseException], None],
         sockets: Sequence[int] = (),
     ) -> None:
+        super().__init__(when_lost, "reading", self._pump)
         loader = kind.loader
         self.window = Window.create(window_bytes, loader.num_workers, begin)
-        self._when_lost = when_lost
         dataset: Any = EchoDataset(Preparation(loader.dataset, self.window, seed))
         requests: Any = chunks(order_of(kind, seed), begin)
         self._workers = WorkerProcesses(WorkerStart(sockets, loader.worker_init_fn))
@@ -250,29 +263,20 @@ class Reading:
                 multiprocessing_context=self._workers.noted_by(sending_by_value(loader.multiprocessing_context or get_context())),
             )
         )
-        self._thread = threading.Thread(target=self._pump, name="lightning_echo-reading", daemon=True)
-        self._thread.start()
+        self._threads[0].start()
 
     def _pump(self) -> None:
-        """Takes the results of the workers, so that they get more to do."""
-        try:
-            for _ in self._chunks:
-                if self.window.is_closed:
-                    break
-        except BaseException as error:  # handed on to the thread that serves the trainings
-            if not self.window.is_closed:
-                self._when_lost(error)
+        for _ in self._chunks:  # so that the workers get more to do
+            if self.window.is_closed:
+                break
 
     def lost_at(self) -> int | None:
-        """Returns the item at which a worker has died; None if none has."""
         worker = self._workers.first_lost(_MOST_DYING_SECONDS)
         return None if worker is None else self.window.item_of(worker)
 
     def close(self) -> None:
-        self.window.close_for_writers()
-        self._thread.join(timeout=10.0)
-        del self._chunks
-        self.window.close()
+        super().close()
+        del self._chunks  # ends the workers
 
 
 # ---------------------------------------------------------------------- stream reading
@@ -314,8 +318,8 @@ def first_pass(item: int) -> int:
     return item >> _PASS_SHIFT
 
 
-class StreamReading:
-    """Iterates a loader, and puts its items into one window. Its first pass follows from the first item. See `Reading`."""
+class StreamReading(Reads):
+    """Iterates a loader, and puts its items into one window. Its first pass follows from item ``begin``. See `Reading`."""
 
     def __init__(
         self,
@@ -326,21 +330,12 @@ class StreamReading:
         when_lost: Callable[[BaseException], None],
         sockets: Sequence[int] = (),
     ) -> None:
+        super().__init__(when_lost, "reading", self._pump)
         self.window = Window.create(window_bytes, 1, begin)
-        self._seed, self._next, self._when_lost = seed, begin, when_lost
+        self._seed, self._next, self._ring = seed, begin, Ring(self.window, 0)
         self._workers = WorkerProcesses(WorkerStart(sockets, getattr(kind.loader, "worker_init_fn", None)))
         self._loader, self._user_loader = self._packing(kind), kind.loader
-        self._thread = threading.Thread(target=self._pump, name="lightning_echo-reading", daemon=True)
-        self._thread.start()
-
-    def lost_at(self) -> int | None:
-        """Returns None: another reader begins with another pass."""
-        return None
-
-    def close(self) -> None:
-        self.window.close_for_writers()
-        self._thread.join(timeout=10.0)
-        self.window.close()
+        self._threads[0].start()
 
     def _packing(self, kind: Kind) -> Any:
         """Returns a loader that yields lists of packed items, each with the processor time that they took, in nanoseconds."""
@@ -355,8 +350,10 @@ class StreamReading:
         else:
             options |= {"batch_size": None, "sampler": None if kind.reads_stream else loader.sampler}
         context = sending_by_value(loader.multiprocessing_context or get_context())
+        users: Any = SimpleNamespace(dataset=loader.dataset)  # a fetcher that is asked for nothing else
+        dataset: Any = (_TellingStream if isinstance(loader.dataset, IterableDataset) else _Telling)(users)
         return DataLoader(
-            _telling(loader.dataset),
+            dataset,
             num_workers=loader.num_workers,
             worker_init_fn=self._workers.worker_init_fn,
             multiprocessing_context=self._workers.noted_by(context) if loader.num_workers else None,
@@ -366,27 +363,18 @@ class StreamReading:
     # ------------------------------------------------------------------ in the thread
 
     def _pump(self) -> None:
-        ring, number = Ring(self.window, 0), first_pass(self._next)
-        try:
-            while not self.window.is_closed:
-                self._read_pass(ring, number)
-                number += 1
-        except Closed:
-            pass
-        except BaseException as error:  # handed on to the thread that serves the trainings
-            if not self.window.is_closed:
-                self._when_lost(error)
+        number = first_pass(self._next)
+        while not self.window.is_closed:
+            offset = 0
+            for packed in self._items_of_pass(number):
+                self._put(packed, At(number, offset))
+                offset += 1
+            if not offset:
+                self._put(pack_error(RuntimeError(f"the loader yielded nothing in pass {number}")), At(number, 0))
+            self._put(Packed(END, (), 0), At(number, offset))
+            number += 1
 
-    def _read_pass(self, ring: Ring, number: int) -> None:
-        offset = 0
-        for packed in self._items_of_pass(ring, number):
-            self._put(ring, packed, At(number, offset))
-            offset += 1
-        if not offset:
-            self._put_error(ring, RuntimeError(f"the loader yielded nothing in pass {number}"), At(number, 0))
-        self._put(ring, Packed(END, (), 0), At(number, offset))
-
-    def _items_of_pass(self, ring: Ring, number: int) -> Iterator[Packed]:
+    def _items_of_pass(self, number: int) -> Iterator[Packed]:
         """Yields the items of a pass. If the user's code raises an exception, that is the last item."""
         loader = self._user_loader
         seed_all(mix(self._seed, number))
@@ -404,7 +392,7 @@ class StreamReading:
                 if several is _OVER or self.window.is_closed:
                     return
                 cpu_nanoseconds, items = several
-                ring.note_prepared(len(items), time.perf_counter_ns() - began, cpu_nanoseconds)
+                self._ring.note_prepared(len(items), time.perf_counter_ns() - began, cpu_nanoseconds)
                 for item in items:
                     yield item
                     if item.kind == ERROR:
@@ -415,25 +403,18 @@ class StreamReading:
             add_note(error, f"(reading pass {number})")
             yield pack_error(error)
 
-    def _put(self, ring: Ring, packed: Packed, at: At) -> None:
+    def _put(self, packed: Packed, at: At) -> None:
         kind, parts, size = packed
         try:
-            ring.put(self._next, kind, [*parts, at.to_bytes()], size + _AT.size)
+            self._ring.put(self._next, kind, [*parts, at.to_bytes()], size + _AT.size)
         except TooLargeError as error:
             if kind == ERROR:
                 raise
-            self._put_error(ring, error, at)
+            self._put(pack_error(error), at)
             return
         self._next += 1
-        if kind == ERROR:
-            self._wait_until_taken(self._next)
-
-    def _put_error(self, ring: Ring, error: Exception, at: At) -> None:
-        self._put(ring, pack_error(error), at)
-
-    def _wait_until_taken(self, item: int) -> None:
-        """Waits, so that a loader that fails again and again does not fill the window with its errors."""
-        while self.window.low < item:
+        # Waits until an error is taken, so that a loader that fails again and again does not fill the window with errors.
+        while kind == ERROR and self.window.low < self._next:
             if self.window.is_closed:
                 raise Closed
             time.sleep(_LOOK_SECONDS)
@@ -450,26 +431,11 @@ class _Failed(NamedTuple):
 
 def _failed(error: Exception) -> _Failed:
     add_note(error, f"\n\n{''.join(traceback.format_exception(error))}")
-    return _Failed(_joined(pack_error(error)))
-
-
-@dataclass
-class _Known:
-    """The user's data set, as a `Fetcher` that is asked for nothing else."""
-
-    dataset: Any
-
-    def fetch(self, request: Any) -> tuple[Any, ...]:
-        raise NotImplementedError
-
-
-def _telling(dataset: Any) -> Any:
-    """Returns a data set that reads the user's, and returns a `_Failed` in place of an exception."""
-    return (_TellingStream if isinstance(dataset, IterableDataset) else _Telling)(_Known(dataset))
+    return _Failed(pack_error(error))
 
 
 class _Telling(EchoDataset):
-    """See `_telling`; for data that is read by index."""
+    """A data set that reads the user's by index, and returns a `_Failed` in place of an exception."""
 
     def __getitems__(self, request: Any) -> Any:
         try:
@@ -497,36 +463,37 @@ class _TellingStream(_Telling, IterableDataset[Any]):
             yield _failed(error)
 
 
+@dataclass
 class _Pack:
     """A collate function that makes packed items from the read examples."""
 
-    def __init__(self, unit: Unit, users: Any) -> None:
-        self._unit, self._users = unit, users
-        self._before = 0  # processor time of this process when the last items were ready
+    unit: Unit
+    users: Any  # the loader's own collate function
+    before: int = 0  # processor time of this process when the last items were ready
 
     def __call__(self, read: Any) -> tuple[int, list[Packed]]:
-        items = [_packed(example) for example in read] if self._unit is Unit.streamed else [self._packed_batch(read)]
-        before, self._before = self._before, time.process_time_ns()
-        return self._before - before, items
+        if self.unit is Unit.streamed:
+            items = [_packed(example) for example in read]
+        else:
+            if self.unit is Unit.batch and not isinstance(read, _Failed):
+                try:
+                    read = self.users(read)
+                except Exception as error:
+                    read = _failed(error)
+            items = [_packed(read)]
+        before, self.before = self.before, time.process_time_ns()
+        return self.before - before, items
 
-    def _packed_batch(self, read: Any) -> Packed:
-        if self._unit is Unit.batch and not isinstance(read, _Failed):
-            try:
-                read = self._users(read)
-            except Exception as error:
-                read = _failed(error)
-        return _packed(read)
 
-
+@dataclass
 class _Packing:
     """A loader whose batches are packed here, since the loader makes them itself."""
 
-    def __init__(self, loader: Any) -> None:
-        self._loader = loader
+    loader: Any
 
     def __iter__(self) -> Iterator[tuple[int, list[Packed]]]:
         before = time.thread_time_ns()
-        for batch in self._loader:
+        for batch in self.loader:
             packed = _packed(batch)
             now = time.thread_time_ns()
             yield now - before, [packed]
@@ -535,13 +502,9 @@ class _Packing:
 
 def _packed(item: Any) -> Packed:
     """Returns an item as bytes in one piece, which a worker can send. If the item cannot be shared, it is the error."""
-    if isinstance(item, _Failed):
-        return item.error
     try:
-        return _joined(pack(item))
+        kind, parts, size = item.error if isinstance(item, _Failed) else pack(item)
+        return Packed(kind, (b"".join(parts),), size)
     except Exception as error:  # an object that is not plain, or errors of the user's own objects
-        return _joined(pack_error(error))
-
-
-def _joined(packed: Packed) -> Packed:
-    return Packed(packed.kind, (b"".join(packed.parts),), packed.size)
+        kind, parts, size = pack_error(error)
+        return Packed(kind, (b"".join(parts),), size)

@@ -10,6 +10,7 @@ import json
 from collections import ChainMap, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from enum import Enum
 from itertools import islice
 from multiprocessing.context import BaseContext
@@ -68,17 +69,18 @@ def _cached_again(function: Callable[..., Any], options: dict[str, Any]) -> Any:
     return functools.lru_cache(**options)(function)
 
 
+@dataclass
 class _Call:
     """A call of a function in another process."""
 
-    def __init__(self, function: Callable[..., object], args: tuple[Any, ...]) -> None:
-        self._function, self._args = function, args
+    function: Callable[..., object]
+    args: tuple[Any, ...]
 
     def __call__(self) -> None:
-        self._function(*self._args)
+        self.function(*self.args)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _call_from, (dumped((self._function, self._args), _SpawnPickler),)
+        return _call_from, (dumped((self.function, self.args), _SpawnPickler),)
 
 
 def _call_from(data: bytes) -> _Call:
@@ -112,19 +114,10 @@ def sending_by_value(context: BaseContext) -> BaseContext:
 class Unit(Enum):
     """The kind of an item of the reader's stream."""
 
-    indexed = "an example that is read by its index"
+    indexed = "an example that is read by its index"  # the only unit of which each reader gives the same item at the same place
     streamed = "an example of a stream"
     examples_of_batch = "the examples of a batch"
     batch = "a batch"
-
-    @property
-    def is_replayed(self) -> bool:
-        """Whether each reader gives the same item at the same place."""
-        return self is Unit.indexed
-
-    @property
-    def is_of_batch(self) -> bool:
-        return self in (Unit.examples_of_batch, Unit.batch)
 
 
 def unit_of(kind: Kind) -> Unit:
@@ -137,7 +130,13 @@ def unit_of(kind: Kind) -> Unit:
 
 def parts_of(kind: Kind) -> dict[str, Any]:
     loader, unit = kind.loader, unit_of(kind)
-    if unit is Unit.batch and not _is_plain(loader):
+    is_plain = (  # torch's own loader without batches: another one with the same options does the same
+        isinstance(loader, DataLoader)
+        and loader.batch_sampler is None
+        and type(loader).__iter__ is DataLoader.__iter__
+        and type(loader)._get_iterator is DataLoader._get_iterator
+    )
+    if unit is Unit.batch and not is_plain:
         return {"loader": loader}
     context = loader.multiprocessing_context
     parts = {
@@ -147,7 +146,9 @@ def parts_of(kind: Kind) -> dict[str, Any]:
         "multiprocessing_context": None if context is None else context.get_start_method(),
     }
     if unit is Unit.indexed:
-        parts["sampler"] = _without_generator(kind.sampler)
+        sampler = parts["sampler"] = copy.copy(kind.sampler)
+        if draws_by_itself(sampler) and getattr(sampler, "generator", None) is not None:
+            sampler.generator = None  # the reader gives it one that follows from the name
     elif unit is Unit.examples_of_batch:
         parts["batch_sampler"] = kind.sampler
     elif unit is Unit.batch:
@@ -166,24 +167,6 @@ def loader_of(parts: dict[str, Any], seed: int) -> Any:
     if sampler is not None and not draws_by_itself(sampler):
         sampler = ReplayedSampler(sampler, parts["dataset"], seed)
     return DataLoader(**{**parts, "sampler": sampler, "batch_size": CHUNK})
-
-
-def _is_plain(loader: Any) -> bool:
-    """Whether this is torch's own ``DataLoader`` without batches, so that another one with the same options does the same."""
-    return (
-        isinstance(loader, DataLoader)
-        and loader.batch_sampler is None
-        and type(loader).__iter__ is DataLoader.__iter__
-        and type(loader)._get_iterator is DataLoader._get_iterator
-    )
-
-
-def _without_generator(sampler: Any) -> Any:
-    """Returns a copy of torch's sampler without its generator. The reader gives it a generator that follows from the name."""
-    copied = copy.copy(sampler)
-    if draws_by_itself(sampler) and getattr(copied, "generator", None) is not None:
-        copied.generator = None
-    return copied
 
 
 class ReplayedSampler:
@@ -284,10 +267,7 @@ def in_short(data_print: dict[str, str]) -> dict[str, str]:
 
 
 def difference_of_code(sent: dict[str, str], parts: dict[str, Any]) -> str:
-    """Returns how the code of this process differs from that of the training that has sent its loader; empty if it does not.
-
-    ``sent`` is the `print_of` the training's data, ``parts`` are the parts of the loader that have come.
-    """
+    """Returns how the code of this process differs from that of the training whose print was ``sent``; empty if it does not."""
     ignore = json.loads(sent.get(_IGNORE, "[]"))
     there = _fingerprint_in(sent).code
     for name in there:

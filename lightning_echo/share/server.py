@@ -16,18 +16,18 @@ import selectors
 import socket
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from lightning_echo.log import LOGGER
 from lightning_echo.pipeline.kinds import Kind
 from lightning_echo.share.config import Gone, WireError, check_peer, receive, send
-from lightning_echo.share.reading import Reading, StreamReading
-from lightning_echo.share.same_data import difference, in_short, unit_of
-from lightning_echo.share.window import Window
+from lightning_echo.share.reading import Reading, Reads, StreamReading
+from lightning_echo.share.same_data import Unit, difference, in_short, unit_of
 
 # ---------------------------------------------------------------------- agreeing
 # The ranks of a training must take and miss the same items. A rank asks before it takes a *round*, which has one item for each
@@ -60,12 +60,11 @@ class Agreement:
 
         Items below ``low`` may be gone. ``now`` is the time in seconds.
 
-        Example:
-            >>> agreement = Agreement()
-            >>> agreement.answer(0, 8, low=0, now=0.0), agreement.answer(4, 12, low=6, now=0.0)  # the other rank: as settled
-            (Answer(is_jump=False, item=8), Answer(is_jump=False, item=8))
-            >>> agreement.answer(8, 16, low=40, now=1.0), agreement.answer(8, 16, low=44, now=1.0)
-            (Answer(is_jump=True, item=40), Answer(is_jump=True, item=40))
+        >>> agreement = Agreement()
+        >>> agreement.answer(0, 8, low=0, now=0.0), agreement.answer(4, 12, low=6, now=0.0)  # the other rank: as settled
+        (Answer(is_jump=False, item=8), Answer(is_jump=False, item=8))
+        >>> agreement.answer(8, 16, low=40, now=1.0), agreement.answer(8, 16, low=44, now=1.0)
+        (Answer(is_jump=True, item=40), Answer(is_jump=True, item=40))
         """
         later = [start for start, to in self._jumps if to > asked]
         for start, to in self._jumps:
@@ -96,54 +95,38 @@ class Agreement:
 
 @dataclass
 class Training:
-    """A training, or one rank of it.
-
-    Attributes:
-        wait_for: Number of trainings that must have come before the reader begins.
-        wish: The item at which it would continue; None: at the start.
-        goes_on: Whether it had another reader before, which has died.
-        group: A name, the same for all ranks of a training.
-        patient_until: The time in seconds up to which the reader waits for more trainings.
-        cursor: The first item that it still needs; None before it has entered.
-        need_nanoseconds: Time per example that it takes, without waiting and without echoing; 0 if not known.
-    """
+    """A training, or one rank of it."""
 
     pid: int
     label: str
     behind: str
     join: str
-    wait_for: int
-    wish: int | None
-    goes_on: bool
-    group: str
+    wait_for: int  # trainings that must have come before the reader begins
+    wish: int | None  # the item at which it would continue; None: at the start
+    goes_on: bool  # whether it had another reader before, which has died
+    group: str  # a name, the same for all ranks of a training
     ranks: int
-    patient_until: float = math.inf
-    cursor: int | None = None
-    need_nanoseconds: int = 0
+    patient_until: float = math.inf  # the time in seconds up to which the reader waits for more trainings
+    cursor: int | None = None  # the first item that it still needs; None before it has entered
+    need_nanoseconds: int = 0  # per example, without waiting and without echoing; 0 if not known
 
 
 class Entry(NamedTuple):
-    """The entry of a training at an item, ``place``, after so many other trainings.
-
-    ``is_late``: whether it gets another place than it would get alone.
-    """
+    """The entry of a training at an item, ``place``, after so many other trainings."""
 
     training: Training
     place: int
     others: int
-    is_late: bool
+    is_late: bool  # whether this is another place than it would get alone
 
 
 class Trainings:
-    """All trainings of a reader.
-
-    ``length`` is the items of a pass; 0 if not known: then a training finds the next pass by itself.
-    """
+    """All trainings of a reader. ``length`` is the items of a pass; 0 if not known: a training then finds the next one itself."""
 
     def __init__(self, length: int) -> None:
         self._length = length
         self.all: list[Training] = []
-        self._agreements: dict[str, Agreement] = {}  # by group
+        self.agreements: dict[str, Agreement] = {}  # by group
 
     @property
     def count(self) -> int:
@@ -161,43 +144,28 @@ class Trainings:
 
     def begin_at(self, now: float) -> int | None:
         """Returns the item to begin with, when no training has entered yet; None while the reader waits for more trainings."""
-        ready = self._ready()
+        ready = self.ready()
         are_few = len({one.group for one in ready}) < max((one.wait_for for one in ready), default=1)
         if are_few and now < min((one.patient_until for one in ready), default=math.inf):
             return None
         going_on = [one for one in ready if one.goes_on]  # they had a reader that has died: new trainings join them
         return min(one.wish or 0 for one in going_on or ready)
 
-    @property
-    def any_goes_on(self) -> bool:
-        """Whether a training is here that had another reader before, which has died."""
-        return any(one.goes_on for one in self._ready())
-
-    @property
-    def join(self) -> str:
-        """Where the waiting trainings enter: ``"pass"`` if one of them asks for it, else ``"now"``."""
-        return "pass" if any(one.join == "pass" for one in self._ready()) else "now"
-
     def entries(self, begin: int, low: int) -> list[Entry]:
         """Lets the waiting trainings enter, and returns their entries. Items of the window below ``low`` may be overwritten."""
-        ready = self._ready()
-        going_on = [one for one in ready if one.goes_on]  # they enter first, and the others join them
-        return [
-            *self._entries_of(going_on, begin, low),
-            *self._entries_of([one for one in ready if not one.goes_on], begin, low),
-        ]
-
-    def _entries_of(self, ready: list[Training], begin: int, low: int) -> list[Entry]:
-        """Lets these trainings enter, all at once, and returns their entries."""
-        at_work = self.entered
-        others = {training.group for training in at_work}
-        fastest = max((one.cursor for one in at_work if one.cursor is not None), default=begin)
-        found = []
-        for training in ready:
-            place, is_late = self._place(training, begin, low, fastest, bool(others))
-            found.append(Entry(training, place, len(others - {training.group}), is_late))
-        for entry in found:
-            entry.training.cursor = entry.place
+        ready, found = self.ready(), []
+        for goes_on in (True, False):  # the trainings of a dead reader enter first, and the others join them
+            at_work = self.entered
+            others = {training.group for training in at_work}
+            fastest = max((one.cursor for one in at_work if one.cursor is not None), default=begin)
+            several = []
+            for training in ready:
+                if training.goes_on == goes_on:
+                    place, is_late = self._place(training, begin, low, fastest, bool(others))
+                    several.append(Entry(training, place, len(others - {training.group}), is_late))
+            for entry in several:  # all at once
+                entry.training.cursor = entry.place
+            found += several
         return found
 
     def _place(self, training: Training, begin: int, low: int, fastest: int, has_others: bool) -> tuple[int, bool]:
@@ -214,39 +182,26 @@ class Trainings:
             place = -(-place // self._length) * self._length
         return place, True
 
-    def _ready(self) -> list[Training]:
+    def ready(self) -> list[Training]:
         """The waiting trainings of which all ranks have come."""
-        waiting = [training for training in self.all if training.cursor is None]
-        here: dict[str, int] = {}
-        for training in self.all:
-            here[training.group] = here.get(training.group, 0) + 1
-        return [training for training in waiting if here[training.group] >= training.ranks]
+        here = Counter(training.group for training in self.all)
+        return [training for training in self.all if training.cursor is None and here[training.group] >= training.ranks]
 
     def low(self, before: int, now: float) -> int:
-        """Returns the item below which the window may be overwritten: all trainings that the reader waits for have those items.
-
-        It is never below ``before``, the last value.
-        """
+        """Returns the item below which the window may be overwritten; never less than ``before``, the last one."""
         cursors = [(one.behind, one.cursor) for one in self.entered if one.cursor is not None]
         waited_for = [cursor for behind, cursor in cursors if behind == "wait"]
         fastest = max([before, *(cursor for _, cursor in cursors)])  # it decides if the reader waits for no training
-        return max(before, min([*(waited_for or [fastest]), *self._held(now)]))
-
-    def _held(self, now: float) -> list[int]:
-        """Returns, for each training, the first item that its ranks have agreed on and not all have taken."""
-        held = []
-        for group, agreement in list(self._agreements.items()):
-            cursors = [one.cursor for one in self.entered if one.group == group and one.cursor is not None]
-            if not cursors:
-                del self._agreements[group]
+        held = []  # for each training, the first item that its ranks have agreed on and not all have taken
+        for group, agreement in list(self.agreements.items()):
+            of_ranks = [one.cursor for one in self.entered if one.group == group and one.cursor is not None]
+            if not of_ranks:
+                del self.agreements[group]
                 continue
-            agreement.forget(min(cursors))
-            if (first := agreement.held_from(min(cursors), now)) is not None:
+            agreement.forget(min(of_ranks))
+            if (first := agreement.held_from(min(of_ranks), now)) is not None:
                 held.append(first)
-        return held
-
-    def answer(self, training: Training, asked: int, end: int, low: int, now: float) -> Answer:
-        return self._agreements.setdefault(training.group, Agreement()).answer(asked, end, low, now)
+        return max(before, min([*(waited_for or [fastest]), *held]))
 
     def slowest_need(self) -> int:
         """Returns the time per example, in nanoseconds, of the slowest training that the reader waits for; 0 if not known."""
@@ -273,28 +228,11 @@ _MOST_TEXT = 2000  # characters
 
 
 class Start(NamedTuple):
-    """How the first trainings begin: at ``item``, or as ``join`` demands if other trainings have begun before.
-
-    ``goes_on``: whether they had another reader before, which has died.
-    """
+    """How the first trainings begin: at ``item``, or as ``join`` demands if other trainings have begun before."""
 
     item: int
-    goes_on: bool
+    goes_on: bool  # whether they had another reader before, which has died
     join: str
-
-
-class Reads(Protocol):
-    """An object that puts examples into a window."""
-
-    @property
-    def window(self) -> Window:
-        """The window."""
-
-    def lost_at(self) -> int | None:
-        """Returns the item at which a worker has died; None if none has, or if that is not known."""
-
-    def close(self) -> None:
-        """Ends the work."""
 
 
 class CannotBegin(RuntimeError):
@@ -323,7 +261,7 @@ class _Peer:
     pid: int
     pidfd: int = -1
     training: Training | None = None
-    closed: bool = field(default=False)
+    closed: bool = False
     tell_at: float = 0.0
     knows_place: bool = False  # whether its welcome was sent
 
@@ -333,7 +271,7 @@ class Server:
 
     Args:
         listener: The socket to which trainings connect. It listens already.
-        source: This process's copy of the loader.
+        kind: That of this process's copy of the loader.
         follows: Whether a reader of this name has died. If its trainings still run, they come within a moment. No other training
             enters before them, since this reader must begin where they are.
         expected: How many trainings the dead reader had. Until they are here, nothing is overwritten, for a while.
@@ -362,7 +300,7 @@ class Server:
     ) -> None:
         self._listener, self._kind, self._seed, self._print = listener, kind, seed, in_short(data_print)
         self._window_bytes, self._linger_seconds = window_bytes, linger_seconds
-        self._read: type[Reading | StreamReading] = Reading if unit_of(kind).is_replayed else StreamReading
+        self._read: type[Reading | StreamReading] = Reading if unit_of(kind) is Unit.indexed else StreamReading
         self._length = len(kind.sampler) if self._read is Reading else 0
         self._trainings = Trainings(self._length)
         size = getattr(kind.loader, "batch_size", None)
@@ -381,10 +319,7 @@ class Server:
     # ------------------------------------------------------------------ the loop
 
     def run(self) -> None:
-        """Serves, until the last training has left for long enough.
-
-        Raises a RuntimeError if the workers cannot begin or continue.
-        """
+        """Serves, until the last training has left for long enough. Raises a RuntimeError if the workers cannot continue."""
         self._listener.setblocking(False)
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         self._selector.register(self._wake_here, selectors.EVENT_READ, self._hear_lost)
@@ -526,7 +461,9 @@ class Server:
             raise WireError("a question of who has not entered")
         asked = _item(ask["round"])
         self._move(peer, max(asked, training.cursor), _item(ask["need"]))  # it needs no earlier item
-        is_jump, item = self._trainings.answer(training, asked, _item(ask["end"]), reading.window.low, time.monotonic())
+        end = _item(ask["end"])
+        agreement = self._trainings.agreements.setdefault(training.group, Agreement())
+        is_jump, item = agreement.answer(asked, end, reading.window.low, time.monotonic())
         send(peer.connection, {"jump" if is_jump else "until": item})
 
     def _move_low(self) -> None:
@@ -599,16 +536,13 @@ class Server:
             raise CannotBegin(f"{type(error).__name__}: {error}") from error
 
     def _say_why(self, error: Exception) -> None:
-        """Reports to all trainings why this reader ends.
-
-        A failure that keeps trainings from entering would keep them from the next reader, too: they end. Otherwise they try
-        again.
-        """
+        """Reports to all trainings why this reader ends."""
         self._let_nobody_come()
         at = None if self._reading is None else self._reading.lost_at()
         ends = {"failed": str(error)[:_MOST_TEXT], "at": at}
         for peer in list(self._peers.values()):
             if peer.training is not None:
+                # A failure that keeps trainings from entering would keep them from the next reader, too: they end.
                 has_hope = not peer.knows_place and not isinstance(error, CannotBegin)
                 self._try_to_send(peer, {"over": ends["failed"], "at": at} if has_hope else ends)
 
@@ -621,7 +555,7 @@ class Server:
         trainings = self._trainings
         if not trainings.entered:
             begin, passed = trainings.begin_at(time.monotonic()), time.monotonic() - self._begun
-            is_early = self._follows and passed < _GOING_ON_SECONDS and not trainings.any_goes_on
+            is_early = self._follows and passed < _GOING_ON_SECONDS and not any(one.goes_on for one in trainings.ready())
             is_missing = trainings.going_on < self._expected and passed < self._gather_seconds
             if begin is None or is_early or is_missing or not self._begin(begin):
                 return
@@ -643,7 +577,9 @@ class Server:
         if self._elsewhere is None:
             self._reading = here()
         else:
-            start = Start(item, self._trainings.any_goes_on, self._trainings.join)
+            ready = self._trainings.ready()
+            join = "pass" if any(one.join == "pass" for one in ready) else "now"
+            start = Start(item, any(one.goes_on for one in ready), join)
             self._reading = self._elsewhere.begin(start, here, self._on_lost)
         return self._reading is not None
 

@@ -10,7 +10,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from torch.utils.data import DataLoader
 
@@ -33,18 +33,17 @@ from lightning_echo.pipeline.pipelines import Pipeline
 from lightning_echo.pipeline.prefetch import DEPTH
 from lightning_echo.share.attachment import Attachment, Group, Waited
 from lightning_echo.share.config import (
-    FileLock,
     Gone,
     ShareConfig,
+    StarterLock,
     names,
     new_socket,
     read_share_config,
     receive,
     send,
     socket_of,
-    starter_lock_of,
 )
-from lightning_echo.share.pipeline import Pace, PacedPipeline, SharedCounts, SharedPipeline
+from lightning_echo.share.pipeline import PacedPipeline, SharedPipeline
 from lightning_echo.share.process import fitting_window, name_of_process, payload_of, run_reader, seed_of
 from lightning_echo.share.ray import check_ray, place_of_training
 from lightning_echo.share.reading import first_item
@@ -60,17 +59,6 @@ from lightning_echo.split.staged import batched
 # name must start, the idle ones are closed. If one of them is iterated again, it starts again where it stopped.
 
 
-class Run(Protocol):
-    """The part of an `EchoRun` that is used here."""
-
-    delivery: Any
-
-    @property
-    def is_running(self) -> bool: ...
-
-    def close(self) -> None: ...
-
-
 class _Use(NamedTuple):
     """The epoch of a run that was begun last, and where."""
 
@@ -79,22 +67,22 @@ class _Use(NamedTuple):
     thread: threading.Thread
     epoch: weakref.ref[Any]
 
-    def is_idle(self, run: Run) -> bool:
-        """Whether no batch is taken in this epoch any more, and the thread that took them does something else now."""
-        epoch = self.epoch()
-        is_over = epoch is None or epoch.finished or run.delivery.progress.over
-        return is_over and (self.thread is threading.current_thread() or not self.thread.is_alive())
+
+_uses: weakref.WeakKeyDictionary[Any, _Use] = weakref.WeakKeyDictionary()  # by `EchoRun`
 
 
-_uses: weakref.WeakKeyDictionary[Run, _Use] = weakref.WeakKeyDictionary()
-
-
-def begins(run: Run, name: str, epoch: Any) -> None:
-    """Notes that a run begins an epoch in this thread. If it must start, the idle runs of the same name are closed first."""
-    use = _Use(name, os.getpid(), threading.current_thread(), weakref.ref(epoch))
+def begins(run: Any, name: str, epoch: Any) -> None:
+    """Notes that an `EchoRun` begins an epoch in this thread. If it must start, idle runs of the same name are closed first."""
+    here = threading.current_thread()
+    use = _Use(name, os.getpid(), here, weakref.ref(epoch))
     if not run.is_running:
         for other, last in list(_uses.items()):
-            if other is not run and last[:2] == use[:2] and last.is_idle(other):
+            if other is run or last[:2] != use[:2]:
+                continue
+            epoch_of = last.epoch()
+            is_over = epoch_of is None or epoch_of.finished or other.delivery.progress.over
+            # and the thread that took its batches does something else now
+            if is_over and (last.thread is here or not last.thread.is_alive()):
                 other.close()
     _uses[run] = use
 
@@ -105,7 +93,7 @@ def begins(run: Run, name: str, epoch: Any) -> None:
 def point_of_shared(point: InsertionPoint, unit: Unit) -> InsertionPoint:
     """Returns the insertion point of a loader that shares. Raises a ValueError if it comes before what is shared."""
     if point is InsertionPoint.auto:
-        return point if unit.is_of_batch else earliest(Needs.examples)
+        return earliest(Needs.examples) if unit in (Unit.indexed, Unit.streamed) else point
     if point not in points_from(Needs.examples):
         raise ValueError(
             f"{point.option} is impossible with share: examples are shared as the reader has augmented them. Use "
@@ -119,31 +107,41 @@ class LoaderSharing:
     """Sharing of one loader. Raises a ValueError if the loader cannot share."""
 
     def __init__(self, config: ShareConfig, kind: Kind, *, has_cache: bool) -> None:
-        self.config, self._counts = config, SharedCounts()
-        self._users, self._unit = kind, unit_of(kind)
+        self.config, self._users, self._unit = config, kind, unit_of(kind)
+        self.is_replayed = self._unit is Unit.indexed  # so that the order of a run follows from the name
         self._attachment: Attachment | None = None
-        self._waited_before, self._saved_before = Waited(), 0.0
+        self._waited_before, self._saved_before, self._missed_before = Waited(), 0.0, 0
         if has_cache:
             raise ValueError(
                 "share and cache are impossible together: the reader reads for all trainings. Give the data set of the loader a "
                 'cache instead: DataLoader(CachedDataset(dataset, "8GiB"), ...)'
             )
         check_shareable(config, kind)
-        self._stream = _stream_of(config, kind) if self._unit is Unit.streamed else SharedStream(config)
-        self._batches = _batches_of(self._stream, kind, self._unit) if self._unit.is_of_batch else None
+        self._stream = SharedStream(config)
+        self._batches: SharedBatches | None = None
+        if self._unit is Unit.streamed and hasattr(kind.loader.dataset, "__len__"):
+            self._stream = SizedSharedStream(config, len(kind.loader.dataset))
+        elif self._unit is Unit.examples_of_batch:
+            self._batches = SharedBatches(self._stream, kind.length, None, kind.loader.collate_fn)
+        elif self._unit is Unit.batch:
+            size = getattr(kind.loader, "batch_size", None)
+            self._batches = SharedBatches(self._stream, kind.length, size if isinstance(size, int) else None, None)
 
     def kind(self) -> Kind:
         """Returns the kind that this training echoes: the user's loader, or one that takes the reader's items in its place."""
         if self._batches is not None:
             return SharedOpaque(self._batches, self)
-        if self._unit is Unit.streamed:
-            return SharedOfStream(_loader_over(self._stream, self._users.loader), self)
-        return SharedIndexed(self._users.loader, self)
-
-    @property
-    def is_replayed(self) -> bool:
-        """Whether each reader gives the same item at the same place, so that the order of a run follows from the name."""
-        return self._unit.is_replayed
+        loader = self._users.loader
+        if self._unit is not Unit.streamed:
+            return SharedIndexed(loader, self)
+        over_items = DataLoader(
+            self._stream,
+            batch_size=loader.batch_size,
+            collate_fn=loader.collate_fn,
+            drop_last=loader.drop_last,
+            pin_memory=loader.pin_memory,
+        )
+        return SharedOfStream(over_items, self)
 
     @property
     def trainings(self) -> int:
@@ -153,8 +151,8 @@ class LoaderSharing:
     @property
     def missed_examples(self) -> int:
         """Examples that other trainings had and this rank missed, since the reader does not wait with ``behind="skip"``."""
-        late = 0 if self._attachment is None else self._attachment.missed_late
-        return self._counts.missed + late + self._stream.missed * self._examples_of_item()
+        now = 0 if self._attachment is None else self._attachment.missed
+        return self._missed_before + now + self._stream.missed * self._examples_of_item()
 
     def _examples_of_item(self) -> int:
         return 1 if self._batches is None else self._batches.rows
@@ -176,41 +174,45 @@ class LoaderSharing:
         return now.after(self._waited_before)
 
     def start(self, opening: Opening) -> SharedPipeline:
-        """Attaches to the reader, and starts the pipeline. All ranks must call this function together. See `SharedPipeline`.
-
-        Raises a ValueError if the ranks cannot share, or another training shares other data under this name; a TypeError if the
-        loader cannot be sent to the reader; a `ReaderError` if no reader could begin.
-        """
-        layout = opening.layout
-        attachment = self._attach(layout.batch_size * layout.replicas, self._group(layout.replicas, layout.length))
+        """Attaches to the reader, and starts the pipeline. All ranks must call this function together."""
+        layout, names = opening.layout, gathered(uuid.uuid4().hex)
+        if len(names) != layout.replicas:
+            raise ValueError(
+                f"share={self.config.name!r} is impossible here: the loader divides its data among {layout.replicas} ranks, and "
+                f"torch.distributed knows of {len(names)}. Leave num_replicas and rank out"
+            )
+        if len(set(nodes_of(gathered(place_of_process())))) > 1:
+            raise ValueError(
+                f"share={self.config.name!r} is impossible here: the ranks are on several nodes, and a reader serves one. Leave "
+                "share out"
+            )
+        group = Group(names[0], layout.replicas, layout.length)
+        attachment = self._attach(layout.batch_size * layout.replicas, group)
         try:
-            return SharedPipeline(self._users, opening, name=self.config.name, attachment=attachment, counts=self._counts)
+            return SharedPipeline(self.config, self._users, opening, attachment)
         except BaseException:
             attachment.close()
             raise
 
     def start_over_stream(self, start: Callable[[], Pipeline]) -> PacedPipeline:
-        """Attaches to the reader, and starts the pipeline over the loader that takes the reader's items.
-
-        Raises the errors of `start`.
-        """
+        """Attaches to the reader, and starts the pipeline over the loader that takes the reader's items."""
         if (ranks := len(gathered(0))) > 1:
             raise ValueError(
                 f"share={self.config.name!r} is impossible here: {self._unit.value} cannot be divided among {ranks} ranks. "
                 "Use a DataLoader over a map-style data set, which can; or leave share out"
             )
-        size = 1 if self._unit.is_of_batch else self._users.loader.batch_size
+        size = 1 if self._batches is not None else self._users.loader.batch_size
         attachment = self._attach(size, Group.of_one(), self._stream.follow)
         self._stream.attach(attachment)
         try:
-            return PacedPipeline(start(), attachment, Pace(attachment, self._examples_of_item))
+            return PacedPipeline(start(), attachment, self._examples_of_item)
         except BaseException:
             attachment.close()
             raise
 
     def _attach(self, tell_every: int, group: Group, follow: Callable[[Window, int], int] | None = None) -> Attachment:
         self._waited_before, self._saved_before = self.waited, self.saved_cpu_seconds
-        self._counts.missed += 0 if self._attachment is None else self._attachment.missed_late
+        self._missed_before += 0 if self._attachment is None else self._attachment.missed
         place = place_of_training(self.config.name) if self.config.cluster else None
         data_print = print_of(self._users, self.config.ignore)
         if trained := trained_parts(data_print):
@@ -229,20 +231,6 @@ class LoaderSharing:
             follow=follow,
         )
         return self._attachment
-
-    def _group(self, replicas: int, length: int) -> Group:
-        names = gathered(uuid.uuid4().hex)
-        if len(names) != replicas:
-            raise ValueError(
-                f"share={self.config.name!r} is impossible here: the loader divides its data among {replicas} ranks, and "
-                f"torch.distributed knows of {len(names)}. Leave num_replicas and rank out"
-            )
-        if len(set(nodes_of(gathered(place_of_process())))) > 1:
-            raise ValueError(
-                f"share={self.config.name!r} is impossible here: the ranks are on several nodes, and a reader serves one. Leave "
-                "share out"
-            )
-        return Group(names[0], replicas, length)
 
 
 # ---------------------------------------------------------------------- kinds
@@ -306,7 +294,7 @@ def check_shareable(config: ShareConfig, kind: Kind) -> None:
     if config.cluster is None:
         return
     check_ray(config.name)
-    if not unit_of(kind).is_replayed:
+    if unit_of(kind) is not Unit.indexed:
         raise ValueError(
             f"share={config.name!r} with share.cluster={config.cluster!r} is impossible here: no other node could continue "
             f"within a pass, since what is shared is {unit_of(kind).value}. Use a DataLoader over a map-style data set; or leave "
@@ -325,30 +313,6 @@ def _why_not(kind: Kind) -> str:
         return "" if isinstance(found, NotRead) else found[0]
     found = read_elsewhere(kind.loader, why_not_apart, kind.readable_indices, kind.loader.collate_fn)
     return "" if isinstance(found, NotRead) else str(found)
-
-
-def _stream_of(config: ShareConfig, kind: Kind) -> SharedStream:
-    """Returns a stream of the reader's items, in place of the training's own stream."""
-    dataset = kind.loader.dataset
-    return SizedSharedStream(config, len(dataset)) if hasattr(dataset, "__len__") else SharedStream(config)
-
-
-def _loader_over(stream: SharedStream, loader: Any) -> DataLoader[Any]:
-    return DataLoader(
-        stream,
-        batch_size=loader.batch_size,
-        collate_fn=loader.collate_fn,
-        drop_last=loader.drop_last,
-        pin_memory=loader.pin_memory,
-    )
-
-
-def _batches_of(stream: SharedStream, kind: Kind, unit: Unit) -> SharedBatches:
-    """Returns a loader of the reader's batches, in place of a loader that makes its batches itself."""
-    if unit is Unit.examples_of_batch:
-        return SharedBatches(stream, kind.length, None, kind.loader.collate_fn)
-    size = getattr(kind.loader, "batch_size", None)
-    return SharedBatches(stream, kind.length, size if isinstance(size, int) else None, None)
 
 
 # ---------------------------------------------------------------------- serving
@@ -385,7 +349,7 @@ def serve(loader: Any, share: ShareConfig | str, *, show: Callable[[str], None] 
     kind = kind_of(loader)
     check_shareable(config, kind)
     data_print = print_of(kind, config.ignore)
-    lock = FileLock(starter_lock_of(config.name))
+    lock = StarterLock(config.name)
     if not lock.try_to_hold() or status_of(config.name) is not None:
         lock.release()
         raise ValueError(f"there is a reader of share={config.name!r} already: end it first, or give another name")
@@ -456,13 +420,12 @@ def shared_readers() -> str:
 def lines_about(name: str, said: dict[str, Any], examples_per_second: float) -> list[str]:
     """Returns lines of text, for people, about a reader with the status ``said``.
 
-    Example:
-        >>> said = {"pid": 7, "data": "Images of 1,000", "count": 1, "length": 1000, "window_bytes": 2**30, "is_full": True}
-        >>> training = {"label": "a.py (process 9)", "behind": "wait", "at": 1500}
-        >>> for line in lines_about("sweep", {**said, "trainings": [training], "slowest": "a.py (process 9)"}, 80.0):
-        ...     print(line)
-        sweep: process 7 reads Images of 1,000 for 1 training, 80 examples/s, window 1 GiB; waits for a.py (process 9)
-          a.py (process 9): pass 1, 50%, behind="wait"
+    >>> said = {"pid": 7, "data": "Images of 1,000", "count": 1, "length": 1000, "window_bytes": 2**30, "is_full": True}
+    >>> training = {"label": "a.py (process 9)", "behind": "wait", "at": 1500}
+    >>> for line in lines_about("sweep", {**said, "trainings": [training], "slowest": "a.py (process 9)"}, 80.0):
+    ...     print(line)
+    sweep: process 7 reads Images of 1,000 for 1 training, 80 examples/s, window 1 GiB; waits for a.py (process 9)
+      a.py (process 9): pass 1, 50%, behind="wait"
     """
     count = said["count"]
     waits = f"; waits for {said['slowest']}" if said["is_full"] and said["slowest"] else ""
@@ -470,13 +433,15 @@ def lines_about(name: str, said: dict[str, Any], examples_per_second: float) -> 
         f"{name}: process {said['pid']} reads {said['data']} for {count} training{'' if count == 1 else 's'}, "
         f"{examples_per_second:.3g} examples/s, window {bytes_in_words(said['window_bytes'])}{waits}"
     )
-    return [head, *(f"  {_line_about(training, said['length'])}" for training in said["trainings"])]
-
-
-def _line_about(training: dict[str, Any], length: int) -> str:
-    if training["at"] is None:
-        return f"{training['label']}: waits for other trainings"
-    if not length:
-        return f'{training["label"]}: item {training["at"] % first_item(1)}, behind="{training["behind"]}"'
-    number, taken = divmod(training["at"], length)
-    return f'{training["label"]}: pass {number}, {100 * taken // length}%, behind="{training["behind"]}"'
+    lines, length = [head], said["length"]
+    for training in said["trainings"]:
+        at, behind = training["at"], f'behind="{training["behind"]}"'
+        if at is None:
+            place = "waits for other trainings"
+        elif not length:
+            place = f"item {at % first_item(1)}, {behind}"
+        else:
+            number, taken = divmod(at, length)
+            place = f"pass {number}, {100 * taken // length}%, {behind}"
+        lines.append(f"  {training['label']}: {place}")
+    return lines

@@ -41,15 +41,10 @@ class _Item(NamedTuple):
 
 
 class SharedStream(IterableDataset[Any]):
-    """The items of the reader, pass after pass.
+    """The items of the reader, pass after pass."""
 
-    Attributes:
-        missed: Number of items that other trainings had and this one did not.
-        rows_over: If the next item is the first one after a resume: number of its rows that come before the place of the state.
-    """
-
-    def __init__(self, config: ShareConfig) -> None:
-        self._config, self.missed = config, 0
+    def __init__(self, config: ShareConfig, length: int | None = None) -> None:
+        self._config, self._length, self.missed = config, length, 0
         self._attachment: Attachment | None = None
         self._place: Place | None = None  # where this training has entered; None: it has not
         self._at: At | None = None  # the next item's place; None: not known before the item comes
@@ -61,13 +56,8 @@ class SharedStream(IterableDataset[Any]):
     def attach(self, attachment: Attachment) -> None:
         self._attachment, self._place, self._early = attachment, None, None
 
-    @property
-    def batch_size(self) -> int | None:
-        """The batch size of the reader's loader, if that has one. Enters first, if this was not done before."""
-        return self._entered().batch_size
-
     def __iter__(self) -> Iterator[Any]:
-        self._entered()
+        self.entered()
         while True:
             has_begun = self._at is not None and self._at.offset > 0
             item = self._next()
@@ -82,10 +72,7 @@ class SharedStream(IterableDataset[Any]):
         return {"share": self._config.name, "pass": number, "offset": offset}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Loads a `state_dict`. The stream continues from there when it enters.
-
-        Raises an `EchoStateError` if the state is of another name, of a run that did not share, or damaged.
-        """
+        """Loads a `state_dict`: the stream continues there when it enters. Raises an `EchoStateError` if it cannot be that."""
         if state.get("share") != self._config.name:
             raise EchoStateError(
                 f"the state is of a run with share={state.get('share')!r}, and this loader has share={self._config.name!r}. "
@@ -98,62 +85,55 @@ class SharedStream(IterableDataset[Any]):
 
     # ------------------------------------------------------------------ entering
 
-    def _entered(self) -> Place:
+    def entered(self) -> Place:
+        """Returns where this training has entered. Enters first, if this was not done before."""
         assert self._attachment is not None  # a pipeline was started
         if self._place is None:
             wanted = self._at
             wish = None if wanted is None else first_item(wanted.number)
-            self._place = self._attachment.enter(wish)
-            self._item, self._at = self._place.item, None
-            if wanted is not None and self._place.item == wish:
-                self._let_go(self._in_items(wanted, self._place.batch_size))
-            elif self._place.is_late:
-                self._say_late(self._place, is_resumed=wanted is not None)
+            self._place = place = self._attachment.enter(wish)
+            self._item, self._at = place.item, None
+            if wanted is not None and place.item == wish:
+                self._go_to(wanted, place.batch_size)
+            elif place.is_late:
+                running = f"{place.others} running training{'s' if place.others > 1 else ''}"
+                resumed = "" if wanted is None else ", so this run does not continue where it stopped"
+                LOGGER.info("share=%r: joined %s mid-pass%s", self._config.name, running, resumed)
+                self._join()
         return self._place
 
-    def _in_items(self, wanted: At, batch_size: int | None) -> At:
-        """Returns a place in the items of this reader, whose batches may have another size than those of the last reader."""
+    def _go_to(self, wanted: At, batch_size: int | None) -> None:
+        """Goes to a place in the first pass of the reader, whose batches may have another size than those of the last reader."""
         rows, self._saved_rows = self._saved_rows, None
-        if rows is None or batch_size is None:
-            return wanted
-        offset, self.rows_over = divmod(rows, batch_size)
-        return At(wanted.number, offset)
-
-    def _let_go(self, wanted: At) -> None:
-        """Goes to a place in the first pass of the reader."""
+        offset = wanted.offset
+        if rows is not None and batch_size is not None:
+            offset, self.rows_over = divmod(rows, batch_size)
         self._at = At(wanted.number, 0)
-        if wanted.offset:
-            LOGGER.info("share=%r: continues after %d items of its pass, which are read again", self._config.name, wanted.offset)
-        while self._at.offset < wanted.offset:
+        if offset:
+            LOGGER.info("share=%r: continues after %d items of its pass, which are read again", self._config.name, offset)
+        while self._at.offset < offset:
             if (item := self._next()) is None or item.kind == END:
                 return
 
-    def _say_late(self, place: Place, *, is_resumed: bool) -> None:
-        running = f"{place.others} running training{'s' if place.others > 1 else ''}"
-        resumed = ", so this run does not continue where it stopped" if is_resumed else ""
-        LOGGER.info("share=%r: joined %s mid-pass%s", self._config.name, running, resumed)
+    def _join(self) -> None:
+        """Begins within a pass, or lets the rest of it go by (``join="pass"``)."""
+        name = self._config.name
         if self._config.join == "pass":
-            self._wait_for_pass()
+            LOGGER.info("share=%r: waits for the next pass", name)
+            gone, say_at = 0, time.monotonic() + _SAY_AGAIN_SECONDS
+            while (item := self._next()) is not None and item.kind != END:
+                gone += 1
+                if time.monotonic() > say_at:
+                    say_at += _SAY_AGAIN_SECONDS
+                    LOGGER.info("share=%r: waits for the next pass; %s items of this one have gone by", name, f"{gone:,}")
             return
         self._early, self._at = self._next(), None
         if self._early is not None:
-            LOGGER.info("share=%r: %s", self._config.name, self._gone_by(self._early.at.offset))
-
-    def _gone_by(self, items: int) -> str:
-        """Returns, in words, which part of the pass a training does not get if it enters within it."""
-        return f"{items:,} items of this pass have gone by"
-
-    def _wait_for_pass(self) -> None:
-        """Lets the rest of a pass go by."""
-        LOGGER.info("share=%r: waits for the next pass", self._config.name)
-        gone, say_at = 0, time.monotonic() + _SAY_AGAIN_SECONDS
-        while (item := self._next()) is not None and item.kind != END:
-            gone += 1
-            if time.monotonic() > say_at:
-                say_at += _SAY_AGAIN_SECONDS
-                LOGGER.info(
-                    "share=%r: waits for the next pass; %s items of this one have gone by", self._config.name, f"{gone:,}"
-                )
+            gone = self._early.at.offset
+            if self._length:
+                LOGGER.info("share=%r: it gets %.0f%% of this pass", name, 100 * (1 - gone / self._length))
+            else:
+                LOGGER.info("share=%r: %s items of this pass have gone by", name, f"{gone:,}")
 
     # ------------------------------------------------------------------ taking
 
@@ -212,15 +192,9 @@ class SharedStream(IterableDataset[Any]):
 class SizedSharedStream(SharedStream):
     """A `SharedStream` whose passes have a known length, in items."""
 
-    def __init__(self, config: ShareConfig, length: int) -> None:
-        super().__init__(config)
-        self._length = length
-
     def __len__(self) -> int:
+        assert self._length is not None  # always given
         return self._length
-
-    def _gone_by(self, items: int) -> str:
-        return f"it gets {100 * (1 - items / self._length):.0f}% of this pass" if self._length else super()._gone_by(items)
 
 
 class _Part(NamedTuple):
@@ -283,7 +257,7 @@ class SharedBatches:
         return {**place, "rows": rows, "count": self._count}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Loads a `state_dict`. Raises the errors of `SharedStream.load_state_dict`."""
+        """Loads a `state_dict`."""
         self._stream.load_state_dict(state)
         with state_of("the shared batches"):
             self._count = entry(state, "count", int)
@@ -292,7 +266,7 @@ class SharedBatches:
 
     def _pass(self) -> Iterator[Any]:
         """Yields the rest of a pass."""
-        read, size = self._stream.batch_size, self._batch_size
+        read, size = self._stream.entered().batch_size, self._batch_size
         if size is not None and read is not None:
             self._read_size = read
         if size is not None and read is not None and (size != read or self._stream.rows_over or self._parts):

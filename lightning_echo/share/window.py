@@ -28,6 +28,7 @@ from lightning_echo.cache.record import NotPlainError, decode, encode_plain
 PLAIN, REWRITTEN, ERROR, END = 0, 1, 2, 3  # kinds. The last one has no bytes and marks the end of a pass
 _MOST_TEXT = 4000  # characters of an error's message
 _NAMED, _TUPLE, _DATACLASS = "named", "tuple", "dataclass"  # tags of a tuple in a rewritten example
+_OF_THAT_NAME = "in this training, but the reader's data set returns one of that name"
 
 
 class Packed(NamedTuple):
@@ -43,12 +44,7 @@ class SharedReadError(RuntimeError):
 
 
 def pack(example: Any) -> Packed:
-    """Returns an example as bytes. Raises a TypeError with the path of a part that cannot be shared.
-
-    >>> kind, parts, _ = pack({"image": [1.5, 2.0], "label": 7})
-    >>> unpack(kind, bytearray(b"".join(map(bytes, parts))))
-    {'image': [1.5, 2.0], 'label': 7}
-    """
+    """Returns an example as bytes. Raises a TypeError with the path of a part that cannot be shared."""
     try:
         record, kind = encode_plain(example), PLAIN
     except NotPlainError:
@@ -66,11 +62,7 @@ def pack_error(error: Exception) -> Packed:
 
 
 def unpack(kind: int, data: bytearray) -> Any:
-    """Returns the example of these bytes. The caller must not use the bytes afterwards.
-
-    If the data set has raised an exception in the reader, raises one: of the same type if that is one of Python's own, otherwise
-    a `SharedReadError`.
-    """
+    """Returns the example of these bytes, which the caller must not use afterwards, or raises the data set's own error."""
     found = decode(data, trusted=False, is_own=True)
     if kind == ERROR:
         raise _error_of(found)
@@ -98,15 +90,18 @@ def _rewritten(value: Any, path: str) -> Any:
     if kind is list:
         return [_rewritten(part, f"{path}[{number}]") for number, part in enumerate(value)]
     if isinstance(value, tuple):
-        fields = getattr(kind, "_fields", None)
-        if kind is not tuple and (fields is None or not _is_found(kind)):
+        names = getattr(kind, "_fields", None)
+        if kind is not tuple and (names is None or not _is_found(kind)):
             raise _refused(value, path)
         parts = [
-            _rewritten(part, f"{path}.{name}") for name, part in zip(fields or map(str, range(len(value))), value, strict=True)
+            _rewritten(part, f"{path}.{name}") for name, part in zip(names or map(str, range(len(value))), value, strict=True)
         ]
         return (_TUPLE, *parts) if kind is tuple else (_NAMED, kind.__module__, kind.__qualname__, *parts)
     if is_dataclass(kind) and kind.__new__ is object.__new__ and _is_found(kind):
-        held = {name: _rewritten(part, f"{path}.{name}") for name, part in _attributes_of(value).items()}
+        # its fields, also those in slots, and other attributes that were set on it
+        in_slots = {each.name: getattr(value, each.name) for each in fields(kind) if hasattr(value, each.name)}
+        attributes = {**getattr(value, "__dict__", in_slots), **in_slots}
+        held = {name: _rewritten(part, f"{path}.{name}") for name, part in attributes.items()}
         return (_DATACLASS, kind.__module__, kind.__qualname__, held)
     try:
         encode_plain(value)
@@ -124,44 +119,26 @@ def _as_it_was(value: Any) -> Any:
         return [_as_it_was(part) for part in value]
     if kind is not tuple:
         return value
-    if value[0] == _TUPLE:
+    tag = value[0]
+    if tag == _TUPLE:
         return tuple(map(_as_it_was, value[1:]))
-    if value[0] == _DATACLASS:
-        made: Any = object.__new__(_dataclass(value[1], value[2]))  # its own code does not run: it has only its attributes
-        for name, part in value[3].items():
-            object.__setattr__(made, name, _as_it_was(part))
-        return made
-    named = _named(value[1], value[2])
-    return named(*map(_as_it_was, value[3:]))
-
-
-def _attributes_of(instance: Any) -> dict[str, Any]:
-    """Returns the attributes of an instance of a dataclass: its fields, also those in slots, and others that were set on it."""
-    in_slots = {each.name: getattr(instance, each.name) for each in fields(instance) if hasattr(instance, each.name)}
-    return {**getattr(instance, "__dict__", in_slots), **in_slots}
+    module, name = value[1:3]
+    found = _look_up(module, name)
+    if tag == _NAMED:
+        if not (isinstance(found, type) and issubclass(found, tuple) and hasattr(found, "_fields")):
+            raise TypeError(f"{module}.{name} is not a named tuple {_OF_THAT_NAME}")
+        return found(*map(_as_it_was, value[3:]))
+    if not (isinstance(found, type) and is_dataclass(found) and found.__new__ is object.__new__):
+        raise TypeError(f"{module}.{name} is not a dataclass {_OF_THAT_NAME}")
+    made: Any = object.__new__(found)  # its own code does not run: it has only its attributes
+    for attribute, part in value[3].items():
+        object.__setattr__(made, attribute, _as_it_was(part))
+    return made
 
 
 def _is_found(kind: type) -> bool:
     """Whether another process finds a class by its name."""
     return _look_up(kind.__module__, kind.__qualname__) is kind or kind.__module__ == "__main__"
-
-
-def _named(module: str, name: str) -> Any:
-    found = _look_up(module, name)
-    if not (isinstance(found, type) and issubclass(found, tuple) and hasattr(found, "_fields")):
-        raise TypeError(
-            f"{module}.{name} is not a named tuple in this training, but the reader's data set returns one of that name"
-        )
-    return found
-
-
-def _dataclass(module: str, name: str) -> type:
-    found = _look_up(module, name)
-    if not (isinstance(found, type) and is_dataclass(found) and found.__new__ is object.__new__):
-        raise TypeError(
-            f"{module}.{name} is not a dataclass in this training, but the reader's data set returns one of that name"
-        )
-    return found
 
 
 def _look_up(module: str, name: str) -> Any:
@@ -222,12 +199,31 @@ class Closed(Exception):
     """The reader ends, and nothing more is to be written."""
 
 
+class _Word:
+    """A number in the header of a window, as an attribute."""
+
+    def __init__(self, at: int) -> None:
+        self._at = at
+
+    def __get__(self, window: Window, kind: type[Window]) -> int:
+        return int(window._words[self._at])
+
+    def __set__(self, window: Window, number: int) -> None:
+        window._words[self._at] = number
+
+
 class Window:
     """The window in one process. The reader and its workers may write it, the trainings may not.
 
     It owns the descriptor of the memfd. ``begin`` is its first item, ``workers`` the number of rings, ``slots`` that of the rows
     of the index. Raises a ValueError if the memfd is not a window of this version.
     """
+
+    low = _Word(_LOW)  # items below this one may be overwritten
+    is_closed = _Word(_CLOSED)  # for its writers
+    trainings = _Word(_TRAININGS)
+    # time per example of the slowest training that the reader waits for, without its own waiting and without echoing
+    slowest_need_nanoseconds = _Word(_NEED)
 
     def __init__(self, descriptor: int, *, can_write: bool) -> None:
         self._descriptor, self._can_write = descriptor, can_write
@@ -269,32 +265,6 @@ class Window:
         return os.open(f"/proc/self/fd/{self._descriptor}", os.O_RDONLY | os.O_CLOEXEC)
 
     @property
-    def low(self) -> int:
-        """Items below this one may be overwritten."""
-        return int(self._words[_LOW])
-
-    @low.setter
-    def low(self, item: int) -> None:
-        self._words[_LOW] = item
-
-    @property
-    def trainings(self) -> int:
-        return int(self._words[_TRAININGS])
-
-    @trainings.setter
-    def trainings(self, count: int) -> None:
-        self._words[_TRAININGS] = count
-
-    @property
-    def slowest_need_nanoseconds(self) -> int:
-        """Time per example of the slowest training that the reader waits for, without its own waiting and without echoing."""
-        return int(self._words[_NEED])
-
-    @slowest_need_nanoseconds.setter
-    def slowest_need_nanoseconds(self, value: int) -> None:
-        self._words[_NEED] = value
-
-    @property
     def slowest_label(self) -> str:
         """The training that the reader waits for first, for people; empty if it waits for none."""
         return self._memory[_HEADER_BYTES - _LABEL_BYTES : _HEADER_BYTES].rstrip(b"\0").decode(errors="replace")
@@ -303,12 +273,8 @@ class Window:
     def slowest_label(self, value: str) -> None:
         self._memory[_HEADER_BYTES - _LABEL_BYTES : _HEADER_BYTES] = value.encode()[:_LABEL_BYTES].ljust(_LABEL_BYTES, b"\0")
 
-    @property
-    def is_closed(self) -> bool:
-        return bool(self._words[_CLOSED])
-
     def close_for_writers(self) -> None:
-        self._words[_CLOSED] = 1
+        self.is_closed = 1
 
     def worker_of(self, item: int) -> int:
         return (item // CHUNK - self.begin // CHUNK) % self.workers
@@ -333,16 +299,17 @@ class Window:
     @property
     def seconds_per_example(self) -> float:
         """Mean time in seconds that all workers together take for an example, without waiting for room. 0 before the first."""
-        of_workers = self._words[_OF_WORKERS : _word(self.workers, 0)].reshape(self.workers, _WORDS)
-        prepared = int(of_workers[:, _PREPARED].sum())
-        return float(of_workers[:, _NANOSECONDS].sum()) / 1e9 / prepared / self.workers if prepared else 0.0
+        return self._mean_seconds(_NANOSECONDS) / self.workers
 
     @property
     def cpu_seconds_per_example(self) -> float:
         """Mean processor time in seconds that the workers take for an example. 0 before the first."""
+        return self._mean_seconds(_CPU_NANOSECONDS)
+
+    def _mean_seconds(self, name: int) -> float:
         of_workers = self._words[_OF_WORKERS : _word(self.workers, 0)].reshape(self.workers, _WORDS)
         prepared = int(of_workers[:, _PREPARED].sum())
-        return float(of_workers[:, _CPU_NANOSECONDS].sum()) / 1e9 / prepared if prepared else 0.0
+        return float(of_workers[:, name].sum()) / 1e9 / prepared if prepared else 0.0
 
     def has(self, item: int) -> bool:
         return self._row_words[item % self.slots * _ROW] == item + 1
@@ -388,24 +355,17 @@ class _Placed(NamedTuple):
 
 
 class Ring:
-    """The ring in which one worker writes.
-
-    ``is_orphan`` returns whether the reader has ended, so that no room will be made any more. ``waited_nanoseconds`` is the time
-    of waiting for room.
-    """
+    """The ring in which one worker writes. ``is_orphan`` returns whether the reader has ended, and makes no room any more."""
 
     def __init__(self, window: Window, worker: int, is_orphan: Callable[[], bool] = lambda: False) -> None:
         self._window, self._worker, self._is_orphan = window, worker, is_orphan
         self._start = window._data_at + worker * window.ring_bytes
         self._held: deque[_Placed] = deque()
         self._head = 0
-        self.waited_nanoseconds = 0
+        self.waited_nanoseconds = 0  # for room
 
     def put(self, item: int, kind: int, parts: Sequence[Any], size: int) -> None:
-        """Writes an example as soon as there is room. ``size`` is that of all pieces, in bytes.
-
-        Raises `TooLargeError` if the example can never fit, or `Closed` if the reader ends.
-        """
+        """Writes an example of ``size`` bytes as soon as there is room. Raises `TooLargeError`; `Closed` if the reader ends."""
         window = self._window
         if size > window.ring_bytes:
             raise TooLargeError(

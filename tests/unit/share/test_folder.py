@@ -5,7 +5,7 @@ import stat
 
 import pytest
 
-from lightning_echo.share.config import FileLock, names, shared_folder, socket_of
+from lightning_echo.share.config import StarterLock, names, shared_folder, socket_of
 
 
 @pytest.fixture
@@ -54,8 +54,8 @@ def test_names_are_those_of_sockets(runtime):
     assert names() == ["a", "b"]
 
 
-def test_a_lock_has_one_holder_also_among_threads(tmp_path):
-    one, other = FileLock(str(tmp_path / "lock")), FileLock(str(tmp_path / "lock"))
+def test_a_lock_has_one_holder_also_among_threads(runtime):
+    one, other = StarterLock("sweep"), StarterLock("sweep")
     assert one.try_to_hold()
     assert one.try_to_hold()
     assert not other.try_to_hold()

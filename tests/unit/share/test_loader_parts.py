@@ -44,7 +44,6 @@ def test_a_loader_that_is_put_together_again_shares_the_same(unit, loader):
     parts = parts_of(kind_of(loader))
     again = kind_of(loader_of(pickle.loads(pickle.dumps(parts)), seed=1))
     assert unit_of(again) is unit
-    assert unit.is_replayed == (unit is Unit.indexed)
 
 
 def test_a_generator_of_the_trainings_does_not_reach_the_reader():

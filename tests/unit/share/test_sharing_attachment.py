@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from lightning_echo.share.attachment import Attachment, Group, Missed, Place
-from lightning_echo.share.config import Gone, ShareConfig, receive, send
+from lightning_echo.share.config import Gone, ShareConfig, new_socket, receive, send
 from lightning_echo.share.server import Agreement
 from lightning_echo.share.window import pack
 
@@ -143,7 +143,8 @@ def test_of_a_reader_from_which_nothing_was_taken_yet_all_that_it_has_published_
     window = Shelf(20)
     window.low, window.last_written = 10, 19
     attachment._next = 5  # of the reader before it
-    attachment._succeed(SimpleNamespace(window=window, place=Place(10, 1, False), why_it_ended=dict), lambda: False)
+    with new_socket() as connection:  # from which nothing has come
+        attachment._succeed(SimpleNamespace(window=window, place=Place(10, 1, False), connection=connection), lambda: False)
     assert wishes == [(20, True)]
 
 
@@ -164,7 +165,7 @@ def test_a_rank_that_comes_too_late_for_what_was_agreed_on_takes_later_items_onc
         window.low = 51  # it was stopped for a while
         had += [attachment.take(item)["item"] for item in (3, 5, 7)]
         assert had == [1, 51, 53, 55]
-        assert attachment.missed_late == 3
+        assert attachment.missed == 3
         with pytest.raises(Missed):
             attachment.take(9)
 
