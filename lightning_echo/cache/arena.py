@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import mmap
@@ -73,6 +72,8 @@ _LOCK = struct.Struct("hhqqi")  # C's struct flock: type, whence, first byte, by
 _HAVING_AT = (1, 1)  # the second byte
 _WRITING_AT = (0, 1)  # the first byte
 _WORDS_AT_ONCE = 2**20  # of the index, when it is looked over
+_NO_ARENA = "this file is not a cache of lightning_echo, or one of another version: give another path or name"
+_DAMAGED = "this file is damaged: {}. Remove it, or give another path or name"
 
 
 class ArenaError(RuntimeError):
@@ -101,53 +102,44 @@ class _WordsInFile:
 
 
 class ArenaFile:
-    """A descriptor, the lock between threads, and in memory a map. A process has one object for each file (see `have`).
-
-    Attributes:
-        budget: Bytes that the records may take.
-        token: Random bytes, which no other arena has.
-        words: The index: a word by key.
-        start: Where the records begin.
-        end: Where the records end if all of the budget is taken.
-    """
+    """A descriptor, the lock between threads, and in memory a map. A process has one object for each file (see `have`)."""
 
     def __init__(self, fd: int, *, is_alone: bool = False) -> None:
         self.keys: int
-        self.budget: int
+        self.budget: int  # bytes that the records may take
         header = os.pread(fd, _HEADER_BYTES, 0).ljust(_HEADER_BYTES, b"\0")
         magic, on_disk, self.keys, self.budget = _HEADER.unpack_from(header)
         if magic != _MAGIC:
-            raise ArenaError(_no_arena())
+            raise ArenaError(_NO_ARENA)
         length, checksum = _NOTE.unpack_from(header, _NOTE_AT)
         self.note = header[_NOTE_AT + _NOTE.size :][:length]
         self.token = header[_TOKEN_AT:][:_TOKEN_BYTES]
         if checksum != zlib.crc32(self.note, zlib.crc32(header[: _HEADER.size])):
-            raise ArenaError(_damaged("its header is not what was written"))
+            raise ArenaError(_DAMAGED.format("its header is not what was written"))
         self.fd, self.in_memory = fd, not on_disk
         self.start = _start_of_records(self.keys)
-        self.end = self.start + self.budget
+        self.end = self.start + self.budget  # of the records, if all of the budget is taken
         self.threads = threading.Lock()
-        self._own = -1  # a descriptor of an open file that no other process has, for the lock; opened when it is needed
+        self.own = -1  # a descriptor of an open file that no other process has, for the lock; opened when it is needed
         self.users = 0  # arenas of this process
         self.view: memoryview | None = None
-        self.words: memoryview | _WordsInFile = _WordsInFile(fd, self.keys)
+        self.words: memoryview | _WordsInFile = _WordsInFile(fd, self.keys)  # the index: a word by key
         if self.in_memory:
-            with contextlib.suppress(OSError):  # a limit of this process: it is read with pread
+            with suppress(OSError):  # a limit of this process: it is read with pread
                 self.map = mmap.mmap(fd, self.end, mmap.MAP_SHARED, mmap.PROT_READ)
                 self.view = memoryview(self.map)
                 self.words = self.view[_HEADER_BYTES : _HEADER_BYTES + _WORD.size * self.keys].cast("Q")
             return
         if (size := os.fstat(fd).st_size) < self.end:
-            raise ArenaError(_damaged(f"it has {size:,} of its {self.end:,} bytes"))
+            raise ArenaError(_DAMAGED.format(f"it has {size:,} of its {self.end:,} bytes"))
         if is_alone:
             look_over(self)
-        _lock_with_others(fd)
+        # This is the lock that all processes with this file share. It waits for a process that looks the file over.
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLKW, _LOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, *_HAVING_AT, 0))
 
     def at(self, offset: int, size: int) -> memoryview | bytes:
         """Returns bytes of the file: from a map a view, which must not be kept; from a disk a copy, which may be shorter."""
         return _read(self.fd, size, offset) if self.view is None else self.view[offset : offset + size]
-
-    # ------------------------------------------------------------------ its header
 
     @property
     def counts(self) -> ArenaCounts:
@@ -155,23 +147,8 @@ class ArenaFile:
         taken, records, frozen = _COUNTS.unpack(bytes(self.at(_COUNTS_AT, _COUNTS.size)).ljust(_COUNTS.size, b"\0"))
         return ArenaCounts(taken, records, bool(frozen))
 
-    @counts.setter
-    def counts(self, value: ArenaCounts) -> None:
-        write(self.fd, [_COUNTS.pack(*value)], _COUNTS_AT)
-
-    @property
-    def lookups(self) -> tuple[int, int]:
-        hits, misses = _LOOKUPS.unpack(self.at(_LOOKUPS_AT, _LOOKUPS.size))
-        return hits, misses
-
-    @lookups.setter
-    def lookups(self, value: tuple[int, int]) -> None:
-        write(self.fd, [_LOOKUPS.pack(*value)], _LOOKUPS_AT)
-
     def set_word(self, key: int, word: int) -> None:
         write(self.fd, [_WORD.pack(word)], _HEADER_BYTES + _WORD.size * key)
-
-    # ------------------------------------------------------------------ records
 
     def record_at(self, offset: int) -> memoryview | bytes:
         """Returns a record. Bytes that the file has lost are missing."""
@@ -181,11 +158,6 @@ class ArenaFile:
         length = int.from_bytes(_read(self.fd, _WORD.size, offset), "little")
         return _read(self.fd, max(min(length, self.end - begin), 0), begin)  # a damaged length must not lead outside
 
-    def write_record(self, offset: int, size: int, parts: Sequence[Any]) -> None:
-        write(self.fd, [_WORD.pack(size), *parts], offset)
-
-    # ------------------------------------------------------------------ locks
-
     def locked(self, change: Callable[[], T]) -> T:
         """Calls a function while all other threads and processes are excluded, and returns its result.
 
@@ -194,25 +166,19 @@ class ArenaFile:
         its body.
         """
         with self.threads:
-            if self._own < 0:
-                self._own = os.open(f"/proc/self/fd/{self.fd}", os.O_RDWR | os.O_CLOEXEC)
+            if self.own < 0:
+                self.own = os.open(f"/proc/self/fd/{self.fd}", os.O_RDWR | os.O_CLOEXEC)
             try:
-                fcntl.fcntl(self._own, fcntl.F_OFD_SETLKW, _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, *_WRITING_AT, 0))
+                fcntl.fcntl(self.own, fcntl.F_OFD_SETLKW, _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, *_WRITING_AT, 0))
                 return change()
             finally:
-                fcntl.fcntl(self._own, fcntl.F_OFD_SETLK, _LOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, *_WRITING_AT, 0))
-
-    def renew_locks(self) -> None:
-        self.threads = threading.Lock()
-        if self._own >= 0:
-            os.close(self._own)
-            self._own = -1
+                fcntl.fcntl(self.own, fcntl.F_OFD_SETLK, _LOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, *_WRITING_AT, 0))
 
     def close(self) -> None:
-        if self._own >= 0:
-            os.close(self._own)
+        if self.own >= 0:
+            os.close(self.own)
         if self.view is not None and isinstance(self.words, memoryview):
-            with contextlib.suppress(BufferError):  # a view of a record is still in use: the map ends with that view
+            with suppress(BufferError):  # a view of a record is still in use: the map ends with that view
                 self.words.release()
                 self.view.release()
                 self.map.close()
@@ -233,17 +199,17 @@ def _renew_locks() -> None:
     _opening = threading.RLock()
     _busy.clear()
     for each in _open.values():
-        each.renew_locks()
+        each.threads = threading.Lock()
+        if each.own >= 0:
+            os.close(each.own)
+            each.own = -1
 
 
 os.register_at_fork(after_in_child=_renew_locks)
 
 
 def have(fd: int, *, looks_over: bool = False) -> tuple[ArenaFile, tuple[int, int]]:
-    """Returns the file of a descriptor, and the key for `leave`. The descriptor belongs to the file from then on.
-
-    If ``looks_over`` is set and no other process has the file, it is looked over.
-    """
+    """Returns the file of a descriptor, which belongs to it from then on, and the key for `leave`."""
     status = os.fstat(fd)
     key = (status.st_dev, status.st_ino)
     with _opening:
@@ -300,7 +266,7 @@ def held_in_memory() -> int:
 
 
 def new_file(folder: str) -> tuple[int, str | None]:
-    """Returns a new file in a folder, and its name: None if possible, so that the file is gone if the process dies."""
+    """Returns a new file in a folder, and its name: None if possible, so that the file ends with the process."""
     try:
         return os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600), None
     except OSError as error:
@@ -310,10 +276,8 @@ def new_file(folder: str) -> tuple[int, str | None]:
 
 
 def formatted(fd: int, keys: int, budget_bytes: int, *, on_disk: bool, note: bytes = b"") -> int:
-    """Writes an empty arena into the file of a descriptor, and returns the descriptor.
-
-    The budget is cut down to the largest file that this process may write (``ulimit -f``).
-    """
+    """Writes an empty arena into the file of a descriptor, and returns the descriptor."""
+    # The budget is cut down to the largest file that this process may write (``ulimit -f``).
     start, most = _start_of_records(keys), resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     if most != resource.RLIM_INFINITY:
         budget_bytes = max(min(budget_bytes, most - start), 0)
@@ -350,14 +314,6 @@ def open_own(path: str) -> int:
     return fd
 
 
-def open_of_process(pid: int, number: int) -> int:
-    """Opens the file of another process's descriptor. It must not open anything but a regular file, such as a device."""
-    path = f"/proc/{pid}/fd/{number}"
-    if not S_ISREG(os.stat(path).st_mode):
-        raise ArenaError(_no_arena())
-    return os.open(path, os.O_RDWR | os.O_CLOEXEC)
-
-
 def lock_alone(fd: int) -> bool:
     """Locks a file if no other process has it. Returns whether it is locked."""
     try:
@@ -365,11 +321,6 @@ def lock_alone(fd: int) -> bool:
     except (BlockingIOError, PermissionError):
         return False
     return True
-
-
-def _lock_with_others(fd: int) -> None:
-    """Takes the lock that all processes with this file share. Waits for a process that looks it over."""
-    fcntl.fcntl(fd, fcntl.F_OFD_SETLKW, _LOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, *_HAVING_AT, 0))
 
 
 def look_over(file: ArenaFile) -> None:
@@ -383,7 +334,7 @@ def look_over(file: ArenaFile) -> None:
     """
     taken, _, frozen = _COUNTS.unpack(_read(file.fd, _COUNTS.size, _COUNTS_AT))
     if taken > file.budget:
-        raise ArenaError(_damaged("it has more records than there is room for"))
+        raise ArenaError(_DAMAGED.format("it has more records than there is room for"))
     records, last = 0, 0
     for first in range(0, file.keys, _WORDS_AT_ONCE):
         count = min(_WORDS_AT_ONCE, file.keys - first)
@@ -392,21 +343,13 @@ def look_over(file: ArenaFile) -> None:
         records += len(offsets)
         last = max(last, int(offsets.max(initial=0)))
         if (offsets < file.start).any() or (offsets >= file.start + taken).any() or (offsets % ALIGNMENT).any():
-            raise ArenaError(_damaged("its index leads to where no record is"))
+            raise ArenaError(_DAMAGED.format("its index leads to where no record is"))
         for place in np.flatnonzero(words == CLAIMED):
             write(file.fd, [_WORD.pack(ABSENT)], _HEADER_BYTES + _WORD.size * (first + int(place)))
     if last and last + _WORD.size + int.from_bytes(_read(file.fd, _WORD.size, last), "little") > file.start + taken:
-        raise ArenaError(_damaged("a record is where there should be none"))  # the next one would be written over it
+        raise ArenaError(_DAMAGED.format("a record is where there should be none"))  # the next one would be written over it
     has_room = file.budget - taken > SPARE * file.budget
     write(file.fd, [_COUNTS.pack(taken, records, frozen and not has_room)], _COUNTS_AT)
-
-
-def _no_arena() -> str:
-    return "this file is not a cache of lightning_echo, or one of another version: give another path or name"
-
-
-def _damaged(what: str) -> str:
-    return f"this file is damaged: {what}. Remove it, or give another path or name"
 
 
 def _start_of_records(keys: int) -> int:
@@ -476,6 +419,8 @@ class Arena:
         reserve_bytes: Memory that must stay free. If less is free, the arena is frozen.
 
     Attributes:
+        is_in_memory: Whether its bytes are in memory, and not on a disk.
+        note: What `create_file` was given for others to know.
         shortage: Why this process has frozen the arena before it was full; empty if it has not done so.
 
     Example:
@@ -486,10 +431,16 @@ class Arena:
         (b'some bytes', None, 1)
     """
 
+    keys: int
+    budget_bytes: int
+    is_in_memory: bool
+
     def __init__(self, fd: int, *, reserve_bytes: int = 0, looks_over: bool = False) -> None:
         self._reserve, self.shortage = reserve_bytes, ""
-        self._file, key = have(fd, looks_over=looks_over)
+        file, key = have(fd, looks_over=looks_over)
         weakref.finalize(self, leave, key)
+        self._file, self.note = file, file.note
+        self.keys, self.budget_bytes, self.is_in_memory = file.keys, file.budget, file.in_memory
 
     @classmethod
     def create(cls, keys: int, budget_bytes: int, *, reserve_bytes: int = 0) -> Arena:
@@ -543,24 +494,8 @@ class Arena:
     # ------------------------------------------------------------------ its contents
 
     @property
-    def keys(self) -> int:
-        return self._file.keys
-
-    @property
-    def budget_bytes(self) -> int:
-        return self._file.budget
-
-    @property
-    def note(self) -> bytes:
-        return self._file.note
-
-    @property
     def counts(self) -> ArenaCounts:
         return self._file.counts
-
-    @property
-    def is_in_memory(self) -> bool:
-        return self._file.in_memory
 
     def __contains__(self, key: int) -> bool:
         return self._file.words[key] > CLAIMED
@@ -600,8 +535,8 @@ class Arena:
             offset = self._file.locked(lambda: self._reserve_space(key, WORD_BYTES + size))
             if offset is None:
                 return False
-            self._file.write_record(offset, size, parts)
-            self._file.locked(lambda: self._show(key, offset))
+            write(self._file.fd, [_WORD.pack(size), *parts], offset)
+            self._file.locked(lambda: self._change((key, offset), records=1))  # from now on others find the record
         except OSError as error:
             if error.errno not in _FULL_ERRORS:
                 raise
@@ -612,61 +547,53 @@ class Arena:
             return False
         return True
 
-    def _show(self, key: int, offset: int) -> None:
-        """Lets others find a record that is written. The caller has the lock."""
-        self._file.set_word(key, offset)
-        self._change_counts(records=1)
-
     def freeze(self) -> bool:
         """Freezes the arena, so that nothing is added any more. Returns False if it was frozen before."""
-        return self._file.locked(self._freeze)
-
-    def _freeze(self) -> bool:
-        was_frozen = self.counts.is_frozen
-        self._change_counts(freezes=True)
-        return not was_frozen
+        return not self._file.locked(lambda: self._change(freezes=True)).is_frozen
 
     def _reserve_space(self, key: int, size: int) -> int | None:
         """Claims a key under the caller's lock. Returns where its record will be; None if the key is taken or without room."""
         file = self._file
-        if file.words[key] != ABSENT:
+        if file.words[key] != ABSENT or (counts := self.counts).is_frozen:
             return None
-        taken, frozen = self.counts.bytes, self.counts.is_frozen
+        taken = counts.bytes
         end = aligned(taken + size, ALIGNMENT)
-        if frozen:
+        if end > file.budget:
+            if file.budget - taken <= SPARE * file.budget:
+                self._change(freezes=True)
             return None
-        if end > file.budget or (file.in_memory and not self._may_grow(taken, end)):
-            if end <= file.budget:
+        if file.in_memory and (not taken or taken // _GROWTH_STEP_BYTES != end // _GROWTH_STEP_BYTES):
+            # Enough memory must be free for the next step of growth: past a container's limit the kernel kills processes.
+            free = free_memory_bytes()
+            if free is not None and free - max(_GROWTH_STEP_BYTES, end - taken) < self._reserve:
                 self.shortage = "memory is running short"
-            if end <= file.budget or file.budget - taken <= SPARE * file.budget:
-                self._change_counts(freezes=True)
-            return None
-        file.set_word(key, CLAIMED)
-        self._change_counts(taken=end - taken)
+                self._change(freezes=True)
+                return None
+        self._change((key, CLAIMED), taken=end - taken)
         return file.start + taken
 
-    def _may_grow(self, taken: int, end: int) -> bool:
-        """Whether enough memory is free for the next step of growth. Past a container's limit the kernel kills processes."""
-        if taken and taken // _GROWTH_STEP_BYTES == end // _GROWTH_STEP_BYTES:
-            return True
-        free = free_memory_bytes()
-        return free is None or free - max(_GROWTH_STEP_BYTES, end - taken) >= self._reserve
+    def _change(
+        self, word: tuple[int, int] | None = None, *, taken: int = 0, records: int = 0, freezes: bool = False
+    ) -> ArenaCounts:
+        """Sets the word of a key, if one is given, and then changes the counts. Returns the counts before. It needs the lock."""
+        if word is not None:
+            self._file.set_word(*word)
+        before = self.counts
+        now = _COUNTS.pack(before.bytes + taken, before.records + records, before.is_frozen or freezes)
+        write(self._file.fd, [now], _COUNTS_AT)
+        return before
+
+    @property
+    def lookups(self) -> tuple[int, int]:
+        hits, misses = _LOOKUPS.unpack(self._file.at(_LOOKUPS_AT, _LOOKUPS.size))
+        return hits, misses
 
     def add_lookups(self, hits: int, misses: int) -> None:
         self._file.locked(lambda: self._add_lookups(hits, misses))
 
     def _add_lookups(self, hits: int, misses: int) -> None:
-        before = self._file.lookups
-        self._file.lookups = before[0] + hits, before[1] + misses
-
-    @property
-    def lookups(self) -> tuple[int, int]:
-        return self._file.lookups
-
-    def _change_counts(self, *, taken: int = 0, records: int = 0, freezes: bool = False) -> None:
-        """Changes the counts. The caller has the lock."""
-        now = self.counts
-        self._file.counts = ArenaCounts(now.bytes + taken, now.records + records, now.is_frozen or freezes)
+        before = self.lookups
+        write(self._file.fd, [_LOOKUPS.pack(before[0] + hits, before[1] + misses)], _LOOKUPS_AT)
 
     # ------------------------------------------------------------------ other processes
 
@@ -682,7 +609,10 @@ class Arena:
         It raises ``OSError`` if the process is gone or invisible (another container), and `ArenaError` if its number belongs to
         another process by then.
         """
-        arena = cls(open_of_process(address.pid, address.fd), reserve_bytes=reserve_bytes)
+        path = f"/proc/{address.pid}/fd/{address.fd}"
+        if not S_ISREG(os.stat(path).st_mode):  # opening a device could do anything
+            raise ArenaError(_NO_ARENA)
+        arena = cls(os.open(path, os.O_RDWR | os.O_CLOEXEC), reserve_bytes=reserve_bytes)
         if arena._file.token != address.token:
             raise ArenaError(f"process {address.pid} has another cache there")
         return arena
@@ -696,11 +626,10 @@ class Arena:
             return _inherited, (DupFd(self._file.fd), self._reserve)
         return _attached, (self.address, self._reserve, self.keys)
 
-    def __copy__(self) -> Arena:
+    def __deepcopy__(self, memo: Any = None) -> Arena:
         return self
 
-    def __deepcopy__(self, memo: Any) -> Arena:
-        return self
+    __copy__ = __deepcopy__
 
 
 def _inherited(sent: Any, reserve_bytes: int) -> Arena:

@@ -38,16 +38,11 @@ def told(lengths: Integers, node: int) -> Integers:
     return np.where(lengths == NOT_HELD, 0, ((lengths + 2) << _NODE_BITS) | node)
 
 
-def _lengths(said: Integers) -> Integers:
-    return (said >> _NODE_BITS) - 2
-
-
 class Partition:
     """Which node may keep each key.
 
-    Args:
-        keepers: For each key the number of the node that may keep it, plus one. 0: no node has needed it yet. This class changes
-            the array, and workers read it.
+    ``keepers`` has for each key the number of the node that may keep it, plus one. 0: no node has needed it yet. This class
+    changes the array, and workers read it.
     """
 
     def __init__(self, keepers: npt.NDArray[np.int16]) -> None:
@@ -56,13 +51,9 @@ class Partition:
     def settle(self, keys: Integers, needing: Integers, said: Integers, is_full: Sequence[bool]) -> None:
         """Decides who keeps the needed examples that no node holds: the first node that needs the example and has room.
 
-        If that node becomes full before it has kept the example, another node may keep it.
-
-        Args:
-            keys: The needs.
-            needing: The node that needs each of them.
-            said: The number that was told for each of them, the largest of all nodes.
-            is_full: Whether the cache of each node is full. It was asked before the numbers were told.
+        If that node becomes full before it has kept the example, another node may keep it. For each of the needed ``keys``,
+        ``needing`` has the node that needs it, and ``said`` the largest number that was told. ``is_full``, of each node's cache,
+        was asked before that.
         """
         keepers = self._keepers
         is_held = said > 0
@@ -102,27 +93,22 @@ def transfers_of(keys: Integers, needing: Integers, said: Integers, capacities: 
 
     The arguments are those of `Partition.settle`. A record that does not fit into an empty ring (``capacities``) is not sent.
     """
-    lengths, holders = _lengths(said), said & ((1 << _NODE_BITS) - 1)
+    lengths, holders = (said >> _NODE_BITS) - 2, said & ((1 << _NODE_BITS) - 1)
     places = np.flatnonzero((said > 0) & (lengths >= 0) & (holders != needing))
     pairs = holders[places] * len(capacities) + needing[places]
     _, first = np.unique(pairs * (keys.max(initial=0) + 1) + keys[places], return_index=True)
     first = first[np.lexsort((first, pairs[first]))]
     places = places[first]
     found = Transfers(holders[places], needing[places], keys[places], lengths[places])
-    fits = _fitting(found, np.array(capacities, dtype=np.int64))
-    return found if fits.all() else found.chosen(fits)
-
-
-def _fitting(transfers: Transfers, capacities: Integers) -> npt.NDArray[np.bool_]:
-    """Returns which records fit into the ring of their node. It has no loop over nodes, because there may be hundreds."""
-    by_target = np.argsort(transfers.targets, kind="stable")
-    targets = transfers.targets[by_target]
-    ends = np.cumsum(aligned(transfers.lengths[by_target]) + _ENTRY_BYTES)
+    # Which records fit into the ring of their node? There is no loop over nodes, because there may be hundreds.
+    by_target = np.argsort(found.targets, kind="stable")
+    targets = found.targets[by_target]
+    ends = np.cumsum(aligned(found.lengths[by_target]) + _ENTRY_BYTES)
     firsts = np.searchsorted(targets, targets)  # for each record the first one of its node
     before = np.concatenate([[0], ends])[firsts]
     fits = np.empty(len(targets), dtype=bool)
-    fits[by_target] = ends - before + _ALIGNMENT <= capacities[targets]
-    return fits
+    fits[by_target] = ends - before + _ALIGNMENT <= np.array(capacities, dtype=np.int64)[targets]
+    return found if fits.all() else found.chosen(fits)
 
 
 def aligned(size: Any) -> Any:
@@ -163,8 +149,7 @@ class RingSpace:
         if not self._blocks:
             return 0 if size <= self._capacity else None
         first, last = self._blocks[0][1], self._blocks[-1][2]
-        wraps = self._blocks[-1][1] < first  # the last block lies before the first
-        if wraps:
+        if self._blocks[-1][1] < first:  # the last block lies before the first
             return last if size <= first - last else None
         if size <= self._capacity - last:
             return last
@@ -218,12 +203,8 @@ class Shape(NamedTuple):
         return _NUMBERS + self.ranks * (_NUMBERS + self.rounds) + 3 * self.rounds
 
     @property
-    def keepers_at(self) -> int:
-        return 8 * self.words
-
-    @property
     def ring_at(self) -> int:
-        return -(-(self.keepers_at + 2 * self.keys) // mmap.PAGESIZE) * mmap.PAGESIZE
+        return -(-(8 * self.words + 2 * self.keys) // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
 class Counted(NamedTuple):
@@ -237,21 +218,19 @@ class Counted(NamedTuple):
 class Board:
     """The memory, as one process has it. It can be sent to worker processes. The descriptor belongs to it.
 
-    Attributes:
-        keepers: For each key the node that may keep it, see `Partition`.
-        ring: The bytes of the ring.
+    ``keepers`` has for each key the node that may keep it, see `Partition`.
     """
 
     def __init__(self, fd: int, shape: Shape) -> None:
         self._fd, self.shape = fd, shape
         self.map = mmap.mmap(fd, shape.ring_at + shape.ring_bytes)
         words: Integers = np.frombuffer(self.map, np.int64, shape.words)
-        self._leaders, rest = words[:_NUMBERS], words[_NUMBERS:]
+        self.leaders, rest = words[:_NUMBERS], words[_NUMBERS:]
         self._ranks = rest[: shape.ranks * _NUMBERS].reshape(shape.ranks, _NUMBERS)
         rest = rest[shape.ranks * _NUMBERS :]
         self._marks = rest[: shape.ranks * shape.rounds].reshape(shape.ranks, shape.rounds)
         self._table = rest[shape.ranks * shape.rounds :].reshape(shape.rounds, 3)
-        self.keepers: npt.NDArray[np.int16] = np.frombuffer(self.map, np.int16, shape.keys, shape.keepers_at)
+        self.keepers: npt.NDArray[np.int16] = np.frombuffer(self.map, np.int16, shape.keys, 8 * shape.words)
         self.ring = memoryview(self.map)[shape.ring_at :]
 
     @classmethod
@@ -288,8 +267,8 @@ class Board:
     def begin(self, start: int) -> None:
         """Begins a start: no node keeps anything yet, and nothing has arrived."""
         self.keepers[:] = 0
-        self._leaders[_FAILED] = 0
-        self._leaders[_ARRIVED] = id_of(start, 0)
+        self.leaders[_FAILED] = 0
+        self.leaders[_ARRIVED] = id_of(start, 0)
 
     def show(self, start: int, number: int, begin: int, count: int) -> None:
         """Lets workers find a round that has arrived: ``count`` records, whose directory begins at this place of the ring."""
@@ -297,15 +276,15 @@ class Board:
         row[0] = 0
         row[1:] = begin, count
         row[0] = id_of(start, number) + 1
-        self._leaders[_ARRIVED] = id_of(start, number + 1)
+        self.leaders[_ARRIVED] = id_of(start, number + 1)
 
     def end(self, start: int, *, has_failed: bool) -> None:
         """Makes all workers stop waiting. If the exchange has failed, each node keeps what it reads."""
-        self._leaders[_FAILED] = has_failed
-        self._leaders[_ENDED] = start
+        self.leaders[_FAILED] = has_failed
+        self.leaders[_ENDED] = start
 
     def count_exchange(self, seconds: float) -> None:
-        self._leaders[_EXCHANGED] += int(seconds * _NANOSECONDS)
+        self.leaders[_EXCHANGED] += int(seconds * _NANOSECONDS)
 
     def taken(self, start: int, rank: int, since: int) -> int:
         """Returns the first round that a rank has not taken yet; all before ``since`` are known to be taken.
@@ -331,7 +310,7 @@ class Board:
 
     @property
     def counted(self) -> Counted:
-        waited, exchanged = self._ranks[:, _WAITED].sum(), self._leaders[_EXCHANGED]
+        waited, exchanged = self._ranks[:, _WAITED].sum(), self.leaders[_EXCHANGED]
         return Counted(int(self._ranks[:, _RECEIVED].sum()), float(waited / _NANOSECONDS), float(exchanged / _NANOSECONDS))
 
     # ------------------------------------------------------------------ used by a worker
@@ -348,8 +327,8 @@ class Board:
         """
         wanted, nap = id_of(start, number + 1), _FIRST_NAP_SECONDS
         give_up, parent = time.monotonic() + patience, os.getppid()
-        while self._leaders[_ARRIVED] < wanted:
-            has_ended = self._leaders[_ENDED] >= start or self._ranks[rank, _CLOSED] >= start
+        while self.leaders[_ARRIVED] < wanted:
+            has_ended = self.leaders[_ENDED] >= start or self._ranks[rank, _CLOSED] >= start
             if has_ended or time.monotonic() > give_up or os.getppid() != parent:
                 return False
             time.sleep(nap)
@@ -367,10 +346,7 @@ class Board:
 
     def is_at(self, start: int) -> bool:
         """Returns whether the leader is still at a start. If so, rounds that are not marked were not overwritten."""
-        return bool(id_of(start, 0) <= self._leaders[_ARRIVED] < id_of(start + 1, 0))
-
-    def may_keep(self, key: int, node: int) -> bool:
-        return bool(self.keepers[key] == node + 1 or self._leaders[_FAILED])
+        return bool(id_of(start, 0) <= self.leaders[_ARRIVED] < id_of(start + 1, 0))
 
 
 def _received(sent: Any, shape: Shape) -> Board:
@@ -380,9 +356,8 @@ def _received(sent: Any, shape: Shape) -> Board:
 class FromOthers:
     """A worker's access to the records of other nodes, batch by batch. It is sent to the worker.
 
-    Attributes:
-        received: Examples of the present batch that came from other nodes.
-        waited: Seconds that this process has waited for the present batch's round.
+    ``received`` is the number of examples of the present batch that came from other nodes, and ``waited`` the seconds of waiting
+    for its round.
     """
 
     def __init__(self, board: Board, node: int, rank: int, start: int) -> None:
@@ -432,4 +407,4 @@ class FromOthers:
             self._round = -1
 
     def may_keep(self, key: int) -> bool:
-        return self._board.may_keep(key, self._node)
+        return bool(self._board.keepers[key] == self._node + 1 or self._board.leaders[_FAILED])

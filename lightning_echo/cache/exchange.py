@@ -30,6 +30,7 @@ import time
 import zlib
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -39,7 +40,6 @@ import torch
 from lightning_echo.cache.arena import Arena
 from lightning_echo.cache.board import (
     Board,
-    Counted,
     FromOthers,
     Integers,
     Partition,
@@ -76,36 +76,16 @@ _JOIN_SECONDS = 5.0
 class OrdersDifferError(RuntimeError):
     """The nodes have computed different orders."""
 
-    def __init__(self) -> None:
-        super().__init__(
-            "cache.partitioned=True needs an order that every rank can compute, and the nodes have computed different ones: the "
-            "sampler does not yield the same on all ranks. Seed it alike on all ranks, or leave partitioned out"
-        )
-
 
 class _Header(NamedTuple):
-    """What a node announces in each turn.
-
-    Attributes:
-        asked: Rounds whose needs it knows.
-        known: Rounds for which it is known who holds what: the same number on all nodes.
-        taken: Rounds from which its workers have taken everything.
-        is_full: Whether its cache takes nothing more.
-    """
+    """What a node announces in each turn."""
 
     start: int
-    asked: int
-    known: int
-    taken: int
+    asked: int  # rounds whose needs it knows
+    known: int  # rounds for which it is known who holds what: the same number on all nodes
+    taken: int  # rounds from which its workers have taken everything
     is_full: int
     ends: int
-
-
-class _Round(NamedTuple):
-    """The records of a round, and the bytes that they take in the ring of each node."""
-
-    transfers: Transfers
-    block_bytes: list[int]
 
 
 class Group:
@@ -166,7 +146,8 @@ class Exchange:
         self._known = self._arrived = 0
         self._taken = [0] * board.shape.ranks
         self._is_held_up = False  # whether all have asked for more than the rings have room for
-        self._pending: deque[_Round] = deque()  # rounds that are known and have not arrived
+        # The records of each round that is known and has not arrived, and the bytes that they take in the ring of each node.
+        self._pending: deque[tuple[Transfers, list[int]]] = deque()
         self._spaces = [RingSpace(capacity) for capacity in self._capacities]
         self._outgoing = np.empty(0, dtype=np.uint8)
         self._thread = threading.Thread(target=self._run, name="lightning_echo-exchange", daemon=True)
@@ -214,11 +195,15 @@ class Exchange:
 
     def _take_turn(self) -> bool:
         """Takes a turn together with all nodes. Returns whether there is a next one."""
-        self._wait()
-        with self._changed:
+        with self._changed:  # until there is something to do, or until the other nodes need a turn of this node
+            self._changed.wait_for(
+                lambda: self._ends or (not self._is_held_up and self._asked_count > self._known),
+                _HELD_UP_SECONDS if self._is_held_up else _BEAT_SECONDS,
+            )
             asked, ends = self._asked_count, self._ends
-        taken = self._count_taken()
-        mine = _Header(self._start, asked, self._known, taken, self._arena.counts.is_frozen, ends)
+        for rank, taken in enumerate(self._taken):
+            self._taken[rank] = min(self._board.taken(self._start, rank, taken), self._arrived)
+        mine = _Header(self._start, asked, self._known, min(self._taken), self._arena.counts.is_frozen, ends)
         heads = [_Header(*row) for row in self._group.gather(mine)]
         if any(head.ends for head in heads):
             return False
@@ -231,23 +216,10 @@ class Exchange:
         last = min(*(head.asked for head in heads), self._known + _MOST_ROUNDS, least_taken + self._board.shape.rounds)
         if last > self._known:
             self._learn(last - self._known, [bool(head.is_full) for head in heads])
-        while self._pending and self._fits(self._pending[0]):
-            self._transfer(self._pending.popleft())
+        while self._pending and all(map(RingSpace.has_room, self._spaces, self._pending[0][1])):
+            self._transfer(*self._pending.popleft())
         self._is_held_up = bool(self._pending) or (last <= self._known and min(head.asked for head in heads) > self._known)
         return True
-
-    def _wait(self) -> None:
-        """Waits until there is something to do, or until the other nodes need a turn of this node."""
-        with self._changed:
-            self._changed.wait_for(
-                lambda: self._ends or (not self._is_held_up and self._asked_count > self._known),
-                _HELD_UP_SECONDS if self._is_held_up else _BEAT_SECONDS,
-            )
-
-    def _count_taken(self) -> int:
-        for rank in range(len(self._taken)):
-            self._taken[rank] = min(self._board.taken(self._start, rank, self._taken[rank]), self._arrived)
-        return min(self._taken)
 
     def _learn(self, count: int, is_full: Sequence[bool]) -> None:
         """Finds out who holds which examples of the next rounds, and what is to be sent."""
@@ -269,14 +241,17 @@ class Exchange:
         if largest[2]:
             raise RuntimeError("another node cannot read what it holds")
         if largest[:2].tolist() != both:
-            raise OrdersDifferError
+            raise OrdersDifferError(
+                "cache.partitioned=True needs an order that every rank can compute, and the nodes have computed different ones: "
+                "the sampler does not yield the same on all ranks. Seed it alike on all ranks, or leave partitioned out"
+            )
         said, begin = largest[3:], 0
         has_key = keys >= 0
         self._partition.settle(keys[has_key], needing[has_key], said[has_key], is_full)
         for of_round, _ in needs:
             part = slice(begin, begin + len(of_round))
             transfers = transfers_of(keys[part], needing[part], said[part], self._capacities)
-            self._pending.append(_Round(transfers, transfers.block_bytes(self._nodes)))
+            self._pending.append((transfers, transfers.block_bytes(self._nodes)))
             begin = part.stop
         self._known += count
 
@@ -291,13 +266,10 @@ class Exchange:
             needing = self._node_of_share[np.arange(len(rows)) % shares]
         return self._keys.of_many(indices), needing
 
-    def _fits(self, round_: _Round) -> bool:
-        return all(map(RingSpace.has_room, self._spaces, round_.block_bytes))
-
-    def _transfer(self, round_: _Round) -> None:
+    def _transfer(self, transfers: Transfers, block_bytes: Sequence[int]) -> None:
         """Sends and receives the records of the next round, and shows it to the workers."""
-        began, number, begin, count, transfers = time.perf_counter(), self._arrived, 0, 0, round_.transfers
-        for node, (space, size) in enumerate(zip(self._spaces, round_.block_bytes, strict=True)):
+        began, number, begin, count = time.perf_counter(), self._arrived, 0, 0
+        for node, (space, size) in enumerate(zip(self._spaces, block_bytes, strict=True)):
             if size:
                 place = space.place(number, size)
                 assert place is not None  # it fits
@@ -344,23 +316,15 @@ _OPTION = "cache.partitioned=True"
 
 
 class Part(NamedTuple):
-    """A rank's description of itself for the others.
+    """A rank's description of itself for the others."""
 
-    Attributes:
-        shares: Number of shares of a pass.
-        share: The share of this rank.
-        ahead: Number of batches that may be asked for and not yet delivered.
-        origin: What its order depends on, besides the seed of the run.
-        refusal: Why other ranks cannot compute its order; empty if they can.
-    """
-
-    shares: int
+    shares: int  # of a pass
     share: int
     workers: int
     batch_size: int
-    ahead: int
-    origin: str = ""
-    refusal: str = ""
+    ahead: int  # batches that may be asked for and not yet delivered
+    origin: str = ""  # what its order depends on, besides the seed of the run
+    refusal: str = ""  # why other ranks cannot compute its order; empty if they can
 
 
 class _Member(NamedTuple):
@@ -371,89 +335,73 @@ class _Member(NamedTuple):
     has_own_cache: bool
 
 
+@dataclass(eq=False)
 class Rounds:
     """A pipeline's part in the exchange, from its start to its end. Only the leader of a node has an ``exchange``."""
 
-    def __init__(self, others: FromOthers, board: Board, rank: int, start: int, share: int, exchange: Exchange | None) -> None:
-        self.others, self.share, self.exchange = others, share, exchange
-        self._board, self._rank, self._start = board, rank, start
-        self._has_said = False
+    others: FromOthers
+    board: Board
+    rank: int
+    start: int
+    share: int
+    exchange: Exchange | None
+    has_said: bool = False
 
     def take_note(self) -> str:
         """Returns a message for the user once; empty if there is none. Raises `OrdersDifferError` if the ranks' orders differ."""
-        if self.exchange is None or self._has_said or not self.exchange.failure:
+        if self.exchange is None or self.has_said or not self.exchange.failure:
             return ""
         if self.exchange.error is not None:
             raise self.exchange.error
-        self._has_said = True
+        self.has_said = True
         return f"the nodes do not exchange examples any more, and each reads what it does not hold: {self.exchange.failure}"
 
     def release(self) -> None:
         """Makes the workers of this rank stop waiting, before they are ended."""
-        self._board.close_rank(self._rank, self._start)
+        self.board.close_rank(self.rank, self.start)
 
     def close(self) -> None:
         if self.exchange is not None:
             self.exchange.close()
 
 
+@dataclass(eq=False)
 class Partitioned:
     """This rank's part in a partitioned cache.
 
     ``rank`` is its number on its node. ``node_of_share`` has the node that gets each share of a pass, ``capacities`` the bytes of
-    each node's ring, and ``sizes`` the bytes that each node's cache may hold.
+    each node's ring, and ``size`` is the number of bytes that the caches of all nodes may hold.
     """
 
-    def __init__(
-        self,
-        board: Board,
-        node: int,
-        rank: int,
-        node_of_share: Sequence[int],
-        group: Group,
-        capacities: Sequence[int],
-        cache: NodeCache,
-        keys: Keys,
-        sizes: Sequence[int],
-        part: Part,
-    ) -> None:
-        self._board, self._node, self._rank, self._node_of_share = board, node, rank, list(node_of_share)
-        self._capacities, self._cache, self._keys, self._part = capacities, cache, keys, part
-        self._group, self.nodes = group, len(capacities)
-        self._start, self.size = 0, sum(sizes)
-        self._last: Exchange | None = None
+    board: Board
+    node: int
+    rank: int
+    node_of_share: Sequence[int]
+    group: Group
+    capacities: Sequence[int]
+    cache: NodeCache
+    keys: Keys
+    size: int
+    part: Part
+    start: int = 0
+    exchange: Exchange | None = None  # the last one, if this rank is the leader of its node
 
     def begin(self) -> Rounds:
         """Begins a start of the pipelines. All ranks start their pipelines together, and end them together."""
-        self._start += 1
-        others = FromOthers(self._board, self._node, self._rank, self._start)
-        if self._rank == 0:
-            self._last = Exchange(
-                self._group,
-                self._node,
-                self._node_of_share,
-                self._board,
-                self._capacities,
-                self._cache.arena,
-                self._keys,
-                self._start,
-                self._last,
+        self.start += 1
+        others = FromOthers(self.board, self.node, self.rank, self.start)
+        if self.rank == 0:
+            arena, before = self.cache.arena, self.exchange
+            self.exchange = Exchange(
+                self.group, self.node, self.node_of_share, self.board, self.capacities, arena, self.keys, self.start, before
             )
-        exchange = self._last if self._rank == 0 else None
-        return Rounds(others, self._board, self._rank, self._start, self._part.share, exchange)
+        return Rounds(others, self.board, self.rank, self.start, self.part.share, self.exchange)
 
-    def goes_on(self, cache: NodeCache, keys: Keys, part: Part) -> bool:
+    def continues(self, cache: NodeCache, keys: Keys, part: Part) -> bool:
         """Returns whether this rank can take part as before, when the data set was made again and has the same examples."""
-        self._keys = keys
-        has_failed = self._last is not None and bool(self._last.failure)
-        return cache is self._cache and part == self._part and not has_failed
-
-    def count(self, received: int, waited_seconds: float) -> None:
-        self._board.count(self._rank, received, waited_seconds)
-
-    @property
-    def counted(self) -> Counted:
-        return self._board.counted
+        self.keys = keys
+        has_failed = self.exchange is not None and bool(self.exchange.failure)
+        return cache is self.cache and part == self.part and not has_failed
 
 
 def join(
@@ -469,13 +417,9 @@ def join(
 ) -> Partitioned | None:
     """Joins the caches of the nodes, or returns None if the job has a single node. All ranks must call this function together.
 
-    It raises ``ValueError`` if the nodes cannot be joined, and ``RuntimeError`` without memory or connection.
-
-    Args:
-        example_bytes: About how many bytes one held example takes.
-        difference: How the data of this rank differs from that of rank 0; empty if no difference is known.
-        has_own_cache: Whether this rank could not share the cache of its node.
-        before: How this rank took part until then, with another data set.
+    It raises ``ValueError`` if the nodes cannot be joined, and ``RuntimeError`` without memory or connection. ``example_bytes``
+    is about what one held example takes, ``difference`` how the data of this rank differs from that of rank 0 (as far as that is
+    known), and ``before`` how this rank took part until then, with another data set.
     """
     members: list[_Member] = gathered(_Member(place_of_process(), part, identity, difference, has_own_cache))
     nodes = nodes_of([member.place for member in members])
@@ -488,7 +432,7 @@ def join(
     if own := [rank for rank, member in enumerate(members) if member.has_own_cache]:
         raise ValueError(f"{_OPTION} is impossible here: rank {own[0]} cannot reach the cache of its node")
     # If this rank has joined before, all other ranks have joined with it.
-    if before is not None and all(gathered(before.goes_on(cache, keys, part))):
+    if before is not None and all(gathered(before.continues(cache, keys, part))):
         return before
     me = torch.distributed.get_rank()
     here = [rank for rank, node in enumerate(nodes) if node == nodes[me]]
@@ -498,8 +442,11 @@ def join(
         node_of_share[member.part.share] = node
     rings: list[tuple[int, int]] = gathered((board.shape.ring_bytes, cache.counts.size))
     capacities, sizes = zip(*(rings[leader] for leader in leaders), strict=True)
-    group = _group_of(leaders)
-    return Partitioned(board, nodes[me], here.index(me), node_of_share, group, capacities, cache, keys, sizes, part)
+    try:
+        group = Group(torch.distributed.new_group(leaders, timeout=_TIME_OUT, backend="gloo"))
+    except RuntimeError as error:
+        raise RuntimeError(f"{_OPTION} needs a connection between the nodes by Gloo, which could not be made: {error}") from error
+    return Partitioned(board, nodes[me], here.index(me), node_of_share, group, capacities, cache, keys, sum(sizes), part)
 
 
 def reason_against(parts: Sequence[Part], identities: Sequence[Identity], differences: Sequence[str]) -> str:
@@ -569,10 +516,3 @@ def _ring(ranks: int, part: Part, example_bytes: int) -> int:
             f"{bytes_in_words(free)} are free"
         )
     return int(free * _SHARE_OF_FREE)
-
-
-def _group_of(leaders: Sequence[int]) -> Group:
-    try:
-        return Group(torch.distributed.new_group(leaders, timeout=_TIME_OUT, backend="gloo"))
-    except RuntimeError as error:
-        raise RuntimeError(f"{_OPTION} needs a connection between the nodes by Gloo, which could not be made: {error}") from error

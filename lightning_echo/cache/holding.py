@@ -57,34 +57,22 @@ class WholeRefused(SplitRefused):
 
 @dataclass(frozen=True)
 class Hold:
-    """What a cache can hold of a data set.
-
-    Attributes:
-        make: Makes the `Held` of a data set and the stages of the insertion point. It is sent to the workers.
-        example_bytes: Bytes that one example takes in the cache: the mean of a few examples that are spread over the data.
-        what: A human-readable description of what is held.
-        is_of_point: Whether the insertion point reuses exactly what is held.
-        split: Where the data set is cut; None: whole examples are held.
-        seconds: Seconds to read one example up to what is held; 0 if that was not measured (see `measured`).
-    """
+    """What a cache can hold of a data set."""
 
     name: str
-    make: Callable[[Any, Stages], Held]
-    example_bytes: int
-    what: str
-    is_of_point: bool
-    split: Split | None = None
-    seconds: float = 0.0
+    make: Callable[[Any, Stages], Held]  # from a data set and the stages of the insertion point; sent to the workers
+    example_bytes: int  # that one example takes in the cache: the mean of a few examples that are spread over the data
+    what: str  # is held, for humans
+    is_of_point: bool  # whether the insertion point reuses exactly what is held
+    split: Split | None = None  # where the data set is cut; None: whole examples are held
+    seconds: float = 0.0  # to read one example up to what is held; 0 if that was not measured (see `measured`)
 
 
 def holds_of(dataset: Any, indices: Sequence[Any] | None, split: Split | None, name: str) -> list[Hold]:
     """Returns what a cache can hold, the earliest cut first. There is at least one, or else it raises ``ValueError``.
 
-    Args:
-        dataset: A map-style data set.
-        indices: The indices that can be read; None: all.
-        split: Where the insertion point splits the data set; None: it reuses whole examples, or batches.
-        name: The hold that the user asks for. ``"auto"``: all that fit the insertion point.
+    ``indices`` are those that can be read (None: all). ``split`` is where the insertion point splits the data set; None: it
+    reuses whole examples, or batches. ``name`` is the hold that the user asks for; ``"auto"``: all that fit the insertion point.
     """
     fits = {RAW: True, LOADED: split is None or not split.raw, WHOLE: split is None}
     if name != AUTO and not fits[name]:
@@ -169,38 +157,28 @@ def _split_hold(dataset: Any, indices: Sequence[Any] | None, split: Split | None
     found = split
     if found is None or not is_of_point:
         found = weighed(dataset, find_split(dataset, indices, raw=kind == RAW), indices)
-    prove_single_loads(dataset, partial(_stages_of, split=found), [ends[0], ends[-1]])
-    if is_of_point:
-        return Hold(kind, _make_of_point, found.packed_bytes + _RECORD_BYTES, ", ".join(found.reused), True, found)
-    refusal = (ReadRefused if kind == RAW else SplitRefused) if is_asked else None
-    if split is None:
-        make = partial(_make_before, split=found, refusal=refusal)
-    else:
-        prove_decoding(dataset, found, split, indices)
-        make = partial(_make_raw_before_load, raw=found, loaded=split, refusal=refusal)
-    return Hold(kind, make, found.packed_bytes + _RECORD_BYTES, ", ".join(found.reused), False, found)
-
-
-def _stages_of(dataset: Any, split: Split) -> Stages:
-    return make_stages(dataset, split.conventions, raw=split.raw)
+    prove_single_loads(dataset, partial(make_stages, conventions=found.conventions, raw=found.raw), [ends[0], ends[-1]])
+    make: Callable[[Any, Stages], Held] = _make_of_point
+    if not is_of_point:
+        if split is not None:
+            prove_decoding(dataset, found, split, indices)
+        refusal = (ReadRefused if kind == RAW else SplitRefused) if is_asked else None
+        make = partial(_make_before_point, cut=found, point=split, refusal=refusal)
+    return Hold(kind, make, found.packed_bytes + _RECORD_BYTES, ", ".join(found.reused), is_of_point, found)
 
 
 def _make_of_point(dataset: Any, stages: Stages) -> Held:
-    """Returns the `Held` if the insertion point reuses exactly what is held."""
     assert isinstance(stages, WatchedStages)
     return Held(stages)
 
 
-def _make_before(dataset: Any, stages: Stages, split: Split, refusal: type[SplitRefused] | None) -> Held:
-    """Returns the `Held` if the insertion point reuses the whole example."""
-    watched = WatchedStages(_stages_of(dataset, split), dataset, refusal=refusal)
+def _make_before_point(dataset: Any, stages: Stages, cut: Split, point: Split | None, refusal: type[SplitRefused] | None) -> Held:
+    """Returns the `Held` if the insertion point reuses the whole example (``point`` is None), or loads what is held raw."""
+    if point is not None:
+        made = make_decoding(dataset, cut, point)
+        return Held(WatchedStages(made, dataset, refusal=refusal), made.augment, may_draw=False)
+    watched = WatchedStages(make_stages(dataset, cut.conventions, raw=cut.raw), dataset, refusal=refusal)
     return Held(watched, watched.augment)
-
-
-def _make_raw_before_load(dataset: Any, stages: Stages, raw: Split, loaded: Split, refusal: type[SplitRefused] | None) -> Held:
-    """Returns the `Held` if the raw item is held and the insertion point reuses the loaded example."""
-    made = make_decoding(dataset, raw, loaded)
-    return Held(WatchedStages(made, dataset, refusal=refusal), made.augment, may_draw=False)
 
 
 # ---------------------------------------------------------------------- looking at a few examples
@@ -233,24 +211,16 @@ def read_held(
 def measured(
     dataset: Any, holds: Sequence[Hold], make_stages: Callable[[Any], Stages], indices: Sequence[Any], size: int
 ) -> list[Hold]:
-    """Returns the same holds with the seconds that reading takes, if `quickest` will need them.
-
-    Args:
-        holds: The possible holds, the earliest cut first.
-        make_stages: Makes the stages of the insertion point.
-        indices: All indices that can be read.
-        size: Bytes that the cache may hold.
-    """
+    """Returns the same holds with the seconds that reading takes, if `quickest` will need them for a cache of ``size`` bytes."""
     if len(holds) == 1 or holds[-1].example_bytes * len(indices) <= size:
         return list(holds)
-
-    def timed(place: int) -> Hold:
+    timed = []
+    for place, hold in enumerate(holds):
         # Each hold is timed on its own examples, because an example is read faster the second time.
         mine = indices[place * _TIMED : (place + 1) * _TIMED] or indices[:_TIMED]
-        _, seconds = read_held(dataset, holds[place], make_stages, mine)
-        return replace(holds[place], seconds=median(seconds))
-
-    return [timed(place) for place in range(len(holds))]
+        _, seconds = read_held(dataset, hold, make_stages, mine)
+        timed.append(replace(hold, seconds=median(seconds)))
+    return timed
 
 
 def quickest(holds: Sequence[Hold], count: int, size: int) -> Hold:
@@ -258,12 +228,8 @@ def quickest(holds: Sequence[Hold], count: int, size: int) -> Hold:
 
     A hold in whose form not even one example fits is not chosen, if there is another.
     """
-    holds = _that_fit(holds, size)
+    holds = [hold for hold in holds if hold.example_bytes <= size] or list(holds)
     last = holds[-1]
     if last.example_bytes * count <= size:
         return last
     return max(holds, key=lambda hold: hold.seconds / max(hold.example_bytes, 1))
-
-
-def _that_fit(holds: Sequence[Hold], size: int) -> list[Hold]:
-    return [hold for hold in holds if hold.example_bytes <= size] or list(holds)

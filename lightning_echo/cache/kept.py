@@ -182,6 +182,7 @@ def _parsed(text: str) -> int:
 HINT = "; cache.ignore leaves out what decides no example"
 """Follows a difference of two fingerprints in a message."""
 
+PASSES_ON = (Role.subset, Role.concat)
 _STEPS = {Role.subset: ".dataset", Role.concat: ".datasets[{}]", Role.named_cut: "._inner"}
 _REDONE = {  # methods that run after the cut, and the attributes of a named cut that hold them
     Convention.protocol: (("augment",), ("_augment_one",)),
@@ -190,17 +191,11 @@ _REDONE = {  # methods that run after the cut, and the attributes of a named cut
 
 
 class MadeFrom(NamedTuple):
-    """The objects that records are made from.
+    """The objects that records are made from."""
 
-    Attributes:
-        parts: Objects by name. The names begin the paths of a fingerprint.
-        ignore: Attributes and code that do not count, see `fingerprint`.
-        readers: The data sets that read, in the order of their keys.
-    """
-
-    parts: dict[str, Any]
-    ignore: tuple[str, ...]
-    readers: tuple[Any, ...]
+    parts: dict[str, Any]  # by name. The names begin the paths of a fingerprint
+    ignore: tuple[str, ...]  # attributes and code that do not count, see `fingerprint`
+    readers: tuple[Any, ...]  # the data sets that read, in the order of their keys
 
     def fingerprint(self) -> Fingerprint:
         return fingerprint(self.parts, self.ignore)
@@ -217,7 +212,7 @@ def made_from(dataset: Any, split: Split | None, ignore: Iterable[str] = (), wor
     """
     where = None if split is None else cut(describe(dataset), split.conventions, raw=split.raw)
     description = describe(dataset) if where is None else where.description
-    readers = {part.number: (each, part) for each, part in _readers(dataset, description)}
+    readers = {part.number: (each, part) for each, part in readers_in(dataset, description)}
     parts: dict[str, Any] = {}
     left_out = list(ignore)
     leaves = {} if where is None else {leaf.description.number: leaf for leaf in where.leaves}
@@ -232,12 +227,13 @@ def made_from(dataset: Any, split: Split | None, ignore: Iterable[str] = (), wor
     return MadeFrom(parts, tuple(left_out), tuple(reader for reader, _ in readers.values()))
 
 
-def _readers(dataset: Any, description: Description) -> Iterator[tuple[Any, Description]]:
-    if description.role not in (Role.subset, Role.concat):
+def readers_in(dataset: Any, description: Description) -> Iterator[tuple[Any, Description]]:
+    """Yields the data sets that read examples. One that is there twice comes twice."""
+    if description.role not in PASSES_ON:
         yield dataset, description
         return
     for part, described in zip(data_sets_inside(dataset, description.role), description.inside, strict=True):
-        yield from _readers(part, described)
+        yield from readers_in(part, described)
 
 
 def _cuts(
@@ -375,20 +371,13 @@ def why_another(path: str, made_from: Fingerprint) -> str:
         return ""
 
 
-def way_out(config: CacheConfig, path: str) -> str:
-    return f"Give another cache.name than {config.name!r}, or remove {path}"
-
-
 def open_kept(
     config: CacheConfig, path: str, keys: int, data: int, begin: Callable[[], tuple[Contents, dict[int, Any]]]
 ) -> tuple[Arena, Contents]:
     """Returns the arena that is kept under a name, and its contents. If there is none, it is made.
 
-    It raises ``ValueError`` if the file cannot be used, and ``TypeError`` for an example of a type that cannot be kept.
-
-    Args:
-        data: A number that stands for the data, see `encode`.
-        begin: Called if the arena is made. It returns the arena's contents, and the first examples for it, by key.
+    It raises ``ValueError`` if the file cannot be used, and ``TypeError`` for an example of a type that cannot be kept. If the
+    arena is made, ``begin`` returns its contents, and the first examples for it, by key. For ``data`` see `owner_of`.
     """
     try:
         for _ in range(_TRIES):
@@ -399,7 +388,7 @@ def open_kept(
             else:
                 return arena, Contents.from_bytes(arena.note)
             contents, examples = begin()
-            records = {key: _record(config, owner_of(data, key), example) for key, example in examples.items()}
+            records = {key: parts_of(example, config.name, owner_of(data, key)) for key, example in examples.items()}
             try:
                 return Arena.create_file(path, keys, config.bytes_of(), contents.to_bytes(), records), contents
             except FileExistsError:  # another job was quicker
@@ -414,18 +403,15 @@ def open_kept(
     )
 
 
-def _record(config: CacheConfig, owner: int, example: Any) -> Any:
-    record = encode(example, checksum=True, owner=owner)
-    if not record.is_plain:
-        raise TypeError(refusal(example, config.name))
+def parts_of(example: Any, name: str | None, owner: int) -> Sequence[Any]:
+    """Returns the parts of an example's record, see `encode`. ``name``: under which it is kept; None: not after the job."""
+    record = encode(example, checksum=name is not None, owner=owner)
+    if name is not None and not record.is_plain:
+        raise TypeError(
+            f"an example of type {type(example).__name__} cannot be kept under the name {name!r}: only None, numbers, strings, "
+            "bytes, tuples, lists, dicts, tensors, arrays and images can be read again without running code. Leave cache.name out"
+        )
     return record.parts
-
-
-def refusal(example: Any, name: str | None) -> str:
-    return (
-        f"an example of type {type(example).__name__} cannot be kept under the name {name!r}: only None, numbers, strings, "
-        "bytes, tuples, lists, dicts, tensors, arrays and images can be read again without running code. Leave cache.name out"
-    )
 
 
 def _short(text: str) -> str:

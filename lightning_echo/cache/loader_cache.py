@@ -26,7 +26,6 @@ from lightning_echo.cache.kept import (
     is_any_there,
     made_from,
     read_cache_config,
-    way_out,
     why_another,
 )
 from lightning_echo.cache.node_cache import (
@@ -70,19 +69,12 @@ _NOT_PARTITIONED = "cache.partitioned=True changes nothing here, since {}: each 
 class LoaderCache:
     """The cache of one loader: its options, its hold, and, from the first start on, the cache of the node.
 
-    Args:
-        indices: The indices that can be read; None: all.
-        split: Where the insertion point splits the data set; None: it reuses whole examples, or batches.
-        make_stages: Makes the stages of the insertion point.
-        differs_in_workers: Whether the user's ``worker_init_fn`` may change the data set. Then the workers must find out whether
-            they all have the same one.
-        loader: The loader, in whose kind of process examples are read. None: a loader without workers.
-        holds: The possible holds; None: they are found out here.
+    ``indices``, ``split`` and ``make_stages`` are as in `find_holds`. ``differs_in_workers``: the user's ``worker_init_fn`` may
+    change the data set, so that the workers must find out whether they all have the same one. Examples are read in the kind of
+    process that the ``loader`` has (None: one without workers). If no ``holds`` are given, they are found out here.
 
-    Raises:
-        ValueError: Nothing can be held of this data set, the ``hold`` of the options is not possible, there is not enough
-            memory, or no example can be read.
-        NoKeysError: The examples cannot be told apart by numbers.
+    It raises ``ValueError`` if nothing can be held of this data set, the ``hold`` of the options is not possible, there is not
+    enough memory, or no example can be read, and `NoKeysError` if the examples cannot be told apart by numbers.
     """
 
     def __init__(
@@ -166,16 +158,10 @@ class LoaderCache:
     def open(self, part: Part | None = None, *, together: bool = True) -> str:
         """Opens the cache of the node, unless it is open. Returns a message for the user; empty if there is none.
 
-        Args:
-            part: This rank's description for the others, if the cache may be partitioned.
-            together: Whether the ranks of a node share the cache. In a job of several ranks, all of them must then call this
-                together.
-
-        Raises:
-            ValueError: There is not enough memory, the path cannot be used, the file of this data holds other examples, or the
-                nodes cannot be joined.
-            TypeError: An example contains a type that cannot be kept under a name.
-            RuntimeError: Another rank could not make the cache.
+        If the ranks of a node share the cache (``together``), all ranks must call this together. ``part`` is this rank's
+        description for the others, if the cache may be partitioned. It raises ``ValueError`` without room or a usable path, if
+        the file of this data holds other examples, or if the nodes cannot be joined; ``TypeError`` if an example cannot be kept
+        under a name; and ``RuntimeError`` if another rank could not make the cache.
         """
         self._message, keys = "", Keys(self._dataset).count
         readers, before, lost = self._made_from(None).readers, self._opened, ""
@@ -196,22 +182,19 @@ class LoaderCache:
             opened = before or self._make(keys)
             message = _NOT_PARTITIONED.format("there is one process") if self._config.partitioned else ""
         self._opened, self._readers = opened, readers
-        self._look_from_now_on(is_before=opened is before)
-        if self._opened is not before and self._hold.example_bytes > self._opened.counts.size:
-            lost = lost or (
-                f"the cache of {bytes_in_words(self._opened.counts.size)} holds nothing: an example takes "
-                f"{bytes_in_words(self._hold.example_bytes)}. Give it a larger size"
-            )
-        return "; ".join(filter(None, (lost, message, self._message)))
-
-    def _look_from_now_on(self, *, is_before: bool) -> None:
-        """Notes what the records are made from, to see later whether that has changed."""
+        # Note what the records are made from, to see later whether that has changed.
         source, own = self._made_from(self._hold), self._changes.own
-        if not is_before:  # else the records are made from what was noted then
+        if opened is not before:  # else the records are made from what was noted then
             self._fingerprint, own = source.fingerprint(), set()
         self._changes = Changes(self._watched, ignore=source.ignore, by_reading=partial(self._own_of_reading, self._hold))
         self._changes.own |= own
         self._changes.begin()
+        if opened is not before and self._hold.example_bytes > opened.counts.size:
+            lost = lost or (
+                f"the cache of {bytes_in_words(opened.counts.size)} holds nothing: an example takes "
+                f"{bytes_in_words(self._hold.example_bytes)}. Give it a larger size"
+            )
+        return "; ".join(filter(None, (lost, message, self._message)))
 
     def _open_partitioned(
         self, identity: Identity, difference: str, part: Part, before: NodeCache | None
@@ -267,7 +250,10 @@ class LoaderCache:
         )
         different = found.difference(self._contents(hold)) or ("" if self._differs_in_workers else self._first_difference(cache))
         if different:
-            raise ValueError(f"{self._path} is kept for something else: {different}. {way_out(config, self._path)}")
+            raise ValueError(
+                f"{self._path} is kept for something else: {different}. Give another cache.name than {config.name!r}, or "
+                f"remove {self._path}"
+            )
         if self._differs_in_workers and cache.counts.examples and not self._some_held(cache):
             self._message = (
                 f"{self._path} holds none of the examples that are read here, and worker_init_fn may change them, so that none "
@@ -373,16 +359,12 @@ class LoaderCache:
         return None if self._partitioned is None else self._partitioned.begin()
 
     def caching(self, rounds: Rounds | None = None) -> Caching:
-        assert self._opened is not None
+        cache, check_at = self.of_node, []
+        if self._differs_in_workers:  # the workers compare their data sets: of a kept cache at what it holds
+            held = [] if self._config.name is None else self._some_held(cache)
+            check_at = [index for index, _ in held] or [self._indices[place] for place in sample_places(len(self._indices))]
         others = None if rounds is None else rounds.others
-        return Caching(self._opened.store(), self._hold.make, self._check_at(self._opened), others, self._opened.tally)
-
-    def _check_at(self, cache: NodeCache) -> list[Any]:
-        """Returns the indices at which the workers compare their data sets: of a kept cache such as it holds."""
-        if not self._differs_in_workers:
-            return []
-        held = [] if self._config.name is None else self._some_held(cache)
-        return [index for index, _ in held] or [self._indices[place] for place in sample_places(len(self._indices))]
+        return Caching(cache.store(), self._hold.make, check_at, others, cache.tally)
 
     @property
     def of_node(self) -> NodeCache:
@@ -396,7 +378,8 @@ class LoaderCache:
             counts = self._opened.counts
             if self._partitioned is None:
                 return counts
-            return replace(counts, **self._partitioned.counted._asdict(), nodes=self._partitioned.nodes)
+            counted = self._partitioned.board.counted._asdict()
+            return replace(counts, **counted, nodes=len(self._partitioned.capacities))
         return CacheCounts(0, 0, 0, 0, is_full=False, hold=self._config.hold, size=self._config.bytes_of())
 
     @property
@@ -447,7 +430,7 @@ class LoaderCache:
         if self._opened is not None:
             self._opened.add_lookups(hits, misses)
         if self._partitioned is not None and (received or waited_seconds):
-            self._partitioned.count(received, waited_seconds)
+            self._partitioned.board.count(self._partitioned.rank, received, waited_seconds)
 
     def describe(self) -> str:
         """Returns one human-readable line about the cache once; then empty."""
@@ -462,7 +445,9 @@ class LoaderCache:
         assert self._opened is not None
         # Two indices may lead to the same example, and there may be examples to which no index leads.
         counts, length = self._opened.counts, min(self._opened.keys, len(self._indices))
-        nodes, size = (1, counts.size) if self._partitioned is None else (self._partitioned.nodes, self._partitioned.size)
+        nodes, size = 1, counts.size
+        if self._partitioned is not None:
+            nodes, size = len(self._partitioned.capacities), self._partitioned.size
         share = min(size // self._example_bytes / max(length, 1), 1.0)
         saves = "nothing is read from the second pass on"
         if share < 1:
@@ -583,18 +568,18 @@ class CachedDataset(StagedDataset):
 
     def load(self, index: Any) -> Any:
         """Returns the pair of ``index`` and what the cache holds of its example. An ``EchoLoader`` reuses this pair."""
-        return index, self._looked_up([index]).take()
+        return index, self._looked_up([index]).found.popleft()
 
     def augment(self, example: Any) -> Any:
         """Returns what ``dataset[index]`` returns, made from what `load` returned."""
         return _reads_of(self).finish(*example)
 
     def _looked_up(self, indices: list[Any]) -> CachedReads:
-        reads, counted = _reads_of(self), self._cached_by.node
-        before = reads.lookups
+        reads, node = _reads_of(self), self._cached_by.node
+        before = reads.store.lookups
         reads.look_up(indices, are_fresh=True)
-        now = reads.lookups
-        counted.add_lookups(now.hits - before.hits, now.misses - before.misses)
+        now = reads.store.lookups
+        node.add_lookups(now.hits - before.hits, now.misses - before.misses)
         if note := reads.take_note():
             warnings.warn(f"lightning_echo: {note}", UserWarning, stacklevel=3)
         return reads

@@ -90,18 +90,16 @@ class Address(NamedTuple):
 class NodeCache:
     """The cache of a node.
 
-    Args:
-        tally: Where hits and misses are counted. It is another arena if the one with the examples is kept after the job.
-        name: The name under which the examples are kept after the job; None: they are not kept.
-        data: A number that stands for the data, see `ExampleStore`.
-        is_limited: Whether it is smaller than its options ask for, because this process may write no larger file.
+    ``tally`` is where the hits and misses of this job are counted: another arena if the one with the examples is kept under a
+    name. For ``data`` see `ExampleStore`. ``is_limited``: it is smaller than its options ask for, because this process may write
+    no larger file.
     """
 
     def __init__(
         self, arena: Arena, tally: Arena, hold: str, name: str | None = None, data: int = 0, *, is_limited: bool = False
     ) -> None:
-        self._arena, self._tally, self.hold, self._name, self._data = arena, tally, hold, name, data
-        self.is_limited = is_limited
+        self._arena, self.tally, self.hold, self._name, self._data = arena, tally, hold, name, data
+        self.keys, self.is_limited = arena.keys - BESIDE, is_limited
 
     @staticmethod
     def check(config: CacheConfig, *, is_there: bool = False) -> None:
@@ -109,16 +107,25 @@ class NodeCache:
 
         ``is_there``: there is a file under the name already. It has a size of its own, and takes most of it.
         """
-        size = config.bytes_of()
-        if config.path is not None:
-            _check_disk(config.path, 0 if is_there else size)
+        size, path = config.bytes_of(), config.path
+        if path is not None:
+            if not os.path.isdir(path):
+                what = "is a file" if os.path.exists(path) else "does not exist"
+                raise ValueError(f"cache.path must be a folder on a local disk, but {path!r} {what}")
+            free, size = shutil.disk_usage(path).free, 0 if is_there else size
+            if size > free:
+                raise ValueError(
+                    f"cache.size is {bytes_in_words(size)}, but only {bytes_in_words(free)} are free in cache.path={path!r}"
+                )
+            if not os.access(path, os.W_OK):
+                raise ValueError(f"cache.path={path!r} cannot be written by this user: give another folder")
             return
-        free = free_memory_bytes()
+        of_memory = free_memory_bytes()
         # Memory that this process's caches hold already counts as free: a loader made again continues with the old cache.
-        if free is not None and size > free + held_in_memory():
+        if of_memory is not None and size > of_memory + held_in_memory():
             raise ValueError(
-                f"cache.size={config.size!r} is more than the {bytes_in_words(free)} of memory that are free: give less, a share "
-                "such as 0.5, or a cache.path on a local disk"
+                f"cache.size={config.size!r} is more than the {bytes_in_words(of_memory)} of memory that are free: give less, a "
+                "share such as 0.5, or a cache.path on a local disk"
             )
 
     @classmethod
@@ -126,7 +133,18 @@ class NodeCache:
         """Makes the cache that a configuration asks for. It raises ``ValueError`` without room or a writable path."""
         cls.check(config)
         size, places = config.bytes_of(), keys + BESIDE
-        arena = _in_memory(places, size) if config.path is None else _on_disk(config.path, places, size)
+        try:
+            if config.path is None:
+                arena = Arena.create(places, size, reserve_bytes=_reserve())
+            else:
+                arena = Arena.create_nameless(config.path, places, size)
+        except OSError as error:
+            if config.path is not None:
+                raise ValueError(f"cache.path={config.path!r} cannot be written: {error}") from error
+            raise ValueError(
+                f"cache: this process may not hold the index of {places:,} examples ({error}): raise its limits (ulimit), or "
+                "leave the cache out"
+            ) from error
         return cls(arena, arena, hold, data=data, is_limited=arena.budget_bytes < size)
 
     @classmethod
@@ -140,17 +158,8 @@ class NodeCache:
         return cls(arena, tally, contents.hold, config.name, data), contents
 
     @property
-    def keys(self) -> int:
-        return self._arena.keys - BESIDE
-
-    @property
     def arena(self) -> Arena:
         return self._arena
-
-    @property
-    def tally(self) -> Arena:
-        """Where hits and misses are counted. Each job has its own."""
-        return self._tally
 
     def store(self) -> ExampleStore:
         return ExampleStore(self._arena, self._name, self._data)
@@ -158,12 +167,12 @@ class NodeCache:
     def add_lookups(self, hits: int, misses: int) -> None:
         """Counts fresh examples that were delivered. If that cannot be written any more, they are not counted."""
         with suppress(OSError):
-            self._tally.add_lookups(hits, misses)
+            self.tally.add_lookups(hits, misses)
 
     @property
     def counts(self) -> CacheCounts:
         """The contents of the cache, and the lookups so far."""
-        held, (hits, misses) = self._arena.counts, self._tally.lookups
+        held, (hits, misses) = self._arena.counts, self.tally.lookups
         examples = held.records - sum(self.keys + place in self._arena for place in range(BESIDE))
         return CacheCounts(examples, held.bytes, hits, misses, held.is_frozen, self.hold, self._arena.budget_bytes)
 
@@ -172,7 +181,7 @@ class NodeCache:
     @property
     def address(self) -> Address:
         """Where the other ranks of this node find this cache, while this process lives."""
-        return Address(self.hold, self._arena.address, self._tally.address, self._name, self._data)
+        return Address(self.hold, self._arena.address, self.tally.address, self._name, self._data)
 
     @classmethod
     def attach(cls, address: Address) -> NodeCache:
@@ -186,34 +195,6 @@ def _reserve() -> int:
     return 0 if free is None else min(int(free * _RESERVED_SHARE), _LARGEST_RESERVE_BYTES)
 
 
-def _check_disk(path: str, size: int) -> None:
-    if not os.path.isdir(path):
-        what = "is a file" if os.path.exists(path) else "does not exist"
-        raise ValueError(f"cache.path must be a folder on a local disk, but {path!r} {what}")
-    free = shutil.disk_usage(path).free
-    if size > free:
-        raise ValueError(f"cache.size is {bytes_in_words(size)}, but only {bytes_in_words(free)} are free in cache.path={path!r}")
-    if not os.access(path, os.W_OK):
-        raise ValueError(f"cache.path={path!r} cannot be written by this user: give another folder")
-
-
-def _in_memory(keys: int, size: int) -> Arena:
-    try:
-        return Arena.create(keys, size, reserve_bytes=_reserve())
-    except OSError as error:
-        raise ValueError(
-            f"cache: this process may not hold the index of {keys:,} examples ({error}): raise its limits (ulimit), or leave the "
-            "cache out"
-        ) from error
-
-
-def _on_disk(path: str, keys: int, size: int) -> Arena:
-    try:
-        return Arena.create_nameless(path, keys, size)
-    except OSError as error:
-        raise ValueError(f"cache.path={path!r} cannot be written: {error}") from error
-
-
 # ---------------------------------------------------------------------- which ranks share a cache
 
 
@@ -225,18 +206,12 @@ class Place(NamedTuple):
 
 
 class Identity(NamedTuple):
-    """Identifies the data set of a rank.
-
-    Attributes:
-        keys: Number of its examples, see `Keys`.
-        samples: Digest of some of its examples. None if this process can read none: then it counts as different from all others.
-        made_from: Digest of the fingerprint of all that decides what its examples are.
-    """
+    """Identifies the data set of a rank."""
 
     kind: str
-    keys: int
-    samples: bytes | None
-    made_from: str = ""
+    keys: int  # number of its examples, see `Keys`
+    samples: bytes | None  # digest of some examples. None if this process can read none: then it is like no other data set
+    made_from: str = ""  # digest of the fingerprint of all that decides what its examples are
 
     def is_like(self, other: Identity) -> bool:
         """Returns whether both are the same data set, as far as can be seen."""
@@ -274,24 +249,15 @@ def nodes_of(places: Sequence[Place]) -> list[int]:
     return result
 
 
-class _Opened(NamedTuple):
-    address: Address | None
-    error: str
-
-
 def open_together(
     identity: Identity, make: Callable[[], NodeCache], before: NodeCache | None = None, difference: str = ""
 ) -> tuple[NodeCache, str]:
     """Returns the cache of this node. In a job of several ranks, all of them must call this function together.
 
-    Also returns a message for the user if this rank does not share it with others of its node; else an empty string. It raises
-    the error of ``make`` on the rank where that fails, and ``RuntimeError`` on the other ranks.
-
-    Args:
-        identity: Identifies the data set of this rank.
-        make: Makes the cache, on the first rank of the node that has this data set.
-        before: The cache that this rank had until then, if it still fits.
-        difference: The result of `difference_from_rank_0`.
+    Also returns a message for the user if this rank does not share it with others of its node; else an empty string. The first
+    rank of the node that has this data set calls ``make``, or continues with the cache ``before``. It raises the error of
+    ``make`` on the rank where that fails, and ``RuntimeError`` on the other ranks. ``difference`` is that of
+    `difference_from_rank_0`.
     """
     if not is_distributed():
         return before or make(), ""
@@ -306,13 +272,18 @@ def open_together(
             cache = before or make()
         except Exception as error:  # the other ranks wait for this one
             failure = error
-    opened = gathered(_Opened(None if cache is None else cache.address, "" if failure is None else str(failure)))
+    opened = gathered((None if cache is None else cache.address, "" if failure is None else str(failure)))
     if failure is not None:
         raise failure
-    if failed := [other for other, each in enumerate(opened) if each.error]:
-        raise RuntimeError(f"rank {failed[0]} could not make its cache: {opened[failed[0]].error}")
+    if failed := [(other, error) for other, (_, error) in enumerate(opened) if error]:
+        raise RuntimeError(f"rank {failed[0][0]} could not make its cache: {failed[0][1]}")
     if cache is None:
-        cache, reason = _attached(opened[leader].address, make)
+        address, reason = opened[leader][0], ""
+        assert address is not None  # its rank has not failed
+        try:
+            cache = NodeCache.attach(address)
+        except (OSError, ArenaError) as error:
+            cache, reason = make(), f"it cannot reach that of its node ({error})"
     else:
         where = f" ({difference})" if difference else ""
         reason = f"its data set is another one than that of the ranks before it{where}" if rank != here[0] else ""
@@ -327,14 +298,6 @@ def difference_from_rank_0(made_from: Fingerprint) -> str:
     assert of_rank_0 is not None
     difference = of_rank_0.difference(made_from)
     return f"{difference}{HINT}" if difference else ""
-
-
-def _attached(address: Address | None, make: Callable[[], NodeCache]) -> tuple[NodeCache, str]:
-    assert address is not None  # its rank has not failed
-    try:
-        return NodeCache.attach(address), ""
-    except (OSError, ArenaError) as error:
-        return make(), f"it cannot reach that of its node ({error})"
 
 
 def gathered(value: Value) -> list[Value]:

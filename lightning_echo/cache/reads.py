@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from operator import index as as_integer
 from typing import Any, NamedTuple
@@ -15,8 +15,8 @@ from torch.utils.data import get_worker_info
 
 from lightning_echo.cache.arena import Arena
 from lightning_echo.cache.board import FromOthers
-from lightning_echo.cache.kept import refusal
-from lightning_echo.cache.record import decode, digest_of, encode, is_whole, owner_in, owner_of
+from lightning_echo.cache.kept import PASSES_ON, parts_of, readers_in
+from lightning_echo.cache.record import decode, digest_of, is_whole, owner_in, owner_of
 from lightning_echo.data.copies import copy_example
 from lightning_echo.data.difference import difference
 from lightning_echo.data.randomness import preserved_random_states
@@ -34,8 +34,6 @@ from lightning_echo.split.staged import Augment, Stages, add_decoding, examples_
 #
 # If a data set is inside twice, both have the same keys. A named cut (`StagedDataset.of`) has its own keys, because two of them
 # may decode the examples of one data set in two ways.
-
-_PASSES_ON = (Role.subset, Role.concat)
 
 
 class NoKeysError(TypeError):
@@ -61,17 +59,12 @@ class Keys:
         self._starts: dict[int, tuple[int, int]] = {}  # number of a data set that reads -> its first key, and its length
         self.count = 0
         self.parts: list[tuple[str, int]] = []
-        self._add(dataset, self._description)
-
-    def _add(self, dataset: Any, description: Description) -> None:
-        if description.role in _PASSES_ON:
-            for part, described in zip(data_sets_inside(dataset, description.role), description.inside, strict=True):
-                self._add(part, described)
-        elif description.number not in self._starts:
-            length = _length_of(dataset, description)
-            self._starts[description.number] = self.count, length
-            self.count += length
-            self.parts.append((_name_of(description), length))
+        for reader, description in readers_in(dataset, self._description):
+            if description.number not in self._starts:
+                length = _length_of(reader, description)
+                self._starts[description.number] = self.count, length
+                self.count += length
+                self.parts.append((_name_of(description), length))
 
     def of(self, index: Any) -> int | None:
         """Returns the key of an example; None if the index that the reading data set gets is not a number, or is out of range.
@@ -79,7 +72,7 @@ class Keys:
         An index below 0 has no key, because only that data set knows what it means: not all count from the end.
         """
         dataset, description = self._dataset, self._description
-        while description.role in _PASSES_ON:
+        while description.role in PASSES_ON:
             number, index = pass_on(dataset, description.role, index)
             dataset, description = data_sets_inside(dataset, description.role)[number], description.inside[number]
         start, length = self._starts[description.number]
@@ -91,17 +84,22 @@ class Keys:
 
     def of_many(self, indices: Sequence[Any]) -> npt.NDArray[np.int64]:
         """Returns the keys of several examples, -1 for an example without a key. It is fast if the indices are integers."""
-        places = np.asarray(indices) if all(type(index) is int for index in indices) else None
-        if places is not None and self._description.role is Role.subset and self._is_within(places):
-            inside = self._description.inside[0]
-            if inside.role not in _PASSES_ON and (table := self._table()) is not None:
-                return self._in_range(table[places], inside)
-        if places is not None and len(places) and self._description.role not in _PASSES_ON:
-            return self._in_range(places, self._description)
-        return np.array([self._of_or_none(index) for index in indices], dtype=np.int64)
-
-    def _is_within(self, places: npt.NDArray[Any]) -> bool:
-        return bool(len(places)) and bool(((places >= 0) & (places < len(self._dataset.indices))).all())
+        if len(indices) and all(type(index) is int for index in indices):
+            places, description = np.asarray(indices), self._description
+            if description.role is Role.subset and ((places >= 0) & (places < len(self._dataset.indices))).all():
+                inside = description.inside[0]
+                if inside.role not in PASSES_ON and (table := self._table()) is not None:
+                    places, description = table[places], inside
+            if description.role not in PASSES_ON:
+                start, length = self._starts[description.number]
+                return np.where((places >= 0) & (places < length), start + places.astype(np.int64), -1)
+        keys = np.full(len(indices), -1, dtype=np.int64)
+        for place, index in enumerate(indices):
+            # A data set that passes the index on may raise anything. It raises it again when the example is read.
+            with suppress(Exception):
+                if (key := self.of(index)) is not None:
+                    keys[place] = key
+        return keys
 
     def _table(self) -> npt.NDArray[np.int64] | None:
         """Returns the indices of a subset as an array; None if they are not integers."""
@@ -110,17 +108,6 @@ class Keys:
             table = np.asarray(indices)
             self._indices = indices, table if table.ndim == 1 and table.dtype.kind in "iu" else None
         return self._indices[1]
-
-    def _in_range(self, places: npt.NDArray[Any], description: Description) -> npt.NDArray[np.int64]:
-        start, length = self._starts[description.number]
-        return np.where((places >= 0) & (places < length), start + places.astype(np.int64), -1)
-
-    def _of_or_none(self, index: Any) -> int:
-        try:
-            key = self.of(index)
-        except Exception:  # a data set that passes the index on may raise anything. It raises it again when the example is read
-            return -1
-        return -1 if key is None else key
 
 
 def _name_of(description: Description) -> str:
@@ -165,26 +152,20 @@ class Lookups(NamedTuple):
 class LookedUp(NamedTuple):
     """The result of `ExampleStore.look_up`.
 
-    Attributes:
-        found: For each key a copy of the example, which belongs to the caller alone, or `MISSING`.
-        missing: The places in ``found`` of the examples that are not held.
-        to_audit: The places in ``found`` of the hits that must be read once more and compared: the 1st, 10th, 100th ... hit that
-            a process counts.
+    The hits ``to_audit`` must be read once more and compared: the 1st, 10th, 100th ... hit that a process counts.
     """
 
-    found: list[Any]
-    missing: list[int]
-    to_audit: list[int]
+    found: list[Any]  # for each key a copy of the example, which belongs to the caller alone, or `MISSING`
+    missing: list[int]  # places in ``found`` of the examples that are not held
+    to_audit: list[int]  # places in ``found``
 
 
 class ExampleStore:
     """The examples in an arena, as one process sees them. It counts hits and misses, and audits some hits.
 
-    Args:
-        arena: Where the examples are. Its keys are those of `Keys`.
-        name: The name under which the examples are kept after the job; None: they are not kept. A kept example consists of types
-            that can be read without running code, and is checked at its first hit in a process.
-        data: A number of 32 bits that stands for the data. Each record names its data and its key.
+    Its keys are those of `Keys`. If the examples are kept under a ``name`` after the job, each consists of types that can be read
+    without running code, and is checked at its first hit in a process. ``data`` is a number of 32 bits that stands for the data.
+    Each record names its data and its key. ``received`` counts misses whose examples another node has sent: they are hits.
 
     Example:
         >>> store = ExampleStore(Arena.create(keys=10, budget_bytes=2**20))
@@ -194,20 +175,19 @@ class ExampleStore:
 
     def __init__(self, arena: Arena, name: str | None = None, data: int = 0) -> None:
         self.arena, self.name, self.data = arena, name, data
-        self._hits = self._misses = self._received = 0
+        self._hits = self._misses = self.received = 0
         self._audit_at = 1
         self._checked = bytearray(0 if name is None else arena.keys // 8 + 1)  # a bit for each key: there may be 10^7
 
     @property
     def lookups(self) -> Lookups:
-        return Lookups(self._hits + self._received, self._misses - self._received)
+        return Lookups(self._hits + self.received, self._misses - self.received)
 
     def look_up(self, keys: Sequence[int | None], *, are_fresh: bool = True) -> LookedUp:
         """Looks examples up. Raises `StaleCacheError` if a kept record is damaged, or a record is that of another example.
 
-        Args:
-            keys: Their keys. None for an example without a key, which cannot be held.
-            are_fresh: Whether these are fresh examples. Examples that are read again after a resume are not counted or audited.
+        An example without a key (None) cannot be held. Examples that are read again after a resume (``are_fresh`` is False) are
+        not counted or audited.
         """
         find, is_kept = self.arena.get, self.name is not None
         found: list[Any] = []
@@ -218,15 +198,21 @@ class ExampleStore:
                 found.append(MISSING)
                 missing.append(place)
             else:
-                found.append(self._of_file(key, record) if is_kept else self._of_job(key, record))
+                found.append(self._of_file(key, record) if is_kept else self.decoded(key, record))
         if not are_fresh:
             return LookedUp(found, missing, [])
         before = self._hits
         self._hits += len(keys) - len(missing)
         self._misses += len(missing)
-        return LookedUp(found, missing, self._to_audit(before, found) if self._hits >= self._audit_at else [])
+        due = []
+        if self._hits >= self._audit_at:
+            hits = [place for place, example in enumerate(found) if example is not MISSING]
+            while self._audit_at <= self._hits:
+                due.append(hits[self._audit_at - before - 1])
+                self._audit_at *= 10
+        return LookedUp(found, missing, due)
 
-    def _of_job(self, key: int, record: Any) -> Any:
+    def decoded(self, key: int, record: Any) -> Any:
         """Returns the example of a record that this job has written, on this node or on another one."""
         if owner_in(record) != owner_of(self.data, key):
             raise StaleCacheError(
@@ -235,24 +221,8 @@ class ExampleStore:
             )
         return decode(record)
 
-    def decoded(self, key: int, record: Any) -> Any:
-        """Returns the example of a record that another node holds."""
-        return self._of_job(key, record)
-
-    def count_as_hits(self, misses: int) -> None:
-        """Counts this number of misses as hits, because another node has sent the examples and they need not be read."""
-        self._received += misses
-
     def get(self, key: int | None) -> Any:
         return self.look_up([key]).found[0]
-
-    def _to_audit(self, hits_before: int, found: Sequence[Any]) -> list[int]:
-        hits = [place for place, example in enumerate(found) if example is not MISSING]
-        due = []
-        while self._audit_at <= self._hits:
-            due.append(hits[self._audit_at - hits_before - 1])
-            self._audit_at *= 10
-        return due
 
     def _of_file(self, key: int, record: Any) -> Any:
         """Returns the example of a record that may have been written by another job."""
@@ -280,14 +250,10 @@ class ExampleStore:
         """
         if key in self.arena or self.arena.counts.is_frozen:
             return False
-        record = encode(example, checksum=self.name is not None, owner=owner_of(self.data, key))
-        if self.name is not None and not record.is_plain:
-            raise TypeError(refusal(example, self.name))
-        return self.arena.put(key, record.parts)
+        return self.arena.put(key, parts_of(example, self.name, owner_of(self.data, key)))
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns the state for another process. That process counts by itself, from 0."""
-        return {"arena": self.arena, "name": self.name, "data": self.data}
+        return {"arena": self.arena, "name": self.name, "data": self.data}  # another process counts by itself, from 0
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         ExampleStore.__init__(self, state["arena"], state["name"], state["data"])
@@ -314,34 +280,22 @@ _MOST_KEPT_BYTES = 2**25 - 2**13  # glibc learns from no larger piece
 
 
 class Held(NamedTuple):
-    """The stages whose ``load`` returns what is held, and the way from there to what the insertion point reuses.
+    """The stages whose ``load`` returns what is held, and the way from there to what the insertion point reuses."""
 
-    Attributes:
-        stages: The stages. Each read with them is watched.
-        finish: Gets an index and what is held, and returns what the insertion point reuses. None: both are the same.
-        may_draw: Whether ``finish`` may draw random numbers, as augmentation does. If not, it is watched, too.
-    """
-
-    stages: WatchedStages
-    finish: Augment | None = None
-    may_draw: bool = True
+    stages: WatchedStages  # each read with them is watched
+    finish: Augment | None = None  # turns an index and what is held into what the insertion point reuses. None: both are the same
+    may_draw: bool = True  # whether ``finish`` may draw random numbers, as augmentation does. If not, it is watched, too
 
 
 @dataclass(frozen=True)
 class Caching:
-    """Everything that a worker needs for its reads. It is sent to the worker.
-
-    Attributes:
-        check_at: Indices at which the workers compare their data sets; empty if all have the same one.
-        others: The examples of other nodes, if the cache is partitioned.
-        agreed: Where the workers of this job agree on their data set; None: where the examples are.
-    """
+    """Everything that a worker needs for its reads. It is sent to the worker."""
 
     store: ExampleStore
     make_held: Callable[[Any, Stages], Held]
-    check_at: Sequence[Any] = ()
-    others: FromOthers | None = None
-    agreed: Arena | None = None
+    check_at: Sequence[Any] = ()  # indices at which the workers compare their data sets; empty if all have the same one
+    others: FromOthers | None = None  # the examples of other nodes, if the cache is partitioned
+    agreed: Arena | None = None  # where the workers of this job agree on their data set; None: where the examples are
 
 
 class CachedReads:
@@ -355,13 +309,13 @@ class CachedReads:
 
     Attributes:
         stages: Stages to use in place of the argument ``stages``. Their ``load`` takes what `look_up` has found, in its order.
-        reading: What `look_up` was doing with the data set when an error occurred, for messages; empty if the error came from
-            elsewhere.
+        found: What `look_up` has found and what was not yet taken, as it is held.
+        reading: What `look_up` was doing with the data set when an error occurred, for messages; else empty.
     """
 
     def __init__(self, caching: Caching, dataset: Any, stages: Stages, *, preserves: bool = False) -> None:
         self._around_reads: Callable[[], AbstractContextManager[None]] = preserved_random_states if preserves else nullcontext
-        self._store, self._keys, self._held = caching.store, Keys(dataset), caching.make_held(dataset, stages)
+        self.store, self._keys, self._held = caching.store, Keys(dataset), caching.make_held(dataset, stages)
         if self._keys.count != (count := caching.store.arena.keys - BESIDE):
             raise StaleCacheError(
                 f"the data set has {self._keys.count:,} examples here, and had {count:,} when the cache was made: give all "
@@ -380,7 +334,7 @@ class CachedReads:
         self._next_to_finish: Any = None
         if get_worker_info() is not None:
             keep_freed_memory()
-        self._found: deque[Any] = deque()  # what `look_up` has found and what was not yet taken
+        self.found: deque[Any] = deque()
         self._has_said = self._has_said_short = self._holds_nothing = False
         self.reading = ""
         self.stages = Stages(
@@ -393,10 +347,6 @@ class CachedReads:
         )
         self._note = ""
 
-    @property
-    def lookups(self) -> Lookups:
-        return self._store.lookups
-
     def take_note(self) -> str:
         """Returns a message for the user, or empty."""
         note, self._note = self._note, ""
@@ -408,20 +358,20 @@ class CachedReads:
         """Looks examples up, and reads those that are not held. If random states are not preserved, the caller seeds them then.
 
         It raises `StaleCacheError` if the data set returns another example than the held one, and `SplitRefused` as
-        `WatchedStages`.
-
-        Args:
-            indices: The indices, in the order in which `stages` will be asked for them. A data set that reads whole batches reads
-                all missing examples in one call.
-            are_fresh: Whether the examples are counted. Examples that are read again after a resume are not.
+        `WatchedStages`. The indices are in the order in which `stages` will be asked for them. A data set that reads whole
+        batches reads all missing examples in one call. For ``are_fresh`` see `ExampleStore.look_up`.
         """
         if self._check_at:
             self._check_data_set()
-        store, self._found, self.reading = self._store, deque(), ""  # an error may have left some of the last batch
+        store, self.found, self.reading = self.store, deque(), ""  # an error may have left some of the last batch
         keys = [self._key_of(index) for index in indices]
         found, to_read, audited = store.look_up(keys, are_fresh=are_fresh)
         if to_read and self._others is not None and are_fresh:
-            to_read = self._take_from(self._others, keys, found, to_read)
+            taken = self._others.take([keys[place] for place in to_read], store.decoded)
+            for number, example in taken.items():
+                found[to_read[number]] = example
+            store.received += len(taken)
+            to_read = [place for number, place in enumerate(to_read) if number not in taken]
         if to_read or audited:
             read = self._read([indices[place] for place in (*to_read, *audited)])
             for place, example in zip(to_read, read, strict=False):
@@ -436,15 +386,9 @@ class CachedReads:
             for place, example in zip(audited, read[len(to_read) :], strict=True):
                 store.audit(found[place], example, indices[place])
         self._held.stages.reads += len(indices) - len(to_read)
-        self._found.extend(found if self._finishing is None else self._finished(self._finishing, indices, found))
-
-    def _take_from(self, others: FromOthers, keys: list[int | None], found: list[Any], missing: list[int]) -> list[int]:
-        """Takes the examples that other nodes have sent. Returns the places of the examples that must be read."""
-        taken = others.take([keys[place] for place in missing], self._store.decoded)
-        for number, example in taken.items():
-            found[missing[number]] = example
-        self._store.count_as_hits(len(taken))
-        return [place for number, place in enumerate(missing) if number not in taken]
+        if (stages := self._finishing) is not None:  # an example that draws random numbers there is read whole
+            found = self._watched(stages, lambda: [self._finish(stages, *each) for each in zip(indices, found, strict=True)])
+        self.found.extend(found)
 
     def _key_of(self, index: Any) -> int | None:
         if self._holds_nothing:
@@ -456,26 +400,22 @@ class CachedReads:
 
     def has_in_memory(self, index: Any) -> bool:
         """Returns whether the cache has an example in memory, in the form in which it is reused. It then stays to the end."""
-        if self._held.finish is not None or not self._store.arena.is_in_memory:
+        if self._held.finish is not None or not self.store.arena.is_in_memory:
             return False
         key = self._key_of(index)
-        return key is not None and key in self._store.arena
+        return key is not None and key in self.store.arena
 
     def again(self, index: Any) -> Any:
         """Returns a copy of an example that the cache `has_in_memory`, for a further use. This is not counted as a lookup."""
-        return self._store.look_up([self._key_of(index)], are_fresh=False).found[0]
-
-    def take(self) -> Any:
-        """Returns the next example that `look_up` has found, as it is held."""
-        return self._found.popleft()
+        return self.store.look_up([self._key_of(index)], are_fresh=False).found[0]
 
     def finish(self, index: Any, example: Any) -> Any:
-        """Turns an example of `take` into what the insertion point reuses."""
+        """Turns an example of `found` into what the insertion point reuses."""
         finish = self._held.finish
         return example if finish is None or self._finishing is not None else finish(index, example)
 
     def _next(self, index: Any) -> Any:
-        return self.finish(index, self._found.popleft())
+        return self.finish(index, self.found.popleft())
 
     def _read(self, indices: list[Any]) -> list[Any]:
         return self._watched(self._held.stages, lambda: self._load(indices))
@@ -511,9 +451,9 @@ class CachedReads:
         if self._others is not None and not self._others.may_keep(key):
             return
         try:
-            if not self._store.put(key, example) and (shortage := self._store.arena.shortage) and not self._has_said_short:
+            if not self.store.put(key, example) and (shortage := self.store.arena.shortage) and not self._has_said_short:
                 self._has_said_short = True
-                count = self._store.arena.counts.records
+                count = self.store.arena.counts.records
                 self._note = f"the cache is full with {count:,} examples, before it has reached its size: {shortage}"
         except StaleCacheError:
             raise
@@ -526,10 +466,6 @@ class CachedReads:
     def _say(self, note: str) -> None:
         if not self._has_said:
             self._has_said, self._note = True, note
-
-    def _finished(self, stages: WatchedStages, indices: Sequence[Any], found: list[Any]) -> list[Any]:
-        """Returns the examples after all stages before the insertion point. One that draws random numbers is read whole."""
-        return self._watched(stages, lambda: [self._finish(stages, *each) for each in zip(indices, found, strict=True)])
 
     def _finish(self, stages: WatchedStages, index: Any, held: Any) -> Any:
         self._next_to_finish = held
@@ -548,7 +484,7 @@ class CachedReads:
         """
         if not self._digest:
             read = self._read(list(self._check_at))
-            if self._store.name is not None:
+            if self.store.name is not None:
                 self._compare_with_held(read)
             try:
                 self._asked, self._digest = digest_of([tuple(map(self._key_of, self._check_at))]), digest_of(read)
@@ -572,7 +508,7 @@ class CachedReads:
         asked, digest = bytes(first[: len(self._asked)]), bytes(first[len(self._asked) :])
         if asked != self._asked or digest == self._digest:  # another job has asked for others
             return True
-        if (name := self._store.name) is not None:
+        if (name := self.store.name) is not None:
             raise StaleCacheError(
                 f"the data set is another one in this worker, after worker_init_fn, than in the one that has begun the cache "
                 f"{name!r}: give another cache.name, or give all workers the same data set"
@@ -584,13 +520,13 @@ class CachedReads:
 
     def _compare_with_held(self, read: list[Any]) -> None:
         for index, example in zip(self._check_at, read, strict=True):
-            found = self._store.look_up([self._key_of(index)], are_fresh=False)
+            found = self.store.look_up([self._key_of(index)], are_fresh=False)
             if found.missing or example is WHOLE:
                 continue
             if (where := difference(found.found[0], example, takes_apart=True)) is not None:
                 raise StaleCacheError(
                     f"example {index!r} is another one in this worker, after worker_init_fn, than in the cache "
-                    f"{self._store.name!r} ({where}): give another cache.name, or give all workers the same data set"
+                    f"{self.store.name!r} ({where}): give another cache.name, or give all workers the same data set"
                 )
 
 

@@ -56,25 +56,15 @@ class Body:
         return bytes(self._record[begin : begin + size])
 
 
-def from_json(text: bytes, body: Body) -> Any:
-    """Returns the example of a record whose header is this text. Raises ``ValueError`` for another text."""
-    make = _remembered_maker if len(text) <= _MOST_REMEMBERED else _maker
-    return make(text)(body)
-
-
-def from_pickle(header: bytes, body: Body) -> Any:
-    return _Unpickler(io.BytesIO(header), _Leaves(body)).load()
-
-
 def _maker(text: bytes) -> Callable[[Body], Any]:
-    """Returns a function that makes the example of a record with this header. Similar examples often have equal headers."""
+    """Returns a function that makes the example of a record with this header. Raises ``ValueError`` for another text."""
     form, parsed = _parsed(decoded := text.decode())
     if parsed != len(decoded):
         raise ValueError(f"the header of a record ends after {parsed} of {len(decoded)} characters")
     return _quick_maker(form, set()) or (lambda body: _value(form, _Leaves(body)))
 
 
-_remembered_maker = lru_cache(maxsize=1024)(_maker)
+_remembered_maker = lru_cache(maxsize=1024)(_maker)  # similar examples often have equal headers
 
 
 def _quick_maker(form: Any, met: set[int]) -> Callable[[Body], Any] | None:
@@ -126,9 +116,6 @@ class _Leaves:
             found = self._made[form[1]] = _READERS[form[0]](self, *form[2:])
         return found
 
-    def bytes_at(self, at: int, length: int) -> bytes:
-        return self._body.bytes_at(at, length)
-
     def tensor(self, at: int, dtype: str, shape: list[int], strides: list[int]) -> torch.Tensor:
         if not strides and (kind := _NUMPY_DTYPES.get(dtype)) is not None:  # twice as fast as the general way
             return torch.from_numpy(np.ndarray(shape, kind, self._body.memory(at, kind.itemsize * prod(shape))))
@@ -163,7 +150,7 @@ class _Leaves:
         return np.ndarray([shape[axis] for axis in axes], kind, memory).transpose(np.argsort(axes))
 
     def scalar(self, at: int, length: int, dtype: str) -> Any:
-        kind, data = np.dtype(dtype), self.bytes_at(at, length)
+        kind, data = np.dtype(dtype), self._body.bytes_at(at, length)
         if kind.kind == "U":  # an array would drop zeros at the end
             return np.str_(data.decode("utf-32-le", "surrogatepass"))
         return np.bytes_(data) if kind.kind == "S" else np.frombuffer(data, kind, 1)[0]
@@ -171,11 +158,11 @@ class _Leaves:
     def image(self, at: int, length: int, mode: str, size: list[int], palette: Any, info: Any, form: str | None) -> Any:
         if palette is not None:
             palette = palette[0], self.get(palette[1])
-        return made_image(mode, (size[0], size[1]), self.bytes_at(at, length), palette, _value(info, self), form)
+        return made_image(mode, (size[0], size[1]), self._body.bytes_at(at, length), palette, _value(info, self), form)
 
 
 _READERS: dict[str, Callable[..., Any]] = {
-    "bytes": _Leaves.bytes_at,
+    "bytes": lambda leaves, at, length: leaves._body.bytes_at(at, length),
     "tensor": _Leaves.tensor,
     "tv_tensor": _Leaves.tv_tensor,
     "array": _Leaves.array,
@@ -225,29 +212,14 @@ def made_image(
     return image
 
 
-def sparse_coo(
-    indices: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...], is_coalesced: bool, rest: tuple[bool, dict[str, Any]]
+def made_sparse(
+    parts: tuple[torch.Tensor, ...], shape: tuple[int, ...], form: dict[str, Any], has_gradient: bool, attributes: dict[str, Any]
 ) -> torch.Tensor:
-    """Returns a sparse tensor. ``rest``: whether it requires a gradient, and its attributes."""
-    made = torch.sparse_coo_tensor(indices, values, shape, is_coalesced=is_coalesced, check_invariants=False)
-    return _with_rest(made, rest)
-
-
-def sparse_compressed(
-    ends: torch.Tensor,
-    places: torch.Tensor,
-    values: torch.Tensor,
-    shape: tuple[int, ...],
-    layout: torch.layout,
-    rest: tuple[bool, dict[str, Any]],
-) -> torch.Tensor:
-    made = torch.sparse_compressed_tensor(ends, places, values, shape, layout=layout, check_invariants=False)
-    return _with_rest(made, rest)
-
-
-def _with_rest(made: torch.Tensor, rest: tuple[bool, dict[str, Any]]) -> torch.Tensor:
-    made.__dict__.update(rest[1])
-    return made.requires_grad_(rest[0]) if rest[0] else made
+    """Returns a sparse tensor. ``form``: whether it is coalesced, or the layout in which it is compressed."""
+    make: Callable[..., torch.Tensor] = torch.sparse_compressed_tensor if "layout" in form else torch.sparse_coo_tensor
+    made = make(*parts, shape, **form, check_invariants=False)
+    made.__dict__.update(attributes)
+    return made.requires_grad_() if has_gradient else made
 
 
 # ---------------------------------------------------------------------- record
@@ -332,17 +304,15 @@ def _record(kind: bytes, example: Any, write: Callable[[Any], tuple[bytes, Buffe
     for part in parts if checksum else ():
         crc = zlib.crc32(part, crc)
     record = Record([_PREFIX.pack(len(header), crc), *parts], start + buffers.size, kind == _JSON)
-    if not buffers.is_certain and (where := _change(example, record)) is not None:
+    if buffers.is_certain:
+        return record
+    try:
+        where = difference(example, decode(b"".join(record.parts)), exactly=True, takes_apart=True)
+    except Exception as error:  # any error of the user's classes
+        where = f"{type(error).__name__}: {error}"
+    if where is not None:
         raise ChangedError(f"it would come out changed: {where}")
     return record
-
-
-def _change(example: Any, record: Record) -> str | None:
-    """Returns, in words, the first change in an example that comes out of a record; None if it is the same."""
-    try:
-        return difference(example, decode(b"".join(record.parts)), exactly=True, takes_apart=True)
-    except Exception as error:  # any error of the user's classes
-        return f"{type(error).__name__}: {error}"
 
 
 def decode(data: Any, *, trusted: bool = True, is_own: bool = False) -> Any:
@@ -357,10 +327,11 @@ def decode(data: Any, *, trusted: bool = True, is_own: bool = False) -> Any:
     kind, header = bytes(view[_PREFIX.size : _PREFIX.size + 1]), bytes(view[_PREFIX.size + 1 : end])
     body = Body(view, aligned(end), is_own=is_own)
     if kind == _JSON:
-        return from_json(header, body)
+        make = _remembered_maker if len(header) <= _MOST_REMEMBERED else _maker
+        return make(header)(body)
     if not trusted:
         raise ValueError("the record is pickled, and may only be read by the job that has written it")
-    return from_pickle(header, body)
+    return _Unpickler(io.BytesIO(header), _Leaves(body)).load()
 
 
 def owner_of(data: int, key: int) -> int:
@@ -475,8 +446,9 @@ def _form(value: Any, buffers: Buffers) -> Any:
     kind = type(value)
     if kind is str:
         return value if value.isascii() or not _WITHIN_PAIR.search(value) else ["text", *_WITHIN_PAIR.split(value)]
-    if kind is float and value != value:
-        return _nan_form(value)
+    if kind is float and value != value:  # JSON writes only one NaN; the others differ in sign and payload
+        bits = struct.pack("<d", value)
+        return value if bits == struct.pack("<d", math.nan) else ["nan", struct.unpack("<Q", bits)[0]]
     if kind in _SCALARS:
         return value
     if kind is tuple:
@@ -493,12 +465,6 @@ def _form(value: Any, buffers: Buffers) -> Any:
     if form is None:
         raise NotPlainError(f"an example with a {kind.__module__}.{kind.__qualname__} can only be pickled")
     return form
-
-
-def _nan_form(value: float) -> Any:
-    """Returns the form of a NaN. JSON writes only one of them; the others differ in sign and payload."""
-    bits = struct.pack("<d", value)
-    return value if bits == struct.pack("<d", math.nan) else ["nan", struct.unpack("<Q", bits)[0]]
 
 
 def _leaf_form(value: Any, buffers: Buffers) -> list[Any] | None:
@@ -675,13 +641,13 @@ _SPARSE = {torch.sparse_coo, torch.sparse_csr, torch.sparse_bsr, torch.sparse_cs
 
 
 def _reduced_sparse(value: torch.Tensor) -> tuple[Any, ...]:
-    rest, shape = (value.requires_grad, dict(value.__dict__)), tuple(value.shape)
+    shape, rest = tuple(value.shape), (value.requires_grad, dict(value.__dict__))
     value = value.detach()
     if value.layout is torch.sparse_coo:
-        return sparse_coo, (value._indices(), value._values(), shape, value.is_coalesced(), rest)
+        return made_sparse, ((value._indices(), value._values()), shape, {"is_coalesced": value.is_coalesced()}, *rest)
     by_rows = value.layout in (torch.sparse_csr, torch.sparse_bsr)
     ends, places = (value.crow_indices(), value.col_indices()) if by_rows else (value.ccol_indices(), value.row_indices())
-    return sparse_compressed, (ends, places, value.values(), shape, value.layout, rest)
+    return made_sparse, ((ends, places, value.values()), shape, {"layout": value.layout}, *rest)
 
 
 def _is_part_of_more(tensor: torch.Tensor) -> bool:
