@@ -15,6 +15,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import DupFd
 from stat import S_ISREG
@@ -88,16 +89,17 @@ class ArenaCounts(NamedTuple):
     is_frozen: bool
 
 
+@dataclass(frozen=True)
 class _WordsInFile:
     """The index of a file. A word that the file has lost reads as `ABSENT`."""
 
-    def __init__(self, fd: int, keys: int) -> None:
-        self._fd, self._keys = fd, keys
+    fd: int
+    keys: int
 
     def __getitem__(self, key: int) -> int:
-        if not 0 <= key < self._keys:
+        if not 0 <= key < self.keys:
             raise IndexError(key)
-        data = os.pread(self._fd, _WORD.size, _HEADER_BYTES + _WORD.size * key)
+        data = os.pread(self.fd, _WORD.size, _HEADER_BYTES + _WORD.size * key)
         return int.from_bytes(data, "little") if len(data) == _WORD.size else ABSENT
 
 
@@ -117,8 +119,8 @@ class ArenaFile:
         if checksum != zlib.crc32(self.note, zlib.crc32(header[: _HEADER.size])):
             raise ArenaError(_DAMAGED.format("its header is not what was written"))
         self.fd, self.in_memory = fd, not on_disk
-        self.start = _start_of_records(self.keys)
-        self.end = self.start + self.budget  # of the records, if all of the budget is taken
+        self.start: int = aligned(_HEADER_BYTES + _WORD.size * self.keys, mmap.PAGESIZE)  # of the records
+        self.end = self.start + self.budget  # if all of it is taken
         self.threads = threading.Lock()
         self.own = -1  # a descriptor of an open file that no other process has, for the lock; opened when it is needed
         self.users = 0  # arenas of this process
@@ -231,11 +233,9 @@ def have(fd: int, *, looks_over: bool = False) -> tuple[ArenaFile, tuple[int, in
 
 
 def leave(key: tuple[int, int]) -> None:
-    """Closes a file that no arena of this process uses any more.
-
-    This function may run anywhere, because it runs when an arena is collected as garbage. In the middle of `have` it only notes
-    the file. In another thread it waits for `have`, which waits for nothing that such a thread could have.
-    """
+    """Closes a file that no arena of this process uses any more."""
+    # This function may run anywhere, because it runs when an arena is collected as garbage. In the middle of `have` it only notes
+    # the file. In another thread it waits for `have`, which waits for nothing that such a thread could have.
     _left.append(key)
     _close_left()
 
@@ -278,7 +278,8 @@ def new_file(folder: str) -> tuple[int, str | None]:
 def formatted(fd: int, keys: int, budget_bytes: int, *, on_disk: bool, note: bytes = b"") -> int:
     """Writes an empty arena into the file of a descriptor, and returns the descriptor."""
     # The budget is cut down to the largest file that this process may write (``ulimit -f``).
-    start, most = _start_of_records(keys), resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    start: int = aligned(_HEADER_BYTES + _WORD.size * keys, mmap.PAGESIZE)
+    most = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     if most != resource.RLIM_INFINITY:
         budget_bytes = max(min(budget_bytes, most - start), 0)
     header = _HEADER.pack(_MAGIC, on_disk, keys, budget_bytes)
@@ -352,10 +353,6 @@ def look_over(file: ArenaFile) -> None:
     write(file.fd, [_COUNTS.pack(taken, records, frozen and not has_room)], _COUNTS_AT)
 
 
-def _start_of_records(keys: int) -> int:
-    return aligned(_HEADER_BYTES + _WORD.size * keys, mmap.PAGESIZE)
-
-
 def _read(fd: int, size: int, offset: int) -> bytes:
     data = os.pread(fd, size, offset)
     if len(data) == size or not data:
@@ -377,7 +374,8 @@ def write(fd: int, parts: Sequence[Any], offset: int) -> None:
             left[0] = left[0][written:]
 
 
-def aligned(size: int, to: int) -> int:
+def aligned(size: Any, to: int = ALIGNMENT) -> Any:
+    """Returns a size, or an array of them, rounded up."""
     return -(-size // to) * to
 
 
@@ -398,30 +396,19 @@ _FULL_ERRORS = {errno.ENOSPC, errno.ENOMEM, errno.EDQUOT, errno.EFBIG}
 
 
 class ArenaAddress(NamedTuple):
-    """Where other processes of a machine find an arena: a process that has it, and its descriptor.
-
-    The process may have ended, and its number may belong to another one. So ``token`` has random bytes of the arena.
-    """
+    """Where other processes of a machine find an arena: a process that has it, and its descriptor."""
 
     pid: int
     fd: int
-    token: bytes
+    token: bytes  # random bytes of the arena: the process may have ended, and its number may belong to another one
 
 
 class Arena:
     """Records by key, from key 0 to key ``keys - 1``, shared by all processes that have the arena.
 
     It can be sent to worker processes, forked or spawned, and to other processes of the same user on this machine
-    (`Arena.address`).
-
-    Args:
-        fd: A descriptor of a file that `create` or `create_file` has made. This object closes it.
-        reserve_bytes: Memory that must stay free. If less is free, the arena is frozen.
-
-    Attributes:
-        is_in_memory: Whether its bytes are in memory, and not on a disk.
-        note: What `create_file` was given for others to know.
-        shortage: Why this process has frozen the arena before it was full; empty if it has not done so.
+    (`Arena.address`). If less than ``reserve_bytes`` of memory are free, it is frozen. ``note`` is what `create_file` was given
+    for others to know, and ``shortage`` why this process has frozen the arena before it was full.
 
     Example:
         >>> arena = Arena.create(keys=10, budget_bytes=2**20)
@@ -457,10 +444,7 @@ class Arena:
         note: bytes = b"",
         records: Mapping[int, Sequence[Any]] = MappingProxyType({}),
     ) -> Arena:
-        """Makes an arena with these records in a file, which must not exist. Only this user can read it.
-
-        The file appears when it is complete. ``note`` is anything that others should know about the arena.
-        """
+        """Makes an arena with these records in a file, which must not exist and appears complete. Only this user can read it."""
         folder, name = os.path.split(path)
         fd, temporary = new_file(folder or ".")
         place = -1
@@ -501,10 +485,7 @@ class Arena:
         return self._file.words[key] > CLAIMED
 
     def get(self, key: int) -> memoryview | bytes | None:
-        """Returns the record of a key; None if there is none.
-
-        From memory it is a view, which must not be kept. From a file it is bytes. Bytes that the file has lost are missing.
-        """
+        """Returns the record of a key; None if there is none. From memory it is a view, which must not be kept."""
         file = self._file
         offset = file.words[key]
         if offset <= CLAIMED:
@@ -512,10 +493,7 @@ class Arena:
         return file.record_at(offset)
 
     def lengths_of(self, keys: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Returns the bytes of the record of each key; a number below 0 is not a key.
-
-        It is -2 if there is no record, and -1 if the record is being written or its writer was killed.
-        """
+        """Returns the bytes of the record of each key. -2: none (also below key 0); -1: it is being written, or never will be."""
         words = self._file.words
         index = np.frombuffer(words, np.uint64) if isinstance(words, memoryview) else None
         offsets = index[keys] if index is not None else np.array([words[key] if key >= 0 else ABSENT for key in keys.tolist()])
@@ -557,7 +535,7 @@ class Arena:
         if file.words[key] != ABSENT or (counts := self.counts).is_frozen:
             return None
         taken = counts.bytes
-        end = aligned(taken + size, ALIGNMENT)
+        end = aligned(taken + size)
         if end > file.budget:
             if file.budget - taken <= SPARE * file.budget:
                 self._change(freezes=True)
@@ -606,8 +584,7 @@ class Arena:
     def attach(cls, address: ArenaAddress, *, reserve_bytes: int = 0) -> Arena:
         """Opens the arena that another process has.
 
-        It raises ``OSError`` if the process is gone or invisible (another container), and `ArenaError` if its number belongs to
-        another process by then.
+        It raises ``OSError`` if that is gone or invisible (another container), `ArenaError` if its number is another's by now.
         """
         path = f"/proc/{address.pid}/fd/{address.fd}"
         if not S_ISREG(os.stat(path).st_mode):  # opening a device could do anything
@@ -618,12 +595,10 @@ class Arena:
         return arena
 
     def __reduce__(self) -> tuple[Callable[..., Arena], tuple[Any, ...]]:
-        """Returns the way to attach, and not the records. A process that is being started inherits the descriptor.
-
-        Any other pickle may be read by several processes, or by none, so it must keep nothing open.
-        """
-        if get_spawning_popen() is not None:
+        """Returns the way to attach, and not the records."""
+        if get_spawning_popen() is not None:  # a process that is being started inherits the descriptor
             return _inherited, (DupFd(self._file.fd), self._reserve)
+        # Any other pickle may be read by several processes, or by none, so it must keep nothing open.
         return _attached, (self.address, self._reserve, self.keys)
 
     def __deepcopy__(self, memo: Any = None) -> Arena:

@@ -7,11 +7,14 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from multiprocessing import reduction
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+from lightning_echo.cache.arena import ALIGNMENT, aligned
 
 # ---------------------------------------------------------------------- partition
 # All nodes compute alike who holds what, who keeps what, who sends what to whom, and where it will lie.
@@ -24,7 +27,6 @@ Integers = npt.NDArray[np.int64]
 
 NOT_HELD, BEING_WRITTEN = -2, -1  # in place of the length of a record
 _NODE_BITS = 16
-_ALIGNMENT = 64
 _ENTRY_BYTES = 24  # of the directory of a round: key, offset, length
 
 
@@ -38,15 +40,11 @@ def told(lengths: Integers, node: int) -> Integers:
     return np.where(lengths == NOT_HELD, 0, ((lengths + 2) << _NODE_BITS) | node)
 
 
+@dataclass(frozen=True, eq=False)
 class Partition:
-    """Which node may keep each key.
+    """Which node may keep each key: its number plus one; 0: no node has needed it yet. Workers read this array."""
 
-    ``keepers`` has for each key the number of the node that may keep it, plus one. 0: no node has needed it yet. This class
-    changes the array, and workers read it.
-    """
-
-    def __init__(self, keepers: npt.NDArray[np.int16]) -> None:
-        self._keepers = keepers
+    keepers: npt.NDArray[np.int16]
 
     def settle(self, keys: Integers, needing: Integers, said: Integers, is_full: Sequence[bool]) -> None:
         """Decides who keeps the needed examples that no node holds: the first node that needs the example and has room.
@@ -55,7 +53,7 @@ class Partition:
         ``needing`` has the node that needs it, and ``said`` the largest number that was told. ``is_full``, of each node's cache,
         was asked before that.
         """
-        keepers = self._keepers
+        keepers = self.keepers
         is_held = said > 0
         keepers[keys[is_held]] = ((said[is_held] & ((1 << _NODE_BITS) - 1)) + 1).astype(np.int16)
         full = np.array([False, *is_full])  # place 0 stands for no node, which is never full
@@ -107,15 +105,11 @@ def transfers_of(keys: Integers, needing: Integers, said: Integers, capacities: 
     firsts = np.searchsorted(targets, targets)  # for each record the first one of its node
     before = np.concatenate([[0], ends])[firsts]
     fits = np.empty(len(targets), dtype=bool)
-    fits[by_target] = ends - before + _ALIGNMENT <= np.array(capacities, dtype=np.int64)[targets]
+    fits[by_target] = ends - before + ALIGNMENT <= np.array(capacities, dtype=np.int64)[targets]
     return found if fits.all() else found.chosen(fits)
 
 
-def aligned(size: Any) -> Any:
-    """Returns a size, or an array of them, rounded up."""
-    return -(-size // _ALIGNMENT) * _ALIGNMENT
-
-
+@dataclass(eq=False)
 class RingSpace:
     """Where blocks lie in a ring. Each node computes this for the rings of all nodes, and so knows whether there is room.
 
@@ -128,9 +122,8 @@ class RingSpace:
         (0, 60, None)
     """
 
-    def __init__(self, capacity: int) -> None:
-        self._capacity = capacity
-        self._blocks: deque[tuple[int, int, int]] = deque()  # round, where it begins, where it ends
+    capacity: int
+    blocks: deque[tuple[int, int, int]] = field(default_factory=deque)  # round, where it begins, where it ends
 
     def place(self, number: int, size: int) -> int | None:
         """Takes ``size`` (at least 1) bytes in one piece for a round. Returns where they begin; None if there is no room.
@@ -139,25 +132,25 @@ class RingSpace:
         """
         begin = self._begin(size)
         if begin is not None:
-            self._blocks.append((number, begin, begin + size))
+            self.blocks.append((number, begin, begin + size))
         return begin
 
     def has_room(self, size: int) -> bool:
         return not size or self._begin(size) is not None
 
     def _begin(self, size: int) -> int | None:
-        if not self._blocks:
-            return 0 if size <= self._capacity else None
-        first, last = self._blocks[0][1], self._blocks[-1][2]
-        if self._blocks[-1][1] < first:  # the last block lies before the first
+        if not self.blocks:
+            return 0 if size <= self.capacity else None
+        first, last = self.blocks[0][1], self.blocks[-1][2]
+        if self.blocks[-1][1] < first:  # the last block lies before the first
             return last if size <= first - last else None
-        if size <= self._capacity - last:
+        if size <= self.capacity - last:
             return last
         return 0 if size <= first else None
 
     def free(self, before: int) -> None:
-        while self._blocks and self._blocks[0][0] < before:
-            self._blocks.popleft()
+        while self.blocks and self.blocks[0][0] < before:
+            self.blocks.popleft()
 
 
 # ---------------------------------------------------------------------- board
@@ -216,10 +209,7 @@ class Counted(NamedTuple):
 
 
 class Board:
-    """The memory, as one process has it. It can be sent to worker processes. The descriptor belongs to it.
-
-    ``keepers`` has for each key the node that may keep it, see `Partition`.
-    """
+    """The memory, as one process has it. It can be sent to worker processes. The descriptor belongs to it."""
 
     def __init__(self, fd: int, shape: Shape) -> None:
         self._fd, self.shape = fd, shape
@@ -287,10 +277,7 @@ class Board:
         self.leaders[_EXCHANGED] += int(seconds * _NANOSECONDS)
 
     def taken(self, start: int, rank: int, since: int) -> int:
-        """Returns the first round that a rank has not taken yet; all before ``since`` are known to be taken.
-
-        A rank that has closed counts as having taken all.
-        """
+        """Returns the first round, from ``since`` on, that a rank has not taken. A rank that has closed counts as having all."""
         if self._ranks[rank, _CLOSED] >= start:
             return 1 << _ROUND_BITS
         marks, rounds = self._marks[rank], self.shape.rounds
@@ -320,15 +307,13 @@ class Board:
         self._marks[rank, number % self.shape.rounds] = id_of(start, number) + 1
 
     def wait_for(self, rank: int, start: int, number: int, patience: float) -> bool:
-        """Waits until a round has arrived, at most for ``patience`` seconds. Returns whether it has arrived.
-
-        A worker whose main process has died does not wait. It holds the connections of that process open, so the other nodes do
-        not notice the death as long as the worker lives.
-        """
+        """Waits until a round has arrived, at most for ``patience`` seconds. Returns whether it has arrived."""
         wanted, nap = id_of(start, number + 1), _FIRST_NAP_SECONDS
         give_up, parent = time.monotonic() + patience, os.getppid()
         while self.leaders[_ARRIVED] < wanted:
             has_ended = self.leaders[_ENDED] >= start or self._ranks[rank, _CLOSED] >= start
+            # A worker whose main process has died does not wait: it holds the connections of that process open, so the other
+            # nodes do not notice the death as long as the worker lives.
             if has_ended or time.monotonic() > give_up or os.getppid() != parent:
                 return False
             time.sleep(nap)
@@ -354,17 +339,13 @@ def _received(sent: Any, shape: Shape) -> Board:
 
 
 class FromOthers:
-    """A worker's access to the records of other nodes, batch by batch. It is sent to the worker.
-
-    ``received`` is the number of examples of the present batch that came from other nodes, and ``waited`` the seconds of waiting
-    for its round.
-    """
+    """A worker's access to the records of other nodes, batch by batch. It is sent to the worker."""
 
     def __init__(self, board: Board, node: int, rank: int, start: int) -> None:
         self._board, self._node, self._rank, self._start = board, node, rank, start
         self._round, self._was_late = -1, False
         self._records: dict[int, memoryview] | None = None
-        self.received, self.waited = 0, 0.0
+        self.received, self.waited = 0, 0.0  # examples of the present batch, and seconds of waiting for its round
 
     def begin(self, number: int) -> None:
         """Begins a batch of this round; -1: it has none."""
@@ -373,8 +354,7 @@ class FromOthers:
     def take(self, keys: Sequence[int | None], decode: Callable[[int, Any], Any]) -> dict[int, Any]:
         """Returns the examples that have come from other nodes, by their place in ``keys``. It may wait for them.
 
-        ``keys`` are those of examples that this node does not hold. The result of ``decode`` must not share memory with the
-        record.
+        The result of ``decode`` must not share memory with the record.
         """
         if self._round < 0:
             return {}

@@ -37,7 +37,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from lightning_echo.cache.arena import Arena
+from lightning_echo.cache.arena import Arena, aligned
 from lightning_echo.cache.board import (
     Board,
     FromOthers,
@@ -46,7 +46,6 @@ from lightning_echo.cache.board import (
     RingSpace,
     Shape,
     Transfers,
-    aligned,
     told,
     transfers_of,
 )
@@ -88,35 +87,28 @@ class _Header(NamedTuple):
     ends: int
 
 
+@dataclass(frozen=True)
 class Group:
     """The collectives of the leaders, in the order of the nodes."""
 
-    def __init__(self, group: Any) -> None:
-        self._group = group
+    group: Any
 
     def gather(self, values: Sequence[int]) -> list[list[int]]:
-        rows = [torch.zeros(len(values), dtype=torch.int64) for _ in range(torch.distributed.get_world_size(self._group))]
-        torch.distributed.all_gather(rows, torch.tensor(values, dtype=torch.int64), group=self._group)
+        rows = [torch.zeros(len(values), dtype=torch.int64) for _ in range(torch.distributed.get_world_size(self.group))]
+        torch.distributed.all_gather(rows, torch.tensor(values, dtype=torch.int64), group=self.group)
         return [row.tolist() for row in rows]
 
     def largest(self, values: Integers) -> Integers:
         """Returns at each place the largest number that any node gives there."""
         reduced = torch.from_numpy(values)
-        torch.distributed.all_reduce(reduced, op=torch.distributed.ReduceOp.MAX, group=self._group)
+        torch.distributed.all_reduce(reduced, op=torch.distributed.ReduceOp.MAX, group=self.group)
         return reduced.numpy()
-
-    def hand_over(self, incoming: torch.Tensor, received: list[int], outgoing: torch.Tensor, sent: list[int]) -> None:
-        torch.distributed.all_to_all_single(incoming, outgoing, received, sent, group=self._group)
 
 
 class Exchange:
     """The leader's exchange with the other nodes, from one start of the pipelines to their end.
 
     ``node_of_share`` has the node that gets each share of the data. The thread of the exchange before (``after``) must end first.
-
-    Attributes:
-        failure: Why the exchange has failed; empty if it has not.
-        error: An error that the training must end with; None if there is none.
     """
 
     def __init__(
@@ -135,8 +127,8 @@ class Exchange:
         self._node_of_share = np.array(node_of_share, dtype=np.int64)
         self._capacities, self._start, self._after = list(capacities), start, after
         self._nodes = len(self._capacities)
-        self.failure = ""
-        self.error: OrdersDifferError | None = None
+        self.failure = ""  # why the exchange has failed; empty if it has not
+        self.error: OrdersDifferError | None = None  # the training must end with it
         self._changed = threading.Condition()
         self._asked: deque[Sequence[Any]] = deque()  # the needs of rounds for which it is not known yet who holds what
         self._asked_count = 0
@@ -282,7 +274,7 @@ class Exchange:
             sent, received = theirs.bytes_by(theirs.targets, self._nodes), mine.bytes_by(mine.sources, self._nodes)
             records_at = begin + aligned(24 * count)
             incoming = torch.frombuffer(self._board.ring, dtype=torch.uint8)[records_at : records_at + sum(received)]
-            self._group.hand_over(incoming, received, outgoing, sent)
+            torch.distributed.all_to_all_single(incoming, outgoing, received, sent, group=self._group.group)
             if count:
                 offsets = records_at + np.cumsum(aligned(mine.lengths)) - aligned(mine.lengths)
                 directory = np.frombuffer(self._board.ring, np.int64, 3 * count, begin).reshape(3, count)
@@ -450,17 +442,19 @@ def join(
 
 
 def reason_against(parts: Sequence[Part], identities: Sequence[Identity], differences: Sequence[str]) -> str:
-    """Returns why the nodes of these ranks cannot be joined; empty if they can.
-
-    ``differences``: how the data of each rank differs from that of rank 0, as far as that is known.
-    """
+    """Returns why the nodes of these ranks cannot be joined; empty if they can."""
     for rank, part in enumerate(parts):
         if part.refusal:
             return part.refusal
         if part[:1] + part[2:] != parts[0][:1] + parts[0][2:]:
+            mine, first = (
+                f"{each.workers} workers, batches of {each.batch_size}, {each.ahead} batches ahead"
+                f"{each.origin and f' and the order of {each.origin}'}"
+                for each in (part, parts[0])
+            )
             return (
-                f"rank {rank} has {_words(part)}, and rank 0 {_words(parts[0])}: they must be the same on all ranks, so that "
-                "each can compute what the others need"
+                f"rank {rank} has {mine}, and rank 0 {first}: they must be the same on all ranks, so that each can compute what "
+                "the others need"
             )
     if sorted(part.share for part in parts) != list(range(parts[0].shares)):
         return (
@@ -480,11 +474,6 @@ def reason_against(parts: Sequence[Part], identities: Sequence[Identity], differ
                 "an example of one would be taken for that of the other"
             )
     return ""
-
-
-def _words(part: Part) -> str:
-    order = f" and the order of {part.origin}" if part.origin else ""
-    return f"{part.workers} workers, batches of {part.batch_size}, {part.ahead} batches ahead{order}"
 
 
 def _board_of_node(here: Sequence[int], keys: int, part: Part, example_bytes: int, nodes: int) -> Board:

@@ -187,10 +187,7 @@ def _make_before_point(dataset: Any, stages: Stages, cut: Split, point: Split | 
 def read_held(
     dataset: Any, hold: Hold, make_stages: Callable[[Any], Stages], indices: Sequence[Any]
 ) -> tuple[list[Any], list[float]]:
-    """Reads some examples from a temporary copy of the data set. Returns the held part of each, and the seconds that each took.
-
-    If loading an example draws random numbers, it may not be held, and the `WHOLE` of ``split/check.py`` stands in its place.
-    """
+    """Reads examples from a temporary copy of the data set. Returns the held part of each, or `WHOLE` (check.py), and seconds."""
     examples, seconds = [], []
     with preserved_random_states():
         copied = throw_away_copy(dataset)
@@ -224,11 +221,8 @@ def measured(
 
 
 def quickest(holds: Sequence[Hold], count: int, size: int) -> Hold:
-    """Returns the hold that saves the most seconds per byte; the last hold if all ``count`` examples fit into ``size`` bytes.
-
-    A hold in whose form not even one example fits is not chosen, if there is another.
-    """
-    holds = [hold for hold in holds if hold.example_bytes <= size] or list(holds)
+    """Returns the hold that saves the most seconds per byte; the last hold if all ``count`` examples fit into ``size`` bytes."""
+    holds = [hold for hold in holds if hold.example_bytes <= size] or list(holds)  # without those that hold not even one
     last = holds[-1]
     if last.example_bytes * count <= size:
         return last

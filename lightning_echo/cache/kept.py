@@ -220,8 +220,9 @@ def made_from(dataset: Any, split: Split | None, ignore: Iterable[str] = (), wor
         name = "dataset" if len(readers) == 1 else f"dataset {place}"
         parts[name] = reader
         for path, each, leaf in _cuts(reader, described, name, leaves) if leaves else ():
-            left_out += _redone(path, each, leaf)
-            parts.update(_transforms_before_cut(path, each, leaf))
+            redone, transforms = _around_cut(path, each, leaf)
+            left_out += redone
+            parts.update(transforms)
     if worker_init_fn is not None and not is_of_lightning(worker_init_fn):
         parts["worker_init_fn"] = worker_init_fn
     return MadeFrom(parts, tuple(left_out), tuple(reader for reader, _ in readers.values()))
@@ -248,24 +249,19 @@ def _cuts(
         yield from _cuts(part, described, path + _STEPS[description.role].format(place), leaves)
 
 
-def _redone(path: str, dataset: Any, leaf: CutLeaf | None) -> Iterator[str]:
-    """Yields the names of a data set's attributes and code that run after the cut."""
+def _around_cut(path: str, dataset: Any, leaf: CutLeaf | None) -> tuple[list[str], dict[str, Any]]:
+    """Returns the names of a data set's attributes and code that run after the cut, and its transforms before the cut."""
     if leaf is None:
-        yield f"{path}._augment_one"
-    elif leaf.convention in _REDONE:
+        return [f"{path}._augment_one"], {}
+    if leaf.convention in _REDONE:
         methods, held = _REDONE[leaf.convention]
-        yield from (f"{path}.{name}" for name in (held if isinstance(dataset, AugmentedDataset) else methods))
-        yield from (f"{full_name(base)}.{name}" for base in type.mro(type(dataset)) for name in methods)
-    else:
-        yield from (f"{path}.{chain.attribute}" for chain in leaf.description.chains)
-
-
-def _transforms_before_cut(path: str, dataset: Any, leaf: CutLeaf | None) -> Iterator[tuple[str, Any]]:
-    if leaf is None or leaf.convention in (*_REDONE, Convention.folder):
-        return
-    for chain in filter(attrgetter("path"), (leaf.image, leaf.target)):
-        if reused := members_before_cut(attrgetter(chain.path)(dataset)):
-            yield f"{path}.{chain.path}", reused
+        of_object = [f"{path}.{name}" for name in (held if isinstance(dataset, AugmentedDataset) else methods)]
+        return of_object + [f"{full_name(base)}.{name}" for base in type.mro(type(dataset)) for name in methods], {}
+    transforms = {}
+    for chain in (leaf.image, leaf.target) if leaf.convention is not Convention.folder else ():
+        if chain.path and (reused := members_before_cut(attrgetter(chain.path)(dataset))):
+            transforms[f"{path}.{chain.path}"] = reused
+    return [f"{path}.{chain.attribute}" for chain in leaf.description.chains], transforms
 
 
 # ---------------------------------------------------------------------- own changes
@@ -281,10 +277,7 @@ def changed_by_reading(
     ignore: Iterable[str] = (),
     indices: Sequence[Any] | None = None,
 ) -> set[str]:
-    """Reads up to eight examples in another process. Returns the paths of what has changed there; empty if none can be read.
-
-    ``parts`` returns the parts of the data set to look at, by name. It must be picklable where processes are spawned.
-    """
+    """Reads up to eight examples in another process. Returns the paths in ``parts`` that have changed there."""
     found = read_elsewhere(loader, _changed, parts, tuple(ignore), indices)
     return set() if isinstance(found, NotRead) else found
 

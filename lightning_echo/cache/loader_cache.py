@@ -6,6 +6,7 @@ import operator
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -171,9 +172,7 @@ class LoaderCache:
         if before is not None and (different := self._difference(before, keys)):
             before, lost = None, self._begin_again(f"the data set has changed ({different})")
         if together and is_distributed():
-            made_from = self._compared_among_ranks(list(self._holds.values())[-1])
-            identity = Identity(type(self._dataset).__qualname__, keys, self._samples(), made_from.digest())
-            difference = difference_from_rank_0(made_from)
+            identity, difference = self._identity(keys)
             if self._config.partitioned and part is not None:
                 opened, message = self._open_partitioned(identity, difference, part, before)
             else:
@@ -206,19 +205,18 @@ class LoaderCache:
         of_job = sum(sizes[nodes.index(node)][1] for node in range(max(nodes) + 1))
         # All nodes must use the same hold, although each may have measured another one as the best.
         name = gathered(self._quickest(of_job).name if torch.distributed.get_rank() == 0 else "")[0]
-        opened, message = open_together(identity, lambda: self._made(self._holds[name], keys.count), before, difference)
+        opened, message = open_together(identity, lambda: self._make(keys.count, self._holds[name]), before, difference)
         size, own = self._holds[opened.hold].example_bytes, bool(message)
         joined = join(opened, keys, identity, part, size, difference=difference, has_own_cache=own, before=self._partitioned)
         self._partitioned = joined
         is_said = joined is None and torch.distributed.get_rank() == 0
         return opened, message or (_NOT_PARTITIONED.format("the job has one node") if is_said else "")
 
-    def _make(self, keys: int) -> NodeCache:
+    def _make(self, keys: int, hold: Hold | None = None) -> NodeCache:
+        """Makes or opens the cache of this node. ``hold`` is the one to use; None: the quickest, or that of the kept cache."""
         if self._config.name is not None:
             return self._open_kept(keys)
-        return self._made(self._quickest(), keys)
-
-    def _made(self, hold: Hold, keys: int) -> NodeCache:
+        hold = hold or self._quickest()
         cache = NodeCache.make(self._config, hold.name, keys, number_of(self._made_from(hold).fingerprint()))
         if cache.is_limited:
             self._message = (
@@ -248,7 +246,8 @@ class LoaderCache:
         cache, found = NodeCache.make_kept(
             config, self._path, keys, number_of(of_hold), lambda: self._begin_kept(hold, keys, of_hold)
         )
-        different = found.difference(self._contents(hold)) or ("" if self._differs_in_workers else self._first_difference(cache))
+        wanted = Contents.of(Keys(self._dataset).parts, hold.name, hold.what)
+        different = found.difference(wanted) or ("" if self._differs_in_workers else self._first_difference(cache))
         if different:
             raise ValueError(
                 f"{self._path} is kept for something else: {different}. Give another cache.name than {config.name!r}, or "
@@ -260,7 +259,7 @@ class LoaderCache:
                 "can be compared: this run has a cache of its own"
             )
             self._config = replace(config, name=None)
-            return self._made(hold, keys)
+            return self._make(keys, hold)
         size = cache.counts.size
         if size != config.bytes_of() and not isinstance(config.size, float):
             self._message = (
@@ -270,10 +269,7 @@ class LoaderCache:
         return cache
 
     def _begin_kept(self, hold: Hold, keys: int, made_from: Fingerprint) -> tuple[Contents, dict[int, Any]]:
-        """Returns the contents of a new file and a few examples, which the next process compares with its own.
-
-        The fingerprint stands behind the examples.
-        """
+        """Returns the contents of a new file, a few examples for the next process to compare, and behind them the fingerprint."""
         key_of, indices = Keys(self._dataset).of, self._indices
         at = [] if self._differs_in_workers else [indices[place] for place in sample_places(len(indices))]
         read = self._read(hold, at)
@@ -281,33 +277,25 @@ class LoaderCache:
             raise ValueError(f"cache.name={self._config.name!r}: no example can be read for a later comparison: {read.reason}")
         examples = {key_of(index): example for index, example in zip(at, read, strict=True) if example is not WHOLE}
         kept = {key: example for key, example in examples.items() if key is not None}
-        return self._contents(hold), {**kept, keys + BESIDE - 1: made_from._asdict()}
-
-    def _contents(self, hold: Hold) -> Contents:
-        return Contents.of(Keys(self._dataset).parts, hold.name, hold.what)
+        contents = Contents.of(Keys(self._dataset).parts, hold.name, hold.what)
+        return contents, {**kept, keys + BESIDE - 1: made_from._asdict()}
 
     # ------------------------------------------------------------------ is it the same data set?
 
-    def _compared_among_ranks(self, hold: Hold) -> Fingerprint:
-        """Returns the fingerprint, without the ranks' own changes by reading. All ranks call this function together."""
+    def _identity(self, keys: int) -> tuple[Identity, str]:
+        """Returns what identifies this rank's data set, and how it differs from that of rank 0. All ranks call it together."""
+        hold, samples = list(self._holds.values())[-1], None
         made_from = self._made_from(hold).fingerprint()
-        if len(set(gathered(made_from.digest()))) == 1:
-            return made_from
-        return made_from.without(set().union(*gathered(self._changes.own | self._own_of_reading(hold))))
-
-    def _samples(self) -> bytes | None:
-        """Returns a digest of the examples at some places; None if this process cannot read them, or pickle cannot write them."""
-        if self._differs_in_workers:
-            return None
-        indices, hold = self._indices, list(self._holds.values())[-1]
-        at = [indices[place] for place in sample_places(len(indices))]
-        read = self._read(hold, at)
-        if isinstance(read, NotRead):
-            return None
-        try:
-            return digest_of(read)
-        except Exception:  # whatever pickle raises for a class of the user's
-            return None
+        if len(set(gathered(made_from.digest()))) > 1:  # perhaps only by what reading itself changes on each rank
+            made_from = made_from.without(set().union(*gathered(self._changes.own | self._own_of_reading(hold))))
+        if not self._differs_in_workers:
+            indices = self._indices
+            read = self._read(hold, [indices[place] for place in sample_places(len(indices))])
+            if not isinstance(read, NotRead):
+                with suppress(Exception):  # whatever pickle raises for a class of the user's
+                    samples = digest_of(read)
+        identity = Identity(type(self._dataset).__qualname__, keys, samples, made_from.digest())
+        return identity, difference_from_rank_0(made_from)
 
     def _difference(self, before: NodeCache, keys: int) -> str:
         """Returns, in words, how the data set differs from that of a cache; empty if it does not."""
@@ -392,12 +380,9 @@ class LoaderCache:
 
     @property
     def not_held(self) -> int | None:
-        """About how many examples of the data set will not be in memory in the form that the insertion point reuses.
-
-        None before the cache is open, if it holds another form, or if it is on a disk.
-        """
+        """About how many examples will not be in memory in the form that the insertion point reuses; None if not known."""
         if self._opened is None or self._config.path is not None or not self._hold.is_of_point:
-            return None
+            return None  # it is not open yet, is on a disk, or holds another form
         counts = self._opened.counts
         held = counts.examples if counts.is_full else counts.size // self._example_bytes
         return max(self._opened.keys - held, 0)
@@ -541,7 +526,20 @@ class CachedDataset(StagedDataset):
                 "CachedDataset: cache.partitioned=True needs to know which examples other nodes will ask for, as an EchoLoader "
                 "does: leave it out, or use EchoLoader, EchoDataModule or EchoCallback"
             )
-        _check(dataset)
+        name = type(dataset).__name__
+        if isinstance(dataset, CachedDataset):
+            raise TypeError("CachedDataset: the data set is a CachedDataset already: give that one the size")
+        if isinstance(dataset, IterableDataset):
+            raise TypeError(
+                f"CachedDataset: {name} is a stream, whose examples have no index under which they could be found again. Copy it "
+                "to a local disk, or echo it: EchoLoader(loader, factor)"
+            )
+        if isinstance(dataset, DataLoader):
+            raise TypeError("CachedDataset: give it the data set of the loader, and make a DataLoader over the CachedDataset")
+        if not hasattr(type(dataset), "__getitem__") or not hasattr(type(dataset), "__len__"):
+            raise TypeError(f"CachedDataset: dataset must be map-style, with __getitem__ and __len__, got {name}")
+        if not len(dataset):  # type: ignore[arg-type]  # it has a length
+            raise ValueError(f"CachedDataset: {name} has no example")
         opening = LoaderCache(config, dataset, None, None, uncut_stages, differs_in_workers=False)
         if message := opening.open(together=False):
             warnings.warn(f"lightning_echo: {message}", UserWarning, stacklevel=2)
@@ -600,48 +598,29 @@ class CachedDataset(StagedDataset):
         self.__dict__.update(state)
 
 
-def _check(dataset: Any) -> None:
-    name = type(dataset).__name__
-    if isinstance(dataset, CachedDataset):
-        raise TypeError("CachedDataset: the data set is a CachedDataset already: give that one the size")
-    if isinstance(dataset, IterableDataset):
-        raise TypeError(
-            f"CachedDataset: {name} is a stream, whose examples have no index under which they could be found again. Copy it to "
-            "a local disk, or echo it: EchoLoader(loader, factor)"
-        )
-    if isinstance(dataset, DataLoader):
-        raise TypeError("CachedDataset: give it the data set of the loader, and make a DataLoader over the CachedDataset")
-    if not hasattr(type(dataset), "__getitem__") or not hasattr(type(dataset), "__len__"):
-        raise TypeError(f"CachedDataset: dataset must be map-style, with __getitem__ and __len__, got {name}")
-    if not len(dataset):
-        raise ValueError(f"CachedDataset: {name} has no example")
-
-
 # ---------------------------------------------------------------------- the reads of this process
 
 
 class _Reads(CachedReads):
-    """The reads of a data set in this process. They are made again when a transform of the data set is replaced."""
+    """The reads of a data set in this process."""
 
     def __init__(self, caching: Caching, dataset: Any) -> None:
         store = ExampleStore(caching.store.arena, caching.store.name, caching.store.data)  # so that the first hit is audited
         super().__init__(replace(caching, store=store), dataset, uncut_stages(dataset), preserves=True)
-        self._inside, self._description = dataset, describe(dataset)
-        self._transforms = list(_transforms_in(dataset, self._description))
-
-    def are_of_now(self) -> bool:
-        """Returns whether the data set still has the transforms that these reads were made with."""
-        found = _transforms_in(self._inside, self._description)
-        return all(now is then for now, then in zip(found, self._transforms, strict=True))
+        self.description = describe(dataset)
+        self.transforms = list(_transforms_in(dataset, self.description))
 
 
 _reads: WeakKeyDictionary[CachedDataset, _Reads] = WeakKeyDictionary()  # next to the data sets: copies must not share them
 
 
 def _reads_of(cached: CachedDataset) -> _Reads:
-    found = _reads.get(cached)
-    if found is None or not found.are_of_now():
-        found = _reads[cached] = _Reads(cached._cached_by.caching, cached._cached_inside)
+    found, dataset = _reads.get(cached), cached._cached_inside
+    if found is not None:
+        transforms = _transforms_in(dataset, found.description)
+        if all(now is then for now, then in zip(transforms, found.transforms, strict=True)):
+            return found  # else a transform was replaced, and the reads are made again
+    found = _reads[cached] = _Reads(cached._cached_by.caching, dataset)
     return found
 
 

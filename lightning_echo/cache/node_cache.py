@@ -103,10 +103,7 @@ class NodeCache:
 
     @staticmethod
     def check(config: CacheConfig, *, is_there: bool = False) -> None:
-        """Raises ``ValueError`` if a cache with such options has no room.
-
-        ``is_there``: there is a file under the name already. It has a size of its own, and takes most of it.
-        """
+        """Raises ``ValueError`` if a cache with such options has no room. A file that is there already takes most of it."""
         size, path = config.bytes_of(), config.path
         if path is not None:
             if not os.path.isdir(path):

@@ -60,17 +60,25 @@ class Keys:
         self.count = 0
         self.parts: list[tuple[str, int]] = []
         for reader, description in readers_in(dataset, self._description):
-            if description.number not in self._starts:
-                length = _length_of(reader, description)
-                self._starts[description.number] = self.count, length
-                self.count += length
-                self.parts.append((_name_of(description), length))
+            if description.number in self._starts:
+                continue
+            if description.is_stream:
+                raise NoKeysError(
+                    f"{description.name} is a stream: its examples have no index, under which they could be found again. Copy it "
+                    "to a local disk, or echo it"
+                )
+            try:
+                length = len(reader)
+            except TypeError as error:
+                raise NoKeysError(
+                    f"{description.name} has no length, so it is not known how many examples it has: add __len__"
+                ) from error
+            self._starts[description.number] = self.count, length
+            self.count += length
+            self.parts.append((_name_of(description), length))
 
     def of(self, index: Any) -> int | None:
-        """Returns the key of an example; None if the index that the reading data set gets is not a number, or is out of range.
-
-        An index below 0 has no key, because only that data set knows what it means: not all count from the end.
-        """
+        """Returns the key of an example; None if the index that the reading data set gets is not a number, or is out of range."""
         dataset, description = self._dataset, self._description
         while description.role in PASSES_ON:
             number, index = pass_on(dataset, description.role, index)
@@ -80,7 +88,7 @@ class Keys:
             place = as_integer(index)
         except TypeError:
             return None
-        return start + place if 0 <= place < length else None
+        return start + place if 0 <= place < length else None  # only that data set knows what an index below 0 means
 
     def of_many(self, indices: Sequence[Any]) -> npt.NDArray[np.int64]:
         """Returns the keys of several examples, -1 for an example without a key. It is fast if the indices are integers."""
@@ -115,20 +123,6 @@ def _name_of(description: Description) -> str:
     return f"{description.name}({inside})" if inside else description.name
 
 
-def _length_of(dataset: Any, description: Description) -> int:
-    if description.is_stream:
-        raise NoKeysError(
-            f"{description.name} is a stream: its examples have no index, under which they could be found again. Copy it to a "
-            "local disk, or echo it"
-        )
-    try:
-        return len(dataset)
-    except TypeError as error:
-        raise NoKeysError(
-            f"{description.name} has no length, so it is not known how many examples it has: add __len__"
-        ) from error
-
-
 # ---------------------------------------------------------------------- example store
 
 BESIDE = 2
@@ -150,14 +144,11 @@ class Lookups(NamedTuple):
 
 
 class LookedUp(NamedTuple):
-    """The result of `ExampleStore.look_up`.
-
-    The hits ``to_audit`` must be read once more and compared: the 1st, 10th, 100th ... hit that a process counts.
-    """
+    """The result of `ExampleStore.look_up`."""
 
     found: list[Any]  # for each key a copy of the example, which belongs to the caller alone, or `MISSING`
     missing: list[int]  # places in ``found`` of the examples that are not held
-    to_audit: list[int]  # places in ``found``
+    to_audit: list[int]  # and of the 1st, 10th, 100th ... hit of a process, which must be read once more and compared
 
 
 class ExampleStore:
@@ -243,11 +234,7 @@ class ExampleStore:
             )
 
     def put(self, key: int, example: Any) -> bool:
-        """Adds an example, if there is room. Returns whether it was added. The example must not change during this call.
-
-        It raises ``TypeError`` if the example would not come out as it is, or contains a type that cannot be kept under the
-        cache's name, and any error of pickle.
-        """
+        """Adds an example, if there is room. Returns whether it was added. It raises the errors of `encode` and `parts_of`."""
         if key in self.arena or self.arena.counts.is_frozen:
             return False
         return self.arena.put(key, parts_of(example, self.name, owner_of(self.data, key)))
@@ -301,16 +288,9 @@ class Caching:
 class CachedReads:
     """Looks up or reads the examples for the batches of one process.
 
-    It raises `StaleCacheError` if the cache was made for a data set with another number of examples.
-
-    Args:
-        stages: The stages of the insertion point.
-        preserves: Whether the global random states are put back after each read. If not, the caller seeds them.
-
-    Attributes:
-        stages: Stages to use in place of the argument ``stages``. Their ``load`` takes what `look_up` has found, in its order.
-        found: What `look_up` has found and what was not yet taken, as it is held.
-        reading: What `look_up` was doing with the data set when an error occurred, for messages; else empty.
+    It is used through its `stages`, in place of those of the insertion point. Their ``load`` takes what `look_up` has found, in
+    its order. If it ``preserves`` the global random states, they are put back after each read; else the caller seeds them. It
+    raises `StaleCacheError` if the cache was made for a data set with another number of examples.
     """
 
     def __init__(self, caching: Caching, dataset: Any, stages: Stages, *, preserves: bool = False) -> None:
@@ -327,16 +307,21 @@ class CachedReads:
         if self._held.stages is not stages:
             add_decoding(self._held.stages)
         self._finishing: WatchedStages | None = None  # does what is left to do before the insertion point's cut
-        if self._held.finish is not None and not self._held.may_draw:
-            one_more = Stages(self._finish_next, unchanged, reused=stages.reused, redone=())
+        if (finish := self._held.finish) is not None and not self._held.may_draw:
+            one_more = Stages(
+                lambda index: finish(index, copy_example(self._next_to_finish)),  # a copy, since it may be finished again
+                unchanged,
+                reused=stages.reused,
+                redone=(),
+            )
             refusal = stages.refusal if isinstance(stages, WatchedStages) else None
             self._finishing = WatchedStages(one_more, dataset, refusal=refusal)
         self._next_to_finish: Any = None
         if get_worker_info() is not None:
             keep_freed_memory()
-        self.found: deque[Any] = deque()
+        self.found: deque[Any] = deque()  # what `look_up` has found and what was not yet taken, as it is held
         self._has_said = self._has_said_short = self._holds_nothing = False
-        self.reading = ""
+        self.reading = ""  # what `look_up` was doing with the data set when an error occurred, for messages
         self.stages = Stages(
             self._next,
             stages.augment,
@@ -471,21 +456,22 @@ class CachedReads:
         self._next_to_finish = held
         return held if held is WHOLE else self._load_one(stages, index)
 
-    def _finish_next(self, index: Any) -> Any:
-        assert self._held.finish is not None
-        return self._held.finish(index, copy_example(self._next_to_finish))  # a copy, since it may be finished again
-
     def _check_data_set(self) -> None:
-        """Makes sure that this worker has the same data set as the other workers: ``worker_init_fn`` may have changed it.
-
-        The first worker writes its examples next to the cached ones. If they are not there yet, another worker continues its
-        work, and checks later. A kept cache may have been begun by a job that reads other examples of the same data, so the
-        workers of a job agree among themselves, too, and compare what they read with what the cache holds.
-        """
+        """Makes sure that this worker has the same data set as the other workers: ``worker_init_fn`` may have changed it."""
+        # The first worker writes its examples next to the cached ones. If they are not there yet, another worker continues its
+        # work, and checks later. A kept cache may have been begun by a job that reads other examples of the same data, so the
+        # workers of a job agree among themselves, too, and compare what they read with what the cache holds.
         if not self._digest:
             read = self._read(list(self._check_at))
-            if self.store.name is not None:
-                self._compare_with_held(read)
+            is_kept = self.store.name is not None
+            for index, example in zip(self._check_at, read, strict=True) if is_kept else ():
+                held = self.again(index)
+                where = None if held is MISSING or example is WHOLE else difference(held, example, takes_apart=True)
+                if where is not None:
+                    raise StaleCacheError(
+                        f"example {index!r} is another one in this worker, after worker_init_fn, than in the cache "
+                        f"{self.store.name!r} ({where}): give another cache.name, or give all workers the same data set"
+                    )
             try:
                 self._asked, self._digest = digest_of([tuple(map(self._key_of, self._check_at))]), digest_of(read)
             except Exception as error:  # whatever pickle raises: such examples cannot be held either
@@ -518,24 +504,11 @@ class CachedReads:
             "taken for that of another: leave the cache out, or give all workers the same data set"
         )
 
-    def _compare_with_held(self, read: list[Any]) -> None:
-        for index, example in zip(self._check_at, read, strict=True):
-            found = self.store.look_up([self._key_of(index)], are_fresh=False)
-            if found.missing or example is WHOLE:
-                continue
-            if (where := difference(found.found[0], example, takes_apart=True)) is not None:
-                raise StaleCacheError(
-                    f"example {index!r} is another one in this worker, after worker_init_fn, than in the cache "
-                    f"{self.store.name!r} ({where}): give another cache.name, or give all workers the same data set"
-                )
-
 
 def keep_freed_memory() -> None:
-    """Lets this process keep the memory of freed copies for the next copies.
-
-    A worker makes copies of some MB for each batch. By default, glibc gives their memory back to the system after each batch.
-    Then the system clears it again, page by page, and this takes longer than to copy the examples. glibc keeps as much as the
-    largest piece that was freed, up to 32 MB (mallopt(3), M_MMAP_THRESHOLD). So this function frees a large piece once. The piece
-    is never written to, so it takes no memory.
-    """
+    """Lets this process keep the memory of freed copies for the next copies."""
+    # A worker makes copies of some MB for each batch. By default, glibc gives their memory back to the system after each batch.
+    # Then the system clears it again, page by page, and this takes longer than to copy the examples. glibc keeps as much as the
+    # largest piece that was freed, up to 32 MB (mallopt(3), M_MMAP_THRESHOLD). So this function frees a large piece once. The
+    # piece is never written to, so it takes no memory.
     bytearray(_MOST_KEPT_BYTES)

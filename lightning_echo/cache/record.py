@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from lightning_echo.cache.arena import aligned
 from lightning_echo.data.copies import copy_example
 from lightning_echo.data.difference import difference
 from lightning_echo.data.objects import is_from_pillow, is_image
@@ -38,12 +39,16 @@ _TV_TENSORS = "torchvision.tv_tensors"
 
 
 class Body:
-    """The buffers of a record, which begin at ``start``. ``is_own``: nobody else uses the memory of the record."""
+    """The buffers of a record, which begin at ``start``, and the objects that are made from them. Each is made once.
 
-    __slots__ = ("_is_own", "_record", "_start")
+    ``is_own``: nobody else uses the memory of the record.
+    """
+
+    __slots__ = ("_is_own", "_made", "_record", "_start")
 
     def __init__(self, record: memoryview, start: int, *, is_own: bool) -> None:
         self._record, self._start, self._is_own = record, start, is_own
+        self._made: dict[int, Any] | None = None
 
     def memory(self, at: int, size: int) -> Any:
         """Returns bytes in memory to write into. It is a copy, except for a part of one's own record that takes most of it."""
@@ -55,13 +60,65 @@ class Body:
         begin = self._start + at
         return bytes(self._record[begin : begin + size])
 
+    def get(self, form: Sequence[Any]) -> Any:
+        if self._made is None:
+            self._made = {}
+        found = self._made.get(form[1])
+        if found is None:
+            found = self._made[form[1]] = _READERS[form[0]](self, *form[2:])
+        return found
+
+    def tensor(self, at: int, dtype: str, shape: list[int], strides: list[int]) -> torch.Tensor:
+        if not strides and (kind := _NUMPY_DTYPES.get(dtype)) is not None:  # twice as fast as the general way
+            return torch.from_numpy(np.ndarray(shape, kind, self.memory(at, kind.itemsize * prod(shape))))
+        kept = _DTYPES[dtype]
+        if 0 in shape:
+            return torch.empty(shape, dtype=kept)
+        flat = torch.frombuffer(self.memory(at, kept.itemsize * prod(shape)), dtype=kept, count=prod(shape))
+        return flat.as_strided(shape, strides) if strides else flat.view(shape)
+
+    def tv_tensor(
+        self, at: int, dtype: str, shape: list[int], strides: list[int], module: str, name: str, form: str | None, others: Any
+    ) -> torch.Tensor:
+        if not module.startswith(_TV_TENSORS):
+            raise ValueError(f"a record with a tensor of {module}, which is not {_TV_TENSORS}")
+        place = import_module(module)  # torchvision is installed, since the writer had it, but may not be imported here
+        kind = getattr(place, name, None)
+        if not isinstance(kind, type) or not issubclass(kind, torch.Tensor):
+            raise ValueError(f"{module} has no {name}")
+        found = self.tensor(at, dtype, shape, strides).as_subclass(kind)
+        if form is not None:
+            found.__dict__["format"] = import_module(_TV_TENSORS).BoundingBoxFormat[form]
+        found.__dict__.update(_value(others, self))
+        return found
+
+    def array(self, at: int, dtype: str, shape: list[int], axes: list[int]) -> Any:
+        kind = np.dtype(dtype)
+        if 0 in shape:
+            return np.empty(shape, kind)
+        memory = self.memory(at, kind.itemsize * prod(shape))
+        if not axes:
+            return np.ndarray(shape, kind, memory)
+        return np.ndarray([shape[axis] for axis in axes], kind, memory).transpose(np.argsort(axes))
+
+    def scalar(self, at: int, length: int, dtype: str) -> Any:
+        kind, data = np.dtype(dtype), self.bytes_at(at, length)
+        if kind.kind == "U":  # an array would drop zeros at the end
+            return np.str_(data.decode("utf-32-le", "surrogatepass"))
+        return np.bytes_(data) if kind.kind == "S" else np.frombuffer(data, kind, 1)[0]
+
+    def image(self, at: int, length: int, mode: str, size: list[int], palette: Any, info: Any, form: str | None) -> Any:
+        if palette is not None:
+            palette = palette[0], self.get(palette[1])
+        return made_image(mode, (size[0], size[1]), self.bytes_at(at, length), palette, _value(info, self), form)
+
 
 def _maker(text: bytes) -> Callable[[Body], Any]:
     """Returns a function that makes the example of a record with this header. Raises ``ValueError`` for another text."""
     form, parsed = _parsed(decoded := text.decode())
     if parsed != len(decoded):
         raise ValueError(f"the header of a record ends after {parsed} of {len(decoded)} characters")
-    return _quick_maker(form, set()) or (lambda body: _value(form, _Leaves(body)))
+    return _quick_maker(form, set()) or (lambda body: _value(form, body))
 
 
 _remembered_maker = lru_cache(maxsize=1024)(_maker)  # similar examples often have equal headers
@@ -101,102 +158,42 @@ def _quick_maker(form: Any, met: set[int]) -> Callable[[Body], Any] | None:
     return lambda body: {key: make(body) for key, make in zip(keys, makers, strict=True)}
 
 
-class _Leaves:
-    """The objects that are made from the buffers of a record. Each is made once."""
-
-    __slots__ = ("_body", "_made")
-
-    def __init__(self, body: Body) -> None:
-        self._body = body
-        self._made: dict[int, Any] = {}
-
-    def get(self, form: Sequence[Any]) -> Any:
-        found = self._made.get(form[1])
-        if found is None:
-            found = self._made[form[1]] = _READERS[form[0]](self, *form[2:])
-        return found
-
-    def tensor(self, at: int, dtype: str, shape: list[int], strides: list[int]) -> torch.Tensor:
-        if not strides and (kind := _NUMPY_DTYPES.get(dtype)) is not None:  # twice as fast as the general way
-            return torch.from_numpy(np.ndarray(shape, kind, self._body.memory(at, kind.itemsize * prod(shape))))
-        kept = _DTYPES[dtype]
-        if 0 in shape:
-            return torch.empty(shape, dtype=kept)
-        flat = torch.frombuffer(self._body.memory(at, kept.itemsize * prod(shape)), dtype=kept, count=prod(shape))
-        return flat.as_strided(shape, strides) if strides else flat.view(shape)
-
-    def tv_tensor(
-        self, at: int, dtype: str, shape: list[int], strides: list[int], module: str, name: str, form: str | None, others: Any
-    ) -> torch.Tensor:
-        if not module.startswith(_TV_TENSORS):
-            raise ValueError(f"a record with a tensor of {module}, which is not {_TV_TENSORS}")
-        place = import_module(module)  # torchvision is installed, since the writer had it, but may not be imported here
-        kind = getattr(place, name, None)
-        if not isinstance(kind, type) or not issubclass(kind, torch.Tensor):
-            raise ValueError(f"{module} has no {name}")
-        found = self.tensor(at, dtype, shape, strides).as_subclass(kind)
-        if form is not None:
-            found.__dict__["format"] = import_module(_TV_TENSORS).BoundingBoxFormat[form]
-        found.__dict__.update(_value(others, self))
-        return found
-
-    def array(self, at: int, dtype: str, shape: list[int], axes: list[int]) -> Any:
-        kind = np.dtype(dtype)
-        if 0 in shape:
-            return np.empty(shape, kind)
-        memory = self._body.memory(at, kind.itemsize * prod(shape))
-        if not axes:
-            return np.ndarray(shape, kind, memory)
-        return np.ndarray([shape[axis] for axis in axes], kind, memory).transpose(np.argsort(axes))
-
-    def scalar(self, at: int, length: int, dtype: str) -> Any:
-        kind, data = np.dtype(dtype), self._body.bytes_at(at, length)
-        if kind.kind == "U":  # an array would drop zeros at the end
-            return np.str_(data.decode("utf-32-le", "surrogatepass"))
-        return np.bytes_(data) if kind.kind == "S" else np.frombuffer(data, kind, 1)[0]
-
-    def image(self, at: int, length: int, mode: str, size: list[int], palette: Any, info: Any, form: str | None) -> Any:
-        if palette is not None:
-            palette = palette[0], self.get(palette[1])
-        return made_image(mode, (size[0], size[1]), self._body.bytes_at(at, length), palette, _value(info, self), form)
-
-
 _READERS: dict[str, Callable[..., Any]] = {
-    "bytes": lambda leaves, at, length: leaves._body.bytes_at(at, length),
-    "tensor": _Leaves.tensor,
-    "tv_tensor": _Leaves.tv_tensor,
-    "array": _Leaves.array,
-    "scalar": _Leaves.scalar,
-    "image": _Leaves.image,
+    "bytes": Body.bytes_at,
+    "tensor": Body.tensor,
+    "tv_tensor": Body.tv_tensor,
+    "array": Body.array,
+    "scalar": Body.scalar,
+    "image": Body.image,
 }
 
 
-def _value(form: list[Any], leaves: _Leaves) -> Any:
+def _value(form: list[Any], body: Body) -> Any:
     """Returns the value of a form that is a list. A form that is not a list is the value itself."""
     tag = form[0]
     if tag == "tuple":
-        return tuple([_value(part, leaves) if type(part) is list else part for part in form[1:]])
+        return tuple([_value(part, body) if type(part) is list else part for part in form[1:]])
     if tag == "dict":
         return {
-            _value(key, leaves) if type(key) is list else key: _value(part, leaves) if type(part) is list else part
+            _value(key, body) if type(key) is list else key: _value(part, body) if type(part) is list else part
             for key, part in form[1:]
         }
     if tag == "list":
-        return [_value(part, leaves) if type(part) is list else part for part in form[1:]]
+        return [_value(part, body) if type(part) is list else part for part in form[1:]]
     if tag == "text":
         return "".join(form[1:])
     if tag == "nan":
         return struct.unpack("<d", struct.pack("<Q", form[1]))[0]
-    return leaves.get(form)
+    return body.get(form)
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, source: io.BytesIO, leaves: _Leaves) -> None:
+    def __init__(self, source: io.BytesIO, body: Body) -> None:
         super().__init__(source)
-        self._leaves = leaves
+        self._body = body
 
     def persistent_load(self, form: Any) -> Any:
-        return self._leaves.get(form)
+        return self._body.get(form)
 
 
 # --- functions in pickles ---------------------------------------------------------------------------------------------
@@ -249,14 +246,11 @@ _JSON, _PICKLE = b"J", b"P"
 
 
 class Record(NamedTuple):
-    """An example as bytes, in pieces that are written one after the other. They share memory with the example.
-
-    ``is_plain``: the header is JSON, so that the record may be kept in a file.
-    """
+    """An example as bytes, in pieces that are written one after the other. They share memory with the example."""
 
     parts: Sequence[Any]
     size: int
-    is_plain: bool
+    is_plain: bool  # whether the header is JSON, so that the record may be kept in a file
 
 
 class ChangedError(TypeError):
@@ -267,12 +261,8 @@ def encode(example: Any, *, checksum: bool = False, owner: int = 0) -> Record:
     """Returns the record of an example, which must not change until the record is written.
 
     It raises `ChangedError` if `decode` would not return the same example, and any error of pickle. The output of pickle is
-    tried, because a class decides itself what its pickle leaves out.
-
-    Args:
-        checksum: Whether the record gets a checksum, for `is_whole`. It is a CRC-32 of ``owner`` and of all bytes but its
-            own. If not, ``owner`` stands in its place.
-        owner: A number of 32 bits that names the example and its data.
+    tried, because a class decides itself what its pickle leaves out. ``owner`` is a number of 32 bits that names the example and
+    its data. The record has it, or a ``checksum`` for `is_whole`: a CRC-32 of ``owner`` and of all bytes but its own.
 
     Example:
         >>> import torch
@@ -298,7 +288,7 @@ def encode_plain(example: Any) -> Record:
 def _record(kind: bytes, example: Any, write: Callable[[Any], tuple[bytes, Buffers]], checksum: bool, owner: int) -> Record:
     header, buffers = write(example)
     header = kind + header
-    start = aligned(_PREFIX.size + len(header))
+    start = aligned(_PREFIX.size + len(header), _ALIGNMENT)
     parts = [header, bytes(start - _PREFIX.size - len(header)), *buffers.parts]
     crc = zlib.crc32(_SIZE.pack(len(header)), owner) if checksum else owner
     for part in parts if checksum else ():
@@ -318,20 +308,19 @@ def _record(kind: bytes, example: Any, write: Callable[[Any], tuple[bytes, Buffe
 def decode(data: Any, *, trusted: bool = True, is_own: bool = False) -> Any:
     """Returns the example of a record (anything with a buffer), made from a copy of the record.
 
-    Args:
-        trusted: Whether this job has written the record. If not, a pickled record is refused.
-        is_own: Whether ``data`` is a bytearray that only the caller uses. Then a part that takes most of it is not copied.
+    A pickled record is refused unless it is ``trusted``: this job has written it. If only the caller uses ``data``, a bytearray
+    (``is_own``), then a part that takes most of it is not copied.
     """
     view = memoryview(data)
     end = _PREFIX.unpack_from(view)[0] + _PREFIX.size
     kind, header = bytes(view[_PREFIX.size : _PREFIX.size + 1]), bytes(view[_PREFIX.size + 1 : end])
-    body = Body(view, aligned(end), is_own=is_own)
+    body = Body(view, aligned(end, _ALIGNMENT), is_own=is_own)
     if kind == _JSON:
         make = _remembered_maker if len(header) <= _MOST_REMEMBERED else _maker
         return make(header)(body)
     if not trusted:
         raise ValueError("the record is pickled, and may only be read by the job that has written it")
-    return _Unpickler(io.BytesIO(header), _Leaves(body)).load()
+    return _Unpickler(io.BytesIO(header), body).load()
 
 
 def owner_of(data: int, key: int) -> int:
@@ -383,15 +372,12 @@ class NotPlainError(TypeError):
 
 
 class Buffers:
-    """The buffers of a record that is being written, and the forms of the objects in them.
-
-    The parts share memory with the example. ``is_certain``: it is known that the decoded example will be the same.
-    """
+    """The buffers of a record that is being written, and the forms of the objects in them."""
 
     def __init__(self) -> None:
-        self.parts: list[Any] = []
+        self.parts: list[Any] = []  # they share memory with the example
         self.size = 0
-        self.is_certain = True
+        self.is_certain = True  # that the decoded example will be the same
         self.count = 0
         self.forms: dict[int, tuple[Any, Any]] = {}  # id -> the object, kept so that its id is not used again, and its form
         self.containers: dict[int, Any] = {}  # id -> list or dict that was met
@@ -399,14 +385,10 @@ class Buffers:
     def add(self, data: Any) -> int:
         offset, size = self.size, memoryview(data).nbytes
         self.parts.append(data)
-        self.size = aligned(offset + size)
+        self.size = aligned(offset + size, _ALIGNMENT)
         if gap := self.size - offset - size:
             self.parts.append(bytes(gap))
         return offset
-
-
-def aligned(size: int) -> int:
-    return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
 def plain_form(example: Any) -> tuple[bytes, Buffers]:
@@ -472,33 +454,26 @@ def _leaf_form(value: Any, buffers: Buffers) -> list[Any] | None:
     if (known := buffers.forms.get(id(value))) is not None:
         form: list[Any] = known[1]
         return form
-    write = _writer_of(value)
-    rest = None if write is None else write(value, buffers)
+    kind = type(value)
+    rest: list[Any] | None = None
+    if kind is torch.Tensor:
+        rest = _write_tensor(value, buffers)
+    elif kind is np.ndarray:
+        rest = _write_array(value, buffers)
+    elif kind is bytes:
+        rest = ["bytes", buffers.add(value), len(value)]
+    elif isinstance(value, np.generic):
+        rest = _write_scalar(value, buffers)
+    elif isinstance(value, torch.Tensor) and kind.__module__.startswith(_TV_TENSORS):
+        rest = _write_tv_tensor(value, buffers)
+    elif is_image(value) and is_from_pillow(kind):
+        rest = _write_image(value, buffers)
     if rest is None:
         return None
     form = [rest[0], buffers.count, *rest[1:]]
     buffers.count += 1
     buffers.forms[id(value)] = value, form
     return form
-
-
-def _writer_of(value: Any) -> Callable[[Any, Buffers], list[Any] | None] | None:
-    kind = type(value)
-    if kind is torch.Tensor:
-        return _write_tensor
-    if kind is np.ndarray:
-        return _write_array
-    if kind is bytes:
-        return _write_bytes
-    if isinstance(value, np.generic):
-        return _write_scalar
-    if isinstance(value, torch.Tensor) and kind.__module__.startswith(_TV_TENSORS):
-        return _write_tv_tensor
-    return _write_image if is_image(value) and is_from_pillow(kind) else None
-
-
-def _write_bytes(value: bytes, buffers: Buffers) -> list[Any]:
-    return ["bytes", buffers.add(value), len(value)]
 
 
 def _write_tensor(tensor: torch.Tensor, buffers: Buffers, attributes: int = 0) -> list[Any] | None:
@@ -604,18 +579,15 @@ class _Pickler(pickle.Pickler):
         return None if type(value) in _SCALARS else _leaf_form(value, self._buffers)
 
     def reducer_override(self, value: Any) -> Any:
-        """Returns how an object is made again, if its own way would lose or keep too much.
-
-        * Torch keeps each sparse tensor in a list until ``torch.load`` is called. Here that list would grow without end.
-        * Torch writes all memory that a tensor is a part of.
-        * Pillow drops the transparency of a palette.
-        """
+        """Returns how an object is made again, if its own way would lose or keep too much."""
         if isinstance(value, torch.Tensor):
+            # Torch keeps each sparse tensor in a list until ``torch.load`` is called. Here that list would grow without end.
             if type(value) is torch.Tensor and value.layout in _SPARSE:
                 return _reduced_sparse(value)
+            # Torch writes all memory that a tensor is a part of.
             return copy_example(value).__reduce_ex__(5) if _is_part_of_more(value) else NotImplemented
         if is_image(value) and is_from_pillow(type(value)):
-            palette = _palette_of(value)
+            palette = _palette_of(value)  # Pillow drops its transparency
             return made_image, (value.mode, value.size, value.tobytes(), palette, dict(value.info), value.format)
         return NotImplemented
 
