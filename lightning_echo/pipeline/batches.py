@@ -90,11 +90,7 @@ class PassReader:
 
     def load(self, state: dict[str, Any]) -> None:
         """Loads a `state`. The next call must be `seek`."""
-        begun = [(0, 0)]
-        if self._length is None and self._estimate and "loader" in state:  # an earlier version has saved no passes here
-            number = state["loader"]["position"] // self._estimate
-            begun = [(number, number * self._estimate)]
-        self._passes = [(number, first) for number, first in state.get("passes", begun)]
+        self._passes = [(number, first) for number, first in state.get("passes", [(0, 0)])]
         if self._is_stateful and "loader" in state:
             self._next, loaded = state["loader"]["position"], state["loader"]["state"]
             self._states[self._next] = pickle.dumps(loaded)
@@ -188,17 +184,17 @@ class PassReader:
         seed_all(mix(self._seed, first))
         if self._next == 0 and not self._is_resumed:  # the order may have been drawn when the loader was made, or is drawn now
             self._save_state()
-        self._iterator = iter(self._batches)
-        if self._reseeds_after_begin(first) and not _draws_order_late(self._batches):
+        batches = self._batches
+        self._iterator = iter(batches)
+        # A torch loader may draw the order of the pass with its first batch. Any other loader with a state may draw more numbers
+        # when it resumes than when it begins.
+        is_within = self._next != first or (self._is_stateful and not isinstance(batches, DataLoader))
+        # Without workers, and if the user's batch sampler saves no state, torchdata's loader draws the order of a pass only with
+        # the first batch that is read from a state. The random numbers of that batch then differ from those of a run that was
+        # not killed.
+        draws_order_late = getattr(batches, "num_workers", None) == 0 and getattr(batches, "batch_size", 0) is None
+        if is_within and not draws_order_late:
             seed_all(mix(self._seed, self._next))
-
-    def _reseeds_after_begin(self, first: int) -> bool:
-        """Returns whether the random states are seeded for the next batch after the iteration has begun.
-
-        Not at the first batch of a torch loader, which may draw the order of the pass with it. Any other loader with a state may
-        draw more numbers when it resumes than when it begins.
-        """
-        return self._next != first or (self._is_stateful and not isinstance(self._batches, DataLoader))
 
     def _end(self, number: int, first: int) -> None:
         """Notes the end of a pass, and raises the error of `read` for it."""
@@ -230,15 +226,6 @@ class PassReader:
             self._states[self._next] = pickle.dumps(self._batches.state_dict())  # type: ignore[attr-defined]
 
 
-def _draws_order_late(loader: Any) -> bool:
-    """Returns whether torchdata's loader draws the order of a pass only with the first batch that is read from a state.
-
-    It does so without workers, if the user's batch sampler saves no state. The random numbers of that batch then differ from
-    those of a run that was not killed.
-    """
-    return getattr(loader, "num_workers", None) == 0 and getattr(loader, "batch_size", 0) is None
-
-
 # ---------------------------------------------------------------------- batches
 # Whole batches, used again. The plan names the batch of each step; a batch with uses left is held here:
 #
@@ -259,7 +246,7 @@ Read = Callable[[int], tuple[Any, Report]]
 _DESCRIPTORS_SHARE = 4  # live batches keep at most a fourth of the files open that a process may have open
 
 
-class BatchEcho:
+class BatchEcho(Iterator[tuple[Any, Report]]):
     """Yields delivered batches, each with its report: its counts of examples and, if it was read, the seconds of reading.
 
     ``read`` is called with the positions to read, in the order of ``requests``. Its report has no seconds if they are unknown.
@@ -268,9 +255,6 @@ class BatchEcho:
     def __init__(self, requests: BatchRequests, read: Read) -> None:
         self._requests, self._read = requests, read
         self._held: dict[int, tuple[Any, int]] = {}  # by position: the held batch, and its number of examples
-
-    def __iter__(self) -> BatchEcho:
-        return self
 
     def __next__(self) -> tuple[Any, Report]:
         step = self._requests.step()
@@ -406,10 +390,7 @@ class LiveBatch:
         self._device: LentBatch | None = None
 
     def use(self, is_last: bool) -> BatchUse:
-        """Returns a use, at the time when the training gets it.
-
-        If the training drops it, the next use contains the host batch.
-        """
+        """Returns a use, when the training gets it. If the training drops it, the next use contains the host batch."""
         return BatchUse(self, None if self._is_prepared else self._host, is_last)
 
     def prepare(self, host: Any, change: Callable[[Any], Any]) -> None:
@@ -422,20 +403,14 @@ class LiveBatch:
         return 0 if self._device is None else self._device.nbytes
 
     def let_go_if_edited(self) -> bool:
-        """Drops a device batch that was edited in place; returns whether it was.
-
-        The next `transfer` then moves the host batch again.
-        """
+        """Drops a device batch that was edited in place, so that `transfer` moves the host batch; returns whether it was."""
         is_edited = self._device is not None and self._device.is_edited()
         if is_edited:
             self._device = None
         return is_edited
 
     def transfer(self, move: Callable[[Any], Any], *, is_last: bool) -> Any:
-        """Returns the batch on the device. ``move`` is called only if there is no device batch yet.
-
-        The last use keeps nothing.
-        """
+        """Returns the batch on the device; calls ``move`` only if there is no device batch yet. The last use keeps nothing."""
         host, device = self._host, self._device
         if is_last:
             self._host = self._device = None
@@ -485,26 +460,20 @@ def _size_of(batch: Any) -> int:
             return stated
     if isinstance(batch, Mapping):
         batch = list(batch.values())
-        if (listed := _listed_in(batch)) is not None:
-            return listed
+        lengths = {len(member) for member in batch if isinstance(member, list | tuple)}
+        if len(lengths) == 1:
+            (length,) = lengths
+            if any(isinstance(member, torch.Tensor) and member.shape[:1] == (length,) for member in batch):
+                return length
     is_sequence = isinstance(batch, list | tuple) and len(batch) > 0
     if is_sequence and len(batch) > 1 and all(isinstance(part, list | tuple) and part for part in batch):
         lengths = {len(part) for part in batch}
         if len(lengths) == 1:
-            return int(lengths.pop())
+            return lengths.pop()
     found = _first_size(batch)
     if found is not None:
         return found
     return len(batch) if is_sequence else 1
-
-
-def _listed_in(members: list[Any]) -> int | None:
-    """Returns the common length of the lists and tuples, if a tensor has as many rows; None if not."""
-    lengths = {len(member) for member in members if isinstance(member, list | tuple)}
-    if len(lengths) != 1:
-        return None
-    (length,) = lengths
-    return length if any(isinstance(member, torch.Tensor) and member.shape[:1] == (length,) for member in members) else None
 
 
 def _may_state(batch: Any) -> bool:

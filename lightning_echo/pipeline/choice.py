@@ -41,13 +41,9 @@ def choose_later(reason: str) -> Choice:
 def choose(kind: Kind, point: InsertionPoint, cache: CacheConfig | None = None) -> Choice:
     """Returns the insertion point to use. Examples are read in another process (data/elsewhere.py), all in the same one.
 
-    Args:
-        point: The point that the user asks for; ``auto`` for the earliest that is possible, from ``before_augmentation`` on.
-        cache: The options of a cache; None: the choice has no ``holds``.
-
-    Raises:
-        ValueError: The point, or the cache, is impossible with this loader.
-        Exception: The data set itself raises it when it is read, and the user asks for a point, or a cache, that needs this.
+    ``point`` is the user's; for ``auto`` it is the earliest that is possible, from ``before_augmentation`` on. ``cache`` has the
+    options of a cache; None: the choice has no ``holds``. Raises a ValueError if the point, or the cache, is impossible with this
+    loader, or the data set's own error if the point or the cache needs its examples.
     """
     is_auto = point is InsertionPoint.auto
     if not is_auto and point not in points_from(kind.needs):
@@ -87,12 +83,22 @@ def _chosen(kind: Kind, point: InsertionPoint, later: InsertionPoint, reason: st
         if not is_auto:
             raise ValueError(f"{point.option} is impossible here: {found.whole_batch}. Use {_ways_out(Needs.batches)}")
         later, reason = earliest(Needs.batches), found.whole_batch
-    if isinstance(found.split, Split):
-        return replace(_cut(found.split, is_asked=not is_auto), holds=holds)
-    if found.split is not None and not is_auto:
-        raise ValueError(f"{point.option} is impossible here: {found.split}") from found.split
-    if found.split is not None:
-        reason = f"{found.split.reason}; {_ECHOES_REPEAT}"
+    split = found.split
+    if isinstance(split, Split):
+        return Choice(
+            earliest(Needs.raw_items if split.raw else Needs.split),
+            "",
+            partial(_watched_stages, split=split, is_asked=not is_auto),
+            split.reused,
+            split.redone,
+            split.example_bytes,
+            split=split,
+            holds=holds,
+        )
+    if split is not None and not is_auto:
+        raise ValueError(f"{point.option} is impossible here: {split}") from split
+    if split is not None:
+        reason = f"{split.reason}; {_ECHOES_REPEAT}"
     item_bytes = found.example_bytes * ((kind.loader.batch_size or 1) if later.by_batches else 1)
     caution = _caution(kind, ignores_index=found.ignores_index)
     return replace(_uncut(later, reason, item_bytes, caution), holds=holds)
@@ -113,36 +119,24 @@ def _caution(kind: Kind, *, ignores_index: bool = False) -> str:
 
 
 class _Asked(NamedTuple):
-    """The questions to the process that reads a few examples.
-
-    ``cuts``: whether the data set is to be split at ``point``, if possible. ``first`` is an index that may be read (None: none is
-    known), ``indices`` are all of them (None: all). ``hold`` has the stages that a cache is asked to hold, and its bytes.
-    """
+    """The questions to the process that reads a few examples."""
 
     point: InsertionPoint
-    cuts: bool
-    first: int | None
-    indices: Any
-    hold: tuple[str, int] | None
+    cuts: bool  # whether the data set is to be split at `point`, if possible
+    first: int | None  # an index that may be read; None: none is known
+    indices: Any  # all of them; None: all indices
+    hold: tuple[str, int] | None  # the stages that a cache is asked to hold, and its bytes
     collate_fn: Any
 
 
 class _Found(NamedTuple):
-    """The findings from reading a few examples.
+    """The findings from reading a few examples."""
 
-    Attributes:
-        split: Where the data set can be split, or why not; None: that was not asked, and the data set is not split.
-        example_bytes: Memory of the largest example that was read, of a data set that is not split; 0 if none was read.
-        ignores_index: Whether such a data set returns what comes next, whatever its index.
-        holds: What a cache can hold, or why nothing; empty if that was not asked.
-        whole_batch: Why the result of one call of the data set cannot be taken apart; empty if it can.
-    """
-
-    split: Split | SplitRefused | None
-    example_bytes: int
-    ignores_index: bool
-    holds: list[Hold] | ValueError
-    whole_batch: str = ""
+    split: Split | SplitRefused | None  # where the data set can be split, or why not; None: not asked, and it is not split
+    example_bytes: int  # memory of the largest example that was read, of a data set that is not split; 0 if none was read
+    ignores_index: bool  # whether such a data set returns what comes next, whatever its index
+    holds: list[Hold] | ValueError  # what a cache can hold, or why nothing; empty if that was not asked
+    whole_batch: str = ""  # why the result of one call of the data set cannot be taken apart; empty if it can
 
 
 def _look(dataset: Any, asked: _Asked) -> _Found:
@@ -197,19 +191,6 @@ def _uncut(point: InsertionPoint, reason: str, item_bytes: int = 0, caution: str
     """Returns a choice that leaves the data set as it is. Reading and decoding are then one stage, "load"."""
     reused = ["load", *(stage for stage in point.properties.reused if stage not in ("read", "decode"))]
     return Choice(point, reason, uncut_stages, tuple(reused), point.properties.redone, item_bytes, caution)
-
-
-def _cut(split: Split, *, is_asked: bool) -> Choice:
-    """Returns a choice that cuts the data set. ``is_asked``: whether the user asked for the point."""
-    return Choice(
-        earliest(Needs.raw_items if split.raw else Needs.split),
-        "",
-        partial(_watched_stages, split=split, is_asked=is_asked),
-        split.reused,
-        split.redone,
-        split.example_bytes,
-        split=split,
-    )
 
 
 def _watched_stages(dataset: Any, split: Split, is_asked: bool) -> WatchedStages:

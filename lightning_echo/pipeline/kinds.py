@@ -63,7 +63,6 @@ from lightning_echo.pipeline.requests import (
     BatchedOrder,
     BatchRequests,
     ExampleRequests,
-    OrdersOfRanks,
     RequestsInRounds,
     SamplerOrder,
     draws_by_itself,
@@ -80,19 +79,20 @@ from lightning_echo.split.prove import Split
 from lightning_echo.split.staged import Stages
 
 _ORDER_SEED, _PASS_SEED = 11, 13
-_ONLY_SHUFFLE = ("torch", "lightning", "pytorch_lightning")  # packages
-_OWN_BATCH = 64  # examples in the batches of a user's batch sampler, for a guess of their memory
+_ONLY_SHUFFLE = ("torch", "lightning", "pytorch_lightning")  # packages: `set_epoch` of their samplers makes another shuffle
 
 
 def kind_of(loader: Any) -> Kind:
-    """Returns the kind of the user's loader, before an insertion point is chosen.
-
-    Raises:
-        TypeError: The loader cannot be iterated, or only once; it is a collection of loaders; or its sampler has no length.
-        ValueError: The loader is empty, or yields batches in another order than its sampler's.
-    """
+    """Returns the kind of the user's loader, before an insertion point is chosen. Raises an error if it cannot be echoed."""
     _check_loader(loader)
-    if not _makes_batches_plainly(loader):
+    makes_batches_as_torch = (
+        isinstance(loader, DataLoader)
+        and not isinstance(loader.dataset, IterDataPipe)  # torch divides these among its workers only if they are its data set
+        and loader.batch_sampler is not None
+        and type(loader).__iter__ is DataLoader.__iter__
+        and type(loader)._get_iterator is DataLoader._get_iterator
+    )
+    if not makes_batches_as_torch:
         return Opaque(loader)
     if isinstance(loader.dataset, IterableDataset):
         return Stream(loader)
@@ -128,49 +128,30 @@ class Layout:
 
 @dataclass(frozen=True)
 class Choice:
-    """The insertion point that was chosen.
+    """The insertion point that was chosen, and why."""
 
-    Attributes:
-        point: The point, never ``auto``.
-        reason: Why ``auto`` did not choose an earlier point; empty if it chose the earliest, or if the user asked for the point.
-        make_stages: Makes the stages of a data set, in a worker.
-        reused: Names of the stages that an echo reuses, for people.
-        redone: Names of the stages that each use redoes, for people.
-        item_bytes: Estimated memory of a live item (an example, or a batch if whole batches are echoed); 0 if unknown.
-        caution: Why a resumed run gets other examples from this data set; empty if no reason is known.
-        split: Where the data set is split; None if it is not.
-        holds: What a cache can hold, the earliest cut first; empty if that was not asked.
-    """
-
-    point: InsertionPoint
-    reason: str
-    make_stages: Callable[[Any], Stages]
-    reused: tuple[str, ...]
-    redone: tuple[str, ...]
-    item_bytes: int
-    caution: str = ""
-    split: Split | None = None
-    holds: Sequence[Hold] = ()
+    point: InsertionPoint  # never `auto`
+    reason: str  # why `auto` did not choose an earlier point; empty if it chose the earliest, or if the user asked for the point
+    make_stages: Callable[[Any], Stages]  # makes the stages of a data set, in a worker
+    reused: tuple[str, ...]  # names of the stages that an echo reuses, for people
+    redone: tuple[str, ...]  # names of the stages that each use redoes, for people
+    item_bytes: int  # estimated memory of a live item (an example, or a batch if whole batches are echoed); 0 if unknown
+    caution: str = ""  # why a resumed run gets other examples from this data set; empty if no reason is known
+    split: Split | None = None  # where the data set is split
+    holds: Sequence[Hold] = ()  # what a cache can hold, the earliest cut first; empty if that was not asked
 
 
 @dataclass(frozen=True, kw_only=True)
 class Opening:
-    """The values with which a pipeline is opened: those of the run, and those of the loader's `Setting`.
-
-    Attributes:
-        shape: Sizes of the plan, as of `Kind.shape`.
-        rank: Number of this rank's share of a pass.
-        key: Seed of this rank's random numbers in the workers, see `rank_key`.
-        cache: The cache through which examples are read; None without one.
-    """
+    """The values with which a pipeline is opened: those of the run, and those of the loader's `Setting`."""
 
     launch: Launch
     choice: Choice
     layout: Layout
-    shape: PlanShape
-    rank: int
-    key: int
-    cache: LoaderCache | None = None
+    shape: PlanShape  # as of `Kind.shape`
+    rank: int  # number of this rank's share of a pass
+    key: int  # seed of this rank's random numbers in the workers, see `rank_key`
+    cache: LoaderCache | None = None  # through which examples are read
 
     def plan(self) -> Plan:
         """Returns the plan, at the batch to begin with."""
@@ -189,6 +170,7 @@ class Kind(ABC):
     by_batches: ClassVar[bool] = False  # whether whole batches are echoed, else examples
     plans_in_workers: ClassVar[bool] = False  # whether each worker has a plan of its own, for its part of a stream
     distinct: ClassVar[bool] = False  # whether no batch may hold an index twice
+    needs_length: ClassVar[bool] = False  # whether a loader without a length is refused
     laid_out: ClassVar[str] = "batches"  # the items of its layout
     pass_ends: ClassVar[str] = "the loader's pass ends"  # as the end of an epoch without a known length
     remark: ClassVar[str] = ""  # for the user, once
@@ -217,7 +199,21 @@ class Kind(ABC):
     @property
     def length(self) -> int | None:
         """Present number of batches in a pass; None if a pass ends where its iteration ends."""
-        return _length_of(self.loader, is_needed=False)
+        try:
+            length = len(self.loader)
+        except (TypeError, NotImplementedError) as error:
+            if not self.needs_length:
+                return None
+            raise TypeError(
+                f"loader must have a length, but len({type(self.loader).__name__}) fails: {error}. "
+                "Give its sampler (or its data set) a __len__ that says how many indices a pass has"
+            ) from None
+        if not length:
+            raise ValueError(
+                "loader is empty: it has no batch (an empty data set, or drop_last=True with too few examples). "
+                "Give its data set examples, or set drop_last=False"
+            )
+        return length
 
     @property
     def sampler(self) -> Any:
@@ -226,12 +222,9 @@ class Kind(ABC):
 
     @property
     def reads_stream(self) -> bool:
-        """Whether another iteration may have other examples.
-
-        It may if the loader reads a stream, is its own iterator, or has a loader of accelerate around torchdata's, whose first
-        iteration draws its order otherwise than later ones.
-        """
+        """Whether another iteration may have other examples."""
         loader = self.loader
+        # A loader of accelerate around torchdata's draws its order in its first iteration otherwise than in later ones.
         if isinstance(loader, Iterator) or is_stateful(getattr(loader, "base_dataloader", None)):
             return True
         return any(isinstance(each, IterableDataset) for each in (loader, getattr(loader, "dataset", None)))
@@ -244,17 +237,14 @@ class Kind(ABC):
     @property
     def deals_out(self) -> bool:
         """Whether this package divides the data among the ranks. Otherwise the user's loader does so, or nobody."""
-        return False
+        return not self.shards_itself
 
     def hearers(self) -> tuple[Any, ...]:
-        """Returns the objects whose ``set_epoch`` is the user's and gets the pass. The order, and the length, may follow that.
-
-        The ``set_epoch`` of torch's and Lightning's own samplers only makes another shuffle.
-        """
+        """Returns the objects whose ``set_epoch`` is the user's and gets the pass. The order, and the length, may follow that."""
         loader = self.loader
         batch_sampler = getattr(loader, "batch_sampler", None)
-        told = {id(each): each for each in (loader, getattr(loader, "sampler", None), batch_sampler)}
-        told.update({id(inner): inner for inner in (getattr(batch_sampler, "sampler", None),)})
+        samplers = getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)
+        told = {id(each): each for each in (loader, *samplers)}
         return tuple(
             each
             for each in told.values()
@@ -328,14 +318,30 @@ class Kind(ABC):
         """Returns the expected number of items in a pass on this rank; None if not known."""
         return None if self.length is None else self.items_per_pass(layout)
 
-    @abstractmethod
     def shape(self, layout: Layout, buffer_size: int, seed: int, reuse: Reuse = Reuse.each) -> PlanShape:
         """Returns the sizes of the plan of a pipeline, or of each worker's plan (`plans_in_workers`)."""
+        size, last, batches, workers = layout.batch_size, layout.last_batch_size, layout.batches_per_pass, self.num_workers
+        if self.by_batches:
+            size, last, workers = 1, 1, 1
+            batches = max(batches, 1)  # 0 means unknown, and a plan over batches does not depend on it
+        elif self.plans_in_workers:
+            batches, workers = 1, 1  # the length of a worker's part is not known
+            buffer_size //= max(self.num_workers, 1)
+        return PlanShape(
+            batch_size=size,
+            last_batch_size=last,
+            batches_per_pass=batches,
+            workers=workers,
+            buffer_size=buffer_size,
+            seed=seed,
+            distinct=self.distinct,
+            reuse=reuse,
+        )
 
     @property
     def stateful(self) -> Any:
         """The user's object whose own state decides where an iteration continues."""
-        return self.loader
+        return self.loader.dataset if self.plans_in_workers else self.loader
 
     @property
     def resumes(self) -> bool:
@@ -344,7 +350,7 @@ class Kind(ABC):
         It can if the data is read by index, if the loader or stream has a state of its own, or if a pass of known length can be
         read again.
         """
-        return is_stateful(self.stateful) or not (self.length is None or self.reads_stream)
+        return is_stateful(self.stateful) or not (self.reads_stream or self.length is None)
 
     @property
     def reads_own_passes(self) -> bool:
@@ -353,7 +359,7 @@ class Kind(ABC):
 
     def has_length(self, epoch_length: str) -> bool:
         """Whether the length of epochs is known. If not, an epoch ends when a pass ends."""
-        return self.length is not None
+        return self.length is not None and not (self.plans_in_workers and epoch_length == "full_pass")
 
     @property
     def state_workers(self) -> int:
@@ -362,7 +368,9 @@ class Kind(ABC):
 
     def filling_batches(self, layout: Layout, buffer_size: int, reuse: Reuse) -> int:
         """Returns the number of batches after which the share of fresh examples in each batch is the one of the factor."""
-        return max(self.num_workers, 1) if reuse is Reuse.memory else -(-buffer_size // layout.batch_size)
+        if reuse is Reuse.memory:
+            return 1 if self.by_batches else max(self.num_workers, 1)
+        return buffer_size if self.by_batches else -(-buffer_size // layout.batch_size)
 
     def lookahead(self, largest_factor: float) -> int:
         """Returns the largest number of batches that may be planned after the delivered one, however fast the workers are."""
@@ -373,28 +381,6 @@ class Kind(ABC):
         """Starts a pipeline: its workers, and the thread that fetches ahead if one may run."""
 
 
-class _OfBatches(Kind):
-    """A kind of which whole batches are echoed."""
-
-    needs = Needs.batches
-    by_batches = True
-
-    def shape(self, layout: Layout, buffer_size: int, seed: int, reuse: Reuse = Reuse.each) -> PlanShape:
-        return PlanShape(
-            batch_size=1,
-            last_batch_size=1,
-            batches_per_pass=max(layout.batches_per_pass, 1),  # 0 means unknown, and a plan over batches does not depend on it
-            workers=1,
-            buffer_size=buffer_size,
-            seed=seed,
-            distinct=self.distinct,
-            reuse=reuse,
-        )
-
-    def filling_batches(self, layout: Layout, buffer_size: int, reuse: Reuse) -> int:
-        return 1 if reuse is Reuse.memory else buffer_size
-
-
 # ---------------------------------------------------------------------- read by index
 
 
@@ -403,22 +389,15 @@ class Indexed(Kind):
 
     needs = Needs.raw_items
     distinct = True
+    needs_length = True
     laid_out = "examples"
     resumes = True
     why_later = ""
-    _draws_here = False  # whether the sampler may draw from the random states of this process
-
-    @property
-    def length(self) -> int | None:
-        return _length_of(self.loader, is_needed=True)
+    _least_in_batch = 1  # examples in a batch, for a guess of its memory
 
     @property
     def shards_itself(self) -> bool:
         return _shards(self.sampler) or _shards(getattr(self.sampler, "sampler", None))
-
-    @property
-    def deals_out(self) -> bool:
-        return not self.shards_itself
 
     @property
     def is_sequential(self) -> bool:
@@ -469,7 +448,7 @@ class Indexed(Kind):
         return self.sampler.data_source is self.loader.dataset and len(self.sampler) == len(self.loader.dataset)
 
     def watched_parts(self) -> dict[str, Any]:
-        return {} if _has_lasting_workers(self.loader) else _examples_of(self.loader)
+        return _examples_of(self.loader)
 
     def watched_sampler(self) -> dict[str, Any]:
         is_torchs = not (self.is_sequential or self.is_shuffled) and draws_by_itself(self.sampler)
@@ -492,18 +471,6 @@ class Indexed(Kind):
         batches = -(-here // size)
         return Layout(length, replicas, size, here - (batches - 1) * size, batches)
 
-    def shape(self, layout: Layout, buffer_size: int, seed: int, reuse: Reuse = Reuse.each) -> PlanShape:
-        return PlanShape(
-            batch_size=layout.batch_size,
-            last_batch_size=layout.last_batch_size,
-            batches_per_pass=layout.batches_per_pass,
-            workers=self.num_workers,
-            buffer_size=buffer_size,
-            seed=seed,
-            distinct=self.distinct,
-            reuse=reuse,
-        )
-
     def part_in_cache(self, layout: Layout, shards: tuple[int, int]) -> Part:
         """Returns the facts about this rank, with its share of the data, that the other ranks of a partitioned cache need."""
         (shares, share), sampler, refusal = shards, self.sampler, ""
@@ -516,10 +483,7 @@ class Indexed(Kind):
             )
         ahead = self.prefetched_batches + DEPTH
         origin = "" if refusal or self.is_sequential or self.is_shuffled else origin_of(sampler)
-        return Part(shares, share, self.num_workers, self._most_in_batch(layout), ahead, origin, refusal)
-
-    def _most_in_batch(self, layout: Layout) -> int:
-        return max(layout.batch_size, 1)
+        return Part(shares, share, self.num_workers, max(layout.batch_size, self._least_in_batch), ahead, origin, refusal)
 
     # ------------------------------------------------------------------ opening
 
@@ -530,10 +494,17 @@ class Indexed(Kind):
         order = self._order_in_rounds(opening, rounds)
         if launch.state["order"] is not None:
             order.load(launch.state["order"])
-        requests = self._requests(opening, order)
+        requests: ExampleRequests | BatchRequests
+        if self.by_batches:
+            layout = opening.layout
+            whole = (layout.batch_size, layout.last_batch_size, layout.batches_per_pass)
+            requests = BatchRequests(opening.plan(), order if self.laid_out == "batches" else BatchedOrder(order, *whole))
+        else:
+            stages = choice.make_stages(self.loader.dataset)
+            requests = ExampleRequests(opening.plan(), order, whole_calls=stages.load_many is not None)
         in_rounds = None
         if rounds is not None:
-            in_rounds = RequestsInRounds(requests, rounds, order if isinstance(order, AllRanksOrder | OrdersOfRanks) else None)
+            in_rounds = RequestsInRounds(requests, rounds, order if isinstance(order, AllRanksOrder) else None)
         workers = WorkerProcesses(launch.worker_init_fn)
         # Code that may draw from the global random states must not run while the training draws from them, too.
         in_thread = self.num_workers > 0 and self.may_run_in_thread
@@ -570,7 +541,7 @@ class Indexed(Kind):
             distance,
             layout.replicas,
             seed=mix(seed, _ORDER_SEED),
-            preserves=self._draws_here and not self.num_workers,
+            preserves=self.by_batches and not self.num_workers,
         )
 
     def _order_in_rounds(self, opening: Opening, rounds: Rounds | None) -> Order:
@@ -580,15 +551,9 @@ class Indexed(Kind):
             return self.order(layout, distance, seed, rank)
         if self.shards_itself:  # the sampler is a DistributedSampler
             dealt_out, seed = (layout.length, layout.pass_length, 1, 0, distance), mix(seed, _ORDER_SEED)
-            return OrdersOfRanks(
-                [SamplerOrder(each, *dealt_out, seed=seed) for each in samplers_of_ranks(self.sampler)], rounds.share
-            )
+            orders = [SamplerOrder(each, *dealt_out, seed=seed) for each in samplers_of_ranks(self.sampler)]
+            return AllRanksOrder(orders, len(orders), rounds.share)
         return AllRanksOrder(self.order(layout, distance, seed, rank, is_whole=True), layout.replicas, rank)
-
-    def _requests(self, opening: Opening, order: Order) -> ExampleRequests | BatchRequests:
-        """Returns the batch sampler of the rebuilt loader."""
-        stages = opening.choice.make_stages(self.loader.dataset)
-        return ExampleRequests(opening.plan(), order, whole_calls=stages.load_many is not None)
 
     def rebuild(
         self,
@@ -605,11 +570,12 @@ class Indexed(Kind):
         return _rebuilt(self.loader, requests, cache, key, workers)
 
 
-class IndexedBatches(_OfBatches, Indexed):
+class IndexedBatches(Indexed):
     """The same loader, of which whole batches are echoed."""
 
+    needs = Needs.batches
+    by_batches = True
     distinct = False
-    _draws_here = True
 
     def lookahead(self, largest_factor: float) -> int:
         if not self.num_workers:
@@ -618,17 +584,13 @@ class IndexedBatches(_OfBatches, Indexed):
         uses = math.ceil(largest_factor) + 1 if largest_factor > 1 else 1
         return (self.prefetched_batches + 3) * uses + DEPTH
 
-    def _requests(self, opening: Opening, order: Order) -> BatchRequests:
-        layout = opening.layout
-        batched = BatchedOrder(order, layout.batch_size, layout.last_batch_size, layout.batches_per_pass)
-        return BatchRequests(opening.plan(), batched)
-
 
 class OwnBatches(IndexedBatches):
     """A ``DataLoader`` with a batch sampler of the user's, which decides what is in a batch."""
 
     laid_out = "batches"
     readable_index = None
+    _least_in_batch = 64
     why_later = (
         "the loader has a batch_sampler of its own, which decides what is in a batch: give the loader batch_size and a "
         "sampler for an earlier point, or augment on the device, which is redone for each use"
@@ -642,12 +604,6 @@ class OwnBatches(IndexedBatches):
         length = len(self.sampler)
         return Layout(length, replicas, 1, 1, -(-length // replicas))
 
-    def _most_in_batch(self, layout: Layout) -> int:
-        return max(layout.batch_size, _OWN_BATCH)
-
-    def _requests(self, opening: Opening, order: Order) -> BatchRequests:
-        return BatchRequests(opening.plan(), order)
-
 
 # ---------------------------------------------------------------------- streams, and any other loader
 
@@ -655,12 +611,13 @@ class OwnBatches(IndexedBatches):
 class _OfStream(Kind):
     """A ``DataLoader`` over a stream, which has no index."""
 
+    deals_out = False
+
     def hearers(self) -> tuple[Any, ...]:
         return ()
 
     def watched_parts(self) -> dict[str, Any]:
-        # A stream that is read in this process changes by being read.
-        return {} if _has_lasting_workers(self.loader) or not self.num_workers else _examples_of(self.loader)
+        return _examples_of(self.loader) if self.num_workers else {}  # in this process, a stream changes by being read
 
     def layout(self, replicas: int) -> Layout:
         size, length = self.loader.batch_size, self.length or 0  # a pass ends where the stream ends: the length is expected
@@ -676,57 +633,33 @@ class Stream(_OfStream):
     pass_ends = "the stream ends"
     why_later = "the data set is a stream, which has no index"
 
-    def expected_items(self, layout: Layout) -> int | None:
-        return None if self.length is None else int(self.length * self.loader.batch_size)
-
-    def shape(self, layout: Layout, buffer_size: int, seed: int, reuse: Reuse = Reuse.each) -> PlanShape:
-        size = self.loader.batch_size
-        return PlanShape(
-            batch_size=size,
-            last_batch_size=size,
-            batches_per_pass=1,  # the length of a worker's part is not known
-            workers=1,
-            buffer_size=buffer_size // max(self.num_workers, 1),
-            seed=seed,
-            distinct=self.distinct,
-            reuse=reuse,
-        )
-
-    @property
-    def stateful(self) -> Any:
-        return self.loader.dataset
-
-    @property
-    def resumes(self) -> bool:
-        return is_stateful(self.stateful)
-
-    def has_length(self, epoch_length: str) -> bool:
-        return self.length is not None and epoch_length != "full_pass"
-
     def open(self, opening: Opening) -> Pipeline:
         launch = opening.launch
         state, delivered = launch.state.get("stream"), launch.begin_at.number
         if state is None:
-            place, factors, pending = StreamPlace.first(max(self.num_workers, 1)), [(0, launch.factor)], []
+            workers = max(self.num_workers, 1)
+            place = StreamPlace(0, 0, False, frozenset(), (0,) * workers, (None,) * workers)
+            factors, pending = [(0, launch.factor)], []
         else:
             place = StreamPlace.from_state(state)
             factors, pending = ([(at, value) for at, value in state[name]] for name in ("factors", "pending"))
-        requests, workers = (
-            StreamRequests(place, factors, pending, self.prefetched_batches),
-            WorkerProcesses(launch.worker_init_fn),
-        )
+        requests = StreamRequests(place, factors, pending, self.prefetched_batches)
+        processes = WorkerProcesses(launch.worker_init_fn)
         loader = self.loader
         context = loader.multiprocessing_context or torch.multiprocessing.get_context()
         turn = context.Lock() if self.num_workers else None
         echo = StreamEcho(loader.dataset, opening.shape, opening.key, loader.collate_fn, drop_last=loader.drop_last, turn=turn)
-        answers = StreamAnswers(iter(_rebuilt(loader, requests, echo, opening.key, workers)), requests, place, delivered)
-        ahead = Prefetcher(answers, lost=workers.lost) if self.num_workers else PreservingIterator(answers)
-        return StreamPipeline(requests, ahead, workers, place, delivered)
+        answers = StreamAnswers(iter(_rebuilt(loader, requests, echo, opening.key, processes)), requests, place, delivered)
+        ahead = Prefetcher(answers, lost=processes.lost) if self.num_workers else PreservingIterator(answers)
+        return StreamPipeline(requests, ahead, processes, place, delivered)
 
 
-class Opaque(_OfBatches):
+class Opaque(Kind):
     """Any iterable of batches. It is iterated as it is, and only its whole batches can be echoed."""
 
+    needs = Needs.batches
+    by_batches = True
+    deals_out = False
     remark = "examples are counted by the leading dimension of a batch's first tensor"
 
     @property
@@ -754,9 +687,8 @@ class Opaque(_OfBatches):
         requests = BatchRequests(opening.plan(), reader)
         reader.expect(requests.not_held)
         on_device = opening.choice.point.on_device
-        batches = LiveBatchEcho(requests, reader.read) if on_device else BatchEcho(requests, reader.read)
-        none_of_ours = WorkerProcesses()
-        return IndexPipeline(requests, batches, none_of_ours, reader=reader, on_device=on_device)
+        batches = (LiveBatchEcho if on_device else BatchEcho)(requests, reader.read)
+        return IndexPipeline(requests, batches, WorkerProcesses(), reader=reader, on_device=on_device)
 
 
 class StreamBatches(_OfStream, Opaque):
@@ -800,12 +732,10 @@ def _shards(divided_by: Any) -> bool:
     return hasattr(divided_by, "num_replicas") and hasattr(divided_by, "rank")
 
 
-def _has_lasting_workers(loader: Any) -> bool:
-    return loader.num_workers > 0 and getattr(loader, "persistent_workers", False)
-
-
 def _examples_of(loader: Any) -> dict[str, Any]:
-    return {"dataset": loader.dataset, "collate_fn": loader.collate_fn}
+    """Returns the parts of a loader that decide its examples; none if its workers outlive an epoch, as they see no change."""
+    is_lasting = loader.num_workers > 0 and getattr(loader, "persistent_workers", False)
+    return {} if is_lasting else {"dataset": loader.dataset, "collate_fn": loader.collate_fn}
 
 
 def _dataset_alone(dataset: Any) -> dict[str, Any]:
@@ -829,49 +759,11 @@ def _check_loader(loader: Any) -> None:
         hint = "pass the loader itself" if is_one else "wrap each of them in an EchoLoader, or pass a single one"
         number = "one loader" if is_one else "loaders"
         raise TypeError(f"loader must be a single loader, got a {kind} of {number}; {hint}")
-    if isinstance(loader, Iterator) and _cannot_begin_again(type(loader)):
-        raise TypeError(
-            f"loader must be iterable again in every pass, got the iterator {kind}; pass the object that it was made from"
-        )
-
-
-def _cannot_begin_again(kind: type) -> bool:
-    """Returns whether an iterator of this class is known to end after one pass: generators and the iterators of Python and torch.
-
-    Others may begin again in their ``__iter__``. If they do not, the second pass shows it.
-    """
-    begin = inspect.getattr_static(kind, "__iter__")
-    return not inspect.isfunction(begin) or begin.__module__.startswith("torch.")
-
-
-def _makes_batches_plainly(loader: Any) -> bool:
-    """Whether this is a ``DataLoader`` that makes batches of examples, and is iterated as torch iterates it.
-
-    Data pipes are iterated as they are: torch divides them among its workers only if they are the data set of its loader.
-    """
-    return (
-        isinstance(loader, DataLoader)
-        and not isinstance(loader.dataset, IterDataPipe)
-        and loader.batch_sampler is not None
-        and type(loader).__iter__ is DataLoader.__iter__
-        and type(loader)._get_iterator is DataLoader._get_iterator
-    )
-
-
-def _length_of(loader: Any, *, is_needed: bool) -> int | None:
-    """Returns the number of batches of a loader; None if it has no length, and needs none."""
-    try:
-        length = len(loader)
-    except (TypeError, NotImplementedError) as error:
-        if not is_needed:
-            return None
-        raise TypeError(
-            f"loader must have a length, but len({type(loader).__name__}) fails: {error}. "
-            "Give its sampler (or its data set) a __len__ that says how many indices a pass has"
-        ) from None
-    if not length:
-        raise ValueError(
-            "loader is empty: it has no batch (an empty data set, or drop_last=True with too few examples). "
-            "Give its data set examples, or set drop_last=False"
-        )
-    return length
+    if isinstance(loader, Iterator):
+        # Generators and the iterators of Python and torch end after one pass. Others may begin again in their `__iter__`. If they
+        # do not, the second pass shows it.
+        begin = inspect.getattr_static(type(loader), "__iter__")
+        if not inspect.isfunction(begin) or begin.__module__.startswith("torch."):
+            raise TypeError(
+                f"loader must be iterable again in every pass, got the iterator {kind}; pass the object that it was made from"
+            )

@@ -6,17 +6,14 @@ import pickle
 import threading
 import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from lightning_echo.cache.exchange import Rounds
 from lightning_echo.data.randomness import PreservingIterator
 from lightning_echo.pipeline.batches import BatchEcho, LiveBatchEcho, PassOver, PassReader, RequestedReader
 from lightning_echo.pipeline.prefetch import Prefetcher, WorkerProcesses
-from lightning_echo.pipeline.requests import (
-    BatchRequests,
-    ExampleRequests,
-)
+from lightning_echo.pipeline.requests import BatchRequests, ExampleRequests
 from lightning_echo.pipeline.streams import StreamNote, StreamRequest
 from lightning_echo.pipeline.worker import Report
 from lightning_echo.plan.plan import mix
@@ -31,22 +28,15 @@ class Start(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """The values that a run gives to the pipeline that it starts.
+    """The values that a run gives to the pipeline that it starts."""
 
-    Attributes:
-        seed: Seed of the run. The seeds of order, draws and augmentation are derived from it.
-        factor: Echo factor of a new plan.
-        state: State of the pipeline before, see `RestartablePipeline.state`: ``plan``, ``order`` and ``stream``. A part that is
-            None or missing begins newly.
-        begin_at: Where a new plan begins. Over a stream, its ``number`` is used with a state, too.
-        worker_init_fn: The user's function that each worker runs first, or the one that Lightning has set on the `EchoLoader`.
-    """
-
-    seed: int
-    factor: float
+    seed: int  # of the run; the seeds of order, draws and augmentation are derived from it
+    factor: float  # echo factor of a new plan
+    # State of the pipeline before, see `RestartablePipeline.state`: `plan`, `order` and `stream`. A part that is None or missing
+    # begins newly.
     state: dict[str, Any]
-    begin_at: Start
-    worker_init_fn: Any
+    begin_at: Start  # where a new plan begins; over a stream, its `number` is used with a state, too
+    worker_init_fn: Any  # the user's function that each worker runs first, or the one that Lightning has set on the `EchoLoader`
 
 
 # ---------------------------------------------------------------------- index pipeline
@@ -85,12 +75,9 @@ class IndexPipeline:
         self._on_device = on_device
         self._ended_at = 0  # number of batches of the run after which it was found that a pass had ended
         self.exact = requests.order.exact
+        self.change_factor = requests.change_factor
 
     def next_batch(self, delivered: int) -> tuple[Any, Report] | None:
-        """Returns the next batch and its report; None if a pass without a known length has ended.
-
-        The caller counts the batches delivered before this one: an interrupt may come before the caller gets a batch.
-        """
         assert self._batches is not None
         self._requests.delivered = delivered
         note = "" if self._rounds is None else self._rounds.take_note()
@@ -109,11 +96,7 @@ class IndexPipeline:
             return use.hand_out(), report  # not in the thread, because a batch is prepared where it is used
         return item
 
-    def change_factor(self, number: int, factor: float) -> None:
-        self._requests.change_factor(number, factor)
-
     def state(self, delivered: int) -> dict[str, Any]:
-        """Returns the state for resuming after ``delivered`` batches: those delivered so far, or one or two less."""
         state = self._requests.state(delivered)
         if delivered < self._ended_at:  # a resumed run finds that out again
             del state["order"]["passes"][-1]
@@ -144,9 +127,8 @@ def pipeline_over(
 ) -> IndexPipeline:
     """Returns the pipeline over a rebuilt loader, which yields ``batches`` for ``requests``.
 
-    Args:
-        in_thread: Whether a thread fetches ahead. If not, the random states of the training are restored after each batch.
-        are_owned: Whether no other code uses the memory of a batch.
+    ``in_thread``: whether a thread fetches ahead. If not, the random states of the training are restored after each batch.
+    ``are_owned``: whether no other code uses the memory of a batch.
     """
     if not in_thread:
         batches = PreservingIterator(batches)
@@ -159,10 +141,7 @@ def pipeline_over(
 
 
 def rank_key(seed: int, noise_rank: int) -> int:
-    """Returns the seed of a rank's random numbers in the workers.
-
-    Ranks with equal ``noise_rank``, and only those, draw the same.
-    """
+    """Returns the seed of a rank's random numbers in the workers. Only ranks with equal ``noise_rank`` draw the same."""
     return mix(seed, _NOISE_SEED, noise_rank)
 
 
@@ -189,22 +168,16 @@ class StreamPipeline:
         self, requests: StreamRequests, answers: Iterator[Any], workers: WorkerProcesses, place: StreamPlace, delivered: int
     ) -> None:
         self._requests, self._workers = requests, workers
+        self.change_factor = requests.change_factor
         self._answers: Iterator[Any] | None = answers
         self._places = {delivered: place}  # the places after the last three batches, by the number of delivered batches
 
     def next_batch(self, delivered: int) -> tuple[Any, Report] | None:
-        """Returns the next batch and its report; None if a pass has ended.
-
-        ``delivered`` counts the batches of the run before it.
-        """
         assert self._answers is not None
         batch, report, place = next(self._answers)
         last = {number: self._places[number] for number in (delivered - 1, delivered) if number in self._places}
         self._places = {**last, delivered + (report is not None): place}
         return None if report is None else (batch, report)
-
-    def change_factor(self, number: int, factor: float) -> None:
-        self._requests.change_factor(number, factor)
 
     def state(self, delivered: int) -> dict[str, Any]:
         place = self._places[delivered]
@@ -222,25 +195,14 @@ class StreamPipeline:
 
 @dataclass(frozen=True)
 class StreamPlace:
-    """The place of a run over a stream: after a batch, or between two passes.
-
-    Attributes:
-        begun: Whether the pass has had a batch.
-        ended: Workers whose stream has ended in this pass.
-        batches: Number of batches that each worker has made.
-        workers: The state of each worker, pickled as it came; None for a worker without a state.
-    """
+    """The place of a run over a stream: after a batch, or between two passes."""
 
     request: int
     pass_number: int
-    begun: bool
-    ended: frozenset[int]
-    batches: tuple[int, ...]
-    workers: tuple[bytes | None, ...]
-
-    @classmethod
-    def first(cls, workers: int) -> StreamPlace:
-        return cls(0, 0, False, frozenset(), (0,) * workers, (None,) * workers)
+    begun: bool  # whether the pass has had a batch
+    ended: frozenset[int]  # workers whose stream has ended in this pass
+    batches: tuple[int, ...]  # number of batches that each worker has made
+    workers: tuple[bytes | None, ...]  # the state of each worker, pickled as it came; None for a worker without a state
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> StreamPlace:
@@ -248,7 +210,6 @@ class StreamPlace:
         return cls(state["request"], state["pass"], state["begun"], frozenset(state["ended"]), tuple(state["batches"]), workers)
 
     def state(self) -> dict[str, Any]:
-        """Returns the place in plain types, if the stream's own state has plain types."""
         return {
             "request": self.request,
             "pass": self.pass_number,
@@ -258,24 +219,8 @@ class StreamPlace:
             "workers": [None if saved is None else pickle.loads(saved) for saved in self.workers],
         }
 
-    def after(self, note: StreamNote, *, made: bool) -> StreamPlace:
-        """Returns the place after one more answer. ``made``: whether the worker made a batch."""
-        worker = note.worker
-        batches, states = list(self.batches), list(self.workers)
-        batches[worker] += made
-        states[worker] = note.state
-        ended = self.ended | {worker} if note.ended else self.ended
-        return replace(
-            self,
-            request=self.request + 1,
-            begun=self.begun or made,
-            ended=ended,
-            batches=tuple(batches),
-            workers=tuple(states),
-        )
 
-
-class StreamRequests:
+class StreamRequests(Iterator[StreamRequest]):
     """The batch sampler over a stream. The thread that fetches takes requests; the thread that trains sets new factors.
 
     ``factors`` has pairs of a request and the factor from that request on, ascending; the first pair is in use at ``place``.
@@ -294,9 +239,6 @@ class StreamRequests:
         if place.request:
             self._resume = [made if state is None else state for state, made in zip(place.workers, place.batches, strict=True)]
         self._lock = threading.RLock()
-
-    def __iter__(self) -> StreamRequests:
-        return self
 
     def __next__(self) -> StreamRequest:
         with self._lock:
@@ -337,7 +279,7 @@ class StreamRequests:
         return next(factor for since, factor in reversed(self._factors) if since <= request)
 
 
-class StreamAnswers:
+class StreamAnswers(Iterator[tuple[Any, Report | None, StreamPlace]]):
     """Receives the answers of the workers, in the thread that fetches. ``received`` counts the batches of the run before.
 
     Yields (batch, its report, place after it), and between two passes (None, None, place).
@@ -353,34 +295,34 @@ class StreamAnswers:
         self._answers, self._requests, self._place, self._received = answers, requests, place, received
         self._at = place.request - place.request % len(place.workers)  # the request whose answer comes next
 
-    def __iter__(self) -> StreamAnswers:
-        return self
-
     def __next__(self) -> tuple[Any, Report | None, StreamPlace]:
         while self._at < self._requests.begins_at:  # these were requested before it was known where the pass begins
-            self._next_answer()
+            self._at += 1
+            next(self._answers)
         self._requests.has_received(self._received)
-        while len(self._place.ended) < len(self._place.workers):
-            batch, report, note = self._next_answer()
+        while len((place := self._place).ended) < len(place.workers):
+            self._at += 1
+            batch, report, note = next(self._answers)
             # A batch may itself be None: some collate functions return None if all examples are broken. So the counts decide.
             made = bool(report.fresh or report.echoed)
-            self._place = self._place.after(note, made=made)
+            ended = place.ended | {note.worker} if note.ended else place.ended
+            batches, states = list(place.batches), list(place.workers)
+            batches[note.worker] += made
+            states[note.worker] = note.state
+            begun = place.begun or made
+            self._place = StreamPlace(place.request + 1, place.pass_number, begun, ended, tuple(batches), tuple(states))
             if made:
                 self._received += 1
                 return batch, report, self._place
-        if not self._place.begun:
+        if not place.begun:
             raise RuntimeError(
-                f"the stream yielded no batch in pass {self._place.pass_number}: it must have examples each time it is iterated "
+                f"the stream yielded no batch in pass {place.pass_number}: it must have examples each time it is iterated "
                 "(with drop_last=True, a full batch in at least one worker)"
             )
         self._requests.begin_pass()
-        place, first = self._place, self._requests.begins_at
+        first = self._requests.begins_at
         self._place = StreamPlace(first, place.pass_number + 1, False, frozenset(), place.batches, place.workers)
         return None, None, self._place
-
-    def _next_answer(self) -> tuple[Any, Report, StreamNote]:
-        self._at += 1
-        return next(self._answers)
 
 
 # ---------------------------------------------------------------------- restartable pipeline
@@ -390,14 +332,18 @@ _BEGINNING: dict[str, Any] = {"plan": None, "order": None}
 
 
 class Pipeline(Protocol):
-    """The methods of a started pipeline that a run calls. It is an `IndexPipeline` or a `StreamPipeline`."""
+    """The methods of a started pipeline that a run calls. It is an `IndexPipeline` or a `StreamPipeline`.
 
-    @property
-    def exact(self) -> bool:
-        """Whether a resumed run gets the same order."""
+    ``exact``: whether a resumed run gets the same order.
+    """
+
+    exact: bool
 
     def next_batch(self, delivered: int) -> tuple[Any, Report] | None:
-        """Returns the batch after ``delivered`` batches of the run, and its report; None if a pass has ended here."""
+        """Returns the batch after ``delivered`` batches of the run, and its report; None if a pass has ended here.
+
+        The caller counts the batches delivered before this one: an interrupt may come before the caller gets a batch.
+        """
 
     def change_factor(self, number: int, factor: float) -> None:
         """Sets the factor from batch ``number`` of the run on."""
@@ -440,7 +386,8 @@ class RestartablePipeline:
         if self.started is not None:
             self._at_rest, before = self.state(delivered), delivered - 1
             self._one_before = (before, self.state(before)) if before >= self._started_after else None
-            self._close()
+            self.started = None
+            _close_all(self._to_close)
 
     def state(self, delivered: int) -> dict[str, Any]:
         """Returns the state for resuming after ``delivered`` batches: that of plan and order, or of a stream, in plain types."""
@@ -465,16 +412,13 @@ class RestartablePipeline:
 
     def go_to(self, begin_at: Start, state: dict[str, Any] | None = None) -> None:
         """Ends the workers and the thread. The next pipeline continues from a `state`, or else begins without live examples."""
-        self._close()
+        self.started = None
+        _close_all(self._to_close)
         self._at_rest, self._one_before, self.begin_at = state or _BEGINNING, None, begin_at
 
     def wait_with(self, state: dict[str, Any]) -> None:
         """Lets the next pipeline continue from another `state`. It may only be called at rest."""
         self._at_rest, self._one_before = state, None
-
-    def _close(self) -> None:
-        self.started = None
-        _close_all(self._to_close)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: vars(self)[name] for name in ("begin_at", "_at_rest")}

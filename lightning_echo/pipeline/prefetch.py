@@ -39,14 +39,12 @@ _LOOK_SECONDS = 0.3  # when nothing has come for this long, the consumer looks w
 _Result = tuple[Any, BaseException | None]
 
 
-class Prefetcher:
+class Prefetcher(Iterator[Any]):
     """Iterates ``source``, at most ``depth`` items ahead of the consumer and, while the consumer is busy, in a thread.
 
-    An exception of the source is raised here in order, in place of the item.
-
-    Args:
-        lost: Returns an error if the source cannot continue, for example because a worker has died; else None. It gets the number
-            of seconds that it may wait for such a loss. The error replaces the one that the source raises or would wait for.
+    An exception of the source is raised here in order, in place of the item. ``lost`` returns an error if the source cannot
+    continue, for example because a worker has died; else None. It gets the number of seconds that it may wait for such a loss.
+    The error replaces the one that the source raises or would wait for.
     """
 
     def __init__(
@@ -61,9 +59,6 @@ class Prefetcher:
         self._thread: threading.Thread | None = None
         self._ahead = 0  # items that the thread was asked for and that were not yet received
         self._handed_out_at = float("-inf")  # when the last item was returned; the first step counts as a long one
-
-    def __iter__(self) -> Prefetcher:
-        return self
 
     def __next__(self) -> Any:
         if self._source is None:
@@ -81,7 +76,8 @@ class Prefetcher:
             self._handed_out_at = time.perf_counter()
             return item
         self._source = None
-        lost = None if isinstance(failure, StopIteration) else self._lost(_LOOK_SECONDS if _is_broken_off(failure) else 0.0)
+        is_broken_off = isinstance(failure, (OSError, EOFError))  # a connection: the process at its other end may be dying
+        lost = None if isinstance(failure, StopIteration) else self._lost(_LOOK_SECONDS if is_broken_off else 0.0)
         try:
             if lost is None or str(lost) == str(failure).strip():  # torch has raised the same error
                 raise failure
@@ -157,11 +153,6 @@ def _pump(
     del source
 
 
-def _is_broken_off(failure: BaseException) -> bool:
-    """Returns whether a connection may have broken, so that the process at its other end is dying."""
-    return isinstance(failure, (OSError, EOFError))
-
-
 def clear_frames(error: BaseException | None) -> None:
     """Drops the objects to which the frames of an error refer. torch's frames refer to the workers, which end when dropped.
 
@@ -200,7 +191,7 @@ class WorkerProcesses:
         return noting_context(context or multiprocessing.get_context(), self._processes)
 
     def lost(self, within: float = 0.0) -> RuntimeError | None:
-        """Returns the error that torch raises for a worker that has died, or None. A worker that ended with status 0 did not die.
+        """Returns torch's error for a worker that has died, or None. A worker that ended with status 0 did not die.
 
         ``within``: seconds to wait for a worker that is dying. Its connections break before the process has ended.
         """
@@ -208,7 +199,14 @@ class WorkerProcesses:
         if number is None:
             return None
         process = self._processes[number]
-        return RuntimeError(f"DataLoader worker (pid {process.pid}) {_how(process.exitcode)}")
+        if process.exitcode < 0:
+            how = f"is killed by signal: {signal.strsignal(-process.exitcode)}."
+        else:
+            how = (
+                f"exited unexpectedly with exit code {process.exitcode}. Details are lost due to multiprocessing. Rerunning with "
+                "num_workers=0 may give better error trace."
+            )
+        return RuntimeError(f"DataLoader worker (pid {process.pid}) {how}")
 
     def first_lost(self, within: float = 0.0) -> int | None:
         """Returns the number of the first worker that has died, or None. See `lost`."""
@@ -222,20 +220,7 @@ class WorkerProcesses:
             time.sleep(_BETWEEN_LOOKS_SECONDS)
 
     def end_others(self) -> None:
-        """Ends the other workers if one has died. torch alone would wait for the dead worker for a while.
-
-        torch lets a worker that its parent terminates end with status 0, so it does not count as another dead worker.
-        """
+        """Ends the other workers if one has died. torch alone would wait for the dead worker for a while."""
         if self.lost() is not None:
             for process in self._processes:
-                process.terminate()
-
-
-def _how(exitcode: int) -> str:
-    """Returns how a process has ended, in torch's words."""
-    if exitcode < 0:
-        return f"is killed by signal: {signal.strsignal(-exitcode)}."
-    return (
-        f"exited unexpectedly with exit code {exitcode}. Details are lost due to multiprocessing. Rerunning with num_workers=0 "
-        "may give better error trace."
-    )
+                process.terminate()  # a worker of torch's then ends with status 0: it does not count as another dead worker

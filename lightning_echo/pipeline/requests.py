@@ -8,7 +8,9 @@ import traceback
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import lru_cache
 from itertools import chain, compress, cycle, islice
 from typing import Any, NamedTuple, Protocol
 
@@ -42,10 +44,9 @@ _OF_TORCH = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRand
 
 
 def draws_by_itself(sampler: Any) -> bool:
-    """Returns whether a sampler that has a generator does not draw from the global random states.
+    """Returns whether a sampler that has a generator is known not to draw from the global random states: one of torch's own.
 
-    This is only known of torch's own classes. Another sampler with an attribute ``generator`` may draw only a part of its numbers
-    from it (torchgeo's ``RandomGeoSampler``).
+    Another sampler may draw only a part of its numbers from its ``generator`` (torchgeo's ``RandomGeoSampler``).
     """
     return type(sampler.sampler if type(sampler) is BatchSampler else sampler) in _OF_TORCH
 
@@ -115,17 +116,23 @@ class SamplerOrder(Order):
     def __init__(self, sampler: Any, *args: int, seed: int, preserves: bool = False, **kwargs: int) -> None:
         super().__init__(*args, **kwargs)
         self._sampler, self._preserves = sampler, preserves
-        self._inner = _deciding(sampler)  # has the state and the generator
-        self._is_stateful = is_stateful(self._inner)
-        generator = getattr(self._inner, "generator", None)
+        self._inner = inner = _deciding(sampler)  # has the state and the generator
+        self._is_stateful = is_stateful(inner)
+        generator = getattr(inner, "generator", None)
         self._generator = generator if isinstance(generator, torch.Generator) else None
         self._seed = seed
         is_torchs = draws_by_itself(sampler)
-        self._lends_generator = is_torchs and hasattr(self._inner, "generator") and self._generator is None
-        if self._lends_generator:
-            self._lend_generator()
+        self._lends_generator = is_torchs and hasattr(inner, "generator") and self._generator is None
+        if self._lends_generator:  # a copy of the sampler gets it; the user's own sampler stays as it is
+            self._inner = copy.copy(inner)
+            self._inner.generator = self._generator = torch.Generator()
+            self._sampler = self._inner
+            if inner is not sampler:
+                self._sampler = copy.copy(sampler)
+                self._sampler.sampler = self._inner
         self._own_states = None if is_torchs else OwnRandomStates()
-        self.exact = is_torchs or self._is_stateful or self._generator is not None or _hears_of_passes(sampler, self._inner)
+        hears_of_passes = hasattr(sampler, "set_epoch") or hasattr(self._inner, "set_epoch")
+        self.exact = is_torchs or self._is_stateful or self._generator is not None or hears_of_passes
         self._states: dict[int, Any] = {}  # the sampler's state before each pass
         self._entries: Iterator[Any] = iter(())  # the sampler's items in this pass
         self._dealt: Iterator[Any] = iter(())  # the slots of this pass, over all ranks
@@ -134,34 +141,29 @@ class SamplerOrder(Order):
     def take(self, count: int) -> list[Any]:
         if not count:
             return []
-        with self._random_states(self._preserves):
+        with self._own_states or (preserved_random_states() if self._preserves else nullcontext()):
             return super().take(count)
 
     def seek(self, position: int) -> None:
-        with self._random_states(True):  # no thread has begun yet
-            self._seek(position)
-
-    def _random_states(self, preserves: bool) -> AbstractContextManager[None]:
-        return self._own_states or (preserved_random_states() if preserves else nullcontext())
-
-    def _seek(self, position: int) -> None:
-        number, offset = divmod(position, self.pass_length)
-        first = min(self._first_needed(number), min(self._states, default=number))
-        self._entries = self._dealt = iter(())
-        self._tail = deque(maxlen=0)
-        for current in range(first, number + 1):
-            self._drain()
-            self._restore(current)
-            self.position = current * self.pass_length
-            self._pass = self._begin(current)
-        super().take(offset)
+        with self._own_states or preserved_random_states():  # no thread has begun yet
+            number, offset = divmod(position, self.pass_length)
+            first = min(self._first_needed(number), min(self._states, default=number))
+            self._entries = self._dealt = iter(())
+            self._tail = deque(maxlen=0)
+            for current in range(first, number + 1):
+                self._drain()
+                state = self._states.get(current)  # of the sampler before this pass, if that was saved
+                if state is not None and self._is_stateful:
+                    self._inner.load_state_dict(state)
+                elif state is not None and self._generator is not None:
+                    self._generator.set_state(state)
+                self.position = current * self.pass_length
+                self._pass = self._begin(current)
+            super().take(offset)
 
     def state(self, position: int) -> dict[str, Any]:
         self.prune(position)
-        return {
-            **super().state(position),
-            "sampler": [[number, state] for number, state in self._states.items()],
-        }
+        return {**super().state(position), "sampler": [[number, state] for number, state in self._states.items()]}
 
     def prune(self, position: int) -> None:
         # At the end of a pass, the next one may not have begun. A resumed run then goes through this pass to find its state.
@@ -179,25 +181,6 @@ class SamplerOrder(Order):
             if not self._reaches_tail(number):
                 break
         return number
-
-    def _lend_generator(self) -> None:
-        """Gives a generator to a copy of the sampler. The user's own sampler stays as it is."""
-        inner = copy.copy(self._inner)
-        inner.generator = self._generator = torch.Generator()
-        if self._inner is self._sampler:
-            self._sampler = inner
-        else:
-            self._sampler = copy.copy(self._sampler)
-            self._sampler.sampler = inner
-        self._inner = inner
-
-    def _restore(self, number: int) -> None:
-        """Restores the state that the sampler had before a pass, if that was saved."""
-        state = self._states.get(number)
-        if state is not None and self._is_stateful:
-            self._inner.load_state_dict(state)
-        elif state is not None and self._generator is not None:
-            self._generator.set_state(state)
 
     def _drain(self) -> None:
         deque(self._dealt, maxlen=0)  # the slots of other ranks: all ranks must see the same end of the pass
@@ -250,10 +233,6 @@ def _deciding(sampler: Any) -> Any:
     return sampler.sampler if hasattr(sampler, "batch_size") and hasattr(sampler, "sampler") else sampler
 
 
-def _hears_of_passes(*samplers: Any) -> bool:
-    return any(hasattr(sampler, "set_epoch") for sampler in samplers)
-
-
 # ---------------------------------------------------------------------- requests
 # `ExampleRequests` is the batch sampler of the rebuilt ``DataLoader`` if examples are echoed. It makes one `Request` for each
 # batch. `BatchRequests` is the batch sampler if whole batches are echoed. It makes one `Request` for each batch that is *read*,
@@ -271,11 +250,10 @@ class ItemOrder(Protocol):
     """The item at each position of the fresh stream.
 
     An item is an index (`Order`), the indices of a batch (`BatchedOrder`), or None if a loader is only read (`PassReader`).
+    ``exact``: whether a resumed run gets the same order.
     """
 
-    @property
-    def exact(self) -> bool:
-        """Whether a resumed run gets the same order."""
+    exact: bool
 
     def take(self, count: int) -> list[Any]:
         """Returns the items of the next ``count`` positions."""
@@ -286,27 +264,18 @@ class ItemOrder(Protocol):
     def state(self, position: int) -> dict[str, Any]:
         """Returns the state for resuming at ``position``."""
 
-    def load(self, state: dict[str, Any]) -> None:
-        """Loads a `state`. The next call must be `seek`."""
-
     def prune(self, position: int) -> None:
         """Forgets the parts that only positions before ``position`` need."""
 
 
 class BatchedOrder:
-    """An order of indices, cut into the batches of the plain loader.
-
-    Its positions count batches, its passes those of this rank.
-    """
+    """An order of indices, cut into the batches of the plain loader. Positions count batches, passes those of this rank."""
 
     def __init__(self, order: Order, batch_size: int, last_batch_size: int, batches_per_pass: int) -> None:
         self._order, self._batches_per_pass = order, batches_per_pass
         self._batch_size, self._last_batch_size = batch_size, last_batch_size
         self.position = 0
-
-    @property
-    def exact(self) -> bool:
-        return self._order.exact
+        self.exact = order.exact
 
     def take(self, count: int) -> list[list[Any]]:
         batches = []
@@ -334,18 +303,13 @@ class BatchedOrder:
         return number * self._order.pass_length + offset * self._batch_size
 
 
-class _PlannedRequests:
-    """Plan, order and snapshots of both kinds of requests, and a lock for the two threads that call them.
-
-    Attributes:
-        delivered: The training loop has got at least this number of batches. The pipeline sets it.
-        failure: The error because of which no further batch can be planned; None if there is none.
-    """
+class _PlannedRequests(Iterator[Request]):
+    """Plan, order and snapshots of both kinds of requests, and a lock for the two threads that call them."""
 
     def __init__(self, plan: Plan, order: ItemOrder, begin_spreading: Callable[[], None] | None = None) -> None:
         self.plan, self.order = plan, order
-        self.delivered = plan.number
-        self.failure: Exception | None = None
+        self.delivered = plan.number  # the training loop has got at least this number of batches; the pipeline sets it
+        self.failure: Exception | None = None  # because of which no further batch can be planned
         self._lock = threading.RLock()
         self._begin_spreading = begin_spreading  # called once, when echoing begins
         self._batches_per_snapshot = max(_SNAPSHOT_BATCHES, 4 * plan.shape.buffer_size // plan.shape.batch_size)
@@ -398,12 +362,9 @@ class _PlannedRequests:
         if fresh and 1 in batch.stays_live:
             self._items.update(compress(zip(batch.positions, fresh, strict=False), batch.stays_live))
         for position in batch.forget:
-            self._forget(position)
+            del self._items[position]
+            self._to_read_again.pop(position, None)
         return batch, fresh
-
-    def _forget(self, position: int) -> None:
-        del self._items[position]
-        self._to_read_again.pop(position, None)
 
     def _take_snapshot(self) -> None:
         snapshots = self._snapshots
@@ -428,9 +389,6 @@ class ExampleRequests(_PlannedRequests):
             for first, count in set(self._to_read_again.values()):
                 self._items_of_call[first] = [self._items[position] for position in range(first, first + count)]
         self._items = {position: self._items[position] for position in self._to_read_again}
-
-    def __iter__(self) -> ExampleRequests:
-        return self
 
     def __next__(self) -> Request:
         with self._lock:
@@ -464,23 +422,14 @@ class ExampleRequests(_PlannedRequests):
 
 
 class Step(NamedTuple):
-    """One delivered batch, if whole batches are echoed.
+    """One delivered batch, if whole batches are echoed."""
 
-    Attributes:
-        position: Stream position of the batch.
-        is_read: Whether the batch is read for this step, because it is fresh, or live but not held.
-        is_fresh: Whether this is the first use of the batch.
-        stays_live: Whether the batch is still live after this step.
-        size: Number of examples in the batch; -1 if it is not known before the batch is read.
-        forget: Positions that are no longer live.
-    """
-
-    position: int
-    is_read: bool
-    is_fresh: bool
-    stays_live: bool
-    size: int
-    forget: tuple[int, ...]
+    position: int  # stream position of the batch
+    is_read: bool  # whether the batch is read for this step, because it is fresh, or live but not held
+    is_fresh: bool  # whether this is the first use of the batch
+    stays_live: bool  # whether the batch is still live after this step
+    size: int  # number of examples in the batch; -1 if it is not known before the batch is read
+    forget: tuple[int, ...]  # positions that are no longer live
 
 
 class BatchRequests(_PlannedRequests):
@@ -495,9 +444,6 @@ class BatchRequests(_PlannedRequests):
         self._items = {position: self._items[position] for position in self._to_read_again}
         self._steps: deque[Step] = deque()  # planned, and not yet delivered
         self._reads: deque[Request] = deque()  # planned, and not yet sent to the workers
-
-    def __iter__(self) -> BatchRequests:
-        return self
 
     def __next__(self) -> Request:
         with self._lock:
@@ -548,52 +494,19 @@ def _let_go_of_frames(error: BaseException | None) -> None:
 
 
 class AllRanksOrder(Order):
-    """The order of one rank, taken from the order of all ranks. It has the same entries and states as that rank's own order.
+    """The order of one rank, taken together with those of the others. Its entries and states are those of that rank's own order.
 
-    ``whole`` is the order of all slots, as if there were one rank, with passes spread for all ranks. ``taken`` has the slots of
-    all ranks, slot after slot, for each call of `take`; the caller removes them.
+    ``whole`` is the order of all slots, as if there were one rank, with passes spread for all ranks. If the sampler divides its
+    indices among the ranks, it is a list with the order of each rank. ``taken`` has the slots of all ranks, slot after slot, for
+    each call of `take`; the caller removes them.
     """
 
-    def __init__(self, whole: Order, replicas: int, rank: int) -> None:
-        super().__init__(whole.length, whole.pass_length // replicas, replicas, rank)
-        self._whole = whole
-        self.exact = whole.exact
-        self.taken: deque[list[Any]] = deque()
-
-    def begin_spreading(self) -> None:
-        self._whole.begin_spreading()
-
-    def take(self, count: int) -> list[Any]:
-        rows = self._whole.take(count * self.replicas)
-        self.position += count
-        self.taken.append(rows)
-        return rows[self.rank :: self.replicas]
-
-    def seek(self, position: int) -> None:
-        self.position = position
-        self._whole.seek(position * self.replicas)
-
-    def state(self, position: int) -> dict[str, Any]:
-        return self._whole.state(position * self.replicas)
-
-    def prune(self, position: int) -> None:
-        self._whole.prune(position * self.replicas)
-
-    def load(self, state: dict[str, Any]) -> None:
-        self._whole.load(state)
-
-
-class OrdersOfRanks(Order):
-    """The order of one rank, together with those of the others, if the sampler divides its indices among the ranks.
-
-    ``taken`` is as in `AllRanksOrder`.
-    """
-
-    def __init__(self, orders: Sequence[Order], rank: int) -> None:
-        own = orders[rank]
-        super().__init__(own.length, own.pass_length)
-        self._orders, self._own = orders, own
-        self.exact = own.exact
+    def __init__(self, whole: Order | Sequence[Order], replicas: int, rank: int) -> None:
+        self._orders = [whole] if isinstance(whole, Order) else whole
+        self._own = self._orders[rank % len(self._orders)]
+        self._scale = replicas // len(self._orders)  # positions of `_own` for each position of the rank
+        super().__init__(self._own.length, self._own.pass_length // self._scale, replicas, rank)
+        self.exact = self._own.exact
         self.taken: deque[list[Any]] = deque()
 
     def begin_spreading(self) -> None:
@@ -601,24 +514,24 @@ class OrdersOfRanks(Order):
             order.begin_spreading()
 
     def take(self, count: int) -> list[Any]:
-        columns = {id(order): order.take(count) for order in self._orders}
+        columns = [order.take(count * self._scale) for order in self._orders]
         self.position += count
-        self.taken.append(list(chain.from_iterable(zip(*columns.values(), strict=True))))
-        return columns[id(self._own)]
+        rows = columns[0] if len(columns) == 1 else list(chain.from_iterable(zip(*columns, strict=True)))
+        self.taken.append(rows)
+        return rows[self.rank :: self.replicas]
 
     def seek(self, position: int) -> None:
         self.position = position
         for order in self._orders:
-            order.seek(position)
+            order.seek(position * self._scale)
 
     def state(self, position: int) -> dict[str, Any]:
-        for order in self._orders:
-            order.prune(position)
-        return self._own.state(position)
+        self.prune(position)
+        return self._own.state(position * self._scale)
 
     def prune(self, position: int) -> None:
         for order in self._orders:
-            order.prune(position)
+            order.prune(position * self._scale)
 
     def load(self, state: dict[str, Any]) -> None:
         for order in self._orders:
@@ -629,57 +542,46 @@ def samplers_of_ranks(sampler: DistributedSampler[Any]) -> list[Sampler[Any]]:
     """Returns a sampler for each rank, made from the ``DistributedSampler`` of one rank. The indices of a pass are made once."""
     whole = copy.copy(sampler)
     ranks, whole.num_replicas, whole.rank, whole.num_samples = sampler.num_replicas, 1, 0, sampler.total_size
-    shared = _Whole(whole)
-    return [_OfRank(shared, rank, ranks, sampler.num_samples) for rank in range(ranks)]
+
+    @lru_cache(maxsize=1)
+    def indices_of(number: int) -> list[Any]:
+        whole.set_epoch(number)
+        return list(whole)
+
+    return [_OfRank(indices_of, rank, ranks, sampler.num_samples) for rank in range(ranks)]
 
 
-class _Whole:
-    """The indices, for all ranks, of the latest pass that was asked for."""
-
-    def __init__(self, sampler: DistributedSampler[Any]) -> None:
-        self._sampler, self._number = sampler, -1
-        self._indices: list[Any] = []
-
-    def indices_of(self, number: int) -> list[Any]:
-        if number != self._number:
-            self._sampler.set_epoch(number)
-            self._indices, self._number = list(self._sampler), number
-        return self._indices
-
-
+@dataclass(eq=False)
 class _OfRank(Sampler[Any]):
-    def __init__(self, whole: _Whole, rank: int, ranks: int, length: int) -> None:
-        self._whole, self._rank, self._ranks, self._length = whole, rank, ranks, length
-        self._number = 0
+    indices_of: Callable[[int], list[Any]]  # the indices of a pass, for all ranks
+    rank: int
+    ranks: int
+    length: int
+    number: int = 0
 
     def set_epoch(self, number: int) -> None:
-        self._number = number
+        self.number = number
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self._whole.indices_of(self._number)[self._rank :: self._ranks])
+        return iter(self.indices_of(self.number)[self.rank :: self.ranks])
 
     def __len__(self) -> int:
-        return self._length
+        return self.length
 
 
-class RequestsInRounds:
+class RequestsInRounds(Iterator[Request]):
     """The batch sampler, if nodes exchange examples: the same requests, each with the number of its round.
 
     Examples that are read again after a resume are not exchanged: their round has no needs. ``order`` is None except on the
     leader of a node.
     """
 
-    def __init__(
-        self, requests: ExampleRequests | BatchRequests, rounds: Rounds, order: AllRanksOrder | OrdersOfRanks | None
-    ) -> None:
+    def __init__(self, requests: ExampleRequests | BatchRequests, rounds: Rounds, order: AllRanksOrder | None) -> None:
         self._requests, self._rounds, self._order = requests, rounds, order
         self._count = 0
         self._first_position = requests.plan.position
         if order is not None:
             order.taken.clear()  # those that were live before
-
-    def __iter__(self) -> Iterator[Request]:
-        return self
 
     def __next__(self) -> Request:
         request = next(self._requests)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from time import perf_counter
@@ -34,29 +34,19 @@ _END: Any = object()
 
 
 class StreamReader:
-    """Pulls examples from a stream, pass after pass. ``turn`` is a lock that all workers share.
-
-    Attributes:
-        state: The stream's state after the last pull; None if it saves none.
-        pass_number: The present pass; -1 before the first one.
-    """
+    """Pulls examples from a stream, pass after pass. ``turn`` is a lock that all workers share."""
 
     def __init__(self, dataset: Any, seeding: Seeding, turn: AbstractContextManager[Any]) -> None:
         self._dataset, self._seeding = dataset, seeding
         self._set_epoch = getattr(dataset, "set_epoch", None)
         self._turn = turn if callable(self._set_epoch) else nullcontext()
         self.is_stateful = is_stateful(dataset)
-        self.state: Any = None
-        self.pass_number = -1
+        self.state: Any = None  # the stream's state after the last pull; None if it saves none
+        self.pass_number = -1  # the present pass; -1 before the first one
         self._iterator: Iterator[Any] = iter(())
         self._first: Any = _END  # an example that was taken when the pass began
         self._must_load = False  # whether `state` must be loaded before the next pull
         self._goal = -1  # up to and including this pass, other workers may be in another one
-
-    def save_start(self) -> None:
-        """Takes the stream's state before anything is read. Later states are taken after each pull."""
-        if self.is_stateful:
-            self.state = self._dataset.state_dict()
 
     def resume(self, state: Any, pass_number: int, goal: int) -> None:
         """Goes to the place at which a state (None: nothing had been read) was taken in a pass.
@@ -74,7 +64,13 @@ class StreamReader:
         self._seeding.seed(EXAMPLE, batch)
         if pass_number != self.pass_number or self._must_load:
             self._begin(pass_number, batch)
-        examples = self._take(count, copy_example if copies else _unchanged)
+        examples: list[Any] = []
+        if self._first is not _END:
+            examples.append(copy_example(decoded(self._first)) if copies else decoded(self._first))
+            self._first = _END
+        # `islice` and similar functions call `iter` on the iterator, and a stream that is its own iterator then begins again.
+        while len(examples) < count and (example := next(self._iterator, _END)) is not _END:
+            examples.append(copy_example(decoded(example)) if copies else decoded(example))
         if self.is_stateful:
             self.state = self._dataset.state_dict()
         return examples
@@ -107,21 +103,6 @@ class StreamReader:
         if callable(self._set_epoch) and pass_number >= 0:
             self._set_epoch(pass_number)
 
-    def _take(self, count: int, protected: Callable[[Any], Any]) -> list[Any]:
-        """Returns the next examples, taken one by one.
-
-        ``islice`` and similar functions call ``iter`` on the iterator, and a stream that is its own iterator then begins again.
-        """
-        examples = [] if self._first is _END else [protected(decoded(self._first))]
-        self._first = _END
-        while len(examples) < count and (example := next(self._iterator, _END)) is not _END:
-            examples.append(protected(decoded(example)))
-        return examples
-
-
-def _unchanged(example: Any) -> Any:
-    return example
-
 
 # ---------------------------------------------------------------------- streams
 # An example of a stream cannot be asked for again by an index, and only the process that reads the stream learns when it ends. So
@@ -140,17 +121,12 @@ _NOTHING = Report()
 
 
 class StreamRequest(NamedTuple):
-    """A request to a worker for one batch.
+    """A request to a worker for one batch."""
 
-    Attributes:
-        pass_number: The pass, from 0. -1: no batch is wanted, but it is this worker's turn.
-        factor: The echo factor to use.
-        resume: Where the worker continues after a resume: a state that came with a `StreamNote`, or, if no example is live
-            any more, the number of batches that the worker made before. None: this is not a resume.
-    """
-
-    pass_number: int
-    factor: float
+    pass_number: int  # from 0. -1: no batch is wanted, but it is this worker's turn
+    factor: float  # the echo factor to use
+    # Where the worker continues after a resume: a state that came with a `StreamNote`, or, if no example is live any more, the
+    # number of batches that the worker made before. None: this is not a resume.
     resume: bytes | int | None = None
 
 
@@ -163,32 +139,22 @@ class StreamNote(NamedTuple):
 
 
 class _Pulled(NamedTuple):
-    """One pull from the stream, for one batch, and the state from which it can be repeated.
+    """One pull from the stream, for one batch, and the state from which it can be repeated."""
 
-    Attributes:
-        position: Position of the first example in the worker's fresh stream.
-        wanted: How many examples were asked for.
-        batch: Number of the batch in the worker.
-        pass_number: The pass from which they were pulled.
-        state: The stream's state before the pull, in pass ``state_pass``; None: the stream had not begun.
-    """
-
-    position: int
-    wanted: int
-    batch: int
-    pass_number: int
-    state: Any
+    position: int  # of the first example in the worker's fresh stream
+    wanted: int  # how many examples were asked for
+    batch: int  # number of the batch in the worker
+    pass_number: int  # the pass from which they were pulled
+    state: Any  # the stream's state before the pull, in pass `state_pass`; None: the stream had not begun
     state_pass: int
 
 
 class StreamEcho:
     """Answers requests in one process.
 
-    Args:
-        shape: Sizes of one worker's plan, and the seed of its draws.
-        key: Seed of this rank's random numbers.
-        drop_last: Whether a batch is left out if the stream has too few examples for it.
-        turn: A lock that all workers share, see `StreamReader`; None: there is only one process.
+    ``shape`` has the sizes of one worker's plan, and the seed of its draws; ``key`` is the seed of this rank's random numbers.
+    ``drop_last``: whether a batch is left out if the stream has too few examples for it. ``turn`` is as in `StreamReader`; None:
+    there is only one process.
     """
 
     def __init__(
@@ -244,8 +210,8 @@ class StreamEcho:
         self._plan = make_plan(self._shape, 1.0)
         self._seeding = Seeding(self.dataset, mix(self._key, self._worker))
         self._reader = StreamReader(self.dataset, self._seeding, self._turn)
-        if info is None:  # a worker gets the data set as it was at first, but this process has used it already
-            self._reader.save_start()
+        if info is None and self._reader.is_stateful:  # a worker gets the data set as it was; this process has used it already
+            self._reader.state = self.dataset.state_dict()
 
     def _hand_out(self, batch: PlannedBatch, fresh: list[Any]) -> list[Any]:
         held, examples = self._held, []
@@ -273,12 +239,11 @@ class StreamEcho:
     # ------------------------------------------------------------------ state
 
     def _note(self) -> StreamNote:
-        reader = self._reader
-        return StreamNote(self._worker, self._ended >= reader.pass_number, self._pack() if reader.is_stateful else None)
-
-    def _pack(self) -> bytes:
-        """Returns the worker's state, pickled. Forgets the pulls before the oldest live example."""
+        """Returns the note, with the worker's state if the stream has one. Forgets the pulls before the oldest live example."""
         pulled, reader = self._pulled, self._reader
+        has_ended = self._ended >= reader.pass_number
+        if not reader.is_stateful:
+            return StreamNote(self._worker, has_ended, None)
         oldest = min(self._held, default=self._plan.position)
         while len(pulled) > 1 and pulled[1].position <= oldest:
             pulled.popleft()
@@ -292,7 +257,7 @@ class StreamEcho:
             "stream_pass": stream_pass,
             "pulled": [[each.position, each.wanted, each.batch, each.pass_number] for each in pulled],
         }
-        return pickle.dumps(state)
+        return StreamNote(self._worker, has_ended, pickle.dumps(state))
 
     def _resume(self, resume: bytes | int) -> None:
         if isinstance(resume, int):

@@ -100,28 +100,19 @@ def add_note(error: Exception, note: str) -> None:
 
 
 class Report(NamedTuple):
-    """The cost of a batch, sent with it. It is a named tuple: ``pin_memory`` rebuilds tuples, and does not look into dataclasses.
-
-    Attributes:
-        refetched: Number of examples that were read again, see `EchoCounts`.
-        note: A warning for the user; mostly empty.
-        hits: Number of fresh examples that the cache held.
-        misses: Number of fresh examples that a cache did not hold.
-        received: Number of hits that came from other nodes.
-        waited: Seconds of ``source`` in which a worker waited for examples of other nodes.
-    """
+    """The cost of a batch, sent with it. A named tuple, because ``pin_memory`` rebuilds tuples, but not dataclasses."""
 
     fresh: int = 0
     echoed: int = 0
-    refetched: int = 0
+    refetched: int = 0  # number of examples that were read again, see `EchoCounts`
     source: float = 0.0
     rest: float = 0.0
     collate: float = 0.0
-    note: str = ""
-    hits: int = 0
-    misses: int = 0
-    received: int = 0
-    waited: float = 0.0
+    note: str = ""  # a warning for the user; mostly empty
+    hits: int = 0  # number of fresh examples that the cache held
+    misses: int = 0  # number of fresh examples that a cache did not hold
+    received: int = 0  # number of hits that came from other nodes
+    waited: float = 0.0  # seconds of `source` in which a worker waited for examples of other nodes
 
 
 @dataclass
@@ -174,38 +165,24 @@ _COPIED_TYPES = {torch.Tensor, np.ndarray, (np.bool_, np.number, np.object_), fl
 
 
 class RepeatedCall(NamedTuple):
-    """A call of a data set that reads whole batches, to be repeated because some of its examples are live but not held.
+    """A call of a data set that reads whole batches, to be repeated because some of its examples are live but not held."""
 
-    ``first`` is the position of its first example, ``indices`` are those of all its examples, ``live`` the live positions.
-    """
-
-    first: int
-    indices: list[Any]
-    live: list[int]
+    first: int  # position of its first example
+    indices: list[Any]  # of all its examples
+    live: list[int]  # the live positions
 
 
 class Request(NamedTuple):
-    """A request to a worker for one batch.
+    """A request to a worker for one batch."""
 
-    Attributes:
-        number: The batch's number in the plan, from which its seed is made.
-        positions: Positions of the examples in the fresh stream, the fresh ones first.
-        fresh: How many of them are fresh.
-        indices: The examples' indices in the user's data set.
-        stays_live: One byte per example, 1 if it is still live after this batch: the worker keeps it.
-        forget: Positions that are no longer live: the worker drops them without another use.
-        rebuild: Calls to repeat for this batch.
-        round: Number of the round in which nodes exchange what is needed for this batch; -1: they exchange nothing for it.
-    """
-
-    number: int
-    positions: Sequence[int]
-    fresh: int
-    indices: list[Any]
-    stays_live: bytes
-    forget: tuple[int, ...] = ()
-    rebuild: tuple[RepeatedCall, ...] = ()
-    round: int = -1
+    number: int  # the batch's number in the plan, from which its seed is made
+    positions: Sequence[int]  # of the examples in the fresh stream, the fresh ones first
+    fresh: int  # how many of them are fresh
+    indices: list[Any]  # the examples' indices in the user's data set
+    stays_live: bytes  # one byte per example, 1 if it is still live after this batch: the worker keeps it
+    forget: tuple[int, ...] = ()  # positions that are no longer live: the worker drops them without another use
+    rebuild: tuple[RepeatedCall, ...] = ()  # calls to repeat for this batch
+    round: int = -1  # number of the round in which nodes exchange what is needed for this batch; -1: they exchange nothing
 
 
 NOT_PLANNED = Request(-1, (), 0, [], b"")
@@ -215,13 +192,9 @@ NOT_PLANNED = Request(-1, (), 0, [], b"")
 class ExampleCache:
     """Answers requests in one process.
 
-    Args:
-        key: Seed of this rank's random numbers.
-        collate_fn: The user's collate function. Torch's own function copies its input, so nothing must be copied for it, unless
-            the user has registered types with it.
-        caching: The cache through which examples are read; None: only live examples are held.
-        is_seeded: Whether the global random states are seeded before examples are read. It is False in a thread next to the
-            training, where nothing is drawn: the training draws from these states.
+    ``key`` is the seed of this rank's random numbers. ``caching`` is the cache through which examples are read; None: only live
+    examples are held. ``is_seeded``: whether the global random states are seeded before examples are read. It is False in a
+    thread next to the training, where nothing is drawn: the training draws from these states.
     """
 
     def __init__(
@@ -330,7 +303,8 @@ class ExampleCache:
                 continue
             example = held[positions[i]] if stays else held.pop(positions[i])
             if example is _IN_CACHE:
-                examples[i] = self._cached_again(indices[i])
+                assert self._cached is not None
+                examples[i] = self._cached.again(indices[i])
             else:
                 examples[i] = copy_example(example) if stays and self._copies_uses else example
         if watched is not None:
@@ -356,10 +330,6 @@ class ExampleCache:
         is_cached = self._cached is not None and self._cached.has_in_memory(index)
         self._held[position] = _IN_CACHE if is_cached else copy_example(example)
 
-    def _cached_again(self, index: Any) -> Any:
-        assert self._cached is not None
-        return self._cached.again(index)
-
     def _load_not_held(self, stages: Stages, request: Request, not_held: list[int]) -> tuple[dict[int, Any], int]:
         """Returns the examples of a batch that are not held, by position, and how many of them were read again."""
         loaded: dict[int, Any] = {}
@@ -373,9 +343,9 @@ class ExampleCache:
         for i in not_held:
             if request.positions[i] not in loaded:
                 self._look_up([request.indices[i]], are_fresh=False)
-                again_loaded = self._load(stages, request.positions[i], request.indices[i])
+                example = self._load(stages, request.positions[i], request.indices[i])
                 # The next lookup may read into the same memory.
-                loaded[request.positions[i]] = again_loaded if self._cached is None else copy_example(again_loaded)
+                loaded[request.positions[i]] = example if self._cached is None else copy_example(example)
                 refetched += 1
         fresh = request.positions[: request.fresh]
         self._look_up(request.indices[: request.fresh], are_fresh=True)
@@ -400,7 +370,8 @@ class ExampleCache:
 
     def _load(self, stages: Stages, position: int, index: Any) -> Any:
         started = perf_counter()
-        self._seed_example(position)
+        if self._watched is None:  # so that the example is the same when it is read again; a split data set draws nothing here
+            self._seeding.seed(EXAMPLE, position)
         try:
             example = stages.load(index)
         except Exception as error:
@@ -412,13 +383,9 @@ class ExampleCache:
     def _load_call(self, stages: Stages, position: int, indices: list[Any]) -> list[Any]:
         """Returns examples that are read in one call. ``position`` is that of the first."""
         assert stages.load_many is not None  # only a data set that reads whole batches has calls to repeat
-        self._seed_example(position)
-        return examples_in(self._read_many(stages.load_many, indices), indices)
-
-    def _seed_example(self, position: int) -> None:
-        """Seeds the random states for an example, so that it is the same when it is read again. With a split, does nothing."""
-        if self._watched is None:
+        if self._watched is None:  # as in `_load`
             self._seeding.seed(EXAMPLE, position)
+        return examples_in(self._read_many(stages.load_many, indices), indices)
 
     def _read_many(self, load_many: LoadMany, indices: list[Any]) -> Any:
         started = perf_counter()

@@ -16,7 +16,6 @@ from lightning_echo.pipeline.requests import (
     BatchedOrder,
     BatchRequests,
     ExampleRequests,
-    OrdersOfRanks,
     RequestsInRounds,
     SamplerOrder,
     samplers_of_ranks,
@@ -183,7 +182,7 @@ def test_orders_of_ranks_are_those_of_their_distributed_samplers_also_when_passe
 
     samplers = samplers_of_ranks(DistributedSampler(range(37), 3, 1, seed=8))
     of_ranks = [SamplerOrder(each, 13, 13, 1, 0, distance, seed=5) for each in samplers]
-    mine, alone = OrdersOfRanks(of_ranks, 1), [own(rank) for rank in range(3)]
+    mine, alone = AllRanksOrder(of_ranks, 3, 1), [own(rank) for rank in range(3)]
     for order in (mine, *alone):
         order.begin_spreading()
     for count in (5, 0, 13, 30):
@@ -193,7 +192,7 @@ def test_orders_of_ranks_are_those_of_their_distributed_samplers_also_when_passe
     assert mine.position == 48
     assert mine.exact
     assert mine.state(30) == alone[1].state(30)
-    again = OrdersOfRanks([own(rank) for rank in range(3)], 1)
+    again = AllRanksOrder([own(rank) for rank in range(3)], 3, 1)
     again.load(alone[1].state(30))
     again.seek(30)
     expected = own(1)

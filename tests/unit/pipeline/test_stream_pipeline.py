@@ -59,7 +59,8 @@ def resumed(state):
 class Run:
     def __init__(self, lengths, ahead, late=False, state=None, delivered=0):
         workers = len(lengths)
-        place = StreamPlace.first(workers) if state is None else place_of(state)
+        first = StreamPlace(0, 0, False, frozenset(), (0,) * workers, (None,) * workers)
+        place = first if state is None else place_of(state)
         factors = [(0, 1.0)] if state is None else [tuple(change) for change in state["factors"]]
         pending = [] if state is None else [tuple(change) for change in state["pending"]]
         self.requests = StreamRequests(place, factors, pending, ahead)
