@@ -37,7 +37,7 @@ _NOTHING_KNOWN = Report()
 
 
 class PassOver(Exception):
-    """A pass without a known length has ended. The next read begins another pass."""
+    """A pass without a known length has ended. The position that was asked for becomes the first one of the next pass."""
 
 
 class PassReader:
@@ -64,7 +64,7 @@ class PassReader:
         self._pass_number = 0  # the pass of the iterator
         self._next = 0  # position that is read next
         self._is_resumed = False  # whether the loader's own state was loaded, and nothing was read since
-        self._may_come_late: frozenset[int] = frozenset()  # positions that may be asked for after later ones
+        self.may_come_late: frozenset[int] = frozenset()  # positions that a resumed run may ask for after later ones
         self._read_early: dict[int, Any] = {}  # batches at such positions that were read, and not yet asked for
 
     # ------------------------------------------------------------------ an order: only the position of a batch is known
@@ -83,7 +83,8 @@ class PassReader:
         """Returns the state for resuming at ``position``. Its types are plain if those of the loader's state are."""
         state: dict[str, Any] = {}
         if self._length is None:
-            state["passes"] = [list(entry) for entry in self._passes_from(position)]
+            present = self._pass_of(position)[0]
+            state["passes"] = [list(entry) for entry in self._passes if entry[0] >= present]
         if position in self._states:
             state["loader"] = {"position": position, "state": pickle.loads(self._states[position])}
         return state
@@ -101,7 +102,8 @@ class PassReader:
 
     def prune(self, position: int) -> None:
         """Forgets the parts that only positions before ``position`` need."""
-        self._passes = self._passes_from(position)
+        present = self._pass_of(position)[0]
+        self._passes = [entry for entry in self._passes if entry[0] >= present]
         for remembered in (self._states, self._read_early):
             for earlier in [at for at in remembered if at < position]:
                 del remembered[earlier]
@@ -112,26 +114,16 @@ class PassReader:
             return number, number * self._length
         return next(entry for entry in reversed(self._passes) if entry[1] <= position)
 
-    def _passes_from(self, position: int) -> list[tuple[int, int]]:
-        return [entry for entry in self._passes if entry[0] >= self._pass_of(position)[0]]
-
     # ------------------------------------------------------------------ a reader
 
-    def expect(self, positions: Iterable[int]) -> None:
-        """Notes positions that may be asked for after later ones: the positions that are live when a run resumes."""
-        self._may_come_late = frozenset(positions)
-
     def read(self, position: int) -> tuple[Any, Report]:
-        """Returns the batch at a position, and an empty report: the loader's background work is not known.
-
-        Raises `PassOver` if the pass has ended before this position, which then becomes the first position of the next pass.
-        """
+        """Returns the batch at a position, and an empty report; raises `PassOver` if the pass has ended before this position."""
         if position in self._read_early:
             return self._read_early.pop(position), _NOTHING_KNOWN
         with preserved_random_states():
             while self._next < position:
                 batch = self._read_next()
-                if self._next - 1 in self._may_come_late:
+                if self._next - 1 in self.may_come_late:
                     self._read_early[self._next - 1] = batch
             return self._read_next(), _NOTHING_KNOWN
 
@@ -162,7 +154,22 @@ class PassReader:
             batch = next(self._iterator, _END)
         self._is_resumed = False
         if batch is _END:
-            self._end(number, first)
+            self._iterator = None
+            if self._next == first:
+                raise RuntimeError(
+                    f"the loader yielded no batch in pass {number}: it must be iterable again in every pass, from its beginning. "
+                    "If it is an iterator, as DALI's, pass an object with a method that begins again: "
+                    "def __iter__(self): it.reset(); yield from it"
+                )
+            if self._length is not None:
+                raise RuntimeError(
+                    f"the loader ended after {self._next - first} batches, but its length is {self._length}. Correct its "
+                    "__len__. If its length counts examples, as that of torchrl's replay buffer, pass an object that has no "
+                    "length: with def __iter__(self): yield from buffer"
+                )
+            self._passes.append((number + 1, self._next))
+            self._save_state()
+            raise PassOver
         self._next += 1
         if self._length is None and self._next - first == self._estimate:
             self._passes.append((number + 1, self._next))
@@ -170,10 +177,7 @@ class PassReader:
         return batch
 
     def _begin(self, number: int, first: int) -> None:
-        """Begins to iterate, under the seed of the first batch of the pass: a loader may draw the order of the pass here.
-
-        A loader that begins from a state draws that again, and goes to its place in it.
-        """
+        """Begins to iterate, under the seed of the first batch of the pass: a loader may draw the order of the pass here."""
         if self._iterator is not None and self._is_stateful:
             next(self._iterator, _END)  # only after this, the loader's state shows that the pass has ended
         self._pass_number = number
@@ -195,25 +199,6 @@ class PassReader:
         draws_order_late = getattr(batches, "num_workers", None) == 0 and getattr(batches, "batch_size", 0) is None
         if is_within and not draws_order_late:
             seed_all(mix(self._seed, self._next))
-
-    def _end(self, number: int, first: int) -> None:
-        """Notes the end of a pass, and raises the error of `read` for it."""
-        self._iterator = None
-        if self._next == first:
-            raise RuntimeError(
-                f"the loader yielded no batch in pass {number}: it must be iterable again in every pass, from its beginning. "
-                "If it is an iterator, as DALI's, pass an object with a method that begins again: "
-                "def __iter__(self): it.reset(); yield from it"
-            )
-        if self._length is not None:
-            raise RuntimeError(
-                f"the loader ended after {self._next - first} batches, but its length is {self._length}. Correct its __len__. If "
-                "its length counts examples, as that of torchrl's replay buffer, pass an object that has no length: with "
-                "def __iter__(self): yield from buffer"
-            )
-        self._passes.append((number + 1, self._next))
-        self._save_state()
-        raise PassOver
 
     def _tell_pass(self) -> None:
         """Gives the pass to the loader and its samplers: Lightning does not find the samplers inside an `EchoLoader`."""
@@ -241,77 +226,68 @@ class PassReader:
 #
 #   After the last use, nothing here refers to the `LiveBatch`, and its device memory is free.
 
-Read = Callable[[int], tuple[Any, Report]]
-
 _DESCRIPTORS_SHARE = 4  # live batches keep at most a fourth of the files open that a process may have open
 
 
 class BatchEcho(Iterator[tuple[Any, Report]]):
     """Yields delivered batches, each with its report: its counts of examples and, if it was read, the seconds of reading.
 
-    ``read`` is called with the positions to read, in the order of ``requests``. Its report has no seconds if they are unknown.
+    ``source`` yields the batches that are read, in the order of ``requests``, or is asked for their positions. Its report has no
+    seconds if they are unknown. If the batches are live on the device, each use of one is a `UseToCome`. ``are_owned``: whether
+    no other code uses the memory of the batches that are read. Then live batches are not copied, unless they would keep too many
+    files open.
     """
 
-    def __init__(self, requests: BatchRequests, read: Read) -> None:
-        self._requests, self._read = requests, read
+    def __init__(
+        self,
+        requests: BatchRequests,
+        source: Iterator[tuple[Any, Report]] | PassReader,
+        *,
+        on_device: bool = False,
+        are_owned: bool = False,
+    ) -> None:
+        self._requests, self._on_device, self._are_owned = requests, on_device, are_owned
+        self._batches: Iterator[tuple[Any, Report]] = source if isinstance(source, Iterator) else iter(())
+        self._reader = None if isinstance(source, Iterator) else source
         self._held: dict[int, tuple[Any, int]] = {}  # by position: the held batch, and its number of examples
 
     def __next__(self) -> tuple[Any, Report]:
         step = self._requests.step()
         for position in step.forget:
             self._held.pop(position, None)
+        is_last = not step.stays_live
         if step.is_read:
             try:
-                batch, cost = self._read(step.position)
+                batch, cost = next(self._batches) if self._reader is None else self._reader.read(step.position)
             except PassOver:  # the batch of this step is the first one of the next pass
                 self._requests.put_back(step)
                 raise
             size = step.size if step.size >= 0 else count_examples(batch)
-            handed_out, held = self._first_use(batch, is_last=not step.stays_live)
+            if self._on_device:
+                held: Any = LiveBatch(batch if is_last or self._may_hold(batch) else copy_example(batch))
+            else:
+                held = None if is_last else copy_example(batch)
             fresh, echoed, refetched = (size, 0, 0) if step.is_fresh else (0, size, size)
             lookups = (cost.hits, cost.misses, cost.received) if step.is_fresh else (0, 0, 0)
             report = Report(fresh, echoed, refetched, cost.source, cost.rest, cost.collate, cost.note, *lookups, cost.waited)
         else:
             held, size = self._held[step.position]
-            handed_out, report = self._further_use(held, is_last=not step.stays_live), Report(0, size)
-        if step.stays_live:
-            self._held[step.position] = held, size
-        else:
+            batch = held if self._on_device or is_last else copy_example(held)
+            report = Report(0, size)
+        if is_last:
             self._held.pop(step.position, None)
-        return handed_out, report
+        else:
+            self._held[step.position] = held, size
+        return (UseToCome(held, is_last) if self._on_device else batch), report
 
-    def _first_use(self, batch: Any, *, is_last: bool) -> tuple[Any, Any]:
-        return batch, None if is_last else copy_example(batch)
-
-    def _further_use(self, held: Any, *, is_last: bool) -> Any:
-        return held if is_last else copy_example(held)
-
-
-class LiveBatchEcho(BatchEcho):
-    """Yields a `UseToCome` for each use of a live batch on the device.
-
-    ``are_owned``: whether no other code uses the memory of the batches that are read. Then they are not copied, unless they would
-    keep too many files open.
-    """
-
-    def __init__(self, requests: BatchRequests, read: Read, *, are_owned: bool = False) -> None:
-        super().__init__(requests, read)
-        self._are_owned = are_owned
-
-    def _first_use(self, batch: Any, *, is_last: bool) -> tuple[UseToCome, LiveBatch]:
-        is_held_as_it_is = is_last or (self._are_owned and self._descriptors_suffice(batch))
-        live = LiveBatch(batch if is_held_as_it_is else copy_example(batch))
-        return UseToCome(live, is_last), live
-
-    def _descriptors_suffice(self, batch: Any) -> bool:
+    def _may_hold(self, batch: Any) -> bool:
         """Returns whether one more batch like this may be held as it came from a worker: with an open file for each tensor."""
+        if not self._are_owned:
+            return False
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         if most == resource.RLIM_INFINITY or get_sharing_strategy() != "file_descriptor":  # type: ignore[no-untyped-call]
             return True
         return (len(self._held) + 1) * sum(map(_is_shared, tensors_in(batch))) <= most // _DESCRIPTORS_SHARE
-
-    def _further_use(self, held: LiveBatch, *, is_last: bool) -> UseToCome:
-        return UseToCome(held, is_last)
 
 
 def _is_shared(tensor: torch.Tensor) -> bool:
@@ -320,20 +296,6 @@ def _is_shared(tensor: torch.Tensor) -> bool:
         return tensor.device.type == "cpu" and bool(tensor.is_shared())  # type: ignore[no-untyped-call]
     except Exception:  # a class without memory of its own
         return False
-
-
-class RequestedReader:
-    """Reads the requested batches from the rebuilt loader, in its order.
-
-    It is an object: a function would keep the iterator in its closure as long as a frame refers to it.
-    """
-
-    def __init__(self, batches: Iterator[tuple[Any, Report]]) -> None:
-        self._batches = batches
-
-    def read(self, position: int) -> tuple[Any, Report]:
-        """Returns the next batch, which is the one at ``position``, and its report."""
-        return next(self._batches)
 
 
 # ---------------------------------------------------------------------- on the device
@@ -424,6 +386,9 @@ class LiveBatch:
 # ---------------------------------------------------------------------- counting
 
 
+_STATES_NOTHING = (list, tuple, dict, str, bytes, type(None))  # any other object may state its number of examples
+
+
 def count_examples(batch: Any) -> int:
     size = size_of(batch)
     return 1 if size is None else size
@@ -453,7 +418,7 @@ def size_of(batch: Any) -> int | None:
 def _size_of(batch: Any) -> int:
     if isinstance(batch, torch.Tensor):  # first, since asking for a Mapping costs more than all the rest
         return len(batch) if batch.ndim else 1
-    if _may_state(batch):
+    if not isinstance(batch, _STATES_NOTHING):
         stated = _stated_by(batch)
         stated = _size_in(batch, "num_nodes") if stated is None else stated
         if stated is not None:
@@ -474,10 +439,6 @@ def _size_of(batch: Any) -> int:
     if found is not None:
         return found
     return len(batch) if is_sequence else 1
-
-
-def _may_state(batch: Any) -> bool:
-    return not isinstance(batch, list | tuple | dict | str | bytes | None)
 
 
 def _stated_by(batch: Any) -> int | None:
@@ -506,16 +467,14 @@ def _first_size(batch: Any) -> int | None:
     if isinstance(batch, list | tuple):
         parts: Iterable[Any] = batch
     else:
-        if _may_state(batch) and (stated := _stated_by(batch)) is not None:
+        if not isinstance(batch, _STATES_NOTHING) and (stated := _stated_by(batch)) is not None:
             return stated
-        parts = batch.values() if isinstance(batch, Mapping) else _fields_of(batch)
+        if isinstance(batch, Mapping):
+            parts = batch.values()
+        elif is_dataclass(batch) and not isinstance(batch, type):
+            held = getattr(batch, "__dict__", {})
+            slots = [each.name for each in fields(batch) if each.name not in held and hasattr(batch, each.name)]
+            parts = [*held.values(), *(getattr(batch, name) for name in slots)]
+        else:
+            parts = ()
     return next((found for part in parts if (found := _first_size(part)) is not None), None)
-
-
-def _fields_of(batch: Any) -> list[Any]:
-    """Returns the fields of an instance of a dataclass, also of one with slots; nothing of other objects."""
-    if not is_dataclass(batch) or isinstance(batch, type):
-        return []
-    held = getattr(batch, "__dict__", {})
-    slots = [each.name for each in fields(batch) if each.name not in held and hasattr(batch, each.name)]
-    return [*held.values(), *(getattr(batch, name) for name in slots)]

@@ -46,7 +46,7 @@ from lightning_echo.cache.reads import Caching, Keys, NoKeysError
 from lightning_echo.data.objects import in_words, is_stateful
 from lightning_echo.data.randomness import PreservingIterator
 from lightning_echo.insertion import InsertionPoint, Needs
-from lightning_echo.pipeline.batches import BatchEcho, LiveBatchEcho, PassReader
+from lightning_echo.pipeline.batches import BatchEcho, PassReader
 from lightning_echo.pipeline.pipelines import (
     IndexPipeline,
     Launch,
@@ -171,6 +171,7 @@ class Kind(ABC):
     plans_in_workers: ClassVar[bool] = False  # whether each worker has a plan of its own, for its part of a stream
     distinct: ClassVar[bool] = False  # whether no batch may hold an index twice
     needs_length: ClassVar[bool] = False  # whether a loader without a length is refused
+    hears_passes: ClassVar[bool] = True  # whether a ``set_epoch`` of the user's gets the pass from this package
     laid_out: ClassVar[str] = "batches"  # the items of its layout
     pass_ends: ClassVar[str] = "the loader's pass ends"  # as the end of an epoch without a known length
     remark: ClassVar[str] = ""  # for the user, once
@@ -242,6 +243,8 @@ class Kind(ABC):
     def hearers(self) -> tuple[Any, ...]:
         """Returns the objects whose ``set_epoch`` is the user's and gets the pass. The order, and the length, may follow that."""
         loader = self.loader
+        if not self.hears_passes:
+            return ()
         batch_sampler = getattr(loader, "batch_sampler", None)
         samplers = getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)
         told = {id(each): each for each in (loader, *samplers)}
@@ -345,11 +348,7 @@ class Kind(ABC):
 
     @property
     def resumes(self) -> bool:
-        """Whether a run can continue in the middle of a pass.
-
-        It can if the data is read by index, if the loader or stream has a state of its own, or if a pass of known length can be
-        read again.
-        """
+        """Whether a run can continue in the middle of a pass: from a state of the loader or stream, or by reading it again."""
         return is_stateful(self.stateful) or not (self.reads_stream or self.length is None)
 
     @property
@@ -407,12 +406,8 @@ class Indexed(Kind):
     def is_shuffled(self) -> bool:
         """Whether the order is that of ``DataLoader(shuffle=True)``. Then the package draws it, and not the sampler."""
         sampler = self.sampler
-        return (
-            type(sampler) is RandomSampler
-            and not sampler.replacement
-            and sampler.generator is self.loader.generator
-            and self._covers_dataset()
-        )
+        is_plain = type(sampler) is RandomSampler and not sampler.replacement and sampler.generator is self.loader.generator
+        return is_plain and self._covers_dataset()
 
     @property
     def order_by(self) -> str | None:
@@ -497,8 +492,8 @@ class Indexed(Kind):
         requests: ExampleRequests | BatchRequests
         if self.by_batches:
             layout = opening.layout
-            whole = (layout.batch_size, layout.last_batch_size, layout.batches_per_pass)
-            requests = BatchRequests(opening.plan(), order if self.laid_out == "batches" else BatchedOrder(order, *whole))
+            sizes = (layout.batch_size, layout.last_batch_size, layout.batches_per_pass)
+            requests = BatchRequests(opening.plan(), order if self.laid_out == "batches" else BatchedOrder(order, *sizes))
         else:
             stages = choice.make_stages(self.loader.dataset)
             requests = ExampleRequests(opening.plan(), order, whole_calls=stages.load_many is not None)
@@ -511,15 +506,10 @@ class Indexed(Kind):
         batches: Iterator[Any] = iter(self.rebuild(in_rounds or requests, choice.make_stages, opening.key, workers, caching))
         if rounds is not None and rounds.exchange is not None:
             rounds.exchange.begin()
-        # Once a worker has sent a batch, it does not use its memory any more.
+        are_owned = self.num_workers > 0  # once a worker has sent a batch, it does not use its memory any more
+        on_device = choice.point.on_device
         return pipeline_over(
-            requests,
-            batches,
-            workers,
-            on_device=choice.point.on_device,
-            in_thread=in_thread,
-            are_owned=self.num_workers > 0,
-            rounds=rounds,
+            requests, batches, workers, on_device=on_device, in_thread=in_thread, are_owned=are_owned, rounds=rounds
         )
 
     def order(self, layout: Layout, distance: int, seed: int, rank: int, *, is_whole: bool = False) -> Order:
@@ -535,14 +525,9 @@ class Indexed(Kind):
             return SequentialOrder(*dealt_out)
         if self.is_shuffled:
             return ShuffledOrder(*dealt_out, distance, layout.replicas, seed=mix(seed, _ORDER_SEED))
-        return SamplerOrder(
-            self.sampler,
-            *dealt_out,
-            distance,
-            layout.replicas,
-            seed=mix(seed, _ORDER_SEED),
-            preserves=self.by_batches and not self.num_workers,
-        )
+        preserves = self.by_batches and not self.num_workers
+        order_seed = mix(seed, _ORDER_SEED)
+        return SamplerOrder(self.sampler, *dealt_out, distance, layout.replicas, seed=order_seed, preserves=preserves)
 
     def _order_in_rounds(self, opening: Opening, rounds: Rounds | None) -> Order:
         """Returns the order of this rank, with those of the others if this rank exchanges examples for all ranks."""
@@ -612,9 +597,7 @@ class _OfStream(Kind):
     """A ``DataLoader`` over a stream, which has no index."""
 
     deals_out = False
-
-    def hearers(self) -> tuple[Any, ...]:
-        return ()
+    hears_passes = False
 
     def watched_parts(self) -> dict[str, Any]:
         return _examples_of(self.loader) if self.num_workers else {}  # in this process, a stream changes by being read
@@ -685,9 +668,9 @@ class Opaque(Kind):
         if launch.state["order"] is not None:
             reader.load(launch.state["order"])
         requests = BatchRequests(opening.plan(), reader)
-        reader.expect(requests.not_held)
+        reader.may_come_late = frozenset(requests.not_held)
         on_device = opening.choice.point.on_device
-        batches = (LiveBatchEcho if on_device else BatchEcho)(requests, reader.read)
+        batches = BatchEcho(requests, reader, on_device=on_device)
         return IndexPipeline(requests, batches, WorkerProcesses(), reader=reader, on_device=on_device)
 
 
@@ -700,10 +683,7 @@ Stream.whole_batches = StreamBatches
 
 
 def _rebuilt(loader: Any, requests: Iterable[Any], answering: Any, key: int, workers: WorkerProcesses) -> DataLoader[Any]:
-    """Returns the user's ``DataLoader`` with the same workers and options, and a data set that answers requests.
-
-    ``workers`` has the function that the workers run first, and notes the processes that are started.
-    """
+    """Returns the user's ``DataLoader`` with the same workers and options, and a data set that answers requests."""
     options: dict[str, Any] = {name: getattr(loader, name) for name in ("num_workers", "pin_memory", "timeout")}
     if loader.num_workers:
         options["prefetch_factor"] = loader.prefetch_factor

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 from lightning_echo.cache.exchange import Rounds
 from lightning_echo.data.randomness import PreservingIterator
-from lightning_echo.pipeline.batches import BatchEcho, LiveBatchEcho, PassOver, PassReader, RequestedReader
+from lightning_echo.pipeline.batches import BatchEcho, PassOver, PassReader
 from lightning_echo.pipeline.prefetch import Prefetcher, WorkerProcesses
 from lightning_echo.pipeline.requests import BatchRequests, ExampleRequests
 from lightning_echo.pipeline.streams import StreamNote, StreamRequest
@@ -133,8 +133,7 @@ def pipeline_over(
     if not in_thread:
         batches = PreservingIterator(batches)
     if isinstance(requests, BatchRequests):
-        read = RequestedReader(batches).read
-        batches = LiveBatchEcho(requests, read, are_owned=are_owned) if on_device else BatchEcho(requests, read)
+        batches = BatchEcho(requests, batches, on_device=on_device, are_owned=are_owned)
     if in_thread:
         batches = Prefetcher(batches, lost=workers.lost)
     return IndexPipeline(requests, batches, workers, on_device=on_device, rounds=rounds)
@@ -286,11 +285,7 @@ class StreamAnswers(Iterator[tuple[Any, Report | None, StreamPlace]]):
     """
 
     def __init__(
-        self,
-        answers: Iterator[tuple[Any, Report, StreamNote]],
-        requests: StreamRequests,
-        place: StreamPlace,
-        received: int,
+        self, answers: Iterator[tuple[Any, Report, StreamNote]], requests: StreamRequests, place: StreamPlace, received: int
     ) -> None:
         self._answers, self._requests, self._place, self._received = answers, requests, place, received
         self._at = place.request - place.request % len(place.workers)  # the request whose answer comes next
@@ -359,14 +354,11 @@ class Pipeline(Protocol):
 
 
 class RestartablePipeline:
-    """The started pipeline (``started``; None at rest) or, at rest, the state from which the next one continues.
-
-    A pipeline without a state begins at ``begin_at``.
-    """
+    """The started pipeline or, at rest, the state from which the next one continues."""
 
     def __init__(self) -> None:
-        self.begin_at = Start(0, 0)
-        self.started: Pipeline | None = None
+        self.begin_at = Start(0, 0)  # of a pipeline without a state
+        self.started: Pipeline | None = None  # None at rest
         self._at_rest = _BEGINNING
         self._one_before: tuple[int, dict[str, Any]] | None = None  # a number of batches, one less than at rest; the state there
         self._started_after = 0  # batches

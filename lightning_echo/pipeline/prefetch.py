@@ -66,8 +66,15 @@ class Prefetcher(Iterator[Any]):
         is_short = time.perf_counter() - self._handed_out_at < _SHORT_SECONDS
         if not is_short:
             self._ask()
+        failure: BaseException | None = None
         if self._ahead:
-            item, failure = self._receive()
+            while failure is None:
+                try:
+                    item, failure = self._results.get(timeout=_LOOK_SECONDS)
+                    self._ahead -= 1
+                    break
+                except queue.Empty:
+                    failure = self._lost(0.0)  # because of this, the thread can fetch nothing
             if not is_short:
                 self._ask()
         else:
@@ -98,18 +105,6 @@ class Prefetcher(Iterator[Any]):
             if self._lost(0.0) is not None:
                 break  # the thread ends by itself when torch has noticed this, too
 
-    def _receive(self) -> _Result:
-        """Returns the next result of the thread, or the error because of which it can fetch nothing."""
-        while True:
-            try:
-                result = self._results.get(timeout=_LOOK_SECONDS)
-            except queue.Empty:
-                if (lost := self._lost(0.0)) is not None:
-                    return None, lost
-            else:
-                self._ahead -= 1
-                return result
-
     def _ask(self) -> None:
         """Lets the thread fetch until it is ``depth`` items ahead."""
         if self._thread is None:
@@ -126,11 +121,7 @@ class Prefetcher(Iterator[Any]):
 
 
 def _pump(
-    source: Iterator[Any],
-    asked: queue.SimpleQueue[None],
-    results: queue.SimpleQueue[_Result],
-    stop: threading.Event,
-    depth: int,
+    source: Iterator[Any], asked: queue.SimpleQueue[None], results: queue.SimpleQueue[_Result], stop: threading.Event, depth: int
 ) -> None:
     """Fetches an item for each entry in ``asked``, until it is stopped."""
     # The consumer asks for an item while it uses the item `depth` before that. So it has dropped the item `depth` + 1 before.
@@ -154,13 +145,10 @@ def _pump(
 
 
 def clear_frames(error: BaseException | None) -> None:
-    """Drops the objects to which the frames of an error refer. torch's frames refer to the workers, which end when dropped.
-
-    The frames of errors that were being handled are cleared, too: torch raises from a signal handler when a worker has died.
-    """
+    """Drops the objects to which the frames of an error refer. torch's frames refer to the workers, which end when dropped."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)
-        error = error.__context__
+        error = error.__context__  # torch raises from a signal handler when a worker has died
 
 
 def _fetch(source: Iterator[Any]) -> _Result:

@@ -347,7 +347,12 @@ class _PlannedRequests(Iterator[Request]):
             raise self.failure
         plan = self.plan
         if plan.number % self._batches_per_snapshot == 0:
-            self._take_snapshot()
+            snapshots = self._snapshots
+            if snapshots[-1]["number"] != plan.number:
+                snapshots.append(plan.state())
+            while len(snapshots) > 1 and snapshots[1]["number"] < self.delivered:  # `state` may be asked for one batch before
+                snapshots.popleft()
+            self.order.prune(plan_from_state(plan.shape, snapshots[0]).oldest_call)
         batch = plan.next_batch()
         if plan.factor > 1 and self._begin_spreading is not None:
             self._begin_spreading()
@@ -366,24 +371,13 @@ class _PlannedRequests(Iterator[Request]):
             self._to_read_again.pop(position, None)
         return batch, fresh
 
-    def _take_snapshot(self) -> None:
-        snapshots = self._snapshots
-        if snapshots[-1]["number"] != self.plan.number:
-            snapshots.append(self.plan.state())
-        while len(snapshots) > 1 and snapshots[1]["number"] < self.delivered:  # `state` may be asked for one batch before
-            snapshots.popleft()
-        self.order.prune(plan_from_state(self.plan.shape, snapshots[0]).oldest_call)
-
 
 class ExampleRequests(_PlannedRequests):
-    """The batch sampler where examples are echoed.
-
-    ``whole_calls``: whether the data set reads whole batches, so that only a whole call can be repeated.
-    """
+    """The batch sampler where examples are echoed."""
 
     def __init__(self, plan: Plan, order: Order, *, whole_calls: bool) -> None:
         super().__init__(plan, order, order.begin_spreading)
-        self._whole_calls = whole_calls
+        self._whole_calls = whole_calls  # whether the data set reads whole batches, so that only a whole call can be repeated
         self._items_of_call: dict[int, list[Any]] = {}  # the items of each call to repeat, by the position of its first item
         if whole_calls:
             for first, count in set(self._to_read_again.values()):
@@ -405,20 +399,16 @@ class ExampleRequests(_PlannedRequests):
             echoed = positions[fresh:]
             for position, stays in zip(echoed, stays_live[fresh:], strict=True):
                 indices.append(items[position] if stays else items.pop(position))
-            rebuild = self._rebuild(echoed) if self._to_read_again else ()
+            rebuild: tuple[RepeatedCall, ...] = ()  # the calls of echoed examples that are not held, see `Request`
+            not_held = self._to_read_again
+            for position in echoed if not_held else ():
+                call = not_held.pop(position, None)
+                if call is not None and self._whole_calls:
+                    others = [other for other, its_call in not_held.items() if its_call == call]
+                    for other in others:
+                        del not_held[other]
+                    rebuild += (RepeatedCall(call.first, self._items_of_call.pop(call.first), [position, *others]),)
             return Request(batch.number, positions, fresh, indices, stays_live, batch.forget, rebuild)
-
-    def _rebuild(self, echoed: Sequence[int]) -> tuple[RepeatedCall, ...]:
-        """Returns the calls to repeat, because an echoed example of this batch is not held. See `Request`."""
-        calls = []
-        for position in echoed:
-            call = self._to_read_again.pop(position, None)
-            if call is not None and self._whole_calls:
-                others = [other for other, its_call in self._to_read_again.items() if its_call == call]
-                for other in others:
-                    del self._to_read_again[other]
-                calls.append(RepeatedCall(call.first, self._items_of_call.pop(call.first), [position, *others]))
-        return tuple(calls)
 
 
 class Step(NamedTuple):
@@ -433,14 +423,11 @@ class Step(NamedTuple):
 
 
 class BatchRequests(_PlannedRequests):
-    """The batch sampler where whole batches are echoed, in the order of the batches.
-
-    ``not_held`` has the positions that are live, but not held, when the run begins. They are read again.
-    """
+    """The batch sampler where whole batches are echoed, in the order of the batches."""
 
     def __init__(self, plan: Plan, order: ItemOrder) -> None:
         super().__init__(plan, order)
-        self.not_held = list(self._to_read_again)
+        self.not_held = list(self._to_read_again)  # positions that are live, but not held, when the run begins
         self._items = {position: self._items[position] for position in self._to_read_again}
         self._steps: deque[Step] = deque()  # planned, and not yet delivered
         self._reads: deque[Request] = deque()  # planned, and not yet sent to the workers

@@ -17,7 +17,7 @@ from lightning_echo.data.objects import is_stateful
 from lightning_echo.data.randomness import BATCH, EXAMPLE, Seeding
 from lightning_echo.pipeline.worker import Report, add_note, copies_by_itself
 from lightning_echo.plan.memory import make_plan, plan_from_state
-from lightning_echo.plan.plan import PlannedBatch, PlanShape, mix
+from lightning_echo.plan.plan import PlanShape, mix
 from lightning_echo.split.staged import decoded
 
 # ---------------------------------------------------------------------- stream reader
@@ -195,7 +195,14 @@ class StreamEcho:
             if not fresh or self._drop_last:
                 return None, _NOTHING, self._note()
         batch = plan.next_batch(missing=wanted - len(fresh))
-        examples = self._hand_out(batch, fresh)
+        held, examples = self._held, []
+        for position in batch.forget:
+            held.pop(position, None)
+        for i, (position, stays) in enumerate(zip(batch.positions, batch.stays_live, strict=True)):
+            example = fresh[i] if i < len(fresh) else held.pop(position)
+            if stays:
+                held[position] = example
+            examples.append(copy_example(example) if stays and self._copies_uses else example)
         answer = self._note()
         self._seeding.seed(BATCH, batch.number)
         refetched, self._refetched = self._refetched, 0
@@ -212,17 +219,6 @@ class StreamEcho:
         self._reader = StreamReader(self.dataset, self._seeding, self._turn)
         if info is None and self._reader.is_stateful:  # a worker gets the data set as it was; this process has used it already
             self._reader.state = self.dataset.state_dict()
-
-    def _hand_out(self, batch: PlannedBatch, fresh: list[Any]) -> list[Any]:
-        held, examples = self._held, []
-        for position in batch.forget:
-            held.pop(position, None)
-        for i, (position, stays) in enumerate(zip(batch.positions, batch.stays_live, strict=True)):
-            example = fresh[i] if i < len(fresh) else held.pop(position)
-            if stays:
-                held[position] = example
-            examples.append(copy_example(example) if stays and self._copies_uses else example)
-        return examples
 
     def _pull(self, position: int, count: int, batch: int, pass_number: int) -> list[Any]:
         reader = self._reader

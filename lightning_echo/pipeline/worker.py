@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from itertools import chain
 from time import perf_counter
 from typing import Any, NamedTuple, NoReturn, Protocol
@@ -36,10 +36,10 @@ def sendable(error: Exception) -> Exception:
     ('LookupError', 'KeyError')
     """
     kind = type(error)
-    if _is_found(kind):
+    nearest: type[Exception] = next(base for base in kind.__mro__ if _is_found(base))
+    if nearest is kind:
         return error
     message = f"{kind.__module__}.{kind.__qualname__}: {error}"
-    nearest: type[Exception] = next(base for base in kind.__mro__ if _is_found(base))
     try:
         return nearest(message)
     except Exception:  # a class of the user's, or of Python's, that wants other arguments than a message
@@ -129,13 +129,7 @@ class StageSeconds:
     batches: int = 0
 
     def __sub__(self, earlier: StageSeconds) -> StageSeconds:
-        return StageSeconds(
-            self.source - earlier.source,
-            self.rest - earlier.rest,
-            self.collate - earlier.collate,
-            self.examples - earlier.examples,
-            self.batches - earlier.batches,
-        )
+        return StageSeconds(*(now - then for now, then in zip(astuple(self), astuple(earlier), strict=True)))
 
 
 # ---------------------------------------------------------------------- dataset

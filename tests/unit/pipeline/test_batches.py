@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_echo.pipeline.batches import BatchEcho, RequestedReader, count_examples, size_of
+from lightning_echo.pipeline.batches import BatchEcho, count_examples, size_of
 from lightning_echo.pipeline.requests import BatchedOrder, BatchRequests, Step
 from lightning_echo.pipeline.worker import Report
 from lightning_echo.plan.each import EachPlan
@@ -37,7 +37,7 @@ SECONDS = {"source": 0.5, "rest": 0.25, "collate": 0.125}
 
 
 def with_seconds(read):
-    return lambda position: (read(position), Report(**SECONDS))
+    return SimpleNamespace(read=lambda position: (read(position), Report(**SECONDS)))
 
 
 def echo(*steps, read=lambda position: torch.full((4,), float(position))):
@@ -92,7 +92,8 @@ class TestEchoingBatches:
 
     def test_what_reading_looked_up_counts_for_fresh_examples_and_what_it_says_always_reaches_the_user(self):
         steps = step(0, fresh=True, stays_live=True), step(0), step(1, read=True, stays_live=True), step(1)
-        batches = BatchEcho(Steps(*steps), lambda position: (torch.zeros(4), Report(note=f"about {position}", hits=3, misses=1)))
+        source = SimpleNamespace(read=lambda position: (torch.zeros(4), Report(note=f"about {position}", hits=3, misses=1)))
+        batches = BatchEcho(Steps(*steps), source)
         reports = [report for _, report in (next(batches) for _ in steps)]
         assert [report.note for report in reports] == ["about 0", "", "about 1", ""]
         assert [(report.hits, report.misses) for report in reports] == [(3, 1), (0, 0), (0, 0), (0, 0)]
@@ -170,8 +171,8 @@ class TestEchoingBatches:
 
     def test_of_a_rebuilt_loader_the_batches_come_in_the_order_in_which_they_were_asked_for(self):
         read = ("a", Report(4, 0, 0, 1, 2, 3)), ("b", Report(4, 0, 0, 4, 5, 6))
-        reader = RequestedReader(iter(read))
-        assert (reader.read(0), reader.read(1)) == read
+        batches = BatchEcho(Steps(step(0, fresh=True), step(1, fresh=True)), iter(read))
+        assert (next(batches), next(batches)) == read
 
 
 @dataclass

@@ -97,7 +97,7 @@ class TestReading:
         source = Passes()
         reader = PassReader(source, 5)
         reader.seek(12)
-        reader.expect([])
+        reader.may_come_late = frozenset([])
         assert firsts(reader, range(13, 17)) == [3, 4, 0, 1]
         assert source.log == ["iter", *range(5), "iter", 0, 1]
 
@@ -106,7 +106,7 @@ class TestReading:
         source, reader = Passes(), PassReader(Passes(), 5)
         expected = dict(enumerate(values(PassReader(source, 5), range(11))))
         reader.seek(6)
-        reader.expect([6, 8, 9])
+        reader.may_come_late = frozenset([6, 8, 9])
         assert {position: reader.read(position)[0] for position in order} == {position: expected[position] for position in order}
 
     def test_a_pass_that_is_read_again_draws_the_same_random_numbers(self):
@@ -288,8 +288,8 @@ class TestALoaderWithAStateOfItsOwn:
             if state is not None:
                 reader.load(state)
             requests = BatchRequests(plan, reader)
-            reader.expect(requests.not_held)
-            return loader, requests, BatchEcho(requests, reader.read)
+            reader.may_come_late = frozenset(requests.not_held)
+            return loader, requests, BatchEcho(requests, reader)
 
         def deliver(requests, batches, count):
             found = []
