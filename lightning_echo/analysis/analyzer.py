@@ -373,26 +373,57 @@ class StallAnalyzer:
         with process_state_restored():
             model, data = _copy_of(self._model), TrainingData(self._data)
             loader = self._prepare(model, data)
-            self._steps, phases = self._loader_alone(loader, number, share)
-            self._training = ShortTraining(model, data, loader, phases, self._trainer_kwargs, share)
-            return StallAnalysis.of_ranks(gathered(self._train(self._training, self._steps)))
+            if not isinstance(kind_of(loader), Indexed) or loader.batch_sampler is None:
+                size = loader.batch_size or 1
+                steps, phases = measure_stream(loader, number, size, share, self._progress.phase)
+            else:
+                batches = [list(indices) for indices in islice(iter(loader.batch_sampler), CHUNKS * number.most)]
+                steps = number.within(min(gathered(len(batches))))
+                phases = measure_loader(loader, batches, steps, share, self._progress.phase)
+            self._steps, self._training = steps, ShortTraining(model, data, loader, phases, self._trainer_kwargs, share)
+            return StallAnalysis.of_ranks(gathered(self._train(self._training, steps)))
 
     def _train(self, training: ShortTraining, steps: int) -> StallAnalysis:
-        phases, workers = training.phases, max(training.loader.num_workers, 1)
+        phases, loader, workers = training.phases, training.loader, max(training.loader.num_workers, 1)
         self._progress.phase("hand-over and copy", to_come=_TRAININGS)
         hand_over, transfers = _time_hand_over(training), _time_transfers(training)
         self._progress.phase("ingestion rate: the step alone")
         # If no hook was called, the strategy transfers batches in its own way, and this batch is still on the host.
         with transfers_skipped([training.model, *training.data.instances] if transfers.seconds else []):
             ingestion = training.clock(RepeatedBatch(transfers.batch, steps), steps)
-        stages = _measured_stages(training, hand_over, Spread.of(transfers.seconds or [0.0]), ingestion)
+        stages = MeasuredStages(
+            read=phases.read,
+            read_cached=phases.read_cached,
+            decode=phases.decode,
+            augment=phases.augment,
+            collate=phases.collate,
+            hand_over=hand_over,
+            copy=Spread.of(transfers.seconds or [0.0]),
+            step=Spread.of(ingestion.seconds),
+            read_cpu_share=phases.read_cpu_share,
+            prepare_cpu_share=phases.prepare_cpu_share,
+            step_cpu_seconds=ingestion.cpu_seconds,
+            batch_size=phases.batch_size,
+            workers=loader.num_workers,
+            takes_ahead=phases.takes_ahead,
+            cores=_cores_of_rank(),
+            points=phases.points,
+            read_sharing=phases.read_sharing,
+            prepare_sharing=phases.prepare_sharing,
+            can_have_workers=phases.can_have_workers,
+            in_cache=phases.in_cache,
+            examples=phases.examples,
+        )
         self._progress.phase("the training, its data in memory")
         cached = None if phases.in_memory is None else Spread.of(training.clock(phases.in_memory, steps).seconds, workers)
         self._progress.phase("the training as it is")
         drop_pages(phases.files)
         real = Spread.of(training.clock(phases.real, steps).seconds, workers)
         stages = replace(stages, contention=contention(stages, (cached or real).median), free_bytes=self._free_bytes)
-        return StallAnalysis(stages, real, cached, phases.transforms, (*phases.notes, *_notes_on_shared_data(training)))
+        notes = phases.notes
+        if not loader.num_workers and training.data.too_large:  # this process reads the user's own objects
+            notes = (*notes, _NOT_COPIED.format(what=", ".join(training.data.too_large)))
+        return StallAnalysis(stages, real, cached, phases.transforms, notes)
 
     def check(self, analysis: StallAnalysis, **setting: Any) -> StallAnalysis:
         """Trains with a setting, and compares the measured step with the prediction.
@@ -440,23 +471,12 @@ class StallAnalyzer:
             )
         return loader
 
-    def _loader_alone(self, loader: DataLoader[Any], number: StepNumber, most_seconds: float) -> tuple[int, LoaderPhases]:
-        if not isinstance(kind_of(loader), Indexed) or loader.batch_sampler is None:
-            return measure_stream(loader, number, _size_of(loader), most_seconds, self._progress.phase)
-        batches = [list(indices) for indices in islice(iter(loader.batch_sampler), CHUNKS * number.most)]
-        steps = number.within(min(gathered(len(batches))))
-        return steps, measure_loader(loader, batches, steps, most_seconds, self._progress.phase)
-
 
 def _copy_of(model: pl.LightningModule) -> pl.LightningModule:
     """Returns a copy without the model's own callbacks and without its end hooks, which are not meant for a few steps."""
     copied = copy.deepcopy(model)
     vars(copied).update(dict.fromkeys(_END_HOOKS, nothing), configure_callbacks=list)
     return copied
-
-
-def _size_of(loader: DataLoader[Any]) -> int:
-    return loader.batch_size or 1
 
 
 def _time_hand_over(training: ShortTraining) -> Spread:
@@ -485,40 +505,6 @@ def _time_transfers(training: ShortTraining) -> Transfers:
     if transfers.batch is None:  # the strategy does not call the hook
         transfers.batch = next(iter(batches))
     return transfers
-
-
-def _measured_stages(training: ShortTraining, hand_over: Spread, copied: Spread, ingestion: StepClock) -> MeasuredStages:
-    phases, loader = training.phases, training.loader
-    return MeasuredStages(
-        read=phases.read,
-        read_cached=phases.read_cached,
-        decode=phases.decode,
-        augment=phases.augment,
-        collate=phases.collate,
-        hand_over=hand_over,
-        copy=copied,
-        step=Spread.of(ingestion.seconds),
-        read_cpu_share=phases.read_cpu_share,
-        prepare_cpu_share=phases.prepare_cpu_share,
-        step_cpu_seconds=ingestion.cpu_seconds,
-        batch_size=phases.batch_size,
-        workers=loader.num_workers,
-        takes_ahead=phases.takes_ahead,
-        cores=_cores_of_rank(),
-        points=phases.points,
-        read_sharing=phases.read_sharing,
-        prepare_sharing=phases.prepare_sharing,
-        can_have_workers=phases.can_have_workers,
-        in_cache=phases.in_cache,
-        examples=phases.examples,
-    )
-
-
-def _notes_on_shared_data(training: ShortTraining) -> list[str]:
-    """Returns notes on data that was not copied: if this process reads it, edits in place change the user's objects."""
-    if training.loader.num_workers or not training.data.too_large:
-        return []
-    return [_NOT_COPIED.format(what=", ".join(training.data.too_large))]
 
 
 def _cores_of_rank() -> int:
@@ -600,7 +586,7 @@ def _log_directory(trainer: pl.Trainer) -> Path:
 
 
 @rank_zero_only
-def _write(path: Path, save: Callable[[Path], None]) -> None:
+def _write(path: Path, save: Callable[[Path], object]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     save(path)
 
@@ -613,13 +599,9 @@ def _report(analysis: StallAnalysis, json: Path, html: str | None, png: str | No
     for path, save in (
         (html, partial(save_page, analysis)),
         (png, partial(save_png, analysis)),
-        (apply, partial(_save_advice, analysis)),
+        (apply, lambda path: path.write_text(advice_yaml(analysis), encoding="utf-8")),
     ):
         if path is not None:
             _write(Path(path), save)
             written.append(path)
     print(f"\nWritten: {', '.join(written)}")
-
-
-def _save_advice(analysis: StallAnalysis, path: str | Path) -> None:
-    Path(path).write_text(advice_yaml(analysis), encoding="utf-8")

@@ -56,7 +56,14 @@ class OpenedFiles:
         return [path for path in paths if _is_data(path)]
 
     def _note(self, event: str, args: tuple[object, ...]) -> None:
-        if event == "open" and isinstance(args[0], str | bytes | os.PathLike) and _reads(args[1], args[2]):
+        if event != "open" or not isinstance(args[0], str | bytes | os.PathLike):
+            return
+        mode, flags = args[1], args[2]
+        if isinstance(mode, str):
+            reads = not set(mode) & set("wax+")
+        else:
+            reads = isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR) == 0
+        if reads:
             self._paths[os.path.abspath(os.fsdecode(args[0]))] = None
 
 
@@ -86,12 +93,6 @@ def _size_of(path: str) -> int:
         return os.path.getsize(path)
     except OSError:  # the file is gone
         return 0
-
-
-def _reads(mode: object, flags: object) -> bool:
-    if isinstance(mode, str):
-        return not set(mode) & set("wax+")
-    return isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR) == 0
 
 
 def _is_data(path: str) -> bool:
@@ -126,7 +127,7 @@ class TimedTransforms:
     def take(self) -> dict[str, float]:
         """Returns the seconds of each transform since the last call, by its name, in the order of the pipeline."""
         taken = dict(self._seconds)
-        self._seconds = dict.fromkeys(self._seconds, 0.0)
+        self._seconds.update(dict.fromkeys(taken, 0.0))
         return taken
 
     def _timed(self, transform: Any) -> Any:
@@ -139,22 +140,19 @@ class TimedTransforms:
             number += 1
             name = f"{base} ({number})"
         self._seconds[name] = 0.0
-        return _Timed(transform, name, self._add)
-
-    def _add(self, name: str, seconds: float) -> None:
-        self._seconds[name] += seconds
+        return _Timed(transform, name, self._seconds)
 
 
 class _Timed:
-    def __init__(self, transform: Any, name: str, add: Callable[[str, float], None]) -> None:
-        self._transform, self._name, self._add = transform, name, add
+    def __init__(self, transform: Any, name: str, seconds: dict[str, float]) -> None:
+        self._transform, self._name, self._seconds = transform, name, seconds
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         begin = time.perf_counter()
         try:
             return self._transform(*args, **kwargs)
         finally:
-            self._add(self._name, time.perf_counter() - begin)
+            self._seconds[self._name] += time.perf_counter() - begin
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transform, name)
@@ -167,12 +165,8 @@ def _composes(value: Any, seen: set[int], depth: int) -> Iterator[Any]:
     seen.add(id(value))
     if _is_compose(value):
         yield value
-    if isinstance(value, dict):
-        members = list(value.values())
-    elif isinstance(value, list | tuple):
-        members = list(value)
-    else:
-        members = list(getattr(value, "__dict__", {}).values())
+    inside = value if isinstance(value, dict | list | tuple) else getattr(value, "__dict__", {})
+    members = list(inside.values() if isinstance(inside, dict) else inside)
     if len(members) <= _MOST_MEMBERS:
         for each in members:
             yield from _composes(each, seen, depth - 1)
@@ -198,8 +192,6 @@ MakeStages = Callable[[Any], Stages]
 
 
 class Halves(NamedTuple):
-    """The functions of a part; ``second`` is None if it has one half only."""
-
     first: FirstHalf
     second: SecondHalf | None = None
 
@@ -208,9 +200,7 @@ Part = Callable[[Any], Halves]
 
 
 class Cuts(NamedTuple):
-    """The possible cuts of a data set: what makes the stages of each (None: no such cut), and the insertion points, earliest
-    first.
-    """
+    """What makes the stages of each possible cut of a data set (None: no such cut), and the insertion points, earliest first."""
 
     after_reading: MakeStages | None
     before_augmenting: MakeStages | None
@@ -251,11 +241,7 @@ class InCache(NamedTuple):
 
 
 def in_cache(cuts_to_hold: Mapping[str, MakeStages], dataset: Any) -> Halves:
-    """Returns the part that puts examples into a cache, and looks them up there.
-
-    For each example it yields a mapping of the forms in which a cache can hold it to `InCache`. ``cuts_to_hold`` has the makers
-    of stages by form.
-    """
+    """Returns the part that puts examples into a cache, and yields what each costs there, by the form in which it is held."""
     loads = {hold: _load_many(make_stages(dataset)) for hold, make_stages in cuts_to_hold.items()}
 
     def put_and_get(indices: list[Any]) -> list[Any]:
@@ -332,9 +318,7 @@ Value = TypeVar("Value")
 
 
 class BatchSeconds(NamedTuple):
-    """The seconds that one worker spent on a batch: wall time of each part (``second`` is 0 without that half), and processor
-    time.
-    """
+    """The wall time that one worker spent on each part of a batch (``second`` is 0 without that half), and the processor time."""
 
     first: float
     second: float
@@ -351,9 +335,7 @@ class Seen(NamedTuple):
 
 @dataclass
 class PartRun:
-    """The measures of a run of a part, batch by batch; ``files`` are in the order of opening, ``outputs`` only if they were asked
-    for.
-    """
+    """The measures of a run of a part, batch by batch; ``files`` are in the order of opening; ``outputs``, if asked for."""
 
     batches: list[BatchSeconds] = field(default_factory=list)
     files: list[str] = field(default_factory=list)
@@ -370,7 +352,6 @@ class PartRun:
 
     @property
     def cpu_share(self) -> float:
-        """Share of the workers' time in which a processor is busy."""
         spent = fmean(batch.first + batch.second + batch.collate for batch in counted(self.batches))
         return min(1.0, self.cpu_seconds / spent) if spent else 0.0
 
@@ -434,19 +415,11 @@ def iterate(
     observes: bool = False,
     workers: int | None = None,
 ) -> Iterator[tuple[Any, BatchSeconds, Seen]]:
-    """Yields each batch, its `BatchSeconds`, and what the worker has `Seen`. The arguments are those of `run_part`."""
     number = loader.num_workers if workers is None else workers
     probed: Any = EchoDataset(_Probe(loader.dataset, part, observes))  # to a worker_init_fn, it looks like the user's data set
-    collate: Any = _Collate(loader.collate_fn if collates else pickle.dumps)  # bytes: each tensor would be a shared file
-    return iter(
-        DataLoader(
-            probed,
-            batch_sampler=batches,
-            collate_fn=collate,
-            generator=torch.Generator(),
-            **options_of(loader, number),
-        )
-    )
+    collate: Any = partial(_collated, loader.collate_fn if collates else pickle.dumps)  # bytes: a tensor would be a shared file
+    options = options_of(loader, number)
+    return iter(DataLoader(probed, batch_sampler=batches, collate_fn=collate, generator=torch.Generator(), **options))
 
 
 def options_of(loader: DataLoader[Any], workers: int) -> dict[str, Any]:
@@ -463,8 +436,7 @@ class Batches:
     """A loader for ``Trainer.fit`` that yields the same batches in each epoch, with the user's loader's options."""
 
     def __init__(self, loader: DataLoader[Any], part: Part, indices: Sequence[list[Any]], workers: int | None = None) -> None:
-        self.part, self.indices = part, indices
-        self._loader, self._workers = loader, workers
+        self._loader, self.part, self.indices, self._workers = loader, part, indices, workers
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -499,7 +471,11 @@ class _Probe:
     def fetch(self, indices: list[Any]) -> tuple[list[Any], BatchSeconds, Seen]:
         if self._halves is None:
             if get_worker_info() is not None:
-                self._begin_in_worker()
+                # Does the imports of the first tensor to be sent (0.3 s with torch 2.4). Otherwise a thread does them, during
+                # the second batch.
+                ForkingPickler.dumps(torch.empty(0))
+                if self._observes:
+                    self._opened, self._timed = OpenedFiles(), TimedTransforms(self.dataset)
             self._halves = self._part(self.dataset)
         halves, clock = self._halves, time.perf_counter
         begin, cpu = clock(), time.process_time()
@@ -508,30 +484,15 @@ class _Probe:
         if halves.second is not None:
             examples = halves.second(indices, examples)
             end = clock()
-        return examples, BatchSeconds(middle - begin, end - middle, 0.0, time.process_time() - cpu), self._seen()
-
-    def _begin_in_worker(self) -> None:
-        # Does the imports of the first tensor to be sent (0.3 s with torch 2.4). Otherwise a thread does them, during the second
-        # batch.
-        ForkingPickler.dumps(torch.empty(0))
-        if self._observes:
-            self._opened, self._timed = OpenedFiles(), TimedTransforms(self.dataset)
-
-    def _seen(self) -> Seen:
+        spent = BatchSeconds(middle - begin, end - middle, 0.0, time.process_time() - cpu)
         if self._opened is None or self._timed is None:
-            return Seen([], {})
-        return Seen(self._opened.take(), self._timed.take())
+            return examples, spent, Seen([], {})
+        return examples, spent, Seen(self._opened.take(), self._timed.take())
 
 
-class _Collate:
+def _collated(collate_fn: Callable[[list[Any]], Any], fetched: tuple[list[Any], BatchSeconds, Seen]) -> tuple[Any, ...]:
     """Calls the user's collate function, and times it. Plain tuples travel next to the batch."""
-
-    def __init__(self, collate_fn: Callable[[list[Any]], Any]) -> None:
-        self._collate_fn = collate_fn
-
-    def __call__(self, fetched: tuple[list[Any], BatchSeconds, Seen]) -> tuple[Any, BatchSeconds, Seen]:
-        examples, spent, seen = fetched
-        begin, cpu = time.perf_counter(), time.process_time()
-        batch = self._collate_fn(examples)
-        spent = spent._replace(collate=time.perf_counter() - begin, cpu=spent.cpu + time.process_time() - cpu)
-        return batch, spent, seen
+    examples, spent, seen = fetched
+    begin, cpu = time.perf_counter(), time.process_time()
+    batch = collate_fn(examples)
+    return batch, spent._replace(collate=time.perf_counter() - begin, cpu=spent.cpu + time.process_time() - cpu), seen

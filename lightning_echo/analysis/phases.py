@@ -102,10 +102,7 @@ class StepNumber:
         return _DEFAULT if self.asked is None else self.asked
 
     def within(self, batches: int) -> int:
-        """Returns the number of steps for a loader with ``batches`` batches, which must be equal on all ranks.
-
-        More batches than `most` need not be counted. It raises a ValueError if there are fewer than asked for, or than needed.
-        """
+        """Returns the number of steps for a loader with (at least) ``batches`` batches, which must be equal on all ranks."""
         if batches >= self.most:
             return self.most
         if self.asked is not None:
@@ -154,15 +151,9 @@ _EXAMPLES_IN_CACHE = 64  # whose mean size is taken
 class LoaderPhases:
     """The seconds that the workers spend, and loaders that yield the same batches from the storage and from memory.
 
+    Attributes that `MeasuredStages` has, too, are described there.
+
     Attributes:
-        read: Seconds per example, from the storage; so are `read_cached` (from memory), `decode` and `augment`.
-        collate: Seconds per batch.
-        read_cpu_share: Share of the reading time in which a processor is busy.
-        prepare_cpu_share: Share of the time of decoding, augmentation and collation in which a processor is busy.
-        points: Possible insertion points.
-        read_sharing: How reading slows down with more workers, see `MeasuredStages`; `prepare_sharing` for the rest.
-        takes_ahead: Whether an `EchoLoader` takes batches from the workers in a thread of its own.
-        batch_size: Mean number of examples in a batch.
         transforms: Seconds per example of each transform, by name.
         files: Files that were read.
         real: Yields batches as in a training. Drop the files' pages before using it.
@@ -170,30 +161,27 @@ class LoaderPhases:
         cut_after_reading: Makes the functions before and after reading; None if the data set cannot be cut there.
         raw_items: The raw items that are held in memory, by index.
         notes: Shortcomings of the measurement, with reasons.
-        can_have_workers: Whether the data set works in a worker process, too.
-        in_cache: The cost of an example in a cache, by the form in which it is held.
-        examples: Number of examples in the data set; None: unknown.
     """
 
-    read: Spread
-    read_cached: Spread
     decode: Spread
-    augment: Spread
-    collate: Spread
-    read_cpu_share: float
-    prepare_cpu_share: float
     points: tuple[str, ...]
-    read_sharing: float
-    prepare_sharing: float
-    takes_ahead: bool
     batch_size: float
-    transforms: Mapping[str, float]
-    files: tuple[str, ...]
     real: Batches | FirstBatches
-    in_memory: Batches | None
-    cut_after_reading: MakeStages | None
-    raw_items: Mapping[Any, Any]
     notes: tuple[str, ...]
+    read: Spread = _NO_TIME
+    read_cached: Spread = _NO_TIME
+    augment: Spread = _NO_TIME
+    collate: Spread = _NO_TIME
+    read_cpu_share: float = 0.0
+    prepare_cpu_share: float = 0.0
+    read_sharing: float = 0.0
+    prepare_sharing: float = 0.0
+    takes_ahead: bool = False
+    transforms: Mapping[str, float] = field(default_factory=dict)
+    files: tuple[str, ...] = ()
+    in_memory: Batches | None = None
+    cut_after_reading: MakeStages | None = None
+    raw_items: Mapping[Any, Any] = field(default_factory=dict)
     can_have_workers: bool = True
     in_cache: Mapping[str, CachedExample] = field(default_factory=dict)
     examples: int | None = None
@@ -201,11 +189,7 @@ class LoaderPhases:
 
 @dataclass(frozen=True)
 class _ColdAndWarm:
-    """The measures of a cold and a warm run, in seconds per example.
-
-    ``prepare`` is decoding and augmentation; ``in_memory`` yields the batches of the warm run from ``raw_items``, if there are
-    any.
-    """
+    """Seconds per example of a cold and a warm run. ``prepare`` is decoding and augmentation; ``in_memory``, the warm batches."""
 
     read: Spread
     read_cached: Spread
@@ -262,14 +246,19 @@ def measure_loader(
         measure: Callable[..., _ColdAndWarm] = partial(_by_raw_items, run, cut.after_reading, size)
     else:
         measure = partial(_by_difference, run, cut.after_reading, size, files)
-    # The run with the other number of workers comes first, because a run that takes too long leaves some files out of memory.
-    other = measure(chunks.other_workers, _other_number(loader.num_workers)) if loader.num_workers else None
+    # The run with another number of workers comes first, because a run that takes too long leaves some files out of memory.
+    other_workers = 1 if loader.num_workers > 1 else 2
+    other = measure(chunks.other_workers, other_workers) if loader.num_workers else None
     found = measure(chunks.measured)
     augment = _NO_TIME
     if cut.before_augmenting is not None:
         halves = run("augmentation alone", partial(both_halves, cut.before_augmenting), found.in_memory.indices)
         augment = halves.of("second", size)
-    read_sharing, prepare_sharing = _sharing(found, other, loader.num_workers)
+    read_sharing = prepare_sharing = 0.0
+    if other is not None:
+        times, noticed = other_workers / loader.num_workers, _NOTICED * (found.read.median + found.prepare.median)
+        read_sharing = _exponent(found.read.median, other.read.median, times, noticed)
+        prepare_sharing = _exponent(found.prepare.median, other.prepare.median, times, noticed)
     return LoaderPhases(
         read=found.read,
         read_cached=found.read_cached,
@@ -326,12 +315,15 @@ def _by_raw_items(
     run: _Runner, after_reading: MakeStages, size: float, batches: list[list[Any]], workers: int | None = None
 ) -> _ColdAndWarm:
     """Measures with raw items: they are read once, held in memory, and prepared from there."""
-    what, part = f"fetch rate: reading alone{_also(workers)}", partial(first_half, after_reading)
-    cold = run(what, part, batches, collates=False, keeps_outputs=True, workers=workers)
-    batches = _reached(batches, cold)
-    raw_items = _by_index(batches, cold.outputs)
+    also = "" if workers is None else f", num_workers={workers}"
+    part = partial(first_half, after_reading)
+    cold = run(f"fetch rate: reading alone{also}", part, batches, collates=False, keeps_outputs=True, workers=workers)
+    batches = batches[: min(gathered(len(cold.batches)))]  # those that all ranks have read in time are in memory
+    raw_items: dict[Any, Any] = {}
+    for indices, items in zip(batches, cold.outputs, strict=False):
+        raw_items.update(zip(indices, items, strict=True))
     from_memory = partial(second_half, after_reading, raw_items)
-    warm = run(f"preparation rate: from memory{_also(workers)}", from_memory, batches, workers=workers)
+    warm = run(f"preparation rate: from memory{also}", from_memory, batches, workers=workers)
     return _ColdAndWarm(
         read=cold.of("first", size),
         read_cached=_NO_TIME,
@@ -352,15 +344,16 @@ def _by_difference(
     workers: int | None = None,
 ) -> _ColdAndWarm:
     """Measures whole cold and warm runs, because a read takes longer between two decodings than right after another read."""
+    also = "" if workers is None else f", num_workers={workers}"
     drop_pages(files)
-    cold = run(f"fetch rate: out of memory{_also(workers)}", whole, batches, workers=workers)
-    batches = _reached(batches, cold)
-    warm = run(f"preparation rate: in memory{_also(workers)}", whole, batches, workers=workers)
+    cold = run(f"fetch rate: out of memory{also}", whole, batches, workers=workers)
+    batches = batches[: min(gathered(len(cold.batches)))]  # those that all ranks have read in time are in memory
+    warm = run(f"preparation rate: in memory{also}", whole, batches, workers=workers)
     all_cold, all_warm = cold.of("first", size), warm.of("first", size)
     warm_read = _NO_TIME
     if after_reading is not None:
-        what, part = f"fetch rate: in memory{_also(workers)}", partial(first_half, after_reading)
-        warm_read = run(what, part, batches, collates=False, workers=workers).of("first", size)
+        part = partial(first_half, after_reading)
+        warm_read = run(f"fetch rate: in memory{also}", part, batches, collates=False, workers=workers).of("first", size)
     longer = all_cold.without(all_warm)
     cpu_seconds = (cold.cpu_seconds - warm.cpu_seconds) / size
     return _ColdAndWarm(
@@ -376,7 +369,13 @@ def _by_difference(
 def _cost_in_cache(run: _Runner, cut: Cuts, batches: Sequence[list[Any]], size: float) -> dict[str, CachedExample]:
     made = zip(HOLDS, (cut.after_reading, cut.before_augmenting), strict=True)
     to_hold = {hold: make_stages for hold, make_stages in made if make_stages is not None}
-    if not to_hold or not _found_again(run.loader.dataset, batches):
+    if not to_hold:
+        return {}
+    try:
+        keys = Keys(run.loader.dataset)
+    except NoKeysError:
+        return {}
+    if any(keys.of(index) is None for batch in batches for index in batch):  # a cache could not find it again
         return {}
     batches = batches[: max(2, math.ceil(_EXAMPLES_IN_CACHE / size))]
     seen = run("what a cache holds of an example", partial(in_cache, to_hold), batches, collates=False, keeps_outputs=True)
@@ -389,14 +388,6 @@ def _cost_in_cache(run: _Runner, cut: Cuts, batches: Sequence[list[Any]], size: 
     }
 
 
-def _found_again(dataset: Any, batches: Sequence[list[Any]]) -> bool:
-    try:
-        keys = Keys(dataset)
-    except NoKeysError:
-        return False
-    return all(keys.of(index) is not None for batch in batches for index in batch)
-
-
 def _length_of(loader: DataLoader[Any]) -> int | None:
     indices, dataset = kind_of(loader).readable_indices, loader.dataset
     try:
@@ -405,42 +396,11 @@ def _length_of(loader: DataLoader[Any]) -> int | None:
         return None
 
 
-def _also(workers: int | None) -> str:
-    return "" if workers is None else f", num_workers={workers}"
-
-
-def _other_number(workers: int) -> int:
-    """Returns the number of workers that the loader's own number is compared with."""
-    return 1 if workers > 1 else 2
-
-
-def _reached(batches: list[list[Any]], cold: PartRun) -> list[list[Any]]:
-    """Returns the batches that all ranks have read in time. Only these are in memory."""
-    return batches[: min(gathered(len(cold.batches)))]
-
-
-def _sharing(found: _ColdAndWarm, other: _ColdAndWarm | None, workers: int) -> tuple[float, float]:
-    if other is None:
-        return 0.0, 0.0
-    read, prepare = found.read.median, found.prepare.median
-    noticed, times = _NOTICED * (read + prepare), _other_number(workers) / workers
-    return _exponent(read, other.read.median, times, noticed), _exponent(prepare, other.prepare.median, times, noticed)
-
-
 def _exponent(before: float, after: float, times: float, noticed: float) -> float:
-    """Returns an exponent in [0, 1]: a worker's seconds grow with this power of the number of workers.
-
-    ``after`` are the seconds with ``times`` as many workers. Seconds below ``noticed`` are not compared.
-    """
+    """Returns the power (0 to 1) of the number of workers with which seconds grow: ``after`` is with ``times`` as many."""
     if min(before, after) < noticed or not noticed:
         return 0.0
     return min(1.0, max(0.0, math.log(after / before) / math.log(times)))
-
-
-def _by_index(batches: Sequence[list[Any]], outputs: Sequence[list[Any]]) -> dict[Any, Any]:
-    return {
-        index: item for indices, items in zip(batches, outputs, strict=False) for index, item in zip(indices, items, strict=True)
-    }
 
 
 # ---------------------------------------------------------------------- streams
@@ -458,10 +418,7 @@ _SKIPPED = (
 def measure_stream(
     loader: DataLoader[Any], steps: StepNumber, batch_size: int, most_seconds: float, say: Callable[[str], None]
 ) -> tuple[int, LoaderPhases]:
-    """Measures the loader as a whole. Returns the number of steps of a phase, and the measures.
-
-    It ends with the first batch after ``most_seconds``, but not before `fewest_batches`. Too few batches raise a ValueError.
-    """
+    """Measures the loader as a whole. Returns the number of steps of a phase, and the measures."""
     say("the loader: as a whole")
     seconds: list[float] = []
     ended = True
@@ -479,24 +436,10 @@ def measure_stream(
     per_example = workers / batch_size
     is_opaque = loader.batch_size is None or type(loader).__iter__ is not DataLoader.__iter__  # it yields no single examples
     return most, LoaderPhases(
-        read=_NO_TIME,
-        read_cached=_NO_TIME,
         decode=Spread.of([each * per_example for each in counted], period=workers),
-        augment=_NO_TIME,
-        collate=_NO_TIME,
-        read_cpu_share=0.0,
-        prepare_cpu_share=0.0,
         points=tuple(point.value for point in points_from(Needs.batches if is_opaque else Needs.examples)),
-        read_sharing=0.0,
-        prepare_sharing=0.0,
-        takes_ahead=False,
         batch_size=batch_size,
-        transforms={},
-        files=(),
         real=FirstBatches(loader, min(gathered(len(seconds)))),
-        in_memory=None,
-        cut_after_reading=None,
-        raw_items={},
         notes=(
             _SKIPPED.format(what=type(loader.dataset).__name__),
             "skipped: processor time. So a prediction may say that more workers than cores help",

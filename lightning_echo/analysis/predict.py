@@ -27,12 +27,8 @@ from lightning_echo.measure.control import PipelineCosts, callback_line
 # `points` holds the insertion points that are then possible.
 
 _BLOCKS = 10
-_LEAST = {
-    **dict.fromkeys(
-        ("read_cpu_share", "prepare_cpu_share", "step_cpu_seconds", "read_sharing", "prepare_sharing", "contention"), 0
-    ),
-    **{"batch_size": 1, "workers": 0, "cores": 1},
-}
+_NOT_NEGATIVE = ("read_cpu_share", "prepare_cpu_share", "step_cpu_seconds", "read_sharing", "prepare_sharing", "contention")
+_LEAST = {**dict.fromkeys(_NOT_NEGATIVE, 0), "batch_size": 1, "workers": 0, "cores": 1}
 
 
 def check_at_least(name: str, value: Any, least: float) -> None:
@@ -300,8 +296,15 @@ class TrainingSetting:
             check_at_least(name, getattr(self, name), 0)
             if not getattr(self, name):
                 raise ValueError(f"{name} must be > 0, got {getattr(self, name)!r}; 2 is twice as fast")
-        if self.hold is not None:
-            self._check_hold(self.hold)
+        if self.hold is not None and self.hold not in HOLDS:
+            raise ValueError(f"hold must be {' or '.join(map(repr, HOLDS))} or None, got {self.hold!r}")
+        if self.hold is not None and not self.cached_fraction:
+            raise ValueError(f"hold={self.hold!r} needs a share that is held: give cached_fraction, too")
+        if self.hold is not None and self.factor > 1 and not fits_point(self.hold, self.insertion_point):
+            raise ValueError(
+                f"hold={self.hold!r} does not fit insertion_point={self.insertion_point!r}, whose echoes redo a part of what is "
+                f"held: use hold={next(iter(HOLDS))!r}, or a later insertion point"
+            )
         self._check_shared()
 
     def _check_shared(self) -> None:
@@ -321,17 +324,6 @@ class TrainingSetting:
                 f"they are augmented: use one of {', '.join(map(repr, later))}"
             )
 
-    def _check_hold(self, hold: str) -> None:
-        if hold not in HOLDS:
-            raise ValueError(f"hold must be {' or '.join(map(repr, HOLDS))} or None, got {hold!r}")
-        if not self.cached_fraction:
-            raise ValueError(f"hold={hold!r} needs a share that is held: give cached_fraction, too")
-        if self.factor > 1 and not fits_point(hold, self.insertion_point):
-            raise ValueError(
-                f"hold={hold!r} does not fit insertion_point={self.insertion_point!r}, whose echoes redo a part of what is held: "
-                f"use hold={next(iter(HOLDS))!r}, or a later insertion point"
-            )
-
     @property
     def options(self) -> dict[str, Any]:
         """The options of an `EchoConfig` for this setting; empty if the setting neither echoes nor caches."""
@@ -348,8 +340,8 @@ class TrainingSetting:
     @property
     def lines(self) -> list[str]:
         """The lines to paste: ``num_workers`` of the ``DataLoader`` if that changes, and `line` for the Trainer if any."""
-        workers = [] if self.workers is None else [f"num_workers={self.workers}"]
-        return [*workers, *([self.line] if self.line else [])]
+        lines = [] if self.workers is None else [f"num_workers={self.workers}"]
+        return [*lines, self.line] if self.line else lines
 
 
 @dataclass(frozen=True)
@@ -373,8 +365,7 @@ class Prediction:
 
 
 def predict(stages: MeasuredStages, setting: TrainingSetting) -> Prediction:
-    """Returns the prediction for a setting; raises a ValueError if the insertion point, or the cache, is impossible for this data
-    set.
+    """Returns the prediction for a setting; raises a ValueError if this data set rules out its insertion point or its cache.
 
     Example:
         >>> from lightning_echo.analysis.predict import Spread
@@ -429,7 +420,7 @@ def costs_of(stages: MeasuredStages, setting: TrainingSetting, figure: str = "me
 
     ``figure`` of each `Spread` is used: ``"median"``, ``"low"`` or ``"high"``.
     """
-    workers = _workers(stages, setting)
+    workers = stages.workers if setting.workers is None else setting.workers
     point = InsertionPoint(setting.insertion_point)
     copies = 1 / setting.factor if "transfer" in point.properties.reused else 1.0  # per step
     device = getattr(stages.step, figure) / setting.step_speedup + copies * getattr(stages.copy, figure)
@@ -499,7 +490,8 @@ def _cores_seconds(stages: MeasuredStages, setting: TrainingSetting, figure: str
 
 def _worker_seconds(stages: MeasuredStages, setting: TrainingSetting, figure: str) -> _WorkerSeconds:
     cached, size = setting.cached_fraction, stages.batch_size
-    times_workers = max(_workers(stages, setting), 1) / max(stages.workers, 1)
+    workers = stages.workers if setting.workers is None else setting.workers
+    times_workers = max(workers, 1) / max(stages.workers, 1)
     slower = stages.contention * times_workers**stages.prepare_sharing
     from_storage = getattr(stages.read, figure) / setting.storage_speedup * times_workers**stages.read_sharing
     in_cache = cached if setting.hold is not None else 0.0
@@ -516,14 +508,13 @@ def _worker_seconds(stages: MeasuredStages, setting: TrainingSetting, figure: st
     )
 
 
-def _workers(stages: MeasuredStages, setting: TrainingSetting) -> int:
-    return stages.workers if setting.workers is None else setting.workers
-
-
 def _costs_at(point: str, seconds: _WorkerSeconds, device: float, workers: int) -> PipelineCosts:
     """Returns the costs of echoing at an insertion point. Work before it belongs to the source, work after it to the rest."""
     reused = InsertionPoint(point).properties.reused
-    per_example = {"read": seconds.hit + seconds.read, "decode": seconds.decode, "augment": seconds.augment}
-    source = sum((spent for stage, spent in per_example.items() if stage in reused), 0.0)
-    rest = sum((spent for stage, spent in per_example.items() if stage not in reused), 0.0)
+    source = rest = 0.0
+    for stage, spent in (("read", seconds.hit + seconds.read), ("decode", seconds.decode), ("augment", seconds.augment)):
+        if stage in reused:
+            source += spent
+        else:
+            rest += spent
     return PipelineCosts(point, source, rest, seconds.collate, device, workers)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lightning_echo.analysis.predict import (
-    MeasuredStages,
     Spread,
     TrainingSetting,
     cached_example,
@@ -55,27 +56,12 @@ _NAMED = 3  # most other folders that an error names
 
 @dataclass(frozen=True)
 class Saved:
-    """The content of a path; ``beside`` is a sentence on other results there, or empty."""
+    """The content of a path, to be shown in three ways; ``beside`` is a sentence on other results there, or empty."""
 
-    content: RunSummary | StallAnalysis
+    text: Callable[[], str]
+    save_page: Callable[[str | Path], None]
+    save_png: Callable[[str | Path], None]
     beside: str = ""
-
-    def text(self) -> str:
-        if isinstance(self.content, StallAnalysis):
-            return report(self.content)
-        return run_report.report(self.content) + (f"\n\n{self.beside}" if self.beside else "")
-
-    def save_page(self, path: str | Path) -> None:
-        if isinstance(self.content, StallAnalysis):
-            save_page(self.content, path)
-        else:
-            run_report.save_page(self.content, path)
-
-    def save_png(self, path: str | Path) -> None:
-        if isinstance(self.content, StallAnalysis):
-            save_png(self.content, path)
-        else:
-            run_report.save_png(self.content, path)
 
 
 def read_saved(path: str | Path) -> Saved:
@@ -86,13 +72,12 @@ def read_saved(path: str | Path) -> Saved:
     """
     path = Path(path)
     if not path.is_dir():
-        return Saved(_read_run(path) if _is_run(path) else StallAnalysis.from_json(path))
+        return _saved_run(path) if _is_run(path) else _saved_analysis(path)
     run, analysis = path / FILE_NAME, path / _ANALYSIS
     if run.exists():
-        beside = f"There is a stall analysis, too: lightning-echo report {analysis}" if analysis.exists() else ""
-        return Saved(_read_run(run), beside)
+        return _saved_run(run, f"There is a stall analysis, too: lightning-echo report {analysis}" if analysis.exists() else "")
     if analysis.exists():
-        return Saved(StallAnalysis.from_json(analysis))
+        return _saved_analysis(analysis)
     raise FileNotFoundError(f"run_dir must be a folder with {FILE_NAME} or {_ANALYSIS}, got {path}, {_where_else(path)}")
 
 
@@ -106,11 +91,22 @@ def _is_run(path: Path) -> bool:
     return isinstance(found, dict) and "decisions" in found and "reports" in found
 
 
-def _read_run(path: Path) -> RunSummary:
+def _saved_run(path: Path, beside: str = "") -> Saved:
     try:
-        return RunSummary.from_json(path.read_text(encoding="utf-8"))
+        run = RunSummary.from_json(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
+    return Saved(
+        lambda: run_report.report(run) + (f"\n\n{beside}" if beside else ""),
+        partial(run_report.save_page, run),
+        partial(run_report.save_png, run),
+        beside,
+    )
+
+
+def _saved_analysis(path: Path) -> Saved:
+    analysis = StallAnalysis.from_json(path)
+    return Saved(partial(report, analysis), partial(save_page, analysis), partial(save_png, analysis))
 
 
 def _where_else(path: Path) -> str:
@@ -143,15 +139,18 @@ def questions(analysis: StallAnalysis) -> list[tuple[str, TrainingSetting]]:
       about the whole data set. If the data set cannot be cut, these are about a share in the page cache.
     """
     stages = analysis.stages
-    numbers = _numbers_of_workers(stages.cores) if stages.can_have_workers else []
-    asked = [TrainingSetting(), *(TrainingSetting(workers=workers) for workers in numbers)]
+    asked = [TrainingSetting()]
+    if stages.can_have_workers:  # the powers of two below the number of cores, and that number
+        numbers = [2**power for power in range(stages.cores.bit_length()) if 2**power < stages.cores]
+        asked += [TrainingSetting(workers=workers) for workers in (*numbers, stages.cores)]
     if analysis.cached is not None and (stages.read.median or stages.read_cached.median):
         if not possible_holds(stages):
             asked += [TrainingSetting(cached_fraction=share) for share in (_UNKNOWN_SHARE, 1.0)]
         asked.append(TrainingSetting(storage_speedup=2.0))
-    asked += [
-        TrainingSetting(cached_fraction=share, hold=hold) for hold in possible_holds(stages) for share in _shares(stages, hold)
-    ]
+    for hold in possible_holds(stages):
+        fitting = fitting_fraction(stages, hold)
+        shares = dict.fromkeys((_UNKNOWN_SHARE if fitting is None else fitting, 1.0))
+        asked += [TrainingSetting(cached_fraction=share, hold=hold) for share in shares if share]
     if stages.can_have_workers:
         asked.append(TrainingSetting(shared_by=_TRAININGS))
     asked.append(TrainingSetting(step_speedup=2.0))
@@ -186,17 +185,6 @@ def in_words(setting: TrainingSetting) -> str:
     if setting.factor != 1:
         words.append(f"factor {three_digits(setting.factor)} at {setting.insertion_point}")
     return ", ".join(words) or "as measured"
-
-
-def _shares(stages: MeasuredStages, hold: str) -> list[float]:
-    """Returns the shares of the data set that are asked about: the share that memory holds (half, if unknown), and 1."""
-    fitting = fitting_fraction(stages, hold)
-    return [share for share in dict.fromkeys((_UNKNOWN_SHARE if fitting is None else fitting, 1.0)) if share]
-
-
-def _numbers_of_workers(cores: int) -> list[int]:
-    """Returns the powers of two below the number of cores, and that number."""
-    return [*(2**power for power in range(cores.bit_length()) if 2**power < cores), cores]
 
 
 # ---------------------------------------------------------------------- tables
@@ -282,7 +270,8 @@ def _rates(analysis: StallAnalysis) -> Table:
     ]
     if analysis.fetch_rate is not None:
         rates.append(("fetch, F: the most that the workers read", analysis.fetch_rate))
-    return Table("Rates", ("", "examples/s"), tuple((words, _rate(rate)) for words, rate in rates))
+    rows = tuple((words, "no limit" if math.isinf(rate) else three_digits(rate)) for words, rate in rates)
+    return Table("Rates", ("", "examples/s"), rows)
 
 
 def _costliest(analysis: StallAnalysis) -> Table:
@@ -394,10 +383,6 @@ def _tried(analysis: StallAnalysis) -> Table:
 
 def _range(low: float, high: float) -> str:
     return f"{milliseconds(low)} to {milliseconds(high)}"
-
-
-def _rate(rate: float) -> str:
-    return "no limit" if math.isinf(rate) else three_digits(rate)
 
 
 # ---------------------------------------------------------------------- text

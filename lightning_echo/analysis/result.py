@@ -28,11 +28,7 @@ class CheckedSetting:
 
 @dataclass(frozen=True)
 class RankSeconds:
-    """The seconds of one rank of a distributed job.
-
-    ``host_seconds``: per batch of this rank's loader alone, while all its workers work. ``step_seconds``: from step to step in
-    the real run, in which the ranks wait for each other.
-    """
+    """The seconds of one rank of a distributed job: its loader alone, per batch, and the real run, from step to step."""
 
     host_seconds: float
     step_seconds: float
@@ -97,9 +93,8 @@ class StallAnalysis:
         """
         if len(analyses) == 1:
             return analyses[0]
-        alone = [
-            replace(each.stages, contention=1.0) for each in analyses
-        ]  # the measured contention includes the time in which ranks wait for each other
+        # The measured contention includes the time in which ranks wait for each other.
+        alone = [replace(each.stages, contention=1.0) for each in analyses]
         host = [costs_of(stages, TrainingSetting()).host_seconds(1) for stages in alone]
         ranks = tuple(RankSeconds(seconds, each.step_seconds) for seconds, each in zip(host, analyses, strict=True))
         slowest = max(range(len(ranks)), key=lambda rank: ranks[rank].host_seconds)
@@ -222,26 +217,26 @@ class StallAnalysis:
         Raises:
             OSError: The file cannot be written.
         """
-        state = {"lightning_echo_analysis": _VERSION, **asdict(self), "advice": self._advice()}
-        Path(path).write_text(json.dumps(state, indent=2) + "\n")
-
-    def _advice(self) -> dict[str, Any]:
-        verdict = self.verdict
-        return {
-            "kind": verdict.kind.value,
-            "message": verdict.message,
-            "options": verdict.setting.options,
-            "remedies": [
+        verdict, remedies = self.verdict, []
+        for remedy in verdict.remedies:
+            predicted = predict(self.stages, remedy.setting)
+            remedies.append(
                 {
                     "name": remedy.name,
                     "is_enough": remedy.is_enough,
                     "setting": asdict(remedy.setting),
-                    "step_seconds": predict(self.stages, remedy.setting).step_seconds,
-                    "idle_fraction": predict(self.stages, remedy.setting).idle_fraction,
+                    "step_seconds": predicted.step_seconds,
+                    "idle_fraction": predicted.idle_fraction,
                 }
-                for remedy in verdict.remedies
-            ],
+            )
+        advice = {
+            "kind": verdict.kind.value,
+            "message": verdict.message,
+            "options": verdict.setting.options,
+            "remedies": remedies,
         }
+        state = {"lightning_echo_analysis": _VERSION, **asdict(self), "advice": advice}
+        Path(path).write_text(json.dumps(state, indent=2) + "\n")
 
     @classmethod
     def from_json(cls, path: str | Path) -> StallAnalysis:

@@ -45,7 +45,8 @@ _HOOK = "train_dataloader"
 class TrainingData:
     """Copies of a data module or loaders (None: the model's own), for any number of trainings. They are used without echoing.
 
-    A data module of the package ``pytorch_lightning`` raises a TypeError.
+    ``instances`` are the objects, besides the model, whose hooks Lightning may call. A data module of the package
+    ``pytorch_lightning`` raises a TypeError.
     """
 
     def __init__(self, data: Any) -> None:
@@ -60,11 +61,7 @@ class TrainingData:
             self._data = self._module = self._copies.of(data, sharing=[data.trainer])
         else:
             self._data = _of_loaders(data, self._copies)
-
-    @property
-    def instances(self) -> list[Any]:
-        """The objects, besides the model, whose hooks Lightning may call."""
-        return [] if self._module is None else [self._module]
+        self.instances = [] if self._module is None else [self._module]
 
     @property
     def too_large(self) -> list[str]:
@@ -249,7 +246,12 @@ class StepClock(pl.Callback):
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
         self._steps += 1
         if self._counts_from is None:
-            self._warm_up(pl_module.device)
+            wait_for(pl_module.device)
+            now = time.perf_counter()
+            if self._steps >= self._skipped or now - self._begin > self._most_skipped_seconds:  # warmed up
+                self._counts_from = self._noted = self._steps
+                self._begin = self._last = now
+                self._cpu_begin = time.process_time()
         elif self._steps - self._noted == (_SYNCHRONISED_EVERY if pl_module.device.type == "cuda" else 1):
             self._note(pl_module.device)
         if self._is_over(trainer):
@@ -258,14 +260,6 @@ class StepClock(pl.Callback):
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if self._counts_from is not None and self._steps > self._noted:
             self._note(pl_module.device)
-
-    def _warm_up(self, device: torch.device) -> None:
-        wait_for(device)
-        now = time.perf_counter()
-        if self._steps >= self._skipped or now - self._begin > self._most_skipped_seconds:
-            self._counts_from = self._noted = self._steps
-            self._begin = self._last = now
-            self._cpu_begin = time.process_time()
 
     def _note(self, device: torch.device) -> None:
         assert self._counts_from is not None
@@ -298,10 +292,7 @@ class _Lenient(pl.Callback):
 
 
 class PreparedLoader(pl.Callback):
-    """Takes the training loader as the Trainer has prepared it; None before the first step.
-
-    ``was_here``: the fit ran in this process.
-    """
+    """Takes the training loader as the Trainer has prepared it; None before the first step. ``was_here``: in this process."""
 
     def __init__(self) -> None:
         self.was_here = False
@@ -339,21 +330,15 @@ def fit(model: pl.LightningModule, data: Any, steps: int, callback: pl.Callback,
     # A step may write to its logger, unless the user has switched logging off.
     options["logger"] = DummyLogger() if trainer_kwargs.get("logger", True) else False
     named = {"datamodule": data} if isinstance(data, pl.LightningDataModule) else {"train_dataloaders": data}
-    with _quiet():
-        pl.Trainer(**options).fit(model, **named)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silences Lightning's messages about fits that are only measurements."""
-    names = ("lightning.pytorch", "lightning.fabric", "lightning_echo")
-    levels = {name: logging.getLogger(name).level for name in names}
-    for name in names:
-        logging.getLogger(name).setLevel(logging.ERROR)
+    # Lightning's messages are about fits that are only measurements.
+    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric", "lightning_echo")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", module=r"lightning\.")
-            yield
+            pl.Trainer(**options).fit(model, **named)
     finally:
-        for name, level in levels.items():
-            logging.getLogger(name).setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

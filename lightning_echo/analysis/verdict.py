@@ -55,10 +55,6 @@ def _feeds_with_margin(stages: MeasuredStages, setting: TrainingSetting, target:
     return costs.slower(AIM).step_seconds(setting.factor) * (1 - target) <= costs.device_seconds
 
 
-def most_workers(stages: MeasuredStages) -> int:
-    return max(stages.workers, stages.cores)
-
-
 def remedies(stages: MeasuredStages, target: float) -> list[Remedy]:
     """Returns the remedies that help, in their order, up to the first that is enough.
 
@@ -80,7 +76,9 @@ def remedies(stages: MeasuredStages, target: float) -> list[Remedy]:
     if cached is not None and feeds(stages, cached, target):
         add("cache", cached)
         return found
-    echoed = _by_cache_and_echoing(stages, base, target)
+    # Besides the best cache, or without a cache if none helps.
+    choices = (_by_echoing(stages, choice, target) for choice in [*_largest_caches(stages, base), base])
+    echoed = next((choice for choice in choices if choice is not None), None)
     if echoed is not None:
         cached = replace(echoed, factor=base.factor, insertion_point=base.insertion_point) if echoed.hold else None
     add("cache", cached)
@@ -110,18 +108,17 @@ def _by_workers(stages: MeasuredStages, target: float) -> TrainingSetting | None
 
 def _by_cache(stages: MeasuredStages, base: TrainingSetting, target: float) -> TrainingSetting | None:
     """Returns the smallest cache that is enough, else the largest one of those that help; None: no cache helps."""
+
+    def bytes_and_share(setting: TrainingSetting) -> tuple[float, float]:
+        example = None if setting.hold is None else cached_example(stages, setting.hold)
+        return (0.0 if example is None else setting.cached_fraction * example.bytes), setting.cached_fraction
+
     enough = [setting for setting in _caches(stages, base) if feeds(stages, setting, target)]
     if with_margin := [setting for setting in enough if _feeds_with_margin(stages, setting, target)]:
-        return min(with_margin, key=lambda setting: _bytes_and_share(stages, setting))
+        return min(with_margin, key=bytes_and_share)
     if enough:
         return max(enough, key=lambda setting: setting.cached_fraction)
     return next(iter(_largest_caches(stages, base)), None)
-
-
-def _by_cache_and_echoing(stages: MeasuredStages, base: TrainingSetting, target: float) -> TrainingSetting | None:
-    """Returns the setting that echoes besides the best cache, or without a cache if none helps; None: no factor is enough."""
-    echoed = (_by_echoing(stages, setting, target) for setting in [*_largest_caches(stages, base), base])
-    return next((setting for setting in echoed if setting is not None), None)
 
 
 def _by_echoing(stages: MeasuredStages, base: TrainingSetting, target: float) -> TrainingSetting | None:
@@ -181,12 +178,6 @@ def _cache(stages: MeasuredStages, base: TrainingSetting, hold: str, share: floa
     return replace(base, cached_fraction=share, hold=hold, cache_size=size_for(stages, hold, share))
 
 
-def _bytes_and_share(stages: MeasuredStages, setting: TrainingSetting) -> tuple[float, float]:
-    """Returns the cost by which caches are compared: the bytes, if they are known, and the share."""
-    example = None if setting.hold is None else cached_example(stages, setting.hold)
-    return (0.0 if example is None else setting.cached_fraction * example.bytes), setting.cached_fraction
-
-
 # ---------------------------------------------------------------------- verdict
 
 _EXPLAINED = 1.15  # a step is explained if it takes at most this many times as long as predicted
@@ -238,7 +229,11 @@ def judge(stages: MeasuredStages, step_seconds: float, transforms: Mapping[str, 
     if feeds(stages, TrainingSetting(), target):
         return _not_by_waiting(stages, step_seconds, idle)
     if not stages.can_have_workers:
-        return _by_mending_workers(idle)
+        message = (
+            "Make the data set work in worker processes first (the notes say how it fails), then analyze again: "
+            f"{busy(idle, only=True)}, since without workers loading and training take turns."
+        )
+        return Verdict(VerdictKind.not_enough, message, TrainingSetting())
     found = tuple(remedies(stages, target))
     if found and found[-1].is_enough:
         return replace(_by_remedy(stages, found[-1], transforms, idle), remedies=found)
@@ -252,9 +247,10 @@ def _by_remedy(stages: MeasuredStages, last: Remedy, transforms: Mapping[str, fl
         return Verdict(VerdictKind.more_workers, no_workers(setting.workers or 1, idle), setting)
     gain = f"{busy(idle, only=True)}, and would be {percent(1 - predict(stages, setting).idle_fraction)}"
     how = _how(stages, setting)
+    begun = how[0].upper() + how[1:]
     if last.name != "echo":
         kind = VerdictKind.cache if last.name == "cache" else VerdictKind.more_workers
-        return Verdict(kind, f"{_begun(how)}: {gain}.{_about_cache(stages, setting)}", setting)
+        return Verdict(kind, f"{begun}: {gain}.{_about_cache(stages, setting)}", setting)
     price = fewer_fresh(setting.factor)
     if setting.factor > LARGE_FACTOR:
         price += "; so large a factor seldom pays in learning: try a faster source first"
@@ -263,7 +259,7 @@ def _by_remedy(stages: MeasuredStages, last: Remedy, transforms: Mapping[str, fl
         message = f"{transform} alone starves the accelerator. {moved}, or {how}: {gain}; {price}."
         return Verdict(VerdictKind.transform, message, setting)
     kind = VerdictKind.cache_and_echo if setting.hold else VerdictKind.echo
-    message = f"{_begun(how)}: {gain}; {price}. {_nothing_cheaper(stages, setting)}.{_about_cache(stages, setting)}"
+    message = f"{begun}: {gain}; {price}. {_nothing_cheaper(stages, setting)}.{_about_cache(stages, setting)}"
     return Verdict(kind, message, setting)
 
 
@@ -276,14 +272,6 @@ def _not_by_waiting(stages: MeasuredStages, step_seconds: float, idle: float) ->
     message = (
         f"No advice: {busy(idle, only=True)}, but the stages by themselves explain {1e3 * predicted:.3g} of "
         f"{1e3 * step_seconds:.3g} ms. Something else takes time; analyze again on a quiet machine."
-    )
-    return Verdict(VerdictKind.not_enough, message, TrainingSetting())
-
-
-def _by_mending_workers(idle: float) -> Verdict:
-    message = (
-        "Make the data set work in worker processes first (the notes say how it fails), then analyze again: "
-        f"{busy(idle, only=True)}, since without workers loading and training take turns."
     )
     return Verdict(VerdictKind.not_enough, message, TrainingSetting())
 
@@ -303,10 +291,6 @@ def _how(stages: MeasuredStages, setting: TrainingSetting) -> str:
     return ", ".join(parts[:-1]) + (" and " if len(parts) > 1 else "") + parts[-1]
 
 
-def _begun(sentence: str) -> str:
-    return sentence[0].upper() + sentence[1:]
-
-
 def _about_cache(stages: MeasuredStages, setting: TrainingSetting) -> str:
     """Returns a hint about the cache, as a sentence; empty if there is nothing to add."""
     if setting.hold and setting.cache_size is None:
@@ -321,7 +305,8 @@ def _starving_transform(stages: MeasuredStages, transforms: Mapping[str, float])
     if not transforms:
         return None
     name = max(transforms, key=lambda each: transforms[each])
-    return name if transforms[name] * stages.batch_size / max(most_workers(stages), 1) > stages.step.median else None
+    seconds = transforms[name] * stages.batch_size / max(stages.workers, stages.cores)
+    return name if seconds > stages.step.median else None
 
 
 def _nothing_cheaper(stages: MeasuredStages, setting: TrainingSetting) -> str:
@@ -332,6 +317,6 @@ def _nothing_cheaper(stages: MeasuredStages, setting: TrainingSetting) -> str:
         "cores": f"The {stages.cores} cores are the limit, so that neither",
         "storage": "The storage is the limit, and neither",
     }
-    limit = predict(stages, TrainingSetting(most_workers(stages))).limit
+    limit = predict(stages, TrainingSetting(max(stages.workers, stages.cores))).limit
     why = f"{limits.get(limit, 'Neither')} more workers nor a cache are enough"
     return why if possible_holds(stages) or not stages.read.median else f"{why}. {_UNCUT}"

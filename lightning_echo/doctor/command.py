@@ -38,15 +38,13 @@ def run(data: str | None = None, *, config: str | None = None, as_json: bool = F
         config: A YAML file of a LightningCLI. If both are None, only the machine is checked.
         as_json: Whether to print a document for programs.
     """
-    if data is None and config is None:
-        return examine(None, as_json=as_json, machine=machine)
 
     def get() -> Any:
         from lightning_echo.doctor.looking import data_of
 
         return data_of(data, config)
 
-    return examine(get, as_json=as_json, machine=machine)
+    return examine(None if data is None and config is None else get, as_json=as_json, machine=machine)
 
 
 def examine(get: Callable[[], Any] | None, *, as_json: bool, machine: Machine | None = None) -> int:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import cloudpickle
 import lightning.pytorch as pl
@@ -87,7 +87,16 @@ def data_of(name: str | None, config: str | None = None) -> Any:
     if config is not None:
         return _built(_section(config), config, found)
     if inspect.isclass(found) or inspect.isfunction(found):
-        _check_needs_nothing(found, str(name))
+        try:
+            signature = inspect.signature(found)
+            signature.bind()
+        except TypeError:
+            raise ValueError(
+                f"{name!r} needs arguments, {signature}: give a function that needs none, or a file that holds them under data: "
+                "--config train.yaml"
+            ) from None
+        except ValueError:  # built in, without a signature
+            pass
         with users_code(f"{found.__name__}()"):
             found = found()
     if not (isinstance(found, pl.LightningDataModule) or hasattr(found, "__iter__")) or isinstance(found, str):
@@ -125,40 +134,21 @@ def _look_up(name: str) -> Any:
         raise ValueError(f"the data must be given as module:name, e.g. my_data:ImageData, got {name!r}")
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
-    with _missing_module_is_a_mistake(module), users_code(f"import of {module}"):
-        found: Any = import_module(module)
+    try:
+        with users_code(f"import of {module}"):
+            found: Any = import_module(module)
+    except UserCodeError as failed:
+        missing = failed.error.name if isinstance(failed.error, ModuleNotFoundError) else None
+        if not missing or not f"{module}.".startswith(f"{missing}."):  # an import in the module fails
+            raise
+        raise ValueError(
+            f"there is no module {module!r}: run the command in the folder that holds it, or give its full name"
+        ) from failed.error
     for part in attribute.split("."):
         if not hasattr(found, part):
             raise ValueError(f"module {module} has no {attribute!r}: give a name that it defines")
         found = getattr(found, part)
     return found
-
-
-@contextmanager
-def _missing_module_is_a_mistake(module: str) -> Iterator[None]:
-    """Separates two cases: a module that does not exist, and a module whose own imports fail."""
-    try:
-        yield
-    except UserCodeError as failed:
-        error = failed.error
-        if isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}."):
-            raise ValueError(
-                f"there is no module {module!r}: run the command in the folder that holds it, or give its full name"
-            ) from error
-        raise
-
-
-def _check_needs_nothing(found: Any, name: str) -> None:
-    try:
-        signature = inspect.signature(found)
-        signature.bind()
-    except TypeError:
-        raise ValueError(
-            f"{name!r} needs arguments, {signature}: give a function that needs none, or a file that holds them under data: "
-            "--config train.yaml"
-        ) from None
-    except ValueError:  # built in, without a signature
-        return
 
 
 def _check_package(found: Any) -> None:
@@ -230,7 +220,7 @@ _IMPOSSIBLE = " is impossible here: "
 
 @dataclass(frozen=True)
 class FirstBatch:
-    """The first batch of a loader: seconds until it arrived, with the start of the workers, its bytes, its number of tensors."""
+    """The first batch of a loader: seconds until it arrived, the start of the workers included; its bytes and tensors."""
 
     seconds: float
     bytes: int
@@ -286,37 +276,34 @@ def look(loader: Any) -> Looked:
     """
     kind = kind_of(loader)
     if not isinstance(kind, Indexed):  # then no example is read
-        return Looked(kind, *_look_there(None, loader))
-    doing = f"reading an example of {type(loader.dataset).__name__}"
+        return Looked(kind, **_look_there(None, loader))
     index = kind.readable_index
     read = None if index is None else read_elsewhere(loader, _read_one, index)
     seen = read if isinstance(read, NotRead) else read_elsewhere(loader, _look_there, loader)
     if isinstance(seen, NotRead):
-        failed = UserCodeError(doing, seen.error or RuntimeError(seen.reason))
+        failed = UserCodeError(f"reading an example of {type(loader.dataset).__name__}", seen.error or RuntimeError(seen.reason))
         return Looked(kind, None, 0, {}, {}, no_cache="an example cannot be read", unreadable=failed)
-    return Looked(kind, *seen)
-
-
-class _Seen(NamedTuple):
-    """The findings of reading examples. The fields are those of `Looked`."""
-
-    choice: Choice
-    buffer_size: int
-    possible: dict[InsertionPoint, Choice]
-    refused: dict[InsertionPoint, str]
-    holds: tuple[Hold, ...]
-    no_cache: str
+    return Looked(kind, **seen)
 
 
 def _read_one(dataset: Any, index: Any) -> None:
     read_plainly(dataset, [index])
 
 
-def _look_there(dataset: Any, loader: Any) -> _Seen:
+def _look_there(dataset: Any, loader: Any) -> dict[str, Any]:
+    """Returns fields of a `Looked`, by name."""
     kind = kind_of(loader)
     setting = Setting(loader, InsertionPoint.auto, None, _FACTOR, (1, 0), reuse=Reuse.memory)
     holds, no_cache = _holds_of(kind, setting.choice)
-    return _Seen(setting.choice, setting.buffer_size, *_points_of(kind), holds, no_cache)
+    possible, refused = _points_of(kind)
+    return {
+        "choice": setting.choice,
+        "buffer_size": setting.buffer_size,
+        "possible": possible,
+        "refused": refused,
+        "holds": holds,
+        "no_cache": no_cache,
+    }
 
 
 def first_batch(loader: Iterable[Any], clock: Callable[[], float] = time.perf_counter) -> FirstBatch:
@@ -360,11 +347,8 @@ def _holds_of(kind: Kind, choice: Choice) -> tuple[tuple[Hold, ...], str]:
 def _count_tensors(batch: Any) -> int:
     if isinstance(batch, torch.Tensor):
         return 1
-    if isinstance(batch, dict):
-        return sum(map(_count_tensors, batch.values()))
-    if isinstance(batch, (list, tuple)):
-        return sum(map(_count_tensors, batch))
-    return 0
+    members = batch.values() if isinstance(batch, dict) else batch if isinstance(batch, list | tuple) else ()
+    return sum(map(_count_tensors, members))
 
 
 # ---------------------------------------------------------------------- loader checks
@@ -379,7 +363,13 @@ def check_loader(looked: Looked, cores: int) -> list[Finding]:
     if looked.unreadable is not None:
         way_out = "Mend it; the full traceback is that of next(iter(loader)) with num_workers=0."
         return [*found, error("example", f"{looked.unreadable}.", way_out)]
-    return [*found, _split(looked), _points(looked)]
+    assert looked.choice is not None
+    chosen, possible = looked.choice.point.value, ", ".join(point.value for point in looked.possible)
+    figures: dict[str, Figure] = {
+        point.value: point in looked.possible for point in InsertionPoint if point is not InsertionPoint.auto
+    }
+    points = ok("insertion_points", f"Insertion points: {possible}. auto takes {chosen}.", **figures, auto=chosen)
+    return [*found, _split(looked), points]
 
 
 def check_first_batch(first: FirstBatch | UserCodeError, batch_size: int | None = None) -> Finding:
@@ -420,8 +410,7 @@ def _workers(looked: Looked, cores: int) -> Finding:
 
 
 class _Counted:
-    def __init__(self) -> None:
-        self.bytes = 0
+    bytes = 0
 
     def write(self, data: Any) -> int:
         size = memoryview(data).nbytes
@@ -436,7 +425,11 @@ def _pickled(looked: Looked) -> Finding:
         parts = {name: getattr(looked.loader, name) for name in names if getattr(looked.loader, name) is not None}
     size, failed = _try(parts, lambda value, file: pickle.Pickler(file, protocol=pickle.HIGHEST_PROTOCOL).dump(value))
     _, failed_for_sharing = _try(parts, lambda value, file: cloudpickle.Pickler(file).dump(value))
-    method, needed = _start_method(looked.loader), looked.kind.num_workers > 0
+    context = getattr(looked.loader, "multiprocessing_context", None)
+    if context is not None:
+        method = str(context.get_start_method())
+    else:  # this does not fix the default of this process
+        method = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
     figures: dict[str, Any] = {"bytes": None if failed else size, "start_method": method, "shareable": not failed_for_sharing}
     if not failed:
         return ok(
@@ -447,7 +440,7 @@ def _pickled(looked: Looked) -> Finding:
     way_out = (
         "Define functions at the top of a module instead of lambdas, and open files at the first read instead of in __init__."
     )
-    status = Status.error if needed and method != "fork" else Status.warning
+    status = Status.error if looked.kind.num_workers > 0 and method != "fork" else Status.warning
     return Finding("pickle", status, sentence, way_out, figures)
 
 
@@ -462,14 +455,6 @@ def _try(parts: dict[str, Any], dump: Callable[[Any, Any], object]) -> tuple[int
     return file.bytes, ""
 
 
-def _start_method(loader: Any) -> str:
-    """Returns how the workers of a loader are started. This does not fix the default of this process."""
-    context = getattr(loader, "multiprocessing_context", None)
-    if context is not None:
-        return str(context.get_start_method())
-    return multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
-
-
 # ---------------------------------------------------------------------- cuts and points
 
 
@@ -479,25 +464,11 @@ def _split(looked: Looked) -> Finding:
     figures: dict[str, Any] = {early.value: found is not None, raw.value: after_reading}
     if found is not None:
         also = " It can be cut after reading, too." if after_reading else ""
-        sentence = f"The data set can be split: an echo reuses {_listed(found.reused)} and redoes {_listed(found.redone)}.{also}"
-        return ok("split", sentence, **figures)
+        reused, redone = (", ".join(stages) or "nothing" for stages in (found.reused, found.redone))
+        return ok("split", f"The data set can be split: an echo reuses {reused} and redoes {redone}.{also}", **figures)
     sentence = f"The data set cannot be split before its augmentation: {looked.refused[early].rstrip('.')}."
     way_out = _STAGED if isinstance(looked.kind, Indexed) else _ON_DEVICE
     return warning("split", sentence, f"If it augments, echoes would repeat that augmentation. {way_out}", **figures)
-
-
-def _points(looked: Looked) -> Finding:
-    assert looked.choice is not None
-    chosen = looked.choice.point
-    sentence = f"Insertion points: {', '.join(point.value for point in looked.possible)}. auto takes {chosen.value}."
-    figures: dict[str, Any] = {
-        point.value: point in looked.possible for point in InsertionPoint if point is not InsertionPoint.auto
-    }
-    return ok("insertion_points", sentence, **figures, auto=chosen.value)
-
-
-def _listed(stages: tuple[str, ...]) -> str:
-    return ", ".join(stages) or "nothing"
 
 
 # ---------------------------------------------------------------------- memory checks
@@ -513,7 +484,7 @@ _WEIGHED = {
 def check_memory(looked: Looked, free_bytes: int | None) -> list[Finding]:
     if looked.choice is None:
         return []
-    return [_weight(looked), _buffer(looked, free_bytes), _cache(looked, free_bytes)]
+    return [_weight(looked), _buffer(looked, looked.choice, free_bytes), _cache(looked, free_bytes)]
 
 
 def check_queues(looked: Looked, first: FirstBatch, free_shared_bytes: int | None) -> Finding | None:
@@ -548,9 +519,8 @@ def _weight(looked: Looked) -> Finding:
     return ok("example_bytes", f"An example weighs {listed}.", **figures)
 
 
-def _buffer(looked: Looked, free_bytes: int | None) -> Finding:
-    assert looked.choice is not None
-    size, item, point = looked.buffer_size, looked.choice.item_bytes, looked.choice.point
+def _buffer(looked: Looked, choice: Choice, free_bytes: int | None) -> Finding:
+    size, item, point = looked.buffer_size, choice.item_bytes, choice.point
     what = "batches" if point.by_batches else "examples"
     sentence = f"The default buffer at {point.value} holds {size:,} {what}"
     figures: dict[str, Any] = {"items": size, "item_bytes": item or None, "items_in_free_memory": None}

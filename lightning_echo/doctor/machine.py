@@ -11,6 +11,7 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -32,7 +33,7 @@ Figure = int | float | str | bool | None
 
 
 class Status(str, Enum):
-    """How bad a finding is. The members are in order, the worst last."""
+    """How bad a finding is: nothing to do; it costs time, or may surprise; a training would fail. The worst is last."""
 
     ok = "ok"
     warning = "warning"
@@ -41,14 +42,7 @@ class Status(str, Enum):
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check.
-
-    Attributes:
-        name: The check, in one word for programs, e.g. ``"shared_memory"``.
-        sentence: The result, for people; `way_out`: the fix, or empty.
-        figures: The measured values, by name. The names contain the units.
-        about: The subject: ``"machine"``, ``"data"``, or the name of one of several loaders.
-    """
+    """The result of one check; ``about`` is ``"machine"``, ``"data"``, or the name of one of several loaders."""
 
     name: str
     status: Status
@@ -59,17 +53,14 @@ class Finding:
 
 
 def ok(name: str, sentence: str, **figures: Figure) -> Finding:
-    """Returns a finding with nothing to do."""
     return Finding(name, Status.ok, sentence, figures=figures)
 
 
 def warning(name: str, sentence: str, way_out: str, **figures: Figure) -> Finding:
-    """Returns a finding that costs time or may surprise."""
     return Finding(name, Status.warning, sentence, way_out, figures)
 
 
 def error(name: str, sentence: str, way_out: str, **figures: Figure) -> Finding:
-    """Returns a finding with which a training would fail."""
     return Finding(name, Status.error, sentence, way_out, figures)
 
 
@@ -101,8 +92,11 @@ def as_text(findings: Sequence[Finding]) -> str:
                 lines += _wrapped(f"  {finding.status.value:<7} ", finding.sentence)
                 lines += _wrapped(_INDENT, finding.way_out)
         blocks.append("\n".join(lines))
-    errors, warnings = (sum(finding.status is status for finding in findings) for status in (Status.error, Status.warning))
-    return "\n\n".join([*blocks, f"{_counted(errors, 'error')}, {_counted(warnings, 'warning')}"])
+    counts = []
+    for status in (Status.error, Status.warning):
+        number = sum(finding.status is status for finding in findings)
+        counts.append(f"{number} {status.value}{'' if number == 1 else 's'}")
+    return "\n\n".join([*blocks, ", ".join(counts)])
 
 
 def as_document(findings: Sequence[Finding]) -> str:
@@ -129,10 +123,6 @@ def _wrapped(start: str, text: str) -> list[str]:
     return textwrap.wrap(text, _COLUMNS, initial_indent=start, subsequent_indent=_INDENT, break_long_words=False)
 
 
-def _counted(number: int, word: str) -> str:
-    return f"{number} {word}{'' if number == 1 else 's'}"
-
-
 # ---------------------------------------------------------------------- machine
 # The machine as this process sees it: one value with everything that the checks read, replaceable in a test.
 
@@ -152,28 +142,19 @@ def _space(path: Path) -> tuple[int, int] | None:
     return usage.total, usage.free
 
 
-def _import_operators() -> None:
-    import_module("torchvision.ops")
-
-
 @dataclass(frozen=True)
 class Machine:
     """Everything that the checks of a machine read. The defaults are those of this process.
 
-    Attributes:
-        platform: As ``sys.platform``.
-        version_of: Returns the version of an installed package, or None.
-        import_operators: Imports torchvision's operators. This fails if torch and torchvision do not fit together.
-        affinity: Number of cores that the process may run on.
-        proc: Where the kernel shows processes; `cgroups`: control groups.
-        space_of: Returns size and free bytes of the file system at a path, or None.
+    ``affinity``: number of cores that the process may run on. ``import_operators`` fails if torch and torchvision do not fit
+    together. ``space_of`` returns size and free bytes of the file system at a path, or None.
     """
 
     python: tuple[int, int, int] = (sys.version_info.major, sys.version_info.minor, sys.version_info.micro)
     platform: str = sys.platform
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     version_of: Callable[[str], str | None] = installed_version
-    import_operators: Callable[[], None] = _import_operators
+    import_operators: Callable[[], object] = field(default=partial(import_module, "torchvision.ops"))
     affinity: int = field(default_factory=visible_cores)
     proc: Path = Path("/proc")
     cgroups: Path = Path("/sys/fs/cgroup")
@@ -186,24 +167,14 @@ def cores_of(machine: Machine) -> float:
 
 
 def memory_of(machine: Machine) -> tuple[int | None, int | None]:
-    """Returns the largest memory that the process may have, and the free part of it, in bytes; None: the system does not report
-    it.
-    """
-    limits = [_total_memory(machine.proc)]
+    """Returns the bytes of memory that the process may have, and those that are free; None: the system does not report it."""
+    rows = [line.split() for line in _text(machine.proc / "meminfo").splitlines() if line.startswith("MemTotal")]
+    limits = [int(row[1]) * 1024 for row in rows[:1]]
     for group, is_version_2 in control_groups("memory", machine.proc, machine.cgroups):
-        limits.append(_number(group / ("memory.max" if is_version_2 else "memory.limit_in_bytes")))
-    found = min((limit for limit in limits if limit is not None), default=None)
-    return found, free_memory_bytes(machine.proc, machine.cgroups)
-
-
-def _total_memory(proc: Path) -> int | None:
-    rows = (line.split() for line in _text(proc / "meminfo").splitlines() if line.startswith("MemTotal"))
-    return next((int(row[1]) * 1024 for row in rows), None)
-
-
-def _number(file: Path) -> int | None:
-    text = _text(file)
-    return int(text) if text.isdigit() else None
+        limit = _text(group / ("memory.max" if is_version_2 else "memory.limit_in_bytes"))
+        if limit.isdigit():
+            limits.append(int(limit))
+    return min(limits, default=None), free_memory_bytes(machine.proc, machine.cgroups)
 
 
 def _text(file: Path) -> str:
@@ -231,35 +202,30 @@ def check_resources(machine: Machine) -> list[Finding]:
 
 def _cores(machine: Machine) -> Finding:
     cores = cores_of(machine)
+    figures = {"cores": cores, "visible_cores": machine.affinity}
     if cores < machine.affinity:
-        return warning(
-            "cores",
-            f"This process may use the time of {cores:g} cores, though it sees {machine.affinity}: its container has a quota.",
-            f"Count {whole_cores(machine)} for num_workers and OMP_NUM_THREADS, or raise the quota (docker run --cpus).",
-            cores=cores,
-            visible_cores=machine.affinity,
+        sentence = (
+            f"This process may use the time of {cores:g} cores, though it sees {machine.affinity}: its container has a quota."
         )
+        way_out = f"Count {whole_cores(machine)} for num_workers and OMP_NUM_THREADS, or raise the quota (docker run --cpus)."
+        return warning("cores", sentence, way_out, **figures)
     if cores < 2:
         way_out = "Workers and training take turns on it: give the container or the job more cores."
-        return warning("cores", "This process has one core.", way_out, cores=cores, visible_cores=machine.affinity)
-    return ok("cores", f"This process has {cores:g} cores.", cores=cores, visible_cores=machine.affinity)
+        return warning("cores", "This process has one core.", way_out, **figures)
+    return ok("cores", f"This process has {cores:g} cores.", **figures)
 
 
 def _memory(machine: Machine) -> Finding:
     limit, free = memory_of(machine)
+    figures = {"limit_bytes": limit, "free_bytes": free}
     if limit is None or free is None:
-        return warning(
-            "memory",
-            "The system does not tell how much memory is free.",
-            "Give buffer_size as a number of examples, and the size of a cache in bytes.",
-            limit_bytes=limit,
-            free_bytes=free,
-        )
+        way_out = "Give buffer_size as a number of examples, and the size of a cache in bytes."
+        return warning("memory", "The system does not tell how much memory is free.", way_out, **figures)
     sentence = f"{bytes_in_words(free)} of {bytes_in_words(limit)} of memory are free."
     if free < _LITTLE_MEMORY:
         way_out = "Buffer and cache will be small: end other programs, or raise the limit of the container."
-        return warning("memory", sentence, way_out, limit_bytes=limit, free_bytes=free)
-    return ok("memory", sentence, limit_bytes=limit, free_bytes=free)
+        return warning("memory", sentence, way_out, **figures)
+    return ok("memory", sentence, **figures)
 
 
 def _shared_memory(machine: Machine) -> Finding:
@@ -267,13 +233,9 @@ def _shared_memory(machine: Machine) -> Finding:
         return ok("shared_memory", "This system has no /dev/shm.", size_bytes=None, free_bytes=None)
     space = machine.space_of(SHARED_MEMORY)
     if space is None:
-        return error(
-            "shared_memory",
-            "/dev/shm is missing: workers cannot hand their batches over.",
-            "Mount it (docker run --shm-size=8g), or set num_workers=0.",
-            size_bytes=None,
-            free_bytes=None,
-        )
+        sentence = "/dev/shm is missing: workers cannot hand their batches over."
+        way_out = "Mount it (docker run --shm-size=8g), or set num_workers=0."
+        return error("shared_memory", sentence, way_out, size_bytes=None, free_bytes=None)
     size, free = space
     sentence = f"{bytes_in_words(free)} of {bytes_in_words(size)} of /dev/shm are free."
     if free < _LITTLE_SHARED_MEMORY:
@@ -288,32 +250,24 @@ def _shared_memory(machine: Machine) -> Finding:
 def _openmp(machine: Machine) -> Finding:
     policy, threads = machine.environ.get("OMP_WAIT_POLICY", ""), machine.environ.get("OMP_NUM_THREADS", "")
     cores, first = whole_cores(machine), threads.split(",")[0].strip()  # a list has a number for each nesting level
-    if first.isdigit() and int(first) > cores:
-        return warning(
-            "openmp",
-            f"OMP_NUM_THREADS={threads} is more than the {cores} cores of this process.",
-            f"Set OMP_NUM_THREADS={cores} or less.",
-            wait_policy=policy,
-            threads=int(first),
-        )
-    if policy.lower() == "active":
-        return warning(
-            "openmp",
-            "OMP_WAIT_POLICY=active: the training's threads keep their cores while they wait, and workers need these cores.",
-            "Set OMP_WAIT_POLICY=passive.",
-            wait_policy=policy,
-            threads=int(first) if first.isdigit() else None,
-        )
     number = int(first) if first.isdigit() else None
+    figures: dict[str, Figure] = {"wait_policy": policy, "threads": number}
+    if number is not None and number > cores:
+        sentence = f"OMP_NUM_THREADS={threads} is more than the {cores} cores of this process."
+        return warning("openmp", sentence, f"Set OMP_NUM_THREADS={cores} or less.", **figures)
+    if policy.lower() == "active":
+        sentence = (
+            "OMP_WAIT_POLICY=active: the training's threads keep their cores while they wait, and workers need these cores."
+        )
+        return warning("openmp", sentence, "Set OMP_WAIT_POLICY=passive.", **figures)
     # Without OMP_NUM_THREADS, torch uses the cores that it sees. If there is a quota, these are all cores of the machine.
     if number is None and cores < machine.affinity:
-        way_out = f"Set OMP_NUM_THREADS={cores}."
         sentence = f"torch will use {machine.affinity} threads for the {cores} cores that the container's quota allows."
-        return warning("openmp", sentence, way_out, wait_policy=policy, threads=None)
+        return warning("openmp", sentence, f"Set OMP_NUM_THREADS={cores}.", **figures)
     said = f"OMP_NUM_THREADS={threads or '(not set)'}, OMP_WAIT_POLICY={policy or '(not set)'}."
     if policy.lower() != "passive":
         said += " If workers and training compete for cores, OMP_WAIT_POLICY=passive makes waiting threads leave theirs."
-    return ok("openmp", said, wait_policy=policy, threads=number)
+    return ok("openmp", said, **figures)
 
 
 # ---------------------------------------------------------------------- versions
@@ -325,7 +279,15 @@ _FORK_MENDED = {10: 15, 11: 10}
 
 
 def check_versions(machine: Machine) -> list[Finding]:
-    return [_python(machine), _torch(machine), _torchvision(machine), _lightning(machine), _package(machine)]
+    own = machine.version_of("lightning-echo")
+    sentence = f"lightning-echo {own}." if own is not None else "lightning-echo runs from a folder, and is not installed."
+    return [
+        _python(machine),
+        _at_least(machine, "torch", _OLDEST_TORCH),
+        _torchvision(machine),
+        _lightning(machine),
+        ok("lightning_echo", sentence, version=own),
+    ]
 
 
 def _python(machine: Machine) -> Finding:
@@ -335,17 +297,12 @@ def _python(machine: Machine) -> Finding:
         return error("python", f"Python {text} is older than 3.10.", "Use Python 3.10 or later.", version=text)
     mended = _FORK_MENDED.get(minor) if major == 3 else None
     if mended is not None and micro < mended:
-        return warning(
-            "python",
-            f"Python {text} has CPython's issue 112275: with several ranks on gloo, a forked worker now and then hangs for good.",
-            f"Use Python 3.{minor}.{mended} or later, or DataLoader(..., multiprocessing_context='forkserver').",
-            version=text,
+        sentence = (
+            f"Python {text} has CPython's issue 112275: with several ranks on gloo, a forked worker now and then hangs for good."
         )
+        way_out = f"Use Python 3.{minor}.{mended} or later, or DataLoader(..., multiprocessing_context='forkserver')."
+        return warning("python", sentence, way_out, version=text)
     return ok("python", f"Python {text}.", version=text)
-
-
-def _torch(machine: Machine) -> Finding:
-    return _at_least(machine, "torch", _OLDEST_TORCH)
 
 
 def _torchvision(machine: Machine) -> Finding:
@@ -355,12 +312,9 @@ def _torchvision(machine: Machine) -> Finding:
     try:
         machine.import_operators()
     except (RuntimeError, ImportError, AttributeError, OSError) as problem:  # operators of another torch, or missing libraries
-        return error(
-            "torchvision",
-            f"torchvision {version} does not fit torch {machine.version_of('torch')}: {problem}.",
-            "Install torch and torchvision together, from the same source, in a fresh environment.",
-            version=version,
-        )
+        sentence = f"torchvision {version} does not fit torch {machine.version_of('torch')}: {problem}."
+        way_out = "Install torch and torchvision together, from the same source, in a fresh environment."
+        return error("torchvision", sentence, way_out, version=version)
     return ok("torchvision", f"torchvision {version} fits torch.", version=version)
 
 
@@ -368,45 +322,26 @@ def _lightning(machine: Machine) -> Finding:
     version = machine.version_of("lightning")
     for package in ("lightning", "pytorch-lightning"):
         if (found := machine.version_of(package)) in _MALICIOUS:
-            return error(
-                "lightning",
-                f"{package} {found} was a malicious release (GHSA-w37p-236h-pfx3).",
+            sentence = f"{package} {found} was a malicious release (GHSA-w37p-236h-pfx3)."
+            way_out = (
                 "Treat the secrets of this machine as stolen, and install another release in a fresh environment: "
-                "pip install 'lightning!=2.6.2,!=2.6.3'.",
-                version=found,
+                "pip install 'lightning!=2.6.2,!=2.6.3'."
             )
+            return error("lightning", sentence, way_out, version=found)
     if version is None and (other := machine.version_of("pytorch-lightning")) is not None:
-        return error(
-            "lightning",
-            f"pytorch-lightning {other} is installed, and the package lightning is not.",
-            "Install lightning, and import lightning.pytorch in place of pytorch_lightning.",
-            version=None,
-        )
+        sentence = f"pytorch-lightning {other} is installed, and the package lightning is not."
+        way_out = "Install lightning, and import lightning.pytorch in place of pytorch_lightning."
+        return error("lightning", sentence, way_out, version=None)
     return _at_least(machine, "lightning", _OLDEST_LIGHTNING)
-
-
-def _package(machine: Machine) -> Finding:
-    version = machine.version_of("lightning-echo")
-    if version is None:
-        return ok("lightning_echo", "lightning-echo runs from a folder, and is not installed.", version=None)
-    return ok("lightning_echo", f"lightning-echo {version}.", version=version)
 
 
 def _at_least(machine: Machine, package: str, oldest: tuple[int, int]) -> Finding:
     version, needed = machine.version_of(package), ".".join(map(str, oldest))
     if version is None:
         return error(package, f"{package} is not installed.", f"Install it: pip install '{package}>={needed}'.", version=None)
-    if _release(version) < oldest:
+    parts = version.split("+")[0].split(".")[:2]  # such as 2.15.0+cpu, or 2.5rc1
+    numbers = ["".join(digit for digit in part.split("rc")[0] if digit.isdigit()) for part in parts]
+    if tuple(int(number or 0) for number in numbers) < oldest:
         way_out = f"Install a later one: pip install --upgrade '{package}>={needed}'."
         return error(package, f"{package} {version} is older than {needed}.", way_out, version=version)
     return ok(package, f"{package} {version}.", version=version)
-
-
-def _release(version: str) -> tuple[int, ...]:
-    """Returns the first two numbers of a version.
-
-    >>> _release("2.15.0+cpu"), _release("2.5rc1")
-    ((2, 15), (2, 5))
-    """
-    parts = version.split("+")[0].split(".")[:2]
-    return tuple(int("".join(digit for digit in part.split("rc")[0] if digit.isdigit()) or 0) for part in parts)
