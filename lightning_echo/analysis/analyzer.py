@@ -80,12 +80,7 @@ class Progress:
         self._begins: list[float] = []
 
     def phase(self, what: str, to_come: int | None = None) -> None:
-        """Reports that a phase begins.
-
-        Args:
-            to_come: Number of phases that are left, this one included. None: one fewer than before, but at least one. 0: nobody
-                knows how long this phase takes, so the line omits the time left.
-        """
+        """Reports a phase. ``to_come`` are left, this one included; None: one fewer than before; 0: the time left is unknown."""
         now = self._clock()
         self._to_come = max(self._to_come - 1, 1) if to_come is None else to_come
         self._begins.append(now)
@@ -129,11 +124,7 @@ _NOTHING = "There is nothing to set in the group echo: this file changes nothing
 
 
 def advice_yaml(analysis: StallAnalysis) -> str:
-    """Returns the advice as YAML for an `EchoCLI`, given to ``fit --config`` after the program's own configuration.
-
-    The options `TrainingSetting.options` are in the group ``echo``. The message of the verdict is a comment, and so is
-    ``num_workers``, since its option belongs to the program. Without an option to set, the file changes nothing.
-    """
+    """Returns the advice as YAML for an `EchoCLI`: options of the group ``echo``, and the rest as comments."""
     setting = analysis.verdict.setting
     comments = [_HOW, analysis.verdict.message]
     if setting.workers not in (None, analysis.stages.workers):
@@ -177,13 +168,7 @@ class ShortTraining:
         return self._clock(self.data.over(loader), steps, min(WARM_UP_STEPS, steps // 2))
 
     def clock_echoed(self, loader: DataLoader[Any], steps: int, skipped: int = 0, **options: Any) -> StepClock:
-        """Trains over a loader that is echoed. The steps in which the buffer is filled do not count, however long they take.
-
-        Args:
-            steps: Largest number of steps that count.
-            skipped: Least number of first steps that do not count.
-            **options: Those of an `EchoConfig`.
-        """
+        """Trains over a loader that is echoed. The steps in which the buffer is filled do not count, however long they take."""
         echoed = EchoLoader(loader, num_replicas=1, rank=0, **{**options, "cache": None})  # not started
         filling = max(echoed.settled_at, skipped) + WARM_UP_STEPS
         data = self.data.echoed(loader, seed=0, shard=False, **options)
@@ -243,10 +228,7 @@ def _plain(training: ShortTraining, cached_fraction: float, workers: int) -> Bat
 
 
 def _clock_cached(training: ShortTraining, setting: TrainingSetting, workers: int, steps: int) -> StepClock:
-    """Trains with a cache that holds the setting's share of the real run's examples.
-
-    It raises a ValueError if nothing of this data set can be held in this form.
-    """
+    """Trains with a cache that holds the setting's share of the real run's examples."""
     phases, real = training.phases, training.phases.real
     example = phases.in_cache.get(setting.hold or "")
     if not isinstance(real, Batches) or example is None:
@@ -577,11 +559,9 @@ def analyzing(trainer_class: type[pl.Trainer]) -> type[pl.Trainer]:
 
 
 def _log_directory(trainer: pl.Trainer) -> Path:
-    """Returns the directory of the Trainer's first logger, else its ``default_root_dir``. All ranks must call it.
-
-    Local files do not fit into a directory of a remote storage: then it is the working directory.
-    """
+    """Returns the directory of the Trainer's first logger, else its ``default_root_dir``. All ranks must call it."""
     directory = trainer.log_dir or trainer.default_root_dir
+    # Local files do not fit into a remote storage.
     return Path() if "://" in directory else Path(directory)
 
 

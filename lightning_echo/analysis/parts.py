@@ -383,12 +383,8 @@ def run_part(
 ) -> PartRun:
     """Runs one part over batches of indices, with the user's loader's options. Errors of the data set pass through.
 
-    Args:
-        collates: Whether the user's collate function makes batches; otherwise the output is a list of examples.
-        keeps_outputs: Whether to keep the outputs. The run then also ends when they take a gibibyte.
-        observes: Whether workers note which files they open and how long each transform takes. Without workers nothing is noted.
-        workers: Number of workers; None: that of the loader.
-        most_seconds: The run ends with the first batch after this time, but not before `fewest_batches`.
+    With ``observes``, workers note which files they open and how long each transform takes. The run ends with the first batch
+    after ``most_seconds``, or when the outputs that it keeps take a gibibyte, but not before `fewest_batches`.
     """
     run, files, output_bytes = PartRun(), dict[str, None](), 0
     begin = time.perf_counter()

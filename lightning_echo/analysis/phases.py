@@ -226,13 +226,9 @@ class _Runner:
 def measure_loader(
     loader: DataLoader[Any], batches: Sequence[list[Any]], steps: int, most_seconds: float, say: Callable[[str], None]
 ) -> LoaderPhases:
-    """Runs the phases over a map-style data set. ``say`` gets a message for each run.
+    """Runs the phases over a map-style data set: at most ``steps`` batches and ``most_seconds`` a run.
 
-    Args:
-        batches: Indices of each batch; if possible, `CHUNKS` times as many as steps: each run can then read examples that were
-            not read before.
-        steps: Largest number of batches of a run.
-        most_seconds: Longest time of a run.
+    With `CHUNKS` times as many ``batches`` (of indices) as steps, each run can read examples that were not read before.
     """
     run = _Runner(loader, most_seconds, say)
     cut = cuts(loader)

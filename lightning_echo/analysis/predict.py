@@ -104,12 +104,9 @@ class MeasuredStages:
     """One training as it was set up, measured.
 
     Attributes:
-        read: Seconds per example in a worker, from the storage.
-        read_cached: Seconds per example in a worker, from memory.
-        decode: Seconds per example in a worker; `augment` likewise.
+        read: Seconds per example in a worker, from the storage; so are `read_cached` (from memory), `decode` and `augment`.
         collate: Seconds per batch in a worker.
-        hand_over: Seconds per batch in the main process, which takes the batch from a worker.
-        copy: Seconds per batch for the copy to the device.
+        hand_over: Seconds per batch in the main process, which takes the batch from a worker; `copy`: to the device.
         step: Seconds per step, if the batch is ready on the device.
         read_cpu_share: Share of the reading time in which a processor is busy.
         prepare_cpu_share: Share of the time of decoding, augmentation and collation in which a processor is busy.
@@ -125,8 +122,7 @@ class MeasuredStages:
         contention: How many times as long decoding, augmentation and collation take while the training runs. The threads of the
             training need processors, too, even those that only wait (OpenMP's threads spin for a while).
         can_have_workers: Whether the data set works in a worker process, too.
-        in_cache: The cost of an example for each form in which a cache can hold it (`CacheConfig.hold`). None: unknown, as in an
-            analysis that an older version saved.
+        in_cache: The cost of an example for each form in which a cache can hold it (`CacheConfig.hold`). None: unknown.
         examples: Number of examples in the data set; None: unknown.
         free_bytes: Memory that was free before the analysis; None: unknown.
     """
@@ -400,12 +396,9 @@ def predict(stages: MeasuredStages, setting: TrainingSetting) -> Prediction:
 
 
 def contention(stages: MeasuredStages, step_seconds: float) -> float:
-    """Returns the time that workers take while the training runs, divided by the time that they take alone.
+    """Returns the time that workers take while the training runs (its data in memory), divided by the time they take alone.
 
-    Args:
-        stages: Measured without the training.
-        step_seconds: Seconds per step of a training whose data is in memory. If it does not wait for its workers, it reveals
-            nothing about them, and the result is 1.
+    If the training does not wait for its workers, it reveals nothing about them, and the result is 1.
     """
     costs = costs_of(replace(stages, read=Spread.exactly(0.0), read_cached=Spread.exactly(0.0)), TrainingSetting())
     host = costs.host_seconds(1)
@@ -416,9 +409,9 @@ def contention(stages: MeasuredStages, step_seconds: float) -> float:
 
 
 def costs_of(stages: MeasuredStages, setting: TrainingSetting, figure: str = "median") -> PipelineCosts:
-    """Returns the cost model's figures of a setting; ``device_seconds`` are those of step, copy and hand-over together.
+    """Returns the cost model's figures of a setting, from the ``"median"``, ``"low"`` or ``"high"`` ``figure`` of each `Spread`.
 
-    ``figure`` of each `Spread` is used: ``"median"``, ``"low"`` or ``"high"``.
+    ``device_seconds`` are those of step, copy and hand-over together.
     """
     workers = stages.workers if setting.workers is None else setting.workers
     point = InsertionPoint(setting.insertion_point)

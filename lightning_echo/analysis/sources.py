@@ -69,10 +69,7 @@ class TrainingData:
         return self._copies.too_large
 
     def as_given(self, model: pl.LightningModule) -> Any:
-        """Returns the data for the first training, whose hooks prepare the data and set it up.
-
-        If the user has given no loaders, they come from ``model``, the copy that is trained.
-        """
+        """Returns the data for the first training, whose hooks prepare it; without given loaders, they come from ``model``."""
         if self._data is None and is_overridden(_HOOK, model):
             self._copy_what_is_returned(model)
         if self._module is not None:
@@ -211,18 +208,10 @@ _FIXED_OPTIONS: dict[str, Any] = {
 
 
 class StepClock(pl.Callback):
-    """Measures the seconds of each step, after the first ones.
+    """Measures the seconds of each step, after the first ones, and ends the fit after ``most_seconds``, on all ranks together.
 
-    On a device that runs behind the host, the seconds are means of ten steps.
-
-    Args:
-        most_seconds: The fit ends after this time, on all ranks with the same step.
-        skipped: Number of first steps that do not count; at least 1.
-        most_skipped_seconds: Skipping ends after this time. Default: half of ``most_seconds``.
-        fewest: Least number of steps that count, however long they take.
-
-    Attributes:
-        cpu_seconds: Processor time of this process per step, of all its threads together.
+    ``skipped`` steps do not count (at least 1), or those of ``most_skipped_seconds`` (default: half the time); at least
+    ``fewest`` do. On a device that runs behind the host, the seconds are means of ten steps.
     """
 
     def __init__(
@@ -319,11 +308,8 @@ class RepeatedBatch:
 
 
 def fit(model: pl.LightningModule, data: Any, steps: int, callback: pl.Callback, trainer_kwargs: Mapping[str, Any]) -> None:
-    """Trains the model for at most ``steps`` steps, with ``callback`` and without the user's callbacks.
-
-    ``trainer_kwargs`` are used without the options that would write, validate or end the training. They are copied, since a
-    strategy or a plugin belongs to one Trainer only.
-    """
+    """Trains the model for at most ``steps`` steps, with ``callback`` and without the user's callbacks."""
+    # The options are copied, since a strategy or a plugin belongs to one Trainer only.
     left_out = {*_FIXED_OPTIONS, "callbacks", "logger"}
     options = {name: copy.deepcopy(value) for name, value in trainer_kwargs.items() if name not in left_out}
     options |= {**_FIXED_OPTIONS, "callbacks": [callback, _Lenient()], "limit_train_batches": steps}

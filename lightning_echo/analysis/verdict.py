@@ -56,10 +56,7 @@ def _feeds_with_margin(stages: MeasuredStages, setting: TrainingSetting, target:
 
 
 def remedies(stages: MeasuredStages, target: float) -> list[Remedy]:
-    """Returns the remedies that help, in their order, up to the first that is enough.
-
-    ``target`` is the share of the time that the accelerator may wait.
-    """
+    """Returns the remedies that help, in their order, up to the first that is enough."""
     setting, found = TrainingSetting(), list[Remedy]()
 
     def add(name: str, next_setting: TrainingSetting | None) -> bool:
@@ -87,10 +84,7 @@ def remedies(stages: MeasuredStages, target: float) -> list[Remedy]:
 
 
 def _by_workers(stages: MeasuredStages, target: float) -> TrainingSetting | None:
-    """Returns the fewest workers that are enough, else the fewest that are about as good as the best number.
-
-    None: the number of workers stays as it is.
-    """
+    """Returns the fewest workers that are enough, else the fewest that are about as good as the best number; None: no change."""
     if not stages.can_have_workers:
         return None
     now = predict(stages, TrainingSetting()).step_seconds
@@ -134,10 +128,7 @@ def _by_echoing(stages: MeasuredStages, base: TrainingSetting, target: float) ->
 
 
 def _feeding(stages: MeasuredStages, setting: TrainingSetting, target: float) -> TrainingSetting | None:
-    """Returns the setting with a factor slightly above the smallest one that feeds the accelerator, as `TargetIdle` chooses it.
-
-    None: no factor feeds it.
-    """
+    """Returns the setting with a factor slightly above the smallest one that feeds the accelerator; None: no factor does."""
     low, high = 1.0, _LARGEST_FACTOR
     if not feeds(stages, replace(setting, factor=high), target):
         return None
@@ -216,13 +207,7 @@ class Verdict:
 
 
 def judge(stages: MeasuredStages, step_seconds: float, transforms: Mapping[str, float], target: float = TARGET) -> Verdict:
-    """Returns the cheapest setting that feeds the accelerator: its steps are hardly longer than a step with everything ready.
-
-    Args:
-        step_seconds: Time per step of the real run.
-        transforms: Seconds per example of each transform, by name.
-        target: Share of the time that the accelerator may wait.
-    """
+    """Returns the cheapest setting that feeds the accelerator: ``target`` is the share of the time that it may wait."""
     idle = max(0.0, 1 - stages.step.median / step_seconds)
     if idle <= target:
         return Verdict(VerdictKind.not_starved, f"Do nothing: {busy(idle)}.", TrainingSetting())
@@ -250,16 +235,18 @@ def _by_remedy(stages: MeasuredStages, last: Remedy, transforms: Mapping[str, fl
     begun = how[0].upper() + how[1:]
     if last.name != "echo":
         kind = VerdictKind.cache if last.name == "cache" else VerdictKind.more_workers
-        return Verdict(kind, f"{begun}: {gain}.{_about_cache(stages, setting)}", setting)
+        return Verdict(kind, f"{begun}: {gain}.{_about_cache(setting)}", setting)
     price = fewer_fresh(setting.factor)
     if setting.factor > LARGE_FACTOR:
         price += "; so large a factor seldom pays in learning: try a faster source first"
-    if (transform := _starving_transform(stages, transforms)) is not None:
+    slowest = max(transforms, key=lambda each: transforms[each], default="")
+    spread = max(stages.workers, stages.cores)  # even with a worker for each core, it takes longer than a step
+    if slowest and transforms[slowest] * stages.batch_size / spread > stages.step.median:
         moved = "Move it to the device, for whole batches at once"
-        message = f"{transform} alone starves the accelerator. {moved}, or {how}: {gain}; {price}."
+        message = f"{slowest} alone starves the accelerator. {moved}, or {how}: {gain}; {price}."
         return Verdict(VerdictKind.transform, message, setting)
     kind = VerdictKind.cache_and_echo if setting.hold else VerdictKind.echo
-    message = f"{begun}: {gain}; {price}. {_nothing_cheaper(stages, setting)}.{_about_cache(stages, setting)}"
+    message = f"{begun}: {gain}; {price}. {_nothing_cheaper(stages, setting)}.{_about_cache(setting)}"
     return Verdict(kind, message, setting)
 
 
@@ -291,22 +278,12 @@ def _how(stages: MeasuredStages, setting: TrainingSetting) -> str:
     return ", ".join(parts[:-1]) + (" and " if len(parts) > 1 else "") + parts[-1]
 
 
-def _about_cache(stages: MeasuredStages, setting: TrainingSetting) -> str:
-    """Returns a hint about the cache, as a sentence; empty if there is nothing to add."""
+def _about_cache(setting: TrainingSetting) -> str:
     if setting.hold and setting.cache_size is None:
         return " The size of that cache is not known from this analysis: analyze again."
     if setting.cached_fraction and setting.hold is None:
         return f" {_UNCUT}."
     return ""
-
-
-def _starving_transform(stages: MeasuredStages, transforms: Mapping[str, float]) -> str | None:
-    """Returns the transform that alone takes longer than a step, even with one worker for each core; None if there is none."""
-    if not transforms:
-        return None
-    name = max(transforms, key=lambda each: transforms[each])
-    seconds = transforms[name] * stages.batch_size / max(stages.workers, stages.cores)
-    return name if seconds > stages.step.median else None
 
 
 def _nothing_cheaper(stages: MeasuredStages, setting: TrainingSetting) -> str:

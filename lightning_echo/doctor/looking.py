@@ -229,15 +229,11 @@ class FirstBatch:
 
 @dataclass(frozen=True)
 class Looked:
-    """The knowledge about a loader.
+    """The knowledge about a loader. ``choice`` is that of ``auto``; without one, an example cannot be read (``unreadable``).
 
-    Attributes:
-        choice: The choice of ``auto``; None if an example cannot be read.
-        buffer_size: The default buffer size at that insertion point, in items; 0 without a choice.
-        possible: The choice for each possible insertion point; `refused` has the reasons of the others.
-        holds: The forms that a cache can hold, the earliest cut first.
-        no_cache: Why a cache can hold nothing; empty if it can hold something.
-        unreadable: The error of the user's code when an example was read; None if there was none.
+    ``buffer_size`` is the default at that point, in items. ``possible`` has the choice for each point that is possible, and
+    ``refused`` the reasons of the others. ``holds`` are the forms that a cache can hold; if it can hold nothing, ``no_cache`` has
+    the reason.
     """
 
     kind: Kind
