@@ -60,7 +60,6 @@ _BY_REPR = (
     torch.layout,
     torch.memory_format,
 )
-_OF_CTYPES = (ctypes._SimpleCData, ctypes.Array, ctypes.Structure)
 _WHOLE_BYTES = 256 * 2**20  # up to so many bytes all of a tensor or array is compared
 _WHOLE_BYTES_QUICKLY = 16 * 2**20
 _MAPPED_BYTES = 2**20  # the same for memory maps, which are read from a disk
@@ -89,9 +88,9 @@ def digest_of_texts(texts: Iterable[str]) -> str:
 def text_of_atom(value: Any) -> str | None:
     """Returns the text of a value without parts; None if its type is not known."""
     kind = type(value)
-    if kind in SIMPLE:
-        return short(repr(value)) if kind is not bytes or len(value) <= _MOST_TEXT else f"{len(value):,} bytes ({_hex(value)})"
-    if kind in _BY_REPR:
+    if kind is bytes and len(value) > _MOST_TEXT:
+        return f"{len(value):,} bytes ({_hex(value)})"
+    if kind in SIMPLE or kind in _BY_REPR or issubclass(kind, np.dtype):
         return short(repr(value))
     if issubclass(kind, datetime.datetime):  # also pandas's
         return short(datetime.datetime.isoformat(value))
@@ -99,11 +98,9 @@ def text_of_atom(value: Any) -> str | None:
         return short(repr(pathlib.PurePath.__str__(value)))
     if kind is re.Pattern:
         return short(f"{value.pattern!r} ({value.flags})")
-    if issubclass(kind, np.dtype):
-        return short(repr(value))
     if issubclass(kind, np.generic):
         return f"{kind.__name__} {short(repr(value)) if kind is not np.void else _hex(value.tobytes())}"
-    if issubclass(kind, _OF_CTYPES):
+    if issubclass(kind, (ctypes._SimpleCData, ctypes.Array, ctypes.Structure)):
         return f"{kind.__name__} ({_hex(bytes(memoryview(value).cast('B')))})"
     return None
 
@@ -243,7 +240,6 @@ _OF_A_LOADER = {  # how a loader works, which decides nothing about its examples
     *("_DataLoader__multiprocessing_context", "_DataLoader__initialized", "_IterableDataset_len_called", "_iterator", "in_order"),
 }
 _OF_A_SAMPLER = {"generator", "epoch"}  # a reader sets its generator and its pass
-_PARENT = ("omegaconf", "_parent")  # leads to the whole configuration
 
 
 def module_of(kind: type) -> str:
@@ -287,32 +283,25 @@ class Walk:
         self._ignore, self._meet, self._memory = frozenset(ignore), meet, Memory(quickly=quickly)
         self._known: dict[int, tuple[str, Any]] = {}  # id -> path, and the object, so that the id is not used again
 
-    def add(self, path: str, value: Any) -> None:
-        self._add(path, value, 0)
-
     def is_ignored(self, path: str) -> bool:
         """Returns whether an attribute is left out: by its name, or by its whole path, which is not a data set's inside it."""
         return path in self._ignore or path.rpartition(".")[2] in self._ignore
 
-    def _add(self, path: str, value: Any, depth: int) -> None:
-        start = len(self.texts)
+    def add(self, path: str, value: Any, depth: int = 0) -> None:
+        start, kind = len(self.texts), type(value)
         try:
-            self._add_any(path, value, depth)
+            if (text := text_of_atom(value)) is not None:
+                self.texts.append((path, text))
+            elif kind is not tuple and (known := self._known.get(id(value))) is not None:
+                self.texts.append((path, f"the same as {known[0]}"))
+            elif depth > _DEEP or len(self._known) > _MOST_OBJECTS:
+                self.texts.append((path, full_name(kind)))
+            else:
+                self._known[id(value)] = path, value
+                self._add_object(path, value, depth)
         except Exception as error:  # an object may be anything: it counts by its class
             del self.texts[start:]
-            self.texts.append((path, f"{OPENED}{full_name(type(value))} ({type(error).__name__})"))
-
-    def _add_any(self, path: str, value: Any, depth: int) -> None:
-        kind = type(value)
-        if (text := text_of_atom(value)) is not None:
-            self.texts.append((path, text))
-        elif kind is not tuple and (known := self._known.get(id(value))) is not None:
-            self.texts.append((path, f"the same as {known[0]}"))
-        elif depth > _DEEP or len(self._known) > _MOST_OBJECTS:
-            self.texts.append((path, full_name(kind)))
-        else:
-            self._known[id(value)] = path, value
-            self._add_object(path, value, depth)
+            self.texts.append((path, f"{OPENED}{full_name(kind)} ({type(error).__name__})"))
 
     def _add_object(self, path: str, value: Any, depth: int) -> None:
         kind = type(value)
@@ -327,15 +316,21 @@ class Walk:
         elif issubclass(kind, np.ndarray):  # of objects
             self.texts.append((path, f"{kind.__name__} {value.shape}"))
             self._add_members(path, np.asarray(value).ravel().tolist(), "array", depth)
-        elif type(kind) is EnumMeta or issubclass(type(kind), EnumMeta):
+        elif issubclass(type(kind), EnumMeta):
             held = attributes(value)
             self.texts.append((path, f"{full_name(kind)}.{held.get('_name_')} {short(repr(text_of_atom(held.get('_value_'))))}"))
         elif (parts := _parts_of_function(value)) is not None:
-            self._add_function(path, value, parts, depth)
+            is_function = kind is types.FunctionType
+            if is_function:
+                self._meet(value)
+            self.texts.append((path, f"function {value.__qualname__}" if is_function else full_name(kind)))
+            for name, part in parts:
+                if not self.is_ignored(f"{path}.{name}"):
+                    self.add(f"{path}.{name}", part, depth + 1)
         elif (table := _columns_of_table(value)) is not None:
             self.texts.append((path, f"{full_name(kind)} of {len(table)} columns"))
             for name, column in table:
-                self._add(f"{path}[{name}]", column, depth + 1)
+                self.add(f"{path}[{name}]", column, depth + 1)
         elif issubclass(kind, _CONTAINERS):
             self._add_container(path, value, depth)
         elif _is_live(kind):
@@ -351,29 +346,30 @@ class Walk:
             return
         if not is_container:
             self.texts.append((path, full_name(kind)))
-        left_out = _left_out(kind)
+        members = [member for base in type.mro(kind) for member in members_of_class(base).items()]
+        left_out = {name for name, member in members if type(member) is functools.cached_property}  # these decide nothing
+        for base, names in ((DataLoader, _OF_A_LOADER), (Sampler, _OF_A_SAMPLER)):
+            left_out |= names if issubclass(kind, base) else set()
+        if module_of(kind).partition(".")[0] == "omegaconf":
+            left_out.add("_parent")  # leads to the whole configuration
         for name in sorted(held):
             if name not in left_out and not self.is_ignored(f"{path}.{name}"):
-                self._add(f"{path}.{name}", held[name], depth + 1)
-
-    def _add_function(self, path: str, value: Any, parts: list[tuple[str, Any]], depth: int) -> None:
-        kind = type(value)
-        if kind is types.FunctionType:
-            self._meet(value)
-            self.texts.append((path, f"function {value.__qualname__}"))
-        else:
-            self.texts.append((path, full_name(kind)))
-        for name, part in parts:
-            if not self.is_ignored(f"{path}.{name}"):
-                self._add(f"{path}.{name}", part, depth + 1)
+                self.add(f"{path}.{name}", held[name], depth + 1)
 
     def _add_container(self, path: str, value: Any, depth: int) -> None:
         kind = type(value)
         name = kind.__name__ if kind in _CONTAINERS else full_name(kind)
         if issubclass(kind, (dict, types.MappingProxyType)):
-            items = dict.items(value) if issubclass(kind, dict) else value.items()
-            pairs = list(items)
-            self._add_pairs(path, pairs, name, depth)
+            pairs = list(dict.items(value) if issubclass(kind, dict) else value.items())
+            keys = [key for key, _ in pairs]
+            if len(pairs) <= _FEW and all(type(key) in (str, int) for key in keys):
+                self.texts.append((path, short(f"{name} of {', '.join(map(repr, keys))}")))
+                for key, member in pairs:
+                    if not self.is_ignored(f"{path}.{key}"):
+                        self.add(f"{path}[{key!r}]", member, depth + 1)
+            else:
+                self._add_members(path, keys, f"{name} with keys", depth)
+                self._add_members(f"{path}.values()", [member for _, member in pairs], name, depth)
         elif issubclass(kind, (set, frozenset)):
             members = list((set if issubclass(kind, set) else frozenset).__iter__(value))
             texts = sorted(repr(one) if type(one) in SIMPLE else self._folded(one, depth) for one in members)
@@ -384,17 +380,6 @@ class Walk:
         if kind not in _CONTAINERS:
             self._add_attributes(path, value, depth, is_container=True)
 
-    def _add_pairs(self, path: str, pairs: list[tuple[Any, Any]], name: str, depth: int) -> None:
-        keys = [key for key, _ in pairs]
-        if len(pairs) <= _FEW and all(type(key) in (str, int) for key in keys):
-            self.texts.append((path, short(f"{name} of {', '.join(map(repr, keys))}")))
-            for key, member in pairs:
-                if not self.is_ignored(f"{path}.{key}"):
-                    self._add(f"{path}[{key!r}]", member, depth + 1)
-            return
-        self._add_members(path, keys, f"{name} with keys", depth)
-        self._add_members(f"{path}.values()", [member for _, member in pairs], name, depth)
-
     def _add_members(self, path: str, members: Sequence[Any], name: str, depth: int) -> None:
         """Notes the members of a container: in one text if they are plain values or many, else each by itself."""
         if (digest := text_of_atoms(members)) is not None:
@@ -404,7 +389,7 @@ class Walk:
         elif len(members) <= _FEW:
             self.texts.append((path, f"{name} of {len(members)}"))
             for place, member in enumerate(members):
-                self._add(f"{path}[{place}]", member, depth + 1)
+                self.add(f"{path}[{place}]", member, depth + 1)
         else:
             count = min(len(members), _MOST_MEMBERS)
             chosen = [members[place * (len(members) - 1) // (count - 1)] for place in range(count)]
@@ -414,54 +399,49 @@ class Walk:
 
     def _folded(self, member: Any, depth: int) -> str:
         start = len(self.texts)
-        self._add("", member, depth + 1)
+        self.add("", member, depth + 1)
         text = "\n".join(f"{path}={text}" for path, text in self.texts[start:])
         del self.texts[start:]
         return text
+
+
+# Of what holds an object, the attributes that lead to it.
+_PARTS_BY_NAME = {
+    types.MethodType: ("__func__", "__self__"),
+    functools._lru_cache_wrapper: ("__wrapped__",),
+    staticmethod: ("__func__",),
+    classmethod: ("__func__",),
+    property: ("fget",),
+    functools.cached_property: ("func",),
+    slice: ("start", "stop", "step"),
+}
 
 
 def _parts_of_function(value: Any) -> list[tuple[str, Any]] | None:
     """Returns the objects that a function holds, by name; None for an object of another kind."""
     kind = type(value)
     if kind is types.FunctionType:
-        cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=False)
-        enclosed = [(name, cell.cell_contents) for name, cell in cells if _is_filled(cell)]
-        defaults = [("__defaults__", value.__defaults__), ("__kwdefaults__", value.__kwdefaults__)]
-        held = [(name, each) for name, each in vars(value).items() if name != "__wrapped__"]
-        return [(name, part) for name, part in (*enclosed, *defaults, *held) if part is not None]
-    if kind is types.MethodType:
-        return [("__func__", value.__func__), ("__self__", value.__self__)]
-    if issubclass(kind, functools.partial):
-        return [("func", value.func), ("args", value.args), *sorted(value.keywords.items())]
-    if kind is functools._lru_cache_wrapper:
-        return [("__wrapped__", value.__wrapped__)]
-    if kind in (staticmethod, classmethod):
-        return [("__func__", value.__func__)]
-    if kind is property:
-        return [("fget", value.fget)]
-    if kind is functools.cached_property:
-        return [("func", value.func)]
-    if kind is functools.partialmethod:
+        found = []
+        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=False):
+            with suppress(ValueError):  # it is empty
+                found.append((name, cell.cell_contents))
+        found += [("__defaults__", value.__defaults__), ("__kwdefaults__", value.__kwdefaults__)]
+        found += [(name, held) for name, held in vars(value).items() if name != "__wrapped__"]
+        return [(name, part) for name, part in found if part is not None]
+    for known, names in _PARTS_BY_NAME.items():
+        if kind is known:
+            return [(name, getattr(value, name)) for name in names]
+    if issubclass(kind, functools.partial) or kind is functools.partialmethod:
         return [("func", value.func), ("args", value.args), *sorted(value.keywords.items())]
     if kind in (types.BuiltinFunctionType, types.WrapperDescriptorType, types.MethodDescriptorType, np.ufunc):
         owner = getattr(value, "__self__", None)
         is_bound = owner is not None and type(owner) is not types.ModuleType
         return [("__name__", value.__name__), *([("__self__", owner)] if is_bound else [])]
-    if kind is types.ModuleType or issubclass(kind, types.ModuleType):
+    if issubclass(kind, types.ModuleType):
         return [("__name__", attributes(value).get("__name__"))]
     if kind in (operator.itemgetter, operator.attrgetter, operator.methodcaller):
         return [("arguments", value.__reduce__()[1:])]
-    if kind is slice:
-        return [("start", value.start), ("stop", value.stop), ("step", value.step)]
     return None
-
-
-def _is_filled(cell: Any) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018
-    except ValueError:
-        return False
-    return True
 
 
 def _columns_of_table(value: Any) -> list[tuple[str, Any]] | None:
@@ -495,20 +475,3 @@ def _is_live(kind: type) -> bool:
     if issubclass(kind, (Dataset, Sampler, DataLoader)) or module_of(kind) == "multiprocessing.sharedctypes":
         return False
     return any(module in _LIVE_MODULES for module, _ in bases)
-
-
-def _left_out(kind: type) -> set[str]:
-    """Returns the names of the attributes that decide nothing."""
-    names = {
-        name
-        for base in type.mro(kind)
-        for name, member in members_of_class(base).items()
-        if type(member) is functools.cached_property
-    }
-    if issubclass(kind, DataLoader):
-        names |= _OF_A_LOADER
-    if issubclass(kind, Sampler):
-        names |= _OF_A_SAMPLER
-    if module_of(kind).partition(".")[0] == _PARENT[0]:
-        names.add(_PARENT[1])
-    return names

@@ -52,16 +52,14 @@ _UNITS = {
 }
 
 
-def nbytes(value: Any, *, is_packed: bool = False) -> int:
+def nbytes(value: Any, *, is_packed: bool = False, seen: set[int] | None = None) -> int:
     """Returns an estimate of the memory in bytes that an example takes while it is live.
 
-    For tensors and arrays their own elements count, not the storage that they view. An object that is held twice counts once.
-    With ``is_packed``, the pixels of images count without padding, as in a file; in memory, Pillow pads some.
+    For tensors and arrays their own elements count, not the storage that they view. An object that is held twice counts once:
+    ``seen`` has the ids of those that were counted. With ``is_packed``, the pixels of images count without padding, as in a file;
+    in memory, Pillow pads some.
     """
-    return _nbytes(value, set(), is_packed)
-
-
-def _nbytes(value: Any, seen: set[int], is_packed: bool) -> int:
+    seen = set() if seen is None else seen
     if id(value) in seen:
         return 0
     seen.add(id(value))
@@ -69,33 +67,25 @@ def _nbytes(value: Any, seen: set[int], is_packed: bool) -> int:
         return value.numel() * value.element_size()
     if isinstance(value, np.ndarray):
         members = value.flat if value.dtype == object else ()
-        return int(value.nbytes) + sum(_nbytes(item, seen, is_packed) for item in members)
+        return int(value.nbytes) + sum(nbytes(item, is_packed=is_packed, seen=seen) for item in members)
     if is_image(value):
-        return int(value.width * value.height * _pixel_bytes(value.mode, is_packed))
+        pixel = 1 if value.mode in ("1", "L", "P") else 2 if value.mode.startswith("I;16") else 4
+        if is_packed and value.mode in ("RGB", "YCbCr", "LAB", "HSV"):
+            pixel = 3  # in memory, Pillow pads these to four
+        return int(value.width * value.height * pixel)
     own = sys.getsizeof(value, 64)
     if isinstance(value, IMMUTABLE):
         return own
     if isinstance(value, dict):
-        own += sum(_nbytes(key, seen, is_packed) + _nbytes(item, seen, is_packed) for key, item in value.items())
+        own += sum(nbytes(part, is_packed=is_packed, seen=seen) for item in value.items() for part in item)
     elif isinstance(value, (list, tuple, set, frozenset)):
-        own += sum(_nbytes(item, seen, is_packed) for item in value)
-    attributes = vars(value).values() if hasattr(value, "__dict__") else _slot_values(value)
-    return own + sum(_nbytes(item, seen, is_packed) for item in attributes)
-
-
-def _pixel_bytes(mode: str, is_packed: bool) -> int:
-    """Returns the bytes of a pixel in Pillow's memory, which pads three of them to four."""
-    if mode in ("1", "L", "P"):
-        return 1
-    if is_packed and mode in ("RGB", "YCbCr", "LAB", "HSV"):
-        return 3
-    return 2 if mode.startswith("I;16") else 4
-
-
-def _slot_values(value: Any) -> list[Any]:
-    if not dataclasses.is_dataclass(value):
-        return []
-    return [getattr(value, field.name, None) for field in dataclasses.fields(value)]
+        own += sum(nbytes(item, is_packed=is_packed, seen=seen) for item in value)
+    if hasattr(value, "__dict__"):
+        own += sum(nbytes(item, is_packed=is_packed, seen=seen) for item in vars(value).values())
+    elif dataclasses.is_dataclass(value):  # with slots
+        names = [field.name for field in dataclasses.fields(value)]
+        own += sum(nbytes(getattr(value, name, None), is_packed=is_packed, seen=seen) for name in names)
+    return own
 
 
 def bytes_in_words(number: float) -> str:
@@ -257,22 +247,19 @@ class ThrowAwayCopies:
             self._where = f"{type(value).__name__}.{name}"
             if isinstance(value, DataLoader) and name == _PERSISTENT_WORKERS:
                 item = None  # they read what the original holds
-            deeply = name in TRANSFORMS and (depth == 0 or isinstance(value, Dataset))
-            item = self._copy_deeply(item) if deeply else self._copy(item, depth)
+            if name in TRANSFORMS and (depth == 0 or isinstance(value, Dataset)):
+                memo = dict(self._memo)
+                try:
+                    item, self._memo = copy.deepcopy(item, memo), memo
+                except Exception:  # it holds a lock or something similar, and is copied as far as possible
+                    item = self._copy(item, 1)
+            else:
+                item = self._copy(item, depth)
             if name in in_slots:
                 object.__setattr__(copied, name, item)
             else:
                 copied.__dict__[name] = item
         self._where = outside
-        return copied
-
-    def _copy_deeply(self, transform: Any) -> Any:
-        memo = dict(self._memo)
-        try:
-            copied = copy.deepcopy(transform, memo)
-        except Exception:  # it holds a lock or something similar, and is copied as far as possible
-            return self._copy(transform, 1)
-        self._memo = memo
         return copied
 
     def _remember(self, value: Any, copied: Any) -> Any:
@@ -410,26 +397,6 @@ def _copy_dict(value: dict[Any, Any], memo: Memo) -> dict[Any, Any]:
     return copied
 
 
-def _copy_tuple(value: tuple[Any, ...], memo: Memo) -> tuple[Any, ...]:
-    return tuple([_copy(item, memo) for item in value])
-
-
-def _copy_namedtuple(value: tuple[Any, ...], memo: Memo) -> tuple[Any, ...]:
-    return tuple.__new__(type(value), [_copy(item, memo) for item in value])
-
-
-def _copy_set(value: set[Any], memo: Memo) -> set[Any]:
-    return {_copy(item, memo) for item in value}
-
-
-def _copy_frozenset(value: frozenset[Any], memo: Memo) -> frozenset[Any]:
-    return frozenset([_copy(item, memo) for item in value])
-
-
-def _copy_bytearray(value: bytearray, memo: Memo) -> bytearray:
-    return bytearray(value)
-
-
 def _copy_plain_object(value: Any, memo: Memo) -> Any:
     copied = object.__new__(type(value))
     memo[id(value)] = copied
@@ -439,37 +406,35 @@ def _copy_plain_object(value: Any, memo: Memo) -> Any:
 
 def _deepcopy(value: Any, memo: Memo) -> Any:
     """Copies an object by the rules of its class. ``deepcopy`` finds the copies of its parts in the memo."""
+    kind = type(value)
     begun: set[int] = memo.setdefault(_BEGUN, set())
     if id(value) not in begun:  # else a part refers back to the whole, which deepcopy alone can do
         begun.add(id(value))
-        for item in _parts(value):
+        parts: list[Any] = []  # only what `value` holds: a memo must not contain temporary objects
+        if isinstance(value, dict):
+            parts += dict.values(value)
+        elif isinstance(value, list):
+            parts += list.__iter__(value)
+        elif isinstance(value, tuple):
+            parts += tuple.__iter__(value)
+        if hasattr(value, "__dict__") and not _has_copy_hook(kind):
+            parts += vars(value).values()  # a hook may keep objects out that must not be copied: a lock, a file
+        for item in parts:
             _copy(item, memo)
     try:
         copied = copy.deepcopy(value, memo)
     except Exception as error:
         raise TypeError(
-            f"an example holds a {type(value).__module__}.{type(value).__qualname__}, which cannot be copied "
+            f"an example holds a {kind.__module__}.{kind.__qualname__}, which cannot be copied "
             f"({error}); data echoing hands out copies, so that in-place edits never reach an echo: return "
             "tensors, arrays, images or plain containers from the data set, or give the class a __deepcopy__"
         ) from error
-    if copied is not value and _drops_attributes(type(value)):
+    if copied is value or not has_dict(kind) or hasattr(kind, "__deepcopy__"):
+        return copied
+    if overrides(kind, object, ("__getstate__",)):  # it is written for pickling, and may leave attributes out: a lock, a cache
         for name, item in vars(value).items():
             copied.__dict__.setdefault(name, item)
     return copied
-
-
-def _parts(value: Any) -> list[Any]:
-    """Returns the objects of which a copy is made. They must be held by ``value``: a memo must not contain temporary objects."""
-    parts: list[Any] = []
-    if isinstance(value, dict):
-        parts.extend(dict.values(value))
-    elif isinstance(value, list):
-        parts.extend(list.__iter__(value))
-    elif isinstance(value, tuple):
-        parts.extend(tuple.__iter__(value))
-    if hasattr(value, "__dict__") and not _has_copy_hook(type(value)):
-        parts.extend(vars(value).values())  # a hook may keep objects out that must not be copied: a lock, a file
-    return parts
 
 
 def copy_attributes(value: Any, memo: Memo) -> dict[str, Any]:
@@ -493,10 +458,10 @@ _COPIERS: dict[type, _Copier] = {
     np.ndarray: _copy_array,
     list: _copy_list,
     dict: _copy_dict,
-    tuple: _copy_tuple,
-    set: _copy_set,
-    frozenset: _copy_frozenset,
-    bytearray: _copy_bytearray,
+    tuple: lambda value, memo: tuple([_copy(item, memo) for item in value]),
+    set: lambda value, memo: {_copy(item, memo) for item in value},
+    frozenset: lambda value, memo: frozenset([_copy(item, memo) for item in value]),
+    bytearray: lambda value, memo: bytearray(value),
     **dict.fromkeys((type(None), bool, int, float, complex, str, bytes, torch.Size), _unchanged),
 }
 
@@ -514,7 +479,7 @@ def _copier_for(kind: type) -> _Copier:
     if image is not None and issubclass(kind, image) and is_from_pillow(kind):
         return _copy_image
     if issubclass(kind, tuple) and hasattr(kind, "_fields") and not has_dict(kind):
-        return _copy_namedtuple
+        return lambda value, memo: tuple.__new__(kind, [_copy(item, memo) for item in value])
     if is_plain(kind) and not _has_copy_hook(kind):
         return _copy_plain_object
     return _deepcopy
@@ -524,11 +489,6 @@ def _has_own_deepcopy(kind: type, base: type) -> bool:
     """Returns whether a subclass has its own way of copying. Torchvision's TVTensors have one, but it only clones."""
     own: Any = getattr(kind, "__deepcopy__", None)
     return own is not getattr(base, "__deepcopy__", None) and not own.__module__.startswith("torchvision.")
-
-
-def _drops_attributes(kind: type) -> bool:
-    """Returns whether a class has a ``__getstate__``, written for pickling, that may leave attributes out: a lock, a cache."""
-    return has_dict(kind) and overrides(kind, object, ("__getstate__",)) and not hasattr(kind, "__deepcopy__")
 
 
 def _has_copy_hook(kind: type) -> bool:

@@ -77,12 +77,16 @@ def difference(left: Any, right: Any, *, exactly: bool = False, takes_apart: boo
 def _between(left: Any, right: Any, path: str, way: _Way) -> str | None:
     if left is right or isinstance(left, weakref.ReferenceType):
         return None
-    if type(left) is not type(right) and not (_is_pillows_own(left) and _is_pillows_own(right)):
-        return _at(path, f"a {_name(left)} and a {_name(right)}")
+    kind = type(left)
+    # Pillow's own classes are treated alike: the class of an opened image depends on its format, that of its copy is ``Image``.
+    if kind is not type(right) and not all(is_image(each) and is_from_pillow(type(each)) for each in (left, right)):
+        return _at(path, f"a {kind.__name__} and a {type(right).__name__}")
     if isinstance(left, torch.Tensor):
         return _between_tensors(left, right, path, way)
-    if way.exactly and not is_image(left) and (found := _between_attributes(left, right, path, way)) is not None:
-        return found
+    if way.exactly and not is_image(left):  # of a user's class all attributes count, although it may have its own ``==``
+        is_users = kind not in _SIMPLE and not is_standard(kind) and kind.__module__.partition(".")[0] not in _WITH_NOTES
+        if is_users and (found := _between_members(left, right, path, way, attributes_of(left))) is not None:
+            return found
     if isinstance(left, np.ndarray):
         return _between_arrays(left, right, path, way)
     if isinstance(left, Mapping):
@@ -91,17 +95,13 @@ def _between(left: Any, right: Any, path: str, way: _Way) -> str | None:
         return _between_sequences(left, right, path, way)
     if is_image(left):
         return _between_images(left, right, path, way)
-    if hasattr(type(left), "__dataclass_fields__") or not _has_own_equality(type(left)):
+    if hasattr(kind, "__dataclass_fields__") or not any("__eq__" in base.__dict__ for base in kind.__mro__[:-1]):
         return _between_objects(left, right, path, way)
     return _between_values(left, right, path, way)
 
 
 def _at(path: str, text: str) -> str:
     return f"at {path}: {text}" if path else text
-
-
-def _name(value: Any) -> str:
-    return type(value).__name__
 
 
 def _between_tensors(left: torch.Tensor, right: torch.Tensor, path: str, way: _Way) -> str | None:
@@ -118,22 +118,19 @@ def _between_tensors(left: torch.Tensor, right: torch.Tensor, path: str, way: _W
 
 
 def _between_elements(left: torch.Tensor, right: torch.Tensor, path: str, way: _Way) -> str | None:
+    unequal = None
     if not way.exactly:
-        try:
+        with suppress(RuntimeError):  # torch cannot compare all types
             if torch.equal(left, right):
                 return None
             unequal = (left != right) & ~((left != left) & (right != right))
-        except RuntimeError:  # torch cannot compare all types
-            unequal = (_bytes_of(left) != _bytes_of(right)).any(-1)
-    else:
-        unequal = (_bytes_of(left) != _bytes_of(right)).any(-1)
+    if unequal is None:  # the bytes of each element, in one dimension more
+        one, other = (
+            tensor.resolve_conj().resolve_neg().cpu().contiguous().unsqueeze(-1).view(torch.uint8) for tensor in (left, right)
+        )
+        unequal = (one != other).any(-1)
     count = int(unequal.sum())
     return _at(path, f"tensors that differ in {count} of {left.numel()} elements") if count else None
-
-
-def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns the bytes of each element, in one dimension more."""
-    return tensor.resolve_conj().resolve_neg().cpu().contiguous().unsqueeze(-1).view(torch.uint8)
 
 
 def _as_plain(value: torch.Tensor) -> torch.Tensor:
@@ -172,31 +169,20 @@ def _between_mappings(left: Mapping[Any, Any], right: Mapping[Any, Any], path: s
 
 def _between_sequences(left: Any, right: Any, path: str, way: _Way) -> str | None:
     if len(left) != len(right):
-        return _at(path, f"{_name(left)}s of {len(left)} and {len(right)} elements")
+        return _at(path, f"{type(left).__name__}s of {len(left)} and {len(right)} elements")
     return _first(_between(*pair, f"{path}[{place}]", way) for place, pair in enumerate(zip(left, right, strict=True)))
-
-
-def _is_pillows_own(value: Any) -> bool:
-    """Returns whether a value is an image of one of Pillow's classes, which every transform treats alike.
-
-    The class of an opened image depends on its format, and the class of its copy is ``Image``.
-    """
-    return is_image(value) and is_from_pillow(type(value))
 
 
 def _between_images(left: Any, right: Any, path: str, way: _Way) -> str | None:
     for what in ("mode", "size", *(("format",) if way.exactly else ())):
         if getattr(left, what) != getattr(right, what):
             return _at(path, f"images of {what} {getattr(left, what)} and {getattr(right, what)}")
-    if _palette_of(left) != _palette_of(right):
+    palettes = [image.palette and (image.palette.mode, image.getpalette(image.palette.mode)) for image in (left, right)]
+    if palettes[0] != palettes[1]:
         return _at(path, "images with different palettes")
     if left.tobytes() != right.tobytes():
         return _at(path, "images with different pixels")
     return _between(left.info, right.info, f"{path}.info", way) if way.exactly else None
-
-
-def _palette_of(image: Any) -> Any:
-    return image.palette and (image.palette.mode, image.getpalette(image.palette.mode))
 
 
 def _between_values(left: Any, right: Any, path: str, way: _Way) -> str | None:
@@ -205,24 +191,15 @@ def _between_values(left: Any, right: Any, path: str, way: _Way) -> str | None:
         return None if [*left] == [*right] else _at(path, f"{left!r} and {right!r}")
     if way.exactly and type(left) is float:
         return None if struct.pack("<d", left) == struct.pack("<d", right) else _at(path, f"{left!r} and {right!r}")
+    why = ""
     try:
         if bool(left == right) or bool(left != left and right != right):
             return None
     except Exception as error:  # the value's own comparison
-        if _holds_attributes_only(left):
-            return _between_objects(left, right, path, way)
-        return _between_opaque(left, right, path, way, f" ({error})")
-    if _holds_attributes_only(left) and _differs_from_its_copy(left):
+        why = f" ({error})"
+    if is_plain(type(left)) and vars(left) and (why or _differs_from_its_copy(left)):
         return _between_objects(left, right, path, way)
-    return _at(path, f"{left!r} and {right!r}")
-
-
-def _between_attributes(left: Any, right: Any, path: str, way: _Way) -> str | None:
-    """Compares all attributes of two objects of a user's class, although the class may have its own ``==``."""
-    kind = type(left)
-    if kind in _SIMPLE or is_standard(kind) or kind.__module__.partition(".")[0] in _WITH_NOTES:
-        return None
-    return _between_members(left, right, path, way, attributes_of(left))
+    return _between_opaque(left, right, path, way, why) if why else _at(path, f"{left!r} and {right!r}")
 
 
 def _between_objects(left: Any, right: Any, path: str, way: _Way) -> str | None:
@@ -233,10 +210,8 @@ def _between_objects(left: Any, right: Any, path: str, way: _Way) -> str | None:
     if not names and not hasattr(left, "__dict__") and not slots_of(type(left)):
         return _between_opaque(left, right, path, way)
     found = _between_members(left, right, path, way, names)
-    if (
-        found is None and has_hidden_memory(type(left)) and not isinstance(left, FunctionType)
-    ):  # a generator of random numbers, a partial function
-        return _between_parts(left, right, path, way)
+    if found is None and has_hidden_memory(type(left)) and not isinstance(left, FunctionType):
+        return _between_parts(left, right, path, way)  # a generator of random numbers, a partial function
     return found
 
 
@@ -245,17 +220,23 @@ def _between_members(left: Any, right: Any, path: str, way: _Way, names: Iterabl
         return None
     way.pairs.add((id(left), id(right)))
     if attributes_of(left).keys() != attributes_of(right).keys():
-        return _at(path, f"objects of {_name(left)} with different attributes")
+        return _at(path, f"objects of {type(left).__name__} with different attributes")
     missing = object()
-    pairs = ((name, _attribute(left, name, missing), _attribute(right, name, missing)) for name in names)
-    return _first(_between(one, other, f"{path}.{name}", way) for name, one, other in pairs)
+    for name in names:
+        pair: list[Any] = []
+        for value in (left, right):  # from the instance itself if it is there, since its class may return something else for it
+            attributes = getattr(value, "__dict__", {})
+            pair.append(attributes[name] if name in attributes else getattr(value, name, missing))
+        if (found := _between(pair[0], pair[1], f"{path}.{name}", way)) is not None:
+            return found
+    return None
 
 
 def _between_opaque(left: Any, right: Any, path: str, way: _Way, why: str = "") -> str | None:
     """Compares objects that hide their contents."""
     if way.takes_apart:
         return _between_parts(left, right, path, way)
-    return _at(path, f"two objects of {_name(left)}, which cannot be compared{why}")
+    return _at(path, f"two objects of {type(left).__name__}, which cannot be compared{why}")
 
 
 def _between_parts(left: Any, right: Any, path: str, way: _Way) -> str | None:
@@ -263,28 +244,17 @@ def _between_parts(left: Any, right: Any, path: str, way: _Way) -> str | None:
     if (id(left), id(right)) in way.parted:
         return None
     way.parted.add((id(left), id(right)))
+    parts: list[Any] = []
     try:
-        parts = _parts_of(left), _parts_of(right)
+        for value in (left, right):
+            reduce = copyreg.dispatch_table.get(type(value))
+            found = value.__reduce_ex__(4) if reduce is None else reduce(value)
+            is_name = isinstance(found, str)
+            parts.append(found if is_name else [list(part) if isinstance(part, Iterator) else part for part in found])
     except Exception as error:  # whatever a class raises that cannot be pickled
-        return _at(path, f"two objects of {_name(left)}, which cannot be compared ({error})")
+        return _at(path, f"two objects of {type(left).__name__}, which cannot be compared ({error})")
     way.alive.append(parts)
-    return _between(*parts, path, way)
-
-
-def _parts_of(value: Any) -> Any:
-    reduce = copyreg.dispatch_table.get(type(value))
-    parts = value.__reduce_ex__(4) if reduce is None else reduce(value)
-    return parts if isinstance(parts, str) else [list(part) if isinstance(part, Iterator) else part for part in parts]
-
-
-def _attribute(value: Any, name: str, missing: object) -> Any:
-    """Returns an attribute from the instance itself if it is there, since its class may return something else for it."""
-    attributes = getattr(value, "__dict__", {})
-    return attributes[name] if name in attributes else getattr(value, name, missing)
-
-
-def _holds_attributes_only(value: Any) -> bool:
-    return is_plain(type(value)) and bool(vars(value))
+    return _between(parts[0], parts[1], path, way)
 
 
 def _differs_from_its_copy(value: Any) -> bool:
@@ -293,10 +263,6 @@ def _differs_from_its_copy(value: Any) -> bool:
         return bool(value != copy.copy(value))
     except Exception:  # the class's own code: it cannot be copied, or compared
         return False
-
-
-def _has_own_equality(kind: type) -> bool:
-    return any("__eq__" in base.__dict__ for base in kind.__mro__[:-1])
 
 
 def _first(differences: Any) -> str | None:
@@ -342,8 +308,13 @@ class LentBatch:
 
     def hand_out(self) -> Any:
         """Returns the batch with new containers, and with aliases in place of tensors."""
-        with torch._C.DisableTorchFunctionSubclass():
-            memo = {id(tensor): _alias(tensor) for tensor in self._tensors}
+        memo: dict[int, Any] = {}
+        with torch._C.DisableTorchFunctionSubclass():  # subclasses may unwrap their results there
+            for tensor in self._tensors:
+                alias = tensor.detach()
+                if type(alias) is not type(tensor):
+                    alias = alias.as_subclass(type(tensor))
+                memo[id(tensor)] = alias.requires_grad_() if tensor.requires_grad else alias
         for tensor in self._attributed:
             memo[id(tensor)].__dict__.update(copy_attributes(tensor, memo))
         return copy_example(self.batch, memo)
@@ -379,14 +350,6 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
             left.extend(part)
         left.extend(attributes_of(part).values())
     return found
-
-
-def _alias(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns an alias. Call it while ``__torch_function__`` is disabled, since subclasses may unwrap their results there."""
-    alias = tensor.detach()
-    if type(alias) is not type(tensor):
-        alias = alias.as_subclass(type(tensor))
-    return alias.requires_grad_() if tensor.requires_grad else alias
 
 
 def _memory(tensor: torch.Tensor) -> Any:
@@ -439,16 +402,13 @@ class Overlaps:
             place = bisect_right(starts, start)
             if (place and ends[place - 1] > start) or (place < len(starts) and starts[place] < end):
                 owner = owners[place - 1] if place and ends[place - 1] > start else owners[place]
-                found = found or not _is_same(owner, index)
+                is_same = isinstance(owner, (int, str)) and type(owner) is type(index) and bool(owner == index)
+                found = found or not (owner is index or is_same)
                 continue
             starts.insert(place, start)
             ends.insert(place, end)
             owners.insert(place, index)
         return found
-
-
-def _is_same(one: Any, other: Any) -> bool:
-    return one is other or (isinstance(one, (int, str)) and type(one) is type(other) and bool(one == other))
 
 
 def _add(value: Any, ranges: list[tuple[int, int]], depth: int) -> None:
@@ -481,18 +441,14 @@ def _any_tensor(value: torch.Tensor, ranges: list[tuple[int, int]], depth: int) 
 
 def _array(value: np.ndarray[Any, Any], ranges: list[tuple[int, int]], depth: int) -> None:
     if value.size:
+        start = value.__array_interface__["data"][0]
         if value.flags.c_contiguous:
-            start = value.__array_interface__["data"][0]
             ranges.append((start, start + value.nbytes))
         else:
-            ranges.append(_bounds(value))
-
-
-def _bounds(value: np.ndarray[Any, Any]) -> tuple[int, int]:
-    first = last = value.__array_interface__["data"][0]
-    for length, stride in zip(value.shape, value.strides, strict=True):
-        first, last = first + min(stride * (length - 1), 0), last + max(stride * (length - 1), 0)
-    return first, last + value.itemsize
+            first = last = start
+            for length, stride in zip(value.shape, value.strides, strict=True):
+                first, last = first + min(stride * (length - 1), 0), last + max(stride * (length - 1), 0)
+            ranges.append((first, last + value.itemsize))
 
 
 def _buffer(value: Any, ranges: list[tuple[int, int]], depth: int) -> None:

@@ -32,6 +32,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
 from typing import Any
@@ -71,20 +72,16 @@ def read_elsewhere(loader: DataLoader[Any], function: Callable[..., Any], *args:
     change. The function gets the data set as it is in that process, and ``args``. If processes are spawned, it must be picklable.
     """
     if _here_is_elsewhere or not (_FORKS or loader.num_workers):
-        return _Answer.of(function, loader.dataset, args).opened()
+        return _Answer.of(function, loader.dataset, args, None).opened()
     try:
-        return _ask(loader, function, args)
+        start, context = (_worker, loader.multiprocessing_context) if loader.num_workers else (_child, get_context("fork"))
+        context = context or get_context()
+        reader, writer = context.Pipe(duplex=False)
+        with reader, writer, start(loader, context, _Asked(function, args, writer, loader.worker_init_fn)) as process:
+            writer.close()  # if the process dies while it writes, this end must hear it
+            return _answer_of(process, reader)
     except Exception as error:  # the process could not be started, or torch has noticed first that it has died
         return NotRead(f"the process that was to read examples has failed ({type(error).__name__}: {error})")
-
-
-def _ask(loader: DataLoader[Any], function: Callable[..., Any], args: tuple[Any, ...]) -> Any | NotRead:
-    start, context = (_worker, loader.multiprocessing_context) if loader.num_workers else (_child, get_context("fork"))
-    context = context or get_context()
-    reader, writer = context.Pipe(duplex=False)
-    with reader, writer, start(loader, context, _Asked(function, args, writer, loader.worker_init_fn)) as process:
-        writer.close()  # if the process dies while it writes, this end must hear it
-        return _answer_of(process, reader)
 
 
 def noting_context(context: BaseContext, processes: list[Any]) -> BaseContext:
@@ -117,12 +114,17 @@ class _Answer:
     is_certain: bool = True
 
     @classmethod
-    def of(cls, function: Callable[..., Any], dataset: Any, args: tuple[Any, ...]) -> _Answer:
+    def of(cls, function: Callable[..., Any], dataset: Any, args: tuple[Any, ...], prepare: Callable[[], Any] | None) -> _Answer:
         try:
+            if prepare is not None:
+                prepare()
             return cls(function(dataset, *args))
         except Exception as error:
             text = f"reading an example raised {type(error).__name__}: {error}"
-            return cls(None, (error, text, traceback.format_exc()), not _is_of_the_process(error))
+            # It may come from being in this process: from CUDA, a file system or a connection that was inherited.
+            words = str(error).lower()
+            is_of_the_process = _here_is_elsewhere and (_has_cut or "cuda" in words or "fork" in words)
+            return cls(None, (error, text, traceback.format_exc()), not is_of_the_process)
 
     def packed(self) -> bytes:
         """Returns the answer as bytes; if it cannot be pickled, an answer with the reason."""
@@ -152,31 +154,24 @@ class _InAnotherProcess(Exception):
         return f'\n"""\n{self.args[0]}"""'
 
 
-def _is_of_the_process(error: Exception) -> bool:
-    """Returns whether an error may come from being in this process: CUDA, a file system or a connection that was inherited."""
-    text = str(error).lower()
-    return _here_is_elsewhere and (_has_cut or "cuda" in text or "fork" in text)
-
-
 # --- in the process --------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
 class _Asked:
-    """The question to the process. As ``worker_init_fn`` of a worker it runs after torch has set the worker up."""
+    """The question to the process. As ``worker_init_fn`` of a worker it runs after torch has set the worker up.
 
-    def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], writer: Any, prepare: Any) -> None:
-        self._function, self._args, self._writer, self._prepare = function, args, writer, prepare
+    ``prepare`` is the loader's own ``worker_init_fn``.
+    """
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    writer: Any
+    prepare: Callable[[int], Any] | None
 
     def __call__(self, worker: int) -> None:
         _begin()
-        prepare, function = self._prepare, self._function
-
-        def prepared(dataset: Any, *args: Any) -> Any:
-            if prepare is not None:
-                prepare(worker)
-            return function(dataset, *args)
-
-        self._send(prepared, get_worker_info().dataset)  # type: ignore[union-attr]
+        self._send(get_worker_info().dataset, None if self.prepare is None else partial(self.prepare, worker))  # type: ignore[union-attr]
 
     def in_child(self, dataset: Any) -> None:
         """Answers in a forked child that is not a worker."""
@@ -184,13 +179,13 @@ class _Asked:
             signal.signal(number, signal.SIG_DFL)
         torch.set_num_threads(1)  # as in a worker: the threads that it had are not there
         _begin()
-        self._send(self._function, dataset)
+        self._send(dataset, None)
 
-    def _send(self, function: Callable[..., Any], dataset: Any) -> None:
-        answer = _Answer.of(function, dataset, self._args).packed()
+    def _send(self, dataset: Any, prepare: Callable[[], Any] | None) -> None:
+        answer = _Answer.of(self.function, dataset, self.args, prepare).packed()
         with suppress(OSError):  # nobody listens any more
-            self._writer.send_bytes(answer)
-        self._writer.close()
+            self.writer.send_bytes(answer)
+        self.writer.close()
 
 
 def _begin() -> None:

@@ -94,9 +94,10 @@ class Code:
                 self._add_version(module_of(base))
                 continue
             for name, member in members_of_class(base).items():
-                if name in _LEFT_OUT or (_is_special(name) and not issubclass(type(member), _FUNCTIONS)):
+                is_special = name.startswith("__") and name.endswith("__")
+                if name in _LEFT_OUT or (is_special and not issubclass(type(member), _FUNCTIONS)):
                     continue
-                if name in known or _is_special(name):
+                if name in known or is_special:
                     self._add_root(f"{full_name(base)}.{name}", member)
                 else:
                     self._waiting.append((base, name, member))
@@ -175,10 +176,6 @@ def is_installed(module: str, file: str = "") -> bool:
 
 def _in_module(module: str, name: str) -> str:
     return name if module in ("__main__", "__mp_main__", "") else f"{module}.{name}"
-
-
-def _is_special(name: str) -> bool:
-    return name.startswith("__") and name.endswith("__")
 
 
 @functools.lru_cache(maxsize=4096)
@@ -310,27 +307,23 @@ def first_difference(here: Mapping[str, str], there: Mapping[str, str], ignore: 
     names = tuple(ignore)
     for path in dict.fromkeys([*here, *there]):
         one, other = here.get(path, _NOTHING), there.get(path, _NOTHING)
-        if one == other or _is_opened_later(one, other) or _is_opened_later(other, one):
+        if one == other or _is_left_out(path, names):
             continue
-        if _is_left_out(path, names):
+        if any(before in ("None", _NOTHING) and after.startswith(OPENED) for before, after in ((one, other), (other, one))):
             continue
         return f"the {path} is other code" if path.startswith(_CODE) else f"{path}: {one} and {other}"
     return ""
 
 
 def _is_left_out(path: str, names: Iterable[str]) -> bool:
-    return any(_is_within(path, name) for name in names)
-
-
-def _is_within(path: str, name: str) -> bool:
     """Returns whether a path leads through an attribute that is given by its name, or by its whole path."""
-    if "." in name:
-        return path.startswith((f"{name}.", f"{name}[")) or path == name
-    return f".{name}." in f".{path}." or f".{name}[" in f".{path}"
-
-
-def _is_opened_later(before: str, after: str) -> bool:
-    return before in ("None", _NOTHING) and after.startswith(OPENED)
+    for name in names:
+        if "." in name:
+            if path == name or path.startswith((f"{name}.", f"{name}[")):
+                return True
+        elif f".{name}." in f".{path}." or f".{name}[" in f".{path}":
+            return True
+    return False
 
 
 def _taken(parts: Mapping[str, Any], ignore: tuple[str, ...], *, quickly: bool) -> tuple[dict[str, str], dict[str, str]]:
@@ -414,18 +407,13 @@ class Changes:
             return
         self.own |= changed_paths(self._known, self._look()[0])
 
-    def ask_own(self) -> None:
-        """Finds out what reading itself changes, unless that was asked before."""
-        if self._by_reading is not None:
-            ask, self._by_reading = self._by_reading, None
-            self.own.update(ask())
-
     def look(self) -> Changed:
         if not self._known:
             return Changed()
         now, order = self._look()
-        if first_difference(self._known, now, self.own):
-            self.ask_own()
+        if self._by_reading is not None and first_difference(self._known, now, self.own):
+            by_reading, self._by_reading = self._by_reading, None
+            self.own.update(by_reading())
         return Changed(first_difference(self._known, now, self.own), first_difference(self._known_order, order))
 
     def _look(self) -> tuple[dict[str, str], dict[str, str]]:

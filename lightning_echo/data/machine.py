@@ -72,26 +72,12 @@ def control_groups(controller: str, proc: Path = _PROC, cgroups: Path = _CGROUPS
 
 
 def _free_of_group(group: Path, names: _Names) -> int | None:
-    limit, used = _number_in(group / names.limit), _number_in(group / names.used)
-    if limit is None or used is None or limit >= _NO_LIMIT:
+    limit, used = _text(group / names.limit), _text(group / names.used)
+    if not (limit.isdigit() and used.isdigit()) or int(limit) >= _NO_LIMIT:  # "max": no limit
         return None
-    return max(limit - used + _droppable(group, names.droppable), 0)
-
-
-def _number_in(file: Path) -> int | None:
-    try:
-        text = file.read_text().strip()
-    except OSError:
-        return None
-    return int(text) if text.isdigit() else None  # "max": no limit
-
-
-def _droppable(group: Path, name: str) -> int:
-    try:
-        lines = (group / "memory.stat").read_text().splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) for line in lines if line.split()[:1] == [name]), 0)
+    lines = _text(group / "memory.stat").splitlines()
+    droppable = next((int(line.split()[1]) for line in lines if line.split()[:1] == [names.droppable]), 0)
+    return max(int(limit) - int(used) + droppable, 0)
 
 
 # ---------------------------------------------------------------------- cores

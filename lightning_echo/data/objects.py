@@ -115,8 +115,7 @@ def has_hidden_memory(kind: type) -> bool:
 def slots_of(kind: type) -> frozenset[str]:
     found = _SLOTS.get(kind)
     if found is None:
-        found = frozenset(name for base in kind.__mro__ for name in _slots_in(base))
-        _SLOTS[kind] = found
+        found = _SLOTS[kind] = frozenset(name for base in kind.__mro__ for name in _slots_in(base))
     return found
 
 
@@ -160,13 +159,9 @@ def blank(value: Any) -> Any:
     if kind is types.SimpleNamespace:
         return types.SimpleNamespace()
     if hasattr(kind, "__del__"):
-        names = {"__del__": _leave_open, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
+        names = {"__del__": lambda copied: None, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
         kind = types.new_class(kind.__name__, (kind,), exec_body=lambda body: body.update(names))
     return object.__new__(kind)
-
-
-def _leave_open(copied: Any) -> None:
-    """The ``__del__`` of a copy."""
 
 
 def image_class() -> Any:
@@ -220,13 +215,13 @@ def _is_open(value: Any, seen: set[int]) -> bool:
             if id(member) in seen or isinstance(member, LOADING_TYPES):
                 continue
             seen.add(id(member))
-            if _is_open(member, seen) if is_made_of_attributes(type(member)) else _can_be_closed(member):
+            if is_made_of_attributes(type(member)):
+                is_open = _is_open(member, seen)
+            else:
+                is_open = not isinstance(member, type) and callable(getattr(member, "close", None))
+            if is_open:
                 return True
     return False
-
-
-def _can_be_closed(value: Any) -> bool:
-    return not isinstance(value, type) and callable(getattr(value, "close", None))
 
 
 # --- data sets and loaders ---------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from enum import Enum
 from typing import Any, NamedTuple, NoReturn
 
@@ -78,15 +78,8 @@ _OPERATIONS = """ abs add aiter and array array_function array_ufunc await bool 
 """
 
 
-def _operation(name: str) -> Callable[..., NoReturn]:
-    def look(self: Placeholder, *_: Any, **__: Any) -> NoReturn:
-        _look(name)
-
-    return look
-
-
 for _name in _OPERATIONS.split():
-    setattr(Placeholder, f"__{_name}__", _operation(f"__{_name}__"))
+    setattr(Placeholder, f"__{_name}__", lambda self, *_, _how=f"__{_name}__", **__: _look(_how))
 
 
 # --- conventions ---------------------------------------------------------------------------------------------------
@@ -134,13 +127,10 @@ class ReadCheck:
         self._keywords = convention.keywords
         patterns = [{name: where for name, where in pattern.items() if name in names} for pattern in _PATTERNS[convention]]
         self._patterns = [pattern for pattern in patterns if pattern] or [{}]
-        self._usual = self._usual_places()
-        self._calls: list[_Call] = []  # of the present read
-
-    def _usual_places(self) -> list[tuple[str, int]]:
-        """Returns the transforms with the places of their results, if each is called with one value; empty otherwise."""
+        # The transforms with the places of their results, if each is called with one value; empty otherwise.
         places = [(name, where.start) for name, where in self._patterns[0].items() if where in (_FIRST, _SECOND)]
-        return [] if self._keywords or len(places) < len(self._patterns[0]) else places
+        self._usual = [] if self._keywords or len(places) < len(self._patterns[0]) else places
+        self._calls: list[_Call] = []  # of the present read
 
     def recorder(self, name: str) -> Transform:
         calls, new = self._calls, tuple.__new__  # makes a _Call in half the time of _Call(...)
@@ -457,10 +447,22 @@ class WatchedStages(Stages):
                 break
             except Exception as error:  # the data set may raise anything. If it also fails without the split, that is raised
                 with preserved_random_states():
-                    self._read_whole(index)
+                    read_batch(self._dataset, [index])
                 reason = f"loading it in stages raised {type(error).__name__}: {error}"
         self._misfits += 1
-        self._tell_or_refuse(index, reason)
+        if self.refusal is not None:
+            raise self.refusal(f"example {index!r}: {reason}")
+        if self.may_fail and self.reads >= _ENOUGH_READS and self._misfits > _LARGEST_MISFIT_SHARE * self.reads:
+            raise SplitFails(
+                f"{self._misfits} of the {self.reads} examples that this process has read do not fit (the last one, {index!r}: "
+                f"{reason})"
+            )
+        if self._misfits == 1:
+            self.note = (
+                f"example {index!r} does not fit the split of the data set: {reason}. This example and each one like it is read "
+                f"whole for each use, which takes the time of a read each time. Use {earliest(Needs.examples).option} if there "
+                "are many"
+            )
         return WHOLE
 
     def _load_many(self, indices: list[Any]) -> list[Any]:
@@ -470,7 +472,8 @@ class WatchedStages(Stages):
             try:
                 loaded = self._stages.load_many(indices)
                 self.reads += len(indices)
-                if not self._is_overlapped(indices, loaded):
+                overlaps = Overlaps()
+                if not isinstance(loaded, (list, tuple)) or not any(map(overlaps.add, indices, loaded)):
                     return loaded
                 self._copies, overwritten = True, loaded
             except SplitRefused:  # at least one of them does not fit: it is found below
@@ -481,10 +484,6 @@ class WatchedStages(Stages):
         one_by_one = [self._load(index) for index in indices]
         self._tell_if_overwritten(zip(indices, overwritten, one_by_one, strict=False))
         return one_by_one
-
-    def _is_overlapped(self, indices: list[Any], loaded: Any) -> bool:
-        overlaps = Overlaps()
-        return isinstance(loaded, (list, tuple)) and any(map(overlaps.add, indices, loaded))
 
     def _apart(self, index: Any, example: Any) -> Any:
         """Returns an example as it was loaded, or a copy of it if the data set is known to use memory twice."""
@@ -520,22 +519,4 @@ class WatchedStages(Stages):
         return example
 
     def _augment(self, index: Any, example: Any) -> Any:
-        return self._read_whole(index) if example is WHOLE else self._stages.augment(index, example)
-
-    def _read_whole(self, index: Any) -> Any:
-        return read_batch(self._dataset, [index])[0]
-
-    def _tell_or_refuse(self, index: Any, reason: str) -> None:
-        if self.refusal is not None:
-            raise self.refusal(f"example {index!r}: {reason}")
-        if self.may_fail and self.reads >= _ENOUGH_READS and self._misfits > _LARGEST_MISFIT_SHARE * self.reads:
-            raise SplitFails(
-                f"{self._misfits} of the {self.reads} examples that this process has read do not fit (the last one, {index!r}: "
-                f"{reason})"
-            )
-        if self._misfits == 1:
-            self.note = (
-                f"example {index!r} does not fit the split of the data set: {reason}. This example and each one like it is read "
-                f"whole for each use, which takes the time of a read each time. Use {earliest(Needs.examples).option} if there "
-                "are many"
-            )
+        return read_batch(self._dataset, [index])[0] if example is WHOLE else self._stages.augment(index, example)

@@ -181,18 +181,17 @@ class ComposePart:
         return self._compose(value, start=self._start, end=self._end)
 
 
+@dataclass(frozen=True, slots=True)
 class _AtCut:
     """A value that has gone through all members before the cut."""
 
-    __slots__ = ("value",)
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
+    value: Any
 
 
 def _taken_apart(transform: Transform) -> list[Transform]:
     if _is_compose(transform):
-        return list(_parts_of(transform))
+        cut = _members_before_cut(transform)
+        return [part for part in (ComposePart(transform, 0, cut), ComposePart(transform, cut, None)) if part.members]
     if _qualified_name(type(transform)) not in _CONTAINERS or _has_hooks(transform):
         return [transform]
     members: Any = transform if isinstance(transform, torch.nn.Sequential) else transform.transforms  # type: ignore[attr-defined]
@@ -223,13 +222,6 @@ def _is_compose(transform: Any) -> bool:
     return _qualified_name(type(transform)) == _MONAI_COMPOSE
 
 
-def _parts_of(compose: Any) -> list[ComposePart]:
-    """Returns the part before the first random member, and the rest. An empty part is left out."""
-    cut, count = _members_before_cut(compose), len(compose.transforms)
-    before = [ComposePart(compose, 0, cut)] if cut else []
-    return before if cut == count else [*before, ComposePart(compose, cut, None)]
-
-
 def _members_before_cut(compose: Any) -> int:
     """Returns how many members come before the cut: those before the first random one.
 
@@ -237,14 +229,10 @@ def _members_before_cut(compose: Any) -> int:
     cut. Then the cut is before the first of them.
     """
     members = compose.transforms
-    cut = next((number for number, member in enumerate(members) if not _is_deterministic_member(member)), len(members))
+    cut = next((number for number, member in enumerate(members) if not is_deterministic(member)), len(members))
     if cut == len(members) or compose.lazy is False:
         return cut
     return next((number for number, member in enumerate(members[:cut]) if _MONAI_LAZY in _names_of_bases(member)), cut)
-
-
-def _is_deterministic_member(member: Any) -> bool:
-    return _is_deterministic_of_monai(member) or _is_listed(member)
 
 
 def _is_deterministic_of_monai(transform: Any) -> bool:
@@ -252,23 +240,19 @@ def _is_deterministic_of_monai(transform: Any) -> bool:
     if _is_compose(transform):
         return all(_is_deterministic_of_monai(member) for member in transform.transforms)
     bases = _names_of_bases(transform)
-    return (
-        type(transform).__module__.startswith("monai.transforms.")
-        and _MONAI_TRANSFORM in bases
-        and not bases & _MONAI_RANDOM
-        and not any(_is_users_function(value) for value in _attribute_values(transform))
-    )
+    is_of_monai = type(transform).__module__.startswith("monai.transforms.") and _MONAI_TRANSFORM in bases
+    if not is_of_monai or bases & _MONAI_RANDOM:
+        return False
+    values = list(vars(transform).values())
+    for value in tuple(values):
+        members = list(value.values()) if isinstance(value, dict) else value
+        if isinstance(members, list | tuple):
+            values += members
+    return not any(map(_is_users_function, values))
 
 
 def _names_of_bases(value: Any) -> set[str]:
     return {_qualified_name(base) for base in type(value).__mro__}
-
-
-def _attribute_values(transform: Any) -> list[Any]:
-    """Returns the values of its attributes, and the members of the containers among them."""
-    values = list(vars(transform).values())
-    containers = [list(value.values()) if isinstance(value, dict) else value for value in values]
-    return values + [member for container in containers if isinstance(container, list | tuple) for member in container]
 
 
 def _is_users_function(value: Any) -> bool:
@@ -277,7 +261,7 @@ def _is_users_function(value: Any) -> bool:
         return False
     if isinstance(value, types.FunctionType):
         return not value.__module__.startswith("monai.")
-    return not _is_deterministic_member(value)
+    return not is_deterministic(value)
 
 
 def _member_names(members: Sequence[Any]) -> tuple[str, ...]:
@@ -321,11 +305,6 @@ class Convention(str, Enum):
     transforms_joint = "transforms(*sample)"
     read = "read(index) and decode(raw)"  # this one and the next are cut after reading
     folder = "files that torchvision's default loader decodes"
-
-    @property
-    def attribute(self) -> str:
-        """The public name of the attribute that holds the transform of the image or of the sample."""
-        return "transforms" if self in (Convention.transforms, Convention.transforms_joint) else "transform"
 
     @property
     def keywords(self) -> tuple[str, ...]:
@@ -502,8 +481,12 @@ def _conventions_of(dataset: Any) -> list[Convention]:
     transform, target_transform, transforms = (_callable_of(dataset, name) for name in _ATTRIBUTES)
     if transform is not None or target_transform is not None:  # not by `bool`: a Compose of MONAI's may be empty
         found.append(Convention.transform)
-    if transforms is not None and not _is_pair_of(transforms, transform, target_transform):
-        found += [Convention.transforms_joint] if _is_pair(transforms) else [Convention.transforms_joint, Convention.transforms]
+    if _is_pair(transforms):
+        pair: Any = transforms
+        if not (pair.transform is transform and pair.target_transform is target_transform):
+            found.append(Convention.transforms_joint)
+    elif transforms is not None:
+        found += [Convention.transforms_joint, Convention.transforms]
     if transform is not None:
         found += _BY_ONE_TRANSFORM
     if not found and any(getattr(dataset, _attribute_of(dataset, name), False) is None for name in _ATTRIBUTES):
@@ -545,10 +528,6 @@ def _attribute_of(dataset: Any, name: str) -> str:
 def _is_pair(transforms: Any) -> bool:
     """Returns whether torchvision made ``transforms`` from a transform of the image and one of the target."""
     return (type(transforms).__module__, type(transforms).__qualname__) == _STANDARD_TRANSFORM
-
-
-def _is_pair_of(transforms: Any, transform: Transform | None, target_transform: Transform | None) -> bool:
-    return _is_pair(transforms) and transforms.transform is transform and transforms.target_transform is target_transform
 
 
 def _why_no_folder(dataset: Any) -> str | None:
@@ -685,21 +664,18 @@ def _cut_leaf(leaf: Description, convention: Convention | None, raw: bool) -> Cu
         return CutLeaf(leaf, convention, NOTHING, NOTHING, ("load",), ("augment",))
     if convention is Convention.read:
         return CutLeaf(leaf, convention, NOTHING, NOTHING, ("read",), ("decode", "augment") if leaf.augments else ("decode",))
-    image, target = _chains(leaf, convention)
+    # The chain that is applied to the image (or to the whole sample), and the one for the target alone.
+    attribute = "transforms" if convention in (Convention.transforms, Convention.transforms_joint) else "transform"
+    images = [chain for chain in leaf.chains if chain.name == attribute]
+    targets = [chain for chain in leaf.chains if chain.name == "target_transform"]
+    if convention not in (Convention.transform, Convention.folder):
+        targets = images[1:]  # the second one of torchvision's pair
+    image, target = (chains[0] if chains else NOTHING for chains in (images, targets))
     if convention is Convention.folder:
         every = _names((*image.reused, *image.redone), (*target.reused, *target.redone))
         return CutLeaf(leaf, convention, image, target, ("read",), ("decode", *every))
     reused, redone = _names(image.reused, target.reused), _names(image.redone, target.redone)
     return CutLeaf(leaf, convention, image, target, ("load", *reused), redone)
-
-
-def _chains(leaf: Description, convention: Convention) -> tuple[Chain, Chain]:
-    """Returns the chain that is applied to the image (or to the whole sample), and the one for the target alone."""
-    images = [chain for chain in leaf.chains if chain.name == convention.attribute] or [NOTHING]
-    targets = [chain for chain in leaf.chains if chain.name == "target_transform"]
-    if convention not in (Convention.transform, Convention.folder):
-        targets = images[1:]  # the second one of torchvision's pair
-    return images[0], (targets or [NOTHING])[0]
 
 
 def _names(image: tuple[str, ...], target: tuple[str, ...]) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from inspect import getattr_static
 from operator import attrgetter
 from types import MemberDescriptorType
@@ -62,13 +62,18 @@ def make(cut: Cut, dataset: Any, until: Cut | None = None) -> Stages:
 
     def stages_of(description: Description, dataset: Any) -> Stages:
         number, role = description.number, description.role
-        if number not in made:
-            if number in leaves:
-                made[number] = _leaf_stages(leaves[number], dataset, ends.get(number))
-            else:
-                inside = list(map(stages_of, description.inside, data_sets_inside(dataset, role)))
-                # A named cut whose inside is cut after reading: the later cut is before the augmentation that it adds.
-                made[number] = inside[0] if number in ends else _routed_stages(role, dataset, inside)
+        if number in made:
+            return made[number]
+        if number in leaves:
+            made[number] = _leaf_stages(leaves[number], dataset, ends.get(number))
+            return made[number]
+        inside = list(map(stages_of, description.inside, data_sets_inside(dataset, role)))
+        if number in ends:  # a named cut whose inside is cut after reading: the later cut is before the augmentation that it adds
+            made[number] = inside[0]
+        elif role is Role.concat:
+            made[number] = concat_stages(dataset, inside)
+        else:
+            made[number] = subset_stages(dataset, inside[0]) if role is Role.subset else _named_cut_stages(dataset, inside[0])
         return made[number]
 
     return stages_of(cut.description, dataset)
@@ -82,14 +87,6 @@ def _leaf_stages(leaf: CutLeaf, dataset: Any, end: CutLeaf | None) -> Stages:
     if leaf.convention is Convention.folder:
         return _folder_stages(leaf, dataset, end)
     return _transform_stages(leaf, dataset)
-
-
-def _routed_stages(role: Role, dataset: Any, inside: list[Stages]) -> Stages:
-    if role is Role.subset:
-        return subset_stages(dataset, inside[0])
-    if role is Role.concat:
-        return concat_stages(dataset, inside)
-    return _named_cut_stages(dataset, inside[0])
 
 
 # --- data sets that pass indices on --------------------------------------------------------------------------------
@@ -125,15 +122,11 @@ def concat_stages(concat: ConcatDataset[Any], inside: list[Stages]) -> Stages:
     return Stages(
         load,
         augment if redoes else unchanged,
-        reused=_without_repeats(name for stages in inside for name in stages.reused),
-        redone=_without_repeats(name for stages in inside for name in stages.redone),
+        reused=tuple(dict.fromkeys(name for stages in inside for name in stages.reused)),  # without repeats
+        redone=tuple(dict.fromkeys(name for stages in inside for name in stages.redone)),
         augment_routes=redoes,
         sources=tuple(source for stages in inside for source in stages.sources),
     )
-
-
-def _without_repeats(names: Iterable[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(names))
 
 
 def _named_cut_stages(dataset: AugmentedDataset, inner: Stages) -> Stages:
@@ -241,17 +234,17 @@ def _on_sample(image: list[Transform], target: list[Transform], convention: Conv
     on_image, on_target = chained(image, convention.is_joint), chained(target, joint=False)
     if on_image is None and on_target is None:
         return None
-    if on_image is not None:
-        if convention.is_joint:
-            return lambda sample: on_image(*sample)
-        if convention is Convention.transform_whole:
-            return on_image
-        if convention.keywords:
-            return _on_named(on_image, convention.keywords)
-    return _on_elements(on_image, on_target)
+    if on_image is not None and convention.is_joint:
+        return lambda sample: on_image(*sample)
+    if on_image is not None and convention is Convention.transform_whole:
+        return on_image
+    names = convention.keywords
 
+    def on_named(sample: Any) -> Any:
+        elements = elements_of(sample)
+        transformed = on_image(**dict(zip(names, elements, strict=False)))  # type: ignore[misc]
+        return like(sample, [*(transformed[name] for name in names), *elements[len(names) :]])
 
-def _on_elements(on_image: Transform | None, on_target: Transform | None) -> Transform:
     def on_elements(sample: Any) -> Any:
         if on_target is None and type(sample) is tuple:  # the usual case
             return (on_image(sample[0]), *sample[1:])  # type: ignore[misc]
@@ -263,16 +256,7 @@ def _on_elements(on_image: Transform | None, on_target: Transform | None) -> Tra
                 elements[place] = transform(elements[place])
         return like(sample, elements)
 
-    return on_elements
-
-
-def _on_named(transform: Transform, names: tuple[str, ...]) -> Transform:
-    def on_named(sample: Any) -> Any:
-        elements = elements_of(sample)
-        transformed = transform(**dict(zip(names, elements, strict=False)))
-        return like(sample, [*(transformed[name] for name in names), *elements[len(names) :]])
-
-    return on_named
+    return on_named if on_image is not None and names else on_elements
 
 
 # --- taking the transforms out -------------------------------------------------------------------------------------

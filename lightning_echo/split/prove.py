@@ -103,9 +103,18 @@ _SEED = 1907_05550
 def indices_to_read(description: Description, dataset: Any, indices: Sequence[Any] | None) -> dict[int, tuple[Any, Any]]:
     """Returns, for each leaf by its number, the first and the last index that lead to it. A leaf without an index is left out.
 
-    The description ends at the leaves. The data set is not read. ``indices`` are in order; None: all.
+    The description ends at the leaves. The data set is not read, and few indices are looked at. They are in order; None: all.
     """
-    return _first_and_last(description, dataset, _ends(description, dataset) if indices is None else indices)
+    indices = _ends(description, dataset) if indices is None else indices
+    count = len(leaves(description))
+    first: dict[int, Any] = {}
+    last: dict[int, Any] = {}
+    for found, order in ((first, indices), (last, reversed(indices))):
+        for index in order:
+            found.setdefault(_leaf_at(description, dataset, index), index)
+            if len(found) == count:
+                break
+    return {leaf: (index, last[leaf]) for leaf, index in first.items()}
 
 
 def _ends(description: Description, dataset: Any) -> Sequence[Any]:
@@ -120,7 +129,7 @@ def _ends(description: Description, dataset: Any) -> Sequence[Any]:
         return [0]
     every = range(len(dataset))
     if len(leaves(description)) > 1:
-        found = _first_and_last(description, dataset, every)
+        found = indices_to_read(description, dataset, every)
         return sorted({index for pair in found.values() for index in pair})
     return [*every[:1], *every[-1:]]
 
@@ -130,19 +139,6 @@ def has_length(dataset: Any) -> bool:
     while isinstance(dataset, AugmentedDataset):
         dataset = dataset._inner
     return hasattr(type(dataset), "__len__")
-
-
-def _first_and_last(description: Description, dataset: Any, indices: Sequence[Any]) -> dict[int, tuple[Any, Any]]:
-    """Returns, for each leaf by its number, the first and the last of the indices that lead to it. It looks at few indices."""
-    count = len(leaves(description))
-    first: dict[int, Any] = {}
-    last: dict[int, Any] = {}
-    for found, order in ((first, indices), (last, reversed(indices))):
-        for index in order:
-            found.setdefault(_leaf_at(description, dataset, index), index)
-            if len(found) == count:
-                break
-    return {leaf: (index, last[leaf]) for leaf, index in first.items()}
 
 
 def _leaf_at(description: Description, dataset: Any, index: Any) -> int:
@@ -219,11 +215,15 @@ def prove(dataset: Any, make: Callable[[Any], Stages], plain: PlainRead, *, agai
         stages = make(throw_away)
         for example in _load(stages, plain.indices, throw_away):
             decoded(example)  # which closes its file
-        with _other_seeds():  # once more from the same copy, which may have made a generator by now
+        with preserved_random_states(), _worker_seed(_SEED + 1):
+            seed_all(_SEED + 1)  # once more under other seeds, from the same copy, which may have made a generator by now
             loaded = _load(stages, plain.indices, throw_away)
         size = size_of(*loaded)
-        augmented = _augment(stages, plain.indices, loaded)
-        where = _where_different(plain, augmented) or _who_drew(plain.states)
+        augmented = []
+        for index, example in zip(plain.indices, loaded, strict=True):
+            with _only_in_stages(f"{stages.redoing} {_named([index])}"):
+                augmented.append(stages.augment(index, copy_example(example)))
+        where = _where_different(plain, augmented)
     if where is None:
         return size
     second = read_plainly(dataset, plain.indices)
@@ -236,23 +236,6 @@ def prove(dataset: Any, make: Callable[[Any], Stages], plain: PlainRead, *, agai
         f"{_named(plain.indices)} came out differently when read again under the same seeds ({where_again}), so that no split "
         "can be proved; it may draw from a generator that cannot be copied"
     )
-
-
-def prove_equal_loads(
-    dataset: Any, make: Callable[[Any], Stages], make_two: Callable[[Any], Stages], indices: Sequence[Any]
-) -> None:
-    """Checks that ``load`` and ``augment`` of ``make_two``'s stages give what ``load`` of ``make``'s gives, without a draw."""
-    for index in indices:
-        with seeded():
-            loaded = make(seeded_copy(dataset)).load(index)
-            before = random_states()
-            with _only_in_stages(f"reading and decoding {_named([index])}"):
-                two = make_two(seeded_copy(dataset))
-                made = two.augment(index, two.load(index))
-            if drew := _moved(before):
-                raise SplitRefused(f"decoding draws random numbers from {' and '.join(drew)}")
-            if (where := difference(loaded, made)) is not None:
-                raise SplitRefused(f"{_named([index])} is loaded otherwise than it is read and decoded ({where})")
 
 
 def prove_single_loads(dataset: Any, make: Callable[[Any], Stages], indices: Sequence[Any]) -> None:
@@ -307,25 +290,12 @@ def _load(stages: Stages, indices: list[Any], dataset: Any) -> list[Any]:
         raise SplitRefused(str(error)) from error
 
 
-def _augment(stages: Stages, indices: list[Any], loaded: list[Any]) -> list[Any]:
-    augmented = []
-    for index, example in zip(indices, loaded, strict=True):
-        with _only_in_stages(f"{stages.redoing} {_named([index])}"):
-            augmented.append(stages.augment(index, copy_example(example)))
-    return augmented
-
-
 def _where_different(plain: PlainRead, augmented: list[Any]) -> str | None:
+    """Returns where the examples differ, or which global generators are not in the states that the plain read left."""
     for index, left, right in zip(plain.indices, plain.examples, augmented, strict=True):
-        where = difference(left, right)
-        if where is not None:
+        if (where := difference(left, right)) is not None:
             return f"{_named([index])} is not what its stages return under the same seeds ({where})"
-    return None
-
-
-def _who_drew(states: RandomStates) -> str | None:
-    """Returns a reason if the global generators are not in the given states."""
-    drew = _moved(states)
+    drew = _moved(plain.states)
     return f"it does not draw the same random numbers ({', '.join(drew)}) by itself and in stages" if drew else None
 
 
@@ -352,14 +322,6 @@ def seeded() -> Iterator[None]:
     """Seeds the global generators, and puts their states back afterwards."""
     with preserved_random_states():
         seed_all(_SEED)
-        yield
-
-
-@contextmanager
-def _other_seeds() -> Iterator[None]:
-    """Seeds what `seeded` seeds, and a worker, with other numbers. Puts all of it back afterwards."""
-    with preserved_random_states(), _worker_seed(_SEED + 1):
-        seed_all(_SEED + 1)
         yield
 
 
@@ -507,7 +469,7 @@ def make_decoding(dataset: Any, raw: Split, loaded: Split) -> Stages:
 
 
 def prove_decoding(dataset: Any, raw: Split, loaded: Split, indices: Sequence[Any] | None = None) -> None:
-    """Checks, on the examples on which splits are proved, that `make_decoding` gives what ``loaded`` loads."""
+    """Checks, on the examples on which splits are proved, that `make_decoding` gives what ``loaded`` loads, without a draw."""
     description = describe(dataset)
     to_read = {
         index
@@ -515,12 +477,17 @@ def prove_decoding(dataset: Any, raw: Split, loaded: Split, indices: Sequence[An
         for pair in indices_to_read(pruned(description, is_raw), dataset, indices).values()
         for index in pair
     }
-    prove_equal_loads(
-        dataset,
-        lambda copied: make_stages(copied, loaded.conventions),
-        lambda copied: make_decoding(copied, raw, loaded),
-        sorted(to_read),
-    )
+    for index in sorted(to_read):
+        with seeded():
+            expected = make_stages(seeded_copy(dataset), loaded.conventions).load(index)
+            before = random_states()
+            with _only_in_stages(f"reading and decoding {_named([index])}"):
+                stages = make_decoding(seeded_copy(dataset), raw, loaded)
+                decoded_example = stages.augment(index, stages.load(index))
+            if drew := _moved(before):
+                raise SplitRefused(f"decoding draws random numbers from {' and '.join(drew)}")
+            if (where := difference(expected, decoded_example)) is not None:
+                raise SplitRefused(f"{_named([index])} is loaded otherwise than it is read and decoded ({where})")
 
 
 def find_split(dataset: Any, indices: Sequence[Any] | None = None, *, raw: bool = False) -> Split:

@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import KW_ONLY, dataclass
 from itertools import islice
 from pathlib import Path
 from time import perf_counter
@@ -28,6 +29,7 @@ Load = Callable[[Any], Any]
 Augment = Callable[[Any, Any], Any]
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Stages:
     """The functions that a worker runs for one data set, looked up once, not for every example.
 
@@ -43,26 +45,14 @@ class Stages:
         sources: The copies of data sets that ``load`` reads in place of the data sets themselves.
     """
 
-    __slots__ = ("augment", "augment_routes", "load", "load_many", "redone", "reused", "sources")
-
-    def __init__(
-        self,
-        load: Load,
-        augment: Augment,
-        *,
-        reused: tuple[str, ...],
-        redone: tuple[str, ...],
-        load_many: LoadMany | None = None,
-        augment_routes: bool = False,
-        sources: tuple[Any, ...] = (),
-    ) -> None:
-        self.load = load
-        self.augment = augment
-        self.load_many = load_many
-        self.reused = reused
-        self.redone = redone
-        self.augment_routes = augment_routes
-        self.sources = sources
+    load: Load
+    augment: Augment
+    _: KW_ONLY
+    reused: tuple[str, ...]
+    redone: tuple[str, ...]
+    load_many: LoadMany | None = None
+    augment_routes: bool = False
+    sources: tuple[Any, ...] = ()
 
     @property
     def redoing(self) -> str:
@@ -288,6 +278,9 @@ def load_of(dataset: Any) -> Callable[[Any], Any]:
     return lambda index: dataset.decode(dataset.read(index))
 
 
+_NO_INDEX = re.compile("path|file|fname|dir|folder|root|url|uri")
+
+
 def _has_read_and_decode(dataset: Any) -> bool:
     # decode gets what read returned, so its parameter may have a name such as "file".
     return _is_stage(dataset, "read") and _is_stage(dataset, "decode", may_take_path=True)
@@ -299,15 +292,10 @@ def _overrides(dataset: StagedDataset, name: str) -> bool:
 
 
 def _is_stage(dataset: Any, name: str, *, may_take_path: bool = False) -> bool:
+    """Returns whether a method can be called with one value; unless ``may_take_path``, the value must not be a path."""
     stage = getattr(dataset, name, None)
-    return callable(stage) and _takes_one(stage, may_take_path)
-
-
-_NO_INDEX = re.compile("path|file|fname|dir|folder|root|url|uri")
-
-
-def _takes_one(stage: Callable[..., Any], may_take_path: bool) -> bool:
-    """Returns whether ``stage`` can be called with one value; unless ``may_take_path``, the value must not be a path."""
+    if not callable(stage):
+        return False
     try:
         signature = inspect.signature(stage)
         signature.bind(None)
@@ -401,7 +389,9 @@ def size_of_examples(dataset: Any, make: Callable[[Any], Stages], indices: Seque
             if perf_counter() - started > _MOST_SECONDS:
                 break
             with suppress(Exception):
-                sizes.append(size_of(_loaded(stages, indices[place])))
+                index = indices[place]
+                loaded = stages.load(index) if stages.load_many is None else stages.load_many([index])[0]
+                sizes.append(size_of(decoded(loaded)))
     return sizes_joined(sizes) if sizes else None
 
 
@@ -436,7 +426,3 @@ def sizes_joined(sizes: Iterable[ExampleSize]) -> ExampleSize:
     """Returns the largest of all, and the mean of the means."""
     largest, packed = zip(*sizes, strict=True)
     return ExampleSize(max(largest), sum(packed) // len(packed))
-
-
-def _loaded(stages: Stages, index: Any) -> Any:
-    return decoded(stages.load(index) if stages.load_many is None else stages.load_many([index])[0])
