@@ -102,16 +102,11 @@ def noting_context(context: BaseContext, processes: list[Any]) -> BaseContext:
 
 @dataclass(frozen=True)
 class _Answer:
-    """The answer that comes back.
-
-    Attributes:
-        raised: The error, why there is no answer, and a traceback; None if there is an answer.
-        is_certain: Whether a training would raise this error, too.
-    """
+    """The answer that comes back."""
 
     value: Any
-    raised: tuple[Exception | None, str, str] | None = None
-    is_certain: bool = True
+    raised: tuple[Exception | None, str, str] | None = None  # the error, why there is no answer, and a traceback
+    is_certain: bool = True  # whether a training would raise this error, too
 
     @classmethod
     def of(cls, function: Callable[..., Any], dataset: Any, args: tuple[Any, ...], prepare: Callable[[], Any] | None) -> _Answer:
@@ -159,15 +154,12 @@ class _InAnotherProcess(Exception):
 
 @dataclass(frozen=True)
 class _Asked:
-    """The question to the process. As ``worker_init_fn`` of a worker it runs after torch has set the worker up.
-
-    ``prepare`` is the loader's own ``worker_init_fn``.
-    """
+    """The question to the process. As ``worker_init_fn`` of a worker it runs after torch has set the worker up."""
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
     writer: Any
-    prepare: Callable[[int], Any] | None
+    prepare: Callable[[int], Any] | None  # the loader's own worker_init_fn
 
     def __call__(self, worker: int) -> None:
         _begin()
@@ -235,7 +227,8 @@ def _worker(loader: DataLoader[Any], context: BaseContext, asked: _Asked) -> Ite
     """Starts a worker, and ends it as torch does."""
     processes: list[Any] = []
     batches = None
-    with _unsaid_warnings():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about more processes: the training's own loader gives these warnings
         try:
             batches = iter(
                 DataLoader(
@@ -263,21 +256,14 @@ def _worker(loader: DataLoader[Any], context: BaseContext, asked: _Asked) -> Ite
 def _child(loader: DataLoader[Any], context: BaseContext, asked: _Asked) -> Iterator[Any]:
     """Forks a child, and ends it. It may have children itself, as the training's process may."""
     process = context.Process(target=asked.in_child, args=(loader.dataset,), daemon=False)  # type: ignore[attr-defined]
-    with _unsaid_warnings():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # as in a worker
         process.start()
     try:
         yield process
         process.join(_ENDS_IN_SECONDS)
     finally:
         _end([process])
-
-
-@contextmanager
-def _unsaid_warnings() -> Iterator[None]:
-    """Suppresses the warnings of Python and torch about more processes: the training's own loader gives them."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 def _end(processes: list[Any]) -> None:

@@ -33,15 +33,10 @@ _ATTRIBUTE = {"LOAD_ATTR", "LOAD_METHOD"}
 
 
 class _Named(NamedTuple):
-    """The names that code uses.
+    """The names that code uses."""
 
-    Attributes:
-        globals: Names of globals, each with the attributes that are read of it, one after the other.
-        imports: Modules that the code imports, each with a name that it takes from it.
-    """
-
-    globals: frozenset[tuple[str, ...]]
-    imports: frozenset[tuple[str, str]]
+    globals: frozenset[tuple[str, ...]]  # each with the attributes that are read of it, one after the other
+    imports: frozenset[tuple[str, str]]  # modules, each with a name that is taken from it
     attributes: frozenset[str]
 
 
@@ -236,15 +231,10 @@ _NOTHING = "nothing"
 
 
 class Fingerprint(NamedTuple):
-    """All that decides what an example is, as texts.
+    """All that decides what an example is, as texts."""
 
-    Attributes:
-        held: The contents of the objects: a text for each path, such as ``"dataset.transform.p"``.
-        code: The code that they run, and the globals and class attributes that it names, a text for each name.
-    """
-
-    held: dict[str, str]
-    code: dict[str, str]
+    held: dict[str, str]  # the contents of the objects: a text for each path, such as "dataset.transform.p"
+    code: dict[str, str]  # the code that they run, and the globals and class attributes that it names, by their names
 
     def digest(self) -> str:
         """Returns the fingerprint as 16 characters. What may be opened or imported later does not count."""
@@ -360,14 +350,8 @@ class Changed(NamedTuple):
 class Changes:
     """Finds out what was changed since the workers were started.
 
-    Args:
-        parts: Returns what decides the examples, by name: ``"dataset"`` and others. It is empty if nothing is to be compared.
-        sampler: Returns what decides the order, by name. It may be empty.
-        by_reading: Reads some examples in another process, and returns the paths of what that changes. Called at most once.
-
-    Attributes:
-        own: Paths of what reading itself changes, as far as that is known.
-        seconds: Seconds that the last look has taken.
+    ``parts`` returns what decides the examples, by name, and nothing if nothing is to be compared; ``sampler`` what decides the
+    order. ``by_reading`` reads some examples in another process, and returns the paths of what that changes, at most once.
     """
 
     def __init__(
@@ -377,11 +361,12 @@ class Changes:
         ignore: Iterable[str] = (),
         by_reading: Callable[[], Iterable[str]] = set,
     ) -> None:
-        self._parts, self._sampler, self._ignore, self.seconds = parts, sampler, tuple(ignore), 0.0
+        self._parts, self._sampler, self._ignore = parts, sampler, tuple(ignore)
+        self.seconds = 0.0  # that the last look has taken
         self._by_reading: Callable[[], Iterable[str]] | None = by_reading
         self._known: dict[str, str] = {}  # the data when the workers were started
         self._known_order: dict[str, str] = {}  # the sampler then
-        self.own: set[str] = set()
+        self.own: set[str] = set()  # paths of what reading itself changes, as far as that is known
 
     def watch(self, parts: Callable[[], Mapping[str, Any]]) -> None:
         """Looks from then on at the same data as another loader has it."""

@@ -126,10 +126,7 @@ def _slots_in(base: type) -> list[str]:
 
 
 def is_container(kind: type) -> bool:
-    """Returns whether an instance consists of its members and perhaps attributes.
-
-    This holds for a list or a similar type, and for a subclass of list or dict that adds only attributes.
-    """
+    """Returns whether an instance consists of its members and perhaps attributes, as a list or a subclass without own rules."""
     if kind in _CONTAINERS or (issubclass(kind, tuple) and hasattr(kind, "_fields")):
         return True
     base = next((base for base in (list, dict) if issubclass(kind, base)), None)
@@ -151,10 +148,7 @@ def attributes_of(value: Any) -> dict[str, Any]:
 
 
 def blank(value: Any) -> Any:
-    """Returns an object of the same class without attributes.
-
-    It does not run ``__del__`` at its end, because it will hold objects that belong to the original.
-    """
+    """Returns an object of the same class without attributes. It never runs ``__del__``: it will hold what is not its own."""
     kind = type(value)
     if kind is types.SimpleNamespace:
         return types.SimpleNamespace()
@@ -235,16 +229,14 @@ def is_stateful(source: Any) -> bool:
     """
     if getattr(source, "base_dataloader", None) is not None:
         return False
-    return all(_accepts(getattr(source, name, None), count) for name, count in (("state_dict", 0), ("load_state_dict", 1)))
-
-
-def _accepts(method: Any, count: int) -> bool:
-    if not callable(method):
-        return False
-    try:
-        inspect.signature(method).bind(*[None] * count)
-    except (TypeError, ValueError):  # ValueError: built in, without a signature
-        return False
+    for name, arguments in (("state_dict", ()), ("load_state_dict", (None,))):
+        method = getattr(source, name, None)
+        if not callable(method):
+            return False
+        try:
+            inspect.signature(method).bind(*arguments)
+        except (TypeError, ValueError):  # ValueError: built in, without a signature
+            return False
     return True
 
 

@@ -114,12 +114,9 @@ class _Call(NamedTuple):
 
 
 class ReadCheck:
-    """Checks each read of a data set whose transforms were taken out.
+    """Checks each read of a data set whose transforms were taken out of the attributes with these public names.
 
-    Args:
-        convention: How the data set must use its transforms.
-        names: The public names of the attributes that hold them.
-        in_order: Whether the image's transform must be called before the target's, because both draw random numbers.
+    ``in_order``: the image's transform must be called before the target's, because both draw random numbers.
     """
 
     def __init__(self, convention: Convention, names: Collection[str], *, in_order: bool = False) -> None:

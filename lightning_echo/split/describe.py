@@ -100,7 +100,12 @@ def is_deterministic(transform: Transform) -> bool:
     """Returns whether it is certain that ``transform`` draws no random numbers and calls no function of the user's."""
     if isinstance(transform, ComposePart):
         return transform.is_before_cut
-    return _is_listed(transform) or _is_deterministic_of_monai(transform)
+    is_listed = (
+        _qualified_name(type(transform)) in _DETERMINISTIC
+        and not _has_hooks(transform)
+        and not callable(getattr(transform, "labels_getter", None))  # a function of the user's, in SanitizeBoundingBoxes
+    )
+    return is_listed or _is_deterministic_of_monai(transform)
 
 
 def names_of(transform: Transform) -> tuple[str, ...]:
@@ -136,12 +141,8 @@ def recorder_like(transform: Transform, record: Transform) -> Transform:
 
     It is ``record`` itself, unless ``transform`` is MONAI's ``Compose``. MONAI's caching data sets check whether their transform
     is a ``Compose``, run its first members themselves (``end=k``) and the others at each read (``start=k``). They get a
-    ``Compose`` which runs the members before the cut and calls ``record`` for the rest.
-
-    Args:
-        transform: The transform. It is not changed.
-        record: Called with the value that the transform is called with. If the data set has run members itself, it is called with
-            the value at the cut instead, marked as such for `ComposePart`.
+    ``Compose`` which runs the members before the cut and calls ``record`` for the rest, with the value at the cut, marked as such
+    for `ComposePart`.
     """
     if not _is_compose(transform):
         return record
@@ -196,14 +197,6 @@ def _taken_apart(transform: Transform) -> list[Transform]:
         return [transform]
     members: Any = transform if isinstance(transform, torch.nn.Sequential) else transform.transforms  # type: ignore[attr-defined]
     return [single for member in members for single in _taken_apart(member)]
-
-
-def _is_listed(transform: Transform) -> bool:
-    return (
-        _qualified_name(type(transform)) in _DETERMINISTIC
-        and not _has_hooks(transform)
-        and not callable(getattr(transform, "labels_getter", None))  # a function of the user's, in SanitizeBoundingBoxes
-    )
 
 
 def _has_hooks(transform: Transform) -> bool:
@@ -363,28 +356,18 @@ class Role(Enum):
 
 @dataclass(frozen=True)
 class Description:
-    """The description of a data set, and of those inside it.
+    """The description of a data set, and of those inside it."""
 
-    Attributes:
-        number: The number of the data set. A data set that is met twice has the same number.
-        inside: The data sets that it passes indices on to.
-        is_stream: Whether it is a stream, which has no index.
-        conventions: How it may be split before its augmentation, the likeliest first; empty if it shows no way.
-        raw_conventions: How it may be split after reading.
-        augments: Whether it has a method that augments a decoded example.
-        why_no_folder: Why it is not certain how a file of a ``DatasetFolder`` is decoded; None if it is certain.
-    """
-
-    number: int
+    number: int  # a data set that is met twice has the same number
     name: str
     role: Role = Role.reader
-    inside: tuple[Description, ...] = ()
-    is_stream: bool = False
-    conventions: tuple[Convention, ...] = ()
-    raw_conventions: tuple[Convention, ...] = ()
+    inside: tuple[Description, ...] = ()  # the data sets that it passes indices on to
+    is_stream: bool = False  # a stream has no index
+    conventions: tuple[Convention, ...] = ()  # how it may be split before its augmentation, the likeliest first
+    raw_conventions: tuple[Convention, ...] = ()  # how it may be split after reading
     chains: tuple[Chain, ...] = ()
-    augments: bool = False
-    why_no_folder: str | None = None
+    augments: bool = False  # whether it has a method that augments a decoded example
+    why_no_folder: str | None = None  # why it is not certain how a file of a DatasetFolder is decoded
 
     def __str__(self) -> str:
         chains = {(chain.reused, chain.redone): str(chain) for chain in reversed(self.chains) if chain.reused or chain.redone}
@@ -408,10 +391,8 @@ def _described(dataset: Any, known: dict[int, tuple[Any, Description]], numbers:
     if id(dataset) not in known:
         number, role = next(numbers), _role_of(dataset)
         inside = tuple(_described(part, known, numbers) for part in data_sets_inside(dataset, role))
-        known[id(dataset)] = (
-            dataset,
-            _described_alone(dataset, number, role, inside),
-        )  # kept with the data set, so that its id is not used again
+        # Kept with the data set, so that its id is not used again.
+        known[id(dataset)] = dataset, _described_alone(dataset, number, role, inside)
     return known[id(dataset)][1]
 
 
@@ -612,12 +593,9 @@ class Cut:
 
 
 def cut(description: Description, conventions: Sequence[Convention] = (), *, raw: bool) -> Cut:
-    """Returns where a data set is cut. Raises `SplitRefused` if a leaf cannot be cut, or not in the given way.
+    """Returns where a data set is cut (``raw``: after reading). Raises `SplitRefused` if a leaf cannot be cut, or not so.
 
-    Args:
-        conventions: How to take the leaves apart, in the order in which they are met. A leaf without a convention is taken apart
-            in the likeliest way.
-        raw: Whether to cut after reading.
+    ``conventions`` are in the order in which the leaves are met. A leaf without one is taken apart in the likeliest way.
     """
     description = pruned(description, raw)
     found = leaves(description)

@@ -50,11 +50,8 @@ from lightning_echo.split.staged import AugmentedDataset, LoadMany, Stages, batc
 def make(cut: Cut, dataset: Any, until: Cut | None = None) -> Stages:
     """Returns the stages of a data set, without reading from it. Raises `SplitRefused` if the transforms cannot be taken out.
 
-    Args:
-        dataset: The data set that was described, or a copy of it. It is not changed.
-        until: A later cut of the same description, at which ``augment`` ends. ``cut`` is then after reading and ``until`` before
-            the augmentation, and ``augment`` turns a raw item into what the ``load`` of the later cut returns. None: ``augment``
-            does all the rest.
+    ``dataset`` is the one that was described, or a copy of it. ``until`` is a later cut of the same description, at which
+    ``augment`` ends: it turns a raw item into what the ``load`` of the later cut returns. Else ``augment`` does all the rest.
     """
     leaves = {leaf.description.number: leaf for leaf in cut.leaves}
     ends = {leaf.description.number: leaf for leaf in until.leaves} if until is not None else {}

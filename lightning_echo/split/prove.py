@@ -202,13 +202,9 @@ def ignores_index(dataset: Any, one: Any, other: Any) -> bool:
 def prove(dataset: Any, make: Callable[[Any], Stages], plain: PlainRead, *, again: bool = True) -> ExampleSize:
     """Checks that stages return what the data set returns by itself, and returns the size of the reused examples.
 
-    Raises `SplitRefused` if the stages return something else, or if one cannot run without the other.
-
-    Args:
-        make: Makes the stages of a copy of the data set.
-        plain: The examples that the stages must return.
-        again: Whether to begin again if a second plain read differs from the first. A data set may return something else when an
-            example is read for the first time (MONAI's ``PersistentDataset``, which later finds the example on disk).
+    Raises `SplitRefused` if the stages return something else, or if one cannot run without the other. ``again``: begin again if a
+    second plain read differs from the first, as that of a data set that finds an example on disk from then on (MONAI's
+    ``PersistentDataset``).
     """
     with seeded():
         throw_away = seeded_copy(dataset)
@@ -434,23 +430,14 @@ def _error_of(collate_fn: Callable[[list[Any]], Any], examples: list[Any]) -> st
 
 @dataclass(frozen=True)
 class Split:
-    """Where a data set is split. It consists of plain values, so that it can be sent to workers.
+    """Where a data set is split. It consists of plain values, so that it can be sent to workers."""
 
-    Attributes:
-        reused: Human-readable names of the reused stages, e.g. ``("load", "Resize")``.
-        redone: Names of those that run for each use, e.g. ``("RandomResizedCrop",)``; empty if everything is reused.
-        example_bytes: Estimated memory of one reused example (or raw item), in bytes: the largest of those that were read.
-        conventions: The conventions of the leaves, in the order in which they are met.
-        raw: Whether the data set is split after reading. If not, it is split before its augmentation.
-        packed_bytes: The room for one example in a cache, in bytes: their mean, packed (see `nbytes`).
-    """
-
-    reused: tuple[str, ...]
-    redone: tuple[str, ...]
-    example_bytes: int
-    conventions: tuple[Convention, ...]
-    raw: bool = False
-    packed_bytes: int = 0
+    reused: tuple[str, ...]  # human-readable names of the reused stages, e.g. ("load", "Resize")
+    redone: tuple[str, ...]  # those that run for each use; empty if everything is reused
+    example_bytes: int  # estimated memory of one reused example (or raw item): the largest of those that were read
+    conventions: tuple[Convention, ...]  # of the leaves, in the order in which they are met
+    raw: bool = False  # whether it is split after reading, and not before its augmentation
+    packed_bytes: int = 0  # the room for one example in a cache: their mean, packed (see `nbytes`)
 
     def __str__(self) -> str:
         return f"reuse [{', '.join(self.reused)}], redo [{', '.join(self.redone)}]"

@@ -265,7 +265,8 @@ def is_raw(dataset: Any) -> bool:
     if isinstance(dataset, AugmentedDataset):
         return dataset._decode_one is not None
     if isinstance(dataset, StagedDataset):
-        reads, decodes, loads = (_overrides(dataset, name) for name in ("read", "decode", "load"))
+        methods = ((name, getattr(dataset, name)) for name in ("read", "decode", "load"))
+        reads, decodes, loads = (getattr(own, "__func__", own) is not getattr(StagedDataset, name) for name, own in methods)
         return reads and decodes and (not loads or _has_read_and_decode(dataset))
     return _has_read_and_decode(dataset) and (not callable(getattr(dataset, "augment", None)) or _is_stage(dataset, "augment"))
 
@@ -284,11 +285,6 @@ _NO_INDEX = re.compile("path|file|fname|dir|folder|root|url|uri")
 def _has_read_and_decode(dataset: Any) -> bool:
     # decode gets what read returned, so its parameter may have a name such as "file".
     return _is_stage(dataset, "read") and _is_stage(dataset, "decode", may_take_path=True)
-
-
-def _overrides(dataset: StagedDataset, name: str) -> bool:
-    method = getattr(dataset, name)
-    return getattr(method, "__func__", method) is not getattr(StagedDataset, name)
 
 
 def _is_stage(dataset: Any, name: str, *, may_take_path: bool = False) -> bool:
