@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from torch.utils.data import DataLoader
 
@@ -17,8 +17,8 @@ from lightning_echo.loader.state import EchoCounts, EchoState, TrainerState
 from lightning_echo.pipeline.worker import Report, StageSeconds
 
 # ---------------------------------------------------------------------- epochs
-# Epochs are stretches of the endless sequence of batches. `Progress` holds the numbers, `Epoch` is the iterator of one epoch,
-# `Iterations` refuses two iterators at the same time, and `caller` returns for whom an epoch begins.
+# `Progress` holds the numbers, `Epoch` is the iterator of one epoch, `Iterations` refuses two iterators at the same time, and
+# `caller` returns for whom an epoch begins.
 
 _PACKAGES = "lightning.pytorch", "pytorch_lightning"
 
@@ -27,15 +27,12 @@ class Caller(NamedTuple):
     """Who iterates over a loader.
 
     ``trainer`` is the running Trainer; None outside of one. ``is_its_loop`` is False if the user's code iterates, in a hook.
+    ``evaluates``: whether the Trainer validates, tests or predicts.
     """
 
     trainer: Any
     is_its_loop: bool
-
-    @property
-    def evaluates(self) -> bool:
-        """Whether the Trainer validates, tests or predicts."""
-        return self.trainer is not None and not self.trainer.training
+    evaluates: bool
 
 
 def caller() -> Caller:
@@ -47,9 +44,9 @@ def caller() -> Caller:
         if module.startswith(_PACKAGES):
             is_its_loop |= module.endswith(".combined_loader")
             if isinstance(found := frame.f_locals.get("self"), trainers):
-                return Caller(found, is_its_loop)
+                return Caller(found, is_its_loop, evaluates=not found.training)
         frame = frame.f_back  # type: ignore[assignment]
-    return Caller(None, False)
+    return Caller(None, is_its_loop=False, evaluates=False)
 
 
 def few_workers(trainer: Any, loader: Any) -> tuple[str, type[Warning]] | None:
@@ -83,12 +80,7 @@ class Steps:
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = weakref.ref(trainer)
-        self._before = self._processed(trainer)
-
-    @staticmethod
-    def _processed(trainer: Any) -> int:
-        processed: int = trainer.fit_loop.epoch_loop.batch_progress.total.processed
-        return processed
+        self._before: int = trainer.fit_loop.epoch_loop.batch_progress.total.processed
 
     @property
     def processed(self) -> int | None:
@@ -96,7 +88,8 @@ class Steps:
         trainer = self._trainer()
         if trainer is None or takes_iterator(trainer.lightning_module):
             return None
-        return self._processed(trainer) - self._before
+        processed: int = trainer.fit_loop.epoch_loop.batch_progress.total.processed
+        return processed - self._before
 
 
 class TrainerPlace(NamedTuple):
@@ -189,11 +182,8 @@ class Progress:
     def begin(self, length: int, *, keeps_length: bool = False, place: TrainerPlace | None = None) -> None:
         """Begins the next epoch, or continues the one that was resumed.
 
-        Args:
-            length: Length of the next epoch; -1 if it is not known.
-            keeps_length: Whether `kept_length` applies to the epoch after this one, too.
-            place: Where the Trainer is, if that is known. The epoch then has the same place as the Trainer's epoch, and does not
-                end earlier.
+        ``length`` is -1 if it is not known. ``keeps_length``: whether `kept_length` applies to the epoch after this one, too. The
+        epoch has the same place as the Trainer's, if that ``place`` is known, and does not end earlier.
         """
         goes_on = self.resuming and (place is None or place.processed > 0)
         if not goes_on:
@@ -206,34 +196,24 @@ class Progress:
             self.kept_length = None
 
     def trainers_length(self, length: int, place: TrainerPlace | None) -> int:
-        """Returns the length to report to a Trainer that resumes an epoch whose batches had all been delivered (`not_ended`).
-
-        If the checkpoint was saved in ``on_train_batch_end``, Lightning continues to count from that batch, if the next epoch has
-        more batches than that. If the checkpoint was saved later, Lightning ends the old epoch first. Otherwise it is ``length``.
-        """
+        """Returns the length to report to a Trainer, which may resume an epoch whose batches had all been delivered."""
         if self.not_ended is None or place is None or not place.resumes:
             return length
         counted = self.not_ended.in_epoch
         if self.not_ended.in_step:
+            # Lightning continues to count from that batch, if the next epoch has more batches than that.
             taken = limited(length, place.limit)
             return length if counted >= taken else unlimited(counted + taken, place.limit)
+        # The checkpoint was saved after that, so Lightning ends the old epoch first.
         return length if place.ended > self.not_ended.ended else self.epoch_batches
-
-    def end(self) -> None:
-        self.epoch_batches = self.in_epoch
-
-    def snapshot(self) -> Progress:
-        return replace(self)
 
     @classmethod
     def from_state(cls, state: EchoState, limit: int | float | None) -> Progress:
-        """Returns the progress of a run that continues from a state. A Trainer with ``limit`` ends an epoch earlier.
-
-        If several loaders make up an epoch, the state has whether the epoch continues: this loader may end earlier.
-        """
+        """Returns the progress of a run that continues from a state. A Trainer with ``limit`` ends an epoch earlier."""
         progress = cls(state.epoch, state.epoch_batches, state.in_epoch, state.delivered, state.has_begun_pass is True)
         end = limited(progress.epoch_batches if progress.epoch_batches >= 0 else math.inf, limit)
         goes_on, trainer = state.epoch_goes_on, state.trainer
+        # If several loaders make up an epoch, the state has whether it continues: this loader may end earlier.
         progress.resuming = goes_on if isinstance(goes_on, bool) else progress.in_epoch < end
         if trainer is not None and trainer.is_over:  # the Trainer may have ended the epoch before its last batch
             progress.resuming = False
@@ -242,58 +222,43 @@ class Progress:
         return progress
 
 
-class HasProgress(Protocol):
-    """An object that knows where the run stands. Loading a state gives it another `Progress`."""
-
-    progress: Progress
-
-
 class Epoch(Iterator[Any]):
     """The iterator of one epoch. Nothing happens before the first ``next``.
 
     ``finished``: whether the consumer got the end of the epoch. Lightning counts batches, and never asks for the end.
+    ``instead``: other batches than those of the run, to be delivered from now on.
     """
 
-    def __init__(self, run: HasProgress, begin: Callable[[Epoch], None], fetch: Callable[[], Any]) -> None:
-        self._run, self._begin, self._fetch = run, begin, fetch
+    def __init__(self, delivery: Delivery, begin: Callable[[Epoch], None], fetch: Callable[[], Any]) -> None:
+        self._delivery, self._begin, self._fetch = delivery, begin, fetch
         self._begun_in: Progress | None = None
-        self._instead: Iterator[Any] | None = None
+        self.instead: Iterator[Any] | None = None
         self.finished = False
 
-    def deliver(self, batches: Iterator[Any]) -> None:
-        """Delivers other batches than those of the run, from now on."""
-        self._instead, self.finished = batches, True
-
     def __next__(self) -> Any:
-        if self._instead is not None:
-            return next(self._instead)
+        if self.instead is not None:
+            return next(self.instead)
         if self.finished:
             raise StopIteration
-        progress = self._run.progress
-        if self._begun_in is not progress:  # the epoch has not begun, or a state was loaded meanwhile
-            _let_go_of_handled_end()
+        progress = self._delivery.progress
+        if self._begun_in is not progress:  # the epoch has not begun, or a state was loaded meanwhile: that is another `Progress`
+            # Lightning begins the next iteration while it still handles the StopIteration of the last one. A stream that begins
+            # now may keep that exception alive as long as the stream lives: if a generator calls compiled code (of Cython, as in
+            # numpy), the code stores the exception that its caller is handling. Its traceback holds all iterators.
+            handled = sys.exc_info()[1]
+            if isinstance(handled, StopIteration):
+                handled.__traceback__ = None
+            del handled
             self._begin(self)
-            if self._instead is not None:
-                return next(self._instead)
-            progress = self._begun_in = self._run.progress
+            if self.instead is not None:
+                return next(self.instead)
+            progress = self._begun_in = self._delivery.progress
         self.finished = True  # like a generator, it is over after an exception
         if progress.over:
             raise StopIteration
         batch = self._fetch()
         self.finished = False
         return batch
-
-
-def _let_go_of_handled_end() -> None:
-    """Removes the traceback of a ``StopIteration`` that the caller is handling, because the traceback holds all iterators.
-
-    Lightning begins the next iteration while it still handles the end of the last one. A stream that begins now may keep that
-    exception alive as long as the stream lives: if a generator calls compiled code (of Cython, as in numpy), the code stores the
-    exception that its caller is handling.
-    """
-    handled = sys.exc_info()[1]
-    if isinstance(handled, StopIteration):
-        handled.__traceback__ = None
 
 
 class Iterations:
@@ -310,10 +275,7 @@ class Iterations:
         self._refs = [ref for ref in self._refs if ref() is not None] + [weakref.ref(epoch)]
 
     def check_alone(self, epoch: Epoch) -> None:
-        """Refuses to begin an epoch while an earlier iterator is not finished.
-
-        An earlier iterator counts even if it has not begun, because Lightning makes its own iterator early.
-        """
+        """Refuses to begin an epoch while an earlier iterator is not finished, even if that one has not begun."""
         for ref in self._refs:
             other = ref()
             if other is epoch:
@@ -340,10 +302,6 @@ class Iterations:
 
 Fetched = tuple[Any, Report]
 Counted = tuple[Progress, int, int, tuple[int, int, int], tuple[int, int, int], int, int]
-
-
-def _never() -> bool:
-    return False
 
 
 class BatchesUsed(NamedTuple):
@@ -402,15 +360,14 @@ class Delivery:
         self._length_before_end: int | None = None  # length of the epoch, as it was before a pass ended it
         self._counted: Counted = (progress, -1, 0, (0, 0, 0), (0, 0, 0), 0, 0)  # the findings of the last fetch, see `take_back`
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __getstate__(self) -> dict[str, Any]:
         """A copy in another process has no consumer yet."""
-        return _restored, (self.progress, self._all(), self._ended_passes, self.seconds)
+        copied = Delivery()
+        copied.continue_at(self.progress, self._all(), self._ended_passes)
+        copied.seconds = self.seconds
+        return vars(copied)
 
     # ------------------------------------------------------------------ in use
-
-    @property
-    def fetches_ahead(self) -> bool:
-        return self.batches_used is not None and self.batches_used() is not None
 
     @property
     def is_ahead(self) -> bool:
@@ -453,7 +410,7 @@ class Delivery:
     def before_in_use(self) -> Delivered:
         """The delivery up to the batch before the one in use."""
         now = self.in_use
-        progress = now.progress.snapshot()
+        progress = replace(now.progress)
         progress.delivered -= 1
         progress.in_epoch = max(progress.in_epoch - 1, 0)
         if self._length_before_end is not None:
@@ -465,10 +422,7 @@ class Delivery:
     # ------------------------------------------------------------------ delivering
 
     def take_back(self, delivered: int) -> None:
-        """Undoes a fetch after ``delivered`` batches, or half of one, because its batch has not reached the consumer.
-
-        If that fetch had not begun, nothing is undone.
-        """
+        """Undoes a fetch after ``delivered`` batches, if it has begun, because its batch has not reached the consumer."""
         progress, had_delivered, in_epoch, examples, last, taken, passes_at_last = self._counted
         if progress is self.progress and had_delivered == delivered:
             progress.delivered, progress.in_epoch = delivered, in_epoch
@@ -476,27 +430,24 @@ class Delivery:
             self._last, self._taken, self._passes_at_last = last, taken, passes_at_last
 
     def begin_epoch(self, length: int, *, keeps_length: bool, steps: Steps | None = None) -> None:
-        """Begins the next epoch (``length``: -1 if a pass ends it), or continues a resumed one. See `Progress.begin`."""
+        """Begins the next epoch, or continues a resumed one. See `Progress.begin`."""
         used = None if self.batches_used is None else self.batches_used()
         # A loader that begins again within the consumer's epoch is one of several, and its last batch is about to be used.
         if used is not None and used.in_epoch == 0 and not (self.progress.over and used.in_run == self._asked_at):
             self.settle()
-        place = self._place()
+        place = self.place()
         training = place if place is not None and place.epoch_batches >= 0 else None
         self.progress.begin(length, keeps_length=keeps_length, place=training)
         self._steps, self._taken, self._length_before_end = steps, 0, None
 
-    def trainers_length(self, length: int) -> int:
-        return self.progress.trainers_length(length, self._place())
-
-    def _place(self) -> TrainerPlace | None:
+    def place(self) -> TrainerPlace | None:
         return None if self.trainer_place is None else self.trainer_place()
 
     def settle(self) -> None:
         """Ends an iteration: a batch that was fetched and not used is kept for the next one."""
         if self._before is not None and self.is_ahead:
             before, unused, asked_at = self._before, self._fetched, self._asked_at
-            progress = before.progress.snapshot()
+            progress = replace(before.progress)
             progress.resuming = not progress.in_epoch  # an epoch of which no batch was used has not begun
             self.continue_at(progress, before.counts, before.ended_passes)
             self._last = (before.last.fresh, before.last.echoed, before.last.refetched)
@@ -507,12 +458,11 @@ class Delivery:
         self.settle()
         self._unused = None
 
-    def fetch(self, next_batch: Callable[[int], Fetched | None], crosses_passes: Callable[[], bool] = _never) -> Any:
-        """Returns the next batch, and counts it.
+    def fetch(self, next_batch: Callable[[int], Fetched | None], crosses_passes: Callable[[], bool] = lambda: False) -> Any:
+        """Returns the next batch, and counts it. The training waits for this function.
 
-        ``next_batch`` gets the number of delivered batches, and returns None where a pass ends. The training waits for
-        this function. Besides the making of the batch, all work for each batch is done here. A StopIteration of ``next_batch``
-        becomes a RuntimeError: passed on, it would end the epoch silently.
+        ``next_batch`` gets the number of delivered batches, and returns None where a pass ends. Its StopIteration becomes a
+        RuntimeError: passed on, it would end the epoch silently.
         """
         progress, examples = self.progress, (self._fresh, self._echoed, self._refetched)
         self._counted = progress, progress.delivered, progress.in_epoch, examples, self._last, self._taken, self._passes_at_last
@@ -528,62 +478,42 @@ class Delivery:
                 raise RuntimeError("StopIteration was raised while a batch was made, by collate_fn or a transform") from error
         if item is None:
             self._before, self._length_before_end = None, progress.epoch_batches
-            progress.end()
+            progress.epoch_batches = progress.in_epoch
             raise StopIteration
         if before is not None:
-            self._note_fetch(before)
+            # The batch is in use once the consumer has used up the batch before it. The first batch of an iteration is in use
+            # once the consumer uses a batch.
+            used = None if self.batches_used is None else self.batches_used()
+            self._before = None if used is None else before
+            if used is not None:
+                in_run, in_epoch = used
+                is_first = self._asked_at is None or self._unused is not None or (in_epoch == 0 and in_run != self._asked_at)
+                self._asked_at, self._used_at = in_run, in_run + (1 if is_first else 2)
         batch, report = item
         fresh, echoed, refetched, source, rest, collate, note, hits, misses, received, waited = report
         if self._unused is None and (source or rest or collate):
-            self._add_seconds(source, rest, collate, fresh + refetched)
+            seconds = self.seconds
+            seconds.source += source
+            seconds.rest += rest
+            seconds.collate += collate
+            seconds.examples += fresh + refetched
+            seconds.batches += 1
         if note:
             self.note = note
         if (hits or misses) and self._unused is None and self.add_lookups is not None:
             self.add_lookups(hits, misses, received, waited)
         self._unused, self._fetched = None, None if self._before is None else item
-        self._count(fresh, echoed, refetched)
-        return batch
-
-    def _add_seconds(self, source: float, rest: float, collate: float, examples: int) -> None:
-        seconds = self.seconds
-        seconds.source += source
-        seconds.rest += rest
-        seconds.collate += collate
-        seconds.examples += examples
-        seconds.batches += 1
-
-    def _count(self, fresh: int, echoed: int, refetched: int) -> None:
-        """Counts a batch, as the last action of a fetch. After an interrupt, see `take_back`."""
+        # The batch is counted last. After an interrupt, see `take_back`.
         self._last = fresh, echoed, refetched
         self._fresh, self._echoed, self._refetched = self._fresh + fresh, self._echoed + echoed, self._refetched + refetched
-        progress = self.progress
         self._passes_at_last = self._ended_passes
         progress.delivered += 1
         progress.in_epoch += 1
         self._taken += 1
+        return batch
 
     def _all(self) -> EchoCounts:
         return EchoCounts(self._fresh, self._echoed, self._refetched)
 
     def _delivered(self) -> Delivered:
-        return Delivered(self._all(), EchoCounts(*self._last), self.progress.snapshot(), self._ended_passes)
-
-    def _note_fetch(self, before: Delivered) -> None:
-        """Notes when the batch that is fetched now will be in use.
-
-        A batch is in use once the consumer has used up the batch before it. The first batch of an iteration is in use once the
-        consumer uses a batch.
-        """
-        used = None if self.batches_used is None else self.batches_used()
-        self._before = None if used is None else before
-        if used is not None:
-            in_run, in_epoch = used
-            is_first = self._asked_at is None or self._unused is not None or (in_epoch == 0 and in_run != self._asked_at)
-            self._asked_at, self._used_at = in_run, in_run + (1 if is_first else 2)
-
-
-def _restored(progress: Progress, counts: EchoCounts, ended_passes: int, seconds: StageSeconds) -> Delivery:
-    delivery = Delivery()
-    delivery.continue_at(progress, counts, ended_passes)
-    delivery.seconds = seconds
-    return delivery
+        return Delivered(self._all(), EchoCounts(*self._last), replace(self.progress), self._ended_passes)

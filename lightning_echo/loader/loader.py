@@ -15,6 +15,8 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
+from operator import attrgetter
 from typing import Any, NoReturn
 
 from torch.utils.data import IterableDataset
@@ -29,6 +31,7 @@ from lightning_echo.loader.run import EchoRun, EpochListener
 from lightning_echo.loader.setting import Setting
 from lightning_echo.loader.state import EchoCounts
 from lightning_echo.pipeline.worker import StageSeconds
+from lightning_echo.plan.memory import make_plan
 from lightning_echo.ranks import world
 from lightning_echo.schema import LEFT_OUT
 from lightning_echo.share.config import ShareConfig, read_share_config
@@ -55,20 +58,14 @@ class PlainAttributes:
             self._refuse("dataset")
         return dataset
 
-    @property
-    def batch_size(self) -> Any:
-        """The batch size of the loader inside: the number of examples, or None if it has a ``batch_sampler`` of its own."""
-        return self.loader.batch_size
-
-    @property
-    def collate_fn(self) -> Any:
-        """The collate function of the loader inside."""
-        return self.loader.collate_fn
-
-    @property
-    def drop_last(self) -> Any:
-        """Whether the loader inside leaves out a last batch that is not full."""
-        return self.loader.drop_last
+    batch_size = property(
+        attrgetter("loader.batch_size"),
+        doc="The batch size of the loader inside: the number of examples, or None if it has a ``batch_sampler`` of its own.",
+    )
+    collate_fn = property(attrgetter("loader.collate_fn"), doc="The collate function of the loader inside.")
+    drop_last = property(
+        attrgetter("loader.drop_last"), doc="Whether the loader inside leaves out a last batch that is not full."
+    )
 
     @property
     def sampler(self) -> NoReturn:
@@ -259,11 +256,11 @@ class EchoLoader(PlainAttributes):
 
         Loaders with different names get different seeds by default.
         """
-        return self._run.name
+        return self._run.says.name
 
     @name.setter
     def name(self, value: str) -> None:
-        self._run.name = value
+        self._run.says.name = value
 
     @property
     def factor(self) -> float:
@@ -290,7 +287,7 @@ class EchoLoader(PlainAttributes):
             ValueError: The factor is below 1, not finite, above the limit, or needs a larger buffer.
         """
         value = options.check_factor(value)
-        self._setting.check_buffer(value)
+        self._setting.buffer.check(value)
         return value
 
     def set_factor(self, value: float, since: int | None = None) -> None:
@@ -322,7 +319,7 @@ class EchoLoader(PlainAttributes):
     @property
     def planned_ahead(self) -> int:
         """The largest number of batches that are planned beyond the delivered one, because workers and thread work on them."""
-        return self._run.planned_ahead
+        return self._setting.kind.lookahead(self._run.factor.largest)
 
     @property
     def settled_at(self) -> int:
@@ -330,7 +327,9 @@ class EchoLoader(PlainAttributes):
 
         Before that batch, the buffer is being filled, so that the share may be larger.
         """
-        return self.factor_since + (0 if self.factor == 1 else self._setting.filling_batches())
+        setting = self._setting
+        filling = 0 if self.factor == 1 else setting.kind.filling_batches(setting.layout(), setting.buffer_size, setting.reuse)
+        return self.factor_since + filling
 
     @property
     def delivered_batches(self) -> int:
@@ -412,10 +411,7 @@ class EchoLoader(PlainAttributes):
     @property
     def batch_sampler(self) -> EpochListener:
         """An object on which Lightning sets the number of the epoch (see run.py). It does not make batches."""
-        return EpochListener(getattr(self.loader, "batch_size", None) or 1, self._hear_epoch)
-
-    def _hear_epoch(self, epoch: int) -> None:
-        self._run.heard_epoch = epoch
+        return EpochListener(getattr(self.loader, "batch_size", None) or 1, partial(setattr, self._run, "heard_epoch"))
 
     @property
     def is_running(self) -> bool:
@@ -462,7 +458,13 @@ class EchoLoader(PlainAttributes):
         Returns:
             The number of passes. None for a stream, because its batches cannot be planned beforehand.
         """
-        return self._setting.passes_in(batches, self.factor)
+        setting = self._setting
+        if setting.kind.plans_in_workers or not (items := setting.items_per_pass()):
+            return None
+        plan = make_plan(setting.kind.shape(setting.layout(), setting.buffer_size, 0, setting.reuse), self.factor)
+        for _ in range(batches):
+            plan.next_batch()
+        return plan.position / items
 
     @property
     def passes(self) -> float:
@@ -478,8 +480,11 @@ class EchoLoader(PlainAttributes):
 
     def _begin_epoch(self, epoch: Epoch) -> None:
         by = caller()
-        if by.evaluates or (not by.is_its_loop and by.trainer is not None and self._is_trained_on(by.trainer)):
-            epoch.deliver(iter(self._plain_loader(by)))
+        if by.evaluates or (
+            by.trainer is not None and not by.is_its_loop and (self.factor_owner or by.trainer.train_dataloader is self)
+        ):
+            epoch.instead = iter(self._plain_loader(by))
+            epoch.finished = True
             return
         self._iterations.check_alone(epoch)
         if not self.is_transferred and self.insertion_point.on_device:
@@ -504,9 +509,6 @@ class EchoLoader(PlainAttributes):
             steps=None if trainer is None else Steps(trainer),
             is_limited=is_single and trainer.num_training_batches != math.inf,
         )
-
-    def _is_trained_on(self, trainer: Any) -> bool:
-        return bool(self.factor_owner) or trainer.train_dataloader is self
 
     def _plain_loader(self, by: Caller) -> Any:
         """Returns the loader inside, for a Trainer that evaluates and for a user who looks at data in a hook.

@@ -19,24 +19,32 @@ from lightning_echo.schema import EchoStateError
 
 
 def adapt_state(state: EchoState, setting: Setting) -> EchoState:
-    """Returns the state from which a run continues: ``state`` itself, or one at the start of the next pass.
-
-    Raises an `EchoStateError` if the state was taken within a pass, and the loader cannot continue there.
-    """
+    """Returns the state from which a run continues: ``state`` itself, or one at the start of the next pass."""
     changed = (
         state.conditions.differences(setting.conditions()) if setting.kind.plans_in_workers or state.stream is not None else ""
     )
     if setting.kind.resumes and not changed:
         return state
-    if not is_between_passes(state):
-        raise EchoStateError(_refusal(state, setting, changed))
-    return _next_pass(state, setting)
+    if is_between_passes(state):
+        return _next_pass(state, setting)
+    if changed:
+        raise EchoStateError(
+            f"the state was saved within a pass of a stream, with {changed}: the workers divide a stream among themselves, so "
+            "the run can only continue with the same ones. Resume with the same options, or from a state saved between passes"
+        )
+    advice = "resume from a state that was saved at the end of an epoch"
+    if state.epoch_batches >= 0:  # of known length
+        advice = "let epochs end when the stream ends, by epoch_length='full_pass', and resume from a state saved there"
+    raise EchoStateError(
+        f"the state was saved within a pass, and {type(setting.kind.stateful).__name__} cannot continue there: without "
+        f"state_dict() and load_state_dict(state), data would be repeated. Give it both methods, or {advice}"
+    )
 
 
 def check_same_passes(state: EchoState, setting: Setting, *, may_change: bool) -> None:
     """Raises an `EchoStateError` if the passes of a state have another order, length or sharing than those of its loader.
 
-    The setting has been given the pass of the state. ``may_change``: whether the length of a pass may follow its number.
+    ``may_change``: whether the length of a pass may follow its number.
     """
     length = setting.layout().length
     if other_order := other_order_of(state, setting):
@@ -95,10 +103,7 @@ def follow_state(state: EchoState, before: Setting, setting: Setting) -> tuple[E
 
 
 def start_of_next_pass(state: EchoState, now: Layout, by_batches: bool) -> Start:
-    """Returns where the next pass begins in a run with the layout ``now``. If a pass is about to begin, it is that one.
-
-    The passes of the state have a known length. ``by_batches``: whether positions of the run count batches from here on.
-    """
+    """Returns where the next pass, of known length, begins in a run with the layout ``now``. It may begin right here."""
     number = -(-state.position // state.layout.items_per_pass(state.insertion_point.by_batches))
     return Start(number * now.items_per_pass(by_batches), number * now.batches_per_pass)
 
@@ -167,14 +172,9 @@ def is_between_passes(state: EchoState) -> bool:
         return not stream.begun or len(stream.ended) == len(stream.workers)
     if plan is None:
         return True
-    if (last := _last_pass(state)) is not None:  # the pass of the next batch
-        return last.first == plan.position
+    if state.order is not None and state.order.passes:  # of unknown length; the last one is that of the next batch
+        return state.order.passes[-1].first == plan.position
     return plan.position % state.layout.items_per_pass(state.insertion_point.by_batches) == 0
-
-
-def _last_pass(state: EchoState) -> PassStart | None:
-    """Returns the present pass, if the length of passes is not known; otherwise None."""
-    return state.order.passes[-1] if state.order is not None and state.order.passes else None
 
 
 def _next_pass(state: EchoState, setting: Setting) -> EchoState:
@@ -197,24 +197,9 @@ def _next_pass(state: EchoState, setting: Setting) -> EchoState:
         return replace(state, stream=begun)
     if plan is None:
         return state
-    if (last := _last_pass(state)) is None:
+    if state.order is None or not state.order.passes:  # the length of passes is known
         length = state.layout.batches_per_pass
         return replace(state, plan=None, order=None, begin_at=Start(-(-plan.position // length) * length, state.delivered))
+    last = state.order.passes[-1]
     following = PassStart(last.number + (last.first < plan.position), plan.position)
     return replace(state, plan=None, order=OrderState(passes=(following,)), begin_at=Start(plan.position, state.delivered))
-
-
-def _refusal(state: EchoState, setting: Setting, changed: str) -> str:
-    if changed:
-        return (
-            f"the state was saved within a pass of a stream, with {changed}: the workers divide a stream among themselves, so "
-            "the run can only continue with the same ones. Resume with the same options, or from a state saved between passes"
-        )
-    what = type(setting.kind.stateful).__name__
-    way_out = "resume from a state that was saved at the end of an epoch"
-    if state.epoch_batches >= 0:  # of known length
-        way_out = "let epochs end when the stream ends, by epoch_length='full_pass', and resume from a state saved there"
-    return (
-        f"the state was saved within a pass, and {what} cannot continue there: without state_dict() and load_state_dict(state), "
-        f"data would be repeated. Give it both methods, or {way_out}"
-    )

@@ -6,7 +6,7 @@ import os
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple
 
 from lightning_echo.cache.loader_cache import LoaderCache
 from lightning_echo.cache.node_cache import gathered
@@ -34,7 +34,7 @@ from lightning_echo.pipeline.pipelines import Launch, Pipeline, RestartablePipel
 from lightning_echo.pipeline.prefetch import clear_frames
 from lightning_echo.pipeline.requests import OtherLength
 from lightning_echo.plan.plan import named_seed
-from lightning_echo.ranks import default_seed, world
+from lightning_echo.ranks import default_seed, ranks_on_node, world
 from lightning_echo.schema import LeftOut
 from lightning_echo.split.check import SplitFails
 
@@ -115,31 +115,6 @@ class Beginning:
     share: float = 0.0
     before: Beginning | None = None
 
-    def note_epoch(self, heard_epoch: int, seed: int | None, fresh_batches: float, pass_batches: int) -> None:
-        """Notes that an epoch begins. ``fresh_batches`` is below 0, and ``pass_batches`` is 0, if its length is not known."""
-        self.epochs += 1
-        self.heard_epoch, self.seed = heard_epoch, seed
-        if self.epochs == 1:
-            self.share = fresh_batches / pass_batches if pass_batches and fresh_batches > 0 else 1.0
-
-    def is_repeated(self, seed: int | str | None, heard_epoch: int) -> bool:
-        """Returns whether a later run delivers the same batches as this one.
-
-        It does if both have the same seed, and this one has delivered one epoch that is shorter than a pass.
-        """
-        same_seed = seed is not None and self.seed is not None and int(seed) == self.seed
-        return same_seed and self.epochs == 1 and self.heard_epoch == heard_epoch == 0 and self.share < 1
-
-
-class Succeeding(Protocol):
-    """A run that another run may continue, see `EchoRun` for the attributes."""
-
-    beginning: Beginning
-    predecessor: Any
-
-
-Run = TypeVar("Run", bound=Succeeding)
-
 
 class _Last(NamedTuple):
     """The run that was made last over some data. It keeps neither alive."""
@@ -168,7 +143,7 @@ class EpochListener:
         return self
 
 
-def predecessor_of(run: Run, loader: Any) -> Run | None:
+def predecessor_of(run: EchoRun, loader: Any) -> EchoRun | None:
     """Returns the last run that was made over the same data, if it is alive, and remembers ``run`` in its place.
 
     ``run.beginning.before`` then has the beginning of the earlier run, even if that is not alive.
@@ -183,13 +158,12 @@ def predecessor_of(run: Run, loader: Any) -> Run | None:
     _last[key] = _Last(alive, weakref.ref(run), run.beginning)
     if last is None or last.data() is not data:
         return None
-    found: Run | None = last.run()
+    found: EchoRun | None = last.run()
     if last.beginning.epochs:
         run.beginning.before = last.beginning
         return found
     run.beginning.before = last.beginning.before  # the last run was never begun, so take the one before it
-    earlier: Run | None = None if found is None else found.predecessor
-    return earlier
+    return None if found is None else found.predecessor
 
 
 # ---------------------------------------------------------------------- echo run
@@ -216,12 +190,12 @@ class EchoRun:
     _pipeline: RestartablePipeline
 
     def __init__(self, setting: Setting, factor: float, seed: int | None) -> None:
-        self._setting, self.seed, self._says = setting, seed, Says(setting.rank_of_process)
+        self._setting, self.seed, self.says = setting, seed, Says(setting.rank_of_process)
         self.factor, self.delivery = RunFactor(factor), Delivery()
         self.worker_init_fn: Any = getattr(setting.kind.loader, "worker_init_fn", None)
         self.heard_epoch = -1
         self.beginning = Beginning()
-        self.predecessor = predecessor_of(self, setting.kind.loader)
+        self.predecessor: EchoRun | None = predecessor_of(self, setting.kind.loader)
         self._has_described = False  # whether the line about the loader was logged
         self._is_limited = False  # as in `begin_epoch`
         self._has_noted = False  # whether the message of a worker was shown
@@ -243,16 +217,8 @@ class EchoRun:
         self.factor.restart()
 
     @property
-    def name(self) -> str:
-        return self._says.name
-
-    @name.setter
-    def name(self, value: str) -> None:
-        self._says.name = value
-
-    @property
     def passes(self) -> float:
-        """Passes over the data so far, by the fresh examples delivered. If their length is not known: complete passes only."""
+        """Passes over the data so far, see `EchoLoader.passes`."""
         items = self._setting.items_per_pass()
         if not items:
             return float(self.delivery.ended_passes)
@@ -261,27 +227,23 @@ class EchoRun:
         state = self.state()
         return float(state.position / state.layout.items_per_pass(self._setting.kind.by_batches))
 
-    @property
-    def planned_ahead(self) -> int:
-        return self._setting.lookahead(self.factor.largest)
-
     def length(self) -> int:
         """Returns the number of batches in the next epoch on this rank; -1 if it is not known, because a pass ends it."""
         if not self._setting.has_length:
             return -1
         kept = self.delivery.progress.kept_length
-        return self.delivery.trainers_length(self._setting.epoch_batches(self.factor.value)) if kept is None else kept
+        if kept is not None:
+            return kept
+        return self.delivery.progress.trainers_length(self._setting.epoch_batches(self.factor.value), self.delivery.place())
 
     def change_factor(self, value: float, since: int | None = None) -> None:
-        """Applies a factor from batch ``since`` of the run on; None: from the first batch that is not planned yet.
-
-        Raises a ValueError if batch ``since`` may be planned already, or if it is not the next one and nothing is planned yet.
-        """
+        """Applies a factor from batch ``since`` of the run on, see `EchoLoader.set_factor`."""
         fetched = self.delivery.batches
         is_planned = self._pipeline.started is not None or self.state().pending is not None
         if is_planned:  # a consumer that fetches ahead may have done so or not: it must not matter
-            fetched += self.delivery.fetches_ahead
-        earliest = fetched + (self.planned_ahead if is_planned else 0)
+            used = self.delivery.batches_used
+            fetched += used is not None and used() is not None
+        earliest = fetched + (self._setting.kind.lookahead(self.factor.largest) if is_planned else 0)
         number = earliest if since is None else since
         if number < earliest:
             raise ValueError(
@@ -308,29 +270,25 @@ class EchoRun:
 
     @property
     def is_running(self) -> bool:
-        """Whether the next batch comes from running workers.
-
-        They cannot be used if the data set has changed since they were started, see `notice_changes`.
-        """
+        """Whether the next batch comes from running workers. They cannot be used if the data set has changed."""
         if self._pipeline.started is None or any(self._changed):
             return False
         return self.delivery.progress.resuming or not self._has_other_length()
 
     def begin_epoch(self, *, keeps_length: bool, is_alone: bool, steps: Steps | None = None, is_limited: bool = False) -> None:
-        """Begins the next epoch, or continues a resumed one.
+        """Begins the next epoch, or continues a resumed one. ``keeps_length`` is as in `Progress.begin`.
 
-        Args:
-            keeps_length: As in `Progress.begin`.
-            is_alone: Whether this loader must find out by itself whether it continues the run of another loader. Otherwise an
-                `EchoDataModule` or `EchoCallback` arranges that.
-            is_limited: Whether the Trainer ends an epoch after some number of steps. An epoch of a loader without a length then
-                continues with the next pass, as a plain loader would begin again: only a pass that began in the epoch ends it.
+        ``is_alone``: whether this loader must find out by itself whether it continues the run of another loader. Otherwise an
+        `EchoDataModule` or `EchoCallback` arranges that. ``is_limited``: whether the Trainer ends an epoch after some number of
+        steps. An epoch of a loader without a length then continues with the next pass, as a plain loader would begin again: only
+        a pass that began in the epoch ends it.
         """
         predecessor, before = self.predecessor, self.beginning.before
         self.predecessor = self.beginning.before = None
         if is_alone and self.is_at_start:
             self._succeed(predecessor, before)
-        self._says.once(self._setting.correction(self.factor.value))
+        if (cache := self._setting.cache) is not None and (correction := cache.correction()):
+            self.says.once(f"{correction}; {self._setting.describe(self.factor.value)}")
         self.notice_changes()
         self._empty_cache()
         if self._pipeline.started is None:
@@ -341,8 +299,12 @@ class EchoRun:
         self._is_limited, progress = is_limited, self.delivery.progress
         if not progress.in_epoch:
             progress.has_begun_pass = is_limited and not self._setting.has_length and is_between_passes(self.state())
-        fresh = self.delivery.progress.epoch_batches / self.factor.value
-        self.beginning.note_epoch(self.heard_epoch, self.seed, fresh, self._setting.layout().batches_per_pass)
+        beginning, pass_batches = self.beginning, self._setting.layout().batches_per_pass
+        beginning.epochs += 1
+        beginning.heard_epoch, beginning.seed = self.heard_epoch, self.seed
+        if beginning.epochs == 1:
+            is_known = pass_batches and progress.epoch_batches > 0
+            beginning.share = progress.epoch_batches / self.factor.value / pass_batches if is_known else 1.0
 
     def _has_other_length(self) -> bool:
         """Whether the data set has grown or shrunk since the workers were started, or since the loaded state was saved."""
@@ -353,19 +315,14 @@ class EchoRun:
         """Checks whether the data was changed since the workers were started. If so, the next epoch starts new ones."""
         if self._pipeline.started is not None and not any(self._changed):
             self._changed = self._changes.look()
-            self._says.once(self._changes.why_slow)
+            self.says.once(self._changes.why_slow)
 
     def refresh(self) -> None:
         """Ends the workers, because the data has changed, and forgets all examples that were read."""
         self._changed = Changed()
         self.close()
         if self._setting.cache is not None:
-            self._says.once(self._setting.cache.forget())
-
-    def _note_own(self) -> None:
-        self._changes.note_own()
-        if self._setting.cache is not None:
-            self._setting.cache.note_own()
+            self.says.once(self._setting.cache.forget())
 
     def _empty_cache(self) -> None:
         """Empties the cache if the data was changed since it was opened. All ranks call this function together."""
@@ -378,7 +335,7 @@ class EchoRun:
         self._compared = started
         changed = cache.change() if is_due else ""
         if any(gathered(bool(changed))):
-            self._says.once(cache.forget(changed))
+            self.says.once(cache.forget(changed))
             if self._pipeline.started is not None:
                 self.close()
 
@@ -388,9 +345,9 @@ class EchoRun:
         if self._has_other_length() or changed.order:
             self._begin_next_pass(changed.order)
         elif changed.data and self._setting.sharing is not None:
-            self._says.once(f"{changed.data}: this was set after the reader of share= had started, and does not reach it")
+            self.says.once(f"{changed.data}: this was set after the reader of share= had started, and does not reach it")
         elif changed.data:
-            self._says.once(f"{changed.data} now: new workers are started, and live examples are read again")
+            self.says.once(f"{changed.data} now: new workers are started, and live examples are read again")
             self.close()
 
     def _begin_next_pass(self, changed_order: str) -> None:
@@ -400,7 +357,7 @@ class EchoRun:
         begin_at = start_of_next_pass(state, setting.layout(), setting.kind.by_batches)
         if not self._has_other_length() and changed_order:
             cut = "" if is_between_passes(state) else ", and the rest of the present one is left out"
-            self._says.once(f"{changed_order}: the next pass begins{cut}")
+            self.says.once(f"{changed_order}: the next pass begins{cut}")
         elif state.delivered:
             self.warn(why_next_pass(state, setting))
         self._pipeline.go_to(begin_at)
@@ -411,7 +368,14 @@ class EchoRun:
         """Continues the run of a predecessor, if it should."""
         if self.heard_epoch <= 0:
             seed = self.seed if self.seed is not None else os.environ.get("PL_GLOBAL_SEED")
-            if before is not None and before.is_repeated(seed, self.heard_epoch):
+            # Both deliver the same batches if the run before has delivered one epoch that is shorter than a pass.
+            if (
+                before is not None
+                and (seed is not None and before.seed is not None and int(seed) == before.seed)
+                and before.epochs == 1
+                and before.heard_epoch == self.heard_epoch == 0
+                and before.share < 1
+            ):
                 self.warn(
                     "this EchoLoader begins where the one before it over the same data set began, with the same seed: each "
                     "training gets the same part of a pass. To continue instead, make the EchoLoader once and pass it to each "
@@ -447,7 +411,9 @@ class EchoRun:
                 started, delivered = None, delivery.progress.delivered
                 batch = delivery.fetch(self._start().next_batch, self._crosses_passes)
             if started is None:
-                self._note_own()
+                self._changes.note_own()
+                if self._setting.cache is not None:
+                    self._setting.cache.note_own()
             if delivery.note and not self._has_noted:
                 self._has_noted = True
                 self.warn(delivery.note)
@@ -498,7 +464,7 @@ class EchoRun:
     def _start(self) -> Pipeline:
         setting = self._setting
         if self.seed is None:
-            self.seed = self.beginning.seed = named_seed(default_seed(setting.kind.loader), self.name)
+            self.seed = self.beginning.seed = named_seed(default_seed(setting.kind.loader), self.says.name)
         self.settle()
         self._setting.tell_pass(self.state())
         before = self.state()
@@ -520,29 +486,29 @@ class EchoRun:
             )
         if not self._has_described:
             self._has_described = True
-            for line in setting.lines(self.factor.value):
-                self._says.inform(line)
-        self._conditions = (
-            None if setting.kind.plans_in_workers else setting.conditions()
-        )  # the length of a stream is only expected
+            reason = f"auto chose {setting.choice.point}: {setting.choice.reason}" if setting.choice.reason else ""
+            for line in (setting.describe(self.factor.value), reason, "; ".join(setting.remarks())):
+                if line:
+                    self.says.inform(line)
+        self._conditions = None if setting.kind.plans_in_workers else setting.conditions()  # a stream's length is only expected
         return self._pipeline.start(started, self.delivery.progress.delivered)
 
     def settle(self) -> None:
-        """Opens the cache, and makes the sizes that depend on the free memory final. All ranks must call this function together.
-
-        Raises a ValueError if the memory that the user asks for cannot hold a batch, or if the cache cannot be opened.
-        """
+        """Opens the cache, and makes the sizes that depend on the free memory final. See `EchoLoader.settle`."""
         if (cache := self._setting.cache) is not None:
             self._open_cache(cache)  # before the buffer: the cache's memory is not the buffer's
-        if message := self._setting.settle_buffer(self.factor.value):
-            self.warn(message)
+        buffer = self._setting.buffer
+        if not buffer.is_settled:
+            message = buffer.settle(self.factor.value, self._setting.room(ranks_on_node()), gathered)
+            if message:
+                self.warn(message)
 
     def _open_cache(self, cache: LoaderCache) -> None:
         if message := cache.open(self._setting.part_in_cache()):
-            self._says.warn_here(message)
+            self.says.warn_here(message)
         self.delivery.add_lookups = cache.add_lookups
         if line := cache.describe():
-            self._says.inform(line)
+            self.says.inform(line)
 
     def _state_to_start_from(self, state: EchoState) -> EchoState:
         """Returns the state to start from. If it has no plan, the next plan begins at its `begin_at`."""
@@ -551,7 +517,8 @@ class EchoRun:
         if is_cut:
             self.warn("the present pass cannot be continued, because its workers were ended: the next pass begins")
         if next_pass is not None:
-            self._wait_at(next_pass)
+            self._pipeline.go_to(next_pass.begin_at, next_pass.pipeline())
+            self._conditions = next_pass.conditions
             state = next_pass
         progress = self.delivery.progress
         if setting.kind.plans_in_workers:
@@ -580,12 +547,7 @@ class EchoRun:
         conditions = self._conditions or self._setting.conditions()
         plan, order, stream = EchoState.parts_of(self._pipeline.state(progress.delivered))
         return EchoState(
-            insertion_point=conditions.insertion_point,
-            layout=conditions.layout,
-            workers=conditions.workers,
-            buffer_size=conditions.buffer_size,
-            reuse=conditions.reuse,
-            order_by=conditions.order_by,
+            **conditions._asdict(),
             seed=self.seed,
             factor=factor.value,
             constructed_factor=factor.constructed,
@@ -606,10 +568,7 @@ class EchoRun:
         )
 
     def state_dict(self, epoch_goes_on: bool | LeftOut | None, place: TrainerPlace | None) -> dict[str, Any]:
-        """Returns the state in plain types. Within a step of the Trainer, the run continues with the batch of that step.
-
-        ``epoch_goes_on`` is as in `EchoState`.
-        """
+        """Returns the state in plain types. Within a step of the Trainer, the run continues with the batch of that step."""
         is_under_way = self.delivery.is_under_way and self._pipeline.reaches(self.delivery.before_in_use.progress.delivered)
         trainer, state = None if place is None else place.state(), self.state(before=is_under_way)
         new_length = self._setting.layout().length if self._has_other_length() else None
@@ -619,7 +578,7 @@ class EchoRun:
         """Continues from a `state_dict`, see `EchoLoader.load_state_dict`. ``limit`` is as in `Progress.from_state`."""
         setting = self._setting
         state = EchoState.from_dict(saved, by_index=isinstance(setting.kind, Indexed))
-        if may_change := setting.has_hearers:
+        if may_change := bool(setting.kind.hearers()):
             self.close()  # the pass that is set now is not the one that it reads
         setting.tell_pass(state)
         check_same_passes(state, setting, may_change=may_change)
@@ -645,15 +604,12 @@ class EchoRun:
         self._go_to(state, progress)
 
     def _go_to(self, state: EchoState, progress: Progress) -> None:
-        self._wait_at(state)
-        self.factor.load(state)
-        self.seed = state.seed if state.seed is not None else self.seed
-        self.delivery.continue_at(progress, state.counts, state.passes_over)
-
-    def _wait_at(self, state: EchoState) -> None:
         """Ends workers and thread. The next start continues from a state."""
         self._pipeline.go_to(state.begin_at, state.pipeline())
         self._conditions = state.conditions
+        self.factor.load(state)
+        self.seed = state.seed if state.seed is not None else self.seed
+        self.delivery.continue_at(progress, state.counts, state.passes_over)
 
     def follow(self, before: EchoRun) -> None:
         """Continues the run of another loader, see `EchoLoader.follow`."""
@@ -669,28 +625,26 @@ class EchoRun:
                 "same loader each time, or let epochs end where passes end, by epoch_length='full_pass'"
             )
             if state is None and theirs.layout.length == self._setting.layout().length:
-                self._says.inform(message)  # another batch size, as Lightning's tuner tries them
+                self.says.inform(message)  # another batch size, as Lightning's tuner tries them
             else:
                 self.warn(message)
         if state is None:
-            self._follow_with_next_pass(before)
+            # Seed, factor and counts stay, but the next pass begins, because the loaders cut the data differently.
+            mine, theirs_kind = self._setting, before._setting.kind
+            self.seed, begin_at = before.seed, Start(0, before.delivery.batches)
+            self.factor.restart(before.factor.value)
+            have_length = mine.has_length and before._setting.has_length
+            if have_length and not mine.kind.plans_in_workers and not theirs_kind.plans_in_workers:
+                begin_at = start_of_next_pass(before.state(), mine.layout(), mine.kind.by_batches)
+            self.delivery.continue_at(Progress(delivered=begin_at.number), before.delivery.counts, before.delivery.ended_passes)
+            self._pipeline.go_to(begin_at)
+            self._conditions = mine.conditions()
             return
         self.factor.constructed = before.factor.constructed
         progress, others = Progress.from_state(state, None), before.delivery.progress
         progress.resuming = others.resuming
         progress.kept_length = others.kept_length if self._setting.has_length else None
         self._go_to(state, progress)
-
-    def _follow_with_next_pass(self, before: EchoRun) -> None:
-        """Continues with seed, factor and counts, but begins the next pass, because the loaders cut the data differently."""
-        mine, others, layout = self._setting, before._setting, self._setting.layout()
-        self.seed, begin_at = before.seed, Start(0, before.delivery.batches)
-        self.factor.restart(before.factor.value)
-        if mine.has_length and others.has_length and not mine.kind.plans_in_workers and not others.kind.plans_in_workers:
-            begin_at = start_of_next_pass(before.state(), layout, mine.kind.by_batches)
-        self.delivery.continue_at(Progress(delivered=begin_at.number), before.delivery.counts, before.delivery.ended_passes)
-        self._pipeline.go_to(begin_at)
-        self._conditions = mine.conditions()
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns the run without workers, for a process that is spawned with the loader."""
@@ -702,7 +656,5 @@ class EchoRun:
             "beginning": Beginning(),
         }
 
-    # ------------------------------------------------------------------ messages
-
     def warn(self, message: str) -> None:
-        self._says.warn(message)
+        self.says.warn(message)

@@ -14,7 +14,6 @@ from lightning_echo.cache.exchange import Part
 from lightning_echo.cache.holding import WHOLE
 from lightning_echo.cache.kept import CacheConfig
 from lightning_echo.cache.loader_cache import LoaderCache
-from lightning_echo.cache.node_cache import gathered
 from lightning_echo.data.randomness import preserved_random_states
 from lightning_echo.insertion import InsertionPoint, Needs, earliest
 from lightning_echo.loader.sizing import BufferSize, BufferSizing, Room, room_of_rank
@@ -23,9 +22,8 @@ from lightning_echo.pipeline.choice import choose, choose_later
 from lightning_echo.pipeline.kinds import Indexed, Layout, Opening, kind_of
 from lightning_echo.pipeline.pipelines import Launch, Pipeline, rank_key
 from lightning_echo.pipeline.requests import tell_pass
-from lightning_echo.plan.memory import make_plan
 from lightning_echo.plan.plan import Reuse
-from lightning_echo.ranks import data_parallel, ranks_of_launcher, ranks_on_node, world
+from lightning_echo.ranks import data_parallel, ranks_of_launcher, world
 from lightning_echo.share.config import ShareConfig
 from lightning_echo.share.same_data import unit_of
 from lightning_echo.share.sharing import LoaderSharing, point_of_shared
@@ -34,11 +32,8 @@ from lightning_echo.share.sharing import LoaderSharing, point_of_shared
 class Setting:
     """The user's loader, where and how it is echoed, and the consequences of that.
 
-    Args:
-        buffer_size: Largest number of live items. Or the memory that they may take, as a string with a unit or as a share of the
-            free memory. None: the size is chosen here.
-        ranks: Number of ranks and number of this rank; None: ask ``torch.distributed``.
-        epoch_length: ``"fixed"`` or ``"full_pass"``. It becomes ``"full_pass"`` if the length of a pass is not known.
+    ``ranks``: the number of ranks and that of this rank; None: ask ``torch.distributed``. The other arguments are those of
+    `EchoLoader`.
 
     Attributes:
         kind: The kind of the user's loader at the insertion point, or, if that shares, of the one that it trains on.
@@ -87,13 +82,10 @@ class Setting:
             )
         items = self.kind.expected_items(self.layout())
         sizing = BufferSizing.of(loader, self.choice.item_bytes, self.choice.point, items, reuse, distinct=self.kind.distinct)
-        self.buffer = BufferSize(buffer_size, sizing, factor, self._room(ranks_of_launcher()))
+        self.buffer = BufferSize(buffer_size, sizing, factor, self.room(ranks_of_launcher()))
 
     def leave_split(self, reason: str) -> bool:
-        """Continues at a later point, at which the data set is not split. Returns whether that is possible.
-
-        ``reason`` is for people.
-        """
+        """Continues at a later point, at which the data set is not split, if that is possible. Returns whether it is."""
         may_leave = self._is_auto and self.choice.split is not None and self.cache is None and self.sharing is None
         if may_leave:
             self.choice = choose_later(reason)
@@ -108,24 +100,12 @@ class Setting:
     def buffer_size(self) -> int:
         return self.buffer.value
 
-    def check_buffer(self, factor: float) -> None:
-        self.buffer.check(factor)
-
-    def _room(self, ranks: int) -> Room | None:
+    def room(self, ranks: int) -> Room | None:
         """Returns the free memory that this rank, one of ``ranks`` on this node, may count on; None if it is not known."""
         if self.cache is None:
             return room_of_rank(ranks, 0, on_device=self.choice.point.on_device)
         not_cached = None if self.kind.by_batches else self.cache.not_held
         return room_of_rank(ranks, self.cache.memory_to_come, not_cached, on_device=self.choice.point.on_device)
-
-    def settle_buffer(self, factor: float) -> str:
-        """Makes the buffer size of the run final, if it is still an estimate, and returns a message for the user, or "".
-
-        All ranks must call this function together. Raises a ValueError if the memory that the user asks for cannot hold a batch.
-        """
-        if self.buffer.is_settled:
-            return ""
-        return self.buffer.settle(factor, self._room(ranks_on_node()), gathered)
 
     def keep_buffer_of(self, state: EchoState) -> None:
         """Keeps the buffer size of a state, if the run can then continue exactly and the user asks for no other number."""
@@ -151,17 +131,6 @@ class Setting:
             f"{self.buffer_size:,} live {what}{memory}; {workers} worker{'' if workers == 1 else 's'}"
         )
 
-    def correction(self, factor: float) -> str:
-        """Returns one line for people if the data that was read so far shows that an estimate was wrong; otherwise empty."""
-        line = "" if self.cache is None else self.cache.correction()
-        return line and f"{line}; {self.describe(factor)}"
-
-    def lines(self, factor: float) -> list[str]:
-        """Returns at most three lines for the user at the start of a run: the loader, why ``auto`` chose so, and remarks."""
-        remarks = "; ".join(self.remarks())
-        reason = f"auto chose {self.choice.point}: {self.choice.reason}" if self.choice.reason else ""
-        return [line for line in (self.describe(factor), reason, remarks) if line]
-
     def remarks(self) -> list[str]:
         """Returns what the user should know of this loader, for people."""
         remarks = []
@@ -177,7 +146,7 @@ class Setting:
             remarks.append(self.buffer.remark)
         if not self.has_length:
             remarks.append(f"an epoch ends when {self.kind.pass_ends}")
-        if self.has_hearers:
+        if self.kind.hearers():
             remarks.append(
                 "set_epoch is told the number of the pass over the data, which only at factor 1 and in whole epochs is the epoch"
             )
@@ -192,10 +161,7 @@ class Setting:
         return world()[1] if world()[0] > 1 or self._ranks is None else self._ranks[1]
 
     def _noise_rank(self) -> int:
-        """Returns a number that is equal for ranks that share the work on the same data: they draw the same random numbers.
-
-        Raises a RuntimeError if this loader would divide the data among such ranks.
-        """
+        """Returns a number that is equal for ranks that share the work on the same data: they draw the same random numbers."""
         replicas, rank = data_parallel()
         if (replicas, rank) == world():
             return self.rank_of_process()
@@ -215,21 +181,16 @@ class Setting:
         """
         return self._layout_of_pass or self.kind.layout(self._shards()[0])
 
-    @property
-    def has_hearers(self) -> bool:
-        """Whether a sampler of the user's gets the number of each pass, so that the length of a pass may follow it."""
-        return bool(self.kind.hearers())
-
     def tell_pass(self, state: EchoState, *, is_next: bool = False) -> None:
         """Gives the pass of a state (``is_next``: the one after it, if that has begun) to a sampler of the user's.
 
-        Its length may follow that. Call it while nothing is read.
+        The length of that pass may follow its number. Call it while nothing is read.
         """
         items = state.layout.items_per_pass(state.insertion_point.by_batches)
-        if items and self.has_hearers:
+        if items and (hearers := self.kind.hearers()):
             number = -(-state.position // items) if is_next else state.position // items
             with preserved_random_states():  # it may draw or seed; when the pass begins, it is set again in states of its own
-                tell_pass(number, *self.kind.hearers())
+                tell_pass(number, *hearers)
             self._layout_of_pass = None
             self._layout_of_pass = self.layout()
 
@@ -241,15 +202,6 @@ class Setting:
         batches = self.layout().batches_per_pass
         return batches if self.epoch_length == "fixed" else round(factor * batches)
 
-    def passes_in(self, batches: int, factor: float) -> float | None:
-        """Returns the number of passes in the first batches of a run, by planning them; None for a stream."""
-        if self.kind.plans_in_workers or not self.items_per_pass():
-            return None
-        plan = make_plan(self.kind.shape(self.layout(), self.buffer_size, 0, self.reuse), factor)
-        for _ in range(batches):
-            plan.next_batch()
-        return plan.position / self.items_per_pass()
-
     def items_per_pass(self) -> int:
         return self.kind.items_per_pass(self.layout())
 
@@ -259,13 +211,6 @@ class Setting:
         return Conditions(self.choice.point, self.layout(), kind.state_workers, self.buffer_size, self.reuse, kind.order_by)
 
     # ------------------------------------------------------------------ running
-
-    def lookahead(self, largest_factor: float) -> int:
-        return self.kind.lookahead(largest_factor)
-
-    def filling_batches(self) -> int:
-        """Returns the number of batches after which the share of fresh examples in each batch is the one of the factor."""
-        return self.kind.filling_batches(self.layout(), self.buffer_size, self.reuse)
 
     def start(self, launch: Launch) -> Pipeline:
         layout = self.layout()

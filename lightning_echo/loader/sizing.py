@@ -71,9 +71,8 @@ class Room(NamedTuple):
 def room_of_rank(ranks: int, set_aside: int, not_cached: int | None = None, *, on_device: bool) -> Room | None:
     """Returns the room of a rank; None if the system does not report how much memory is free.
 
-    Args:
-        set_aside: Bytes of the node's memory that are free now and will be taken by something else.
-        on_device: Whether the items are held on the device, and as many on the host.
+    ``set_aside``: bytes of the node's memory that are free now and will be taken by something else. ``on_device``: whether the
+    items are held on the device, and as many on the host.
     """
     host, device = free_memory_bytes(), free_device_bytes() if on_device else None
     found = [] if host is None else [max(host - set_aside, 0) // max(ranks, 1)]
@@ -119,11 +118,7 @@ class BufferSizing:
     def of(
         cls, loader: Any, item_bytes: int, point: InsertionPoint, items_per_pass: int | None, reuse: Reuse, *, distinct: bool
     ) -> BufferSizing:
-        """Makes one for a ``DataLoader``, or for any loader whose batches are the items.
-
-        ``items_per_pass`` counts those on this rank; None if not known. ``distinct``: whether a batch must not hold an index
-        twice.
-        """
+        """Makes one for a ``DataLoader``, or for any loader whose batches are the items. ``items_per_pass``: on this rank."""
         by_batches = point.by_batches
         batch_size, workers = (1, 1) if by_batches else (loader.batch_size, max(loader.num_workers, 1))
         least = _LEAST_BATCHES if by_batches else _LEAST_BATCHES_PER_WORKER * workers * batch_size
@@ -154,15 +149,26 @@ class BufferSizing:
         return max(smallest_buffer(self.batch_size, max(factor, 2.0), self.workers), 1)
 
     def size(self, asked: Asked, factor: float, room: Room | None) -> tuple[int, str]:
-        """Returns the number of items, and a warning if there is too little memory for a default (otherwise ``""``).
-
-        Raises a ValueError if bytes or a share cannot be turned into a number of items.
-        """
+        """Returns the number of items, and a warning if there is too little memory for a default (otherwise ``""``)."""
         if isinstance(asked, int):
             return asked, ""
         if asked is None:
             return self._default_of_each(factor, room) if self.reuse is Reuse.each else (self._from_memory(factor, room), "")
-        fitting = self._fitting(self._bytes_of(asked, room) // self._known_item_bytes(asked), room)
+        if isinstance(asked, str):
+            asked_bytes = bytes_from_words(asked) or 0
+        elif room is not None:
+            asked_bytes = int(room.bytes * asked)
+        else:
+            raise ValueError(
+                f"buffer_size={asked!r} is a share of the free memory, which this system does not tell: give a size such as "
+                f'"4GiB", or a number of {self.what}'
+            )
+        if not self.item_bytes:
+            raise ValueError(
+                f"buffer_size={asked!r} is memory, and how much of it live {self.what} of this loader take is not known: give a "
+                f"number of {self.what}"
+            )
+        fitting = self._fitting(asked_bytes // self.item_bytes, room)
         return fitting if self.most is None else min(fitting, max(self.most, self._least(factor))), ""
 
     def _default_of_each(self, factor: float, room: Room | None) -> tuple[int, str]:
@@ -197,53 +203,6 @@ class BufferSizing:
             return own
         return max(own, self.most or 0)
 
-    def remark(self, asked: Asked, room: Room | None) -> str:
-        """Returns, for people, why a size that should depend on memory does not; otherwise empty."""
-        if asked is not None or self.reuse is Reuse.each or (room is not None and self.item_bytes):
-            return ""
-        unknown = "how much memory is free" if self.item_bytes else f"how much memory live {self.what} take"
-        return f"buffer_size is a default that does not follow the memory: {unknown} is not known"
-
-    def _bytes_of(self, asked: float | str, room: Room | None) -> int:
-        if isinstance(asked, str):
-            return bytes_from_words(asked) or 0
-        if room is None:
-            raise ValueError(
-                f"buffer_size={asked!r} is a share of the free memory, which this system does not tell: give a size such as "
-                f'"4GiB", or a number of {self.what}'
-            )
-        return int(room.bytes * asked)
-
-    def _known_item_bytes(self, asked: float | str) -> int:
-        if not self.item_bytes:
-            raise ValueError(
-                f"buffer_size={asked!r} is memory, and how much of it live {self.what} of this loader take is not known: give a "
-                f"number of {self.what}"
-            )
-        return self.item_bytes
-
-    def check(self, asked: Asked, size: int, factor: float) -> None:
-        """Raises a ValueError if a size cannot fill a batch at this factor."""
-        needed = smallest_buffer(self.batch_size, factor, self.workers)
-        if size < needed:
-            is_memory = isinstance(asked, float | str)
-            said = f"{asked!r} ({size} live {self.what})" if is_memory else str(size)
-            takes = f" ({bytes_in_words(needed * self.item_bytes)})" if is_memory else ""
-            raise ValueError(
-                f"buffer_size={said} is too small for factor={factor:g}: a batch of {self.batch_size} needs "
-                f"{needed // self.workers} live {self.what} in each of {self.workers} workers. Use at least {needed}{takes}, or "
-                "leave it out"
-            )
-
-    def check_fits(self, asked: Asked, size: int) -> None:
-        """Raises a ValueError if memory cannot hold a size."""
-        free = free_memory_bytes()
-        if free is not None and size * self.item_bytes > free:
-            raise ValueError(
-                f"buffer_size={asked!r} cannot fit: {size} live {self.what} of {self.item_bytes / _MIB:.3g} MiB need more than "
-                f"the {free / _GIB:.3g} GiB of free memory. Use a smaller one, or a later insertion point"
-            )
-
     def fits(self, size: int, room: Room | None) -> bool:
         not_cached = size if room is None or room.not_cached is None else min(size, room.not_cached)
         return room is None or not_cached * self.item_bytes <= room.bytes
@@ -261,15 +220,35 @@ class BufferSize:
         self._kept: int | None = None  # the size of a saved run that continues here
         self.is_settled = isinstance(asked, int)
         self.value, self.warning = sizing.size(asked, factor, room)
-        self.remark = sizing.remark(asked, room)
+        self.remark = ""
         if asked is None:
+            if sizing.reuse is Reuse.memory and (room is None or not sizing.item_bytes):
+                unknown = "how much memory is free" if sizing.item_bytes else f"how much memory live {sizing.what} take"
+                self.remark = f"buffer_size is a default that does not follow the memory: {unknown} is not known"
             return
         self.check(factor)
-        if not isinstance(asked, float):
-            sizing.check_fits(asked, self.value)
+        if isinstance(asked, float):
+            return
+        free = free_memory_bytes()
+        if free is not None and self.value * sizing.item_bytes > free:
+            raise ValueError(
+                f"buffer_size={asked!r} cannot fit: {self.value} live {sizing.what} of {sizing.item_bytes / _MIB:.3g} MiB need "
+                f"more than the {free / _GIB:.3g} GiB of free memory. Use a smaller one, or a later insertion point"
+            )
 
     def check(self, factor: float) -> None:
-        self._sizing.check(self._asked, self.value, factor)
+        """Raises a ValueError if the size cannot fill a batch at this factor."""
+        asked, sizing = self._asked, self._sizing
+        needed = smallest_buffer(sizing.batch_size, factor, sizing.workers)
+        if self.value < needed:
+            is_memory = isinstance(asked, float | str)
+            said = f"{asked!r} ({self.value} live {sizing.what})" if is_memory else str(self.value)
+            takes = f" ({bytes_in_words(needed * sizing.item_bytes)})" if is_memory else ""
+            raise ValueError(
+                f"buffer_size={said} is too small for factor={factor:g}: a batch of {sizing.batch_size} needs "
+                f"{needed // sizing.workers} live {sizing.what} in each of {sizing.workers} workers. Use at least {needed}"
+                f"{takes}, or leave it out"
+            )
 
     def keep(self, size: int | None) -> None:
         """Keeps the size of a saved run, unless the user asks for a number. None: the run need not keep a size any more."""
@@ -283,8 +262,7 @@ class BufferSize:
         """Agrees with all other ranks on one size. Returns a message if memory is short and the user does not know it, or "".
 
         It is the size of the saved run, if all ranks have room for it. Otherwise it is the smallest size that any rank has.
-        ``gathered`` returns the values of all ranks. Raises a ValueError if the memory asked for cannot hold a batch, because
-        another rank has less memory, or less is free than before.
+        ``gathered`` returns the values of all ranks.
         """
         before, kept = self.value, self._kept
         mine, warning = (before, "") if room is None else self._sizing.size(self._asked, factor, room)

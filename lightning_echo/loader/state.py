@@ -26,9 +26,6 @@ FromMinusOne = Annotated[int, Least(-1)]
 Integer = Annotated[int, Least(None)]
 
 
-# --- the plan ---------------------------------------------------------------------------------------------------------
-
-
 class FactorChange(NamedTuple):
     """A factor, and the number of the first batch to which it applies. In `StreamState.factors`: of the first request."""
 
@@ -56,7 +53,7 @@ class BufferState:
 
     Attributes:
         live: The live items, in the order from which they are drawn.
-        uses_left: Uses left of all live items together; None if an older version saved the state.
+        uses_left: Uses left of all live items together, so that a missing item is noticed.
         warming: Whether the buffer is being filled.
         owed: Uses that had no place in a batch and are given to later items. Below 0: items have got too many uses.
         staggered: Items that have been given uses since the buffer began to be filled.
@@ -111,15 +108,6 @@ class PlanState:
     pending: tuple[FactorChange, ...]
     buffers: tuple[BufferState, ...] | None = None
     memories: tuple[MemoryState, ...] | None = None
-
-    @property
-    def oldest(self) -> int | None:
-        live = [item.position for buffer in self.buffers or () for item in buffer.live]
-        live += [memory.oldest for memory in self.memories or () if memory.held]
-        return min(live, default=None)
-
-
-# --- the order ---------------------------------------------------------------------------------------------------------
 
 
 class Distance(NamedTuple):
@@ -182,15 +170,8 @@ class OrderState:
     share: str | None = None
 
 
-# --- a stream ---------------------------------------------------------------------------------------------------------
-
-
 class Pulled(NamedTuple):
-    """A worker's pull of examples from its stream for one of its batches.
-
-    ``position`` is that of the first example among those that this worker has pulled, ``wanted`` the number that the plan asked
-    for.
-    """
+    """A worker's pull of the ``wanted`` examples of one of its batches, from ``position`` on among all that it has pulled."""
 
     position: int
     wanted: int
@@ -251,9 +232,6 @@ class PipelineState:
     stream: StreamState | None = None
 
 
-# --- relations between fields -----------------------------------------------------------------------------------------
-
-
 def check_order(order: OrderState, position: int, layout: Layout, by_index: bool) -> None:
     """Checks the order that belongs to a plan whose next fresh item is at ``position``."""
     if by_index and order.phase is not None:
@@ -286,22 +264,10 @@ def _check_pulled(pulled: Sequence[Pulled], plan: PlanState, path: str) -> None:
     """Checks that the pulls from a stream have no gap, and that all live examples are among them."""
     starts = [*[row.position for row in pulled[1:]], plan.position] if pulled else []
     follows = all(row.position <= start <= row.position + row.wanted for row, start in zip(pulled, starts, strict=True))
-    oldest = plan.oldest
-    holds = oldest is None or (bool(pulled) and pulled[0].position <= oldest)
+    live = [item.position for buffer in plan.buffers or () for item in buffer.live]
+    live += [memory.oldest for memory in plan.memories or () if memory.held]
+    holds = not live or (bool(pulled) and pulled[0].position <= min(live))
     require(follows and holds, path, "rows without a gap, from the oldest live example on", pulled)
-
-
-def _check_workers(plan: PlanState, path: str, workers: int, reuse: Reuse) -> None:
-    """Checks that a plan has one buffer or one memory for each worker, as its rule of reuse needs, and not both."""
-    held: dict[str, tuple[BufferState | MemoryState, ...] | None] = {"buffers": plan.buffers, "memories": plan.memories}
-    needed = "buffers" if reuse is Reuse.each else "memories"
-    for name, there in held.items():
-        if name != needed:
-            require(there is None, f"{path}.{name}", f"None with reuse={reuse}", there)
-        else:
-            require(
-                there is not None and len(there) == workers, f"{path}.{name}", f"a list of {workers} with reuse={reuse}", there
-            )
 
 
 def _check_memory(memory: MemoryState, path: str, position: int) -> None:
@@ -322,7 +288,14 @@ def _check_memory(memory: MemoryState, path: str, position: int) -> None:
 
 def check_plan(plan: PlanState, path: str, most: int, workers: int, reuse: Reuse) -> None:
     """Checks the fields of a plan for ``workers`` workers. Its batches cannot have held more than ``most`` fresh items."""
-    _check_workers(plan, path, workers, reuse)
+    held: dict[str, tuple[BufferState | MemoryState, ...] | None] = {"buffers": plan.buffers, "memories": plan.memories}
+    needed = "buffers" if reuse is Reuse.each else "memories"
+    for name, there in held.items():
+        if name != needed:
+            require(there is None, f"{path}.{name}", f"None with reuse={reuse}", there)
+        else:
+            fits = there is not None and len(there) == workers
+            require(fits, f"{path}.{name}", f"a list of {workers} with reuse={reuse}", there)
     require(plan.position <= most, f"{path}.position", f"at most {most}, by its number of batches", plan.position)
     for number, memory in enumerate(plan.memories or ()):
         _check_memory(memory, f"{path}.memories[{number}]", plan.position)
@@ -345,9 +318,6 @@ def check_plan(plan: PlanState, path: str, most: int, workers: int, reuse: Reuse
 # `EchoCallback.state_dict` lists them, and `EchoCallback.on_save_checkpoint` adds the logged metrics.
 
 STATE_VERSION = 1
-
-
-# --- parts ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -395,7 +365,10 @@ class TrainerState:
 
 
 class Conditions(NamedTuple):
-    """Conditions that must be the same for a run to continue exactly. `EchoState` explains the fields."""
+    """Conditions that must be the same for a run to continue exactly.
+
+    ``layout``: how a pass is cut into batches and divided among the ranks. ``buffer_size`` is that of a rank.
+    """
 
     insertion_point: InsertionPoint
     layout: Layout
@@ -421,9 +394,6 @@ class Conditions(NamedTuple):
         return f"an order by {self.order_by} (now by {now.order_by})"
 
 
-# --- the whole --------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, kw_only=True)
 class EchoState:
     """The state of an `EchoLoader` after some batch. It holds positions but never examples.
@@ -433,25 +403,16 @@ class EchoState:
 
     Attributes:
         version: Version of this list of fields.
-        insertion_point: Where the run echoes; never ``auto``.
-        layout: How a pass is cut into batches and divided among the ranks.
-        workers: Number of worker processes.
-        buffer_size: Largest number of live items on a rank.
-        reuse: The rule of reuse.
+        insertion_point, layout, workers, buffer_size, reuse: See `Conditions`. The point is never ``auto``.
         order_by: The sampler that decides the order, in words; None if that is not known.
         seed: Seed in use; None before the first batch, if none was given.
-        factor: The echo factor that was set last.
+        factor: The echo factor that was set last. It applies from batch `factor_since` on, and `factor_before` until then.
         constructed_factor: The factor with which the loader was made.
         largest_factor: The largest factor so far. It decides how far ahead batches may be planned.
-        factor_before: The factor that applies until `factor` does.
-        factor_since: Number of the first batch to which `factor` applies.
-        epoch: Number of the present epoch.
         epoch_batches: Length of the present epoch in batches; -1 while that is not known, because a pass ends the epoch.
-        in_epoch: Number of batches of the present epoch that were delivered.
-        delivered: Number of batches that were delivered in the whole run.
+        in_epoch, delivered: Number of batches that were delivered in the present epoch, and in the whole run.
         begin_at: Position and batch number at which the run begins, if there is no plan.
-        passes_over: Number of passes over the data that have ended. Older versions did not save it.
-        counts: Examples delivered on this rank: fresh, echoed, refetched.
+        passes_over: Number of passes over the data that have ended.
         plan: Which item is used when. None before the first batch, at the start of a pass with nothing live, and for a stream.
         order: Which index stands at which position. It is there if there is a plan, and at the start of a pass whose length is
             not known.
@@ -493,7 +454,7 @@ class EchoState:
 
     @classmethod
     def from_dict(cls, state: Any, *, by_index: bool) -> EchoState:
-        """Reads a state from plain types, of this version or an earlier one, and checks all of it.
+        """Reads a state from plain types, and checks all of it.
 
         ``by_index``: whether the loader that loads the state reads by index, and not batches or a stream, pass by pass. The
         `EchoStateError` names the field that is missing, superfluous or wrong.
@@ -562,14 +523,8 @@ class EchoState:
 
 
 def is_state(state: Any) -> bool:
-    """Returns whether this is a state of an `EchoLoader`, of any version, and not of another stateful loader.
-
-    A state that lacks a field counts as one, too: it is refused where it is read, and not ignored here.
-    """
+    """Returns whether this is a state of an `EchoLoader`. One that lacks a field is, too: it is refused where it is read."""
     return isinstance(state, dict) and len({"version", "insertion_point", "layout"} & state.keys()) >= 2
-
-
-# --- relations between fields -----------------------------------------------------------------------------------------
 
 
 def _check(state: EchoState, *, by_index: bool) -> None:

@@ -37,15 +37,15 @@ from __future__ import annotations
 
 from itertools import chain
 from math import ceil
-from typing import Any
 
-from lightning_echo.plan.plan import Buffer, Call, EchoRatio, Live, LiveItem, Plan, PlannedBatch, PlanShape
+from lightning_echo.plan.plan import Buffer, Call, Live, Plan, mix
 
 
 class EachPlan(Plan):
     """Uses each fresh item ``e`` times; see `Plan`.
 
     Example:
+        >>> from lightning_echo.plan.plan import PlanShape
         >>> shape = PlanShape(batch_size=4, last_batch_size=4, batches_per_pass=100, workers=1, buffer_size=8, seed=0)
         >>> plan = EachPlan(shape, factor=2.0)
         >>> fresh = [plan.next_batch().fresh for _ in range(6)]  # warming, then half of each batch
@@ -53,124 +53,68 @@ class EachPlan(Plan):
         (4, [2, 2, 2, 2])
     """
 
-    def __init__(self, shape: PlanShape, factor: float) -> None:
-        super().__init__(shape, factor)
-        self._buffers = [Buffer() for _ in range(max(shape.workers, 1))]
-        self._set_factor(factor)
+    _holder = Buffer
+    _state_name = "buffers"
 
-    @property
-    def live_count(self) -> int:
-        return sum(map(len, self._buffers))
-
-    def live(self) -> list[LiveItem]:
-        return sorted(LiveItem(item.position, item.call) for item in chain.from_iterable(self._buffers))
-
-    @property
-    def oldest_call(self) -> int:
-        return min((item.call.first for item in chain.from_iterable(self._buffers)), default=self.position)
-
-    def state(self) -> dict[str, Any]:
-        return {**super().state(), "buffers": [buffer.state() for buffer in self._buffers]}
-
-    @classmethod
-    def from_state(cls, shape: PlanShape, state: dict[str, Any]) -> EachPlan:
-        plan = super().from_state(shape, state)
-        plan._buffers = [Buffer.from_state(buffer) for buffer in state["buffers"]]
-        return plan
-
-    def wanted_fresh(self) -> int:
-        self._apply_changes()
-        _, _, fresh = self._next_size()
-        return fresh
-
-    def next_batch(self, missing: int = 0) -> PlannedBatch:
-        self._apply_changes()
-        buffer, size, fresh = self._next_size()
-        if missing:
-            fresh -= missing
-            paid = self._ratio.most_items(buffer.fresh + fresh) - buffer.delivered
-            size = min(size - missing, max(paid, fresh))
-        if self._ratio.most_uses == 1:  # no echoing: nothing stays live, and nothing has to be worked out
-            return self._emit(buffer.forget, size, range(self.position, self.position + size), bytes(size))
+    def _with_echoes(self, buffer: Buffer, size: int, fresh: int) -> tuple[list[int], bytes]:
         fresh_items = self._fresh_items(buffer, size, fresh)
-        next_fresh = self._next_fresh(buffer)
+        # The most fresh items of this worker's next full batch. A short batch in between needs fewer.
+        next_size = self.shape.batch_size
+        next_fresh = next_size if buffer.warming else self._steady_fresh(buffer, next_size)
         echoes = self._draw(buffer, size - fresh, fresh, next_fresh)
         self._keep_within_bounds(buffer, fresh_items, echoes, next_fresh)
         for item in chain(fresh_items, echoes):
             if item.left:
                 buffer.put(item)
         buffer.by_age.extend(fresh_items)
-        positions = [*range(self.position, self.position + fresh), *[item.position for item in echoes]]
         stays_live = bytes([item.left > 0 for item in chain(fresh_items, echoes)])
-        return self._emit(buffer.forget, fresh, positions, stays_live)
-
-    def _next_size(self) -> tuple[Buffer, int, int]:
-        """Drops items that are too old, then returns the next batch's buffer, size and number of fresh items."""
-        size = self.shape.size_of(self.number)
-        buffer = self._buffers[self.number % len(self._buffers)]
-        if self._ratio.most_uses == 1:
-            return buffer, size, size
-        fresh = self._fresh_count(buffer, size)
-        while buffer.drop_until(self.position + fresh - 1 - self.shape.max_age):
-            fresh = self._fresh_count(buffer, size)
-        return buffer, size, fresh
+        return [item.position for item in echoes], stays_live
 
     def _set_factor(self, factor: float) -> None:
-        rises, self.factor, self._ratio = factor > self.factor, factor, EchoRatio.of(factor)
-        workers, batch_size = len(self._buffers), self.shape.batch_size
-        needed = batch_size - self._ratio.fewest_fresh(batch_size)
+        rises = factor > self.factor
+        super()._set_factor(factor)
+        workers, batch_size = len(self._held), self.shape.batch_size
+        needed = batch_size - self._ratio.fresh_among(batch_size)
         spare = max(self.shape.buffer_in_pass // workers - needed, 0)
         if factor < 2:  # only e - 1 of the items are used again, so the same number of live items would reach further back
             spare = ceil(spare * (factor - 1))
         self._most_live, self._warm_live = needed + spare, needed + spare // 2  # where the buffer is full; where warming ends
         batches = max(ceil(factor / (batch_size * (factor - 1))), 1) if factor > 1 else 1  # until one must have an echo
         self._advance = workers * self._ratio.most_fresh(batches * batch_size)
-        for buffer in self._buffers:
-            buffer.restrict(self._ratio.most_uses)
+        for buffer in self._held:
+            buffer.restrict(self._most_uses)
             buffer.delivered = buffer.fresh = buffer.owed = 0
             if rises:
                 self._add_uses(buffer)
             if len(buffer) < self._warm_live:
-                buffer.start_warming()
+                buffer.warming, buffer.staggered = True, 0
 
     def _add_uses(self, buffer: Buffer) -> None:
         """Raises the uses that live items have left to staggered uses of the new, higher factor."""
         items = sorted(buffer, key=lambda item: (-item.used, item.position))
         buffer.clear()
         for item, left in zip(items, sorted(self._ratio.staggered(0, len(items), len(items))), strict=True):
-            item.left = max(item.left, min(left, self._ratio.most_uses - item.used))
+            item.left = max(item.left, min(left, self._most_uses - item.used))
             buffer.put(item)
 
     def _fresh_count(self, buffer: Buffer, size: int) -> int:
         """Returns the steady number of fresh items, or more while the buffer is warming."""
         live, steady = len(buffer), self._steady_fresh(buffer, size)
         if not buffer.warming and live < size - steady:
-            buffer.start_warming()
+            buffer.warming, buffer.staggered, buffer.delivered, buffer.fresh = True, 0, 0, 0
         if buffer.warming:
             most = self._ratio.most_fresh(size)
             return max(size - live, min(size, most + self._warm_live - live), most)
-        fewest, due = self._ratio.fewest_fresh(size), self._due(buffer, size)
-        if due == fewest + 1 and live >= size - fewest and self._lacks_room(buffer, size, due):
-            return fewest  # the other item comes in the next batch, when there is room
+        fewest = self._ratio.fresh_among(size)
+        due = self._ratio.fresh_among(buffer.delivered + size) - buffer.fresh
+        if due == fewest + 1 and live >= size - fewest:
+            staying = sum(left > 0 for left in self._ratio.uses_left(buffer.fresh, due))
+            if staying > self._most_live - live + min(size - due, buffer.last_use_count):
+                return fewest  # there is no room for the other item: it comes in the next batch
         return steady
 
-    def _next_fresh(self, buffer: Buffer) -> int:
-        """Returns the most fresh items of this worker's next full batch. A short batch in between needs fewer."""
-        size = self.shape.batch_size
-        return size if buffer.warming else self._steady_fresh(buffer, size)
-
-    def _steady_fresh(self, buffer: Buffer, size: int) -> int:
-        return min(max(self._due(buffer, size), self._ratio.fewest_fresh(size)), self._ratio.most_fresh(size))
-
-    def _due(self, buffer: Buffer, size: int) -> int:
-        return self._ratio.fresh_among(buffer.delivered + size) - buffer.fresh
-
-    def _lacks_room(self, buffer: Buffer, size: int, fresh: int) -> bool:
-        staying = sum(left > 0 for left in self._ratio.uses_left(buffer.fresh, fresh))
-        return staying > self._most_live - len(buffer) + min(size - fresh, buffer.last_use_count)
-
     def _fresh_items(self, buffer: Buffer, size: int, fresh: int) -> list[Live]:
-        """Returns a batch's fresh items with their uses left, and counts them."""
+        """Returns a batch's fresh items with their uses left, and counts them unless the buffer is warming."""
         if buffer.warming:
             left = self._warming_uses(buffer, size, fresh)
         else:
@@ -189,7 +133,8 @@ class EachPlan(Plan):
         Some make up for the uses of the batch's echoes. Others fill the buffer, with staggered uses. The rest is used once.
         """
         to_fill = max(self._warm_live - len(buffer), 0)
-        regular = min(self._ratio.fresh_for(size - fresh), fresh)
+        uses, per = self._ratio
+        regular = min((size - fresh) * per // max(uses - per, 1), fresh)  # each of these gives e - 1 echoes
         filling = min(fresh - regular, to_fill)
         left = self._ratio.uses_left(buffer.fresh, regular)
         left += self._ratio.staggered(buffer.staggered, filling, buffer.staggered + to_fill)
@@ -199,7 +144,7 @@ class EachPlan(Plan):
 
     def _settle_owed(self, buffer: Buffer, left: list[int]) -> None:
         """Gives items a use that is owed, or takes one away if others got too many. All stay within floor and ceil of e."""
-        least, most = self._ratio.fewest_uses - 1, self._ratio.most_uses - 1
+        least, most = self._fewest_uses - 1, self._most_uses - 1
         for i, uses in enumerate(left):
             change = (buffer.owed > 0) - (buffer.owed < 0)
             if least <= uses + change <= most or least == most:
@@ -210,12 +155,12 @@ class EachPlan(Plan):
         """Draws the echoes of a batch with ``fresh`` fresh items, and takes one use from each."""
         if not count:
             return []
-        self._seed_draws()
+        self._seed(mix(self.shape.seed, self.number))
         live, next_echoes = len(buffer) + fresh, self.shape.batch_size - next_fresh
         crowd = max(next_fresh - next_echoes, 0)  # fresh items of the next batch that its echoes cannot make room for
         least_last, most_last = live - self._most_live + crowd, live - next_echoes
         newest = self.position + fresh - 1
-        drawn = buffer.urgent(newest, self.shape.max_age, self._advance, self._ratio.fewest_uses + 1)[:count]
+        drawn = buffer.urgent(newest, self.shape.max_age, self._advance, self._fewest_uses + 1)[:count]
         for item in drawn:
             buffer.remove(item)
         last = sum(item.left == 1 for item in drawn)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import base64
+import math
 import zlib
 from array import array
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
 from typing import Any
 
 from lightning_echo.plan.each import EachPlan
-from lightning_echo.plan.plan import Call, EchoRatio, LiveItem, Plan, PlannedBatch, PlanShape, Reuse
+from lightning_echo.plan.plan import Call, LiveItem, Plan, PlanShape, Reuse, mix
 
 # ---------------------------------------------------------------------- memory plan
 # Echoes are drawn from all items that are held (here the same as *live*; the other words are those of ``plan.py``). The rules:
@@ -33,67 +34,64 @@ from lightning_echo.plan.plan import Call, EchoRatio, LiveItem, Plan, PlannedBat
 
 
 class _Memory:
-    """The items that one worker holds, oldest first, and the counts of its batches.
+    """The items that one worker holds, oldest first (``positions`` from ``start`` on), and the counts of its batches.
 
     ``delivered`` counts the items since the factor changed or too few items were held, ``fresh`` the fresh ones among them.
-    ``forget`` has the positions that the worker may drop, and that no batch has named yet.
+    ``counts``: whether the next batch is counted. ``forget`` has the positions that the worker may drop, and that no batch has
+    named yet.
     """
 
     def __init__(self) -> None:
         self.delivered = self.fresh = 0
+        self.counts = True
         self.forget: list[int] = []
-        self._positions = array("q")
-        self._start = 0  # the items before it have left
+        self.positions = array("q")
+        self.start = 0  # the items before it have left
         self._calls: deque[Call] = deque()
 
     def __len__(self) -> int:
-        return len(self._positions) - self._start
+        return len(self.positions) - self.start
 
-    @property
-    def oldest(self) -> int:
-        return self._positions[self._start]
+    def __iter__(self) -> Iterator[LiveItem]:
+        for call in self._calls:
+            for position in range(max(call.first, self.positions[self.start]), call.first + call.size):
+                yield LiveItem(position, call)
 
     @property
     def oldest_call(self) -> int:
         return self._calls[0].first
 
     def add(self, call: Call) -> None:
-        if not call.size:
-            return
-        self._positions.extend(range(call.first, call.first + call.size))
-        self._calls.append(call)
+        if call.size:
+            self.positions.extend(range(call.first, call.first + call.size))
+            self._calls.append(call)
 
     def drop(self, count: int) -> array[int]:
-        dropped = self._positions[self._start : self._start + count]
-        self._start += count
-        if self._start > len(self._positions) // 2 > 512:  # half of the list is empty; on average an item is moved once
-            del self._positions[: self._start]
-            self._start = 0
-        while self._calls and (not len(self) or self._calls[0].first + self._calls[0].size <= self.oldest):
+        dropped = self.positions[self.start : self.start + count]
+        self.start += count
+        if self.start > len(self.positions) // 2 > 512:  # half of the list is empty; on average an item is moved once
+            del self.positions[: self.start]
+            self.start = 0
+        oldest = self.positions[self.start] if len(self) else math.inf
+        while self._calls and self._calls[0].first + self._calls[0].size <= oldest:
             self._calls.popleft()
         return dropped
 
+    def drop_until(self, position: int) -> bool:
+        """Drops the items up to a position. Returns whether there were any."""
+        count = bisect_right(self.positions, position, self.start) - self.start
+        if count:
+            self.forget += self.drop(count)
+        return count > 0
+
     def draw(self, count: int, rand: Callable[[], float]) -> list[int]:
-        """Returns ``count`` places of items. Each set of places has the same probability (Floyd's algorithm)."""
+        """Returns ``count`` places of items: 0 is the oldest. Each set of places has the same probability (Floyd's algorithm)."""
         held = len(self)
         chosen: dict[int, None] = {}  # in the order of the draws: a set has no fixed order
         for last in range(held - count, held):
             place = int(rand() * (last + 1))
             chosen[last if place in chosen else place] = None
         return list(chosen)
-
-    def position_at(self, places: Sequence[int]) -> list[int]:
-        positions, start = self._positions, self._start
-        return [positions[start + place] for place in places]
-
-    def count_up_to(self, position: int) -> int:
-        return bisect_right(self._positions, position, self._start) - self._start
-
-    def items(self) -> Iterator[LiveItem]:
-        held, oldest = len(self), self.oldest if len(self) else 0
-        for call in self._calls if held else ():
-            for position in range(max(call.first, oldest), call.first + call.size):
-                yield LiveItem(position, call)
 
     def state(self) -> dict[str, Any]:
         return {"delivered": self.delivered, "fresh": self.fresh, "held": len(self), "calls": pack_calls(self._calls)}
@@ -145,95 +143,43 @@ class MemoryPlan(Plan):
         [4, 2, 2, 2, 2]
     """
 
-    def __init__(self, shape: PlanShape, factor: float) -> None:
-        super().__init__(shape, factor)
-        self._memories = [_Memory() for _ in range(max(shape.workers, 1))]
-        self._set_factor(factor)
+    _holder = _Memory
+    _state_name = "memories"
 
-    @property
-    def live_count(self) -> int:
-        return sum(map(len, self._memories))
+    def _fresh_count(self, memory: _Memory, size: int) -> int:
+        steady = self._steady_fresh(memory, size)
+        fresh = max(steady, size - len(memory))
+        memory.counts = fresh == steady
+        return fresh
 
-    def live(self) -> list[LiveItem]:
-        return sorted(item for memory in self._memories for item in memory.items())
-
-    @property
-    def oldest_call(self) -> int:
-        return min((memory.oldest_call for memory in self._memories if len(memory)), default=self.position)
-
-    def state(self) -> dict[str, Any]:
-        return {**super().state(), "memories": [memory.state() for memory in self._memories]}
-
-    @classmethod
-    def from_state(cls, shape: PlanShape, state: dict[str, Any]) -> MemoryPlan:
-        plan = super().from_state(shape, state)
-        plan._memories = [_Memory.from_state(memory) for memory in state["memories"]]
-        return plan
-
-    def wanted_fresh(self) -> int:
-        self._apply_changes()
-        return self._next_size()[2]
-
-    def next_batch(self, missing: int = 0) -> PlannedBatch:
-        self._apply_changes()
-        memory, size, fresh = self._next_size()
-        counts = fresh <= self._steady_fresh(memory, size)
-        if missing:
-            fresh -= missing
-            paid = self._ratio.most_items(memory.fresh + fresh) - memory.delivered
-            size = min(size - missing, max(paid, fresh))
-        if self._ratio.most_uses == 1:
-            return self._emit(memory.forget, size, range(self.position, self.position + size), bytes(size))
-        if counts:
+    def _with_echoes(self, memory: _Memory, size: int, fresh: int) -> tuple[list[int], bytes]:
+        if memory.counts:
             memory.delivered, memory.fresh = memory.delivered + size, memory.fresh + fresh
-        return self._with_echoes(memory, size, fresh)
-
-    def _with_echoes(self, memory: _Memory, size: int, fresh: int) -> PlannedBatch:
         places = []
         if size > fresh:
-            self._seed_draws()
+            self._seed(mix(self.shape.seed, self.number))
             places = memory.draw(size - fresh, self._random.random)
-        echoes, before = memory.position_at(places), len(memory)
+        echoes, before = [memory.positions[memory.start + place] for place in places], len(memory)
         memory.add(Call(self.position, fresh))
-        stays = bytearray(b"\1" * (fresh + len(echoes)))
+        stays_live = bytearray(b"\1" * size)
         leaving = len(memory) - self._most_held
         if leaving > 0:
             drawn = {place: number for number, place in enumerate(places, fresh) if place < leaving}
             for place, position in enumerate(memory.drop(leaving)):
                 if place >= before:  # a fresh item for which there is no room
-                    stays[place - before] = 0
+                    stays_live[place - before] = 0
                 elif place in drawn:
-                    stays[drawn[place]] = 0
+                    stays_live[drawn[place]] = 0
                 else:
                     memory.forget.append(position)
-        positions = [*range(self.position, self.position + fresh), *echoes]
-        return self._emit(memory.forget, fresh, positions, bytes(stays))
-
-    def _next_size(self) -> tuple[_Memory, int, int]:
-        """Drops items that are too old, then returns the next batch's memory, size and number of fresh items."""
-        size = self.shape.size_of(self.number)
-        memory = self._memories[self.number % len(self._memories)]
-        if self._ratio.most_uses == 1:
-            return memory, size, size
-        fresh = self._fresh_count(memory, size)
-        while len(memory) and memory.oldest <= (too_old := self.position + fresh - 1 - self.shape.max_age):
-            memory.forget += memory.drop(memory.count_up_to(too_old))
-            fresh = self._fresh_count(memory, size)
-        return memory, size, fresh
-
-    def _fresh_count(self, memory: _Memory, size: int) -> int:
-        return max(self._steady_fresh(memory, size), size - len(memory))
-
-    def _steady_fresh(self, memory: _Memory, size: int) -> int:
-        due = self._ratio.fresh_among(memory.delivered + size) - memory.fresh
-        return min(max(due, self._ratio.fewest_fresh(size)), self._ratio.most_fresh(size))
+        return echoes, bytes(stays_live)
 
     def _set_factor(self, factor: float) -> None:
-        self.factor, self._ratio = factor, EchoRatio.of(factor)
-        self._most_held = self.shape.buffer_in_pass // len(self._memories)
-        for memory in self._memories:
+        super()._set_factor(factor)
+        self._most_held = self.shape.buffer_in_pass // len(self._held)
+        for memory in self._held:
             memory.delivered = memory.fresh = 0
-            if self._ratio.most_uses == 1:
+            if not self._echoes:
                 memory.forget += memory.drop(len(memory))
 
 

@@ -47,25 +47,20 @@ def permute(slots: Slots, length: int, key: int) -> Slots:
 
     It is a Feistel network on the digits of a number in base ``ceil(sqrt(length))``, repeated until the result is in the range.
     """
-    columns = math.isqrt(length - 1) + 1
-    rows = -(-length // columns)
+    base = math.isqrt(length - 1) + 1
+    columns, rows = np.uint64(base), np.uint64(-(-length // base))
     values: Slots = slots.copy()
     outside: npt.NDArray[np.bool_] = np.ones(len(values), dtype=bool)
     while outside.any():
-        values[outside] = _feistel(values[outside], np.uint64(columns), np.uint64(rows), key)
+        row: Slots
+        column: Slots
+        row, column = np.divmod(values[outside], columns)
+        for i in range(_FEISTEL_ROUNDS):
+            column = (column + _hash(row, mix(key, 2 * i))) % columns
+            row = (row + _hash(column, mix(key, 2 * i + 1))) % rows
+        values[outside] = column + columns * row
         outside = values >= length
     return values
-
-
-def _feistel(values: Slots, columns: np.uint64, rows: np.uint64, key: int) -> Slots:
-    row: Slots
-    column: Slots
-    row, column = np.divmod(values, columns)
-    for i in range(_FEISTEL_ROUNDS):
-        column = (column + _hash(row, mix(key, 2 * i))) % columns
-        row = (row + _hash(column, mix(key, 2 * i + 1))) % rows
-    mixed: Slots = column + columns * row
-    return mixed
 
 
 def _hash(values: Slots, key: int) -> Slots:
@@ -85,17 +80,13 @@ def entry_key(entry: Any) -> Any:
 
 
 def spread(entries: Iterable[Any], last_seen: dict[Any, int], distance: int) -> tuple[list[int], list[Any]]:
-    """Rearranges the start of a pass so that no index returns within ``distance`` slots.
+    """Rearranges the start of a pass, given in its own order, so that no index returns within ``distance`` slots.
 
-    Args:
-        entries: The pass in its own order.
-        last_seen: For the indices in the last ``distance`` slots of the pass before: how many slots before its end (>= 1) each
-            one stood. The keys are their `entry_key`.
-        distance: Least number of slots between two uses of an index.
+    ``last_seen``: for the indices in the last ``distance`` slots of the pass before, by their `entry_key`: how many slots before
+    its end (>= 1) each one stood.
 
-    Returns:
-        places: For each slot of the head, the place of its entry in the pass's own order.
-        looked_at: As many entries of the pass in its own order. After them the pass continues in its own order.
+    Returns the places, in the pass's own order, of the entries in the slots of the head, and as many entries of the pass in its
+    own order. After them the pass continues in its own order.
     """
     source, looked_at, places = iter(entries), list[Any](), list[int]()
     waiting: list[tuple[int, int]] = []  # (slot from which on the entry may stand, its place)
@@ -127,12 +118,8 @@ def spread(entries: Iterable[Any], last_seen: dict[Any, int], distance: int) -> 
 class _Spreading(NamedTuple):
     """How a pass is spread: the positions of a lane between two uses of an index (0: not spread), and the number of lanes."""
 
-    distance: int
+    distance: int = 0
     lanes: int = 1
-
-    def state(self) -> tuple[int, ...]:
-        """For one lane it is only the distance, as versions without lanes wrote it."""
-        return self if self.lanes > 1 else self[:1]
 
 
 class Order:
@@ -156,8 +143,8 @@ class Order:
         self.length, self.pass_length, self.replicas, self.rank = length, pass_length, replicas, rank
         self.position = 0
         self.exact = True
-        self._spreading = self._spread_by(distance, lanes or replicas) if distance else _Spreading(0, 1)
-        self._distances: list[tuple[int, _Spreading]] = [(0, _Spreading(0, 1))]  # from which pass on
+        self._spreading = self._spread_by(distance, lanes or replicas) if distance else _Spreading()
+        self._distances: list[tuple[int, _Spreading]] = [(0, _Spreading())]  # from which pass on
         self._ends: list[tuple[int, int]] = []  # (before which pass, slots of a pass), where that was another number
         self._pass: Iterator[Any] = iter(())
 
@@ -194,7 +181,9 @@ class Order:
         """Returns what a resumed run needs for all positions from ``position`` on: plain types, the same on all ranks."""
         del position
         ends = {"ends": [list(entry) for entry in self._ends]} if self._ends else {}
-        return {"distances": [[first, *spreading.state()] for first, spreading in self._distances], **ends}
+        # For one lane it is only the distance.
+        rows = [[first, *(spreading if spreading.lanes > 1 else spreading[:1])] for first, spreading in self._distances]
+        return {"distances": rows, **ends}
 
     def prune(self, position: int) -> None:
         """Forgets what only positions before ``position`` need."""
@@ -214,7 +203,7 @@ class Order:
 
     def _spreading_of(self, pass_number: int) -> _Spreading:
         found = (spreading for first, spreading in reversed(self._distances) if first <= pass_number)
-        return next(found, _Spreading(0, 1)) if pass_number else _Spreading(0, 1)
+        return next(found, _Spreading()) if pass_number else _Spreading()
 
     def _distance(self, pass_number: int) -> int:
         """Returns by how many slots of all lanes a pass is spread."""
@@ -269,10 +258,6 @@ class ShuffledOrder(SequentialOrder):
         return super()._begin(pass_number, offset)
 
     def _indices(self, pass_number: int, slots: Slots) -> list[int]:
-        return self._permuted(pass_number, self._places(pass_number, slots))
-
-    def _places(self, pass_number: int, slots: Slots) -> Slots:
-        """Returns the places of the slots' entries in the pass's own order. It may write into ``slots``."""
         distance, lanes = self._spreading_of(pass_number)
         in_heads = np.flatnonzero(slots < min(2 * distance * lanes, self.length))
         of_lanes = slots[in_heads] % np.uint64(lanes)
@@ -282,11 +267,8 @@ class ShuffledOrder(SequentialOrder):
             positions = slots[here] // np.uint64(lanes)
             moved = positions < len(head)
             slots[here[moved]] = head[positions[moved]] * np.uint64(lanes) + np.uint64(lane)
-        slots %= np.uint64(self.length)
-        return slots
-
-    def _permuted(self, pass_number: int, places: Slots) -> list[int]:
-        result: list[int] = permute(places, self.length, mix(self._seed, pass_number)).tolist()
+        slots %= np.uint64(self.length)  # now the places of the entries in the pass's own order
+        result: list[int] = permute(slots, self.length, mix(self._seed, pass_number)).tolist()
         return result
 
     def _head_of(self, pass_number: int, lane: int) -> Slots:
@@ -294,16 +276,15 @@ class ShuffledOrder(SequentialOrder):
         lanes = self._spreading_of(pass_number).lanes
         known, first = self._heads.get((lanes, lane)), pass_number
         if known is None or known[0] != pass_number:
-            while self._follows_head(first) and not (known is not None and known[0] == first - 1):
+            while not (known is not None and known[0] == first - 1):
+                # The head follows from that of the same lane in the pass before, if that one reaches the end of its pass.
+                (distance, _), (before, lanes_before) = self._spreading_of(first), self._spreading_of(first - 1)
+                if not distance or not before or lanes != lanes_before or not self._reaches_tail(first - 1):
+                    break
                 first -= 1
             for current in range(first, pass_number + 1):
                 self._heads[lanes, lane] = current, self._spread(current, lane)
         return self._heads[lanes, lane][1]
-
-    def _follows_head(self, pass_number: int) -> bool:
-        """Returns whether the head of a lane depends on that of the same lane in the pass before."""
-        (distance, lanes), (before, lanes_before) = self._spreading_of(pass_number), self._spreading_of(pass_number - 1)
-        return bool(distance and before) and lanes == lanes_before and self._reaches_tail(pass_number - 1)
 
     def _spread(self, pass_number: int, lane: int) -> Slots:
         """Works out the head of a lane from the last slots of that lane in the pass before."""
@@ -313,5 +294,5 @@ class ShuffledOrder(SequentialOrder):
         last_seen = {index: len(tail) - i for i, index in enumerate(self._indices(pass_number - 1, tail))}
         in_lane = -(-(self.length - lane) // lanes)
         start = np.arange(min(2 * distance, max(in_lane, 0)), dtype=np.uint64) * np.uint64(lanes) + np.uint64(lane)
-        places, _ = spread(self._permuted(pass_number, start), last_seen, distance)
+        places, _ = spread(permute(start, self.length, mix(self._seed, pass_number)).tolist(), last_seen, distance)
         return np.array(places, dtype=np.uint64)

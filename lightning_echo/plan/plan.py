@@ -12,7 +12,7 @@ from fractions import Fraction
 from functools import cached_property
 from itertools import chain, pairwise
 from math import gcd
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 # ---------------------------------------------------------------------- hashing
 
@@ -55,7 +55,7 @@ class EchoRatio(NamedTuple):
 
     Example:
         >>> ratio = EchoRatio.of(2.5)
-        >>> ratio.fresh_among(10), ratio.fewest_fresh(7), ratio.most_fresh(7), ratio.uses_left(0, 4)
+        >>> ratio.fresh_among(10), ratio.fresh_among(7), ratio.most_fresh(7), ratio.uses_left(0, 4)
         (4, 2, 3, [1, 2, 1, 2])
     """
 
@@ -68,33 +68,17 @@ class EchoRatio(NamedTuple):
         ratio = Fraction(factor).limit_denominator(_DENOMINATOR_LIMIT)
         return cls(ratio.numerator, ratio.denominator)
 
-    @property
-    def fewest_uses(self) -> int:
-        """The fewest uses of an item, ``floor(e)``."""
-        return self.uses // self.per
-
-    @property
-    def most_uses(self) -> int:
-        """The most uses of an item, ``ceil(e)``."""
-        return -(-self.uses // self.per)
-
     def fresh_among(self, count: int) -> int:
-        """Returns how many of the first ``count`` items are fresh."""
+        """Returns how many of the first ``count`` items are fresh. It is also the fewest in a batch of ``count`` items."""
         return count * self.per // self.uses
 
     def most_items(self, fresh: int) -> int:
         """Returns the largest number of items of which ``fresh`` are fresh."""
         return -(-(fresh + 1) * self.uses // self.per) - 1
 
-    def fewest_fresh(self, size: int) -> int:
-        return size * self.per // self.uses
-
     def most_fresh(self, size: int) -> int:
+        """Returns the most fresh items in a batch of ``size`` items."""
         return -(-size * self.per // self.uses)
-
-    def fresh_for(self, echoes: int) -> int:
-        """Returns how many fresh items give ``echoes`` echoes, rounded down. Each gives ``e - 1``."""
-        return echoes * self.per // max(self.uses - self.per, 1)
 
     def uses_left(self, first: int, count: int) -> list[int]:
         """Returns the uses that ``count`` items have left after their first use, if ``first`` fresh items came before them."""
@@ -123,13 +107,12 @@ class Reuse(str, Enum):
     memory = "memory"
     """Echoes are drawn from all items that memory holds."""
 
-    def __str__(self) -> str:
-        return self.value
+    __str__ = str.__str__
 
 
 def smallest_buffer(batch_size: int, factor: float, workers: int) -> int:
     """Returns how many live items a rank needs to fill a batch: ``B - floor(B / e)`` for each worker."""
-    return max(workers, 1) * (batch_size - EchoRatio.of(factor).fewest_fresh(batch_size))
+    return max(workers, 1) * (batch_size - EchoRatio.of(factor).fresh_among(batch_size))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,16 +190,15 @@ class Call(NamedTuple):
     size: int
 
 
+@dataclass(slots=True, eq=False)
 class Live:
-    """A live item, with its position, uses left and uses so far, and the call that read it.
+    """A live item, with its uses left and uses so far, the call that read it, and its index in a list of `Buffer.by_left`."""
 
-    The buffer sets ``list_index``, its index in `Buffer.by_left`.
-    """
-
-    __slots__ = ("call", "left", "list_index", "position", "used")
-
-    def __init__(self, position: int, left: int, used: int, call: Call) -> None:
-        self.position, self.left, self.used, self.call, self.list_index = position, left, used, call, 0
+    position: int
+    left: int
+    used: int
+    call: Call
+    list_index: int = 0
 
 
 class Buffer:
@@ -249,6 +231,10 @@ class Buffer:
         return chain.from_iterable(self.by_left.values())
 
     @property
+    def oldest_call(self) -> int:
+        return min(item.call.first for item in self)
+
+    @property
     def last_use_count(self) -> int:
         """Number of items with one use left. Each of them that is drawn makes room for another item."""
         return len(self.by_left.get(1, ()))
@@ -257,10 +243,7 @@ class Buffer:
         return self.by_left[min(self.by_left)] if self.by_left else []
 
     def state(self) -> dict[str, Any]:
-        """Returns plain types. The order of the live items matters: `draw` chooses them by their index in a list.
-
-        `forget` is left out: the worker of a resumed run holds nothing.
-        """
+        """Returns plain types, without `forget`: the worker of a resumed run holds nothing. The order of the items matters."""
         live = [[item.position, item.left, item.used, *item.call] for item in self]
         uses_left = sum(item.left for item in self)  # follows from `live`, so that a missing item in a state is noticed
         return {"live": live, "uses_left": uses_left, **{name: getattr(self, name) for name in _STATE}}
@@ -276,10 +259,6 @@ class Buffer:
         buffer.by_age = deque(sorted(items, key=lambda item: item.position))
         return buffer
 
-    def start_warming(self) -> None:
-        """Begins to fill the buffer, and sets the counts back."""
-        self.warming, self.staggered, self.delivered, self.fresh = True, 0, 0, 0
-
     def clear(self) -> None:
         """Takes out all items. The caller puts them back, with other uses left."""
         self.by_left, self._count, self.staggered = {}, 0, 0
@@ -291,19 +270,15 @@ class Buffer:
         self._count += 1
 
     def remove(self, item: Live) -> None:
-        self._take(item.left, item.list_index)
-
-    def _take(self, left: int, list_index: int) -> Live:
-        """Takes out an item with ``left`` uses left. The last item of the list takes its place."""
-        others = self.by_left[left]
-        item, last = others[list_index], others.pop()
+        """Takes out an item. The last one of its list takes its place."""
+        others = self.by_left[item.left]
+        last = others.pop()
         if last is not item:
-            others[list_index] = last
-            last.list_index = list_index
+            others[item.list_index] = last
+            last.list_index = item.list_index
         if not others:
-            del self.by_left[left]
+            del self.by_left[item.left]
         self._count -= 1
-        return item
 
     def draw(self, count: int, least_last: int, most_last: int, rand: Callable[[], float]) -> list[Live]:
         """Takes out ``count`` items at random. Each item has the same probability, and each number of uses left gets its share.
@@ -312,12 +287,8 @@ class Buffer:
         Systematic sampling over the items, ordered by uses left, keeps that number steady. So even a buffer that is hardly larger
         than a batch is large enough.
 
-        Args:
-            count: Number of items to draw.
-            least_last: The least number of drawn items with one use left, if there are so many. The plan needs their room.
-            most_last: The largest number of drawn items with one use left, if the others are enough. The next batch needs the
-                rest.
-            rand: Returns uniform random numbers from [0, 1).
+        Of the items with one use left, at least ``least_last`` are drawn, if there are so many, because the plan needs their
+        room. At most ``most_last`` are drawn, if the others are enough: the next batch needs the rest.
         """
         ones, live = self.last_use_count, self._count
         last = int(ones * count / live + rand()) if live else 0
@@ -339,7 +310,11 @@ class Buffer:
     def _draw_from(self, left: int, count: int, rand: Callable[[], float]) -> list[Live]:
         others = self.by_left.get(left, [])
         if count < len(others):
-            return [self._take(left, int(rand() * len(others))) for _ in range(count)]
+            drawn = []
+            for _ in range(count):
+                drawn.append(others[int(rand() * len(others))])
+                self.remove(drawn[-1])
+            return drawn
         self._count -= len(self.by_left.pop(left, []))
         return others
 
@@ -372,11 +347,8 @@ class Buffer:
     def urgent(self, newest: int, max_age: int, advance: int, most_left: int) -> list[Live]:
         """Returns the items that grow too old unless this batch and every later one draws them.
 
-        Args:
-            newest: Position of the newest item after this batch.
-            max_age: Number of positions for which an item may be live.
-            advance: Number of positions from one batch of this worker to its next batch.
-            most_left: The largest number of uses that an item has left.
+        ``newest`` is the position of the newest item after this batch. From one batch of this worker to the next one there are
+        ``advance`` positions. An item has at most ``most_left`` uses left.
         """
         found = []
         too_old = newest + 1 - max_age  # an item here must be drawn in this batch, an item ``advance`` later in the next one
@@ -448,6 +420,10 @@ class Plan(ABC):
         pending: Changes of the factor to come. Each is the number of a batch, and the factor from that batch on.
     """
 
+    # The class of what each worker holds, and its name in a state. Such an object counts the items of its worker's batches
+    # (``delivered``) and the fresh ones among them (``fresh``), and has the positions to drop (``forget``).
+    _holder: ClassVar[Any]
+    _state_name: ClassVar[str]
     _ratio: EchoRatio
 
     def __init__(self, shape: PlanShape, factor: float) -> None:
@@ -459,34 +435,83 @@ class Plan(ABC):
         self._random = random.Random()
         # `Random.seed` calls this for an integer, after a look at the type. So the numbers are the same, at less cost.
         self._seed = super(random.Random, self._random).seed
+        self._held: list[Any] = [self._holder() for _ in range(max(shape.workers, 1))]
+        self._set_factor(factor)
 
     @property
-    @abstractmethod
-    def live_count(self) -> int: ...
-    @abstractmethod
+    def live_count(self) -> int:
+        return sum(map(len, self._held))
+
     def live(self) -> list[LiveItem]:
         """Returns the live items of all workers, oldest first."""
+        return sorted(LiveItem(item.position, item.call) for item in chain.from_iterable(self._held))
 
     @property
-    @abstractmethod
     def oldest_call(self) -> int:
         """First position of the oldest call in which a live item was read. If nothing is live: the next fresh position."""
+        oldest: int = min((held.oldest_call for held in self._held if len(held)), default=self.position)
+        return oldest
 
-    @abstractmethod
     def wanted_fresh(self) -> int:
         """Returns how many fresh items the next batch wants. Ask before `next_batch` if the source may have fewer."""
+        return self._next_size()[2]
 
-    @abstractmethod
     def next_batch(self, missing: int = 0) -> PlannedBatch:
-        """Plans the next batch.
+        """Plans the next batch without the fresh items that are ``missing``, because the source no longer has them.
 
-        Args:
-            missing: Number of its fresh items that the source no longer has. Their echoes are left out, too. Otherwise other
-                items would be used more often than the factor demands, and more of them at the end of each pass.
+        Their echoes are left out, too. Otherwise other items would be used more often than the factor demands.
         """
+        held, size, fresh = self._next_size()
+        if missing:
+            fresh -= missing
+            paid = self._ratio.most_items(held.fresh + fresh) - held.delivered
+            size = min(size - missing, max(paid, fresh))
+        positions: Sequence[int]
+        if self._echoes:
+            echoes, stays_live = self._with_echoes(held, size, fresh)
+            positions = [*range(self.position, self.position + fresh), *echoes]
+        else:  # nothing stays live, and nothing has to be worked out
+            fresh, positions, stays_live = size, range(self.position, self.position + size), bytes(size)
+        batch = PlannedBatch(self.number, self.position, fresh, positions, stays_live, tuple(held.forget))
+        held.forget.clear()
+        self.position, self.number = self.position + fresh, self.number + 1
+        return batch
+
+    def _next_size(self) -> tuple[Any, int, int]:
+        """Applies the changes that are due and drops items that are too old.
+
+        Returns what the next batch's worker holds, the size of the batch, and its number of fresh items.
+        """
+        while self.pending and self.pending[0][0] <= self.number:
+            self._set_factor(self.pending.pop(0)[1])
+        size = self.shape.size_of(self.number)
+        held = self._held[self.number % len(self._held)]
+        if not self._echoes:
+            return held, size, size
+        fresh = self._fresh_count(held, size)
+        while held.drop_until(self.position + fresh - 1 - self.shape.max_age):
+            fresh = self._fresh_count(held, size)
+        return held, size, fresh
+
+    def _steady_fresh(self, held: Any, size: int) -> int:
+        """Returns how many items of a worker's next batch must be fresh by error diffusion."""
+        ratio = self._ratio
+        due: int = ratio.fresh_among(held.delivered + size) - held.fresh
+        return min(max(due, ratio.fresh_among(size)), ratio.most_fresh(size))
 
     @abstractmethod
-    def _set_factor(self, factor: float) -> None: ...
+    def _fresh_count(self, held: Any, size: int) -> int:
+        """Returns the number of fresh items in the next batch of a worker, with what it holds now."""
+
+    @abstractmethod
+    def _with_echoes(self, held: Any, size: int, fresh: int) -> tuple[Sequence[int], bytes]:
+        """Fills the next batch. Returns the positions of its echoes, and which of its items stay live: first the fresh ones."""
+
+    def _set_factor(self, factor: float) -> None:
+        self.factor, self._ratio = factor, EchoRatio.of(factor)
+        self._fewest_uses, self._most_uses = self._ratio.uses // self._ratio.per, -(-self._ratio.uses // self._ratio.per)
+        self._echoes = self._most_uses > 1
+
     def state(self) -> dict[str, Any]:
         """Returns what decides the batches from `number` on, in plain types: positions, never indices."""
         return {
@@ -494,6 +519,7 @@ class Plan(ABC):
             "position": self.position,
             "factor": self.factor,
             "pending": [list(change) for change in self.pending],
+            self._state_name: [held.state() for held in self._held],
         }
 
     @classmethod
@@ -501,28 +527,11 @@ class Plan(ABC):
         plan = cls(shape, state["factor"])
         plan.number, plan.position = state["number"], state["position"]
         plan.pending = [(int(number), float(factor)) for number, factor in state["pending"]]
+        plan._held = [cls._holder.from_state(saved) for saved in state[cls._state_name]]
         return plan
 
     def change_factor(self, number: int, factor: float) -> None:
-        """Applies ``factor`` from batch ``number`` on, instead of all changes that were to come from that batch on.
-
-        Raises ``ValueError`` if the batch is planned already.
-        """
+        """Applies ``factor`` from batch ``number`` on, instead of all changes that were to come from that batch on."""
         if number < self.number:
             raise ValueError(f"batch {number} is planned already, the next one is {self.number}")
         self.pending = [(earlier, before) for earlier, before in self.pending if earlier < number] + [(number, factor)]
-
-    def _apply_changes(self) -> None:
-        while self.pending and self.pending[0][0] <= self.number:
-            _, factor = self.pending.pop(0)
-            self._set_factor(factor)
-
-    def _seed_draws(self) -> None:
-        self._seed(mix(self.shape.seed, self.number))
-
-    def _emit(self, forget: list[int], fresh: int, positions: Sequence[int], stays_live: bytes) -> PlannedBatch:
-        """Returns the next batch, and moves on to the one after it. Empties ``forget``."""
-        batch = PlannedBatch(self.number, self.position, fresh, positions, stays_live, tuple(forget))
-        forget.clear()
-        self.position, self.number = self.position + fresh, self.number + 1
-        return batch

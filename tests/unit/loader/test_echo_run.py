@@ -270,7 +270,7 @@ def test_the_name_of_one_of_several_begins_what_it_says_and_gives_it_a_seed_of_i
     for name in ("scans", "text"):
         torch.manual_seed(1)
         run = run_over(seed=None, shuffle=True, generator=torch.Generator().manual_seed(3))
-        run.name = name
+        run.says.name = name
         epoch_of(run, 1)
         runs.append(run)
     assert runs[0].seed != runs[1].seed

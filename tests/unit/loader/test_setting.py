@@ -133,16 +133,17 @@ def test_ranks_that_share_their_data_are_still_told_apart(monkeypatch):
 
 @pytest.mark.parametrize(("point", "size", "batches"), [(EXAMPLES, 8, 2), (EXAMPLES, 9, 3), (BATCHES, 5, 5)])
 def test_a_buffer_is_filled_by_as_many_batches_as_hold_it(point, size, batches):
-    assert setting(point, size).filling_batches() == batches
+    made = setting(point, size)
+    assert made.kind.filling_batches(made.layout(), made.buffer_size, made.reuse) == batches
 
 
 def test_a_buffer_that_the_factor_outgrows_is_refused_at_once_and_later():
     with pytest.raises(ValueError, match="buffer_size=1 is too small for factor=2"):
         setting(buffer_size=1)
     tight = setting(buffer_size=2)
-    tight.check_buffer(2.0)
+    tight.buffer.check(2.0)
     with pytest.raises(ValueError, match="buffer_size=2 is too small for factor=4"):
-        tight.check_buffer(4.0)
+        tight.buffer.check(4.0)
 
 
 def test_short_memory_is_warned_of_only_where_the_size_was_chosen(monkeypatch):

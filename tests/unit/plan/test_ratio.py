@@ -41,9 +41,9 @@ def test_so_many_items_are_the_most_that_so_many_fresh_ones_pay_for(factor, fres
 @given(ratios, st.integers(1, 500))
 def test_a_batch_has_the_floor_or_the_ceiling_of_its_share(factor, size):
     ratio = ratio_of(factor)
-    assert (ratio.fewest_fresh(size), ratio.most_fresh(size)) == (floor(size / factor), ceil(size / factor))
+    assert (ratio.fresh_among(size), ratio.most_fresh(size)) == (floor(size / factor), ceil(size / factor))
     shares = {ratio.fresh_among(first + size) - ratio.fresh_among(first) for first in range(0, 20 * size, size)}
-    assert shares <= {ratio.fewest_fresh(size), ratio.most_fresh(size)}
+    assert shares <= {ratio.fresh_among(size), ratio.most_fresh(size)}
 
 
 @given(ratios, st.integers(0, 1000), st.integers(0, 200))
@@ -52,7 +52,7 @@ def test_the_first_i_fresh_items_get_floor_i_e_uses_wherever_one_begins(factor, 
     left = ratio.uses_left(first, count)
     assert len(left) == count
     assert sum(left) + count == floor((first + count) * factor) - floor(first * factor)
-    assert {uses + 1 for uses in left} <= {ratio.fewest_uses, ratio.most_uses}
+    assert {uses + 1 for uses in left} <= {floor(factor), ceil(factor)}
     assert ratio.uses_left(first, 7) + ratio.uses_left(first + 7, count) == ratio.uses_left(first, 7 + count)
 
 
