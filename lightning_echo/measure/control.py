@@ -249,12 +249,8 @@ class Controller(ABC):
         """
 
 
-def state_by_kind(controller: Controller) -> dict[str, Any]:
-    return {type(controller).__name__: controller.state_dict()}
-
-
 def load_state_by_kind(controller: Controller, state: dict[str, Any]) -> None:
-    """Restores the state that `state_by_kind` returned; the state of another class of controller is ignored."""
+    """Restores a state by the name of its controller's class; the state of another class is ignored."""
     name = type(controller).__name__
     if (own := entry(state, name, dict | None, None)) is not None:
         controller.load_state_dict(own)
@@ -295,59 +291,43 @@ def as_number(name: str, value: Any) -> float:
 class PipelineCosts:
     """The seconds that one batch costs if all its examples are fresh.
 
-    Attributes:
-        insertion_point: The name of an `InsertionPoint`, but not ``"auto"``.
-        source_seconds: Worker time per batch before the insertion point.
-        rest_seconds: Worker time per batch after the insertion point, without collate.
-        collate_seconds: Worker time per batch for collate.
-        device_seconds: Time per step in which the device is busy, transfer included.
-        workers: Number of worker processes. With 0, loading and training take turns.
-
     Example:
         >>> costs = PipelineCosts("after_augmentation", 0.08, 0.0, 0.0, device_seconds=0.01, workers=2)
         >>> costs.step_seconds(1), costs.step_seconds(4), costs.speedup(8), costs.feeding_factor()
         (0.04, 0.01, 4.0, 4.0)
     """
 
-    insertion_point: str
-    source_seconds: float
-    rest_seconds: float
-    collate_seconds: float
-    device_seconds: float
-    workers: int
+    insertion_point: str  # the name of an `InsertionPoint`, but not "auto"
+    source_seconds: float  # of a worker per batch, before the insertion point
+    rest_seconds: float  # of a worker per batch, after the insertion point, without collate
+    collate_seconds: float  # of a worker per batch
+    device_seconds: float  # per step in which the device is busy, transfer included
+    workers: int  # with 0, loading and training take turns
 
     @classmethod
     def of_waiting(cls, step_seconds: float, idle_fraction: float, factor: float, workers: int = 1) -> PipelineCosts:
-        """Returns the costs of a pipeline whose workers cannot be measured, from the waiting of the steps.
-
-        While the device waits, a step lasts as long as the host needs for a batch; without workers the host needs the time that
-        the device waited. Whole batches are assumed to be reused.
-
-        Args:
-            idle_fraction: It must be clearly more than 0.
-            workers: Only 0 makes a difference.
-        """
+        """Returns the costs of a pipeline whose workers cannot be measured, from waiting that is clearly more than 0."""
+        # While the device waits, a step lasts as long as the host needs for a batch; without workers the host needs the time
+        # that the device waited. Whole batches are assumed to be reused.
         host = step_seconds if workers else step_seconds * idle_fraction
         return cls(earliest(Needs.batches).value, host * factor, 0.0, 0.0, step_seconds * (1 - idle_fraction), min(workers, 1))
 
     @property
     def reused_seconds(self) -> float:
         """Worker time per batch that echoing saves."""
-        return self._total_seconds if InsertionPoint(self.insertion_point).by_batches else self.source_seconds
+        if InsertionPoint(self.insertion_point).by_batches:
+            return self.source_seconds + self.rest_seconds + self.collate_seconds
+        return self.source_seconds
 
     @property
     def redone_seconds(self) -> float:
         """Worker time per batch that no echo factor saves."""
-        return self._total_seconds - self.reused_seconds
+        return self.source_seconds + self.rest_seconds + self.collate_seconds - self.reused_seconds
 
     @property
     def upstream_seconds(self) -> float:
         """Host time per fresh batch when all workers work on it: the paper's upstream time."""
         return self.reused_seconds / max(self.workers, 1)
-
-    @property
-    def _total_seconds(self) -> float:
-        return self.source_seconds + self.rest_seconds + self.collate_seconds
 
     def host_seconds(self, factor: float) -> float:
         return (self.reused_seconds / factor + self.redone_seconds) / max(self.workers, 1)
@@ -386,20 +366,16 @@ class PipelineCosts:
     def at_later_points(self) -> list[PipelineCosts]:
         """Returns the costs at each later insertion point whose cost is known, earliest first.
 
-        More of the pipeline is reused there. ``after_transfer`` is left out, because the transfer takes no host time.
+        ``after_transfer`` is left out, because the transfer takes no host time.
         """
         source = self.source_seconds + self.rest_seconds
         return [
             replace(self, insertion_point=point.value, source_seconds=source, rest_seconds=0.0)
-            for point in self._later()
+            for point in self.later_points()
             if "augment" in point.properties.reused and "transfer" in point.properties.redone
         ]
 
-    def later_points_of_unknown_cost(self) -> list[InsertionPoint]:
-        """Returns the later points that reuse an unmeasured part of ``rest_seconds``."""
-        return [point for point in self._later() if "augment" in point.properties.redone]
-
-    def _later(self) -> tuple[InsertionPoint, ...]:
+    def later_points(self) -> tuple[InsertionPoint, ...]:
         return POINTS[POINTS.index(InsertionPoint(self.insertion_point)) + 1 :]
 
 
@@ -419,9 +395,7 @@ ENOUGH_STEPS = 100  # 5% of idle time is then five steps' worth: more than one l
 
 
 class RecentSteps:
-    """The means over the latest steps with one factor.
-
-    An epoch of fewer than ``enough`` steps is joined with the epochs before it, up to that number of steps in all.
+    """The means over the latest steps with one factor, at most ``enough`` of them.
 
     Example:
         >>> recent = RecentSteps()
@@ -438,8 +412,7 @@ class RecentSteps:
     def joined(self, epoch: Observation) -> Observation:
         """Adds an epoch, and returns it joined with the epochs before it that had the same factor.
 
-        An epoch that was not measured is returned as it is, and not added. The result has at most ``enough`` steps, unless the
-        epoch itself has more. A result with fewer than `FEWEST_STEPS` steps has no means.
+        An epoch that was not measured is returned as it is. A result with fewer than `FEWEST_STEPS` steps has no means.
         """
         if epoch.idle_fraction is None or epoch.step_seconds is None:
             return epoch
@@ -450,7 +423,6 @@ class RecentSteps:
         return replace(joined, idle_fraction=None, step_seconds=None) if 0 < joined.steps < FEWEST_STEPS else joined
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state in plain types; empty before the first epoch."""
         return {} if self._joined is None else observation_state(self._joined)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -481,28 +453,23 @@ def mean_over_steps(before: Observation, now: Observation, enough: float = math.
     """
     steps = int(min(before.steps + now.steps, enough))
     share = now.steps / steps
-    waited = _mean(wait_per_step(before), wait_per_step(now), share)
-    seconds = _mean(before.step_seconds or 0.0, now.step_seconds or 0.0, share)
-    costs = now.costs
-    if costs is not None and before.costs is not None and are_of_same_pipeline(costs, before.costs):
-        costs = _mean_costs(before.costs, costs, share)
+
+    def mean(of_before: float, of_now: float) -> float:
+        return (1 - share) * of_before + share * of_now
+
+    waited = mean(wait_per_step(before), wait_per_step(now))
+    seconds = mean(before.step_seconds or 0.0, now.step_seconds or 0.0)
+    earlier, costs = before.costs, now.costs
+    if costs is not None and earlier is not None and are_of_same_pipeline(costs, earlier):
+        costs = replace(
+            costs,
+            source_seconds=mean(earlier.source_seconds, costs.source_seconds),
+            rest_seconds=mean(earlier.rest_seconds, costs.rest_seconds),
+            collate_seconds=mean(earlier.collate_seconds, costs.collate_seconds),
+            device_seconds=mean(earlier.device_seconds, costs.device_seconds),
+        )
     return replace(now, steps=steps, idle_fraction=waited / seconds if seconds else 0.0, step_seconds=seconds, costs=costs)
 
 
 def wait_per_step(observation: Observation) -> float:
-    """Returns the measured waiting per step, in seconds."""
     return (observation.idle_fraction or 0.0) * (observation.step_seconds or 0.0)
-
-
-def _mean(before: float, now: float, share: float) -> float:
-    return (1 - share) * before + share * now
-
-
-def _mean_costs(before: PipelineCosts, now: PipelineCosts, share: float) -> PipelineCosts:
-    return replace(
-        now,
-        source_seconds=_mean(before.source_seconds, now.source_seconds, share),
-        rest_seconds=_mean(before.rest_seconds, now.rest_seconds, share),
-        collate_seconds=_mean(before.collate_seconds, now.collate_seconds, share),
-        device_seconds=_mean(before.device_seconds, now.device_seconds, share),
-    )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from numbers import Integral
+from operator import attrgetter
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,13 @@ from lightning_echo.measure.control import (
     Reason,
     as_number,
     load_state_by_kind,
-    state_by_kind,
 )
 from lightning_echo.measure.summary import FactorUse, RunSummary
 from lightning_echo.schema import entry, state_of
 
 # ---------------------------------------------------------------------- guard
+
+_OF_GUARDED = "The attribute of the guarded controller."
 
 
 class MetricGuard(Controller):
@@ -92,20 +94,10 @@ class MetricGuard(Controller):
         options = f"monitor={self.monitor!r}, mode={self.mode!r}, patience={self.patience}"
         return f"MetricGuard({self.controller!r}, {options}, min_delta={self.min_delta:g}, shrink={self.shrink:g})"
 
-    @property
-    def first_after_steps(self) -> int | None:  # type: ignore[override]  # read only
-        """The attribute of the guarded controller."""
-        return self.controller.first_after_steps
-
-    @property
-    def every_n_steps(self) -> int | None:  # type: ignore[override]
-        """The attribute of the guarded controller."""
-        return self.controller.every_n_steps
-
-    @property
-    def asked_after(self) -> Collection[int]:  # type: ignore[override]
-        """The attribute of the guarded controller."""
-        return self.controller.asked_after
+    # Read only: the attributes of the guarded controller.
+    first_after_steps = property(attrgetter("controller.first_after_steps"), doc=_OF_GUARDED)
+    every_n_steps = property(attrgetter("controller.every_n_steps"), doc=_OF_GUARDED)
+    asked_after = property(attrgetter("controller.asked_after"), doc=_OF_GUARDED)
 
     def initial_factor(self) -> float | None:
         return self.controller.initial_factor()
@@ -115,57 +107,47 @@ class MetricGuard(Controller):
 
     def decide(self, observation: Observation) -> Decision:
         wanted = self.controller.decide(observation)
-        finding = self._look(observation)
+        value = observation.metrics.get(self.monitor)
+        if value is None:
+            # Within an epoch it need not be logged. What a module logs in its own ``on_train_epoch_end`` reaches callbacks one
+            # epoch late: only the second epoch without it is an error.
+            self._missing += observation.validated and observation.moment is Moment.epoch_end
+            if self._missing > 1:
+                known = ", ".join(sorted(observation.metrics)) or "none"
+                raise ValueError(f"monitor={self.monitor!r} is not logged. Logged are: {known}. Log it, or choose one of them")
+            finding = f"{self.monitor} is not logged yet"
+        else:
+            self._missing = 0
+            is_new = self.monitor in observation.logged
+            finding = self._check(value, observation.factor) if is_new else f"{self.monitor} {value:.4g} is not new"
         if wanted.factor <= self._ceiling:
             return wanted
         message = f"{finding}: at most factor {self._ceiling:g} instead of {wanted.factor:g}"
         return Decision(self._ceiling, Reason.guarded, message)
 
-    def _look(self, observation: Observation) -> str:
-        """Moves the ceiling if the metric has a new value, and returns a text about the metric."""
-        value = observation.metrics.get(self.monitor)
-        if value is None:
-            self._check_known(observation)
-            return f"{self.monitor} is not logged yet"
-        self._missing = 0
-        is_new = self.monitor in observation.logged
-        return self._check(value, observation.factor) if is_new else f"{self.monitor} {value:.4g} is not new"
-
-    def _check_known(self, observation: Observation) -> None:
-        """Raises a ValueError if the metric was missing at the ends of two epochs; within an epoch it need not be logged.
-
-        A metric that the module logs in its own ``on_train_epoch_end`` reaches callbacks one epoch late.
-        """
-        self._missing += observation.validated and observation.moment is Moment.epoch_end
-        if self._missing > 1:
-            known = ", ".join(sorted(observation.metrics)) or "none"
-            raise ValueError(f"monitor={self.monitor!r} is not logged. Logged are: {known}. Log it, or choose one of them")
-
     def _check(self, value: float, factor: float) -> str:
+        """Moves the ceiling after ``patience`` checks in a row, and returns a text about the metric."""
         best, sign = self._best, 1 if self.mode == "min" else -1
         is_better = not math.isnan(value) and (best is None or sign * (best - value) > self.min_delta)
         self._row = max(self._row, 0) + 1 if is_better else min(self._row, 0) - 1
         finding = f"{self.monitor} {value:.4g}, best {value if best is None else best:.4g}"
         if abs(self._row) >= self.patience:
-            self._move_ceiling(factor, up=is_better)
             self._row = 0
+            if is_better:
+                self._ceiling /= self.shrink
+                if self._ceiling >= self._first_ceiling:
+                    self._ceiling = self._first_ceiling = math.inf
+            else:
+                if self._ceiling == math.inf:
+                    self._ceiling = self._first_ceiling = factor
+                self._ceiling = max(1.0, self._ceiling * self.shrink)
         if is_better:
             self._best = value
         return finding
 
-    def _move_ceiling(self, factor: float, *, up: bool) -> None:
-        if up:
-            self._ceiling /= self.shrink
-            if self._ceiling >= self._first_ceiling:
-                self._ceiling = self._first_ceiling = math.inf
-            return
-        if self._ceiling == math.inf:
-            self._ceiling = self._first_ceiling = factor
-        self._ceiling = max(1.0, self._ceiling * self.shrink)
-
     def state_dict(self) -> dict[str, Any]:
         return {
-            "controller": state_by_kind(self.controller),
+            "controller": {type(self.controller).__name__: self.controller.state_dict()},
             "best": self._best,
             "row": self._row,
             "ceiling": self._ceiling,
@@ -200,7 +182,18 @@ class FactorSchedule(Controller):
     """
 
     def __init__(self, factors: dict[int, float]) -> None:
-        self.factors = _check_schedule(factors)
+        if not isinstance(factors, Mapping):
+            raise TypeError(f"factors must map epochs to echo factors, e.g. {{0: 1.0, 2: 4.0}}, got {factors!r}")
+        if not factors:
+            raise ValueError("factors must have at least one entry, e.g. {0: 1.0, 2: 4.0}, got {}")
+        for epoch, factor in factors.items():
+            if isinstance(epoch, bool) or not isinstance(epoch, Integral):
+                raise TypeError(f"factors must have epochs (integers) as keys, got {epoch!r}")
+            if epoch < 0:
+                raise ValueError(f"factors must have epochs from 0 on as keys, got {epoch}; 0 is the first epoch")
+            if not 1 <= as_number(f"factors[{epoch}]", factor) < math.inf:
+                raise ValueError(f"factors[{epoch}] must be a finite number >= 1, got {factor!r}; 1 switches echoing off")
+        self.factors = {int(epoch): float(factors[epoch]) for epoch in sorted(factors)}
 
     @classmethod
     def from_summary(cls, path: str | PathLike[str]) -> FactorSchedule:
@@ -246,8 +239,17 @@ class _Replay(FactorSchedule):
 
     def __init__(self, path: str | PathLike[str]) -> None:
         self._path = Path(path)
+        self._uses: dict[int, FactorUse] = {}  # by the number of batches after which the controller decided on them
         try:
-            self._uses = _check_uses(RunSummary.from_json(self._path.read_text(encoding="utf-8")).decisions)
+            decisions = RunSummary.from_json(self._path.read_text(encoding="utf-8")).decisions
+            if not decisions or decisions[0].step != 0:
+                raise ValueError("it does not tell with which factor the run began")
+            for use in decisions:
+                if use.step is None:
+                    raise ValueError(f"factor {use.factor:g} from batch {use.batch} on was not decided on by the controller")
+                if not 1 <= as_number("factor", use.factor) < math.inf:
+                    raise ValueError(f"a factor must be a finite number >= 1, got {use.factor!r}")
+                self._uses[use.step] = use
         except ValueError as error:
             raise ValueError(f"{self._path} cannot be replayed: {error}") from error
         self.asked_after = frozenset(step for step in self._uses if step)
@@ -274,32 +276,3 @@ class _Replay(FactorSchedule):
             return Decision(observation.factor, Reason.scheduled, f"no decision after batch {after} of {self._path}")
         since = use.batch if isinstance(use.batch, int) else None
         return Decision(use.factor, Reason.scheduled, f"as after batch {after} of {self._path}", since)
-
-
-def _check_uses(decisions: Sequence[FactorUse]) -> dict[int, FactorUse]:
-    """Returns decisions by the number of batches after which they were made; raises a ValueError if they cannot be replayed."""
-    if not decisions or decisions[0].step != 0:
-        raise ValueError("it does not tell with which factor the run began")
-    uses: dict[int, FactorUse] = {}
-    for use in decisions:
-        if use.step is None:
-            raise ValueError(f"factor {use.factor:g} from batch {use.batch} on was not decided on by the controller")
-        if not 1 <= as_number("factor", use.factor) < math.inf:
-            raise ValueError(f"a factor must be a finite number >= 1, got {use.factor!r}")
-        uses[use.step] = use
-    return uses
-
-
-def _check_schedule(factors: Any) -> dict[int, float]:
-    if not isinstance(factors, Mapping):
-        raise TypeError(f"factors must map epochs to echo factors, e.g. {{0: 1.0, 2: 4.0}}, got {factors!r}")
-    if not factors:
-        raise ValueError("factors must have at least one entry, e.g. {0: 1.0, 2: 4.0}, got {}")
-    for epoch, factor in factors.items():
-        if isinstance(epoch, bool) or not isinstance(epoch, Integral):
-            raise TypeError(f"factors must have epochs (integers) as keys, got {epoch!r}")
-        if epoch < 0:
-            raise ValueError(f"factors must have epochs from 0 on as keys, got {epoch}; 0 is the first epoch")
-        if not 1 <= as_number(f"factors[{epoch}]", factor) < math.inf:
-            raise ValueError(f"factors[{epoch}] must be a finite number >= 1, got {factor!r}; 1 switches echoing off")
-    return {int(epoch): float(factors[epoch]) for epoch in sorted(factors)}

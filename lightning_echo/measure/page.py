@@ -70,16 +70,13 @@ _NARROWEST = 12  # least width of the first column; longer text continues on the
 
 @dataclass(frozen=True)
 class Table:
-    """A table. The first cell of a row has words, the others have figures.
-
-    ``shares`` has the share of each row in the whole, for a bar next to the row; empty if the rows are not parts of a whole.
-    """
+    """A table. The first cell of a row has words, the others have figures."""
 
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     remarks: tuple[str, ...] = ()
-    shares: tuple[float, ...] = ()
+    shares: tuple[float, ...] = ()  # of each row in the whole, for a bar next to it; empty if the rows are not parts of a whole
 
 
 def as_text(table: Table) -> str:
@@ -92,11 +89,15 @@ def as_text(table: Table) -> str:
       Each is a median.
     """
     rows = [table.columns, *table.rows]
-    bars = ["", *(_bar(share) for share in table.shares)] if table.shares else [""] * len(rows)
+    bars = ["", *(_GAP + "#" * round(_BAR * share) for share in table.shares)] if table.shares else [""] * len(rows)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     others = len(_INDENT) + sum(len(_GAP) + width for width in widths[1:]) + max(map(len, bars))
     widths[0] = min(widths[0], max(_NARROWEST, _COLUMNS - others))
-    lines = [line for row, bar in zip(rows, bars, strict=True) for line in _row(row, widths, bar)]
+    lines = []
+    for row, bar in zip(rows, bars, strict=True):
+        words = wrap(row[0], widths[0], subsequent_indent=_INDENT) or [""]
+        figures = "".join(_GAP + cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))
+        lines += [f"{_INDENT}{line}".rstrip() for line in (f"{words[0].ljust(widths[0])}{figures}{bar}", *words[1:])]
     return "\n".join([table.title, *lines, *map(as_sentence, table.remarks)])
 
 
@@ -113,17 +114,6 @@ def verdict_blocks(message: str, why: Sequence[str], lines: Sequence[str]) -> li
 def as_sentence(text: str) -> str:
     """Returns a text in indented lines; those after the first are indented further."""
     return fill(text, _COLUMNS, initial_indent=_INDENT, subsequent_indent=2 * _INDENT, break_on_hyphens=False)
-
-
-def _row(cells: tuple[str, ...], widths: list[int], bar: str) -> list[str]:
-    words = wrap(cells[0], widths[0], subsequent_indent=_INDENT) or [""]
-    figures = "".join(_GAP + cell.rjust(width) for cell, width in zip(cells[1:], widths[1:], strict=True))
-    lines = [f"{words[0].ljust(widths[0])}{figures}{bar}", *words[1:]]
-    return [f"{_INDENT}{line}".rstrip() for line in lines]
-
-
-def _bar(share: float) -> str:
-    return _GAP + "#" * round(_BAR * share)
 
 
 # ---------------------------------------------------------------------- html page
@@ -173,14 +163,11 @@ $notes
 
 @dataclass(frozen=True)
 class HtmlPage:
-    """The contents of a page, from top to bottom. All of it except the SVG ``figure`` is plain text: a tag is shown as it is.
-
-    ``figure_words`` describe the figure to people who cannot see it.
-    """
+    """The contents of a page, from top to bottom. All of it except ``figure`` is plain text: a tag is shown as it is."""
 
     headline: str
-    figure: str
-    figure_words: str
+    figure: str  # an SVG element
+    figure_words: str  # for people who cannot see the figure
     tables: Sequence[Table]
     verdict: str = ""
     why: Sequence[str] = ()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lightning_echo.measure import page as figure
 from lightning_echo.measure.control import busy, number_of, percent, three_digits
@@ -25,7 +25,7 @@ from lightning_echo.measure.page import (
     new_figure,
     verdict_blocks,
 )
-from lightning_echo.measure.summary import EpochReport, FactorUse, RunSummary
+from lightning_echo.measure.summary import EpochReport, FactorUse, RunSummary, RunVerdict, seconds_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -50,79 +50,63 @@ def headline(summary: RunSummary) -> str:
     reports = summary.reports
     if not reports:
         return "Training that ended within its first epoch"
-    waited = sum(report.steps * (report.data_wait_seconds or 0) for report in reports)
-    total = waited + sum(report.steps * (report.step_seconds or 0) for report in reports)
+    waited, worked = seconds_of(reports)
+    total = waited + worked
     found = busy(waited / total) if total else "how long the accelerator waited for input is not known"
     return f"Training, {number_of(len(reports), 'epoch', 'epochs')}: {found}"
 
 
 def tables(summary: RunSummary, most_rows: int | None = None) -> list[Table]:
     """Returns the tables of a run. A table longer than ``most_rows`` shows its last rows, with a remark; None shows all."""
-    return [_last_of(table, most_rows) for table in (_epochs(summary.reports), _factors(summary.decisions)) if table.rows]
+    found = []
+    for table in (_epochs(summary.reports), _factors(summary.decisions)):
+        left_out = 0 if most_rows is None else len(table.rows) - most_rows
+        if left_out > 0:
+            remark = f"{number_of(left_out, 'earlier row is', 'earlier rows are')} left out here; the page (--html) has all."
+            table = Table(table.title, table.columns, table.rows[left_out:], (remark, *table.remarks))
+        if table.rows:
+            found.append(table)
+    return found
+
+
+def _count(examples: int) -> str:
+    return f"{examples:,}" if examples < _MOST_DIGITS else f"{examples / _MILLION:,.0f} M"
+
+
+_COLUMNS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (  # heading, attribute of `EpochReport`, how it is written
+    ("epoch", "epoch", str),
+    ("factor", "factor", "{:.4g}".format),
+    ("idle", "idle_fraction", percent),
+    ("examples/s", "examples_per_second", three_digits),
+    ("fresh", "fresh_examples", _count),
+    ("echoed", "echoed_examples", _count),
+    ("passes", "passes", three_digits),
+    (_START, "first_batch_seconds", three_digits),
+    ("cache hits", "cache_hit_fraction", percent),
+    ("missed", "missed_examples", _count),
+)
 
 
 def _epochs(reports: Sequence[EpochReport]) -> Table:
-    columns: list[tuple[str, Callable[[EpochReport], str]]] = [
-        ("epoch", lambda report: f"{report.epoch}"),
-        ("factor", lambda report: f"{report.factor:.4g}"),
-        ("idle", lambda report: _percent(report.idle_fraction)),
-        ("examples/s", lambda report: _digits(report.examples_per_second)),
-        ("fresh", lambda report: _count(report.fresh_examples)),
-        ("echoed", lambda report: _count(report.echoed_examples)),
-        ("passes", lambda report: _digits(report.passes)),
-        (_START, lambda report: _digits(report.first_batch_seconds)),
-        ("cache hits", lambda report: _percent(report.cache_hit_fraction)),
-        ("missed", lambda report: _count(report.missed_examples)),
-    ]
-    cells = [[cell(report) for report in reports] for _, cell in columns]
-    kept = [number for number, column in enumerate(cells) if any(column)]
-    rows = tuple(zip(*(cells[number] for number in kept), strict=True))
-    headings = tuple(columns[number][0] for number in kept)
-    return Table("Epochs", headings, rows, (_COUNTED, _STARTS) if _START in headings else (_COUNTED,))
+    columns = {}
+    for heading, name, written in _COLUMNS:
+        values = [getattr(report, name) for report in reports]
+        if any(value is not None for value in values):
+            columns[heading] = ["" if value is None else written(value) for value in values]
+    remarks = (_COUNTED, _STARTS) if _START in columns else (_COUNTED,)
+    return Table("Epochs", tuple(columns), tuple(zip(*columns.values(), strict=True)), remarks)
 
 
 def _factors(uses: Sequence[FactorUse]) -> Table:
     """Returns the factors with their reasons; no row if the run had only one factor."""
-    rows = tuple((_reason(use), f"{use.factor:.4g}", _step(use), _batch(use)) for use in uses)
+    rows = []
+    for use in uses if len(uses) > 1 else ():
+        why = use.message or ("at the beginning" if use.step == 0 else use.reason)
+        batches = [use.batch] if isinstance(use.batch, int) else use.batch.values()
+        first_and_last = " to ".join(f"{batch:,}" for batch in sorted({min(batches), max(batches)}))
+        rows.append((why, f"{use.factor:.4g}", "" if use.step is None else f"{use.step:,}", first_and_last))
     remarks = ("A factor counts from the first batch on that was not planned yet when it was decided on.",)
-    return Table("Factors", ("why", "factor", "decided after batch", "from batch"), rows if len(rows) > 1 else (), remarks)
-
-
-def _reason(use: FactorUse) -> str:
-    return use.message or ("at the beginning" if use.step == 0 else use.reason)
-
-
-def _step(use: FactorUse) -> str:
-    return "" if use.step is None else f"{use.step:,}"
-
-
-def _batch(use: FactorUse) -> str:
-    if isinstance(use.batch, int):
-        return f"{use.batch:,}"
-    batches = sorted(set(use.batch.values()))
-    return " to ".join(f"{batch:,}" for batch in dict.fromkeys((batches[0], batches[-1])))
-
-
-def _last_of(table: Table, most_rows: int | None) -> Table:
-    left_out = 0 if most_rows is None else len(table.rows) - most_rows
-    if left_out <= 0:
-        return table
-    remark = f"{number_of(left_out, 'earlier row is', 'earlier rows are')} left out here; the page (--html) has all."
-    return Table(table.title, table.columns, table.rows[left_out:], (remark, *table.remarks))
-
-
-def _count(examples: int | None) -> str:
-    if examples is None:
-        return ""
-    return f"{examples:,}" if examples < _MOST_DIGITS else f"{examples / _MILLION:,.0f} M"
-
-
-def _percent(share: float | None) -> str:
-    return "" if share is None else percent(share)
-
-
-def _digits(number: float | None) -> str:
-    return "" if number is None else three_digits(number)
+    return Table("Factors", ("why", "factor", "decided after batch", "from batch"), tuple(rows), remarks)
 
 
 # ---------------------------------------------------------------------- run plot
@@ -143,44 +127,31 @@ _THIN, _THICK = 1.0, 2.0
 _BETWEEN_LABELS = 0.12  # share of the width: labels with less distance would overlap
 
 
-@dataclass(frozen=True)
-class _Places:
-    """The places of a run's batches on the x axis.
-
-    ``ends`` has the number of batches of the run up to the end of each epoch; empty if some epoch's number is unknown.
-    """
-
-    ends: tuple[int, ...]
-
-    @classmethod
-    def of(cls, reports: Sequence[EpochReport]) -> _Places:
-        is_whole = all(report.steps and report.epoch == number for number, report in enumerate(reports))
-        return cls(tuple(accumulate(report.steps for report in reports)) if is_whole else ())
-
-    def of_batch(self, batch: int) -> float:
-        """Returns the place of a batch. After the last epoch, batches keep the distance of the last epoch."""
-        epoch = min(bisect_left(self.ends, batch), len(self.ends) - 1)
-        begin = self.ends[epoch - 1] if epoch else 0
-        return epoch + (batch - begin) / (self.ends[epoch] - begin)
-
-    def is_within_epoch(self, use: FactorUse) -> bool:
-        """Whether a factor was decided on before the end of an epoch and after the beginning of the run."""
-        return bool(use.step) and use.step not in self.ends
-
-    def is_seen(self, use: FactorUse) -> bool:
-        """Whether the run trained with the factor, as far as is known: it may have ended before the first such batch."""
-        return _first_batch(use) < self.ends[-1] or (use.step or 0) > self.ends[-1]
-
-
 def draw(summary: RunSummary, title: str = "") -> Figure:
     """Draws a panel for each measured quantity, with ``title`` above the panels."""
-    panels = _panels(summary)
+    reports = summary.reports
+    has_idle = any(report.idle_fraction is not None for report in reports)
+    has_hits = any(report.cache_hit_fraction is not None for report in reports)
+    has_missed = any(report.missed_examples is not None for report in reports)
+    quantities: list[tuple[bool, str, Callable[[Axes, RunSummary], None]]] = [
+        (True, "echo factor", _draw_factor),
+        (has_idle, "idle: share of the time that was spent waiting for input", partial(_draw_share, "idle_fraction", VERMILION)),
+        (bool(reports), "examples in the run so far", _draw_examples),
+        (
+            has_hits,
+            "cache hits: share of the fresh examples that the cache had",
+            partial(_draw_share, "cache_hit_fraction", ORANGE),
+        ),
+        (has_missed, "missed examples in the run so far: other trainings had them", _draw_missed),
+    ]
+    panels = [(words, panel) for has_data, words, panel in quantities if has_data]
     lines = fill(title, _TITLE_COLUMNS)
     above = _LINE * (lines.count("\n") + 1) if lines else 0.0
     figure = new_figure(8, _PANEL * len(panels) + _REST + above)
     every = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
-    for axes, panel in zip(every, panels, strict=True):
+    for axes, (words, panel) in zip(every, panels, strict=True):
         panel(axes, summary)
+        axes.set_title(words, loc="left", fontsize=10)
         axes.grid(alpha=0.3)
         axes.spines[["right", "top"]].set_visible(False)
         axes.margins(x=0.01)
@@ -191,35 +162,34 @@ def draw(summary: RunSummary, title: str = "") -> Figure:
     return figure
 
 
-def _panels(summary: RunSummary) -> list[Callable[[Axes, RunSummary], None]]:
-    reports = summary.reports
-    has_data = {
-        _draw_factor: True,
-        _draw_idle: any(report.idle_fraction is not None for report in reports),
-        _draw_examples: bool(reports),
-        _draw_hits: any(report.cache_hit_fraction is not None for report in reports),
-        _draw_missed: any(report.missed_examples is not None for report in reports),
-    }
-    return [panel for panel, has in has_data.items() if has]
-
-
 def _draw_factor(axes: Axes, summary: RunSummary) -> None:
-    reports, uses, places = summary.reports, summary.decisions, _Places.of(summary.reports)
+    reports, uses = summary.reports, summary.decisions
+    # The number of batches of the run up to the end of each epoch, if all epochs are known.
+    is_whole = all(report.steps and report.epoch == number for number, report in enumerate(reports))
+    ends = list(accumulate(report.steps for report in reports)) if is_whole else []
     if not reports:  # the run ended in its first epoch
         batches, factors = [_first_batch(use) for use in uses], [use.factor for use in uses]
         axes.step(batches, factors, "o-", where="post", color=BLUE)
-    elif not places.ends or not uses:
+    elif not ends or not uses:
         factors = [report.factor for report in reports]
         axes.plot(*_levels(reports, factors), color=BLUE, linewidth=_thickness(reports))
     else:
-        seen = [(places.of_batch(_first_batch(use)), use) for use in uses if places.is_seen(use)]
+        # The run may have ended before the first batch with a factor.
+        trained_with = [use for use in uses if _first_batch(use) < ends[-1] or (use.step or 0) > ends[-1]]
+        seen = [(_place(_first_batch(use), ends), use) for use in trained_with]
         begins, factors = [at for at, _ in seen], [use.factor for _, use in seen]
         end = max(len(reports), begins[-1])
         axes.step([*begins, end], [*factors, factors[-1]], where="post", color=BLUE, linewidth=_thickness(reports))
         if len(reports) <= _MANY_EPOCHS:
-            _mark(axes, [(at, use) for at, use in seen if places.is_within_epoch(use)], end)
-    _title(axes, "echo factor")
+            _mark(axes, [(at, use) for at, use in seen if use.step and use.step not in ends], end)
     axes.set_ylim(0, _ROOM * max(factors, default=1.0))
+
+
+def _place(batch: int, ends: Sequence[int]) -> float:
+    """Returns the place of a batch on the x axis. After the last epoch, batches keep the distance of the last epoch."""
+    epoch = min(bisect_left(ends, batch), len(ends) - 1)
+    begin = ends[epoch - 1] if epoch else 0
+    return epoch + (batch - begin) / (ends[epoch] - begin)
 
 
 def _mark(axes: Axes, within: Sequence[tuple[float, FactorUse]], end: float) -> None:
@@ -237,22 +207,10 @@ def _mark(axes: Axes, within: Sequence[tuple[float, FactorUse]], end: float) -> 
         free_from = at + _BETWEEN_LABELS * end
 
 
-def _draw_idle(axes: Axes, summary: RunSummary) -> None:
-    _draw_shares(axes, summary.reports, [report.idle_fraction for report in summary.reports], VERMILION)
-    _title(axes, "idle: share of the time that was spent waiting for input")
-
-
-def _draw_hits(axes: Axes, summary: RunSummary) -> None:
-    _draw_shares(axes, summary.reports, [report.cache_hit_fraction for report in summary.reports], ORANGE)
-    _title(axes, "cache hits: share of the fresh examples that the cache had")
-
-
-def _draw_shares(axes: Axes, reports: Sequence[EpochReport], shares: Sequence[float | None], color: str) -> None:
-    axes.plot(
-        *_levels(reports, [None if share is None else 100 * share for share in shares]),
-        color=color,
-        linewidth=_thickness(reports),
-    )
+def _draw_share(name: str, color: str, axes: Axes, summary: RunSummary) -> None:
+    shares = [getattr(report, name) for report in summary.reports]
+    percents = [None if share is None else 100 * share for share in shares]
+    axes.plot(*_levels(summary.reports, percents), color=color, linewidth=_thickness(summary.reports))
     axes.set_ylim(-4, 104)
     axes.set_yticks([0, 50, 100], ["0%", "50%", "100%"])
 
@@ -262,14 +220,12 @@ def _draw_examples(axes: Axes, summary: RunSummary) -> None:
     _, echoed = _rising(summary.reports, [report.echoed_examples for report in summary.reports])
     axes.stackplot(at, fresh, echoed, labels=("fresh", "echoed"), colors=(GREEN, SKY))
     axes.legend(loc="lower right", bbox_to_anchor=(1, 1), borderaxespad=0.1, ncols=2, frameon=False)
-    _title(axes, "examples in the run so far")
     _set_counts(axes, [sum(each) for each in zip(fresh, echoed, strict=True)])
 
 
 def _draw_missed(axes: Axes, summary: RunSummary) -> None:
     at, missed = _rising(summary.reports, [report.missed_examples or 0 for report in summary.reports])
     axes.plot(at, missed, color=PINK, linewidth=_thickness(summary.reports))
-    _title(axes, "missed examples in the run so far: other trainings had them")
     _set_counts(axes, missed)
 
 
@@ -279,10 +235,6 @@ def _set_counts(axes: Axes, counts: Sequence[float]) -> None:
     axes.set_ylim(0, _ROOM * max(*counts, 1))
     axes.yaxis.set_major_locator(MaxNLocator(3, integer=True))
     axes.yaxis.set_major_formatter(EngFormatter(sep=" "))
-
-
-def _title(axes: Axes, text: str) -> None:
-    axes.set_title(text, loc="left", fontsize=10)
 
 
 def _levels(reports: Sequence[EpochReport], values: Sequence[float | None]) -> tuple[list[float], list[float]]:
@@ -330,20 +282,19 @@ def report(summary: RunSummary) -> str:
 
 def page(summary: RunSummary) -> str:
     """Returns a run as HTML; needs matplotlib."""
-    verdict = summary.verdict
+    verdict = summary.verdict or RunVerdict("")
     return HtmlPage(
         headline=headline(summary),
         figure=figure.as_svg(draw(summary)),
         figure_words="Factor, idle fraction and examples over the run, as in the tables",
         tables=tables(summary),
-        verdict="" if verdict is None else verdict.message,
-        why=() if verdict is None else verdict.why,
-        lines=[verdict.next_line] if verdict is not None and verdict.next_line else [],
+        verdict=verdict.message,
+        why=verdict.why,
+        lines=[verdict.next_line] if verdict.next_line else [],
     ).text()
 
 
 def picture(summary: RunSummary) -> Figure:
-    """Returns a run as a figure that stands alone: its title is the verdict, if there is one."""
     return draw(summary, headline(summary) if summary.verdict is None else summary.verdict.message)
 
 

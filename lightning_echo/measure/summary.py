@@ -28,30 +28,6 @@ from lightning_echo.schema import FieldError, entry, record, rows
 
 # ---------------------------------------------------------------------- report
 
-LOGGED = (
-    "factor",
-    "fresh_examples",
-    "echoed_examples",
-    "passes",
-    "effective_factor",
-    "idle_fraction",
-    "slowest_rank",
-    "data_wait_seconds",
-    "step_seconds",
-    "upstream_seconds",
-    "examples_per_second",
-    "recommended_factor",
-    "first_batch_seconds",
-    "cache_hit_fraction",
-    "cached_examples",
-    "cache_bytes",
-    "cache_received_fraction",
-    "exchange_fraction",
-    "shared_trainings",
-    "peer_wait_fraction",
-    "missed_examples",
-)
-
 
 @dataclass(frozen=True)
 class EpochReport:
@@ -140,6 +116,11 @@ class EpochReport:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
+_NOT_LOGGED = {"epoch", "steps", "slowest_node", "cache_hold", "cache_is_full", "saved_cpu_seconds", "slowest_training"}
+_NOT_LOGGED |= {"speedup", "next_factor", "reason", "message"}
+LOGGED = tuple(field.name for field in fields(EpochReport) if field.name not in _NOT_LOGGED)
+
+
 # ---------------------------------------------------------------------- echo summary
 # ``echo_summary.json``: saved for other programs, and for a later run that replays its decisions.
 
@@ -149,29 +130,21 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class FactorUse:
-    """A factor, and its batches: from one batch of the run until the next `FactorUse`.
+    """A factor, and its batches: from one batch of the run until the next `FactorUse`."""
 
-    Attributes:
-        step: Number of batches of the run after which the controller decided on it; 0 at the beginning. None: other code than the
-            controller set it.
-        batch: Number of the first batch of the run with this factor, from 0. With several loaders: such numbers by the loaders'
-            names.
-        reason: The controller's reason, for programs: a value of `Reason`, or empty.
-        message: The controller's reason, for people.
-    """
-
+    # The number of batches of the run after which the controller decided on it; 0 at the beginning. None: other code set it.
     step: int | None
-    batch: int | Mapping[str, int]
+    batch: int | Mapping[str, int]  # the first one of the run with this factor, from 0; of several loaders by their names
     factor: float
-    reason: str = ""
-    message: str = ""
+    reason: str = ""  # the controller's, for programs: a value of `Reason`, or empty
+    message: str = ""  # the controller's reason, for people
 
 
 @dataclass(frozen=True)
 class RunSummary:
     """The contents of ``echo_summary.json``: reports of epochs, factors in order from the first, and versions of packages.
 
-    ``verdict`` is None if too little was measured, and in files of older versions.
+    ``verdict`` is None if too little was measured.
 
     Example:
         >>> summary = RunSummary([EpochReport(0, 10, 2.0, 40, 40)], [FactorUse(0, 0, 2.0)], {"lightning_echo": "0.1.0"})
@@ -222,29 +195,19 @@ _FIRST = "; more workers (if there are cores), then a cache (as far as memory re
 
 @dataclass(frozen=True)
 class RunVerdict:
-    """The verdict on a training.
+    """The verdict on a training."""
 
-    Attributes:
-        message: The advice, in one sentence.
-        why: The figures that lead to it, in words: at most three.
-        next_line: The line to paste. Empty if nothing needs a change, or if too little was measured.
-    """
-
-    message: str
-    why: tuple[str, ...] = ()
-    next_line: str = ""
+    message: str  # the advice, in one sentence
+    why: tuple[str, ...] = ()  # the figures that lead to it, in words: at most three
+    next_line: str = ""  # to paste; empty if nothing needs a change, or if too little was measured
 
 
 def advise(
     observation: Observation, recommended: Decision, cores: int = 1, chosen: Mapping[str, Any] | None = None
 ) -> RunVerdict:
-    """Returns the verdict on a training. It names the number of steps, because it stands next to figures of other steps.
+    """Returns the verdict on a training, of which the last epoch, joined with those before it if it is short, was observed.
 
-    Args:
-        observation: The observation at the end of the last epoch, joined with those before it if that epoch is short.
-        recommended: The result of `recommend` for this observation.
-        cores: Cores that a rank may use. The advice never asks for more workers than this.
-        chosen: The user's options of `EchoCallback`. The line to paste repeats them.
+    The advice never asks for more workers than ``cores``. The line to paste repeats the user's options, ``chosen``.
 
     Example:
         >>> seen = Observation(epoch=0, factor=1.0, steps=50, idle_fraction=0.5, step_seconds=0.02)
@@ -254,7 +217,7 @@ def advise(
         >>> verdict.next_line
         'EchoCallback(factor=2)'
     """
-    workers = _workers_wanted(observation, cores) if _wants_workers(observation, recommended) else 0
+    workers = _workers_wanted(observation, recommended, cores)
     message = _message(observation, recommended, workers)
     return RunVerdict(message, _why(observation), _next_line(observation, recommended, workers, chosen or {}))
 
@@ -284,22 +247,19 @@ def _next_line(observation: Observation, recommended: Decision, workers: int, ch
     return callback_line({"factor": recommended.factor, **{name: value for name, value in chosen.items() if name != "factor"}})
 
 
-def _wants_workers(observation: Observation, recommended: Decision) -> bool:
+def _workers_wanted(observation: Observation, recommended: Decision, cores: int) -> int:
+    """Returns how many workers deliver a batch per step, if each is as fast as the training's process; 0: none are missing."""
     reason, costs = recommended.reason, observation.costs
     is_starved = reason in (Reason.starved, Reason.at_maximum)
-    return reason is Reason.no_workers or (is_starved and costs is not None and not costs.workers)
-
-
-def _workers_wanted(observation: Observation, cores: int) -> int:
-    """Returns the number of workers needed for a batch per step, if each is as fast as the training's process."""
-    costs = observation.costs
+    if reason is not Reason.no_workers and not (is_starved and costs is not None and not costs.workers):
+        return 0
     if costs is None or not costs.device_seconds:
         return 1
     return max(1, min(math.ceil(costs.host_seconds(1) / costs.device_seconds), cores))
 
 
 def _message(observation: Observation, recommended: Decision, workers: int) -> str:
-    """Returns the advice in one sentence. It first asks for ``workers``, unless that is 0."""
+    """Returns the advice in one sentence, with the number of steps: it stands next to figures of other steps."""
     idle, factor, steps, reason = observation.idle_fraction, observation.factor, observation.steps, recommended.reason
     if idle is None:
         return "Too few steps were measured for advice."
@@ -337,7 +297,14 @@ def _advise_larger(observation: Observation, recommended: Decision, finding: str
         return f"{larger}, since min_factor allows no smaller one: {finding}."
     only = busy(observation.idle_fraction or 0.0, only=True, last=observation.steps)
     first = "" if recommended.reason is Reason.no_gain else _FIRST
-    return f"{larger}{_times_as_fast(observation, recommended.factor)}: {only}{first}{_what_else_helps(recommended)}."
+    costs, seconds, faster = observation.costs, observation.step_seconds, ""
+    if costs is not None and seconds is not None:
+        host = costs.host_seconds(observation.factor)
+        if costs.workers and 0 < host < seconds:
+            costs = costs.slower(seconds / host)  # while the device waits, the host takes as long as a step lasts
+        gain = f"{costs.step_seconds(observation.factor) / costs.step_seconds(recommended.factor):.1f}".removesuffix(".0")
+        faster = f", about {gain} times as fast" if gain != "1" else ""
+    return f"{larger}{faster}: {only}{first}{_what_else_helps(recommended)}."
 
 
 def _what_else_helps(recommended: Decision) -> str:
@@ -348,18 +315,6 @@ def _what_else_helps(recommended: Decision) -> str:
     if recommended.reason is Reason.no_gain:
         return f", and a larger factor brings too little; {NO_GAIN_HELPS}"
     return ""
-
-
-def _times_as_fast(observation: Observation, factor: float) -> str:
-    """Returns the gain of another factor in words. While the device waits, the host takes as long as a step lasts."""
-    costs, seconds = observation.costs, observation.step_seconds
-    if costs is None or seconds is None:
-        return ""
-    host = costs.host_seconds(observation.factor)
-    if costs.workers and 0 < host < seconds:
-        costs = costs.slower(seconds / host)
-    gain = f"{costs.step_seconds(observation.factor) / costs.step_seconds(factor):.1f}".removesuffix(".0")
-    return f", about {gain} times as fast" if gain != "1" else ""
 
 
 # ---------------------------------------------------------------------- the summary
@@ -381,20 +336,17 @@ def summarize(reports: Sequence[EpochReport], verdict: RunVerdict) -> str:
     lines = [f"lightning_echo: {verdict.message}"]
     lines += [f"why: {'; '.join(verdict.why)}"] if verdict.why else []
     lines += [f"next: {verdict.next_line}"] if verdict.next_line else []
-    if not reports:
-        return _join([*lines, "no epoch was measured"])
-    lines.append(_times_line(reports))
-    lines += [_epochs_line(list(epochs)) for _, epochs in groupby(reports, key=lambda report: report.factor)]
-    last = reports[-1]
-    passes = f", {number_of(last.passes, 'pass', 'passes')} over the data" if last.passes is not None else ""
-    lines.append(f"{last.fresh_examples:,} fresh and {last.echoed_examples:,} echoed examples{passes}")
-    if last.speedup is not None and last.factor > 1:
-        lines.append(f"about {last.speedup:.2f} times as fast as factor 1 (estimated from the measured costs)")
-    lines += [*_cache_lines(last), *_share_lines(last)]
-    return _join(lines)
-
-
-def _join(lines: Sequence[str]) -> str:
+    if reports:
+        lines.append(_times_line(reports))
+        lines += [_epochs_line(list(epochs)) for _, epochs in groupby(reports, key=lambda report: report.factor)]
+        last = reports[-1]
+        passes = f", {number_of(last.passes, 'pass', 'passes')} over the data" if last.passes is not None else ""
+        lines.append(f"{last.fresh_examples:,} fresh and {last.echoed_examples:,} echoed examples{passes}")
+        if last.speedup is not None and last.factor > 1:
+            lines.append(f"about {last.speedup:.2f} times as fast as factor 1 (estimated from the measured costs)")
+        lines += [line for line in (_cache_line(last), _share_line(last)) if line]
+    else:
+        lines.append("no epoch was measured")
     indents = ["", *["  "] * (len(lines) - 1)]
     return "\n".join(
         fill(line, _COLUMNS, initial_indent=indent, subsequent_indent=f"{indent}    ", break_on_hyphens=False)
@@ -402,10 +354,14 @@ def _join(lines: Sequence[str]) -> str:
     )
 
 
-def _times_line(reports: Sequence[EpochReport]) -> str:
-    steps = sum(report.steps for report in reports)
+def seconds_of(reports: Sequence[EpochReport]) -> tuple[float, float]:
+    """Returns the seconds that all steps waited for input, and those in which they worked."""
     waited = sum(report.steps * (report.data_wait_seconds or 0) for report in reports)
-    worked = sum(report.steps * (report.step_seconds or 0) for report in reports)
+    return waited, sum(report.steps * (report.step_seconds or 0) for report in reports)
+
+
+def _times_line(reports: Sequence[EpochReport]) -> str:
+    steps, (waited, worked) = sum(report.steps for report in reports), seconds_of(reports)
     first = sum(report.first_batch_seconds or 0 for report in reports)
     total = waited + worked
     if not total:
@@ -416,9 +372,9 @@ def _times_line(reports: Sequence[EpochReport]) -> str:
     )
 
 
-def _cache_lines(last: EpochReport) -> list[str]:
+def _cache_line(last: EpochReport) -> str:
     if last.cached_examples is None or last.cache_bytes is None:
-        return []
+        return ""
     hold = f"{last.cache_hold} example".strip()
     held = f"{number_of(last.cached_examples, hold, f'{hold}s')} in {three_digits(last.cache_bytes / 2**20)} MiB"
     full = "nothing more fits" if last.cache_is_full else "there is room for more"
@@ -427,15 +383,15 @@ def _cache_lines(last: EpochReport) -> list[str]:
     if last.cache_received_fraction is not None:
         used += f", {percent(last.cache_received_fraction)} from other nodes"
     exchange, idle = last.exchange_fraction or 0.0, last.idle_fraction or 0.0
-    limit = "" if exchange < _BUSY_EXCHANGE or idle < _IDLE else ": the exchange, not the storage, is the limit"
-    if limit:
-        limit = f"; the nodes exchanged examples for {percent(exchange)} of that epoch{limit}"
-    return [f"the cache holds {held}, {full}{used}{limit}"]
+    if exchange >= _BUSY_EXCHANGE and idle >= _IDLE:
+        used += f"; the nodes exchanged examples for {percent(exchange)} of that epoch"
+        used += ": the exchange, not the storage, is the limit"
+    return f"the cache holds {held}, {full}{used}"
 
 
-def _share_lines(last: EpochReport) -> list[str]:
+def _share_line(last: EpochReport) -> str:
     if last.shared_trainings is None:
-        return []
+        return ""
     others = last.shared_trainings - 1
     beside = f"with {number_of(others, 'other training', 'other trainings')}" if others else "with no other training"
     slowest = f"a slower one, most of all {last.slowest_training}" if last.slowest_training else "a slower one"
@@ -443,14 +399,14 @@ def _share_lines(last: EpochReport) -> list[str]:
     missed = f"; {last.missed_examples:,} examples were missed" if last.missed_examples else ""
     saved = last.saved_cpu_seconds or 0.0
     worth = f"; reading once for all saved this one {three_digits(saved)} s of processor time" if saved else ""
-    return [f"the reading was shared {beside} at the end of the last epoch{worth}{waited}{missed}"]
+    return f"the reading was shared {beside} at the end of the last epoch{worth}{waited}{missed}"
 
 
 def _epochs_line(reports: Sequence[EpochReport]) -> str:
     first, last = reports[0], reports[-1]
     epochs = f"epoch {first.epoch}" if first.epoch == last.epoch else f"epochs {first.epoch} to {last.epoch}"
-    waited = sum(report.steps * (report.data_wait_seconds or 0) for report in reports)
-    total = waited + sum(report.steps * (report.step_seconds or 0) for report in reports)
+    waited, worked = seconds_of(reports)
+    total = waited + worked
     idle = f", idle {percent(waited / total)}" if total else ""
     node = f" (node {last.slowest_node})" if last.slowest_node is not None else ""
     slow = f", slowest rank {last.slowest_rank}{node}" if last.slowest_rank is not None else ""

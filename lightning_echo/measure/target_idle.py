@@ -63,11 +63,11 @@ _CHANGED = 1.5  # costs that differ by less than this factor count as equal
 
 
 class TakenBack(NamedTuple):
-    """A raise of the factor that brought too little; refuted if going back has shown that it was right."""
+    """A raise of the factor that brought too little."""
 
     before: Observation
     tried: Observation
-    is_refuted: bool = False
+    is_refuted: bool = False  # going back has shown that the raise was right
 
 
 class Trials:
@@ -84,29 +84,8 @@ class Trials:
         """The raise that was taken back; None also if it was right after all."""
         return None if self._taken_back is None or self._taken_back.is_refuted else self._taken_back
 
-    @property
-    def is_doubtful(self) -> bool:
-        return self._before_failed_raise() is not None
-
     def add(self, epoch: Observation) -> None:
         """Adds a measured epoch, not joined with others, before the next decision."""
-        self._add(epoch)
-        if len(self._stretches) < _STRETCHES or sum(stretch.steps for stretch in self._stretches) < _STEPS:
-            return
-        now = _without_worst(self._stretches)
-        if self._taken_back is not None:
-            self._taken_back = _judged_again(self._taken_back, now)
-        if (before := self._before_failed_raise()) is not None:
-            self._taken_back = TakenBack(before, now)
-        self._before_raises.clear()
-
-    def note_raise(self) -> None:
-        """Notes that the factor is raised now, unless this repeats a raise that was found to be right."""
-        if not self._stretches or (self._taken_back is not None and self._stretches[-1].factor < self._taken_back.tried.factor):
-            return
-        self._before_raises.append(_without_worst(self._stretches))
-
-    def _add(self, epoch: Observation) -> None:
         stretches = self._stretches
         if stretches and stretches[-1].factor != epoch.factor:
             stretches.clear()
@@ -117,16 +96,42 @@ class Trials:
         while len(stretches) > _STRETCHES and sum(stretch.steps for stretch in stretches[1:]) >= _STEPS:
             del stretches[0]
         self._before_raises = [before for before in self._before_raises if before.factor < epoch.factor]
+        if len(stretches) < _STRETCHES or sum(stretch.steps for stretch in stretches) < _STEPS:
+            return
+        now = _without_worst(stretches)
+        if (back := self._taken_back) is not None:
+            costs = [_relative_cost(each) for each in (back.before, back.tried)]
+            lost = share_gained(now, back.tried) if now.factor == back.before.factor else None
+            if not min(costs) / _CHANGED < _relative_cost(now) < max(costs) * _CHANGED:
+                self._taken_back = None  # the costs have changed
+            elif lost is not None and lost >= _ALL_GAINED:
+                self._taken_back = back._replace(is_refuted=True)
+        if (before := self.before_failed_raise()) is not None:
+            self._taken_back = TakenBack(before, now)
+        self._before_raises.clear()
 
-    def _before_failed_raise(self) -> Observation | None:
+    def note_raise(self) -> None:
+        """Notes that the factor is raised now, unless this repeats a raise that was found to be right."""
+        if not self._stretches or (self._taken_back is not None and self._stretches[-1].factor < self._taken_back.tried.factor):
+            return
+        self._before_raises.append(_without_worst(self._stretches))
+
+    def before_failed_raise(self) -> Observation | None:
         """Returns the observation before the first raise that has brought too little so far; None if there is none."""
         now = _without_worst(self._stretches) if self._stretches else None
         if now is None or now.steps < _STRETCH_STEPS:
             return None
         is_near_target = (now.idle_fraction or 0.0) <= _NEAR_TARGET * self._target
         largest = now.factor / (_RAISED_NEAR_TARGET if is_near_target else _RAISED)
-        judged = [before for before in self._before_raises if before.factor <= largest and before.steps >= _STRETCH_STEPS]
-        return next((before for before in judged if _brought_too_little(before, now)), None)
+        for before in self._before_raises:
+            if before.factor > largest or before.steps < _STRETCH_STEPS:
+                continue
+            gained, explained = share_gained(before, now), _predicted_wait(before, now.costs, now.factor)
+            if gained is None or explained is None:
+                continue
+            if gained < _ENOUGH_GAINED and explained * _EXPLAINED < wait_per_step(now):
+                return before
+        return None
 
     # ------------------------------------------------------------------ state
 
@@ -139,7 +144,6 @@ class Trials:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores a state. An empty state is that of a run without raises."""
         self._before_raises = rows(state, "raised", observation_from_state, [])
         held = entry(state, "held", tuple[Any, Any, bool] | None, None)
         with inside("held"):
@@ -150,8 +154,7 @@ class Trials:
 def share_gained(before: Observation, now: Observation) -> float | None:
     """Returns the share of the predicted gain (waiting saved per step) that a larger factor has brought.
 
-    The prediction uses the costs measured before, and assumes that the host is still as much slower than these costs. The result
-    is None if the model predicts no gain, or knows too little.
+    The result is None if the model predicts no gain, or knows too little.
 
     Example:
         >>> costs = PipelineCosts("after_augmentation", 0.06, 0.0, 0.0, device_seconds=0.01, workers=2)
@@ -165,23 +168,6 @@ def share_gained(before: Observation, now: Observation) -> float | None:
     if at_smaller is None or at_larger is None or at_smaller <= at_larger:
         return None
     return (at_smaller - wait_per_step(now)) / (at_smaller - at_larger)
-
-
-def _brought_too_little(before: Observation, now: Observation) -> bool:
-    """Whether a raise has brought too little, and the present costs do not explain why."""
-    share, explained = share_gained(before, now), _predicted_wait(before, now.costs, now.factor)
-    if share is None or explained is None:
-        return False
-    return share < _ENOUGH_GAINED and explained * _EXPLAINED < wait_per_step(now)
-
-
-def _judged_again(taken_back: TakenBack, now: Observation) -> TakenBack | None:
-    """Returns the raise that was taken back, as refuted if going back was wrong; None if the costs have changed."""
-    costs = [_relative_cost(each) for each in (taken_back.before, taken_back.tried)]
-    if not min(costs) / _CHANGED < _relative_cost(now) < max(costs) * _CHANGED:
-        return None
-    lost = share_gained(now, taken_back.tried) if now.factor == taken_back.before.factor else None
-    return taken_back if lost is None or lost < _ALL_GAINED else taken_back._replace(is_refuted=True)
 
 
 def _predicted_wait(before: Observation, costs: PipelineCosts | None, factor: float) -> float | None:
@@ -304,7 +290,9 @@ class TargetIdle(Controller):
 
     def decide(self, observation: Observation) -> Decision:
         is_early, low = observation.moment is Moment.early, observation.idle_low
-        lately, joined = self._note(observation)
+        if observation.idle_fraction is not None and observation.steps:
+            self._trials.add(observation)
+        lately, joined = self._lately.joined(observation), self._recent.joined(observation)
         if is_early and (low is None or low <= self.target):
             seen = "not known" if low is None else f"at least {low * 100:.3g}%"
             message = f"idle of the first {observation.steps} steps is {seen}, target {self.target * 100:.3g}%: more will tell"
@@ -312,13 +300,8 @@ class TargetIdle(Controller):
         decision = self._decide(lately, joined)
         return replace(decision, factor=max(decision.factor, observation.factor)) if is_early else decision
 
-    def _note(self, observation: Observation) -> tuple[Observation, Observation]:
-        """Adds an observation. Returns it joined with the last few steps, and joined with all steps that are judged together."""
-        if observation.idle_fraction is not None and observation.steps:
-            self._trials.add(observation)
-        return self._lately.joined(observation), self._recent.joined(observation)
-
     def _decide(self, lately: Observation, observation: Observation) -> Decision:
+        """Decides on an observation that is joined with all steps to judge together; ``lately`` are the last few of them."""
         idle, factor, costs = observation.idle_fraction, observation.factor, observation.costs
         if idle is None or observation.step_seconds is None:
             return self._within_bounds(
@@ -326,27 +309,30 @@ class TargetIdle(Controller):
             )
         measured = f"idle {idle * 100:.3g}%, target {self.target * 100:.3g}%"
         if (taken_back := self._trials.taken_back) is not None:
-            is_fed = idle <= self.target and factor == taken_back.before.factor
-            return self._within_bounds(factor, Reason.fits, measured) if is_fed else self._back(measured, taken_back)
+            before, tried = taken_back.before, taken_back.tried
+            if idle <= self.target and factor == before.factor:
+                return self._within_bounds(factor, Reason.fits, measured)
+            share = percent(max(0.0, share_gained(before, tried) or 0.0))
+            why = f"factor {tried.factor:g} instead of {before.factor:g} brought {share} of the predicted gain; {NO_GAIN_HELPS}"
+            return self._within_bounds(before.factor, Reason.no_gain, f"{measured}: {why}")
         if idle <= self.target:
             return self._lower(factor, measured, costs)
         if costs is None:
             return self._within_bounds(factor, Reason.not_measured, f"{measured}, but the cost of the pipeline is not known")
+        # Only if the device has also waited lately: if the source has become cheaper, for example because a cache now holds the
+        # examples, the means over more steps show both a cheap host and waiting for it.
         if (lately.idle_fraction or 0.0) > self.target:
             self._note_waiting(costs, factor, idle, observation.step_seconds)
-        decision = self._raise(factor, measured, costs)
+        wanted = max(self._aim(costs), round_up(factor * AIM))
+        if wanted > self.max_factor and (not costs.workers or not math.isfinite(wanted)):
+            return self._within_bounds(factor, *_why_not(costs.slower(self._slowness), self.target, measured))
+        decision = self._within_bounds(wanted, Reason.starved, f"{measured}: a factor of {wanted:g} feeds the device")
         if decision.factor > factor:
-            if self._trials.is_doubtful:
+            if self._trials.before_failed_raise() is not None:
                 doubt = "the larger factor has brought far less than predicted so far; it is tried for some more steps"
                 return self._within_bounds(factor, Reason.no_gain, f"{measured}: {doubt}")
             self._trials.note_raise()
         return decision
-
-    def _back(self, measured: str, taken_back: TakenBack) -> Decision:
-        before, tried = taken_back.before, taken_back.tried
-        share = percent(max(0.0, share_gained(before, tried) or 0.0))
-        why = f"factor {tried.factor:g} instead of {before.factor:g} brought {share} of the predicted gain; {NO_GAIN_HELPS}"
-        return self._within_bounds(before.factor, Reason.no_gain, f"{measured}: {why}")
 
     def _lower(self, factor: float, measured: str, costs: PipelineCosts | None) -> Decision:
         """Decides while idle is under the target: for a smaller factor, if a much smaller one is enough."""
@@ -363,28 +349,16 @@ class TargetIdle(Controller):
         return self._within_bounds(wanted, Reason.cheaper_source, enough)
 
     def _note_waiting(self, costs: PipelineCosts, factor: float, idle: float, step_seconds: float) -> None:
-        """Notes how many times slower than its measured costs the host is, while the device waits.
-
-        Call it only if the device has also waited lately. The source may have become cheaper, for example because a cache now
-        holds the examples. Then the means over more steps show both: a cheap host, and waiting for it.
-
-        If the host has much time to spare by its measured costs, a little waiting does not show its speed: the hand-over of a
-        batch may have been late, which takes as long at any factor. If that counted, the factor would never be lowered.
-        """
+        """Notes how many times slower than its measured costs the host is, while the device waits."""
         if costs.workers and (host := costs.host_seconds(factor)):
             # While the device waits, the host takes as long as a step lasts; at the target it would take less.
             enough = costs.device_seconds / (1 - self.target)
+            # If the host has much time to spare by its measured costs, a little waiting does not show its speed: the hand-over of
+            # a batch may have been late, which takes as long at any factor. If that counted, the factor would never be lowered.
             if idle <= _NEAR_TARGET * self.target and host * self._slowness * _CHANGE**2 < enough:
                 return
             self._slowness = step_seconds / host
             self._least_slowness = max(self._least_slowness, min(enough / host, self._slowness))
-
-    def _raise(self, factor: float, measured: str, costs: PipelineCosts) -> Decision:
-        """Decides while idle is over the target: for a larger factor, if that helps."""
-        wanted = max(self._aim(costs), round_up(factor * AIM))
-        if wanted > self.max_factor and (not costs.workers or not math.isfinite(wanted)):
-            return self._within_bounds(factor, *_why_not(costs.slower(self._slowness), self.target, measured))
-        return self._within_bounds(wanted, Reason.starved, f"{measured}: a factor of {wanted:g} feeds the device")
 
     def _aim(self, costs: PipelineCosts) -> float:
         """Returns a factor slightly above the one that just feeds the device; 1 if fresh examples alone feed it."""
@@ -412,11 +386,10 @@ class TargetIdle(Controller):
             self._slowness, self._least_slowness = (entry(state_dict, name, float) for name in ("slowness", "least_slowness"))
             for name, part in (("recent", self._recent), ("lately", self._lately), ("trials", self._trials)):
                 with inside(name):
-                    part.load_state_dict(entry(state_dict, name, dict, {}))  # older checkpoints have none
+                    part.load_state_dict(entry(state_dict, name, dict, {}))
 
 
 def recommend(observation: Observation, target: float = TARGET) -> Decision:
-    """Returns the first decision of a new `TargetIdle`."""
     return TargetIdle(target).decide(observation)
 
 
@@ -426,26 +399,18 @@ def _why_not(costs: PipelineCosts, target: float, measured: str) -> tuple[Reason
             Reason.no_workers,
             f"{measured}: with num_workers=0 loading and training take turns; set num_workers to 1 or more first",
         )
-    redone, step = 1e3 * costs.redone_seconds / costs.workers, 1e3 * costs.device_seconds
-    problem = f"{measured}: the work after the insertion point takes {redone:.3g} ms per batch by itself, a step {step:.3g} ms"
-    for later in costs.at_later_points():
-        if math.isfinite(factor := later.feeding_factor(target)):
-            return (
-                Reason.downstream_too_slow,
-                f"{problem}; echo at {_unless_most_of_it(costs)}{InsertionPoint(later.insertion_point).option} "
-                f"with factor {factor:.3g}",
-            )
-    return Reason.downstream_too_slow, problem
-
-
-def _unless_most_of_it(costs: PipelineCosts) -> str:
-    """Returns words about the later points whose cost is unknown, each with the stages that it would also reuse."""
-    redone = InsertionPoint(costs.insertion_point).properties.redone
-    words = ""
-    for point in costs.later_points_of_unknown_cost():
-        more = " and ".join(STAGES[stage] for stage in point.properties.reused if stage in redone)
-        words += f"{point.option} if most of that is {more}, else at "
-    return words
+    work, step = 1e3 * costs.redone_seconds / costs.workers, 1e3 * costs.device_seconds
+    problem = f"{measured}: the work after the insertion point takes {work:.3g} ms per batch by itself, a step {step:.3g} ms"
+    later = next((later for later in costs.at_later_points() if math.isfinite(later.feeding_factor(target))), None)
+    if later is None:
+        return Reason.downstream_too_slow, problem
+    redone, unless = InsertionPoint(costs.insertion_point).properties.redone, ""
+    for point in costs.later_points():
+        if "augment" in point.properties.redone:  # it reuses a part of ``rest_seconds`` that is not measured by itself
+            more = " and ".join(STAGES[stage] for stage in point.properties.reused if stage in redone)
+            unless += f"{point.option} if most of that is {more}, else at "
+    option, factor = InsertionPoint(later.insertion_point).option, later.feeding_factor(target)
+    return Reason.downstream_too_slow, f"{problem}; echo at {unless}{option} with factor {factor:.3g}"
 
 
 def round_up(factor: float) -> float:

@@ -7,7 +7,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable
 from time import perf_counter
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,26 +32,11 @@ from torchmetrics import Metric
 #   for that batch. The time between two epochs belongs to neither.
 
 
-class DeviceEvent(Protocol):
-    """A moment on a device's stream, like ``torch.cuda.Event(enable_timing=True)``."""
-
-    def record(self) -> None: ...
-
-    def query(self) -> bool: ...
-
-    def synchronize(self) -> None: ...
-
-    def elapsed_time(self, end_event: Any) -> float: ...  # milliseconds
-
-
 class DeviceEvents:
     """The events of one device, used again and again. None is ever freed, if the process keeps this object.
 
     A worker is a fork: it inherits the timer of a training that is over as garbage, and collects it some time. To free a CUDA
     event there aborts the worker, because CUDA cannot be called after a fork.
-
-    Args:
-        new_event: Makes a `DeviceEvent`.
 
     Example:
         >>> events = DeviceEvents(object)
@@ -63,29 +48,27 @@ class DeviceEvents:
 
     def __init__(self, new_event: Callable[[], Any]) -> None:
         self._new_event = new_event
-        self._all: list[DeviceEvent] = []
-        self._spare: list[DeviceEvent] = []
+        self._all: list[torch.Event] = []
+        self._spare: list[torch.Event] = []
 
     @property
     def made(self) -> int:
         """Number of events, in use or spare."""
         return len(self._all)
 
-    def take(self) -> DeviceEvent:
+    def take(self) -> torch.Event:
         if self._spare:
             return self._spare.pop()
         self._all.append(self._new_event())
         return self._all[-1]
 
-    def give_back(self, *events: DeviceEvent) -> None:
+    def give_back(self, *events: torch.Event) -> None:
         self._spare += events
 
 
 class StepTimes(NamedTuple):
-    """The times of steps, in seconds: their waits for input, and their durations with the waiting."""
-
-    waited: list[float]
-    seconds: list[float]
+    waited: list[float]  # for input, in seconds
+    seconds: list[float]  # durations, with the waiting
 
 
 class _Pending(NamedTuple):
@@ -93,23 +76,15 @@ class _Pending(NamedTuple):
 
     waited: float
     paused: float
-    previous_end: DeviceEvent | None
-    begin: DeviceEvent
-    end: DeviceEvent
+    previous_end: torch.Event | None
+    begin: torch.Event
+    end: torch.Event
 
 
 class StepTimer:
     """Measures how long steps take and wait. Its methods are called at the events around a step.
 
-    Args:
-        events: Of the device. None: only the host's clock is used.
-        clock: Returns the time in seconds.
-
-    Attributes:
-        first_batch_seconds: Wait for the epoch's first batch, if workers had to start for it; else None.
-        steps: Number of the epoch's steps whose times are known so far.
-        waited_seconds: Seconds that these steps waited for input, in sum.
-        seconds: Seconds that these steps took, with the waiting, in sum.
+    Without ``events`` of the device, only the host's ``clock`` is used.
 
     Example:
         >>> now = iter([0.0, 5.0, 5.75, 5.75, 6.0, 6.25]).__next__
@@ -124,8 +99,8 @@ class StepTimer:
     def __init__(self, events: DeviceEvents | None = None, clock: Callable[[], float] = perf_counter) -> None:
         self._events, self._clock = events, clock
         self._pending: deque[_Pending] = deque()
-        self._last_event: DeviceEvent | None = None
-        self._begin: DeviceEvent | None = None  # of the step under way
+        self._last_event: torch.Event | None = None
+        self._begin: torch.Event | None = None  # of the step under way
         self.begin_epoch()
 
     def begin_epoch(self, *, goes_on: bool = False) -> None:
@@ -134,8 +109,8 @@ class StepTimer:
         """
         self.close()
         self._goes_on = goes_on
-        self.first_batch_seconds: float | None = None
-        self.steps, self.waited_seconds, self.seconds = 0, 0.0, 0.0
+        self.first_batch_seconds: float | None = None  # the wait for the first batch, if workers had to start for it
+        self.steps, self.waited_seconds, self.seconds = 0, 0.0, 0.0  # in sum; seconds contain the waiting
         self._step_waited, self._step_seconds = array("d"), array("d")  # eight bytes each, since an epoch may have many steps
         self._last_end: float | None = None  # when the last step ended; before the first one, when the epoch's time began
         self._waited = self._paused = 0.0  # since the last step
@@ -218,14 +193,13 @@ class StepTimer:
     def close(self) -> None:
         """Gives back all events. Steps that the device has not passed are forgotten. You may call it at any time."""
         if self._events is not None:  # an event that ends a step also begins the next one's gap: it is given back once
-            for step in self._pending:
-                self._events.give_back(*([] if step.previous_end is None else [step.previous_end]), step.begin)
-            self._events.give_back(*(event for event in (self._last_event, self._begin) if event is not None))
+            held = [event for step in self._pending for event in (step.previous_end, step.begin)]
+            self._events.give_back(*(event for event in (*held, self._last_event, self._begin) if event is not None))
         self._pending.clear()
         self._last_event = self._begin = None
 
     @staticmethod
-    def _event(events: DeviceEvents) -> DeviceEvent:
+    def _event(events: DeviceEvents) -> torch.Event:
         event = events.take()
         event.record()
         return event
@@ -265,22 +239,14 @@ _LEAST_PER_BLOCK = 2  # steps: blocks of a single step would not show how the wa
 
 
 class JobSteps(NamedTuple):
-    """The steps of a job, joined over its ranks.
-
-    Attributes:
-        idle_fraction: Share of the time in which the job waited for input.
-        slowest_rank: The rank whose wait was the longest most often.
-        wait_seconds: Mean over steps of the longest wait of any rank.
-        step_seconds: Mean over steps of the time in which no rank waited.
-        idle_low: Lower end of the 95% interval of `idle_fraction`; None if there are too few steps.
-    """
+    """The steps of a job, joined over its ranks."""
 
     steps: int
     idle_fraction: float
-    slowest_rank: int
-    wait_seconds: float
-    step_seconds: float
-    idle_low: float | None = None
+    slowest_rank: int  # its wait was the longest most often
+    wait_seconds: float  # the longest wait of any rank, mean over steps
+    step_seconds: float  # the time in which no rank waited, mean over steps
+    idle_low: float | None = None  # lower end of the 95% interval of the idle fraction; None if there are too few steps
 
 
 def job_steps(waited: Tensor, seconds: Tensor) -> JobSteps:
@@ -296,12 +262,8 @@ def job_steps(waited: Tensor, seconds: Tensor) -> JobSteps:
 
 
 def _of_joined(longest: Tensor, rank: Tensor, seconds: Tensor) -> JobSteps:
-    """Returns the steps of a job from tensors of shape (steps,).
-
-    Args:
-        longest: The longest wait of any rank before each step, in seconds.
-        rank: The rank that had this wait.
-        seconds: Seconds from step to step on the rank whose steps took longest in sum.
+    """Returns the steps of a job from the longest waits of any rank, shape (steps,), their ranks, and the seconds from step to
+    step of the rank whose steps took longest in sum.
     """
     total, count = float(seconds.sum()), len(longest)
     idle = min(float(longest.sum()), total)
@@ -313,20 +275,13 @@ def _of_joined(longest: Tensor, rank: Tensor, seconds: Tensor) -> JobSteps:
 def _join(per_step: Tensor, group: Any = None) -> list[Tensor]:
     """Joins the steps of all ranks by reductions. Gathering them would take 3.3 GB for 100,000 steps of 4,096 ranks.
 
-    Raises a ValueError if the ranks have made different numbers of steps.
-
-    Args:
-        per_step: Seconds waited, and seconds from step to step, of this rank, shape (2, steps).
-        group: The process group; None: all ranks.
-
-    Returns:
-        One tensor, in a list for torchmetrics, shape (3, steps), float64: the longest waits, their ranks, and the seconds of the
-        rank whose steps took longest in sum.
+    It raises a ValueError if the ranks have made different numbers of steps. ``per_step`` has the waits and the seconds of this
+    rank, shape (2, steps). The result, in a list for torchmetrics, has the arguments of `_of_joined`, shape (3, steps), float64.
     """
     rank, steps = torch.distributed.get_rank(group), per_step.shape[1]
     waited, seconds = per_step.double()
     whole = torch.stack([seconds.new_tensor(steps).long(), seconds.new_tensor(-steps).long(), _marked(seconds.sum(), rank)])
-    _largest(whole, group)
+    torch.distributed.all_reduce(whole, op=torch.distributed.ReduceOp.MAX, group=group)
     most, fewest, slowest = whole.tolist()
     if most != -fewest:
         raise ValueError(f"all ranks must have made equally many steps, and they have made {-fewest} to {most}, this one {steps}")
@@ -334,7 +289,7 @@ def _join(per_step: Tensor, group: Any = None) -> list[Tensor]:
     if rank != _LAST_RANK - (slowest & _LAST_RANK):
         seconds = torch.zeros_like(seconds)
     if steps:
-        _largest(marked, group)
+        torch.distributed.all_reduce(marked, op=torch.distributed.ReduceOp.MAX, group=group)
         torch.distributed.all_reduce(seconds, op=torch.distributed.ReduceOp.SUM, group=group)
     return [torch.stack([(marked >> _RANK_BITS) / 1e9, (_LAST_RANK - (marked & _LAST_RANK)).double(), seconds])]
 
@@ -347,10 +302,6 @@ def _marked(seconds: Tensor, rank: int) -> Tensor:
     """Returns times as integers that also hold the number of the rank. Of equal times, the lowest rank's is the largest."""
     marked: Tensor = ((seconds * 1e9).round().long() << _RANK_BITS) | (_LAST_RANK - rank)
     return marked
-
-
-def _largest(values: Tensor, group: Any) -> None:
-    torch.distributed.all_reduce(values, op=torch.distributed.ReduceOp.MAX, group=group)
 
 
 def idle_low(waited: Tensor, seconds: Tensor) -> float | None:

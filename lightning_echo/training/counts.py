@@ -21,7 +21,6 @@ from lightning_echo.measure.control import (
     RecentSteps,
     as_count,
     load_state_by_kind,
-    state_by_kind,
 )
 from lightning_echo.measure.target_idle import recommend
 from lightning_echo.measure.timing import EchoCounter, JobSteps
@@ -40,28 +39,23 @@ class Examples(NamedTuple):
 
 
 class RunCounts:
-    """Joins the examples delivered on this rank with those of the other ranks.
-
-    ``totals`` are the examples of the job when the ranks last added them up.
-    """
+    """Joins the examples delivered on this rank with those of the other ranks."""
 
     def __init__(self) -> None:
         self.counter = EchoCounter()
-        self.totals = Examples()
+        self.totals = Examples()  # of the job, when the ranks last added them up
         self._in_metric_at_totals = Examples()  # examples that the metric had counted on this rank then
-        self._counted = Examples()  # of the examples delivered on this rank, those that the metric has counted
+        # Of the examples delivered on this rank, those that the metric has counted. A newly made loader may begin at 0 or at
+        # another number: set this then.
+        self.counted = Examples()
 
     def go_on_from(self, delivered: Examples) -> None:
         """Notes the examples that this rank has delivered so far. The loaded totals contain them."""
-        self._counted, self._in_metric_at_totals = delivered, self._in_metric()
-
-    def skip_to(self, delivered: Examples) -> None:
-        """Begins to count here, because a newly made loader may begin at 0 or at another number."""
-        self._counted = delivered
+        self.counted, self._in_metric_at_totals = delivered, self._in_metric()
 
     def update(self, delivered: Examples) -> None:
-        self.counter.update(delivered.fresh - self._counted.fresh, delivered.echoed - self._counted.echoed)
-        self._counted = delivered
+        self.counter.update(delivered.fresh - self.counted.fresh, delivered.echoed - self.counted.echoed)
+        self.counted = delivered
 
     def add_up(self) -> Examples:
         """Adds up the examples of all ranks, which must call this together."""
@@ -102,27 +96,16 @@ _NANOSECONDS = 1_000_000_000
 
 
 class CacheUse(NamedTuple):
-    """The contents of a cache at an epoch's end, and its use in the epoch.
+    """The contents of a cache at an epoch's end, and its use in the epoch."""
 
-    Attributes:
-        hits: Fresh examples of the epoch that the cache had, all ranks. It need not be a whole number, see above.
-        fresh: Fresh examples of the epoch, all ranks.
-        examples: Examples that are held on a node; `bytes` is their size. If nodes differ, the mean over the ranks.
-        is_full: Whether nothing more is added on any node.
-        hold: The form of an example, on the node of this rank.
-        received: Number of hits that came from another node; None if the cache is not partitioned.
-        exchange_seconds: Seconds of the epoch in which a node sent and received examples, for the node that took longest; None if
-            the cache is not partitioned.
-    """
-
-    hits: float
-    fresh: int
-    examples: int
-    bytes: int
-    is_full: bool
-    hold: str
-    received: float | None = None
-    exchange_seconds: float | None = None
+    hits: float  # fresh examples of the epoch that the cache had, all ranks; it need not be a whole number, see above
+    fresh: int  # fresh examples of the epoch, all ranks
+    examples: int  # that are held on a node; if nodes differ, the mean over the ranks
+    bytes: int  # of these examples
+    is_full: bool  # nothing more is added on any node
+    hold: str  # the form of an example, on the node of this rank
+    received: float | None = None  # hits that came from another node; None if the cache is not partitioned
+    exchange_seconds: float | None = None  # of the epoch, for the node that took longest; None if the cache is not partitioned
 
     @property
     def received_fraction(self) -> float | None:
@@ -143,42 +126,29 @@ class CacheUse(NamedTuple):
         return {name: value for name, value in values.items() if value is not None}
 
 
-class _Lookups(NamedTuple):
-    """Counts of a loader so far: the fresh examples of this rank, and the hits, misses and exchanges of its node."""
-
-    fresh: int = 0
-    hits: int = 0
-    misses: int = 0
-    received: int = 0
-    exchange_nanoseconds: int = 0
-
-    def since(self, before: _Lookups) -> _Lookups:
-        """Returns the counts since then. If a reload brought other data, the cache is a new one and counts from 0."""
-        has_restarted = any(now < earlier for now, earlier in zip(self[1:], before[1:], strict=True))
-        of_node = (0, 0, 0, 0) if has_restarted else before[1:]
-        since = (now - earlier for now, earlier in zip(self[1:], of_node, strict=True))
-        return _Lookups(self.fresh - before.fresh, *since)
-
-
 class CacheMeter:
     def __init__(self) -> None:
-        self._at_start: dict[str, _Lookups] = {}
+        self._at_start: dict[str, list[int]] = {}
 
     def begin_epoch(self, parts: Mapping[str, EchoLoader]) -> None:
-        """Notes the counts when an epoch begins, or continues after a resume. A reload may have made the loaders newly."""
+        """Notes the counts when an epoch begins, or continues after a resume. A reload may have brought other loaders."""
         self._at_start = {name: _lookups(part) for name, part in parts.items()}
 
     def end_epoch(self, parts: Mapping[str, EchoLoader], gather: Callable[[list[int]], Tensor]) -> dict[str, CacheUse]:
         """Returns the measures of the epoch for each loader that has a cache, by the loader's name.
 
-        All ranks must call this together, after an exchange that follows the epoch's last batch. ``gather`` returns the values of
-        every rank, shape (ranks, values); it is called only if there is a cache.
+        All ranks must call this together, after an exchange that follows the epoch's last batch. Only if there is a cache, it
+        calls ``gather``, which returns the values of every rank, shape (ranks, values).
         """
         holds: dict[str, str] = {}
         row: list[int] = []
         for name, part in parts.items():
             if (counts := part.cache_counts) is not None:
-                fresh, hits, misses, *exchanged = _lookups(part).since(self._at_start.get(name, _Lookups()))
+                now = _lookups(part)
+                since = [number - before for number, before in zip(now, self._at_start.get(name, [0] * len(now)), strict=True)]
+                if min(since[1:]) < 0:  # a reload brought other data: the cache is a new one and counts from 0
+                    since[1:] = now[1:]
+                fresh, hits, misses, *exchanged = since
                 row += [fresh, hits, hits + misses, counts.examples, counts.bytes, counts.is_full, *exchanged, counts.nodes]
                 holds[name] = counts.hold
         if not holds:
@@ -218,11 +188,11 @@ def metrics_of_parts(caches: Mapping[str, CacheUse]) -> dict[str, float]:
     return {f"echo/{name}/{key}": value for name, cache in caches.items() if name for key, value in cache.logged().items()}
 
 
-def _lookups(part: EchoLoader) -> _Lookups:
+def _lookups(part: EchoLoader) -> list[int]:
+    """Returns the fresh examples of this rank so far, and the hits, misses, received examples and exchange time of its node."""
     if (counts := part.cache_counts) is None:
-        return _Lookups(part.counts.fresh)
-    seconds = int(counts.exchange_seconds * _NANOSECONDS)
-    return _Lookups(part.counts.fresh, counts.hits, counts.misses, counts.received, seconds)
+        return [part.counts.fresh, 0, 0, 0, 0]
+    return [part.counts.fresh, counts.hits, counts.misses, counts.received, int(counts.exchange_seconds * _NANOSECONDS)]
 
 
 def _sum_of_known(values: Iterable[float | None]) -> float | None:
@@ -245,21 +215,13 @@ def _joined(of_ranks: list[list[int]], hold: str) -> CacheUse:
 
 
 class ShareUse(NamedTuple):
-    """The effect of sharing in an epoch.
+    """The effect of sharing in an epoch."""
 
-    Attributes:
-        trainings: Number of trainings that the reader has at the end of the epoch, this one included.
-        waited_seconds: Seconds that a batch waited for another training, on the rank where this was longest.
-        missed: Examples that other trainings had and this one did not, in the run so far, all ranks.
-        saved_cpu_seconds: Processor seconds that sharing has saved this training in the run so far, all ranks.
-        slowest_training: The training that this rank waited for longest in the run so far; empty if it waited for none.
-    """
-
-    trainings: int
-    waited_seconds: float
-    missed: int
-    saved_cpu_seconds: float
-    slowest_training: str = ""
+    trainings: int  # that the reader has at the end of the epoch, this one included
+    waited_seconds: float  # in which a batch waited for another training, on the rank where this was longest
+    missed: int  # examples that other trainings had and this one did not, in the run so far, all ranks
+    saved_cpu_seconds: float  # in the run so far, all ranks
+    slowest_training: str = ""  # this rank waited for it longest in the run so far; empty if it waited for none
 
 
 class ShareMeter:
@@ -271,10 +233,7 @@ class ShareMeter:
         self._waited_at_start = 0.0 if sharing is None else sharing.waited.for_peers
 
     def end_epoch(self, loader: Any, gather: Callable[[list[int]], Tensor]) -> ShareUse | None:
-        """Returns the measures of the epoch; None if the loader does not share. All ranks must call this together.
-
-        ``gather`` returns the values of every rank, shape (ranks, values); it is called only if the loader shares.
-        """
+        """Returns the measures of the epoch; None if the loader does not share: then ``gather`` is not called."""
         if (sharing := _sharing_of(loader)) is None:
             return None
         waited = sharing.waited.for_peers - self._waited_at_start
@@ -300,51 +259,37 @@ SETTLING_STEPS = 10  # after the queued batches: by then, the device's caches ar
 
 
 class AskingSteps:
-    """Counts the steps of a ``fit``; raises a TypeError or a ValueError for wrong numbers of steps of the controller.
-
-    Attributes:
-        first_after_steps: The controller's attribute: the number of steps that the early decision is based on.
-        has_asked: Whether the controller has been asked in this run.
-    """
+    """Counts the steps of a ``fit``; raises a TypeError or a ValueError for wrong numbers of steps of the controller."""
 
     def __init__(self, controller: Controller | None) -> None:
         name = type(controller).__name__
         self.first_after_steps = as_count(f"{name}.first_after_steps", getattr(controller, "first_after_steps", None))
         self._every = as_count(f"{name}.every_n_steps", getattr(controller, "every_n_steps", None))
         self._asked_after = frozenset(getattr(controller, "asked_after", ()))
-        self.has_asked = False
+        self.has_asked = False  # in this run
         self._is_possible = False
         self._steps = 0  # in this fit
         self._early_at: int | None = None  # the same number at which the early decision is due
 
     def start(self, loader: Echoed | None, largest: Callable[[int], int]) -> None:
-        """Begins to count, or continues after a resume. All ranks must call this together.
-
-        ``largest`` returns the largest of the ranks' values.
-        """
+        """Begins to count, or continues after a resume. ``largest`` returns the largest of the ranks' values."""
         parts = parts_of(loader).values()
         # Lightning can be told of another length of epochs only between two epochs.
         self._is_possible = bool(parts) and all(part.epoch_length == "fixed" or not part.has_length for part in parts)
         self._steps, self._early_at = 0, None
         if self._is_possible and self.first_after_steps is not None and not self.has_asked:
-            self._early_at = largest(max(map(_unsettled, parts))) + SETTLING_STEPS + self.first_after_steps
+            # Of the next batches, those prove nothing that queues held at the start, and those that fill a buffer.
+            unsettled = max(max(part.planned_ahead, part.settled_at - part.delivered_batches) for part in parts)
+            self._early_at = largest(unsettled) + SETTLING_STEPS + self.first_after_steps
 
     def after_step(self, in_epoch: int, in_run: int, *, ends_epoch: bool) -> Moment | None:
-        """Returns why the controller is asked after a step; None: it is not asked. Call it after each step.
-
-        If the step ``ends_epoch``, the controller is asked anyway.
-        """
+        """Returns why the controller is asked after a step; None: it is not asked, or anyway at the end of the epoch."""
         self._steps += 1
         if not self._is_possible or ends_epoch:
             return None
         if (self._every is not None and in_epoch % self._every == 0) or in_run in self._asked_after:
             return Moment.within_epoch
         return Moment.early if self._steps == self._early_at and not self.has_asked else None
-
-
-def _unsettled(loader: EchoLoader) -> int:
-    """Returns how many of the next batches prove nothing: queues held them at the start, or they fill a buffer."""
-    return max(loader.planned_ahead, loader.settled_at - loader.delivered_batches)
 
 
 # ---------------------------------------------------------------------- decider
@@ -358,22 +303,18 @@ def _unsettled(loader: EchoLoader) -> int:
 class Decider:
     """Asks a controller at the end of each epoch, and within epochs. All ranks must call its methods together.
 
-    Without a controller, epochs are observed, but nothing is decided. ``validated``: validation has run in this ``fit``.
+    Without a controller, epochs are observed, but nothing is decided.
     """
 
     def __init__(self, controller: Controller | None) -> None:
         self._controller = controller
         self._recent = RecentSteps()
-        self.validated = False
+        self.validated = False  # in this fit
         self._logged_before: dict[str, Tensor] = {}  # from the checkpoint: a resumed Trainer has forgotten the logged values
         self._logged_last: dict[str, Tensor] = {}  # the tensors of the last epoch: a value that is logged again may be equal
 
     def check(self, trainer: pl.Trainer, loader: Echoed | None) -> None:
-        """Refuses, before training, a setting that would end the training with an error later.
-
-        It raises a MisconfigurationException without an `EchoLoader`, for different factors, and if a learning rate schedule
-        forbids longer epochs; a ValueError if the buffer cannot hold the largest factor.
-        """
+        """Refuses, before training, a setting that would end the training with an error later."""
         if self._controller is None:
             return
         if loader is None:
@@ -395,9 +336,7 @@ class Decider:
         measured: tuple[JobSteps | None, PipelineCosts | None],
         moment: Moment = Moment.epoch_end,
     ) -> Observation:
-        """Returns the observation at a moment, equal on all ranks. ``measured``: the steps that are judged, and the pipeline's
-        costs.
-        """
+        """Returns the observation at a moment, equal on all ranks. ``measured``: the steps to judge, and the pipeline's costs."""
         metrics, newly_logged = ({}, frozenset[str]()) if self._controller is None else self._join_logged(trainer, pl_module)
         judged, costs = measured
         return Observation(
@@ -416,13 +355,19 @@ class Decider:
         )
 
     def _join_logged(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> tuple[dict[str, float], frozenset[str]]:
+        """Returns the means of the logged metrics over the ranks, and the names of those that were logged since last time."""
         logged = self._logged(trainer)
         names = trainer.strategy.broadcast(sorted(logged))
-        newly_logged = frozenset(
-            trainer.strategy.broadcast([name for name, value in logged.items() if self._is_new(name, value)])
-        )
+        new = [name for name, value in logged.items() if self._is_new(name, value)]
+        newly_logged = frozenset(trainer.strategy.broadcast(new))
         self._logged_last.update(logged)
-        return _mean_over_ranks(pl_module, names, logged), newly_logged
+        if not names:
+            return {}, newly_logged
+        values = torch.tensor([float(logged.get(name, float("nan"))) for name in names], device=pl_module.device)
+        gathered = pl_module.all_gather(values)
+        assert isinstance(gathered, Tensor)
+        means = gathered.reshape(-1, len(names)).nanmean(dim=0).tolist()
+        return dict(zip(names, means, strict=True)), newly_logged
 
     def decide(self, trainer: pl.Trainer, observation: Observation, loader: Echoed | None = None) -> Decision | None:
         """Returns the decision of rank 0; None without a controller. A result that is not a `Decision` raises a TypeError."""
@@ -437,14 +382,11 @@ class Decider:
         return Decision(factor, Reason(reason), message, since)
 
     def joined_with_recent(self, observation: Observation) -> Observation:
-        """Returns an observation, joined with those before it if it has few steps. Call it once for each observation."""
+        """See `RecentSteps.joined`. Call it once for each observation."""
         return self._recent.joined(observation)
 
     def recommend(self, loader: Echoed | None, observation: Observation, decision: Decision | None) -> Decision:
-        """Returns the factor that follows from the measurements: the controller's, or the choice of ``TargetIdle()``.
-
-        ``observation`` is the result of `joined_with_recent`.
-        """
+        """Returns the factor that follows from the measurements: the controller's, or the choice of ``TargetIdle()``."""
         if decision is not None and decision.reason.is_measured:
             return decision
         if not isinstance(loader, EchoLoaders) or loader.has_one_factor:
@@ -453,10 +395,7 @@ class Decider:
         return Decision(observation.factor, Reason.not_measured, why)
 
     def metrics_state(self, trainer: pl.Trainer) -> dict[str, tuple[float, bool]]:
-        """Returns, for each logged metric, its value and whether it was logged since the last epoch's end.
-
-        A resumed Trainer has lost both. Without a controller nobody needs them, and they are not read.
-        """
+        """Returns for each logged metric its value, and whether it is new: a resumed Trainer has lost both."""
         if self._controller is None:
             return {}
         return {name: (float(value), self._is_new(name, value)) for name, value in self._logged(trainer).items()}
@@ -468,10 +407,9 @@ class Decider:
         self._logged_last = {name: self._logged_before[name] for name, (_, is_new) in state.items() if not is_new}
 
     def state_dict(self) -> dict[str, Any]:
-        return {} if self._controller is None else state_by_kind(self._controller)
+        return {} if self._controller is None else {type(self._controller).__name__: self._controller.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores a state; that of another class of controller is ignored."""
         if self._controller is not None:
             load_state_by_kind(self._controller, state)
 
@@ -492,22 +430,10 @@ class Decider:
 
 
 def _within_surplus(decision: Decision, factor: float, loader: Echoed | None) -> Decision:
-    """Returns a decision that does not make the training slower than others that share its reading, which would wait for it.
-
-    It may keep ``factor``, which was set last.
-    """
-    sharing = loader.sharing if isinstance(loader, EchoLoader) else None
+    """Returns a decision that does not make the training slower than others that share its reading, which would wait for it."""
+    sharing = _sharing_of(loader)
     most = None if sharing is None else sharing.most_factor
     if most is None or decision.factor <= max(most, factor) or not decision.reason.is_measured:
         return decision
     why = f"with more than {most:g} this training would be slower than those that share its reading"
     return Decision(max(most, factor), Reason.at_maximum, f"{decision.message}; {why}", decision.since)
-
-
-def _mean_over_ranks(pl_module: pl.LightningModule, names: list[str], logged: dict[str, Tensor]) -> dict[str, float]:
-    if not names:
-        return {}
-    values = torch.tensor([float(logged.get(name, float("nan"))) for name in names], device=pl_module.device)
-    gathered = pl_module.all_gather(values)
-    assert isinstance(gathered, Tensor)
-    return dict(zip(names, gathered.reshape(-1, len(names)).nanmean(dim=0).tolist(), strict=True))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from inspect import getattr_static
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import lightning.pytorch as pl
 from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -25,35 +25,24 @@ from lightning_echo.training.trainer import rank_zero_info, refuse_other_package
 _NOTHING = object()
 
 
-class _Bound(NamedTuple):
-    """A hook on an instance, and the attribute of that name that the instance itself had (`_NOTHING`: only its class had one)."""
-
-    instance: Any
-    name: str
-    hook: Any
-    before: Any
-
-
 class BoundHooks:
     """Binds hooks on instances in place of their own attributes, and later gives these back."""
 
     def __init__(self) -> None:
-        self._bound: list[_Bound] = []
+        # Instance, name, hook, and the attribute of that name that the instance itself had (`_NOTHING`: only its class had one).
+        self._bound: list[tuple[Any, str, Any, Any]] = []
 
     @property
     def are_bound(self) -> bool:
         return bool(self._bound)
 
     def bind(self, instance: Any, name: str, hook: Any) -> None:
-        self._bound.append(_Bound(instance, name, hook, vars(instance).get(name, _NOTHING)))
+        self._bound.append((instance, name, hook, vars(instance).get(name, _NOTHING)))
         vars(instance)[name] = hook
 
     def unbind(self) -> None:
-        """Removes all hooks. You may call it at any time. If other code has set the attribute in the meantime, it stays.
-
-        A hook counts as ours on every instance, because a stand-in copies the hooks of its data module.
-        """
-        ours = {id(bound.hook) for bound in self._bound}
+        """Removes all hooks. You may call it at any time. If other code has set the attribute in the meantime, it stays."""
+        ours = {id(hook) for _, _, hook, _ in self._bound}  # on every instance: a stand-in copies the hooks of its data module
         for instance, name, _, before in self._bound:
             if id(vars(instance).get(name)) not in ours:
                 continue
@@ -64,12 +53,7 @@ class BoundHooks:
 
 
 class ProcessHook:
-    """Stands in place of a strategy's ``process_dataloader``. The hook of a copy of the strategy changes nothing.
-
-    Args:
-        process: The strategy's own hook.
-        answer: Returns what the strategy gets in place of a loader. None: loaders stay as they are.
-    """
+    """Stands in place of a strategy's ``process_dataloader``, to process the ``answer``. That of a copy changes nothing."""
 
     def __init__(self, process: Callable[[Any], Any], answer: Callable[[Any], Any] | None = None) -> None:
         self._process, self._answer = process, answer
@@ -110,10 +94,7 @@ class TransferHooks:
         self._is_memory_logged = self._is_edit_warned = False
 
     def bind(self, loader: EchoLoader, trainer: Any) -> None:
-        """Binds the hooks if a Trainer trains on this loader and the loader needs them; otherwise removes them.
-
-        It raises a MisconfigurationException if the Trainer puts batches on the device without these hooks.
-        """
+        """Binds the hooks if a Trainer trains on this loader and the loader needs them; otherwise removes them."""
         if not loader.insertion_point.on_device or trainer is None or not trainer.training:
             self.unbind()
             return
@@ -123,12 +104,15 @@ class TransferHooks:
         self._loader, loader.is_transferred = loader, True
         if self._hooks.are_bound:
             return
-        for instance in _instances_asked(trainer):
+        # Lightning may ask the hooks of each of these; a stand-in copies the hooks of the user's module whenever it is set up.
+        model, datamodule = trainer.lightning_module, trainer.datamodule
+        inner = datamodule.datamodule if isinstance(datamodule, StandIn) else None
+        for instance in (each for each in (model, inner, datamodule) if each is not None):
             for name, answer in ((_PREPARE, self._prepare), (_TRANSFER, self._transfer)):
                 self._hooks.bind(instance, name, _TransferHook(getattr(instance, name), answer))
 
     def unbind(self) -> None:
-        """Gives the instances their own hooks back. You may call it at any time."""
+        """Ends what `bind` has begun. You may call it at any time."""
         self._hooks.unbind()
         self._is_memory_logged = self._is_edit_warned = False
         if self._loader is not None:
@@ -159,11 +143,7 @@ class TransferHooks:
 
 
 class _TransferHook:
-    """Stands in place of an instance's hook.
-
-    Echoing belongs only to this run. Therefore a copy of the instance, even one saved whole during training, has its own hook
-    again.
-    """
+    """Stands in place of an instance's hook. A copy of the instance, even one saved whole during training, has its own hook."""
 
     def __init__(self, users_hook: Callable[..., Any], answer: _Answer) -> None:
         self.__wrapped__ = getattr(users_hook, "__wrapped__", users_hook)  # Lightning looks through one wrapper only
@@ -179,33 +159,23 @@ class _TransferHook:
 
 
 def _itself(value: Any) -> Any:
-    """Returns its argument. A copy of a `_TransferHook` is made with this function."""
+    """A copy of a `_TransferHook` is made with this function."""
     return value
 
 
-def _instances_asked(trainer: Any) -> list[Any]:
-    """Returns the instances whose hooks Lightning may ask.
-
-    The user's data module inside a `StandIn` is one of them: the stand-in copies its hooks whenever it is set up.
-    """
-    model, datamodule = trainer.lightning_module, trainer.datamodule
-    inner = datamodule.datamodule if isinstance(datamodule, StandIn) else None
-    return [instance for instance in (model, inner, datamodule) if instance is not None]
-
-
 def _check_asks_hooks(trainer: Any, point: InsertionPoint) -> None:
-    """Raises a `MisconfigurationException` if the Trainer, or its model, transfers batches without the hooks."""
-    way_out = f"use {earliest(Needs.batches).option}, where each use is transferred"
+    """Refuses a Trainer that transfers batches without the hooks, or whose model does."""
+    instead = f"use {earliest(Needs.batches).option}, where each use is transferred"
     strategy = type(trainer.strategy)
     for name in ("batch_to_device", "process_dataloader"):
         if getattr(strategy, name) is not getattr(Strategy, name):
             raise MisconfigurationException(
-                f"{point.option} is impossible with {strategy.__name__}, which transfers batches in its own {name}: {way_out}"
+                f"{point.option} is impossible with {strategy.__name__}, which transfers batches in its own {name}: {instead}"
             )
     if is_param_in_hook_signature(trainer.lightning_module.training_step, "dataloader_iter", explicit=True):
         raise MisconfigurationException(
             f"{point.option} is impossible with training_step(self, dataloader_iter), which transfers its "
-            f"batches itself: take batch and batch_idx instead, or {way_out}"
+            f"batches itself: take batch and batch_idx instead, or {instead}"
         )
 
 
@@ -224,9 +194,7 @@ def _check_asks_hooks(trainer: Any, point: InsertionPoint) -> None:
 class StandIn(pl.LightningDataModule):
     """Stands for the user's data module. All attributes are the user's, except those that a subclass defines.
 
-    Setting an attribute sets it on the user's module, except for properties of the subclass and names in its ``_own``. An object
-    of the other Lightning package raises a TypeError, a Trainer attached during another Trainer's ``fit`` a
-    MisconfigurationException.
+    Setting an attribute sets it on the user's module, except for properties of the subclass and names in its ``_own``.
     """
 
     _own: tuple[str, ...] = ()

@@ -8,7 +8,6 @@ from copy import copy
 from functools import reduce
 from typing import Any, NoReturn, TypeAlias
 
-from lightning.fabric.utilities.data import sized_len
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities import CombinedLoader
 
@@ -40,9 +39,8 @@ def is_collection(loaders: Any) -> bool:
 def leaves_of(loaders: Any) -> dict[str, Any]:
     """Returns the loaders of a collection by name, in Lightning's order; raises a ValueError if two have the same name.
 
-    Example:
-        >>> leaves_of({"scans": [range(3), range(4)], "text": range(5)})
-        {'scans/0': range(0, 3), 'scans/1': range(0, 4), 'text': range(0, 5)}
+    >>> leaves_of({"scans": [range(3), range(4)], "text": range(5)})
+    {'scans/0': range(0, 3), 'scans/1': range(0, 4), 'text': range(0, 5)}
     """
     found: dict[str, Any] = {}
     for name, leaf in _walk(loaders, ""):
@@ -54,30 +52,24 @@ def leaves_of(loaders: Any) -> dict[str, Any]:
     return found
 
 
-def is_sized(loaders: Any) -> bool:
-    return None not in [sized_len(leaf) for leaf in leaves_of(loaders).values()]
-
-
 def with_leaves(loaders: Any, leaves: Mapping[str, Any]) -> Any:
     """Returns a copy of a collection with other leaves: same types, order and way of combining.
 
-    Example:
-        >>> with_leaves({"scans": [range(3), range(4)], "text": range(5)}, {"scans/0": "a", "scans/1": "b", "text": "c"})
-        {'scans': ['a', 'b'], 'text': 'c'}
+    >>> with_leaves({"scans": [range(3), range(4)], "text": range(5)}, {"scans/0": "a", "scans/1": "b", "text": "c"})
+    {'scans': ['a', 'b'], 'text': 'c'}
     """
     if isinstance(loaders, CombinedLoader):
         combined = copy(loaders)
         combined.flattened = [leaves[name] for name, _ in _walk(loaders, "")]
         return combined
-    return _map(loaders, "", lambda name: leaves[name])
+    return _map(loaders, "", leaves)
 
 
 def parts_at_leaves(loaders: Any, batch: Any) -> list[Any]:
     """Returns the batches of the single loaders in the batch of a collection. A batch of another structure counts as one part.
 
-    Example:
-        >>> parts_at_leaves({"scans": [range(3), range(4)], "text": range(5)}, {"scans": [[0, 1], None], "text": [0]})
-        [[0, 1], None, [0]]
+    >>> parts_at_leaves({"scans": [range(3), range(4)], "text": range(5)}, {"scans": [[0, 1], None], "text": [0]})
+    [[0, 1], None, [0]]
     """
     return _parts(loaders.iterables if isinstance(loaders, CombinedLoader) else loaders, batch)
 
@@ -85,9 +77,8 @@ def parts_at_leaves(loaders: Any, batch: Any) -> list[Any]:
 def names_in_words(names: Mapping[str, Any]) -> str:
     """Returns the names of loaders as words for a message.
 
-    Example:
-        >>> names_in_words({"scans": 1, "text": 2}), names_in_words({"": 1})
-        ("loaders named 'scans', 'text'", 'a single loader')
+    >>> names_in_words({"scans": 1, "text": 2}), names_in_words({"": 1})
+    ("loaders named 'scans', 'text'", 'a single loader')
     """
     return "a single loader" if set(names) == {""} else f"loaders named {', '.join(map(repr, names))}"
 
@@ -95,20 +86,14 @@ def names_in_words(names: Mapping[str, Any]) -> str:
 # ---------------------------------------------------------------------- the loaders that are echoed
 
 
-class EchoLoaders(Mapping[str, EchoLoader]):
+class EchoLoaders(dict[str, EchoLoader]):
     """The `EchoLoader`s of a collection by name. ``not_echoed`` names its other loaders."""
 
+    passes = None  # each loader has passes of its own
+
     def __init__(self, loaders: Mapping[str, EchoLoader], not_echoed: tuple[str, ...] = ()) -> None:
-        self._loaders, self.not_echoed = dict(loaders), not_echoed
-
-    def __getitem__(self, name: str) -> EchoLoader:
-        return self._loaders[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._loaders)
-
-    def __len__(self) -> int:
-        return len(self._loaders)
+        super().__init__(loaders)
+        self.not_echoed = not_echoed
 
     @property
     def counts(self) -> EchoCounts:
@@ -130,28 +115,18 @@ class EchoLoaders(Mapping[str, EchoLoader]):
 
     @property
     def fits_cost_model(self) -> bool:
-        """Whether the cost model can treat these loaders as one.
-
-        All loaders of the collection must be echoed with the same factor, and either all or none must have workers. Without
-        workers their costs are added, so they must also have the same insertion point.
-        """
+        """Whether the cost model can treat these loaders as one: all are echoed with one factor, and all or none have workers."""
         alike = {(loader.factor, loader.num_workers > 0) for loader in self.values()}
+        # Without workers their costs are added.
         points = {loader.insertion_point for loader in self.values() if not loader.num_workers}
         return len(alike) == 1 and len(points) <= 1 and not self.not_echoed
-
-    @property
-    def passes(self) -> None:
-        """None: each loader has passes of its own."""
-        return None
 
 
 Echoed: TypeAlias = EchoLoader | EchoLoaders
 
 
 def echoed_in(loaders: Any) -> Echoed | None:
-    """Returns the echoed part of a Trainer's loaders: the `EchoLoader` if it is the only one, or an `EchoLoaders`; None if
-    nothing is echoed.
-    """
+    """Returns the `EchoLoader` if it is the only loader, or an `EchoLoaders`; None if nothing is echoed."""
     leaves = leaves_of(loaders)
     echoed = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, EchoLoader)}
     if not echoed:
@@ -198,10 +173,10 @@ def _walk(node: Any, name: str) -> Iterator[tuple[str, Any]]:
         yield from _walk(child, _join(name, key))
 
 
-def _map(node: Any, name: str, new: Callable[[str], Any]) -> Any:
+def _map(node: Any, name: str, leaves: Mapping[str, Any]) -> Any:
     if _is_leaf(node):
-        return new(name)
-    children = [_map(child, _join(name, key), new) for key, child in _children(node)]
+        return leaves[name]
+    children = [_map(child, _join(name, key), leaves) for key, child in _children(node)]
     if type(node) in _DICTS:
         changed = copy(node)  # keeps the factory of a defaultdict
         changed.update(zip(node, children, strict=True))
@@ -267,37 +242,23 @@ def go_on_after_reload(before: Echoed | None, now: Echoed | None) -> None:
 
 
 class Wrapping:
-    """Wraps the loaders that a ``train_dataloader`` returns, each that is to be echoed in an `EchoLoader`.
+    """Wraps each loader of a ``train_dataloader`` that is to be echoed. ``remedy``: the ``way_out`` of `TrainingEcho`."""
 
-    Args:
-        config: The options of all loaders, or the options of each loader to echo, by name.
-        owner_name: Name of the object that the user has, for messages.
-        way_out: The end of an error message for a loader that is already an `EchoLoader`. None: such a loader is taken as it is.
-        shard: Whether each rank gets its share of the data.
-    """
-
-    def __init__(self, config: EchoConfig | Mapping[str, EchoConfig], owner_name: str, way_out: str | None, shard: bool) -> None:
+    def __init__(self, config: EchoConfig | Mapping[str, EchoConfig], owner_name: str, remedy: str | None, shard: bool) -> None:
         self._config_of_all = config if isinstance(config, EchoConfig) else None
         self.configs = {"": config} if isinstance(config, EchoConfig) else dict(config)
-        self._owner_name, self._way_out, self._shard = owner_name, way_out, shard
+        self._owner_name, self._remedy, self._shard = owner_name, remedy, shard
 
     def wrap(self, loaders: Any, before: Mapping[str, EchoLoader], factor: float | None, ranks: dict[str, Any]) -> Any:
-        """Returns the result of ``train_dataloader`` with an `EchoLoader` for each loader that is to be echoed.
-
-        Args:
-            before: The `EchoLoader`s in use so far, by name. One that wraps the same loader is used again.
-            factor: The factor of new `EchoLoader`s; None: that of their options.
-            ranks: The result of `ranks`.
-        """
+        """Returns the result of ``train_dataloader``, echoed. New `EchoLoader`s have this factor; None: that of their options."""
         leaves = leaves_of(loaders)
         names = self.names_to_echo(loaders, leaves)
         echoed = {name: self.echo(name, leaves[name], before.get(name), factor, ranks) for name in names}
         return self.put_together(loaders, {**leaves, **echoed})
 
     def ranks(self, trainer: Any, *, deals_out: bool = True) -> dict[str, Any]:
-        """Returns the options of an `EchoLoader` that divide its data. If empty, ``torch.distributed`` is asked.
-
-        ``deals_out``: the `EchoLoader` is to divide the data, as Lightning would by its ``DistributedSampler``.
+        """Returns the options of an `EchoLoader` that divide its data, as Lightning's ``DistributedSampler`` would if it
+        ``deals_out``. If they are empty, ``torch.distributed`` is asked.
         """
         if trainer is None:
             return {} if self._shard else {"num_replicas": 1, "rank": 0}
@@ -305,10 +266,7 @@ class Wrapping:
         return {"num_replicas": 1, "rank": 0, **(share or {})}
 
     def put_together(self, loaders: Any, leaves: Mapping[str, Any]) -> Any:
-        """Returns the object that the Trainer trains on; ``leaves`` has an `EchoLoader` for each loader that is echoed.
-
-        An `EchoLoader` that stands in the collection twice raises a MisconfigurationException.
-        """
+        """Returns the object that the Trainer trains on; ``leaves`` has an `EchoLoader` for each loader that is echoed."""
         echoed = [id(leaf) for leaf in leaves.values() if isinstance(leaf, EchoLoader)]
         if len(set(echoed)) < len(echoed):
             raise MisconfigurationException(
@@ -318,14 +276,17 @@ class Wrapping:
         return with_leaves(loaders, leaves)
 
     def names_to_echo(self, loaders: Any, leaves: Mapping[str, Any]) -> list[str]:
-        """Returns the names of the loaders to echo.
-
-        It raises a MisconfigurationException for an unknown name, for a loader that is echoed but must not be, and if several
-        loaders would share their reading.
-        """
+        """Returns the names of the loaders to echo; raises a MisconfigurationException if that is impossible."""
         names = self._names_chosen(loaders, leaves)
-        if is_collection(loaders):
-            self._refuse_share_of_several(names, is_one=len(leaves) == 1)
+        for name in names if is_collection(loaders) else ():
+            if (share := (self._config_of_all or self.configs[name]).share) is not None:
+                shared = share["name"] if isinstance(share, dict) else share
+                number = "a list or dict of one loader" if len(leaves) == 1 else "several loaders"
+                hint = "Return the loader itself" if len(leaves) == 1 else "Return a single loader"
+                raise MisconfigurationException(
+                    f"share={shared!r} is impossible for {number}: a reader reads a single one. {hint} from train_dataloader, or "
+                    "leave share out"
+                )
         for name, leaf in leaves.items():
             if isinstance(leaf, EchoLoader) and name not in names:
                 self._refuse_echoed(name)
@@ -347,26 +308,12 @@ class Wrapping:
             )
         return [name for name in leaves if name in self.configs]
 
-    def _refuse_share_of_several(self, names: list[str], *, is_one: bool) -> None:
-        for name in names:
-            if (share := (self._config_of_all or self.configs[name]).share) is not None:
-                shared = share["name"] if isinstance(share, dict) else share
-                number = "a list or dict of one loader" if is_one else "several loaders"
-                hint = "Return the loader itself" if is_one else "Return a single loader"
-                raise MisconfigurationException(
-                    f"share={shared!r} is impossible for {number}: a reader reads a single one. {hint} from train_dataloader, or "
-                    "leave share out"
-                )
-
     def echo(self, name: str, loader: Any, before: EchoLoader | None, factor: float | None, ranks: dict[str, Any]) -> EchoLoader:
-        """Returns the `EchoLoader` for one loader; an error names the loader if it has a name.
-
-        ``before``, the `EchoLoader` of that name in use so far, is used again if it wraps the same loader.
-        """
+        """Returns the `EchoLoader` for one loader: the one of that name in use ``before``, if it wraps the same loader."""
         if before is not None and (loader is before.loader or loader is before):
             return before
         if isinstance(loader, EchoLoader):
-            return loader if self._way_out is None else self._refuse_echoed(name)
+            return loader if self._remedy is None else self._refuse_echoed(name)
         options = (self._config_of_all or self.configs[name]).as_options()
         if before is not None or factor is not None:
             options["factor"] = factor if before is None else before.factor
@@ -383,4 +330,4 @@ class Wrapping:
 
     def _refuse_echoed(self, name: str) -> NoReturn:
         what = f"an EchoLoader as {name!r}" if name else "an EchoLoader"
-        raise MisconfigurationException(f"train_dataloader returns {what} already: return the plain loader, or {self._way_out}")
+        raise MisconfigurationException(f"train_dataloader returns {what} already: return the plain loader, or {self._remedy}")

@@ -20,7 +20,7 @@ from lightning_echo.measure.page import check_matplotlib
 from lightning_echo.measure.run_report import picture
 from lightning_echo.measure.summary import FILE_NAME, EpochReport, RunSummary
 from lightning_echo.training.counts import together
-from lightning_echo.training.loaders import Echoed
+from lightning_echo.training.loaders import Echoed, parts_of
 from lightning_echo.training.meters import EpochMeasures, RunMeter
 from lightning_echo.training.trainer import rank_zero_info
 
@@ -42,13 +42,10 @@ def check_can_plot(plot: bool) -> None:
 
 
 def log_picture(trainer: pl.Trainer, summary: RunSummary) -> None:
-    """Logs the picture through TensorBoard, Weights & Biases and MLflow. Rank 0 calls it, and no rank waits for it.
-
-    If a logger fails, it only warns: no training may fail because of a picture. It names the loggers that take no pictures.
-    """
+    """Logs the picture through the loggers that take pictures, and names the others. Only rank 0 calls it."""
     if trainer.fast_dev_run:  # type: ignore[attr-defined]
         return
-    step = max(steps_taken(trainer) - 1, 0)  # Lightning's own number of the step, counted from 0
+    step = last_step(trainer)
     taken = [(logger, give) for logger in trainer.loggers for kind, give in _TAKERS.items() if isinstance(logger, kind)]
     takers = [logger for logger, _ in taken]
     others = sorted({type(logger).__name__ for logger in trainer.loggers if logger not in takers})
@@ -59,25 +56,15 @@ def log_picture(trainer: pl.Trainer, summary: RunSummary) -> None:
         try:
             give(logger, picture(summary), step)
         except Exception as error:  # whatever a logger's client raises: a lost connection, a full disk
+            # No training may fail because of a picture.
             rank_zero_warn(f"lightning_echo: {type(logger).__name__} did not take the picture of the run: {error!r}")
 
 
-def _to_tensorboard(logger: Any, figure: Figure, step: int) -> None:
-    logger.experiment.add_figure(_NAME, figure, step)
-
-
-def _to_wandb(logger: Any, figure: Figure, step: int) -> None:
-    logger.log_image(_NAME, [figure], step=step)
-
-
-def _to_mlflow(logger: Any, figure: Figure, step: int) -> None:
-    logger.experiment.log_figure(logger.run_id, figure, f"{_NAME}.png")  # MLflow's artifacts belong to no step
-
-
-_TAKERS: dict[type, Callable[[Any, Figure, int], None]] = {
-    TensorBoardLogger: _to_tensorboard,
-    WandbLogger: _to_wandb,
-    MLFlowLogger: _to_mlflow,
+_TAKERS: dict[type, Callable[[Any, Figure, int], Any]] = {
+    TensorBoardLogger: lambda logger, figure, step: logger.experiment.add_figure(_NAME, figure, step),
+    WandbLogger: lambda logger, figure, step: logger.log_image(_NAME, [figure], step=step),
+    # MLflow's artifacts belong to no step.
+    MLFlowLogger: lambda logger, figure, step: logger.experiment.log_figure(logger.run_id, figure, f"{_NAME}.png"),
 }
 
 
@@ -87,35 +74,20 @@ _TAKERS: dict[type, Callable[[Any, Figure, int], None]] = {
 
 @rank_zero_only
 def log_text(trainer: pl.Trainer, name: str, text: str, step: int) -> None:
-    """Logs a text through the loggers that take texts: TensorBoard, Weights & Biases, MLflow and Comet."""
     for logger in trainer.loggers:
         for kind, give in _TAKERS_OF_TEXT.items():
             if isinstance(logger, kind):
                 give(logger, name, text, step)
 
 
-def _text_to_tensorboard(logger: Any, name: str, text: str, step: int) -> None:
-    code = "\n".join(f"    {line}" for line in text.splitlines())  # TensorBoard shows Markdown, in which this keeps the lines
-    logger.experiment.add_text(name, code, step)
-
-
-def _text_to_wandb(logger: Any, name: str, text: str, step: int) -> None:
-    logger.log_text(name, columns=["summary"], data=[[text]], step=step)
-
-
-def _text_to_mlflow(logger: Any, name: str, text: str, step: int) -> None:
-    logger.experiment.log_text(logger.run_id, text, f"{name}.txt")
-
-
-def _to_comet(logger: Any, name: str, text: str, step: int) -> None:
-    logger.experiment.log_text(text, step=step, metadata={"name": name})
-
-
-_TAKERS_OF_TEXT: dict[type, Callable[[Any, str, str, int], None]] = {
-    TensorBoardLogger: _text_to_tensorboard,
-    WandbLogger: _text_to_wandb,
-    MLFlowLogger: _text_to_mlflow,
-    CometLogger: _to_comet,
+_TAKERS_OF_TEXT: dict[type, Callable[[Any, str, str, int], Any]] = {
+    # TensorBoard shows Markdown, in which the indent keeps the lines.
+    TensorBoardLogger: lambda logger, name, text, step: logger.experiment.add_text(
+        name, "\n".join(f"    {line}" for line in text.splitlines()), step
+    ),
+    WandbLogger: lambda logger, name, text, step: logger.log_text(name, columns=["summary"], data=[[text]], step=step),
+    MLFlowLogger: lambda logger, name, text, step: logger.experiment.log_text(logger.run_id, text, f"{name}.txt"),
+    CometLogger: lambda logger, name, text, step: logger.experiment.log_text(text, step=step, metadata={"name": name}),
 }
 
 
@@ -123,10 +95,7 @@ _TAKERS_OF_TEXT: dict[type, Callable[[Any, str, str, int], None]] = {
 
 
 def steps_taken(trainer: pl.Trainer) -> int:
-    """Returns the number of steps as Lightning counts them for its loggers.
-
-    Under manual optimization every batch is one step, no matter how many optimizers step.
-    """
+    """Returns the number of steps as Lightning counts them for its loggers: with manual optimization, each batch is one step."""
     if trainer.lightning_module.automatic_optimization:
         return trainer.global_step
     return trainer.fit_loop.total_batch_idx + 1
@@ -138,10 +107,7 @@ def last_step(trainer: pl.Trainer) -> int:
 
 
 def log_metrics(trainer: pl.Trainer, values: dict[str, float], epoch: int | None = None) -> None:
-    """Logs values through every logger, at Lightning's step and with the number of the epoch, as ``self.log`` does.
-
-    ``epoch`` is the epoch that they belong to; None: the present one.
-    """
+    """Logs values of an epoch (None: the present one) through every logger, at Lightning's step, as ``self.log`` does."""
     step = last_step(trainer)
     of_epoch = {"epoch": trainer.current_epoch if epoch is None else epoch}
     for logger in trainer.loggers:
@@ -150,28 +116,25 @@ def log_metrics(trainer: pl.Trainer, values: dict[str, float], epoch: int | None
 
 
 def log_hyperparameters(trainer: pl.Trainer, loader: Echoed | None, controller: Controller | None) -> None:
-    """Logs the options of echoing, in plain types: checkpoints with them load with ``weights_only=True``.
-
-    The options of several loaders stand under the loaders' names.
-    """
+    """Logs the options of echoing, in plain types: checkpoints with them load with ``weights_only=True``."""
     if loader is None:
         return
-    options = _options(loader) if isinstance(loader, EchoLoader) else {name: _options(part) for name, part in loader.items()}
+    of_parts = {
+        name: {
+            "factor": part.factor,
+            "insertion_point": part.insertion_point.value,
+            "buffer_size": part.buffer_size,
+            "reuse": part.reuse,
+            "epoch_length": part.epoch_length,
+            "seed": part.seed,
+            "cache": None if part.cache is None else {"size": part.cache.size, "hold": part.cache.hold},
+            "share": None if part.sharing is None else part.sharing.config.name,
+        }
+        for name, part in parts_of(loader).items()
+    }
+    options = of_parts[""] if isinstance(loader, EchoLoader) else of_parts
     for logger in trainer.loggers:
         logger.log_hyperparams({"echo": {**options, "controller": None if controller is None else repr(controller)}})
-
-
-def _options(loader: EchoLoader) -> dict[str, Any]:
-    return {
-        "factor": loader.factor,
-        "insertion_point": loader.insertion_point.value,
-        "buffer_size": loader.buffer_size,
-        "reuse": loader.reuse,
-        "epoch_length": loader.epoch_length,
-        "seed": loader.seed,
-        "cache": None if loader.cache is None else {"size": loader.cache.size, "hold": loader.cache.hold},
-        "share": None if loader.sharing is None else loader.sharing.config.name,
-    }
 
 
 def log_directory(trainer: pl.Trainer) -> str | None:
@@ -194,10 +157,7 @@ def package_versions() -> dict[str, str]:
 
 
 def write_summary(directory: str | None, summary: RunSummary) -> None:
-    """Writes ``echo_summary.json``, local or remote, if there is a place for it.
-
-    If that is impossible, it only warns: no training may fail because of this file.
-    """
+    """Writes ``echo_summary.json``, local or remote. It only warns of an error: no training may fail because of this file."""
     if directory is None:
         return
     path = os.path.join(directory, FILE_NAME)
@@ -218,16 +178,9 @@ def report_of(
     recommended: Decision,
     decision: Decision | None,
 ) -> EpochReport:
-    """Returns the report of an epoch that is over. ``meter`` must have counted the examples.
-
-    Args:
-        loader: The echoed loaders; None: nothing is echoed.
-        observation: The epoch, joined with the epochs before it if it is short.
-        recommended: The factor that follows from the measurements.
-        decision: The controller's decision; None without a controller.
-    """
+    """Returns the report of an epoch that is over, and that is observed joined with those before it if it is short."""
     whole, costs, cache, shared = measures.whole, measures.costs, together(measures.caches.values()), measures.shared
-    fresh, echoed = meter.totals
+    fresh, echoed = meter.counts.totals
     factor, exchanged = 1.0 if loader is None else loader.factor_in_force, None if cache is None else cache.exchange_seconds
     seconds = whole.steps * (whole.wait_seconds + whole.step_seconds) if whole is not None else 0
     is_one_factor = observation.idle_fraction is not None and (
@@ -271,13 +224,10 @@ def report_of(
 
 
 class ProgressText:
-    """Adds ``echo=2.0x idle 3%`` to the items of the progress bar.
-
-    ``text`` is called each time that the bar is drawn. If it returns an empty text, nothing is displayed.
-    """
+    """Adds ``echo=2.0x idle 3%`` to the items of the progress bar, each time that the bar is drawn."""
 
     def __init__(self, text: Callable[[], str]) -> None:
-        self._text = text
+        self._text = text  # if it returns an empty text, nothing is displayed
         self._bar: Any = None
         self._get_metrics: Any = None
 

@@ -65,10 +65,8 @@ def _with_timer(
 ) -> Callable[[str], None]:
     """Returns a replacement for a profiler's ``start`` or ``stop`` that calls the timer, too.
 
-    Args:
-        calls: The timer's methods to call, by the end of the action's name.
-        timer_first: Whether to call the timer before the original method. True for ``stop`` and False for ``start``: the
-            profiler's own time is not measured.
+    ``calls`` are the timer's methods, by the end of the action's name. If the timer is first for ``stop`` and last for ``start``,
+    the profiler's own time is not measured.
     """
     known: dict[str, Callable[[], None] | None] = {}
 
@@ -130,13 +128,10 @@ NOT_KNOWN = SecondsPerBatch(math.nan, math.nan, math.nan)
 
 
 class LoaderMeter:
-    """Follows one loader through a training.
-
-    ``seconds_per_batch`` are the seconds measured last, at first those from before a resume; None: not measured yet.
-    """
+    """Follows one loader through a training."""
 
     def __init__(self, loader: EchoLoader, seconds_per_batch: SecondsPerBatch | None = None) -> None:
-        self.seconds_per_batch = seconds_per_batch
+        self.seconds_per_batch = seconds_per_batch  # measured last, at first before a resume; None: not measured yet
         self._examples_before = self._batches_before = 0  # delivered before the batches that count
         self._is_starting = True  # the workers have not delivered their first batch yet
         self._expect_start(loader)
@@ -147,17 +142,23 @@ class LoaderMeter:
         self._at_epoch_start = loader.delivered_batches
         if not loader.is_running:
             self._expect_start(loader)
-        self._mark(loader)
+        self.begin_stretch(loader)
 
     def end_step(self, loader: EchoLoader) -> None:
         if self._is_starting and loader.delivered_batches > self._at_epoch_start:
             self._is_starting = False
-            self._skip(loader.delivered_batches - 1 - self._at_epoch_start)
+            # Batch numbers jump if the rest of a pass was left out, for example because the data set has grown.
+            skipped = loader.delivered_batches - 1 - self._at_epoch_start
+            self._at_epoch_start += skipped
+            self._workers_started_at += skipped
+            self._batches_before += skipped
         if loader.delivered_batches == self._workers_started_at:
-            self._mark(loader)  # the workers' first batches include their start
+            self.begin_stretch(loader)  # the workers' first batches include their start
 
     def begin_stretch(self, loader: EchoLoader) -> None:
-        self._mark(loader)
+        """Starts to measure here: earlier work of the workers does not count."""
+        self._seconds_before = loader.seconds
+        self._examples_before, self._batches_before = loader.counts.delivered, loader.delivered_batches
 
     def batches(self, loader: EchoLoader) -> int:
         return loader.delivered_batches - self._at_epoch_start
@@ -167,10 +168,7 @@ class LoaderMeter:
         return loader.delivered_batches - max(loader.settled_at, self._workers_started_at)
 
     def measure(self, loader: EchoLoader) -> SecondsPerBatch:
-        """Returns the seconds since the start of the epoch, or of the stretch.
-
-        If no batch counts, it returns the seconds measured before, or `NOT_KNOWN` if there are none.
-        """
+        """Returns the seconds since the start of the epoch, or of the stretch; if no batch counts, those measured before."""
         spent = loader.seconds - self._seconds_before
         batches = loader.delivered_batches - self._batches_before
         if spent.examples and spent.batches and batches > 0:  # a resumed stream may report repeated reads
@@ -187,27 +185,13 @@ class LoaderMeter:
         self._workers_started_at = loader.delivered_batches + loader.num_workers
         self._is_starting = True
 
-    def _skip(self, batches: int) -> None:
-        """Notes that the rest of a pass was left out, so batch numbers jump. One reason is a data set that has grown."""
-        self._at_epoch_start += batches
-        self._workers_started_at += batches
-        self._batches_before += batches
-
-    def _mark(self, loader: EchoLoader) -> None:
-        """Starts to measure here: earlier work of the workers does not count."""
-        self._seconds_before = loader.seconds
-        self._examples_before, self._batches_before = loader.counts.delivered, loader.delivered_batches
-
 
 def costs_of(
     echoed: Echoed, of_ranks: Mapping[str, Sequence[SecondsPerBatch]], device_seconds: float, *, in_step: bool
 ) -> PipelineCosts | None:
     """Returns the costs of the slowest rank and loader; None in a case that the cost model does not know, see above.
 
-    Args:
-        of_ranks: The measurements of each rank, by the name of the loader. NaN if unknown.
-        device_seconds: Time per step in which the device is busy.
-        in_step: Whether each step of the epoch took a batch of each loader.
+    ``of_ranks``: the measurements of each rank, by the name of the loader. ``in_step``: each step took a batch of each loader.
     """
     parts = parts_of(echoed)
     known = {
@@ -248,53 +232,36 @@ _LEAST_IDLE = 0.01  # a smaller idle fraction proves nothing about a loader whos
 
 @dataclass(frozen=True)
 class EpochMeasures:
-    """One epoch of the job.
+    """One epoch of the job."""
 
-    Attributes:
-        whole: All steps of the epoch; None if no fetch was seen.
-        judged: The steps of the last stretch that were planned with the factor in force; None if there are none.
-        costs: Costs of the slowest rank's pipeline; None if the workers cannot be measured and no step waited.
-        first_batch_seconds: The longest wait of any rank for the first batch, if workers had to start for it.
-        fresh: Fresh examples in the epoch, all ranks; `echoed` are the echoed ones.
-        caches: The figures of each cache, by the name of its loader.
-        shared: The effect of sharing; None if the loader does not share.
-    """
-
-    whole: JobSteps | None
-    judged: JobSteps | None
-    costs: PipelineCosts | None
-    first_batch_seconds: float | None
-    fresh: int
+    whole: JobSteps | None  # all steps; None if no fetch was seen
+    judged: JobSteps | None  # the steps of the last stretch that were planned with the factor in force; None if there are none
+    costs: PipelineCosts | None  # of the slowest rank; None if the workers cannot be measured and no step waited
+    first_batch_seconds: float | None  # the longest wait of any rank for the first batch, if workers had to start for it
+    fresh: int  # examples in the epoch, all ranks
     echoed: int
-    caches: Mapping[str, CacheUse] = field(default_factory=dict)
-    shared: ShareUse | None = None
+    caches: Mapping[str, CacheUse] = field(default_factory=dict)  # by the name of the loader
+    shared: ShareUse | None = None  # None if the loader does not share
 
 
 class RunMeter:
-    """Measures one ``fit``.
-
-    Attributes:
-        idle: The times of the epoch's steps, as a metric of the job.
-        counts: Examples delivered in the run; `part_counts` has those of each of several loaders, by name.
-        nodes: The node that each rank runs on, as the Trainer numbers them.
-        cores: Cores of this node for each of its ranks.
-        has_unknown_sizes: Whether a batch could not be counted: the numbers of examples are too small.
-    """
+    """Measures one ``fit``."""
 
     def __init__(self) -> None:
         self.timer = StepTimer()
-        self.idle, self.counts = IdleFraction(), RunCounts()
-        self.part_counts: dict[str, RunCounts] = {}
+        self.idle, self.counts = IdleFraction(), RunCounts()  # of the epoch's steps, and of the run's examples
+        self.part_counts: dict[str, RunCounts] = {}  # of each of several loaders, by name
         self._at_epoch_start: Examples | None = None  # the totals at the start of the epoch
         self._stretch_start = 0  # the number of the epoch's steps before the present stretch
-        self.has_unknown_sizes = False
+        self.has_unknown_sizes = False  # if True, the numbers of examples are too small
         self._not_echoed = 0  # examples delivered on this rank by a loader that is not echoed
         self._loader_meters: dict[str, LoaderMeter] = {}
         self._cache_meter, self._share_meter = CacheMeter(), ShareMeter()
         self._saved_seconds: dict[str, SecondsPerBatch] = {}  # from a checkpoint, by name of the loader
         self._tap: ProfilerTap | None = None
         self._has_stepped = False
-        self.world_size, self.nodes, self.cores = 1, [0], 1
+        self.world_size = 1
+        self.nodes, self.cores = [0], 1  # the node of each rank, as the Trainer numbers them; cores for each rank of this node
 
     @property
     def is_in_epoch(self) -> bool:
@@ -306,11 +273,6 @@ class RunMeter:
         """This rank's idle fraction in the epoch so far, without synchronising; None before the tenth step."""
         timer = self.timer
         return timer.waited_seconds / timer.seconds if timer.steps >= _ENOUGH_TO_SHOW and timer.seconds else None
-
-    @property
-    def totals(self) -> Examples:
-        """Examples of the job when the ranks last added them up."""
-        return self.counts.totals
 
     def node_of(self, rank: int) -> int | None:
         return self.nodes[rank] if len(set(self.nodes)) > 1 else None
@@ -325,7 +287,7 @@ class RunMeter:
         self.cores = max(1, usable_cores() // self.nodes.count(trainer.node_rank))
         self.idle.to(device)
         self._add_parts(loader)
-        for counts in self._all_counts():
+        for counts in (self.counts, *self.part_counts.values()):
             counts.counter.to(device)
             if not trainer.is_global_zero:  # a checkpoint holds the job's totals: rank 0 alone counts them
                 counts.counter.reset()
@@ -345,20 +307,17 @@ class RunMeter:
         self.begin_epoch(loader)
 
     def begin_epoch(self, loader: Echoed | None) -> None:
-        """Begins an epoch, or continues one after a resume. A reload may have made the loader newly; it then counts from 0.
-
-        All ranks must call this together, because all ranks wait if workers start on one of them. If something ends the workers
-        within an epoch, the wait for new workers counts like any other wait.
-        """
+        """Begins an epoch, or continues one after a resume. All ranks must call this together."""
         self._share_meter.begin_epoch(loader)
         self._cache_meter.begin_epoch(parts_of(loader))  # before the ranks exchange something: none of them delivers yet
+        # All ranks wait if workers start on one of them.
         starts = not self._has_stepped or self._starts_workers(loader)
         self.timer.begin_epoch(goes_on=not self._gather([float(starts)]).any())
-        self.counts.skip_to(self._delivered(loader))
+        self.counts.counted = self._delivered(loader)
         self._add_parts(loader)
         for name, part in parts_of(loader).items():
             if name in self.part_counts:
-                self.part_counts[name].skip_to(self._delivered(part))
+                self.part_counts[name].counted = self._delivered(part)
             if name in self._loader_meters:
                 self._loader_meters[name].begin_epoch(part)
             else:
@@ -395,14 +354,14 @@ class RunMeter:
 
     def count(self, loader: Echoed | None) -> Examples:
         self._count_delivered(loader)
-        for counts in self._all_counts():
+        for counts in (self.counts, *self.part_counts.values()):
             counts.add_up()
         if loader is None and self.world_size > 1:
             self.has_unknown_sizes = self.largest(int(self.has_unknown_sizes)) > 0
-        return self.totals
+        return self.counts.totals
 
     def part_metrics(self, loader: Echoed | None, *, passes: bool = False) -> dict[str, float]:
-        """Returns the metrics of each of several loaders, from the last count. With ``passes`` it takes slightly longer."""
+        """Returns the metrics of each of several loaders, from the last count."""
         found: dict[str, float] = {}
         for name, part in self._counted_parts(loader).items():
             fresh, echoed = self.part_counts[name].totals
@@ -418,14 +377,20 @@ class RunMeter:
     def end_stretch(self, loader: Echoed | None, last: int | None = None) -> tuple[JobSteps | None, PipelineCosts | None]:
         """Ends a stretch within an epoch. Returns its ``judged`` and ``costs``, see `EpochMeasures`.
 
-        On CUDA this waits until the device has passed the last step: all ranks must have measured the same steps. If ``last`` is
-        given, the stretch is only that many last steps; None: all steps since the last decision.
+        If ``last`` is given, the stretch is only that many last steps; None: all steps since the last decision.
         """
-        self.timer.settle()
+        self.timer.settle()  # all ranks must have measured the same steps
         self.idle.update(*self.timer.take())
         if last is not None:
             self._stretch_start = max(self._stretch_start, self.idle.per_step.shape[-1] - last)
-        judged = self._judged_of_stretch(loader)
+        # The ranks exchange only these steps, because the steps of an epoch that never ends become more and more.
+        stretch = IdleFraction().to(self.idle.device)
+        stretch.update(*self.idle.per_step[:, self._stretch_start :])
+        judged = None
+        if stretch.per_step.shape[-1]:
+            first = self._first_judged(loader, self.idle.per_step.shape[-1])
+            with stretch.sync_context():
+                judged = stretch.steps(max(0, first - self._stretch_start))
         of_ranks, _ = self._gather_seconds(loader)
         costs = self._costs(of_ranks, loader, judged)
         self._stretch_start = self.idle.per_step.shape[-1]
@@ -461,7 +426,7 @@ class RunMeter:
         return {
             "counts": self.counts.state(self.world_size),
             "parts": {name: counts.state(self.world_size) for name, counts in self.part_counts.items()},
-            "at_epoch_start": list(self._at_epoch_start or self.totals),
+            "at_epoch_start": list(self._at_epoch_start or self.counts.totals),
             "per_step": self.idle.per_step.cpu(),
             "stretch_start": self._stretch_start,
             "stages": {name: tuple(each) for name, each in seconds.items()},
@@ -471,7 +436,7 @@ class RunMeter:
         """Restores a state; raises a FieldError if a field is missing or wrong. Call it before `start`."""
         self.idle.reset()
         self.counts.load(entry(state, "counts", tuple[int, int]))
-        parts = entry(state, "parts", dict[str, tuple[int, int]], {})  # older checkpoints have none
+        parts = entry(state, "parts", dict[str, tuple[int, int]], {})
         self.part_counts = {name: RunCounts() for name in parts}
         for name, counts in self.part_counts.items():
             counts.load(parts[name])
@@ -480,10 +445,8 @@ class RunMeter:
         if per_step.ndim != 2 or len(per_step) != 2:
             raise FieldError("per_step", f"must have the shape (2, steps), got {tuple(per_step.shape)}")
         self.idle.update(*per_step)
-        self._stretch_start = entry(state, "stretch_start", int, 0)  # older checkpoints have none
-        saved = entry(state, "stages", dict[str, SecondsPerBatch] | SecondsPerBatch | None) or {}
-        # Checkpoints of versions that knew no collections have the seconds of one loader.
-        self._saved_seconds = {"": saved} if isinstance(saved, SecondsPerBatch) else saved
+        self._stretch_start = entry(state, "stretch_start", int, 0)
+        self._saved_seconds = entry(state, "stages", dict[str, SecondsPerBatch])
 
     # ------------------------------------------------------------------ inside
 
@@ -495,18 +458,13 @@ class RunMeter:
                 self.part_counts[name].counter.to(self._pl_module.device)
 
     def _starts_workers(self, loader: Echoed | None) -> bool:
-        """Whether the next batch has to wait for workers to start.
-
-        * The workers of an `EchoLoader` stay alive from epoch to epoch.
-        * Plain loaders restart in each epoch. Even if their workers stay alive, their queues are empty then.
-        * Without workers nothing has to start. The step waits for reading, like any other step.
-        """
+        """Whether the next batch has to wait for workers to start. Those of an `EchoLoader` stay alive from epoch to epoch."""
         echoed = parts_of(loader)
+        # Plain loaders restart in each epoch. Even if their workers stay alive, their queues are empty then.
         plain = [leaf for name, leaf in leaves_of(self._train_dataloader).items() if name not in echoed]
-        return any(map(_workers_of, plain)) or any(part.num_workers and not part.is_running for part in echoed.values())
-
-    def _all_counts(self) -> list[RunCounts]:
-        return [self.counts, *self.part_counts.values()]
+        if any(getattr(leaf, "num_workers", 1) for leaf in plain):
+            return True
+        return any(part.num_workers and not part.is_running for part in echoed.values())
 
     def _counted_parts(self, loader: Echoed | None) -> dict[str, EchoLoader]:
         return {name: part for name, part in parts_of(loader).items() if name in self.part_counts}
@@ -519,29 +477,13 @@ class RunMeter:
         for name, part in self._counted_parts(loader).items():
             self.part_counts[name].update(self._delivered(part))
 
-    def _judged_of_stretch(self, loader: Echoed | None) -> JobSteps | None:
-        """Returns the steps of the present stretch that show the factor in force, joined over the ranks.
-
-        The ranks exchange only these steps, because the steps of an epoch that never ends become more and more.
-        """
-        stretch = IdleFraction().to(self.idle.device)
-        stretch.update(*self.idle.per_step[:, self._stretch_start :])
-        if not stretch.per_step.shape[-1]:
-            return None
-        first = self._first_judged(loader, self.idle.per_step.shape[-1])
-        with stretch.sync_context():
-            return stretch.steps(max(0, first - self._stretch_start))
-
     def _first_judged(self, loader: Echoed | None, steps: int) -> int:
         """Returns the first step of the epoch that shows the factor in force, and whose workers had started before."""
         judged = [self._loader_meters[name].judged_batches(part) for name, part in parts_of(loader).items()]
         return max(0, steps - min(judged)) if judged else 0
 
     def _gather_seconds(self, loader: Echoed | None) -> tuple[dict[str, list[SecondsPerBatch]], float | None]:
-        """Gathers the ranks' worker seconds, by the loader's name, and the longest wait of any rank for the first batch.
-
-        That wait is None if no rank had to start workers for it.
-        """
+        """Gathers the ranks' worker seconds, by the loader's name, and the longest wait of any rank for a first batch, if any."""
         measured = {name: self._loader_meters[name].measure(part) for name, part in parts_of(loader).items()}
         first_batch = self.timer.first_batch_seconds
         values = list(chain.from_iterable(measured.values()))
@@ -575,15 +517,7 @@ class RunMeter:
 
 
 def _workers_in(loaders: Any) -> int | None:
-    """Returns the number of workers of the loaders of a training, if none of them is echoed.
-
-    None: some have workers and others have none. An object that is not a ``DataLoader`` counts as a loader with workers, because
-    it may prepare batches during the steps.
-    """
-    found = {_workers_of(leaf) for leaf in leaves_of(loaders).values()}
+    """Returns the number of workers of loaders that are not echoed; None if some have workers and others have none."""
+    # An object without ``num_workers`` may prepare batches during the steps: it counts as a loader with a worker.
+    found = {getattr(leaf, "num_workers", 1) for leaf in leaves_of(loaders).values()}
     return None if 0 in found and len(found) > 1 else max(found, default=1)
-
-
-def _workers_of(loader: Any) -> int:
-    """Returns the number of workers of a plain loader. An object without ``num_workers`` may prepare batches during the steps."""
-    return getattr(loader, "num_workers", 1)

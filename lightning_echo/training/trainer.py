@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import lightning.pytorch as pl
+from lightning.fabric.utilities.data import sized_len
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from lightning.pytorch.utilities import rank_zero_only
@@ -16,7 +17,7 @@ from torch.optim.lr_scheduler import OneCycleLR
 from lightning_echo.loader.epochs import BatchesUsed, TrainerPlace, takes_iterator
 from lightning_echo.loader.loader import EchoLoader
 from lightning_echo.log import LOGGER
-from lightning_echo.training.loaders import Echoed, is_collection, is_sized, parts_of
+from lightning_echo.training.loaders import Echoed, is_collection, leaves_of, parts_of
 
 # ---------------------------------------------------------------------- refusals
 # * Echoing follows one ``fit`` at a time: its epochs, its limits and its factor. Lightning itself lets two Trainers, in two
@@ -29,10 +30,7 @@ def is_in_fit(trainer: Any) -> bool:
 
 
 def refuse_second_fit(what: str, trainer: Any, other: Any) -> None:
-    """Raises a MisconfigurationException for a ``fit`` while another Trainer's ``fit`` uses the same object.
-
-    Anything but a ``fit`` is allowed. ``other`` is the Trainer that used the object before; None if there was none.
-    """
+    """Raises a MisconfigurationException for a ``fit`` while that of another Trainer uses the same object."""
     if other is not trainer and is_in_fit(trainer) and is_in_fit(other):
         raise MisconfigurationException(
             f"{what} is in use by another Trainer, whose fit is still running: echoing follows one training at a time. Give each "
@@ -71,7 +69,7 @@ class Attached(Protocol):
 
     @property
     def trainer(self) -> Any:
-        """The Trainer; None while there is none."""
+        """None while there is none."""
 
 
 class Reload:
@@ -94,7 +92,7 @@ class Reload:
         return self._users == 0
 
     def end(self) -> bool:
-        """Restores the user's setting in the Trainer. Returns whether only this object ordered the reload."""
+        """Restores the user's setting. Returns whether only this object ordered the reload."""
         users, self._users = self._users, None
         if users is None:
             return False
@@ -125,11 +123,7 @@ class StepsEstimate:
 
 
 def check_factor_during_training(trainer: pl.Trainer, echoed: Echoed, factor: float) -> None:
-    """Makes sure that a factor can be set during training, immediately or later; it is not set here.
-
-    It raises a ValueError if a loader's buffer cannot hold what the factor needs, and a MisconfigurationException if the factor
-    makes epochs longer than a learning rate schedule expects.
-    """
+    """Raises an error if a factor cannot be set during training, immediately or later: for the buffer, or for a schedule."""
     loaders = parts_of(echoed).values()
     for loader in loaders:
         loader.check_factor(factor)
@@ -147,8 +141,7 @@ def check_factor_during_training(trainer: pl.Trainer, echoed: Echoed, factor: fl
 def too_short_schedules(trainer: pl.Trainer, echoed: Echoed, factor: float) -> str:
     """Returns a warning about learning rate schedules that would end before the run; empty if there are none.
 
-    ``trainer`` is one whose model has read ``estimated_stepping_batches``; ``factor`` is set during training, immediately or
-    later.
+    The model must have read ``estimated_stepping_batches``.
     """
     growing = [each for each in parts_of(echoed).values() if each.epoch_length == "full_pass" and each.has_length]
     names = {type(config.scheduler).__name__: None for config in trainer.lr_scheduler_configs if config.interval == "step"}
@@ -165,11 +158,9 @@ def too_short_schedules(trainer: pl.Trainer, echoed: Echoed, factor: float) -> s
 
 
 def forecast(trainer: Any, echoed: Echoed) -> str:
-    """Returns the numbers of epochs, steps and passes of a run as a line for users; empty if the run has no known end, or no
-    steps.
+    """Returns a line about the epochs, steps and passes of a run, for its beginning: the factor changes the meaning of an epoch.
 
-    The user gets it when a run begins, because the factor changes the meaning of an epoch. While the buffer is being filled, more
-    of each batch is fresh. In a short run this makes a difference, so the line takes it into account.
+    It is empty if the run has no known end, or no steps.
     """
     if not isinstance(echoed, EchoLoader):
         others = f"; not echoed: {', '.join(echoed.not_echoed)}" if echoed.not_echoed else ""
@@ -184,6 +175,7 @@ def forecast(trainer: Any, echoed: Echoed) -> str:
     passes = epochs * steps / echoed.pass_batches / factor
     unit = "pass" if f"{passes:.3g}" == "1" else "passes"
     line = f"{epochs:,} epochs x {steps:,} steps = {passes:.3g} {unit} over the data at factor {factor:g}"
+    # While the buffer is being filled, more of each batch is fresh. In a short run this makes a difference.
     planned = echoed.passes_in(epochs * steps) if echoed.is_at_start and epochs * steps <= _SHORT_RUN_STEPS else None
     if planned is not None and planned > _NOTICEABLE * passes:
         line += f", {planned:.3g} with the fresh examples of the first batches"
@@ -201,20 +193,18 @@ Answer = TypeVar("Answer")
 
 
 class TrainerLink:
-    """Connects the loaders of one run with their Trainer, which is asked whenever it is needed.
-
-    ``owner_name`` is the object on which users set the factor, instead of on the loader.
-    """
+    """Connects the loaders of one run with their Trainer, which is asked whenever it is needed."""
 
     def __init__(self, attached: Attached, owner_name: str) -> None:
-        self._attached, self._owner_name = attached, owner_name
+        self._attached, self._owner_name = attached, owner_name  # users set the factor on the owner, instead of on the loader
 
     def connect(self, loader: EchoLoader, trained_on: Any) -> None:
         """Lets a loader ask the Trainer, from here on. ``trained_on`` is the loader itself, or the collection that it is in."""
         loader.factor_owner = self._owner_name
         loader.epoch_goes_on = self._epoch_goes_on if is_collection(trained_on) else None
         loader.trainer_place = None if is_collection(trained_on) else self._place
-        loader.batches_used = None if is_sized(trained_on) else self._batches_used
+        is_sized = None not in [sized_len(leaf) for leaf in leaves_of(trained_on).values()]
+        loader.batches_used = None if is_sized else self._batches_used
 
     def set_limit(self, loader: EchoLoader) -> None:
         """Sets a loader's limit: where the Trainer ends an epoch."""
@@ -222,11 +212,9 @@ class TrainerLink:
         loader.limit_train_batches = None if trainer is None else trainer.limit_train_batches
 
     def disconnect(self, loaders: Iterable[EchoLoader]) -> None:
-        """Ends the connection of loaders and Trainer. Call it while there still is a Trainer.
-
-        The loaders may be the user's own, and used elsewhere. A checkpoint may still be saved. Therefore each loader keeps the
-        last answers until an iteration asks it for another batch.
-        """
+        """Ends the connection of loaders and Trainer. Call it while there still is a Trainer."""
+        # The loaders may be used elsewhere, and a checkpoint may still be saved. Therefore each loader keeps the last answers
+        # until an iteration asks it for another batch.
         goes_on, place = self._epoch_goes_on(), self._place()
         for loader in loaders:
             loader.factor_owner, loader.limit_train_batches = "", None
@@ -261,11 +249,7 @@ class TrainerLink:
         )
 
     def _batches_used(self) -> BatchesUsed | None:
-        """Returns the number of batches that the Trainer has used, in the run and in the epoch.
-
-        None if the Trainer knows the length of the epoch, or if the model fetches its batches itself: no batch is then fetched
-        ahead.
-        """
+        """Returns the number of batches that the Trainer has used, in the run and in the epoch; None if it fetches none ahead."""
         trainer = self._attached.trainer
         if trainer is None or trainer.num_training_batches != math.inf or takes_iterator(trainer.lightning_module):
             return None

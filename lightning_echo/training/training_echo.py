@@ -52,28 +52,17 @@ _NOTHING = object()
 
 @dataclass
 class _Answered:
-    """The result of a ``train_dataloader``, and how much of it the Trainer has taken.
-
-    Attributes:
-        leaves: The user's loaders by name, in Lightning's order.
-        done: What the Trainer got for the first of them.
-        to_echo: Names of the loaders that are echoed.
-        is_own_reload: Whether the Trainer has asked only to learn the new length of epochs.
-    """
+    """The result of a ``train_dataloader``, and how much of it the Trainer has taken."""
 
     loaders: Any
-    leaves: dict[str, Any]
-    done: dict[str, Any] = field(default_factory=dict)
-    to_echo: list[str] = field(default_factory=list)
-    is_own_reload: bool = False
+    leaves: dict[str, Any]  # the user's loaders by name, in Lightning's order
+    done: dict[str, Any] = field(default_factory=dict)  # the first of them, as the Trainer got them
+    to_echo: list[str] = field(default_factory=list)  # names
+    is_own_reload: bool = False  # the Trainer has asked only to learn the new length of epochs
 
     @property
     def next_name(self) -> str:
         return list(self.leaves)[len(self.done)]
-
-    def is_next(self, loader: Any) -> bool:
-        """Whether the Trainer is about to take a loader of this answer, or what Lightning has made from it."""
-        return len(self.done) < len(self.leaves) and is_same_data(loader, self.leaves[self.next_name])
 
 
 def is_same_data(loader: Any, other: Any) -> bool:
@@ -96,9 +85,6 @@ class TrainingEcho:
         way_out: The end of an error message for a user's loader that is already an `EchoLoader`. None: such a loader is taken as
             it is.
         shard: Whether each rank gets its share of the data.
-
-    Attributes:
-        gives_loader: Whether the Trainer of this ``fit`` has asked here for its loader. It then got one that was wrapped here.
     """
 
     def __init__(
@@ -115,25 +101,19 @@ class TrainingEcho:
         self._wrapping = Wrapping(config, owner_name, way_out, shard)
         self._attached, self._owner_name = attached, owner_name
         self._reload, self._link, self._transfer_hooks = Reload(attached), TrainerLink(attached, owner_name), TransferHooks()
-        self._loader: Any = None  # in the Trainer: an EchoLoader, or a collection with EchoLoaders
+        # In the Trainer: an EchoLoader, or a collection with EchoLoaders. None before the Trainer has asked for it, and with
+        # ``Trainer(overfit_batches=...)``.
+        self.loader: Any = None
         self._echoed: Echoed | None = None  # its echoed part
         self._waiting_factor: float | None = None  # set, or in force, while there is no loader
         self._waiting_state: dict[str, Any] | None = None  # loaded while there is no loader
-        self.gives_loader = False
+        self.gives_loader = False  # the Trainer of this fit has asked here for its loader, and got one that was wrapped here
         self.estimate = StepsEstimate()
         self._is_forecast_logged = self._is_schedule_warned = False
         self._process_hook = BoundHooks()
         self._take_passed: Callable[[Any], Any] | None = None
         self._answered: _Answered | None = None  # the last result of train_dataloader
         self._users: Any = None  # its result for the Trainer: the user's loaders that are in use
-
-    @property
-    def loader(self) -> Any:
-        """The `EchoLoader` in use, or the collection with `EchoLoader`s.
-
-        None before the Trainer has asked for it, and with ``Trainer(overfit_batches=...)``.
-        """
-        return self._loader
 
     @property
     def _parts(self) -> Mapping[str, EchoLoader]:
@@ -163,15 +143,14 @@ class TrainingEcho:
         value = options.check_factor(value)
         if self._echoed is None:
             self._waiting_factor = value
-        elif set(self.factors.values()) != {value}:
-            self._change_factor(self._echoed, value, since)
-
-    def _change_factor(self, echoed: Echoed, value: float, since: int | None) -> None:
+            return
+        if set(self.factors.values()) == {value}:
+            return
         trainer = self._attached.trainer
         is_training = trainer is not None and trainer.training
         full_passes = [part for part in self._parts.values() if part.epoch_length == "full_pass" and is_training]
         if full_passes:
-            check_factor_during_training(trainer, echoed, value)
+            check_factor_during_training(trainer, self._echoed, value)
             self.expect_factor(value)
         full_passes = [part for part in full_passes if part.has_length]  # else Lightning finds out where an epoch ends
         for loader in self._parts.values():
@@ -201,10 +180,8 @@ class TrainingEcho:
     def begin_fit(self, trainer: Any, take_passed: Callable[[Any], Any] | None = None) -> None:
         """Call this when a ``fit`` is set up, before its optimizers are configured.
 
-        Args:
-            trainer: The Trainer. Until `end_fit`, its strategy's ``process_dataloader`` is ours.
-            take_passed: Returns what the Trainer gets for a training loader that no ``train_dataloader`` has returned. None: the
-                loader as it is.
+        Until `end_fit`, the strategy's ``process_dataloader`` is ours. ``take_passed`` returns what the Trainer gets for a
+        training loader that no ``train_dataloader`` has returned; None: the loader as it is.
         """
         self._is_schedule_warned = False
         self.estimate.begin_fit(trainer)
@@ -228,7 +205,8 @@ class TrainingEcho:
         ``fit``, these are the echoed loaders.
         """
         if not self._process_hook.are_bound:
-            return self.take(ask_user(), self._wrapping.ranks(self._attached.trainer))
+            users, ranks = ask_user(), self._wrapping.ranks(self._attached.trainer)
+            return self.use(self._wrapping.wrap(users, self._parts, self._waiting_factor, ranks))
         users = self._users if self._reload.is_ordered and self._users is not None else ask_user()
         self._answered = _Answered(users, leaves_of(users))
         return with_leaves(users, self._answered.leaves) if isinstance(users, CombinedLoader) else users
@@ -238,7 +216,8 @@ class TrainingEcho:
         trainer, answered = self._attached.trainer, self._answered
         if trainer is None or not (trainer.training or trainer.sanity_checking):
             return loader
-        if answered is None or not answered.is_next(loader):
+        is_next = answered is not None and len(answered.done) < len(answered.leaves)
+        if answered is None or not is_next or not is_same_data(loader, answered.leaves[answered.next_name]):
             return loader if self._take_passed is None or not trainer.training else self._take_passed(loader)
         if trainer.overfit_batches > 0:
             answered.done[answered.next_name] = loader
@@ -261,17 +240,16 @@ class TrainingEcho:
         return loader
 
     def take_passed(self, loader: Any) -> Any:
-        """Returns what the Trainer gets for a loader that was passed to ``fit``. Lightning has already divided its data, if at
-        all.
-        """
+        """Returns what the Trainer gets for a loader that was passed to ``fit``, whose data Lightning has divided, if at all."""
         trainer = self._attached.trainer
         is_own_reload = self._begin_answer(trainer)
         if self._echoed is not None and is_own_reload:  # only to give the Trainer the new length
             self._order_reload_after_resuming()
-            return self._loader
+            return self.loader
         if trainer.overfit_batches > 0:
             return self._without_echo(loader)
-        return self.take(loader, self._wrapping.ranks(trainer, deals_out=False))
+        ranks = self._wrapping.ranks(trainer, deals_out=False)
+        return self.use(self._wrapping.wrap(loader, self._parts, self._waiting_factor, ranks))
 
     def _begin_answer(self, trainer: Any) -> bool:
         """Notes that the Trainer asks for its loader. Returns whether it does so only to learn the new length."""
@@ -281,26 +259,16 @@ class TrainingEcho:
             loader.release_length()
         return is_own_reload
 
-    def take(self, loaders: Any, ranks: dict[str, Any]) -> Any:
-        """Makes the user's loaders, echoed, the ones in use, and returns them. ``ranks`` divides the data of each."""
-        return self.use(self._wrapping.wrap(loaders, self._parts, self._waiting_factor, ranks))
-
     def _without_echo(self, loader: Any) -> Any:
-        self._stop_echoing()
-        rank_zero_info("lightning_echo: Trainer(overfit_batches=...) trains on the same few batches; echoing is off")
-        return loader
-
-    def _stop_echoing(self) -> None:
         self.close()
         factors = set(self.factors.values())
         self._waiting_factor = factors.pop() if len(factors) == 1 else None
-        self._loader = self._echoed = None
+        self.loader = self._echoed = None
+        rank_zero_info("lightning_echo: Trainer(overfit_batches=...) trains on the same few batches; echoing is off")
+        return loader
 
     def adopt(self, loader: Any) -> None:
-        """Takes over the `EchoLoader`, or the collection with `EchoLoader`s, that the Trainer already trains on.
-
-        It raises a MisconfigurationException if the factor that was set before would change the length of the next epoch.
-        """
+        """Takes over the `EchoLoader`, or the collection with `EchoLoader`s, that the Trainer already trains on."""
         self.gives_loader = False
         factor = self._waiting_factor
         for part in parts_of(echoed_in(loader)).values():
@@ -322,10 +290,17 @@ class TrainingEcho:
 
         The loader continues where the one before it stopped, or from a state that was loaded before there was a loader.
         """
-        before, self._loader, self._echoed = self._parts, loader, echoed_in(loader)
+        before, self.loader, self._echoed = self._parts, loader, echoed_in(loader)
         self._bind_transfer_hooks()
         for name, part in self._parts.items():
-            self._begin_use(part, before.get(name), is_first=not before)
+            self._link.connect(part, loader)
+            earlier = before.get(name)
+            if earlier is not None and earlier is not part:
+                earlier.close()
+                part.follow(earlier)
+            elif not before and self._waiting_factor is not None:
+                part.set_factor(self._waiting_factor)
+            self._link.set_limit(part)
         for name, part in before.items():
             if name not in self._parts:
                 part.close()
@@ -339,7 +314,11 @@ class TrainingEcho:
             self._load(self._waiting_state)
             self._waiting_state = None
             self._order_reload_after_resuming()
-        self._log_forecast()
+        trainer = self._attached.trainer
+        if not self._is_forecast_logged and trainer is not None and self._echoed is not None:
+            self._is_forecast_logged = True
+            if line := forecast(trainer, self._echoed):
+                rank_zero_info(f"lightning_echo: {line}")
         return loader
 
     def _bind_transfer_hooks(self) -> None:
@@ -353,26 +332,6 @@ class TrainingEcho:
                     f"{part.insertion_point.option} is impossible for the loader {name!r} of a collection, whose batches are "
                     f"transferred together: use '{earliest(Needs.batches)}' there, or return a single loader"
                 )
-
-    def _begin_use(self, loader: EchoLoader, before: EchoLoader | None, *, is_first: bool) -> None:
-        """Puts a loader, which may be the same as before, in the place of the loader that had its name.
-
-        ``is_first``: no loader at all was in use before.
-        """
-        self._link.connect(loader, self._loader)
-        if before is not None and before is not loader:
-            before.close()
-            loader.follow(before)
-        elif is_first and self._waiting_factor is not None:
-            loader.set_factor(self._waiting_factor)
-        self._link.set_limit(loader)
-
-    def _log_forecast(self) -> None:
-        trainer, echoed = self._attached.trainer, self._echoed
-        if not self._is_forecast_logged and trainer is not None and echoed is not None:
-            self._is_forecast_logged = True
-            if line := forecast(trainer, echoed):
-                rank_zero_info(f"lightning_echo: {line}")
 
     def close(self) -> None:
         """Ends workers and thread. A later epoch starts new ones, and continues where this one stopped."""
@@ -398,11 +357,8 @@ class TrainingEcho:
     # ------------------------------------------------------------------ state
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Returns the state of the loader, or of a collection ``{"loaders": {name: state}}``; None if there is no loader yet.
-
-        Lightning saves the state of the loader, too, but loses it if the model reads ``trainer.estimated_stepping_batches``.
-        Therefore it is saved here as well.
-        """
+        """Returns the state of the loader, or of a collection ``{"loaders": {name: state}}``; None if there is no loader yet."""
+        # Lightning saves the loader's state, too, but loses it if the model reads ``trainer.estimated_stepping_batches``.
         if self._echoed is None:
             return self._waiting_state
         if isinstance(self._echoed, EchoLoader):
@@ -410,10 +366,7 @@ class TrainingEcho:
         return {"loaders": {name: loader.state_dict() for name, loader in self._parts.items()}}
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
-        """Continues from a state; None is the start of the run, saved before there was a loader.
-
-        It raises an EchoStateError if the state belongs to other loaders.
-        """
+        """Continues from a state; None is the start of the run, saved before there was a loader."""
         if self._echoed is None:
             self._waiting_state = state
         elif state is None:

@@ -74,9 +74,9 @@ def test_nothing_is_said_where_the_model_says_nothing(before: Observation, now: 
 @pytest.mark.parametrize(("waited", "doubtful"), [(0, False), (4.9, False), (5.1, True), (9, True), (12, True)])
 def test_less_than_half_of_what_the_model_says_is_doubtful(waited: float, doubtful: bool) -> None:
     trials = raised()
-    assert not trials.is_doubtful
+    assert trials.before_failed_raise() is None
     trials.add(seen(4, waited))
-    assert trials.is_doubtful is doubtful
+    assert (trials.before_failed_raise() is not None) is doubtful
 
 
 @pytest.mark.parametrize(("ratio", "doubtful"), [(1.0, True), (1.5, True), (1.6, False), (3.0, False), (0.3, True)])
@@ -84,14 +84,14 @@ def test_waiting_that_the_costs_of_today_explain_is_no_failure(ratio: float, dou
     """8 ms are waited: with 1.5 times the costs a step takes 15 ms at factor 4, of which 5 are waited; with 1.6 times 6."""
     trials = raised()
     trials.add(seen(4, 8, costs=costly(ratio)))
-    assert trials.is_doubtful is doubtful
+    assert (trials.before_failed_raise() is not None) is doubtful
 
 
 @pytest.mark.parametrize("other", [None, replace(COSTS, workers=2), replace(COSTS, insertion_point="after_batching")])
 def test_another_pipeline_says_nothing_of_the_one_before(other: PipelineCosts | None) -> None:
     trials = raised()
     trials.add(seen(4, 9, costs=other))
-    assert not trials.is_doubtful
+    assert trials.before_failed_raise() is None
 
 
 @pytest.mark.parametrize(
@@ -104,14 +104,14 @@ def test_small_raises_say_little_all_the_more_where_hardly_anything_is_waited(
     """A quarter more must show, or half as much again where idle is under twice the target: 1 ms of 11 is 9%."""
     trials = raised(waited=10.0 if waited > 1 else 1.0)
     trials.add(seen(factor, waited))
-    assert trials.is_doubtful is doubtful
+    assert (trials.before_failed_raise() is not None) is doubtful
 
 
 @pytest.mark.parametrize(("before", "now", "doubtful"), [(49, 500, False), (50, 500, True), (500, 49, False), (500, 50, True)])
 def test_a_few_steps_say_nothing(before: int, now: int, doubtful: bool) -> None:
     trials = raised(steps=before)
     trials.add(seen(4, 9, now))
-    assert trials.is_doubtful is doubtful
+    assert (trials.before_failed_raise() is not None) is doubtful
 
 
 def test_of_several_raises_the_first_one_that_brought_too_little_is_taken_back() -> None:
@@ -160,7 +160,7 @@ def test_a_raise_that_was_found_to_be_worth_it_is_not_looked_at_again() -> None:
     trials = raised()
     assert after(trials, *[seen(4, 2)] * 3) is None
     assert after(trials, *[seen(4, 9)] * 9) is None
-    assert not trials.is_doubtful
+    assert trials.before_failed_raise() is None
 
 
 def test_a_raise_that_was_taken_back_by_somebody_else_is_not_looked_at() -> None:
@@ -229,7 +229,7 @@ def test_a_raise_that_was_right_after_all_is_made_again_and_not_doubted() -> Non
     after(trials, *[seen(2, 40)] * 3)
     trials.note_raise()
     assert after(trials, *[seen(4, 40)] * 9) is None
-    assert not trials.is_doubtful
+    assert trials.before_failed_raise() is None
 
 
 def test_what_follows_a_raise_that_was_right_after_all_is_looked_at_as_ever() -> None:
@@ -256,7 +256,7 @@ def test_it_goes_on_from_its_state(saved_after: int, tmp_path: Any) -> None:
             trials.add(epoch)
             if i in raises_after:
                 trials.note_raise()
-            told.append((trials.taken_back, trials.is_doubtful))
+            told.append((trials.taken_back, trials.before_failed_raise() is not None))
             if saves and i == saved_after:
                 torch.save(trials.state_dict(), tmp_path / "state.ckpt")
                 trials = Trials(TARGET)

@@ -159,7 +159,7 @@ def test_in_a_later_epoch_steps_before_the_factor_was_in_force_are_not_judged():
 def test_without_echoing_every_example_is_fresh():
     run = Run()
     assert [(measures.fresh, measures.echoed) for measures in (run.epoch(3), run.epoch(5))] == [(24, 0), (40, 0)]
-    assert run.meter.totals == (64, 0)
+    assert run.meter.counts.totals == (64, 0)
 
 
 def test_fresh_and_echoed_are_the_loader_s_in_the_epoch_and_in_the_run():
@@ -168,7 +168,7 @@ def test_fresh_and_echoed_are_the_loader_s_in_the_epoch_and_in_the_run():
         (6, 18),
         (40, 0),
     ]
-    assert run.meter.totals == (46, 18)
+    assert run.meter.counts.totals == (46, 18)
 
 
 def test_counting_in_between_counts_nothing_twice():
@@ -186,7 +186,7 @@ def test_what_a_loader_has_delivered_before_the_training_belongs_to_the_run_but_
     loader.deliver(8, (0, 0, 0))
     run = Run(loader)
     assert run.epoch(4, fresh=2).fresh == 8
-    assert run.meter.totals == (16, 24)
+    assert run.meter.counts.totals == (16, 24)
 
 
 class Sharing(Loader):
@@ -318,7 +318,7 @@ def test_a_run_resumed_in_the_middle_of_an_epoch_comes_to_the_same(tmp_path):
     measures = resumed.meter.end_epoch(resumed.loader)
     assert (measures.fresh, measures.echoed) == (expected.fresh, expected.echoed)
     assert measures.whole.steps == 8
-    assert resumed.meter.totals == whole.meter.totals
+    assert resumed.meter.counts.totals == whole.meter.counts.totals
     assert not resumed.meter.is_in_epoch
 
 
@@ -327,7 +327,7 @@ def test_a_plain_run_goes_on_counting(tmp_path):
     run.epoch(4)
     resumed = Run(state=saved(run, tmp_path))
     assert resumed.epoch(4).fresh == 32
-    assert resumed.meter.totals == (64, 0)
+    assert resumed.meter.counts.totals == (64, 0)
 
 
 def test_a_checkpoint_s_totals_count_once_in_the_job(tmp_path):
@@ -358,7 +358,7 @@ def test_loading_replaces_what_was_there(tmp_path):
     other = RunMeter()
     for _ in range(2):
         other.load_state_dict(state)
-    assert other.totals == (40, 0)
+    assert other.counts.totals == (40, 0)
     assert other.idle.steps().steps == 1
 
 
@@ -414,16 +414,6 @@ def test_plain_loaders_of_a_collection_take_turns_only_if_none_has_workers(worke
     run.meter.start(run.trainer, run.module, None)
     costs = run.epoch(8, wait=0.5, work=0.5).costs
     assert (None if costs is None else costs.workers) == found
-
-
-def test_a_state_of_a_single_loader_from_before_there_were_several_is_gone_on_with(tmp_path):
-    run = Run(Loader())
-    run.epoch(8)
-    state = saved(run, tmp_path)
-    state["stages"] = state["stages"][""]
-    del state["parts"]
-    resumed = Run(Loader(), state=state)
-    assert resumed.epoch(8, stages=(0.0, 0.0, 0.0)).costs.rest_seconds == pytest.approx(0.2)
 
 
 def test_the_largest_of_the_ranks_values_is_told_to_all():
