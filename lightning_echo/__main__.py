@@ -47,17 +47,13 @@ _SHARED_EXAMPLES = """examples:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command, and returns the exit status. Without arguments, those of this process are used."""
     options = _parser().parse_args(arguments)
-    if options.command == "doctor":
-        return _doctor(options)
+    if options.command == "report":
+        return _report(options)
     if options.command == "shared":
         from lightning_echo.share.sharing import shared_readers
 
         print(shared_readers())
         return 0
-    return _report(options)
-
-
-def _doctor(options: argparse.Namespace) -> int:
     from lightning_echo.doctor.command import run
 
     try:
@@ -90,33 +86,37 @@ def _report(options: argparse.Namespace) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
+    as_written = argparse.RawDescriptionHelpFormatter  # for the examples
     parser = argparse.ArgumentParser(
-        prog="lightning-echo",
-        description="Data echoing for PyTorch Lightning.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        prog="lightning-echo", description="Data echoing for PyTorch Lightning.", epilog=_EXAMPLES, formatter_class=as_written
     )
     parser.add_argument("--version", action="version", version=f"lightning-echo {__version__}")
     commands = parser.add_subparsers(required=True, metavar="command", dest="command")
-    command = _added(commands, "doctor", "say what would go wrong on this machine, or with a data module", _DOCTOR_EXAMPLES)
+    command = commands.add_parser(
+        "doctor",
+        help="say what would go wrong on this machine, or with a data module",
+        description="Say what would go wrong on this machine, or with a data module.",
+        epilog=_DOCTOR_EXAMPLES,
+        formatter_class=as_written,
+    )
     command.add_argument(
         "data", nargs="?", metavar="module:name", help="a LightningDataModule, its class, or a function that returns a DataLoader"
     )
     command.add_argument("--config", metavar="FILE", help="a YAML file of a LightningCLI, of which data: is built")
     command.add_argument("--json", action="store_true", help="print a document for programs")
-    _added(
-        commands,
+    commands.add_parser(
         "shared",
-        "show the processes that read for several trainings",
-        _SHARED_EXAMPLES,
-        "Shows the readers of this user: name, data, trainings, examples per second, and for whom a reader waits.",
+        help="show the processes that read for several trainings",
+        description="Shows the readers of this user: name, data, trainings, examples per second, and for whom a reader waits.",
+        epilog=_SHARED_EXAMPLES,
+        formatter_class=as_written,
     )
-    command = _added(
-        commands,
+    command = commands.add_parser(
         "report",
-        "show a run or a stall analysis",
-        _REPORT_EXAMPLES,
-        "Shows what a training or a stall analysis has left.",
+        help="show a run or a stall analysis",
+        description="Shows what a training or a stall analysis has left.",
+        epilog=_REPORT_EXAMPLES,
+        formatter_class=as_written,
     )
     command.add_argument(
         "path",
@@ -126,22 +126,6 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--html", metavar="FILE", help="write a page to read in a browser")
     command.add_argument("--png", metavar="FILE", help="write a picture of the figures")
     return parser
-
-
-def _added(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser],
-    name: str,
-    purpose: str,
-    examples: str,
-    description: str | None = None,
-) -> argparse.ArgumentParser:
-    return commands.add_parser(
-        name,
-        help=purpose,
-        description=description or f"{purpose[0].upper()}{purpose[1:]}.",
-        epilog=examples,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
 
 
 def _fail(error: Exception) -> int:

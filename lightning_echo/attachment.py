@@ -20,8 +20,6 @@ from lightning_echo.training.trainer import refuse_other_package, refuse_second_
 from lightning_echo.training.training_echo import TrainingEcho, is_same_data
 
 # ---------------------------------------------------------------------- checkpoints
-# Checkpoints between runs with and without echoing: a state of the other kind of run is handed on or dropped.
-#
 # Lightning keeps the states of training loaders in the checkpoint of its loop, and the state of a data module under the name of
 # its class. It raises an error if there is a loader state but no stateful loader. It is silent if there is no state for a data
 # module.
@@ -34,19 +32,10 @@ def adapt_checkpoint(
 ) -> None:
     """Makes a checkpoint, as Lightning has loaded it, fit the run that resumes from it. It is changed in place.
 
-    Args:
-        datamodule: The data module of the run that resumes; None if it has none.
-        echoed_before: Whether `EchoCallback` or `EchoDataModule` echoed the run that was saved. False if only an `EchoLoader` of
-            the user's did.
-        echoes: Whether one of the two echoes the run that resumes.
+    ``echoed_before`` says whether `EchoCallback` or `EchoDataModule` echoed the run that was saved (an `EchoLoader` of the user's
+    does not count), and ``echoes`` whether one of them echoes the run that resumes, which has this data module.
     """
     loop = checkpoint.get("loops", {}).get("fit_loop", {}).get("state_dict", {})
-    _adapt_loader_states(loop, echoed_before=echoed_before, echoes=echoes)
-    if datamodule is not None:
-        _hand_on_state(checkpoint, datamodule)
-
-
-def _adapt_loader_states(loop: dict[str, Any], *, echoed_before: bool, echoes: bool) -> None:
     states = loop.get("combined_loader", [])  # of all stateful loaders of a collection, echoed or not
     are_ours = [is_state(state) for state in states]
     fit = any(are_ours) if echoed_before else all(are_ours)
@@ -55,23 +44,18 @@ def _adapt_loader_states(loop: dict[str, Any], *, echoed_before: bool, echoes: b
         loop.pop("combined_loader", None)
         if others:
             loop["combined_loader"] = others
-
-
-def _hand_on_state(checkpoint: dict[str, Any], datamodule: pl.LightningDataModule) -> None:
-    """Gives the user's data module its state, if the checkpoint has it where the other kind of run saves it."""
+    # The user's data module gets its state, if the checkpoint has it where the other kind of run saves it.
     if isinstance(datamodule, EchoDataModule):
         name = type(datamodule.datamodule).__qualname__
         if _ECHOED not in checkpoint and name in checkpoint:
             datamodule.datamodule.load_state_dict(checkpoint[name])
-    elif type(datamodule).__qualname__ not in checkpoint and _ECHOED in checkpoint:
+    elif datamodule is not None and type(datamodule).__qualname__ not in checkpoint and _ECHOED in checkpoint:
         with state_of(_ECHOED):
             users = entry(checkpoint[_ECHOED], "datamodule", dict)
         datamodule.load_state_dict(users)
 
 
 # ---------------------------------------------------------------------- attachment
-# `Attachment`: echoes the training loader of a ``fit``, for `EchoCallback`.
-#
 # The training loader comes from a ``train_dataloader``, or was passed to ``fit``. Therefore there are two hooks during the
 # ``fit``:
 #
@@ -87,15 +71,11 @@ _ASK = "train_dataloader"
 
 
 class Attachment:
-    """Echoes whatever training loader a ``fit`` asks for.
+    """Echoes whatever training loader a ``fit`` asks for. Without options, a loader that the user already echoes stays as it is.
 
     The data of a loader from ``train_dataloader`` is divided among the ranks by ``trainer.distributed_sampler_kwargs`` if
     Lightning has put its ``DistributedSampler`` there. It does not with ``Trainer(use_distributed_sampler=False)``. A loader that
     was passed to ``fit`` already has its ``DistributedSampler``, if it needs one. Its data is not divided again.
-
-    Args:
-        config: The options of echoing. For a collection: the options of its loaders, by name. None: the user gave no options, and
-            a loader that the user already echoes is taken as it is.
 
     Attributes:
         echo: The loader in use, its factor and state. They are kept from ``fit`` to ``fit``.
@@ -107,19 +87,15 @@ class Attachment:
         self.trainer: Any = None  # untyped like the attributes that Trainer sets outside __init__
         self.has_echoed = False
         self._takes_echoed = config is None
-        way_out = None if config is None else "leave echo out of EchoCallback"
-        self.echo = TrainingEcho(config or EchoConfig(), self, owner_name="EchoCallback", way_out=way_out)
+        hint = None if config is None else "leave echo out of EchoCallback"
+        self.echo = TrainingEcho(config or EchoConfig(), self, owner_name="EchoCallback", way_out=hint)
         self._has_names = isinstance(config, Mapping)
         self._hooks = BoundHooks()
         self._echoed_passed: EchoLoader | None = None  # made around the loader that was passed to fit
         self._is_echo_loader_passed = False
 
     def attach(self, trainer: Any, pl_module: pl.LightningModule) -> None:
-        """Binds the hooks, unless an `EchoDataModule` already echoes. Call it in ``setup`` of a ``fit``.
-
-        It raises a MisconfigurationException if the user gave options although an `EchoDataModule` echoes, or if another Trainer
-        echoes the same data in a running ``fit``; a TypeError for a Trainer of another package.
-        """
+        """Binds the hooks, unless an `EchoDataModule` already echoes. Call it in ``setup`` of a ``fit``."""
         refuse_other_package("trainer", trainer)
         self.detach()
         self.has_echoed = self._is_echo_loader_passed = False
@@ -139,9 +115,8 @@ class Attachment:
         self.trainer, self.has_echoed, self.echo.gives_loader = trainer, True, False
         self.echo.begin_fit(trainer, self._echo_passed)
         for instance in owners:
-            self._hooks.bind(
-                instance, _ASK, _AskHook(getattr(instance, _ASK), self.echo.train_dataloader, trainer).train_dataloader
-            )
+            hook = _AskHook(getattr(instance, _ASK), self.echo.train_dataloader, trainer)
+            self._hooks.bind(instance, _ASK, hook.train_dataloader)
 
     def detach(self) -> None:
         """Removes the hooks and ends the workers. You may call it at any time."""
@@ -168,15 +143,16 @@ class Attachment:
         if self._echoed_passed is not None and self._echoed_passed in leaves_of(used).values():
             raise self._several()
         if echoed_in(used) is None or not self._takes_echoed:
-            raise self._unreachable(used)
+            raise MisconfigurationException(
+                f"EchoCallback does not echo the loader that the Trainer trains on, a {type(used).__name__}: its hook on "
+                "train_dataloader or on the strategy's process_dataloader was replaced, or the strategy has put this loader "
+                f"there. Use EchoLoader(loader, {max(self.echo.factors.values()):g}) there and no echo in EchoCallback, or let "
+                "the train_dataloader of the model or of a data module return the loader"
+            )
         self.echo.adopt(used)
 
     def _echo_passed(self, loader: Any) -> Any:
-        """Returns the loader, echoed if it was passed to ``fit`` for training.
-
-        It raises a MisconfigurationException if several loaders were passed, or if options are given and the loader is echoed
-        already.
-        """
+        """Returns the loader, echoed if it was passed to ``fit`` for training."""
         trainer = self.trainer
         if trainer is None:
             return loader
@@ -205,25 +181,12 @@ class Attachment:
             f"EchoDataModule.from_dataloaders(loaders, factor={factor:g}), or let a train_dataloader return them"
         )
 
-    def _unreachable(self, used: Any) -> MisconfigurationException:
-        factor = max(self.echo.factors.values())
-        return MisconfigurationException(
-            f"EchoCallback does not echo the loader that the Trainer trains on, a {type(used).__name__}: its hook on "
-            "train_dataloader or on the strategy's process_dataloader was replaced, or the strategy has put this loader there. "
-            f"Use EchoLoader(loader, {factor:g}) there and no echo in EchoCallback, or let the train_dataloader of the model or "
-            "of a data module return the loader"
-        )
-
 
 class _AskHook:
-    """Stands in place of an instance's ``train_dataloader``.
+    """Stands in place of an instance's ``train_dataloader``: ``answer`` gets the user's hook, and returns the result.
 
-    Echoing belongs only to this run. Therefore the hook of a copy of the instance, even one saved whole during training, only
-    calls the user's hook.
-
-    Args:
-        ask_user: The user's ``train_dataloader``.
-        answer: Gets ``ask_user`` and returns the result of the hook. None: the result of the user's hook.
+    Echoing belongs only to this run. Therefore the hook of a copy of the instance, even one saved whole during training, has no
+    ``answer``, and only calls the user's hook.
     """
 
     def __init__(

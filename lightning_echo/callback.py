@@ -86,7 +86,7 @@ class EchoCallback(DecidesFactor, pl.Callback):
     ================================================== ==================================================================
 
     These metrics are logged at the end of each epoch, through every logger. The first three are also logged every
-    ``Trainer(log_every_n_steps)`` steps. A metric that could not be measured is left out.
+    ``Trainer(log_every_n_steps)`` steps. A metric that could not be measured is left out. Details: docs/reference/metrics.md.
 
     ================================ ============================================================================================
     ``echo/factor``                  echo factor in force
@@ -94,42 +94,27 @@ class EchoCallback(DecidesFactor, pl.Callback):
     ``echo/echoed_examples``         echoed examples on all ranks in the run so far
     ``echo/passes``                  passes over the data in the run so far
     ``echo/effective_factor``        uses per fresh example in the epoch
-    ``echo/idle_fraction``           share of the epoch's time in which the job waited for input. Of each step, the longest wait
-                                     of any rank counts. Validation and ``echo/first_batch_seconds`` are not part of that time
+    ``echo/idle_fraction``           share of the epoch's time in which the job waited for input, without validation
     ``echo/slowest_rank``            the rank that had the longest wait most often; only with several ranks
     ``echo/data_wait_seconds``       waiting for input, seconds per step
     ``echo/step_seconds``            time without that waiting, seconds per step
     ``echo/upstream_seconds``        time before the insertion point, seconds per batch of fresh examples, all workers together
     ``echo/examples_per_second``     fresh and echoed examples that all ranks got per second
-    ``echo/recommended_factor``      the factor that the controller's measurements ask for; without a controller, the factor that
-                                     ``TargetIdle()`` would choose
-    ``echo/first_batch_seconds``     seconds that the job waited for the first batch of an epoch, if workers had to start for it.
-                                     The longest wait of any rank counts. Workers start in the first epoch, and after the loader
-                                     was closed or newly made. A loader with workers that is not echoed starts them in each epoch
-    ``echo/cache_hit_fraction``      share of the epoch's fresh examples that the cache had, all ranks. This metric and the next
-                                     two are logged only if there is a cache
-    ``echo/cached_examples``         examples that the cache of a node holds
-    ``echo/cache_bytes``             bytes that they take on a node
-    ``echo/cache_received_fraction`` share of the epoch's fresh examples that came from another node; only if the cache is
-                                     partitioned
-    ``echo/exchange_fraction``       share of the epoch's time in which nodes sent and received examples; only if the cache is
-                                     partitioned
-    ``echo/shared_trainings``        trainings that share the reading, this one included. This metric and the next two are
-                                     logged only if the reading is shared
+    ``echo/recommended_factor``      the factor that the measurements ask for: of the controller, or of a ``TargetIdle()``
+    ``echo/first_batch_seconds``     seconds that the job waited for the first batch of an epoch, if workers had to start for it
+    ``echo/cache_hit_fraction``      share of the epoch's fresh examples that the cache had, all ranks; if there is a cache
+    ``echo/cached_examples``         examples that the cache of a node holds; if there is a cache
+    ``echo/cache_bytes``             bytes that they take on a node; if there is a cache
+    ``echo/cache_received_fraction`` share of the epoch's fresh examples that came from another node; if it is partitioned
+    ``echo/exchange_fraction``       share of the epoch's time in which nodes sent and received examples; if it is partitioned
+    ``echo/shared_trainings``        trainings that share the reading, this one included; this and the next two if it is shared
     ``echo/peer_wait_fraction``      share of the epoch's time in which a batch waited for another, slower training
     ``echo/missed_examples``         examples in the run so far that other trainings had and this one did not
     ================================ ============================================================================================
 
-    In a collection of loaders, these metrics are of all echoed loaders together:
-
-    * If the loaders have different factors, ``echo/factor`` is their harmonic mean.
-    * There is no ``echo/passes``.
-    * ``echo/recommended_factor`` is logged only if all loaders have the same factor.
-    * ``echo/upstream_seconds`` is logged only if all loaders are echoed with the same factor, if all of them or none have
-      workers, and if each step takes a batch of each.
-    * Each loader has its own ``echo/<name>/factor``, ``echo/<name>/fresh_examples``, ``echo/<name>/echoed_examples`` and
-      ``echo/<name>/passes``. With a cache it also has ``echo/<name>/cache_hit_fraction``, ``echo/<name>/cached_examples`` and
-      ``echo/<name>/cache_bytes``, and with a partitioned cache ``echo/<name>/cache_received_fraction``.
+    In a collection of loaders, these metrics are of all echoed loaders together. If the factors differ, ``echo/factor`` is their
+    harmonic mean, and metrics that then have no meaning are left out. Each loader also has its own metrics, such as
+    ``echo/<name>/factor``.
 
     At the end of ``fit``, also of one that was interrupted, the callback writes `reports` and `decisions` to
     ``echo_summary.json`` in the run's log directory, if the Trainer has a logger that keeps files. `FactorSchedule.from_summary`
@@ -145,17 +130,14 @@ class EchoCallback(DecidesFactor, pl.Callback):
         factor: Echo factor: the uses per fresh example, a real number >= 1. ``"auto"``: the controller is a `TargetIdle` with its
             defaults. None: the factor is 1 if there is a controller or another option; otherwise the run is left as it is.
         insertion_point: Where the echo stage stands, see `InsertionPoint`.
-        buffer_size: The largest number of live examples per rank (of live batches for ``after_batching`` and
-            ``after_transfer``). Or the memory that they may take: ``"4GiB"`` per rank, or ``0.2`` of the free memory. See
-            `EchoLoader`.
-        reuse: Which examples are used again, ``"memory"`` or ``"each"``, see `EchoLoader`.
-        epoch_length: ``"fixed"`` or ``"full_pass"``, see `EchoLoader`.
-        seed: Seed of the order, the draws and the augmentation. Default: the seed of ``seed_everything``, otherwise one is
-            chosen, see `EchoLoader`.
-        cache: A cache that keeps examples, so that they are read once: its size such as ``"8GiB"``, a `CacheConfig`, or a mapping
-            of its options. Without a factor there is only a cache, and no echoing.
-        share: The name under which this training shares the reading with others on this machine. Or a `ShareConfig`, or a
-            mapping of its options. Without a factor the training shares, and does not echo.
+        buffer_size: The largest number of live examples per rank, or the memory that they may take, see `EchoConfig`.
+        reuse: Which examples are used again, ``"memory"`` or ``"each"``, see `EchoConfig`.
+        epoch_length: ``"fixed"``: as many steps as without echoing. ``"full_pass"``: as many fresh examples as one pass holds.
+        seed: Seed of the order, the draws and the augmentation, see `EchoConfig`.
+        cache: A cache that keeps examples, so that they are read once: its size such as ``"8GiB"``, or see `EchoConfig`. Without
+            a factor there is only a cache, and no echoing.
+        share: The name under which this training shares the reading with others on this machine, or see `EchoConfig`. Without a
+            factor the training shares, and does not echo.
         echo: All these options as one value. Give either this argument or the options, not both. It has one of these forms:
 
             * An `EchoConfig`, or a mapping of its options (a dict, OmegaConf's ``DictConfig``). It applies to a single loader,
@@ -272,12 +254,18 @@ class EchoCallback(DecidesFactor, pl.Callback):
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         if stage != "fit":
             return
-        _check_alone(trainer)
+        ours = [each for each in trainer.callbacks if isinstance(each, EchoCallback)]  # type: ignore[attr-defined]
+        if len(ours) > 1:
+            raise MisconfigurationException(
+                f"the Trainer has {len(ours)} EchoCallbacks, of which only one can echo and decide: keep one, and give it the "
+                "options and the controller"
+            )
         if self._trainer is not None:
             refuse_second_fit("EchoCallback", trainer, self._trainer)
         self._trainer, self._has_failed = trainer, False
         self._come_first(trainer)
-        is_auto = isinstance(_datamodule(trainer), EchoDataModule) and _datamodule(trainer).is_auto
+        datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]
+        is_auto = isinstance(datamodule, EchoDataModule) and datamodule.is_auto
         self._controller_in_force = self._default_controller if self.controller is None and is_auto else self.controller
         self._begin_fit()
         if not self._echoes and not is_auto:
@@ -306,13 +294,13 @@ class EchoCallback(DecidesFactor, pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.attachment.check_in_use()
-        self._loader = _loaders_in_use(trainer)
+        self._loader = echoed_in(trainer.train_dataloader)
         for part in parts_of(self._loader).values():
             part.settle()  # before a controller's factors are checked, and the size is logged
         if not trainer.overfit_batches:  # type: ignore[attr-defined]
             self._decider.check(trainer, self._loader)
-            largest = None if self._controller_in_force is None else self._controller_in_force.largest_factor()
-            if largest is not None:
+            controller = self._controller_in_force
+            if controller is not None and (largest := controller.largest_factor()) is not None:
                 self._echo_of(trainer).expect_factor(largest)
         self._last_step = steps_taken(trainer)
         self._meter.start(trainer, pl_module, self._loader)
@@ -325,7 +313,8 @@ class EchoCallback(DecidesFactor, pl.Callback):
         self._progress.show(trainer)
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._stop_measuring()
+        self._meter.stop()
+        self._progress.hide()
         if self.summary and self.verdict is not None:
             summary = summarize(self.reports, self.verdict)
             rank_zero_info(summary)
@@ -339,27 +328,19 @@ class EchoCallback(DecidesFactor, pl.Callback):
         self._end_fit(trainer)
 
     def _end_fit(self, trainer: pl.Trainer) -> None:
-        if self._trainer is trainer:  # else this Trainer was refused
-            self._trainer = None
-            self._stop_measuring()
-            self._write_summary(trainer)
-            self.attachment.detach()
-
-    def _write_summary(self, trainer: pl.Trainer) -> None:
-        """Writes the summary of the run, if there is a place for it.
-
-        No rank may wait for another rank here, because a single rank may have failed.
-        """
+        """Ends measuring and echoing. No rank may wait for another rank here, because a single rank may have failed."""
+        if self._trainer is not trainer:
+            return  # this Trainer was refused
+        self._trainer = None
+        self._meter.stop()
+        self._progress.hide()
         if (self.reports or len(self.decisions) > 1) and trainer.is_global_zero:
             self._note_factor()
             found = RunSummary(self.reports, self.decisions, package_versions(), self.verdict)
             write_summary(self._log_directory, found)
             if self.plot:
                 log_picture(trainer, found)
-
-    def _stop_measuring(self) -> None:
-        self._meter.stop()
-        self._progress.hide()
+        self.attachment.detach()
 
     # ------------------------------------------------------------------ an epoch
 
@@ -367,7 +348,7 @@ class EchoCallback(DecidesFactor, pl.Callback):
         self._come_first(trainer)  # another callback may have put itself there
         self.attachment.echo.end_own_reload()
         self._catch_up(trainer, pl_module)
-        before, self._loader = self._loader, _loaders_in_use(trainer)
+        before, self._loader = self._loader, echoed_in(trainer.train_dataloader)
         go_on_after_reload(before, self._loader)
         for part in parts_of(self._loader).values():
             part.notice_changes()  # before it is measured how long the first batch takes
@@ -484,34 +465,31 @@ class EchoCallback(DecidesFactor, pl.Callback):
             EchoStateError: The state is damaged, or the loader cannot continue from it.
         """
         with state_of("EchoCallback"):
-            self._load(state_dict)
-
-    def _load(self, state: dict[str, Any]) -> None:
-        """Reads the fields of a state. Older checkpoints lack some of them. An error names a field that is missing or wrong."""
-        is_attached, loader = entry(state, "attached", bool), entry(state, "loader", dict | None)
-        if self.attachment.trainer is not None and is_attached:  # else the callback echoes only one of the two runs
-            self.attachment.echo.load_state_dict(loader)
-        self._epoch = entry(state, "epoch", int)
-        with inside("meter"):
-            self._meter.load_state_dict(entry(state, "meter", dict))
-        with inside("controller"):
-            self._decider.load_state_dict(entry(state, "controller", dict))
-        with inside("recent"):
-            self._decider.load_recent_state(entry(state, "recent", dict, {}))
-        self._decider.load_metrics_state(entry(state, "metrics", dict, {}))
-        self.reports = rows(state, "reports", partial(record, EpochReport))
-        self.decisions = rows(state, "decisions", partial(record, FactorUse), [])
-        self._asking.has_asked = entry(state, "asked", bool, bool(self.reports))
+            is_attached, loader = entry(state_dict, "attached", bool), entry(state_dict, "loader", dict | None)
+            if self.attachment.trainer is not None and is_attached:  # else the callback echoes only one of the two runs
+                self.attachment.echo.load_state_dict(loader)
+            self._epoch = entry(state_dict, "epoch", int)
+            with inside("meter"):
+                self._meter.load_state_dict(entry(state_dict, "meter", dict))
+            with inside("controller"):
+                self._decider.load_state_dict(entry(state_dict, "controller", dict))
+            with inside("recent"):
+                self._decider.load_recent_state(entry(state_dict, "recent", dict, {}))
+            self._decider.load_metrics_state(entry(state_dict, "metrics", dict, {}))
+            self.reports = rows(state_dict, "reports", partial(record, EpochReport))
+            self.decisions = rows(state_dict, "decisions", partial(record, FactorUse), [])
+            self._asking.has_asked = entry(state_dict, "asked", bool, bool(self.reports))
 
     def on_save_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]) -> None:
         if not self._has_failed:  # one rank alone must not read metrics: see _come_first
             checkpoint["callbacks"][self.state_key]["metrics"] = self._decider.metrics_state(trainer)
 
     def on_load_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]) -> None:
+        datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]
         saved = checkpoint.get("callbacks", {}).get(self.state_key, {})
         echoed_before = saved.get("wrapped", False) or EchoDataModule.__qualname__ in checkpoint
-        echoes = self.attachment.trainer is not None or isinstance(_datamodule(trainer), EchoDataModule)
-        adapt_checkpoint(checkpoint, _datamodule(trainer), echoed_before=echoed_before, echoes=echoes)
+        echoes = self.attachment.trainer is not None or isinstance(datamodule, EchoDataModule)
+        adapt_checkpoint(checkpoint, datamodule, echoed_before=echoed_before, echoes=echoes)
 
     # ------------------------------------------------------------------ inside
 
@@ -535,27 +513,9 @@ class EchoCallback(DecidesFactor, pl.Callback):
         return echo if self._echoes or isinstance(echo, EchoDataModule) else None
 
     def _echo_of(self, trainer: pl.Trainer) -> EchoDataModule | TrainingEcho:
-        datamodule = _datamodule(trainer)
+        datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]
         return datamodule if isinstance(datamodule, EchoDataModule) else self.attachment.echo
 
     def _progress_text(self) -> str:
         idle = self._meter.idle_so_far
         return f"{self._factor:.1f}x" + ("" if idle is None else f" idle {idle:.0%}")
-
-
-def _datamodule(trainer: Any) -> Any:
-    return trainer.datamodule  # untyped: Trainer sets it outside __init__
-
-
-def _loaders_in_use(trainer: pl.Trainer) -> Echoed | None:
-    loaders = trainer.train_dataloader
-    return None if loaders is None else echoed_in(loaders)
-
-
-def _check_alone(trainer: Any) -> None:
-    found = [each for each in trainer.callbacks if isinstance(each, EchoCallback)]
-    if len(found) > 1:
-        raise MisconfigurationException(
-            f"the Trainer has {len(found)} EchoCallbacks, of which only one can echo and decide: keep one, and give it "
-            "the options and the controller"
-        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -26,9 +26,6 @@ from lightning_echo.measure.control import Controller
 from lightning_echo.share.config import ShareConfig
 from lightning_echo.share.sharing import serve
 from lightning_echo.training.loaders import is_collection
-
-# ---------------------------------------------------------------------- cli
-# `EchoCLI`: a LightningCLI with one more group of options, ``echo``.
 
 _COMMANDS = ("analyze", "share", "doctor")
 
@@ -81,11 +78,8 @@ class EchoOptions(EchoConfig):
         if not self.enabled:
             return EchoCallback(summary=self.summary, plot=self.plot)
         config = EchoConfig(**self.as_options())
-        if self.loaders is not None:
-            return EchoCallback(self.controller, echo=self.loaders, summary=self.summary, plot=self.plot)
-        return EchoCallback(
-            self.controller, echo=None if config == EchoConfig() else config, summary=self.summary, plot=self.plot
-        )
+        echo = (None if config == EchoConfig() else config) if self.loaders is None else self.loaders
+        return EchoCallback(self.controller, echo=echo, summary=self.summary, plot=self.plot)
 
 
 class EchoCLI(LightningCLI):
@@ -121,10 +115,10 @@ class EchoCLI(LightningCLI):
     """
 
     def setup_parser(self, add_subcommands: bool, main_kwargs: dict[str, Any], subparser_kwargs: dict[str, Any]) -> None:
-        """Sets the parser up with the subcommands above. LightningCLI looks for them in the Trainer's class."""
+        """Sets the parser up with the subcommands. LightningCLI looks for them in the Trainer's class."""
         users_class = self.trainer_class
         if isinstance(users_class, type):
-            self.trainer_class = _with_commands(users_class)
+            self.trainer_class = examining(sharing(analyzing(users_class)))
         super().setup_parser(add_subcommands, main_kwargs, subparser_kwargs)
         self.trainer_class = users_class
 
@@ -147,8 +141,12 @@ class EchoCLI(LightningCLI):
             super().parse_arguments(parser, _with_flag_values(args) if isinstance(args, list) else args)
         finally:
             sys.argv = typed
+        # The options and their controller are built before model and data, so that bad values are found early.
+        options = ArgumentParser(exit_on_error=False)
+        options.add_class_arguments(EchoOptions, "echo")
+        instantiate = getattr(options, "instantiate", None) or options.instantiate_classes  # the name before jsonargparse 4.49
         try:
-            _build_options(self._of_subcommand(self.config).echo)
+            instantiate(Namespace({"echo": self._of_subcommand(self.config).echo}))  # type: ignore[no-untyped-call]
         except (TypeError, ValueError) as error:
             parser.error(f"echo: {error}")
 
@@ -158,7 +156,8 @@ class EchoCLI(LightningCLI):
         if "callbacks" in config.trainer:  # else the Trainer takes no callbacks, and Lightning says so
             callbacks = _as_list(kwargs.get("callbacks", config.trainer.callbacks))
             groups = [value for value in vars(config).values() if isinstance(value, Callback)]
-            if not _has_echo_callback([*callbacks, *_as_list(self.trainer_defaults.get("callbacks")), *groups]):
+            configured = [*callbacks, *_as_list(self.trainer_defaults.get("callbacks")), *groups]
+            if not any(isinstance(callback, EchoCallback) for callback in configured):
                 callbacks.append(config.echo.callback())
             elif config.echo != EchoOptions():
                 self.parser.error(
@@ -169,8 +168,10 @@ class EchoCLI(LightningCLI):
         subcommand = self.config_init.get("subcommand")
         if subcommand not in _COMMANDS or not isinstance(self.trainer_class, type):
             return super().instantiate_trainer(**kwargs)
-        self.trainer_class = _with_commands(self.trainer_class)
-        given = copy.deepcopy(_trainer_options(config.trainer))
+        self.trainer_class = examining(sharing(analyzing(self.trainer_class)))
+        # An analysis's plain Trainers have the options of the training, without callbacks, logger and profiler.
+        known = set(signature(Trainer.__init__).parameters) - {"callbacks", "logger", "profiler"}
+        given = copy.deepcopy({name: value for name, value in vars(config.trainer).items() if name in known})
         trainer = super().instantiate_trainer(**kwargs)
         if isinstance(trainer, Analyzes):
             trainer.analyzed_kwargs = given
@@ -180,11 +181,6 @@ class EchoCLI(LightningCLI):
         """Returns the part of a configuration that belongs to the subcommand; all of it if there is no subcommand."""
         subcommand = config.get("subcommand")
         return config[subcommand] if subcommand else config
-
-
-def _with_commands(trainer_class: type[Trainer]) -> type[Trainer]:
-    """Returns a subclass of a Trainer's class with the subcommands of this package as methods."""
-    return examining(sharing(analyzing(trainer_class)))
 
 
 def _with_flag_values(arguments: list[str]) -> list[str]:
@@ -203,38 +199,13 @@ def _with_flag_values(arguments: list[str]) -> list[str]:
     ]
 
 
-def _trainer_options(trainer: Namespace) -> dict[str, Any]:
-    """Returns the options for an analysis's plain Trainers: those of the training, without callbacks, logger and profiler."""
-    known = set(signature(Trainer.__init__).parameters) - {"callbacks", "logger", "profiler"}
-    return {name: value for name, value in vars(trainer).items() if name in known}
-
-
-def _build_options(config: Namespace) -> EchoOptions:
-    """Builds the options and their controller before model and data are built, so that bad values are found early.
-
-    Raises:
-        TypeError: An option has a wrong type.
-        ValueError: An option has an impossible value.
-    """
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_class_arguments(EchoOptions, "echo")
-    instantiate = getattr(parser, "instantiate", None) or parser.instantiate_classes  # the name before jsonargparse 4.49
-    built: EchoOptions = instantiate(Namespace({"echo": config})).echo  # type: ignore[no-untyped-call]
-    return built
-
-
 def _as_list(callbacks: Any) -> list[Callback]:
     if callbacks is None:
         return []
     return list(callbacks) if isinstance(callbacks, list) else [callbacks]
 
 
-def _has_echo_callback(callbacks: Iterable[Callback]) -> bool:
-    return any(isinstance(callback, EchoCallback) for callback in callbacks)
-
-
 # ---------------------------------------------------------------------- share command
-# ``python train.py share``: starts a reader by hand, with the data of the same configuration as ``fit``.
 
 
 class Shares:

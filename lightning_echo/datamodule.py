@@ -5,6 +5,7 @@ Only ``train_dataloader`` and what belongs to it (factor, state, closing) is def
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import lightning.pytorch as pl
@@ -42,22 +43,21 @@ class EchoDataModule(StandIn):
         factor: Echo factor: the uses per fresh example, a real number >= 1. 1 is the plain loader. ``"auto"``: the controller of
             the Trainer's `EchoCallback` decides. If the callback has no controller, a `TargetIdle` with its defaults decides.
         insertion_point: Where the echo stage stands, see `InsertionPoint`.
-        buffer_size: The largest number of live examples per rank (of live batches for ``after_batching`` and
-            ``after_transfer``). Or the memory that they may take: ``"4GiB"`` per rank, or ``0.2`` of the free memory. See
-            `EchoLoader`.
-        reuse: Which examples are used again, ``"memory"`` or ``"each"``, see `EchoLoader`.
-        epoch_length: ``"fixed"`` or ``"full_pass"``, see `EchoLoader`.
-        seed: Seed of the order, the draws and the augmentation. Default: the seed of ``seed_everything``, otherwise see
-            `EchoLoader`. In a collection, each loader has its own seed, made from this one and the loader's name.
-        cache: A cache that keeps examples, so that they are read once: its size such as ``"8GiB"``, a `CacheConfig`, or a mapping
-            of its options. With ``factor=1`` there is only a cache, and no echoing.
-        share: The name under which this training shares the reading with others on this machine. Or a `ShareConfig`, or a
-            mapping of its options. With ``factor=1`` the training shares, and does not echo.
+        buffer_size: The largest number of live examples per rank, or the memory that they may take, see `EchoConfig`.
+        reuse: Which examples are used again, ``"memory"`` or ``"each"``, see `EchoConfig`.
+        epoch_length: ``"fixed"``: as many steps as without echoing. ``"full_pass"``: as many fresh examples as one pass holds.
+        seed: Seed of the order, the draws and the augmentation, see `EchoConfig`. In a collection, each loader has its own seed,
+            made from this one and the loader's name.
+        cache: A cache that keeps examples, so that they are read once: its size such as ``"8GiB"``, or see `EchoConfig`.
+        share: The name under which this training shares the reading with others on this machine, or see `EchoConfig`.
         loaders: For a collection, in place of all these options: a mapping from the names of the loaders to echo to their
             options. A name is the key of the loader, or its position: ``"0"``, ``"1"``, and so on. In nested collections, ``/``
             joins the names: ``"labelled/0"``. The other loaders are left as they are.
         shard: Whether ranks may get shares of the data. In a ``fit`` it is divided only where Lightning would divide it, as it
             does not with ``Trainer(use_distributed_sampler=False)``. False: it is never divided here.
+
+    Attributes:
+        is_auto: Whether the Trainer's `EchoCallback` decides on the factor.
 
     Raises:
         TypeError: ``datamodule`` is not a ``LightningDataModule`` of the package ``lightning``, or an option has a wrong type.
@@ -77,7 +77,7 @@ class EchoDataModule(StandIn):
         ('DataLoader', 2.0)
     """
 
-    _own = ("_echo", "_is_auto")
+    _own = ("_echo", "is_auto")
 
     def __init__(
         self,
@@ -95,7 +95,13 @@ class EchoDataModule(StandIn):
         shard: bool = True,
     ) -> None:
         super().__init__(datamodule)
-        _check_has_training_loader(datamodule)
+        if isinstance(datamodule, EchoDataModule):
+            raise ValueError("datamodule is an EchoDataModule already: set .factor on it instead of wrapping it again")
+        if not is_overridden("train_dataloader", datamodule):
+            raise MisconfigurationException(
+                f"datamodule {type(datamodule).__name__} has no train_dataloader, so there is nothing to echo. Give it one, or "
+                "pass EchoLoader(loader, factor) to fit"
+            )
         options = given_options(
             factor=factor,
             insertion_point=insertion_point,
@@ -110,17 +116,17 @@ class EchoDataModule(StandIn):
         if loaders is None:
             if factor is None:
                 raise TypeError(
-                    "factor is missing: EchoDataModule(datamodule, factor=4), or options by name in loaders; factor=1 is no "
-                    "echoing, for a cache alone"
+                    "factor is missing: EchoDataModule(datamodule, factor=4), or options by name in loaders; factor=1 means "
+                    "no echoing, for a cache alone"
                 )
             given = EchoConfig(**options)
         elif options:
             raise ValueError("loaders has the options of each loader: leave factor and the other options out")
         else:
             given = read_loaders("loaders", loaders)
-        config, self._is_auto = without_auto("loaders", given)
-        way_out = "use the data module without EchoDataModule around it"
-        self._echo = TrainingEcho(config, datamodule, owner_name="EchoDataModule", way_out=way_out, shard=shard)
+        config, self.is_auto = without_auto("loaders", given)
+        hint = "use the data module without EchoDataModule around it"
+        self._echo = TrainingEcho(config, datamodule, owner_name="EchoDataModule", way_out=hint, shard=shard)
 
     @classmethod
     def from_dataloaders(
@@ -148,15 +154,10 @@ class EchoDataModule(StandIn):
             ValueError: An option has an impossible value.
         """
         inner = pl.LightningDataModule()
-        loaders = {
-            "train": train_dataloaders,
-            "val": val_dataloaders,
-            "test": test_dataloaders,
-            "predict": predict_dataloaders,
-        }
-        for name, value in loaders.items():
-            if value is not None:
-                setattr(inner, f"{name}_dataloader", _GivenLoaders(value).loaders)
+        given = {"train": train_dataloaders, "val": val_dataloaders, "test": test_dataloaders, "predict": predict_dataloaders}
+        for name, loaders in given.items():
+            if loaders is not None:
+                setattr(inner, f"{name}_dataloader", partial(_same, loaders))
         return cls(inner, factor, **echo_options)
 
     # ------------------------------------------------------------------ echoing
@@ -174,11 +175,6 @@ class EchoDataModule(StandIn):
                 "Trainer(overfit_batches=...)"
             )
         return self._echo.loader
-
-    @property
-    def is_auto(self) -> bool:
-        """Whether the Trainer's `EchoCallback` decides on the factor."""
-        return self._is_auto
 
     @property
     def factor(self) -> float:
@@ -236,17 +232,15 @@ class EchoDataModule(StandIn):
 
     def setup(self, stage: str) -> None:
         if stage == "fit" and self._inner.trainer is not None:
-            self._check_decided(self._inner.trainer)
+            callbacks = self._inner.trainer.callbacks
+            if self.is_auto and not any(isinstance(callback, DecidesFactor) for callback in callbacks):
+                raise MisconfigurationException(
+                    "EchoDataModule(factor='auto') needs an EchoCallback in the Trainer, which measures and decides: "
+                    "Trainer(..., callbacks=[EchoCallback()]), or give the factor as a number"
+                )
             self._echo.begin_fit(self._inner.trainer)
         self._inner.setup(stage)
         self._bind_overridden()  # setup may have put loaders on the instance
-
-    def _check_decided(self, trainer: Any) -> None:
-        if self._is_auto and not any(isinstance(callback, DecidesFactor) for callback in trainer.callbacks):
-            raise MisconfigurationException(
-                "EchoDataModule(factor='auto') needs an EchoCallback in the Trainer, which measures and decides: "
-                "Trainer(..., callbacks=[EchoCallback()]), or give the factor as a number"
-            )
 
     def teardown(self, stage: str) -> None:
         self._echo.end_own_reload()
@@ -288,21 +282,6 @@ class EchoDataModule(StandIn):
         return f"EchoDataModule({type(self._inner).__name__}, {what})"
 
 
-class _GivenLoaders:
-    """A loader hook that returns given loaders; picklable, unlike a function defined inside another one."""
-
-    def __init__(self, given: Any) -> None:
-        self._given = given
-
-    def loaders(self) -> Any:
-        return self._given
-
-
-def _check_has_training_loader(datamodule: pl.LightningDataModule) -> None:
-    if isinstance(datamodule, EchoDataModule):
-        raise ValueError("datamodule is an EchoDataModule already: set .factor on it instead of wrapping it again")
-    if not is_overridden("train_dataloader", datamodule):
-        raise MisconfigurationException(
-            f"datamodule {type(datamodule).__name__} has no train_dataloader, so there is nothing to echo. Give it one, or pass "
-            "EchoLoader(loader, factor) to fit"
-        )
+def _same(loaders: Any) -> Any:
+    """With the loaders bound, a loader hook; picklable, unlike a function that is defined in another one."""
+    return loaders

@@ -101,10 +101,16 @@ class InsertionPoint(str, Enum):
             * Some edits do not move this counter, so the echo gets the edited batch: edits through ``.data``, DLPack,
               ``.numpy()`` of a tensor on the CPU, or your own kernel.
         auto: The earliest point that the loader allows: ``before_augmentation``, ``after_augmentation`` or ``after_batching``.
+        by_batches: Whether the items that are echoed are batches, instead of examples.
+        on_device: Whether live items are held on the device.
+        option: The argument with which a user asks for the point, for messages.
     """
 
     _value_: str
     _properties: Properties | None
+    by_batches: bool
+    on_device: bool
+    option: str
 
     after_read = (
         "after_read",
@@ -174,6 +180,9 @@ class InsertionPoint(str, Enum):
     def __new__(cls, value: str, properties: Properties | None = None) -> InsertionPoint:
         member = str.__new__(cls, value)
         member._value_, member._properties = value, properties
+        member.by_batches = properties is not None and properties.by_batches
+        member.on_device = properties is not None and properties.place is Place.device
+        member.option = f"insertion_point={value!r}"
         return member
 
     @property
@@ -184,23 +193,8 @@ class InsertionPoint(str, Enum):
             ValueError: The point is ``auto``, which stands for one of the others.
         """
         if self._properties is None:
-            raise ValueError(f"insertion_point={self.value!r} stands for another point and has no properties: choose one first")
+            raise ValueError(f"{self.option} stands for another point and has no properties: choose one first")
         return self._properties
-
-    @property
-    def by_batches(self) -> bool:
-        """Whether the items that are echoed are batches, instead of examples."""
-        return self._properties is not None and self._properties.by_batches
-
-    @property
-    def on_device(self) -> bool:
-        """Whether live items are held on the device."""
-        return self._properties is not None and self._properties.place is Place.device
-
-    @property
-    def option(self) -> str:
-        """The argument with which a user asks for the point, for messages."""
-        return f"insertion_point={self.value!r}"
 
     def __str__(self) -> str:
         return self._value_

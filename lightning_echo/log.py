@@ -27,21 +27,16 @@ class FallbackHandler(logging.StreamHandler):  # type: ignore[type-arg]  # which
         return sys.stderr
 
     def emit(self, record: logging.LogRecord) -> None:
-        if not self._has_other(record.name):
-            super().emit(record)
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Returns the line, which begins with the name of the package."""
-        line = super().format(record)
-        return line if line.startswith(_PREFIX) else _PREFIX + line
-
-    def _has_other(self, name: str) -> bool:
-        logger: logging.Logger | None = logging.getLogger(name)
+        logger: logging.Logger | None = logging.getLogger(record.name)
         while logger is not None:
             if any(handler is not self for handler in logger.handlers):
-                return True
+                return
             logger = logger.parent if logger.propagate else None
-        return False
+        super().emit(record)
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = super().format(record)
+        return line if line.startswith(_PREFIX) else _PREFIX + line
 
 
 def set_up() -> None:

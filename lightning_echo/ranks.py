@@ -48,15 +48,12 @@ def data_parallel() -> tuple[int, int]:
     meshes: Any = sys.modules.get("torch.distributed.device_mesh")
     if size == 1 or meshes is None or torch.distributed.get_pg_count() == 1:
         return size, rank
-    found = [each for each in gc.get_objects() if type(each) is meshes.DeviceMesh and _covers(each, size)]
-    dimensions = [mesh.mesh_dim_names.index(_DATA_PARALLEL) for mesh in found]
-    groups = [(mesh.size(dim), mesh.get_local_rank(dim)) for mesh, dim in zip(found, dimensions, strict=True)]
+    groups = []
+    for mesh in [each for each in gc.get_objects() if type(each) is meshes.DeviceMesh]:
+        if _DATA_PARALLEL in (mesh.mesh_dim_names or ()) and mesh.size() == size:
+            dimension = mesh.mesh_dim_names.index(_DATA_PARALLEL)
+            groups.append((mesh.size(dimension), mesh.get_local_rank(dimension)))
     return min(groups, default=(size, rank))
-
-
-def _covers(mesh: Any, size: int) -> bool:
-    """Whether a mesh spans the whole job and has a data-parallel dimension."""
-    return _DATA_PARALLEL in (mesh.mesh_dim_names or ()) and mesh.size() == size
 
 
 def default_seed(loader: Any) -> int:

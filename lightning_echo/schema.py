@@ -21,8 +21,11 @@ from lightning_echo.plan.plan import MOST_FACTOR
 
 T = TypeVar("T")
 _REQUIRED: Any = object()
-_WORDS = {float: "a number", int: "an integer", bool: "True or False", str: "a text", type(None): "None"}
-
+_WORDS: dict[Any, str] = {
+    **{float: "a number", int: "an integer", bool: "True or False", str: "a text", type(None): "None"},
+    **dict.fromkeys((list, tuple, Sequence), "a list"),
+    **dict.fromkeys((dict, Mapping), "a dictionary"),
+}
 # Files turn tuples into lists, and numbers without a fraction into integers.
 _ACCEPTED: dict[Any, Any] = dict.fromkeys((list, tuple, Sequence), (list, tuple)) | {float: (int, float), dict: Mapping}
 
@@ -56,8 +59,8 @@ def state_of(owner: str) -> Iterator[None]:
     try:
         yield
     except FieldError as error:
-        way_out = "Resume from another checkpoint, or restart without this one"
-        raise EchoStateError(f"the state of {owner} is damaged: {error}. {way_out}") from None
+        hint = "Resume from another checkpoint, or restart without this one"
+        raise EchoStateError(f"the state of {owner} is damaged: {error}. {hint}") from None
 
 
 @contextmanager
@@ -75,8 +78,7 @@ def entry(state: Any, name: str, form: Any, default: Any = _REQUIRED) -> Any:
     Args:
         form: The form of the value: ``float`` and the like, a union, a ``list``, ``tuple`` or ``Mapping`` of a form, a dataclass
             (saved as a dictionary), a named tuple (as a list), any other class, or ``Any``.
-        default: The result if the value is missing, because an older version did not save it. If it is left out, the value must
-            not be missing.
+        default: The result if the value is missing. If it is left out, the value must not be missing.
 
     Raises:
         FieldError: The value is missing, or not of this form.
@@ -102,13 +104,25 @@ def rows(state: Any, name: str, read: Callable[[Any], T], default: Any = _REQUIR
     return found
 
 
-def record(cls: type[T], state: Any, required: Sequence[str] = ()) -> T:
+def record(cls: type[T], state: Any, required: Sequence[str] = (), path: str = "") -> T:
     """Returns an object of a dataclass from a saved dictionary. The types of its fields are their forms, see `entry`.
 
-    A field that has a default may be missing, because older versions did not save it, unless it is ``required``.
+    A field that has a default may be missing, unless it is ``required``.
     """
-    found: T = _read_record(cls, state, "", required)
-    return found
+    _check(state, Mapping, path)
+    known = {each.name: each for each in fields(cls) if each.init}  # type: ignore[arg-type]
+    for name, each in known.items():
+        has_default = each.default is not MISSING or each.default_factory is not MISSING
+        if name not in state and (name in required or not has_default):
+            raise FieldError(_joined(path, name), "is missing")
+    if unknown := [name for name in state if name not in known]:
+        raise FieldError(_joined(path, str(unknown[0])), "is not known here: it is of a later lightning_echo, or wrong")
+    hints = get_type_hints(cls)
+    found = {name: _read(hints[name], value, _joined(path, name)) for name, value in state.items()}
+    try:
+        return cls(**found)
+    except ValueError as error:  # the class itself refuses the values
+        raise FieldError(path, f"is impossible: {error}") from None
 
 
 # --- inside ---------------------------------------------------------------------------------------------------------------
@@ -120,9 +134,13 @@ def _read(form: Any, value: Any, path: str) -> Any:
     if base in (Union, UnionType):
         return _read_one_of(inner, value, path)
     if isinstance(base, type) and is_dataclass(base):
-        return _read_record(base, value, path)
+        return record(base, value, path=path)
     if isinstance(base, type) and issubclass(base, tuple) and hasattr(base, "_fields"):
-        return _named_tuple(base, value, path)
+        _check(value, list, path)
+        hints = get_type_hints(base)
+        if len(value) != len(hints):
+            raise FieldError(path, f"must be [{', '.join(hints)}], got {value!r:.80}")
+        return base(*[_read(each, item, _joined(path, name)) for (name, each), item in zip(hints.items(), value, strict=True)])
     if isinstance(base, type) and issubclass(base, Enum):
         known = [member.value for member in base]
         if value not in known:
@@ -130,25 +148,15 @@ def _read(form: Any, value: Any, path: str) -> Any:
         return base(value)
     _check(value, base, path)
     if base in (list, tuple, Sequence) and inner:
-        return _sequence(base, inner, value, path)
+        is_fixed = base is tuple and Ellipsis not in inner
+        if is_fixed and len(value) != len(inner):
+            raise FieldError(path, f"must be a list of {len(inner)}, got {len(value)}: {value!r:.80}")
+        forms = inner if is_fixed else [inner[0]] * len(value)
+        found = [_read(each, item, f"{path}[{number}]") for number, (each, item) in enumerate(zip(forms, value, strict=True))]
+        return tuple(found) if base is tuple else found
     if base in (dict, Mapping) and inner:
         return {key: _read(inner[1], each, f"{path}[{key!r}]") for key, each in value.items()}
     return value
-
-
-def _check(value: Any, base: Any, path: str) -> None:
-    """Refuses a value of another class. True is not a number here."""
-    if base is Any or not isinstance(base, type):
-        return  # a form that is not checked
-    fits = isinstance(value, _ACCEPTED.get(base, base)) and (base is bool or not isinstance(value, bool))
-    if not fits:
-        raise FieldError(path, f"must be {_in_words(base)}, got {type(value).__name__} {value!r:.80}")
-
-
-def _in_words(base: Any) -> str:
-    if base in (list, tuple, Sequence):
-        return "a list"
-    return "a dictionary" if base in (dict, Mapping) else _WORDS.get(base, f"a {getattr(base, '__name__', base)}")
 
 
 def _read_one_of(forms: Sequence[Any], value: Any, path: str) -> Any:
@@ -164,37 +172,14 @@ def _read_one_of(forms: Sequence[Any], value: Any, path: str) -> Any:
     return _read(last, value, path)
 
 
-def _sequence(base: Any, inner: Sequence[Any], value: Any, path: str) -> Any:
-    is_fixed = base is tuple and Ellipsis not in inner
-    if is_fixed and len(value) != len(inner):
-        raise FieldError(path, f"must be a list of {len(inner)}, got {len(value)}: {value!r:.80}")
-    forms = inner if is_fixed else [inner[0]] * len(value)
-    found = [_read(form, each, f"{path}[{number}]") for number, (form, each) in enumerate(zip(forms, value, strict=True))]
-    return tuple(found) if base is tuple else found
-
-
-def _named_tuple(cls: Any, value: Any, path: str) -> Any:
-    _check(value, list, path)
-    hints = get_type_hints(cls)
-    if len(value) != len(hints):
-        raise FieldError(path, f"must be [{', '.join(hints)}], got {value!r:.80}")
-    return cls(*[_read(form, each, _joined(path, name)) for (name, form), each in zip(hints.items(), value, strict=True)])
-
-
-def _read_record(cls: Any, value: Any, path: str, required: Sequence[str] = ()) -> Any:
-    _check(value, Mapping, path)
-    hints, known = get_type_hints(cls), {each.name: each for each in fields(cls) if each.init}
-    for name, each in known.items():
-        has_default = each.default is not MISSING or each.default_factory is not MISSING
-        if name not in value and (name in required or not has_default):
-            raise FieldError(_joined(path, name), "is missing")
-    if unknown := [name for name in value if name not in known]:
-        raise FieldError(_joined(path, str(unknown[0])), "is not known here: it is of a later lightning_echo, or wrong")
-    found = {name: _read(hints[name], each, _joined(path, name)) for name, each in value.items()}
-    try:
-        return cls(**found)
-    except ValueError as error:  # the class itself refuses the values
-        raise FieldError(path, f"is impossible: {error}") from None
+def _check(value: Any, base: Any, path: str) -> None:
+    """Refuses a value of another class. True is not a number here."""
+    if base is Any or not isinstance(base, type):
+        return  # a form that is not checked
+    fits = isinstance(value, _ACCEPTED.get(base, base)) and (base is bool or not isinstance(value, bool))
+    if not fits:
+        words = _WORDS.get(base, f"a {base.__name__}")
+        raise FieldError(path, f"must be {words}, got {type(value).__name__} {value!r:.80}")
 
 
 def _joined(place: str, path: str) -> str:
@@ -221,9 +206,7 @@ def _joined(place: str, path: str) -> str:
 # =====================  ========================================================================================
 
 Path = tuple[Any, ...]  # keys, numbers of list entries, and names of columns as ``(name,)``
-
-_MOST = 2**62  # of anything that is counted
-_WAY_OUT = "Resume from another checkpoint, or restart without the loader's state"
+ROW = "row"  # marks a dataclass that is written as a list
 
 
 class Least(NamedTuple):
@@ -238,8 +221,9 @@ class LeftOut(Enum):
     LEFT_OUT = "left out"
 
 
-ROW = "row"  # marks a dataclass that is written as a list
 LEFT_OUT = LeftOut.LEFT_OUT
+_MOST = 2**62  # of anything that is counted
+_HINT = "Resume from another checkpoint, or restart without the loader's state"
 
 
 def read(cls: type[T], value: Any, path: Path = ()) -> T:
@@ -260,7 +244,7 @@ def require(holds: bool, path: Path | str, expected: str, value: Any) -> None:
     """Raises an `EchoStateError` with the field, the expected and the found value if a condition does not hold."""
     if not holds:
         field = path if isinstance(path, str) else _text_of(path)
-        raise EchoStateError(f"the state is damaged: {field} must be {expected}, got {value!r:.80}. {_WAY_OUT}")
+        raise EchoStateError(f"the state is damaged: {field} must be {expected}, got {value!r:.80}. {_HINT}")
 
 
 def _text_of(path: Path) -> str:
@@ -283,81 +267,65 @@ class _Form(NamedTuple):
 
 
 def _form_of(hint: Any) -> _Form:
-    base, marks = (get_args(hint)[0], get_args(hint)[1:]) if get_origin(hint) is Annotated else (hint, ())
+    base, *marks = get_args(hint) if get_origin(hint) is Annotated else (hint,)
     for mark in marks:
         if isinstance(mark, Least):
-            return _Form(_integer(mark.value))
+            return _integer(mark.value)
     if isinstance(base, type) and is_dataclass(base):
         return _row(base) if ROW in marks else _record(base)
     if isinstance(base, type) and issubclass(base, tuple) and hasattr(base, "_fields"):
         return _row(base)
     if isinstance(base, type) and issubclass(base, Enum):
-        return _member(base)
+        known = [member.value for member in base if member.value != InsertionPoint.auto.value]  # never in a state
+        text = _checked(lambda value: isinstance(value, str) and value in known, f"one of {', '.join(known)}")
+        return _Form(lambda value, path: base(text.read(value, path)), lambda member: member.value)
     if get_origin(base) is tuple:
-        return _list(get_args(base)[0])
+        item = _form(get_args(base)[0])
+        items = _checked(lambda value: isinstance(value, list | tuple), "a list")
+        return _Form(
+            lambda value, path: tuple(item.read(each, (*path, number)) for number, each in enumerate(items.read(value, path))),
+            lambda value: [item.write(each) for each in value],
+        )
     if get_origin(base) in (Union, UnionType):
-        return _or_none(next(one for one in get_args(base) if one not in (type(None), LeftOut)))
-    forms = {int: _integer(0), float: _factor, bool: _truth, str: _text, Any: lambda value, path: value}
-    return _Form(forms[base])
+        form = _form(next(one for one in get_args(base) if one not in (type(None), LeftOut)))
+        return _Form(
+            lambda value, path: None if value is None else form.read(value, path),
+            lambda value: None if value is None else form.write(value),
+        )
+    return _integer(0) if base is int else _PLAIN[base]
 
 
 _form: Callable[[Any], _Form] = cache(_form_of)
 
 
-def _integer(least: int | None) -> Callable[[Any, Path], Any]:
+def _checked(fits: Callable[[Any], bool], expected: str) -> _Form:
+    """Returns the form of a value that is in the file as it is, if it fits."""
+
     def read(value: Any, path: Path) -> Any:
-        is_whole = isinstance(value, int) and not isinstance(value, bool)
-        if least is None:
-            require(is_whole, path, "an integer", value)
-        elif not (is_whole and least <= value <= _MOST):
-            require(False, path, f"an integer >= {least}", value)
+        if not fits(value):
+            require(False, path, expected, value)
         return value
 
-    return read
+    return _Form(read)
 
 
-def _factor(value: Any, path: Path) -> Any:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    require(is_number and 1 <= value <= MOST_FACTOR, path, f"a number from 1 to {MOST_FACTOR:,}", value)
-    return value
-
-
-def _truth(value: Any, path: Path) -> Any:
-    require(isinstance(value, bool), path, "True or False", value)
-    return value
-
-
-def _text(value: Any, path: Path) -> Any:
-    require(isinstance(value, str), path, "a text", value)
-    return value
-
-
-def _member(cls: type[Enum]) -> _Form:
-    known = [member.value for member in cls if member.value != InsertionPoint.auto.value]  # never in a state
-
-    def read(value: Any, path: Path) -> Any:
-        require(isinstance(value, str) and value in known, path, f"one of {', '.join(known)}", value)
-        return cls(value)
-
-    return _Form(read, lambda member: member.value)
-
-
-def _or_none(hint: Any) -> _Form:
-    form = _form(hint)
-    return _Form(
-        lambda value, path: None if value is None else form.read(value, path),
-        lambda value: None if value is None else form.write(value),
+def _integer(least: int | None) -> _Form:
+    if least is None:
+        return _checked(lambda value: isinstance(value, int) and not isinstance(value, bool), "an integer")
+    return _checked(
+        lambda value: isinstance(value, int) and not isinstance(value, bool) and least <= value <= _MOST, f"an integer >= {least}"
     )
 
 
-def _list(hint: Any) -> _Form:
-    form = _form(hint)
-
-    def read(value: Any, path: Path) -> Any:
-        require(isinstance(value, list | tuple), path, "a list", value)
-        return tuple(form.read(item, (*path, number)) for number, item in enumerate(value))
-
-    return _Form(read, lambda value: [form.write(item) for item in value])
+_PLAIN: dict[Any, _Form] = {
+    float: _checked(
+        lambda value: isinstance(value, int | float) and not isinstance(value, bool) and 1 <= value <= MOST_FACTOR,
+        f"a number from 1 to {MOST_FACTOR:,}",
+    ),
+    bool: _checked(lambda value: isinstance(value, bool), "True or False"),
+    str: _checked(lambda value: isinstance(value, str), "a text"),
+    Any: _Form(lambda value, path: value),
+}
 
 
 def _row(cls: type[Any]) -> _Form:
@@ -383,29 +351,25 @@ def _row(cls: type[Any]) -> _Form:
 
 def _record(cls: type[Any]) -> _Form:
     hints = get_type_hints(cls, include_extras=True)
-    names = {field.name.rstrip("_"): field.name for field in fields(cls)}  # the key "pass" cannot be a name in Python
-    forms = {key: _form(hints[name]) for key, name in names.items()}
-    required = [field.name.rstrip("_") for field in fields(cls) if field.default is MISSING]
-    # Such a default is left out of the file, so that older versions, which do not know the field, can read it.
-    may_lack = {
-        field.name.rstrip("_"): field.default
-        for field in fields(cls)
-        if field.default in (None, LEFT_OUT) or isinstance(field.default, Enum)
-    }
+    members = {field.name.rstrip("_"): field for field in fields(cls)}  # the key "pass" cannot be a name in Python
+    forms = {key: _form(hints[field.name]) for key, field in members.items()}
+    required = [key for key, field in members.items() if field.default is MISSING]
+    # Such a default is left out of the file.
+    left_out = {key: each.default for key, each in members.items() if each.default is None or isinstance(each.default, Enum)}
 
     def read(value: Any, path: Path) -> Any:
         require(isinstance(value, Mapping), path, "a dictionary", value)
         if missing := [key for key in required if key not in value]:
-            raise EchoStateError(f"the state is damaged: {_text_of(path)} lacks {', '.join(missing)}. {_WAY_OUT}")
+            raise EchoStateError(f"the state is damaged: {_text_of(path)} lacks {', '.join(missing)}. {_HINT}")
         if unknown := [str(key) for key in value if key not in forms]:
             raise EchoStateError(
                 f"the state is damaged, or of a later lightning_echo: {_text_of(path)} has {', '.join(unknown)[:80]}, which is "
-                f"not known here. {_WAY_OUT}, or upgrade lightning_echo"
+                f"not known here. {_HINT}, or upgrade lightning_echo"
             )
-        return cls(**{names[key]: form.read(value[key], (*path, key)) for key, form in forms.items() if key in value})
+        return cls(**{members[key].name: form.read(value[key], (*path, key)) for key, form in forms.items() if key in value})
 
     def write(value: Any) -> Any:
-        found = {key: getattr(value, name) for key, name in names.items()}
-        return {key: forms[key].write(found) for key, found in found.items() if key not in may_lack or found is not may_lack[key]}
+        found = {key: getattr(value, field.name) for key, field in members.items()}
+        return {key: forms[key].write(each) for key, each in found.items() if key not in left_out or each is not left_out[key]}
 
     return _Form(read, write)
