@@ -232,13 +232,13 @@ class EchoDataModule(StandIn):
 
     def setup(self, stage: str) -> None:
         if stage == "fit" and self._inner.trainer is not None:
-            callbacks = self._inner.trainer.callbacks
-            if self.is_auto and not any(isinstance(callback, DecidesFactor) for callback in callbacks):
+            trainer = self._inner.trainer
+            if self.is_auto and not any(isinstance(callback, DecidesFactor) for callback in trainer.callbacks):
                 raise MisconfigurationException(
                     "EchoDataModule(factor='auto') needs an EchoCallback in the Trainer, which measures and decides: "
                     "Trainer(..., callbacks=[EchoCallback()]), or give the factor as a number"
                 )
-            self._echo.begin_fit(self._inner.trainer)
+            self._echo.begin_fit(trainer)
         self._inner.setup(stage)
         self._bind_overridden()  # setup may have put loaders on the instance
 
