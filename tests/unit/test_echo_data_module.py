@@ -178,7 +178,7 @@ def test_a_copy_echoes_loaders_of_its_own(copied: Any) -> None:
         ({"factor": 2, "loaders": {"a": EchoConfig(2)}}, ValueError, "loaders has the options of each loader: leave factor"),
         ({"seed": 2, "loaders": {"a": EchoConfig(2)}}, ValueError, "loaders has the options of each loader: leave factor"),
         ({"cache": "8GiB", "loaders": {"a": EchoConfig(2)}}, ValueError, "loaders has the options of each loader: leave factor"),
-        ({"cache": "8GiB"}, TypeError, "factor is missing: .*factor=1 is no echoing, for a cache alone"),
+        ({"cache": "8GiB"}, TypeError, "factor is missing: .*factor=1 means no echoing, for a cache alone"),
         ({"loaders": {}}, ValueError, "loaders is empty"),
         ({"factor": 0.5}, ValueError, "factor must be a finite number >= 1"),
     ],
