@@ -16,9 +16,8 @@ from lightning_echo.plan.plan import MOST_FACTOR, Reuse
 from lightning_echo.share.config import ShareConfig, read_share_config
 
 # ---------------------------------------------------------------------- config
-# A user may give options in three forms: as an
-# `EchoConfig`; as a mapping from option names to values (a dict, OmegaConf's ``DictConfig``); for a collection, as a mapping from
-# the loaders' names to one of these.
+# A user may give options in three forms: as an `EchoConfig`; as a mapping from option names to values (a dict, OmegaConf's
+# ``DictConfig``); for a collection, as a mapping from the loaders' names to one of these.
 
 AUTO_FACTOR = "auto"  # a controller decides on the factor
 

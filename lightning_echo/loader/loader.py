@@ -95,37 +95,11 @@ class EchoLoader(PlainAttributes):
         loader: A ``DataLoader``. For ``after_batching`` and ``after_transfer`` any iterable of batches will do. A stream must
             divide its data among the ranks itself.
         factor: Echo factor: the uses per fresh example on average, a real number >= 1. 1 means no echoing.
-        insertion_point: Where the echo stage stands, see `InsertionPoint`. ``"auto"`` takes the earliest one that this loader
-            allows, beginning with ``"before_augmentation"``. ``"after_transfer"`` needs a Trainer with an `EchoDataModule` or
-            `EchoCallback`, which put the batches on the device.
-        buffer_size: The largest number of live examples per rank (of live batches for ``after_batching`` and
-            ``after_transfer``). Or the memory that they may take: a string with a unit (``"4GiB"``) is the memory of each rank. A
-            float between 0 and 1 is a share of the free memory, which the ranks of a node divide among themselves. With a larger
-            buffer, the model learns from fewer fresh examples.
-
-            The default for ``reuse="memory"``:
-
-            * It is a tenth of the free memory (of the device for ``after_transfer``), rounded down so that the number of batches
-              is a power of two. It is at most half of a pass.
-            * It is 64 batches if it is not known how much memory an example takes.
-            * It is half of a pass if the cache and that tenth together hold all examples.
-
-            The default for ``reuse="each"`` is 16 batches, or 4 in device memory. It is at most a quarter of a pass, at least
-            two batches per worker, and at most a tenth of the free memory. If a buffer of ``reuse="each"`` hardly holds a batch,
-            single examples get up to three uses more or fewer than the factor.
-        reuse: Which examples are used again. The share of fresh examples is the same with both:
-
-            * ``"memory"``: echoes are drawn from all examples that the buffer holds. When the buffer is full, the oldest example
-              leaves it first. In this project's runs, training took 0.69 to 0.82 times the time of ``"each"``
-              (docs/evidence.md).
-            * ``"each"``: each fresh example is used ``factor`` times, as in the paper.
-        epoch_length: How many steps an epoch has. An epoch of a loader without a length always ends when a pass ends.
-
-            * ``"fixed"``: as many as without echoing.
-            * ``"full_pass"``: ``round(factor * steps)``, so that the epoch delivers as many fresh examples as one pass holds. An
-              epoch of a stream ends when the stream ends.
-        seed: Seed of the order, the draws and the augmentation. Default: the seed of ``seed_everything``, otherwise the seed of
-            the loader's ``generator``, otherwise a random one that is drawn once.
+        insertion_point: Where the echo stage stands, see `InsertionPoint` and `EchoConfig`.
+        buffer_size: The largest number of live examples per rank, or the memory that they may take, see `EchoConfig`.
+        reuse: Which examples are used again, ``"memory"`` or ``"each"``, see `EchoConfig`.
+        epoch_length: How many steps an epoch has, ``"fixed"`` or ``"full_pass"``, see `EchoConfig`.
+        seed: Seed of the order, the draws and the augmentation, see `EchoConfig`.
         num_replicas: Number of ranks that the data is divided among, as in ``DistributedSampler``. Default:
             ``torch.distributed`` is asked. 1 (with ``rank=0``) gives all data to each rank. Set it if ranks share the work on the
             same data (tensor parallelism).
