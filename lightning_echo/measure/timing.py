@@ -57,10 +57,12 @@ class DeviceEvents:
         return len(self._all)
 
     def take(self) -> torch.Event:
-        if self._spare:
-            return self._spare.pop()
-        self._all.append(self._new_event())
-        return self._all[-1]
+        try:
+            return self._spare.pop()  # without a look before: another thread may train on this device, too
+        except IndexError:
+            event: torch.Event = self._new_event()
+            self._all.append(event)
+            return event
 
     def give_back(self, *events: torch.Event) -> None:
         self._spare += events

@@ -293,7 +293,7 @@ class RunMeter:
                 counts.counter.reset()
         if device.type == "cuda":
             self.timer.close()
-            self.timer = StepTimer(_EVENTS.setdefault(device, DeviceEvents(partial(torch.cuda.Event, enable_timing=True))))
+            self.timer = StepTimer(events_of(device))
         self._tap = ProfilerTap(trainer.profiler, self.timer)  # type: ignore[attr-defined]  # Trainer sets it outside __init__
         self._train_dataloader = trainer.train_dataloader
         self._plain_workers = None if loader is not None else _workers_in(self._train_dataloader)
@@ -521,3 +521,8 @@ def _workers_in(loaders: Any) -> int | None:
     # An object without ``num_workers`` may prepare batches during the steps: it counts as a loader with a worker.
     found = {getattr(leaf, "num_workers", 1) for leaf in leaves_of(loaders).values()}
     return None if 0 in found and len(found) > 1 else max(found, default=1)
+
+
+def events_of(device: torch.device) -> DeviceEvents:
+    """Returns the CUDA events of a device, which all trainings of the process share."""
+    return _EVENTS.setdefault(device, DeviceEvents(partial(torch.cuda.Event, enable_timing=True)))

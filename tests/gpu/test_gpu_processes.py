@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import signal
 import subprocess
+import warnings
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -153,6 +155,21 @@ def test_workers_live_though_they_inherit_a_training_that_is_over(options: dict[
             del fitting
     finally:
         gc.enable() if kept else None
+
+
+def test_no_workers_on_a_machine_with_many_cores_are_not_an_error_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)))
+    monkeypatch.setattr(os, "cpu_count", lambda: 16)
+
+    def fit() -> None:
+        trainer(callbacks=[EchoCallback(factor=2, summary=False)]).fit(Plain(), loader_of(Coded(4 * STEPS, 100), 4))
+
+    with warnings.catch_warnings(record=True) as given:
+        warnings.simplefilter("always")
+        fit()
+    told = [str(warning.message) for warning in given]
+    assert any(re.match("lightning_echo: .+ does not have many workers", each) for each in told), told
+    fit()  # under the filters of this folder
 
 
 def test_spawned_workers_have_not_opened_the_device() -> None:

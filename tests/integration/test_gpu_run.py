@@ -78,6 +78,8 @@ def test_trainings_that_share_end_with_the_stage_that_is_ended(started: int, tmp
             time.sleep(0.001)
         stage.terminate()
         assert stage.wait(30) != 0
+        (row,) = read_rows(setting.out, "sharing")
+        assert (row["how"], row["said"]) == (ALONE, "ended by the driver"), "what is known by then is written all the same"
     finally:
         stage.kill()
     trainings = [process for process in psutil.process_iter() if _works_in(process, setting.scratch)]

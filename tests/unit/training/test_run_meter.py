@@ -1,5 +1,7 @@
 """What a training comes to, with a fake Trainer, loader and clock: times, counts and costs, joined over ranks and saved."""
 
+import gc
+import weakref
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -12,7 +14,7 @@ from lightning_echo.measure.control import PipelineCosts
 from lightning_echo.measure.timing import DeviceEvents, StepTimer
 from lightning_echo.training.counts import Examples
 from lightning_echo.training.loaders import EchoLoaders
-from lightning_echo.training.meters import RunMeter
+from lightning_echo.training.meters import RunMeter, events_of
 
 # ---------------------------------------------------------------------- times
 
@@ -431,3 +433,21 @@ def test_a_rank_is_on_the_node_that_its_trainer_says_and_of_one_node_there_is_no
     run.module.all_gather = lambda values: of_ranks if values.dtype == torch.int64 else values
     run.meter.start(run.trainer, run.module, None)
     assert [run.meter.node_of(rank) for rank in range(len(nodes))] == expected
+
+
+def test_the_events_of_a_device_outlive_each_training_and_are_those_of_one_device(monkeypatch):
+    class Event:
+        def __init__(self, enable_timing):
+            self.has_timing = enable_timing
+
+    monkeypatch.setattr("torch.cuda.Event", Event)
+    monkeypatch.setattr("lightning_echo.training.meters._EVENTS", {})
+    event = events_of(torch.device("cuda", 0)).take()  # by a training that is over, and gave nothing back
+    assert event.has_timing
+    alive = weakref.ref(event)
+    del event
+    gc.collect()
+    assert alive() is not None
+    events_of(torch.device("cuda", 0)).give_back(alive())
+    assert events_of(torch.device("cuda", 1)).take() is not alive()
+    assert events_of(torch.device("cuda", 0)).take() is alive()

@@ -98,9 +98,31 @@ def test_failed_tests_and_parts_that_did_not_run_are_listed(tmp_path: Path) -> N
     add_row(tmp_path, "stages", stage="sharing", part=TENSORSOCKET, outcome="too long")
     page = page_of(tmp_path)
     assert "2 tests: 1 failed, 1 passed." in page
+    assert "About this run" not in page
     assert "| tests/gpu/a.py::test_b | failed | assert 1 == 2 |" in page
     assert "| sharing | TensorSocket | too long |" in page
     assert "| accuracy | all of it | not asked for |" in page
+
+
+def test_tests_that_fail_for_one_reason_are_one_row_wherever_in_the_code_it_was(tmp_path: Path) -> None:
+    a_run(tmp_path)
+    for name, outcome, said in (
+        ("a", "failed", "x/loader.py:495: few workers"),
+        ("b", "failed", "tests/t.py:9: few workers"),
+        ("c", "failed", "tests/t.py:9: assert 1"),
+        ("d", "error", "tests/t.py:9: few workers"),
+        ("e", "failed", "x/loader.py:495: few workers"),
+    ):
+        add_row(tmp_path, "tests", test=name, outcome=outcome, seconds=1.0, said=said)
+    section = page_of(tmp_path).split("## Is it right on a GPU?")[1].split("\n## ")[0]
+    rows = [line for line in section.splitlines() if line.startswith("| ")][2:]
+    assert rows == ["| a and 2 more | failed | few workers |", "| c | failed | assert 1 |", "| d | error | few workers |"]
+
+
+def test_what_whoever_ran_it_wrote_stands_on_the_page(tmp_path: Path) -> None:
+    a_run(tmp_path)
+    (tmp_path / "notes.md").write_text("It was warm.\n")
+    assert "## About this run\n\nIt was warm.\n" in page_of(tmp_path)
 
 
 def test_time_to_plains_last_accuracy(tmp_path: Path) -> None:
@@ -115,6 +137,8 @@ def test_time_to_plains_last_accuracy(tmp_path: Path) -> None:
 def test_rows_of_two_runs_on_one_kind_of_machine_are_joined(tmp_path: Path) -> None:
     first, second, results = a_run(tmp_path / "1"), tmp_path / "2", tmp_path / "results"
     add_row(first, "stages", stage="accuracy", part="plain, seed 1", outcome="not run")
+    add_row(first, "stages", stage="accuracy", part="plain, seed 2", outcome="not run", said="the time was over")
+    add_row(second, "stages", stage="accuracy", part="plain, seed 2", outcome="failed", said="a worker died")
     add_row(second, "machine", what="scale", value="full")
     add_row(second, "machine", what="card", value="a card")
     add_row(second, "feed", network="resnet18", arm="loader alone", how="measured", R=4.0)
@@ -123,7 +147,8 @@ def test_rows_of_two_runs_on_one_kind_of_machine_are_joined(tmp_path: Path) -> N
     take_over([first, second], results)
     assert len(read_rows(results, "feed")) == len(read_rows(first, "feed"))
     assert len(read_rows(results, "accuracy")) == 1
-    assert [row["outcome"] for row in read_rows(results, "stages")] == ["ran"]
+    found = [(row["part"], row["outcome"], row["said"]) for row in read_rows(results, "stages")]
+    assert found == [("plain, seed 1", "ran", ""), ("plain, seed 2", "failed", "a worker died")]
 
 
 def test_rows_of_another_card_or_of_no_card_are_refused(tmp_path: Path) -> None:
