@@ -20,13 +20,12 @@ def test_a_good_loader_has_nothing_to_complain_about():
     assert list(found) == ["loader", "workers", "pickle", "split", "insertion_points"]
     assert {finding.status for finding in found.values()} == {Status.ok}
     assert found["loader"].figures == {"kind": "DataLoader", "examples": 8, "batch_size": 4, "batches": 2}
+    assert 0 < found["pickle"].figures["bytes"] < 10_000
     assert found["split"].figures == {"before_augmentation": True, "after_read": True}
     assert found["insertion_points"].figures["auto"] == "before_augmentation"
 
 
-@pytest.mark.parametrize(
-    ("workers", "cores", "status"), [(0, 1, "ok"), (0, 4, "warning"), (2, 4, "ok"), (4, 4, "ok"), (5, 4, "warning")]
-)
+@pytest.mark.parametrize(("workers", "cores", "status"), [(0, 1, "ok"), (0, 4, "warning"), (2, 2, "ok"), (3, 2, "warning")])
 def test_workers_are_compared_with_the_cores(workers, cores, status):
     loader = good_loader(num_workers=workers, persistent_workers=workers > 0)
     found = findings(loader, cores)["workers"]
@@ -39,9 +38,7 @@ def test_workers_are_compared_with_the_cores(workers, cores, status):
     [
         ({"collate_fn": lambda batch: batch, "multiprocessing_context": multiprocessing.get_context("fork")}, "warning", True),
         ({"collate_fn": lambda batch: batch, "multiprocessing_context": multiprocessing.get_context("spawn")}, "error", True),
-        ({"collate_fn": lambda batch: batch, "num_workers": 0, "persistent_workers": False}, "warning", True),
         ({"dataset": Holding(item for item in ()), "multiprocessing_context": "spawn"}, "error", False),
-        ({"dataset": Holding(item for item in ()), "multiprocessing_context": "fork"}, "warning", False),
     ],
 )
 def test_what_cannot_be_pickled_is_named_and_is_an_error_where_workers_are_spawned(options, status, shareable):
@@ -52,24 +49,14 @@ def test_what_cannot_be_pickled_is_named_and_is_an_error_where_workers_are_spawn
     assert ("reading can be shared" in found.sentence) is shareable
 
 
-def test_what_can_be_pickled_says_its_bytes():
-    held = torch.zeros(1000)
-    assert findings(good_loader(Holding(held)))["pickle"].figures["bytes"] > 4000
-
-
 def test_a_data_set_that_cannot_be_split_has_the_reason_and_a_way_out():
     found = findings(good_loader(TensorDataset(torch.zeros(8, 3))))
     assert found["split"].status is Status.warning
     assert "TensorDataset has neither load(index) and augment(example) nor a transform" in found["split"].sentence
     assert "StagedDataset.of" in found["split"].way_out
-    assert found["insertion_points"].figures == {
-        "after_read": False,
-        "before_augmentation": False,
-        "after_augmentation": True,
-        "after_batching": True,
-        "after_transfer": True,
-        "auto": "after_augmentation",
-    }
+    possible = found["insertion_points"].figures
+    assert possible.pop("auto") == "after_augmentation"
+    assert [point for point in possible if possible[point]] == ["after_augmentation", "after_batching", "after_transfer"]
 
 
 def test_a_stream_is_not_advised_to_become_a_staged_data_set():

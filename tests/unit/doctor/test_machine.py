@@ -1,64 +1,181 @@
-"""What a process may use of a machine, by the kernel's files."""
+"""A machine that a test makes up: what a process may use of it, its versions, and how findings are told."""
+
+import json
 
 import pytest
 from machines import GIB, machine
 
-from lightning_echo.doctor.machine import Machine, cores_of, installed_version, memory_of
+from lightning_echo.doctor.machine import (
+    Machine,
+    Status,
+    as_document,
+    as_text,
+    check_resources,
+    check_versions,
+    cores_of,
+    error,
+    installed_version,
+    memory_of,
+    ok,
+    warning,
+    whole_cores,
+    worst,
+)
 
 V2, V1 = "0::/job\n", "4:cpu,cpuacct:/job\n3:memory:/job\n"
+QUOTA = {"proc/self/cgroup": "0::/\n", "cgroups/cpu.max": "250000 100000"}
+FINE, SLOW, WRONG = (
+    ok("cores", "2 cores.", cores=2.0),
+    warning("workers", "No worker.", "Add one."),
+    error("loader", "Empty.", "Fill it."),
+)
+
+
+def finding(name, made):
+    (found,) = (each for each in [*check_versions(made), *check_resources(made)] if each.name == name)
+    return found
+
+
+def test_a_good_machine_has_nothing_to_complain_about(tmp_path):
+    versions, resources = check_versions(machine(tmp_path)), check_resources(machine(tmp_path))
+    assert {each.status for each in [*versions, *resources]} == {Status.ok}
+    assert [each.name for each in resources] == ["cores", "memory", "shared_memory", "openmp"]
+    found = {each.name: each.figures["version"] for each in versions}
+    expected = {"python": "3.12.4", "torch": "2.9.0", "torchvision": "0.24.0", "lightning": "2.6.6", "lightning_echo": "0.1.0"}
+    assert found == expected
 
 
 @pytest.mark.parametrize(
     ("files", "cores"),
     [
-        ({}, 8),
-        ({"proc/self/cgroup": V2, "cgroups/job/cpu.max": "250000 100000"}, 2.5),
-        ({"proc/self/cgroup": V2, "cgroups/job/cpu.max": "max 100000"}, 8),
-        ({"proc/self/cgroup": V2, "cgroups/cpu.max": "300000 100000"}, 3),  # the tree's root is the container's own group
         ({"proc/self/cgroup": V2, "cgroups/cpu.max": "300000 100000", "cgroups/job/cpu.max": "400000 100000"}, 3),
-        ({"proc/self/cgroup": V2, "cgroups/job/cpu.max": "9000000 100000"}, 8),  # more than there are
-        (
-            {"proc/self/cgroup": V1, "cgroups/cpu/job/cpu.cfs_quota_us": "50000", "cgroups/cpu/job/cpu.cfs_period_us": "100000"},
-            0.5,
-        ),
         ({"proc/self/cgroup": V1, "cgroups/cpu/job/cpu.cfs_quota_us": "-1", "cgroups/cpu/job/cpu.cfs_period_us": "100000"}, 8),
-        ({"proc/self/cgroup": "4:pids:/job\n", "cgroups/cpu/job/cpu.cfs_quota_us": "50000"}, 8),
+        ({"proc/self/cgroup": V2, "cgroups/job/cpu.max": "50000 100000"}, 0.5),
     ],
 )
 def test_cores_are_those_of_the_affinity_or_of_the_least_quota(files, cores, tmp_path):
-    assert cores_of(machine(tmp_path, files=files)) == cores
+    made = machine(tmp_path, files=files)
+    assert (cores_of(made), whole_cores(made)) == (cores, max(cores, 1))
 
 
 @pytest.mark.parametrize(
     ("files", "limit", "free"),
     [
         ({}, 16 * GIB, 8 * GIB),
-        (
-            {"proc/self/cgroup": V2, "cgroups/job/memory.max": str(4 * GIB), "cgroups/job/memory.current": str(GIB)},
-            4 * GIB,
-            3 * GIB,
-        ),
-        ({"proc/self/cgroup": V2, "cgroups/job/memory.max": "max", "cgroups/job/memory.current": str(GIB)}, 16 * GIB, 8 * GIB),
-        (
-            {
-                "proc/self/cgroup": V1,
-                "cgroups/memory/job/memory.limit_in_bytes": str(2 * GIB),
-                "cgroups/memory/job/memory.usage_in_bytes": str(GIB),
-            },
-            2 * GIB,
-            GIB,
-        ),
+        ({"cgroups/job/memory.max": str(4 * GIB), "cgroups/job/memory.current": str(GIB)}, 4 * GIB, 3 * GIB),
+        ({"cgroups/job/memory.max": "max", "cgroups/job/memory.current": str(GIB)}, 16 * GIB, 8 * GIB),
     ],
 )
 def test_memory_is_that_of_the_machine_or_of_the_least_limit(files, limit, free, tmp_path):
-    assert memory_of(machine(tmp_path, files=files)) == (limit, free)
+    assert memory_of(machine(tmp_path, files={"proc/self/cgroup": V2, **files})) == (limit, free)
+
+
+def test_memory_of_a_control_group_of_version_1_counts_too(tmp_path):
+    folder = "cgroups/memory/job"
+    files = {f"{folder}/memory.limit_in_bytes": str(2 * GIB), f"{folder}/memory.usage_in_bytes": str(GIB)}
+    assert memory_of(machine(tmp_path, files={"proc/self/cgroup": V1, **files})) == (2 * GIB, GIB)
 
 
 def test_by_default_it_is_this_machine():
     own = Machine()
     assert 0 < cores_of(own) <= own.affinity
     assert own.space_of(own.proc / "no-such-folder") is None
-
-
-def test_the_version_of_an_installed_package_is_found():
     assert installed_version("pytest") == pytest.__version__
+
+
+def test_a_quota_is_told_with_the_number_to_count_with(tmp_path):
+    found = finding("cores", machine(tmp_path, files=QUOTA))
+    assert (found.status, found.figures) == (Status.warning, {"cores": 2.5, "visible_cores": 8})
+    assert "2 for num_workers" in found.way_out
+
+
+LITTLE, ENOUGH = (f"MemTotal: 16777216 kB\nMemAvailable: {free} kB\n" for free in (500000, 2000000))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "status"),
+    [
+        ("cores", {"affinity": 1}, "warning"),
+        ("memory", {"files": {"proc/meminfo": LITTLE}}, "warning"),
+        ("memory", {"files": {"proc/meminfo": ENOUGH}}, "ok"),
+        ("memory", {"files": {"proc/meminfo": ""}}, "warning"),
+        ("shared_memory", {"space_of": lambda path: (64 * 2**20, 64 * 2**20)}, "warning"),
+        ("shared_memory", {"space_of": lambda path: (8 * GIB, 0)}, "warning"),
+        ("shared_memory", {"space_of": lambda path: None if str(path) == "/dev/shm" else (8 * GIB, 8 * GIB)}, "error"),
+        ("shared_memory", {"space_of": lambda path: None, "platform": "darwin"}, "ok"),
+        ("openmp", {"environ": {"OMP_NUM_THREADS": "8", "OMP_WAIT_POLICY": "PASSIVE"}}, "ok"),
+        ("openmp", {"environ": {"OMP_NUM_THREADS": "9"}}, "warning"),
+        ("openmp", {"environ": {"OMP_NUM_THREADS": "4,2"}}, "ok"),
+        ("openmp", {"environ": {"OMP_WAIT_POLICY": "ACTIVE"}}, "warning"),
+        ("openmp", {"files": QUOTA}, "warning"),
+        ("openmp", {"files": QUOTA, "environ": {"OMP_NUM_THREADS": "2"}}, "ok"),
+        ("openmp", {"files": QUOTA, "environ": {"OMP_NUM_THREADS": "3"}}, "warning"),
+        ("python", {"python": (3, 9, 20)}, "error"),
+        ("python", {"python": (3, 10, 14)}, "warning"),  # forked workers may hang
+        ("python", {"python": (3, 10, 15)}, "ok"),
+        ("python", {"python": (3, 11, 9)}, "warning"),
+        ("python", {"python": (3, 11, 10)}, "ok"),
+        ("python", {"python": (3, 13, 1)}, "ok"),
+        ("torch", {"packages": {"torch": "2.4.0"}}, "ok"),
+        ("torch", {"packages": {"torch": "2.15.0+cpu"}}, "ok"),
+        ("torch", {"packages": {"torch": "3.0rc1"}}, "ok"),
+        ("torchvision", {"packages": {"torchvision": None}}, "ok"),
+        ("lightning_echo", {"packages": {"lightning-echo": None}}, "ok"),
+    ],
+)
+def test_what_is_little_or_old_has_its_status_and_a_way_out(name, options, status, tmp_path):
+    found = finding(name, machine(tmp_path, **options))
+    assert found.status is Status(status)
+    assert bool(found.way_out) == (status != "ok")
+
+
+@pytest.mark.parametrize(
+    ("name", "packages", "text"),
+    [
+        ("lightning", {"lightning": "2.6.2"}, "lightning 2.6.2 was a malicious release (GHSA-w37p-236h-pfx3)"),
+        ("lightning", {"pytorch-lightning": "2.6.3"}, "pytorch-lightning 2.6.3 was a malicious release"),
+        ("lightning", {"lightning": None}, "lightning is not installed"),
+        ("lightning", {"lightning": None, "pytorch-lightning": "2.6.0"}, "pytorch-lightning 2.6.0 is installed"),
+        ("lightning", {"lightning": "2.4.1"}, "lightning 2.4.1 is older than 2.5"),
+        ("torch", {"torch": None}, "torch is not installed"),
+        ("torch", {"torch": "2.3.1+cpu"}, "torch 2.3.1+cpu is older than 2.4"),
+    ],
+)
+def test_what_is_missing_too_old_or_malicious_is_an_error(name, packages, text, tmp_path):
+    found = finding(name, machine(tmp_path, packages))
+    assert (found.status, bool(found.way_out)) == (Status.error, True)
+    assert text in found.sentence
+
+
+def test_a_torchvision_of_another_torch_is_an_error_with_its_message(tmp_path):
+    def fails():
+        raise RuntimeError("operator torchvision::nms does not exist")
+
+    found = finding("torchvision", machine(tmp_path, import_operators=fails))
+    assert found.status is Status.error
+    assert found.sentence == "torchvision 0.24.0 does not fit torch 2.9.0: operator torchvision::nms does not exist."
+
+
+@pytest.mark.parametrize(
+    ("findings", "status"), [([], "ok"), ([FINE], "ok"), ([SLOW, FINE], "warning"), ([FINE, WRONG, SLOW], "error")]
+)
+def test_the_worst_finding_counts(findings, status):
+    assert worst(findings) is Status(status)
+
+
+def test_the_text_has_each_findings_status_and_way_out_in_wrapped_lines():
+    lines = ["machine", "  ok      2 cores.", "  warning No worker.", "          Add one.", "  error   Empty."]
+    assert as_text([FINE, SLOW, WRONG]).splitlines() == [*lines, "          Fill it.", "", "1 error, 1 warning"]
+    sentence = " ".join(f"word{number}" for number in range(60)) + "."
+    text = as_text([ok("cores", sentence)])
+    assert max(map(len, text.splitlines())) <= 110
+    assert sentence in " ".join(text.split())
+
+
+def test_the_document_has_a_version_the_worst_status_and_all_fields():
+    document = json.loads(as_document([FINE, SLOW]))
+    assert (document["lightning_echo_doctor"], document["status"]) == (1, "warning")
+    fine, slow = document["findings"]
+    assert fine.pop("figures") == {"cores": 2.0}
+    assert fine == {"about": "machine", "name": "cores", "status": "ok", "sentence": "2 cores.", "way_out": ""}
+    assert (slow["way_out"], slow["figures"]) == ("Add one.", {})

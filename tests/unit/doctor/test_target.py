@@ -51,14 +51,13 @@ def module(tmp_path, monkeypatch, request):
 
 
 @pytest.mark.parametrize(("name", "size"), [("Numbers", 8), ("numbers", 12)])
-def test_a_data_module_or_its_class_is_found_in_the_present_folder(name, size, module):
+def test_a_data_module_its_class_or_a_function_is_found_in_the_present_folder(name, size, module):
     data = data_of(f"{module}:{name}")
     assert isinstance(data, pl.LightningDataModule)
     assert data.size == size
     assert not data.calls
-
-
-def test_a_function_that_returns_a_loader_is_called(module):
+    assert len(training_loaders(data)[""].dataset) == size
+    assert data.calls == ["prepare_data", "fit"]
     assert len(data_of(f"{module}:loader").dataset) == 6
 
 
@@ -66,9 +65,7 @@ def test_a_function_that_returns_a_loader_is_called(module):
     ("name", "message"),
     [
         ("{}", "must be given as module:name"),
-        (":loader", "must be given as module:name"),
         ("no_such_module:loader", "there is no module 'no_such_module'"),
-        ("{}.inside:loader", "there is no module"),
         ("{}:missing", "has no 'missing'"),
         ("{}:a_number", "got int"),
         ("{}:Needy", r"needs arguments, \(size: int\)"),
@@ -79,19 +76,11 @@ def test_a_wrong_name_is_a_mistake_of_the_command(name, message, module):
         data_of(name.format(module))
 
 
-def test_an_exception_of_a_function_is_one_of_the_users_code(module):
-    with pytest.raises(UserCodeError, match=r"^fails\(\) raised KeyError: 'no images'$"):
-        data_of(f"{module}:fails")
-
-
 @pytest.mark.parametrize("text", ["import no_such_package", "1 / 0", "def f(:"])
 def test_a_module_that_cannot_be_imported_is_one_of_the_users_code(text, module, tmp_path):
     (tmp_path / f"{module}.py").write_text(text)
     with pytest.raises(UserCodeError, match=f"^import of {module} raised (ModuleNotFound|ZeroDivision|Syntax)Error"):
         data_of(f"{module}:loader")
-
-
-# ---------------------------------------------------------------------- configurations
 
 
 def config(tmp_path, text):
@@ -132,29 +121,19 @@ def test_a_wrong_configuration_is_a_mistake_of_the_command(text, message, module
         data_of(None, config(tmp_path, text.format(module)))
 
 
-def test_a_file_that_does_not_exist_is_a_mistake_of_the_command(tmp_path):
+def test_a_file_that_is_not_there_or_a_function_beside_one_is_refused(module, tmp_path):
     with pytest.raises(ValueError, match=r"no\.yaml: cannot be read: No such file"):
         data_of(None, str(tmp_path / "no.yaml"))
-
-
-def test_only_a_class_may_stand_beside_a_configuration(module, tmp_path):
     with pytest.raises(ValueError, match="must be of a class of LightningDataModule, got <function loader"):
         data_of(f"{module}:loader", config(tmp_path, "data:\n  size: 20\n"))
 
 
-def test_an_exception_of_its_constructor_is_one_of_the_users_code(module, tmp_path):
+def test_exceptions_of_a_function_or_a_constructor_are_of_the_users_code(module, tmp_path):
+    with pytest.raises(UserCodeError, match=r"^fails\(\) raised KeyError: 'no images'$"):
+        data_of(f"{module}:fails")
     path = config(tmp_path, f"data:\n  class_path: {module}.Numbers\n  init_args:\n    size: -1\n")
     with pytest.raises(UserCodeError, match="OSError: a disk is missing"):
         data_of(None, path)
-
-
-# ---------------------------------------------------------------------- loaders
-
-
-def test_a_data_module_is_prepared_and_set_up_for_its_loader(module):
-    data = data_of(f"{module}:Numbers")
-    assert len(training_loaders(data)[""].dataset) == 8
-    assert data.calls == ["prepare_data", "fit"]
 
 
 def test_loaders_are_found_in_a_collection_without_echoing_around_them():
@@ -171,7 +150,4 @@ def test_an_exception_of_a_hook_names_the_hook():
 
     with pytest.raises(UserCodeError, match=r"^setup\('fit'\) of Broken raised RuntimeError: no disk last line$"):
         training_loaders(Broken())
-
-
-def test_an_exception_without_a_message_is_its_type():
     assert said(StopIteration()) == "StopIteration"
