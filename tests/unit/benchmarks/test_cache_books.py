@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import doctest
-import multiprocessing
 from collections import OrderedDict
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import cache
-import keepers
 import numpy as np
 import pytest
 import side_by_side
 import torch
-from keepers import KEEPERS, Books, Deliveries, Keeper, LruCached, PageCached, Run, Slow
+from keepers import KEEPERS, Books, Deliveries, PageCached, Run, Slow
 
 BY_NAME = {keeper.name: keeper for keeper in KEEPERS}
 
@@ -23,12 +18,6 @@ BY_NAME = {keeper.name: keeper for keeper in KEEPERS}
 @pytest.fixture
 def books(tmp_path: Path) -> Books:
     return Books(tmp_path, 20)
-
-
-@pytest.mark.parametrize("module", [cache, side_by_side])
-def test_the_examples_in_docstrings_run(module: Any) -> None:
-    assert doctest.testmod(module).attempted > 0
-    assert doctest.testmod(module).failed == 0
 
 
 @pytest.mark.parametrize("capacity", [1, 3, 10, 20])
@@ -50,26 +39,6 @@ def test_an_example_is_a_hit_if_nobody_has_read_it_since_it_was_delivered(books:
     assert [here.is_hit(3), here.is_hit(4)] == [False, False]
     data[4]
     assert [there.is_hit(3), there.is_hit(4), here.is_hit(4)] == [True, False, True]
-
-
-def _read(data: Slow) -> None:
-    data[7]
-
-
-def test_all_processes_write_into_the_same_books(books: Books) -> None:
-    process = multiprocessing.get_context("spawn").Process(target=_read, args=(Slow(books, 20, 0.0),))
-    process.start()
-    process.join()
-    assert books.reads.tolist() == [0] * 7 + [1] + [0] * 12
-
-
-def test_lru_cache_keeps_as_many_as_it_is_told_and_says_how_many_bytes(books: Books) -> None:
-    data = LruCached(books, 20, 0.0, kept=2, rank=1)
-    for index in (1, 2, 1, 3, 1, 2):
-        data[index]
-    assert books.reads[:4].tolist() == [0, 1, 2, 1]
-    assert books.held.nonzero()[0].tolist() == [keepers.WORKERS]
-    assert books.held.sum() == 2 * keepers.EXAMPLE_BYTES
 
 
 def test_what_the_page_cache_has_is_not_read(books: Books) -> None:
@@ -105,14 +74,6 @@ def test_a_partner_delivers_every_example_once_a_pass(name: str, hits: int | Non
     assert (held > 0) == (name != "bare DataLoader")
 
 
-def test_a_partner_that_is_not_installed_has_a_row_that_says_so() -> None:
-    missing = Keeper("a cache", lambda run: None, lambda run, loader: 0, "no-such-package-is-installed")
-    assert missing.version == ""
-    row = side_by_side._row(missing, [])
-    assert row[:2] == ("a cache", "not installed")
-    assert len(row) == len(side_by_side._COLUMNS)
-
-
 def test_a_row_leaves_out_the_first_pass() -> None:
     rounds = [
         {"hits": [0, 5, 6], "bytes": 2**20, "seconds": [9.0, 1.0, 2.0]},
@@ -120,11 +81,6 @@ def test_a_row_leaves_out_the_first_pass() -> None:
     ]
     row = side_by_side._row(BY_NAME["ours"], rounds)
     assert row[2:] == (6.5, 1.5, 8.0, 2.5, 1.0, 4.0)
-
-
-def test_the_memory_of_all_ranks_is_half_of_the_data_where_each_has_a_part() -> None:
-    run = Run(None, Path(), 64, 0.0, ranks=2)  # type: ignore[arg-type]
-    assert (run.half, replace(run, examples=9).half) == (32, 4)
 
 
 @pytest.mark.parametrize(("share", "factor", "required"), [(0.25, 1, 0.95), (0.75, 1, 0.88), (0.5, 2, 0.88), (0.5, 1, 0.95)])
@@ -135,17 +91,3 @@ def test_less_is_required_where_source_and_step_are_balanced(share: float, facto
     assert row[7] == pytest.approx(1.0)  # reached
     assert row[10:12] == (required, "yes")
     assert row[12:] == pytest.approx((900 * ours, 0.9))
-
-
-def test_of_a_source_that_sleeps_partly_so_many_examples_take_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    slept: list[float] = []
-    monkeypatch.setattr("workloads.time.sleep", slept.append)
-    source = cache.PartlySleeping(0.5, 0.3)
-    assert [source.read(index) for index in range(1000)] == list(range(1000))
-    assert set(slept) == {0.5}
-    assert 250 < len(slept) < 350
-
-
-def test_files_are_of_the_size_that_is_said(tmp_path: Path) -> None:
-    sizes = [file.stat().st_size for file in cache.write_jpegs(tmp_path, 4)]
-    assert all(abs(size - 110_000) < 8_000 for size in sizes)

@@ -1,24 +1,10 @@
 """The long run of sharing would notice what it is there to notice."""
 
-import csv
-import sys
-from pathlib import Path
-
 import pytest
-
-BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
-
-
-@pytest.fixture
-def soak(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    import soak
-
-    yield soak
-    sys.modules.pop("soak", None)
+import soak
 
 
-def a_pass(soak, **values):
+def a_pass(**values):
     good = {"training": 0, "first": (7, 0.5), "examples": 10, "is_exact": True, "is_right": True, "digest": "a"}
     return soak.Pass(**{**good, **values})
 
@@ -33,8 +19,8 @@ def a_pass(soak, **values):
         ({"training": 1, "digest": "b"}, ["the pass that begins with (7, 0.5) was not the same for all"]),
     ],
 )
-def test_a_wrong_pass_is_noticed(soak, values, said):
-    assert soak.wrong_passes([a_pass(soak), a_pass(soak, **values)]) == said
+def test_a_wrong_pass_is_noticed(values, said):
+    assert soak.wrong_passes([a_pass(), a_pass(**values)]) == said
 
 
 @pytest.mark.parametrize(
@@ -46,18 +32,6 @@ def test_a_wrong_pass_is_noticed(soak, values, said):
         ((100 * 2**20, 15), ["reader 7 had 12 descriptors and has 15"]),
     ],
 )
-def test_growth_is_noticed(soak, last, said):
+def test_growth_is_noticed(last, said):
     samples = [soak.Sample("reader 7", 100 * 2**20, 12), soak.Sample("other", 1, 1), soak.Sample("reader 7", *last)]
     assert soak.growth(samples) == said
-
-
-@pytest.mark.slow
-@pytest.mark.program
-def test_a_short_run_loses_nothing(soak, tmp_path, monkeypatch):
-    monkeypatch.setenv("LIGHTNING_ECHO_SHARED", "")  # put back after the run has set it
-    assert soak.main(["--minutes", "0.7", "--results", str(tmp_path)]) == 0
-    with open(tmp_path / "sharing_soak.csv") as file:
-        found = dict(csv.reader(file))
-    assert found["passed"] == "yes"
-    assert int(found["examples delivered"]) > 10_000
-    assert sum(int(found[f"times that {who} was killed"]) for who in ("a training", "the reader")) > 0

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from gpu import accuracy, rates
-from gpu.data import augmented_folder, training_images
-from gpu.feed import Feed
-from gpu.images import CLASSES, draw, write_images
-from gpu.plan import AUTO, FACTOR, PLAIN, RATES, STAGES
+from gpu.data import training_images
+from gpu.images import write_images
 from gpu.setting import Setting
 from gpu.sharing import numbered_images, of_passes
 from gpu.training import DecodesOnDevice, Encoded
@@ -30,32 +25,6 @@ def setting(tmp_path_factory: pytest.TempPathFactory) -> Setting:
     made.note("images", folder=str(made.data), size=SIZE, train=80)
     made.note("R", R=3.0)
     return made
-
-
-def test_a_picture_is_a_function_of_its_number() -> None:
-    assert len(set(CLASSES)) == 40
-    again = [np.asarray(draw(number, SIZE)) for number in (3, 3, 43)]
-    assert np.array_equal(again[0], again[1])
-    assert not np.array_equal(again[0], again[2])  # the same class
-    assert again[0].shape == (60, 80, 3)
-
-
-def test_image_folder_reads_each_class_from_its_folder(setting: Setting) -> None:
-    data = augmented_folder(setting.data / "train", 40, 32)
-    assert len(data) == 80
-    assert all(label == int(Path(path).stem) % 40 for path, label in data.samples)
-    image, _ = data[0]
-    assert (image.shape, image.dtype) == ((3, 32, 32), torch.uint8)
-
-
-def test_no_file_is_begun_after_the_time(tmp_path: Path) -> None:
-    assert write_images(tmp_path, 0, 40, SIZE, seconds=0) == 0
-    assert list(tmp_path.rglob("*.jpg")) == []
-
-
-def test_the_first_files_are_of_all_classes(setting: Setting) -> None:
-    first = training_images(setting, 40)
-    assert sorted(first.dataset.targets[index] for index in first.indices) == list(range(40))  # type: ignore[attr-defined]
 
 
 def test_numbers_of_a_pass_lead_to_the_true_labels(setting: Setting) -> None:
@@ -94,27 +63,6 @@ def resized(content: bytes) -> torch.Tensor:
     return F.resize(decode_jpeg(torch.frombuffer(bytearray(content), dtype=torch.uint8), ImageReadMode.RGB), [40], antialias=True)
 
 
-def test_the_plan_names_the_parts_that_there_are(setting: Setting) -> None:
-    planned = {stage.name: set(stage.parts) for stage in STAGES}
-    assert planned["feed"] == Feed(setting).parts().keys()
-    full = Setting(setting.out, setting.data, setting.scratch, is_tiny=False)
-    assert planned["accuracy"] == accuracy.parts(full).keys()
-
-
 def test_lost_and_repeated_images_are_those_of_the_worst_pass() -> None:
     assert of_passes([(10, 10), (7, 7), (12, 10)], images=10) == (3, 2)
     assert of_passes([], images=10) == (None, None)
-
-
-def test_the_learning_rates_are_those_that_learned_most_in_miniature() -> None:
-    with rates.FILE.open() as file:
-        rows = list(csv.DictReader(file))
-    assert {(row["arm"], float(row["learning rate"])) for row in rows} == {
-        (arm, rate) for arm in (PLAIN, FACTOR) for rate in rates.RATES_TRIED
-    }
-    score = "accuracy, last three evaluations"
-    best = {
-        arm: max((float(row[score]), float(row["learning rate"])) for row in rows if row["arm"] == arm)[1]
-        for arm in (PLAIN, FACTOR)
-    }
-    assert {**best, AUTO: best[FACTOR]} == RATES

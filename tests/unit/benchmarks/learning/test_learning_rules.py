@@ -6,9 +6,7 @@ import math
 from itertools import product
 
 import pytest
-from learning.digits import DIGITS
 from learning.language_model import LANGUAGE_MODEL
-from learning.residual import RESIDUAL
 from learning.rules import (
     FULL,
     Evaluation,
@@ -31,10 +29,6 @@ def test_the_target_is_reached_when_the_mean_of_the_window_is_there_not_at_a_fir
     assert reached_at(SMALL, evaluations(50, 95, 80, 88, 92, 99)) == Evaluation(500, 50, 92)
 
 
-def test_one_evaluation_alone_is_no_window() -> None:
-    assert reached_at(SMALL, evaluations(99)) is None
-
-
 def test_a_task_whose_metric_falls_is_reached_from_above() -> None:
     assert reached_at(LANGUAGE_MODEL, evaluations(5.0, 3.5, 3.3, 3.3, 3.3)) == Evaluation(400, 40, 3.3)
 
@@ -49,12 +43,6 @@ def test_final_quality_is_the_mean_of_the_last_window_of_the_whole_budget() -> N
 def test_seeds_of_tuning_and_report_are_apart() -> None:
     assert not set(FULL.tuning) & set(FULL.report)
     assert len(FULL.report) == 8
-
-
-@pytest.mark.parametrize("task", [DIGITS, LANGUAGE_MODEL, RESIDUAL])
-def test_a_grid_goes_on_by_its_own_step(task) -> None:
-    low, middle, high = task.rates
-    assert middle / low == pytest.approx(2) == high / middle
 
 
 def test_the_best_rate_reaches_the_target_on_most_seeds_then_soonest() -> None:
@@ -89,15 +77,6 @@ def test_the_interval_of_the_median_is_that_of_all_resamples() -> None:
     share_of_lowest = medians.count(1.0) / len(medians)
     assert share_of_lowest > 0.025  # so the interval reaches the lowest value
     assert interval_of_median([4.0, 1.0, 2.0]) == Interval(1.0, 2.0, 4.0)
-
-
-def test_an_interval_of_equal_values_is_a_point() -> None:
-    assert interval_of_median([0.7] * 8) == Interval(0.7, 0.7, 0.7)
-
-
-def test_an_interval_narrows_with_the_seeds() -> None:
-    few, many = interval_of_median([1, 2, 3, 4]), interval_of_median([1, 2, 3, 4] * 25)
-    assert few.high - few.low > 2 * (many.high - many.low)
 
 
 def test_half_of_the_runs_missing_makes_the_median_infinite() -> None:

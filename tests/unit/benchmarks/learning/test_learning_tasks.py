@@ -1,47 +1,46 @@
-"""The data and models of the tasks."""
+"""The data of the tasks: nothing that is trained on is evaluated, labels are true, and metrics are those of known answers."""
 
 from __future__ import annotations
 
 import math
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from learning.digits import DIGITS, digits_split, make_cnn
-from learning.language_model import CONTEXT, ByteModel, StagedBytes, library_files, text_split
-from learning.residual import RESIDUAL, ResidualNetwork
+from learning import detection, glyphs
+from learning.detection import StagedCanvases
+from learning.digits import digits_split
+from learning.glyphs import CHARACTERS, rendered
+from learning.language_model import CONTEXT, library_files, text_split
 from torch import nn
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+class Constant(nn.Module):
+    """The same scores whatever comes; it keeps what it was asked."""
+
+    def __init__(self, scores: torch.Tensor) -> None:
+        super().__init__()
+        self.scores, self.asked = nn.Parameter(scores), []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.asked.append(x)
+        return self.scores.expand(*x.shape[: 1 if x.ndim == 4 else 2], -1)
 
 
 def as_set(images: np.ndarray) -> set[bytes]:
     return {image.tobytes() for image in images}
 
 
-class Constant(nn.Module):
-    """The same scores whatever comes."""
-
-    def __init__(self, scores: torch.Tensor) -> None:
-        super().__init__()
-        self.scores = nn.Parameter(scores)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.scores.expand(*x.shape[: 1 if x.ndim == 4 else 2], -1)
-
-
-def test_a_seed_decides_the_split() -> None:
-    first, again, other = (digits_split(seed).train for seed in (1, 1, 2))
-    assert len(first) == 1197 == DIGITS.cached_examples
-    assert np.array_equal(first.images, again.images)
-    assert not np.array_equal(first.images, other.images)
-
-
-def test_what_is_trained_on_is_not_evaluated() -> None:
+def test_digits_that_are_trained_on_are_not_evaluated() -> None:
     from sklearn.datasets import load_digits
 
     train = as_set(digits_split(1).train.images)
     every = as_set(np.round(load_digits().images * (255 / 16)).astype(np.uint8))
-    assert len(every) == 1797  # no scan is there twice
-    assert len(train) == 1197
+    assert (len(every), len(train)) == (1797, 1197)  # no scan is there twice
     assert train < every
 
 
@@ -52,63 +51,85 @@ def test_accuracy_of_a_constant_answer_is_the_share_of_that_digit() -> None:
     assert split.evaluate(Constant(torch.eye(10)[0])) == pytest.approx(100 * (178 - zeros) / 600)
 
 
-def test_an_example_is_augmented_anew_each_time() -> None:
-    train = digits_split(1).train
-    example = train.load(3)
-    first, second = train.augment(example)[0], train.augment(example)[0]
-    assert first.shape == (1, 8, 8)
-    assert first.dtype == torch.float32
-    assert 0 <= first.min() <= first.max() <= 1
-    assert not torch.equal(first, second)
-
-
-def test_enlarged_digits_are_the_same_digits() -> None:
-    small, large = digits_split(1).train, digits_split(1, 32).train
-    assert np.array_equal(small.digits, large.digits)
-    assert large.images.shape == (1197, 32, 32)
-
-
-@pytest.mark.parametrize(("make", "count"), [(make_cnn, 13_706), (ByteModel, 170_560)])
-def test_models_are_as_large_as_their_docstrings_say(make, count: int) -> None:
-    model = make()
-    assert sum(parameter.numel() for parameter in model.parameters()) == count
-    assert f"{count:,}" in make.__doc__
-
-
-def test_a_residual_network_has_the_layers_of_the_paper() -> None:
-    for blocks, layers in ((3, 20), (5, 32)):
-        network = ResidualNetwork(blocks, 16, 3)
-        assert sum(isinstance(one, nn.Conv2d | nn.Linear) for one in network.modules()) == layers
-    # He et al. 2016, table 6: 0.27 million for ResNet-20
-    assert sum(p.numel() for p in ResidualNetwork(3, 16, 3).parameters()) == pytest.approx(0.27e6, rel=0.02)
-    assert RESIDUAL.make_model()(torch.zeros(2, 1, 32, 32)).shape == (2, 10)
-
-
-def test_a_stretch_of_text_and_the_same_one_byte_on() -> None:
-    text = torch.arange(3 * CONTEXT, dtype=torch.uint8)
-    data = StagedBytes(text)
-    assert len(data) == 2  # the last byte has no successor
-    inputs, targets = data[1]
-    assert inputs.tolist() == list(range(CONTEXT, 2 * CONTEXT))
-    assert targets.tolist() == list(range(CONTEXT + 1, 2 * CONTEXT + 1))
-
-
-def test_text_is_split_by_file() -> None:
+def test_text_is_split_by_file_and_bits_per_byte_of_knowing_nothing_is_eight() -> None:
     split = text_split(1)
     total = sum(path.stat().st_size for path in library_files())
     assert 0.8 * total < len(split.train) * CONTEXT < total
     assert not any("test" in path.parts or "site-packages" in path.parts for path in library_files())
+    assert split.evaluate(Constant(torch.zeros(256))) == pytest.approx(math.log2(256))
 
 
-def test_bits_per_byte_of_knowing_nothing_is_eight() -> None:
-    assert text_split(1).evaluate(Constant(torch.zeros(256))) == pytest.approx(math.log2(256))
+@pytest.mark.parametrize("damage", ["cut short", "another pixel"])
+def test_a_damaged_file_of_characters_is_made_anew(tmp_path: Path, damage: str) -> None:
+    images, labels = rendered(5, tmp_path)
+    (path,) = tmp_path.iterdir()
+    if damage == "cut short":
+        path.write_bytes(path.read_bytes()[:500])
+    else:
+        with np.load(path) as kept:
+            parts = dict(kept)
+        parts["images"][2, 3, 4] ^= 1
+        np.savez(path, **parts)
+    for _ in range(2):  # the second time from the file
+        again, labels_again = rendered(5, tmp_path)
+        assert np.array_equal(images, again)
+        assert np.array_equal(labels, labels_again)
+    assert [one.name for one in tmp_path.iterdir()] == [path.name]
 
 
-def test_a_model_of_bytes_sees_only_what_came_before() -> None:
-    model = ByteModel().eval()
-    text = torch.randint(256, (1, CONTEXT))
-    changed = text.clone()
-    changed[0, 40] = (changed[0, 40] + 1) % 256
-    before, after = model(text), model(changed)
-    assert torch.allclose(before[:, :40], after[:, :40], atol=1e-5)
-    assert not torch.allclose(before[:, 40:], after[:, 40:], atol=1e-5)
+def test_characters_that_are_trained_on_are_not_evaluated_and_each_seed_holds_out_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images, labels = rendered(60, tmp_path)
+    monkeypatch.setattr(glyphs, "rendered", lambda: (images, labels))
+    monkeypatch.setattr(glyphs, "COUNT", 60)
+    monkeypatch.setattr(glyphs, "HELD_OUT", 10)
+    by_image = {image.tobytes(): label for image, label in zip(images, labels, strict=True)}
+    held_out = []
+    for seed in (1, 1, 2):
+        split, asked = glyphs.glyphs_split(seed), Constant(torch.eye(len(CHARACTERS))[0])
+        split.evaluate(asked)
+        evaluated = (torch.cat(asked.asked)[:, 0] * 255).round().to(torch.uint8).numpy()
+        held_out.append(as_set(evaluated))
+        assert (len(split.train), len(held_out[-1])) == (50, 10)
+        assert held_out[-1] | as_set(split.train.images) == set(by_image)
+        for image, label in (split.train.load(index) for index in range(50)):
+            assert by_image[np.array(image).tobytes()] == label
+    assert held_out[0] == held_out[1] != held_out[2]
+
+
+class Answers(nn.Module):
+    """Finds nothing, and keeps what it was asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.asked = nn.Parameter(torch.zeros(1)), []
+
+    def forward(self, images: list[torch.Tensor]) -> list[dict[str, torch.Tensor]]:
+        self.asked.extend(images)
+        nothing = {"boxes": torch.zeros(0, 4), "labels": torch.zeros(0, dtype=torch.int64), "scores": torch.zeros(0)}
+        return [nothing] * len(images)
+
+
+def test_canvases_label_each_box_with_the_digit_whose_scan_is_in_it() -> None:
+    scans = np.stack([np.full((8, 8), (digit + 1) * 16 / 255) for digit in range(10)])  # of one brightness each: digit + 1
+    data = StagedCanvases(scans, np.arange(10), 60, 3)
+    for index in range(30):
+        canvas, boxes, labels = data.load(index)
+        for (left, top, right, bottom), label in zip(boxes.int().tolist(), labels.tolist(), strict=True):
+            assert set(np.array(canvas)[top:bottom, left:right].flat) == {label}
+
+
+def test_canvases_of_training_and_held_out_share_no_scan(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pycocotools")
+    scans = np.stack([np.full((8, 8), (k + 1) * 16 / 255) for k in range(200)])  # told apart by their brightness
+    monkeypatch.setattr(detection, "load_digits", lambda: SimpleNamespace(images=scans, target=np.arange(200) % 10))
+    monkeypatch.setattr(detection, "HELD_OUT_SCANS", 80)
+    split, asked = detection.detection_split(5), Answers()
+    assert split.evaluate(asked) == 0
+    trained = {value for index in range(300) for value in np.array(split.train.load(index)[0]).flat} - {0}
+    held_out = {round(255 * value.item()) for image in asked.asked for value in image.unique()} - {0}
+    assert len(asked.asked) == detection.HELD_OUT_CANVASES
+    assert len(trained) == 120
+    assert 60 < len(held_out) <= 80
+    assert not trained & held_out

@@ -6,12 +6,11 @@ import dataclasses
 import math
 
 import pytest
-from learning.reuse.due import ReuseProgress, due
+from learning.reuse.due import ReuseProgress
 from learning.reuse.rows import ReuseRow, reuse_row
 from learning.reuse.run import ReuseRun
 from learning.reuse.studies import NO_ECHO, ReuseArm
 from learning.rules import Evaluation, Seeds
-from learning.store import Store
 from reuse_cases import row, study, tuned
 
 SEEDS = Seeds((201, 202, 203), (301, 302))
@@ -20,24 +19,6 @@ ARM = ReuseArm("memory", 8, None)
 
 def jobs(rows: list[ReuseRow], arm: ReuseArm) -> set[tuple[float, int]]:
     return {(job.rate, job.seed) for job in ReuseProgress(study(), SEEDS, rows).due(arm)}
-
-
-def test_first_every_rate_is_tried_on_the_tuning_seeds_alone() -> None:
-    for arm in (NO_ECHO, ARM):
-        assert jobs([], arm) == {(rate, seed) for rate in (0.1, 0.2, 0.4) for seed in SEEDS.tuning}
-
-
-def test_then_the_report_runs_at_the_best_rate() -> None:
-    rows = tuned(NO_ECHO, SEEDS.tuning, 500)
-    assert jobs(rows, NO_ECHO) == {(0.2, 301), (0.2, 302)}
-    assert jobs([*rows, row(NO_ECHO, 301, 480)], NO_ECHO) == {(0.2, 302)}
-    assert jobs([*rows, row(NO_ECHO, 301, 480), row(NO_ECHO, 302, 480)], NO_ECHO) == set()
-
-
-def test_an_arm_waits_for_the_rate_without_echoing() -> None:
-    rows = tuned(ARM, SEEDS.tuning, 500)
-    assert jobs(rows, ARM) == set()
-    assert ReuseProgress(study(), SEEDS, rows).rate(ARM) is None
 
 
 def test_a_tie_goes_to_the_rate_without_echoing() -> None:
@@ -51,27 +32,11 @@ def test_a_tie_goes_to_the_rate_without_echoing() -> None:
         assert jobs(rows + of_arm, ARM) == {(expected, 301), (expected, 302)}
 
 
-def test_all_seeds_missed_at_all_rates_is_a_tie() -> None:
-    rows = tuned(NO_ECHO, SEEDS.tuning, 500) + tuned(ARM, SEEDS.tuning, math.inf)
-    assert jobs(rows, ARM) == {(0.2, 301), (0.2, 302)}
-
-
 def test_an_arm_tries_the_rate_without_echoing_where_that_lies_beyond_the_grid() -> None:
     rows = tuned(NO_ECHO, SEEDS.tuning, 500, best=0.4)
     rows += [row(NO_ECHO, seed, steps, rate=rate) for rate, steps in ((0.8, 400), (1.6, math.inf)) for seed in SEEDS.tuning]
     assert ReuseProgress(study(), SEEDS, rows).rate(NO_ECHO) == 0.8
     assert jobs(rows + tuned(ARM, SEEDS.tuning, 500), ARM) == {(0.8, seed) for seed in SEEDS.tuning}
-
-
-def test_runs_of_all_tasks_are_due_in_the_order_of_the_study() -> None:
-    first, second = study("first"), study("second")
-    done = {one.task.name: ReuseProgress(one, SEEDS, tuned(NO_ECHO, SEEDS.tuning, 500)) for one in (first, second)}
-    order = list(dict.fromkeys((job.task, job.arm) for job in due([first, second], done)))
-    memory_first = ReuseArm("memory", 8, None)
-    assert order[:2] == [("first", NO_ECHO), ("second", NO_ECHO)]
-    assert order[2] == ("first", memory_first)
-    assert ("second", memory_first) in order[3:7]
-    assert len(order) == 2 * 33
 
 
 def test_only_whole_reports_are_reported() -> None:
@@ -97,10 +62,3 @@ class TestRow:
         longer = dataclasses.replace(made, fresh=made.fresh + " 32*100")
         assert longer.time_to_target(32, ratio=8) == pytest.approx(67)
         assert row(ARM, 1, math.inf).time_to_target(32, ratio=8) == math.inf
-
-    def test_comes_back_from_the_file(self, tmp_path) -> None:
-        rows = [row(ARM, 1, 60), row(NO_ECHO, 2, math.inf)]
-        store = Store(tmp_path, "small_reuse", ReuseRow)
-        for one in rows:
-            store.add(one)
-        assert Store(tmp_path, "small_reuse", ReuseRow).rows == rows

@@ -5,10 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from learning.language_model import LANGUAGE_MODEL
 from learning.reuse.rules import (
-    DECIDING_BATCHES,
-    DECIDING_RATIOS,
     FULL_SEEDS,
     QUICK_SEEDS,
     Cell,
@@ -19,8 +16,7 @@ from learning.reuse.rules import (
     largest_factor,
     wins,
 )
-from learning.reuse.studies import NO_ECHO, STUDIES, ReuseArm, in_order
-from learning.rules import FULL, RATE_STEP, Interval
+from learning.rules import FULL, Interval
 
 BETTER, OPEN, WORSE = Interval(0.7, 0.8, 0.9), Interval(0.8, 0.97, 1.2), Interval(1.05, 1.2, 1.4)
 
@@ -96,61 +92,3 @@ class TestHeadline:
         assert is_headline([fourth, fourth])
         assert not is_headline([fourth, more])
         assert not is_headline([])
-
-
-class TestStudies:
-    DECIDING = tuple(study for study in STUDIES.values() if study.decides)
-
-    def test_the_tasks_under_one_pass_decide(self) -> None:
-        assert {study.task.name for study in self.DECIDING} == {"language_model", "glyphs"}
-
-    def test_runs_without_echoing_have_less_than_half_of_the_steps_allowed(self) -> None:
-        # what the issue's trial and the target's choice have measured, at most
-        usual = {"language_model": 645, "glyphs": 875}
-        for study in self.DECIDING:
-            assert 2 * usual[study.task.name] < study.most_steps
-
-    @pytest.mark.parametrize("name", STUDIES)
-    def test_a_grid_goes_on_by_its_own_step(self, name: str) -> None:
-        low, middle, high = STUDIES[name].task.rates
-        assert middle / low == pytest.approx(RATE_STEP) == high / middle
-
-    def test_have_the_arms_of_the_issue(self) -> None:
-        expected = {NO_ECHO}
-        for factor in (4, 8, 16, 32):
-            expected |= {ReuseArm("each", factor, size) for size in (16, 64, 256)}
-            expected |= {ReuseArm("memory", factor, size) for size in (16, 64, 256, None)}
-            expected |= {ReuseArm("falling", factor, 64)}
-        for study in self.DECIDING:
-            assert set(study.arms()) == expected
-            assert len(study.arms()) == len(expected)
-            names = [arm.name for arm in study.arms()]
-            assert len(set(names)) == len(names)
-
-    def test_have_all_that_decides_in_the_first_round(self) -> None:
-        for study in self.DECIDING:
-            first = study.arms()[: 1 + 4 * 4]
-            rules = ("each", "memory", "falling")
-            deciding = {ReuseArm(rule, ratio, DECIDING_BATCHES) for rule in rules for ratio in DECIDING_RATIOS}
-            assert deciding | {ReuseArm("memory", 32, None)} <= set(first)
-
-    def test_digits_have_a_pass_of_37_batches_and_caches_of_the_same_memory(self) -> None:
-        digits = STUDIES["digits"]
-        assert digits.task.cached_examples // digits.task.batch_size == 37
-        assert digits.cached_batches == (9, 18, 37)
-        assert {arm.batches for arm in digits.arms() if arm.reuse == "each"} == {9, 18, 37}
-        assert ReuseArm("memory", 8, None).buffer_size(32, 37) == 36 * 32
-
-    def test_alternate_between_the_tasks_that_decide_and_end_with_the_other(self) -> None:
-        order = [(study.task.name, arm) for study, arm in in_order(list(STUDIES.values()))]
-        tasks = [name for name, _ in order]
-        assert order[0] == ("language_model", NO_ECHO)
-        assert order[1] == ("glyphs", NO_ECHO)
-        assert order[2] == ("language_model", ReuseArm("memory", 8, None))
-        assert order[6] == ("glyphs", ReuseArm("memory", 8, None))
-        assert set(tasks[-len(STUDIES["digits"].arms()) :]) == {"digits"}
-        assert len(order) == sum(len(study.arms()) for study in STUDIES.values()) == len(set(order))
-
-    def test_ask_for_the_point_that_auto_picks(self) -> None:
-        assert STUDIES["language_model"].point == "after_augmentation" in LANGUAGE_MODEL.points
-        assert STUDIES["glyphs"].point == STUDIES["digits"].point == "before_augmentation"

@@ -1,15 +1,12 @@
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-from PIL import Image
 from report import Table
 from wallclock.goals import Case, all_tables
-from wallclock.plans import FIXED, NO_ECHO
-from wallclock.plot_times import save_plot
+from wallclock.plans import FIXED
 from wallclock.timed import TimedRow
-from wallclock_rows import BATCH, row, seed_rows, stage
+from wallclock_rows import row, seed_rows, stage
 
 INF = math.inf
 
@@ -70,14 +67,6 @@ def test_the_replay_is_of_both_runs() -> None:
     assert only("replay", seed_rows(fixed=1.14))["passed"] == "NO"  # 0.942
 
 
-def test_of_other_cells_than_those_that_were_chosen_no_replay_is_judged() -> None:
-    rows = [replace(each, ratio=2) for each in seed_rows()]
-    tables = {one.name: one for one in all_tables([stage(2)], rows)}
-    assert not tables["wallclock_replay"].rows
-    assert not tables["wallclock_headline"].rows
-    assert tables["wallclock_allowed"].rows
-
-
 @pytest.mark.parametrize(("seconds", "passed"), [(1.57, "yes"), (1.58, "NO")])
 def test_target_idle_may_take_5_percent_longer_than_the_factor_that_it_settles_on(seconds: float, passed: str) -> None:
     found = only("target_idle", seed_rows(idle=seconds))
@@ -107,21 +96,3 @@ def test_a_seed_that_lacks_an_arm_is_left_out_until_it_has_run() -> None:
 def test_figures_are_medians_over_the_seeds() -> None:
     rows = [each for seed, seconds in ((1, 1.21), (2, 1.25), (3, 2.42)) for each in seed_rows(seed, fixed=seconds)]
     assert only("allowed", rows)["of what learning allows"] == "0.968 [0.5, 1]"
-
-
-@pytest.mark.parametrize("rows", [seed_rows(), [*seed_rows(), *seed_rows(2, fixed=INF)], seed_rows(fixed=INF)])
-def test_the_plot_is_drawn_of_runs_that_missed_the_target_too(rows: list[TimedRow], tmp_path: Path) -> None:
-    save_plot(tmp_path / "docs" / "times.png", [stage()], rows)
-    with Image.open(tmp_path / "docs" / "times.png") as picture:
-        assert picture.size == (552, 504)
-        assert picture.convert("RGBA").getpixel((0, 0)) == (255, 255, 255, 255)  # opaque
-
-
-def test_without_a_run_there_is_no_plot(tmp_path: Path) -> None:
-    save_plot(tmp_path / "times.png", [stage()], [])
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_fresh_examples_are_counted() -> None:
-    base = next(each for each in table("times", seed_rows()) if each["arm"] == NO_ECHO)
-    assert base["fresh examples"] == f"{100 * BATCH:g} [{100 * BATCH:g}, {100 * BATCH:g}]"

@@ -1,4 +1,3 @@
-import pickle
 import threading
 
 import pytest
@@ -18,12 +17,6 @@ class Time:
     def sleep(self, seconds: float) -> None:
         self.sleeps.append(seconds)
         self.now += seconds + self.extra
-
-
-def test_a_read_takes_the_delay() -> None:
-    time = Time()
-    SlowSource(0.5, time.sleep, time.clock)()
-    assert time.now == 0.5
 
 
 def test_what_a_sleep_takes_too_long_is_taken_off_the_next() -> None:
@@ -74,28 +67,3 @@ def test_a_read_that_is_interrupted_waits_for_the_end_and_then_for_what_was_left
     assert not source.stands_still
     assert sleeps == [5.0, 2.0]
     assert now == [15.0]
-
-
-def test_no_read_begins_while_it_stands_still() -> None:
-    time = Time()
-    source = SlowSource(0.5, time.sleep, time.clock)
-    reading = threading.Thread(target=source)
-    with source.standing_still():
-        reading.start()
-        reading.join(0.2)
-        assert reading.is_alive()
-        assert time.sleeps == []
-    reading.join(60)
-    assert time.sleeps == [0.5]
-
-
-def test_it_goes_on_after_an_evaluation_that_failed() -> None:
-    source = SlowSource(0.0)
-    with pytest.raises(KeyError), source.standing_still():
-        raise KeyError
-    assert not source.stands_still
-
-
-def test_it_is_handed_to_processes_only_as_they_start() -> None:
-    with pytest.raises(RuntimeError, match="inheritance"):
-        pickle.dumps(SlowSource(0.0))
