@@ -1,12 +1,21 @@
-"""What a `StallAnalyzer` refuses at once, and the copy of the model that it trains. Whole analyses: tests/integration."""
+"""What a `StallAnalyzer` refuses, the model that it trains, its progress, advice and files. Whole analyses: tests/integration."""
 
+import inspect
+from dataclasses import replace
+from pathlib import Path
+from unittest.mock import PropertyMock
+
+import lightning.pytorch as pl
 import pytest
+import yaml
 from analyses import ANALYSIS
-from lightning.pytorch import Callback
 from lightning.pytorch.demos.boring_classes import BoringModel
+from lightning.pytorch.loggers import CSVLogger
 
-from lightning_echo import StallAnalyzer
-from lightning_echo.analysis.analyzer import _copy_of
+from lightning_echo import EchoConfig, StallAnalyzer
+from lightning_echo.analysis.analyzer import Analyzes, Progress, _copy_of, _log_directory, advice_yaml, analyzing, check_new
+from lightning_echo.analysis.predict import TrainingSetting
+from lightning_echo.analysis.result import StallAnalysis
 
 
 @pytest.mark.parametrize(
@@ -33,17 +42,13 @@ def test_the_copy_of_a_model_ends_silently_and_brings_no_callbacks():
             super().__init__()
             self.ended = []
 
-        def on_train_epoch_end(self):
-            self.ended.append("epoch")
-
         def on_train_end(self):
             self.ended.append("training")
 
-        def on_fit_end(self):
-            self.ended.append("fit")
+        on_train_epoch_end = on_fit_end = on_train_end
 
         def configure_callbacks(self):
-            return [Callback()]
+            return [pl.Callback()]
 
     model = Ends()
     copied = _copy_of(model)
@@ -53,3 +58,78 @@ def test_the_copy_of_a_model_ends_silently_and_brings_no_callbacks():
     model.on_train_end()
     assert (model.ended, len(model.configure_callbacks())) == (["training"], 1), "the user's model is left as it is"
     assert copied.layer.weight.data_ptr() != model.layer.weight.data_ptr()
+
+
+@pytest.mark.parametrize(
+    ("durations", "of_last", "said"),
+    [
+        ([], {}, "the last (0 s, about 70 s left)"),
+        ([500.0], {}, "the last (500 s, about 60 s left)"),  # the first phase does not tell how long the others take
+        ([8.0, 1.0, 3.0], {}, "the last (12 s, about 8 s left)"),  # four more, this one included, of two seconds each
+        ([8.0, 1.0, 3.0], {"to_come": 2}, "the last (12 s, about 4 s left)"),
+        ([8.0, 1.0, 3.0], {"to_come": 0}, "the last (12 s)"),
+        ([2.0] * 9, {}, "the last (18 s, about 2 s left)"),  # more phases than expected
+    ],
+)
+def test_the_time_left_is_that_of_the_phases_before(durations, of_last, said):
+    now, lines = [100.0], []
+    progress = Progress(70.0, 7, lines.append, lambda: now[0])
+    for duration in durations:
+        progress.phase("reading")
+        now[0] += duration
+    progress.phase("the last", **of_last)
+    assert lines[-1] == said
+
+
+def comments_of(text):
+    return " ".join(line.removeprefix("# ") for line in text.splitlines() if line.startswith("#"))
+
+
+@pytest.mark.parametrize("workers", [None, ANALYSIS.stages.workers, 5])
+@pytest.mark.parametrize("cached", [True, False])
+def test_advice_is_the_group_echo_and_the_rest_are_comments_in_short_lines(workers, cached, monkeypatch):
+    echoes = {"factor": 2.5, "insertion_point": "after_read", "cached_fraction": 0.5, "hold": "raw", "cache_size": "3GiB"}
+    message = "Do this: " + 40 * "a reason, "
+    verdict = replace(ANALYSIS.verdict, setting=TrainingSetting(workers, **(echoes if cached else {})), message=message)
+    monkeypatch.setattr(StallAnalysis, "verdict", PropertyMock(return_value=verdict))
+    text = advice_yaml(ANALYSIS)
+    options = {"factor": 2.5, "insertion_point": "after_read", "cache": {"size": "3GiB", "hold": "raw"}}
+    assert yaml.safe_load(text) == ({"echo": options} if cached else {})
+    assert EchoConfig(**options).cache == options["cache"]
+    assert message.strip() in comments_of(text)
+    assert max(map(len, text.splitlines())) <= 120
+    assert ("There is nothing to set in the group echo: this file changes nothing." in comments_of(text)) is not cached
+    assert ("Set num_workers=5 where your program sets it" in comments_of(text)) == (workers == 5)
+    assert ("num_workers" in text) == ("(now 2)" in comments_of(text)) == (workers == 5)
+
+
+def test_names_of_files_that_exist_or_are_equal_are_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "page.html").write_text("mine")
+    with pytest.raises(ValueError, match=r"html must be a new file, got '.*page\.html', which exists: give another name, or rem"):
+        check_new(json=str(tmp_path / "other.json"), html=str(tmp_path / "page.html"), png=None)
+    with pytest.raises(ValueError, match="json and png must be different files, got 'same' for both"):
+        check_new(json=str(tmp_path / "same"), html=None, png="same")
+
+
+class Own(pl.Trainer):
+    """A Trainer of the user's."""
+
+
+def test_the_class_that_can_analyze_is_called_as_before_with_the_same_options():
+    made = analyzing(Own)
+    assert issubclass(made, Own)
+    assert issubclass(made, Analyzes)
+    assert (made.__name__, made.__module__, made.__doc__) == ("Own", Own.__module__, "A Trainer of the user's.")
+    assert analyzing(made) is made
+    assert inspect.signature(made) == inspect.signature(Own)
+
+
+def test_the_log_directory_is_the_loggers_else_the_trainers_root_else_the_working_directory(tmp_path):
+    def of(logger, root):
+        trainer = pl.Trainer(accelerator="cpu", logger=logger, default_root_dir=root, enable_checkpointing=False)
+        return _log_directory(trainer)
+
+    assert of(CSVLogger(tmp_path / "logs", name="mine", version=3), tmp_path) == tmp_path / "logs" / "mine" / "version_3"
+    assert of(False, tmp_path / "runs") == tmp_path / "runs"
+    assert of(False, "memory://bucket/runs") == Path()

@@ -40,10 +40,12 @@ def given(data, model=None):
 
 def test_a_data_module_and_its_loader_are_copies_that_share_what_the_originals_share():
     original = Tensors()
+    original.trainer = trainer = pl.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)  # of an earlier fit
     found, loader = given(original)
     (copied,) = found.instances
-    assert type(copied) is Tensors
+    assert type(copied) is type(TrainingData(EchoDataModule(Tensors(), 2)).instances[0]) is Tensors
     assert copied is not original
+    assert copied.trainer is trainer
     assert loader is copied.loader
     assert loader.dataset.tensors[0] is copied.tensor is not original.tensor
     assert found.too_large == []
@@ -82,10 +84,6 @@ def test_loaders_are_copies_without_echoing_in_the_same_collection(around):
         assert copied.dataset is not plain.dataset
 
 
-def test_of_an_echo_data_module_the_one_inside_is_taken():
-    assert type(TrainingData(EchoDataModule(Tensors(), 2)).instances[0]) is Tensors
-
-
 def test_a_models_own_loader_is_a_copy_where_there_is_no_other():
     plain = DataLoader(TensorDataset(torch.zeros(20)))
 
@@ -99,21 +97,9 @@ def test_a_models_own_loader_is_a_copy_where_there_is_no_other():
     other = Own()
     given(DataLoader(range(3)), other)
     assert other.train_dataloader() is plain, "nobody asks for it"
-
-
-def test_without_any_loader_lightning_says_so():
-    class Without(pl.LightningModule):
-        pass
-
-    model = Without()
-    given(None, model)
-    assert "train_dataloader" not in vars(model)
-
-
-def test_the_trainer_of_an_earlier_fit_is_not_copied():
-    original = Tensors()
-    original.trainer = trainer = pl.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
-    assert TrainingData(original).instances[0].trainer is trainer
+    without = pl.LightningModule()
+    given(None, without)
+    assert "train_dataloader" not in vars(without), "so that Lightning says that there is none"
 
 
 def test_the_copy_is_torn_down_when_it_is_not_needed_any_more():

@@ -1,5 +1,6 @@
 """Files opened by a process that ends, and pages dropped: asked of the kernel itself."""
 
+import contextlib
 import ctypes
 import mmap
 import multiprocessing
@@ -10,24 +11,6 @@ from pathlib import Path
 import pytest
 
 from lightning_echo.analysis.parts import OpenedFiles, drop_pages, hold_data
-
-
-def open_some(paths, sender):
-    opened = OpenedFiles()
-    for path in paths:
-        if path.exists():
-            path.read_bytes()
-    first = opened.take()
-    sender.send((first, opened.take()))
-
-
-def in_a_process(paths):
-    receiver, sender = multiprocessing.Pipe(duplex=False)
-    process = multiprocessing.get_context("fork").Process(target=open_some, args=(paths, sender))
-    process.start()
-    found = receiver.recv()
-    process.join()
-    return found
 
 
 def resident_pages(path):
@@ -41,23 +24,26 @@ def resident_pages(path):
         return sum(flag & 1 for flag in flags)
 
 
-def test_files_that_are_written_are_not_read(tmp_path):
-    receiver, sender = multiprocessing.Pipe(duplex=False)
-    process = multiprocessing.get_context("fork").Process(target=open_to_write, args=(tmp_path, sender))
-    process.start()
-    assert receiver.recv() == [str(tmp_path / "read"), str(tmp_path / "by number")]
-    process.join()
-
-
-def open_to_write(folder, sender):
-    for name in ("read", "by number", "both"):
+def open_some(folder, sender):
+    for name in ("read", "by number", "both", "program.py"):
         (folder / name).write_text("")
     opened = OpenedFiles()
-    for name, mode in (("read", "rb"), ("written", "w"), ("log", "a"), ("both", "r+")):
+    for name, mode in (("read", "rb"), ("written", "w"), ("log", "a"), ("both", "r+"), ("program.py", "r"), ("read", "r")):
         open(folder / name, mode).close()
     os.close(os.open(folder / "by number", os.O_RDONLY))
     os.close(os.open(folder / "both", os.O_RDWR))
-    sender.send(opened.take())
+    Path("/proc/self/stat").read_bytes()
+    with contextlib.suppress(FileNotFoundError):
+        (folder / "missing").read_bytes()
+    sender.send((opened.take(), opened.take()))
+
+
+def test_files_that_are_read_are_named_once_but_for_programs_and_what_is_written(tmp_path):
+    receiver, sender = multiprocessing.Pipe(duplex=False)
+    process = multiprocessing.get_context("fork").Process(target=open_some, args=(tmp_path, sender))
+    process.start()
+    assert receiver.recv() == ([str(tmp_path / "read"), str(tmp_path / "by number")], [])
+    process.join()
 
 
 def test_data_lies_in_a_file_for_each_batch_or_in_large_ones(tmp_path):
@@ -73,13 +59,6 @@ def test_data_lies_in_a_file_for_each_batch_or_in_large_ones(tmp_path):
     assert not hold_data([str(tmp_path / "gone")], 5)
 
 
-def test_files_that_were_opened_are_named_once_and_programs_are_not(tmp_path):
-    data, program = tmp_path / "data.bin", tmp_path / "program.py"
-    data.write_bytes(b"data")
-    program.write_text("")
-    assert in_a_process([data, program, data, tmp_path / "missing.bin", Path("/proc/self/stat")]) == ([str(data)], [])
-
-
 def test_dropped_pages_are_read_from_the_storage_again(tmp_path):
     kind = subprocess.run(["stat", "-f", "-c", "%T", tmp_path], capture_output=True, text=True, check=True).stdout.strip()
     if kind in ("tmpfs", "ramfs", "overlayfs"):
@@ -92,12 +71,9 @@ def test_dropped_pages_are_read_from_the_storage_again(tmp_path):
     assert path.stat().st_size == 64 * mmap.PAGESIZE
 
 
-def test_files_that_are_gone_are_left_out(tmp_path):
+def test_files_that_are_gone_are_left_out_and_a_system_that_cannot_drops_none(tmp_path, monkeypatch):
     (tmp_path / "there").write_bytes(b"x")
-    assert drop_pages([str(tmp_path / "gone"), str(tmp_path / "there")]) == 1
-
-
-def test_where_the_system_cannot_nothing_is_dropped(tmp_path, monkeypatch):
-    (tmp_path / "there").write_bytes(b"x")
+    paths = [str(tmp_path / "gone"), str(tmp_path / "there")]
+    assert drop_pages(paths) == 1
     monkeypatch.delattr(os, "posix_fadvise")
-    assert drop_pages([str(tmp_path / "there")]) == 0
+    assert drop_pages(paths) == 0

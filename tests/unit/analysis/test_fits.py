@@ -17,9 +17,10 @@ from lightning_echo.analysis.sources import (
     Transfers,
     fit,
     transfers_noted,
+    transfers_skipped,
 )
 
-BATCH = torch.ones(2, 32)
+BATCH, CPU = torch.ones(2, 32), torch.device("cpu")
 
 
 class Clock:
@@ -48,25 +49,22 @@ def run(model, callback, steps):
     fit(model, RepeatedBatch(BATCH, steps), steps, callback, {"accelerator": "cpu"})
 
 
-def test_the_first_steps_do_not_count():
+def test_the_fit_ends_when_its_time_is_up():
+    model, clock = Steps([1] * 50), StepClock(most_seconds=5, skipped=2)
+    run(model, clock, 50)
+    assert (model.steps, clock.seconds) == (2 + 6, [1] * 6)
+
+
+def test_the_first_steps_do_not_count_and_fewer_of_them_where_they_are_slow():
+    """Five do not count; but warm-up takes half of the time at most, and a step at least."""
     clock = StepClock()
     run(Steps([9, 9, 9, 9, 9, 1, 2, 3]), clock, 8)
     assert clock.seconds == [1, 2, 3]
-
-
-def test_the_fit_ends_when_its_time_is_up():
-    model, clock = Steps([1] * 50), StepClock(most_seconds=20, skipped=2)
-    run(model, clock, 50)
-    assert (model.steps, clock.seconds) == (2 + 21, [1] * 21)
-
-
-def test_where_steps_are_slow_fewer_of_them_are_left_out():
-    """Warm-up takes half of the time at most, but a step at least."""
-    model, clock = Steps([12, 1, 1]), StepClock(most_seconds=20)
-    run(model, clock, 3)
+    clock = StepClock(most_seconds=20)
+    run(Steps([12, 1, 1]), clock, 3)
     assert clock.seconds == [1, 1]
-    model, clock = Steps([4] * 8), StepClock(most_seconds=20)
-    run(model, clock, 8)
+    clock = StepClock(most_seconds=20)
+    run(Steps([4] * 8), clock, 8)
     assert clock.seconds == [4] * 5
 
 
@@ -109,21 +107,6 @@ def test_ranks_ask_each_other_at_the_same_steps_however_long_each_warms_up():
     assert clock.seconds == [1] * 16
 
 
-def test_the_loader_is_what_the_trainer_makes_of_it():
-    first, loader = PreparedLoader(), DataLoader(Data(), batch_size=2)
-    assert (first.was_here, first.loader) == (False, None)
-    fit(BoringModel(), loader, 1, first, {"accelerator": "cpu"})
-    assert (first.was_here, first.loader) == (True, loader)
-
-
-class Data(torch.utils.data.Dataset):
-    def __len__(self):
-        return 4
-
-    def __getitem__(self, index):
-        return torch.ones(32)
-
-
 @pytest.mark.parametrize("whose", ["model", "data module"])
 def test_copies_are_timed_whoever_makes_them(whose):
     """Each copy takes a quarter of a second; the batch is that before on_after_batch_transfer."""
@@ -163,12 +146,13 @@ def test_a_data_module_is_set_up_once_and_torn_down_when_nobody_needs_it_any_mor
             calls.append(f"teardown {self.size}")
 
         def train_dataloader(self):
-            return DataLoader(Data(), batch_size=self.size)
+            return DataLoader([torch.ones(32)] * 4, batch_size=self.size)
 
     users = Module()
     data, first = TrainingData(users), PreparedLoader()
+    assert (first.was_here, first.loader) == (False, None)
     fit(BoringModel(), data.as_given(lambda loader: None), 1, first, {"accelerator": "cpu"})
-    assert first.loader.batch_size == 2
+    assert (first.was_here, first.loader.batch_size) == (True, 2)
     for steps in (1, 2):
         model = Steps([0] * steps)
         fit(model, data.over(RepeatedBatch(BATCH, steps)), steps, PreparedLoader(), {"accelerator": "cpu"})
@@ -180,26 +164,51 @@ def test_a_data_module_is_set_up_once_and_torn_down_when_nobody_needs_it_any_mor
     assert calls == ["prepare_data", "setup", "teardown 2"]
 
 
-def test_a_batch_is_ready_as_often_as_it_is_said():
-    ready = RepeatedBatch(BATCH, 3)
-    for _ in range(2):
-        assert [batch is BATCH for batch in ready] == [True] * 3
-    assert len(ready) == 3
-
-
-def test_a_strategy_can_be_used_more_than_once():
-    strategy = pl.strategies.SingleDeviceStrategy(torch.device("cpu"))
-    for _ in range(2):
-        model = Steps([0, 0])
-        fit(model, RepeatedBatch(BATCH, 2), 2, PreparedLoader(), {"strategy": strategy})
-        assert model.steps == 2
-
-
-def test_users_callbacks_and_loggers_take_no_part():
+def test_a_strategy_can_be_used_more_than_once_and_users_callbacks_and_loggers_take_no_part():
     class Told(pl.Callback):
         def setup(self, *args, **kwargs):
             pytest.fail("it is called")
 
-    fit(
-        BoringModel(), RepeatedBatch(BATCH, 1), 1, PreparedLoader(), {"accelerator": "cpu", "callbacks": [Told()], "logger": True}
-    )
+    strategy = pl.strategies.SingleDeviceStrategy(CPU)
+    for _ in range(2):
+        model = Steps([0, 0])
+        fit(model, RepeatedBatch(BATCH, 2), 2, PreparedLoader(), {"strategy": strategy, "callbacks": [Told()], "logger": True})
+        assert model.steps == 2
+
+
+class Hooks:
+    """In the place of a model or a data module."""
+
+    def __init__(self):
+        self.before = []
+
+    def on_before_batch_transfer(self, batch, dataloader_idx):
+        self.before.append(batch)
+        return batch
+
+    def transfer_batch_to_device(self, batch, device, dataloader_idx):
+        return f"{batch} on {device}"
+
+
+def test_a_batch_that_is_on_the_device_is_left_as_it_is():
+    model, batch = Hooks(), object()
+    with transfers_skipped([model]):
+        assert model.on_before_batch_transfer(batch, 0) is batch
+        assert model.transfer_batch_to_device(batch, CPU, 0) is batch
+    assert model.before == []
+
+
+def test_lightning_finds_the_users_hook_below_the_one_that_notes():
+    """It compares ``__wrapped__`` with the hook of its own class, to see whether the hook was overridden."""
+    model = Hooks()
+    with transfers_noted([model], Transfers()):
+        assert model.transfer_batch_to_device.__wrapped__.__func__ is Hooks.transfer_batch_to_device
+
+
+@pytest.mark.parametrize("replaced", [transfers_skipped, lambda instances: transfers_noted(instances, Transfers())])
+def test_the_hooks_are_given_back_also_after_an_error(replaced):
+    model = Hooks()
+    with pytest.raises(ZeroDivisionError), replaced([model]):
+        raise ZeroDivisionError
+    assert set(vars(model)) == {"before"}
+    assert model.transfer_batch_to_device("a", CPU, 0) == "a on cpu"

@@ -1,15 +1,20 @@
-"""The page: well formed, closed in itself, and with the same figures as the text."""
+"""The page and its figures: well formed, closed in itself, drawn as worked out by hand, with the same figures as the text."""
 
 import re
+import struct
+import sys
 from dataclasses import replace
 from html.parser import HTMLParser
 
+import matplotlib
 import pytest
 from analyses import ANALYSIS, STREAM
 from measured_stages import CACHED, MS
 
-from lightning_echo.analysis.predict import Spread
-from lightning_echo.analysis.report import page, save_page
+from lightning_echo.analysis.predict import Spread, TrainingSetting
+from lightning_echo.analysis.report import _POINT_COLORS, as_svg, draw, page, save_page, save_png
+from lightning_echo.analysis.result import CheckedSetting
+from lightning_echo.insertion import POINTS
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}
 
@@ -52,9 +57,8 @@ def test_the_check_of_tags_can_fail():
             Reader(text)
 
 
-@pytest.mark.parametrize("analysis", [ANALYSIS, STREAM])
-def test_tags_match_and_nothing_is_fetched(analysis):
-    text = page(analysis)
+def test_tags_match_nothing_is_fetched_and_it_says_what_the_text_says():
+    text = page(ANALYSIS)
     found = Reader(text)
     assert {"svg", "table", "h1", "style"} <= found.tags
     assert not {"script", "link", "img", "iframe"} & found.tags
@@ -63,52 +67,102 @@ def test_tags_match_and_nothing_is_fetched(analysis):
     assert all(target.startswith("#") for target in re.findall(r"url\(([^)]*)", text))
     assert "@import" not in text
     assert len(re.findall("<!DOCTYPE|<[?]xml", text)) == 1
-
-
-def test_it_says_what_the_text_says():
-    found = Reader(page(ANALYSIS))
     assert found.texts["h1"] == ["Stall analysis: the accelerator is busy 25% of the time"]
-    assert found.texts["p"][0] == ANALYSIS.verdict.message
+    why = ["The accelerator is idle 75% of the time.", "A step takes 80 ms; 20 ms if its batch is ready."]
+    assert found.texts["p"][:3] == [ANALYSIS.verdict.message, *why]
     assert ["fetch stall", "30", "38%"] in found.rows
     assert ["num_workers=4", "34", "34 to 34", "41%", "2.00x", "workers"] in found.rows  # as in test_text
     assert ["the real run", "68", "80", "72 to 88", "-15%"] in found.rows
-    why = ["The accelerator is idle 75% of the time.", "A step takes 80 ms; 20 ms if its batch is ready."]
-    assert found.texts["p"][1:3] == why
     assert "li" not in found.texts
+    assert found.texts["code"] == ["num_workers=4"], "the size of the cache is not known"
 
 
-def test_what_others_named_is_shown_and_not_obeyed():
-    name, note = '<script>alert("1")</script>', "a & b <img src=x>"
-    found = Reader(page(replace(ANALYSIS, transforms={name: 5 * MS}, notes=(note,))))
-    assert [name, "5"] in found.rows
-    assert found.texts["li"] == [note]
+def test_what_others_named_is_shown_in_the_file_and_not_obeyed(tmp_path):
+    """Echoing after augmentation: a transform that takes 50 ms, with four workers, starves a step of 20 by itself."""
+    stages = replace(ANALYSIS.stages, augment=Spread.exactly(50 * MS), points=("after_augmentation", "after_batching"))
+    names = {"<img src=x>": 50 * MS, "$verdict ${tables}": 5 * MS}
+    analysis = replace(ANALYSIS, stages=stages, transforms=names, notes=("a & b <script>naïve</script>",))
+    assert "<img src=x>" in analysis.verdict.message
+    save_page(analysis, tmp_path / "page.html")
+    found = Reader((tmp_path / "page.html").read_text(encoding="utf-8"))
+    assert found.texts["p"][0] == analysis.verdict.message
+    assert ["<img src=x>", "50"] in found.rows
+    assert ["$verdict ${tables}", "5"] in found.rows
+    assert found.texts["li"] == ["a & b <script>naïve</script>"]
     assert not {"script", "img"} & found.tags
 
 
-def test_neither_is_what_the_verdict_names():
-    """Echoing after augmentation: a transform that takes 50 ms, with four workers, starves a step of 20 by itself."""
-    stages = replace(ANALYSIS.stages, augment=Spread.exactly(50 * MS), points=("after_augmentation", "after_batching"))
-    analysis = replace(ANALYSIS, stages=stages, transforms={"<img src=x>": 50 * MS})
-    assert "<img src=x>" in analysis.verdict.message
-    found = Reader(page(analysis))
-    assert found.texts["p"][0] == analysis.verdict.message
-    assert "img" not in found.tags
-
-
-def test_a_dollar_in_a_name_is_no_placeholder():
-    assert ["$verdict ${tables}", "5"] in Reader(page(replace(ANALYSIS, transforms={"$verdict ${tables}": 5 * MS}))).rows
-
-
-def test_a_file_holds_the_page(tmp_path):
-    analysis = replace(ANALYSIS, notes=("naïve",))
-    save_page(analysis, tmp_path / "page.html")
-    assert (tmp_path / "page.html").read_text(encoding="utf-8") == page(analysis)
-
-
 def test_the_line_for_the_trainer_can_be_copied():
-    cached = replace(
-        ANALYSIS, stages=replace(CACHED, free_bytes=10**11)
-    )  # 0.7 leave 1.07 * (136 - 80 * 0.7) / 4 = 21.4 ms, for 22 / 0.95
-    found = Reader(page(cached))
+    # 0.7 leave 1.07 * (136 - 80 * 0.7) / 4 = 21.4 ms, for 22 / 0.95
+    found = Reader(page(replace(ANALYSIS, stages=replace(CACHED, free_bytes=10**11))))
     assert found.texts["code"] == ["num_workers=4", 'EchoCallback(factor=1, cache={"size": "701MiB", "hold": "raw"})']
-    assert Reader(page(ANALYSIS)).texts["code"] == ["num_workers=4"], "the size of the cache is not known"
+
+
+def lines_of(figure):
+    """Those of the second axes, by their label: factor and speed-up."""
+    return {line.get_label(): dict(zip(*line.get_data(), strict=True)) for line in figure.axes[1].lines}
+
+
+def bars_of(figure):
+    return [(bar.get_x(), bar.get_width()) for bar in figure.axes[0].patches]
+
+
+def test_the_bar_is_made_of_the_parts_and_the_lines_of_what_is_predicted():
+    assert list(_POINT_COLORS) == list(POINTS)
+    assert len(set(_POINT_COLORS.values())) == len(POINTS)
+    figure = draw(ANALYSIS)
+    # ms: step, copy, prep stall, fetch stall
+    assert bars_of(figure) == [pytest.approx(bar, abs=1e-9) for bar in ((0, 20), (20, 1), (21, 29), (50, 30))]
+    assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == [
+        "step: 20 ms (25%)",
+        "copy to the device: 1 ms (1%)",
+        "prep stall: 29 ms (36%)",
+        "fetch stall: 30 ms (38%)",
+    ]
+    # as in test_predict
+    predicted = [("after_read", 1, 68), ("after_read", 4, 38), ("before_augmentation", 4, 26), ("after_augmentation", 2, 36)]
+    for point, factor, milliseconds in [*predicted, ("after_batching", 2, 34), ("after_transfer", 8, 20.125)]:
+        assert lines_of(figure)[point][factor] == pytest.approx(68 / milliseconds)
+    assert figure.axes[1].get_xlim()[1] == pytest.approx(8, abs=0.5)
+
+
+def test_of_a_stream_there_is_one_piece_and_a_line_for_each_possible_point():
+    figure = draw(STREAM)
+    assert bars_of(figure) == [pytest.approx(bar, abs=1e-9) for bar in ((0, 20), (20, 1), (21, 59))]
+    assert [name for name in lines_of(figure) if name.startswith("after")] == ["after_batching", "after_transfer"]
+
+
+def test_points_that_were_tried_are_relative_to_the_real_run_and_lines_reach_them():
+    tried = [
+        (TrainingSetting(factor=2), 40),
+        (TrainingSetting(2, factor=12, insertion_point="before_augmentation"), 32),  # two workers are those there were
+        (TrainingSetting(4, factor=4), 25),  # more are not on the line, nor is what follows
+        (TrainingSetting(factor=2, cached_fraction=0.5), 25),
+        (TrainingSetting(factor=2, step_speedup=2), 25),
+        (TrainingSetting(factor=2, storage_speedup=2), 25),
+    ]
+    checked = tuple(CheckedSetting(setting, Spread.exactly(milliseconds * MS)) for setting, milliseconds in tried)
+    figure = draw(replace(ANALYSIS, checked=checked))
+    found = [line.get_xydata().tolist()[0] for line in figure.axes[1].lines if line.get_marker() == "o"]
+    assert sorted(found) == [pytest.approx(point) for point in ([1, 1], [2, 80 / 40], [12, 80 / 32])]
+    assert max(lines_of(figure)["after_batching"]) == pytest.approx(12)
+
+
+def test_a_png_and_an_svg_are_what_they_are_called_and_settings_stay(tmp_path):
+    settings = ("svg.fonttype", "svg.hashsalt")
+    before = [matplotlib.rcParams[name] for name in settings]
+    save_png(ANALYSIS, tmp_path / "figure.png")
+    written = (tmp_path / "figure.png").read_bytes()
+    assert written[:8] == b"\x89PNG\r\n\x1a\n"
+    assert struct.unpack(">II", written[16:24]) == (960, 768)  # 8 by 6.4 inches of 120 dots
+    svg = as_svg(STREAM)
+    assert (svg[:5], svg[-6:]) == ("<svg ", "</svg>")
+    assert as_svg(STREAM) == svg
+    assert [matplotlib.rcParams[name] for name in settings] == before
+
+
+def test_without_matplotlib_the_way_out_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    for function in (draw, as_svg):
+        with pytest.raises(ModuleNotFoundError, match=r"not installed: pip install 'lightning-echo\[report\]'"):
+            function(ANALYSIS)

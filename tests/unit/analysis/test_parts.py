@@ -1,16 +1,18 @@
-"""Where data echoing can cut a loader's data set, and the functions of each part."""
+"""Where a loader's data set is cut, the functions of each part, and the transforms in it by a clock that nothing else moves."""
 
 from functools import partial
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
+from torchvision.transforms import v2
 
 from lightning_echo import StagedDataset
-from lightning_echo.analysis.parts import both_halves, cuts, first_half, second_half, whole
+from lightning_echo.analysis.parts import TimedTransforms, both_halves, cuts, first_half, second_half, whole
 from lightning_echo.split.prove import make_stages
 
 LATE = ("after_augmentation", "after_batching", "after_transfer")
+MAKE = partial(make_stages, conventions=None)
 
 
 class Halved(StagedDataset):
@@ -29,8 +31,7 @@ class Halved(StagedDataset):
 class Staged(StagedDataset):
     """The same, and reading is apart from decoding."""
 
-    def __len__(self):
-        return 8
+    __len__, augment = Halved.__len__, Halved.augment
 
     def read(self, index):
         return index
@@ -38,27 +39,13 @@ class Staged(StagedDataset):
     def decode(self, raw):
         return torch.tensor([10 * raw])
 
-    def augment(self, example):
-        return example + 1
-
-
-class Plain(Dataset):
-    def __len__(self):
-        return 8
-
-    def __getitem__(self, index):
-        return torch.tensor([index])
-
-
-MAKE = partial(make_stages, conventions=None)
-
 
 @pytest.mark.parametrize(
     ("dataset", "is_cut", "points"),
     [
         (Staged(), (True, True), ("after_read", "before_augmentation", *LATE)),
         (Halved(), (False, True), ("before_augmentation", *LATE)),
-        (Plain(), (False, False), LATE),
+        (range(8), (False, False), LATE),
     ],
     ids=["read, decode and augment", "load and augment", "neither"],
 )
@@ -66,41 +53,114 @@ def test_a_data_set_is_cut_where_it_can_be(dataset, is_cut, points):
     found = cuts(DataLoader(dataset, batch_size=2))
     assert (found.after_reading is not None, found.before_augmenting is not None) == is_cut
     assert found.points == points
+    if is_cut == (True, True):
+        assert found.after_reading(Staged()).load(3) == 3
+        assert found.before_augmenting(Staged()).load(3).tolist() == [30]
 
 
-def test_the_cuts_are_those_after_reading_and_before_the_augmentation():
-    found = cuts(DataLoader(Staged(), batch_size=2))
-    assert found.after_reading(Staged()).load(3) == 3
-    assert found.before_augmenting(Staged()).load(3).tolist() == [30]
+def values(examples):
+    return [example.item() for example in examples]
 
 
-def test_both_halves_together_make_the_whole_examples():
+def test_both_halves_together_make_the_whole_examples_and_one_alone_has_one_function():
     halves = both_halves(MAKE, Halved())
     items = halves.first([1, 4])
-    assert [item.item() for item in items] == [10, 40]
-    assert [example.item() for example in halves.second([1, 4], items)] == [11, 41]
-    assert [example.item() for example in whole(Halved()).first([1, 4])] == [11, 41]
+    assert (values(items), values(halves.second([1, 4], items))) == ([10, 40], [11, 41])
+    assert values(whole(Halved()).first([1, 4])) == [11, 41]
+    assert values(first_half(MAKE, Halved()).first([1, 4])) == [10, 40]
+    assert [each.second for each in (first_half(MAKE, Halved()), whole(Halved()))] == [None, None]
 
 
-def test_a_half_alone_has_one_function():
-    first = first_half(MAKE, Halved())
-    assert [item.item() for item in first.first([1, 4])] == [10, 40]
-    assert first.second is None
-    assert whole(Halved()).second is None
-
-
-def test_the_second_half_loads_an_item_only_if_it_is_not_in_memory():
-    second = second_half(MAKE, {1: torch.tensor([500])}, Halved())
-    assert [example.item() for example in second.first([1, 4])] == [501, 41]
-    assert second.second is None
-
-
-def test_the_second_half_does_not_edit_the_items_in_memory():
+def test_the_second_half_loads_what_is_not_in_memory_and_does_not_edit_what_is():
     class Edits(Halved):
         def augment(self, example):
             return example.add_(1)
 
     items = {1: torch.tensor([500])}
     second = second_half(MAKE, items, Edits())
-    assert [second.first([1])[0].item() for _ in range(2)] == [501, 501]
+    for _ in range(2):
+        assert values(second.first([1, 4])) == [501, 41]
     assert items[1].item() == 500
+    assert second.second is None
+
+
+class Clock:
+    now = 0.0
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    monkeypatch.setattr("time.perf_counter", lambda: Clock.now)
+
+
+class Takes:
+    """A transform that takes a while."""
+
+    def __init__(self, seconds):
+        self.seconds = seconds
+
+    def __call__(self, example):
+        Clock.now += self.seconds
+        return example + 1
+
+
+def negative(example):
+    Clock.now += 2.0
+    return -example
+
+
+class Transformed(Dataset):
+    def __init__(self, transform):
+        self.transform = transform
+
+    def __getitem__(self, index):
+        return self.transform(torch.tensor(index))
+
+    def __len__(self):
+        return 10
+
+
+@pytest.mark.usefixtures("clock")
+def test_each_transform_of_a_compose_is_timed_and_returns_what_it_did():
+    dataset = Transformed(v2.Compose([Takes(0.25), v2.Compose([Takes(0.5), negative]), Takes(1.0)]))
+    expected = [dataset[index] for index in (0, 3)]
+    timed = TimedTransforms(dataset)
+    assert [dataset[index] for index in (0, 3)] == expected
+    assert timed.take() == {"Takes": 0.5, "Takes (2)": 2.0, "Takes (3)": 1.0, "negative": 4.0}
+    assert set(timed.take().values()) == {0}
+
+
+@pytest.mark.usefixtures("clock")
+@pytest.mark.parametrize(
+    "around",
+    [
+        lambda dataset: Subset(dataset, [1, 2]),
+        lambda dataset: ConcatDataset([dataset, Transformed(torch.neg)]),
+        lambda dataset: StagedDataset.of(dataset, augment=torch.neg),
+    ],
+)
+def test_data_sets_around_it_are_looked_into(around):
+    dataset = around(Transformed(v2.Compose([Takes(0.25)])))
+    timed = TimedTransforms(dataset)
+    dataset[0]
+    assert timed.take() == {"Takes": 0.25}
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_transform_that_fails_is_timed_too_and_its_attributes_are_seen():
+    def fails(example):
+        Clock.now += 1.0
+        raise ValueError("a mistake")
+
+    dataset = Transformed(v2.Compose([Takes(0.25), fails]))
+    timed = TimedTransforms(dataset)
+    with pytest.raises(ValueError, match="a mistake"):
+        dataset[0]
+    assert timed.take() == {"Takes": 0.25, "fails": 1.0}
+    assert dataset.transform.transforms[0].seconds == 0.25
+
+
+def test_without_a_compose_nothing_is_timed():
+    circle = Transformed(torch.neg)
+    circle.myself = circle
+    assert TimedTransforms(circle).take() == {}

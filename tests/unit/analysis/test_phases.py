@@ -1,13 +1,11 @@
-"""The loader's phases on data sets whose stages take a known time of a clock that nothing else moves; files are real ones.
-
-Without workers all but the first pass run in this process.
-"""
+"""The loader's phases on data sets whose stages take a known time of a clock that nothing else moves; files are real ones."""
 
 from pickle import PicklingError
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler, SubsetRandomSampler, get_worker_info
+from torch.utils.data import DataLoader, Dataset, Sampler, SubsetRandomSampler, TensorDataset, get_worker_info
+from torchvision.transforms import v2
 
 from lightning_echo import StagedDataset
 from lightning_echo.analysis import phases as phases_module
@@ -17,6 +15,7 @@ from lightning_echo.analysis.predict import Spread
 READ, DECODE, AUGMENT, COLLATE = 0.006, 0.004, 0.003, 0.008
 BATCHES = [[4 * batch + i for i in range(4)] for batch in range(10)]
 ALL = [[4 * batch + i for i in range(4)] for batch in range(40)]
+NAMES = ("read", "read_cached", "decode", "augment", "collate")
 
 
 class Clock:
@@ -26,6 +25,7 @@ class Clock:
 @pytest.fixture(autouse=True)
 def clock(monkeypatch):
     monkeypatch.setattr("time.perf_counter", lambda: Clock.now)
+    monkeypatch.setattr("lightning_echo.data.elsewhere._here_is_elsewhere", True)  # cuts are looked for in this process
 
 
 def take(seconds):
@@ -52,22 +52,17 @@ class Staged(StagedDataset):
 class Halved(StagedDataset):
     """Reading and decoding are one."""
 
-    def __len__(self):
-        return 160
+    __len__, augment = Staged.__len__, Staged.augment
 
     def load(self, index):
         take(READ + DECODE)
         return torch.tensor([index])
 
-    def augment(self, example):
-        take(AUGMENT)
-        return example
-
 
 class Files(Dataset):
     """Not to be cut; its first reads of a file are slow, as from a storage."""
 
-    def __init__(self, folder, cold):
+    def __init__(self, folder, cold=()):
         self.folder, self.cold = folder, cold
 
     def __len__(self):
@@ -83,28 +78,45 @@ class Files(Dataset):
         return torch.tensor([index])
 
 
+@pytest.fixture
+def folder(tmp_path):
+    for index in range(160):
+        (tmp_path / str(index)).write_text(str(index))
+    return tmp_path
+
+
+@pytest.fixture
+def cold(monkeypatch):
+    """The examples that are out of memory: the first forty, from the time when their pages are dropped."""
+    found = set()
+    monkeypatch.setattr(phases_module, "drop_pages", lambda paths: found.update(range(40)) or len(paths))
+    return found
+
+
 def collate(examples):
     take(COLLATE)
     return torch.cat(examples)
 
 
-def measured(dataset, most_seconds=60.0, batches=BATCHES, workers=0):
+def measured(dataset, most_seconds=60.0, batches=BATCHES, **options):
     said = []
-    loader = DataLoader(dataset, batch_size=4, collate_fn=collate, num_workers=workers)
+    loader = DataLoader(dataset, collate_fn=collate, **{"batch_size": 4, **options})
     return measure_loader(loader, batches, 10, most_seconds, said.append), said
 
 
+def of_own_batches(dataset, batches):
+    return measured(dataset, batches=batches, batch_size=1, batch_sampler=batches)[0]
+
+
 def times(found):
-    names = ("read", "read_cached", "decode", "augment", "collate")
-    return tuple(pytest.approx(getattr(found, name).median) for name in names)
+    return tuple(pytest.approx(getattr(found, name).median) for name in NAMES)
 
 
-def test_reading_decoding_and_augmentation_are_told_apart():
+def test_reading_decoding_and_augmentation_are_told_apart(monkeypatch):
     found, said = measured(Staged())
     assert times(found) == (READ, 0, DECODE, AUGMENT, COLLATE)
     assert found.points == ("after_read", "before_augmentation", "after_augmentation", "after_batching", "after_transfer")
-    assert found.files == ()
-    assert found.can_have_workers
+    assert (found.files, found.can_have_workers, found.takes_ahead, found.examples) == ((), True, True, 160)
     assert said == [
         "the loader: files and transforms",
         "fetch rate: reading alone",
@@ -112,27 +124,30 @@ def test_reading_decoding_and_augmentation_are_told_apart():
         "augmentation alone",
         "what a cache holds of an example",
     ]
+    monkeypatch.setattr(Staged, "read", lambda self, index: pytest.fail("what is in memory is read"))
+    prepare, _ = found.in_memory.part(Staged())
+    assert [example.item() for example in prepare([0, 17, 39])] == [0, 17, 39]
 
 
-def test_what_opens_no_files_is_read_at_examples_that_were_not_touched():
+def test_what_opens_no_files_but_labels_is_read_at_examples_that_were_not_touched(tmp_path, monkeypatch):
+    monkeypatch.setattr("lightning_echo.data.elsewhere._here_is_elsewhere", False)
     seen = []
+    (tmp_path / "labels").write_text("7")
 
     class Seen(Staged):
         def read(self, index):
+            (tmp_path / "labels").read_text()
             seen.append(index)
             return super().read(index)
 
     found, _ = measured(Seen(), batches=ALL)
     reading = [index for index in seen if index not in (0, 159)]  # by which the cut is proved
-    # The first pass, in a worker, is not seen here; the third one augments, the last one puts each of its examples into two
-    # caches.
+    # The first pass, in a worker, is not seen here; the third augments, the last puts each of its examples into two caches.
     assert reading == [*range(40, 80), *range(40, 80), *(index for batch in ALL[10:20] for index in (*batch, *batch))]
     assert found.real.indices == ALL[20:30]
     assert (found.in_memory.indices, sorted(found.raw_items)) == (ALL[10:20], list(range(40, 80)))
-    assert [note.split(":")[1] for note in found.notes] == [
-        " no file was seen to be opened (a network, a database, or data in memory), or this system cannot drop files from "
-        "memory; the first read of each example was measured instead"
-    ]
+    assert found.files == ()
+    assert [note.split(":")[1][:31] for note in found.notes] == [" no file was seen to be opened "]
     found, _ = measured(Seen())
     assert found.real.indices == found.in_memory.indices == BATCHES
     assert "too short for examples that were not read before" in found.notes[1]
@@ -151,20 +166,10 @@ class Sized(Staged):
 
 def test_what_an_example_costs_in_a_cache_is_the_mean_of_some():
     """An arena rounds up to 64 bytes; a record says in less than 200 bytes what it is made of."""
-    found, _ = measured(Sized(), workers=1)
+    found, _ = measured(Sized(), num_workers=1)
     assert 2000 <= found.in_cache["raw"].bytes < 2300
     assert 20_000 <= found.in_cache["loaded"].bytes < 20_300
     assert found.in_cache["loaded"].hit == Spread.exactly(0.0)  # by the clock of this test
-    assert found.examples == 160
-
-
-def test_only_what_a_data_set_can_be_cut_into_costs_anything_in_a_cache(tmp_path):
-    for index in range(160):
-        (tmp_path / str(index)).write_text(str(index))
-    found, said = measured(Files(tmp_path, set()))
-    assert found.in_cache == {}
-    assert "what a cache holds of an example" not in said
-    assert list(measured(Halved())[0].in_cache) == ["loaded"]
 
 
 class Handles(Staged):
@@ -181,84 +186,50 @@ def test_what_a_cache_cannot_hold_costs_nothing_there():
     assert list(measured(Handles())[0].in_cache) == ["raw"]
 
 
-class Unsized(Dataset):
-    """Its sampler knows which indices there are."""
+class Drawn(Sampler):
+    def __iter__(self):
+        return iter(range(160))
 
-    def __getitem__(self, index):
-        return torch.tensor([index])
+    def __len__(self):
+        return 160
 
 
-def test_a_data_set_without_a_length_has_an_unknown_number_of_examples():
-    loader = DataLoader(Unsized(), batch_size=4, collate_fn=collate, sampler=range(160))
-    assert measure_loader(loader, BATCHES, 10, 60.0, lambda message: None).examples is None
+def test_without_a_length_the_number_of_examples_is_unknown_and_nothing_is_taken_ahead():
+    class Unsized(Dataset):
+        def __getitem__(self, index):
+            return torch.tensor([index])
+
+    found, _ = measured(Unsized(), sampler=Drawn())
+    assert (found.examples, found.takes_ahead) == (None, False)
+
+
+def test_of_a_subset_that_a_sampler_draws_from_only_those_examples_count():
+    loader = DataLoader(Staged(), batch_size=4, sampler=SubsetRandomSampler(range(40)))
+    assert phases_module._length_of(loader) == 40
 
 
 def test_a_batch_sampler_of_the_users_leaves_only_points_of_batches():
-    loader = DataLoader(Staged(), batch_sampler=BATCHES, collate_fn=collate)
-    found = measure_loader(loader, BATCHES, 10, 60.0, lambda message: None)
+    found = of_own_batches(Staged(), BATCHES)
     assert found.points == ("after_batching", "after_transfer")
     assert list(found.in_cache) == ["raw", "loaded"], "each example is read by its index, whatever batch it is in"
     assert times(found) == (READ, 0, DECODE, AUGMENT, COLLATE)
 
 
-def test_a_batch_sampler_may_yield_indices_by_which_a_cache_cannot_find_an_example_again():
+def test_indices_by_which_a_cache_cannot_find_an_example_again_leave_it_empty():
     class Crops(Staged):
         def read(self, index):
             return super().read(index[0] if isinstance(index, tuple) else index)
 
-    batches = [[(index, "large") for index in batch] for batch in BATCHES]
-    loader = DataLoader(Crops(), batch_sampler=batches, collate_fn=collate)
-    assert measure_loader(loader, batches, 10, 60.0, lambda message: None).in_cache == {}
+    assert of_own_batches(Crops(), [[(index, "large") for index in batch] for batch in BATCHES]).in_cache == {}
 
 
-def test_a_data_set_that_cannot_be_read_by_integers_is_not_cut():
-    class Names(Staged):
-        def read(self, index):
-            return int(index.removeprefix("example "))
-
-    batches = [[f"example {index}" for index in batch] for batch in BATCHES]
-    loader = DataLoader(Names(), batch_sampler=batches, collate_fn=collate)
-    found = measure_loader(loader, batches, 10, 60.0, lambda message: None)
-    assert (found.in_cache, found.cut_after_reading) == ({}, None)
-
-
-def test_of_a_subset_that_a_sampler_draws_from_only_those_examples_count():
-    loader = DataLoader(Staged(), batch_size=4, collate_fn=collate, sampler=SubsetRandomSampler(range(40)))
-    assert measure_loader(loader, BATCHES, 10, 60.0, lambda message: None).examples == 40
-
-
-def test_whether_batches_are_taken_ahead_is_as_an_echo_loader_does_it():
-    class Drawn(Sampler):
-        def __iter__(self):
-            return iter(range(160))
-
-        def __len__(self):
-            return 160
-
-    for sampler, expected in ((RandomSampler(Staged()), True), (Drawn(), False)):
-        loader = DataLoader(Staged(), batch_size=4, collate_fn=collate, sampler=sampler)
-        assert measure_loader(loader, BATCHES, 10, 60.0, lambda message: None).takes_ahead is expected
-
-
-def test_the_part_that_is_in_memory_reads_nothing(monkeypatch):
-    found, _ = measured(Staged())
-    monkeypatch.setattr(Staged, "read", lambda self, index: pytest.fail("it reads"))
-    prepare, _ = found.in_memory.part(Staged())
-    assert [example.item() for example in prepare([0, 17, 39])] == [0, 17, 39]
-
-
-def test_files_read_again_are_read_from_memory(tmp_path, monkeypatch):
-    cold = set()
-
+def test_files_read_again_are_read_from_memory(folder, cold):
     class Raw(Staged):
         def read(self, index):
             take(READ if index in cold else 0.001)
             cold.discard(index)
-            return int((tmp_path / str(index)).read_text())
+            return int((folder / str(index)).read_text())
 
-    for index in range(160):
-        (tmp_path / str(index)).write_text(str(index))
-    monkeypatch.setattr(phases_module, "drop_pages", lambda paths: cold.update(range(40)) or len(paths))
     found, said = measured(Raw())
     assert times(found) == (READ, 0.001, DECODE, AUGMENT, COLLATE)
     assert said[1:4] == ["fetch rate: out of memory", "preparation rate: in memory", "fetch rate: in memory"]
@@ -268,30 +239,30 @@ def test_files_read_again_are_read_from_memory(tmp_path, monkeypatch):
 
 def test_without_a_cut_after_reading_the_first_touch_takes_longer_by_what_is_read():
     found, _ = measured(Halved())
-    assert times(found)[2:] == (READ + DECODE, AUGMENT, COLLATE)
-    assert found.read_cached == Spread.exactly(0.0)
+    assert times(found)[1:] == (0, READ + DECODE, AUGMENT, COLLATE)
     assert found.points[0] == "before_augmentation"
     assert found.in_memory.indices == BATCHES
+    assert list(found.in_cache) == ["loaded"]
     assert found.notes[0].startswith("fetch rate: no file was seen to be opened")
 
 
-def test_what_a_pass_takes_longer_whose_pages_were_dropped_is_reading(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("most_seconds", "batches"), [(60.0, 10), (0.1, 3)])
+def test_what_a_pass_takes_longer_whose_pages_were_dropped_is_reading(most_seconds, batches, folder, monkeypatch):
+    """A batch takes 4 * (6 + 4) + 8 = 48 ms out of memory: the third one is the last within 0.1 s; in memory six would be."""
     cold = set()
-    for index in range(160):
-        (tmp_path / str(index)).write_text(str(index))
 
     def drop(paths):
-        assert sorted(paths) == sorted(str(tmp_path / str(index)) for index in range(40))
+        assert sorted(paths) == sorted(str(folder / str(index)) for index in range(40))
         cold.update(range(40))
         return len(paths)
 
     monkeypatch.setattr(phases_module, "drop_pages", drop)
-    found, _ = measured(Files(tmp_path, cold))
+    found, said = measured(Files(folder, cold), most_seconds)
     assert times(found) == (READ, 0, DECODE, 0, COLLATE)
     assert found.points == ("after_augmentation", "after_batching", "after_transfer")
-    assert len(found.files) == 40
-    assert found.notes == ()
-    assert found.real.indices == found.in_memory.indices == BATCHES
+    assert (len(found.files), found.notes, found.in_cache) == (40, (), {})
+    assert found.real.indices == found.in_memory.indices == BATCHES[:batches]
+    assert "what a cache holds of an example" not in said
 
 
 def readers():
@@ -313,11 +284,10 @@ class SharedFiles(Files):
         return super().__getitem__(index)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("kind", ["cut after reading", "files"])
-def test_how_reading_slows_down_is_measured_with_another_number_of_workers(kind, workers, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("kind", "workers"), [("cut after reading", 2), ("files", 1)])
+def test_how_reading_slows_down_is_measured_with_another_number_of_workers(kind, workers, folder, monkeypatch):
     """They share the storage and nothing else; their clocks are their own."""
-    dropped, run_part = tmp_path / "dropped", phases_module.run_part
+    dropped, run_part = folder / "dropped", phases_module.run_part
 
     def run_and_keep_in_memory(*args, **options):
         made = run_part(*args, **options)
@@ -326,9 +296,8 @@ def test_how_reading_slows_down_is_measured_with_another_number_of_workers(kind,
 
     monkeypatch.setattr(phases_module, "drop_pages", lambda paths: dropped.touch() or len(paths))
     monkeypatch.setattr(phases_module, "run_part", run_and_keep_in_memory)
-    for index in range(160):
-        (tmp_path / str(index)).write_text(str(index))
-    found, said = measured(SharedReads() if kind != "files" else SharedFiles(tmp_path, set()), batches=ALL, workers=workers)
+    dataset = SharedFiles(folder) if kind == "files" else SharedReads()
+    found, said = measured(dataset, batches=ALL, num_workers=workers)
     assert times(found)[0] == READ * workers
     assert (found.read_sharing, found.prepare_sharing) == (pytest.approx(1.0), pytest.approx(0.0))
     assert any(each.endswith(f", num_workers={3 - workers}") for each in said)
@@ -341,22 +310,9 @@ def test_a_phase_ends_when_its_time_is_up_and_the_next_go_on_with_what_it_read()
     assert found.real.indices == found.in_memory.indices == BATCHES[:2]
 
 
-def test_what_was_not_read_in_time_is_not_taken_for_what_is_in_memory(tmp_path, monkeypatch):
-    """A batch takes 4 * (6 + 4) + 8 = 48 ms out of memory: the third one is the last within 0.1 s; in memory six would be."""
-    cold = set()
-    for index in range(160):
-        (tmp_path / str(index)).write_text(str(index))
-    monkeypatch.setattr(phases_module, "drop_pages", lambda paths: cold.update(range(40)) or len(paths))
-    found, _ = measured(Files(tmp_path, cold), most_seconds=0.1)
-    assert times(found) == (READ, 0, DECODE, 0, COLLATE)
-    assert found.in_memory.indices == found.real.indices == BATCHES[:3]
-
-
-def test_where_the_system_cannot_drop_files_that_is_said(tmp_path, monkeypatch):
-    for index in range(160):
-        (tmp_path / str(index)).write_text(str(index))
+def test_where_the_system_cannot_drop_files_that_is_said(folder, monkeypatch):
     monkeypatch.delattr("os.posix_fadvise")
-    found, _ = measured(Files(tmp_path, set()), batches=ALL)
+    found, _ = measured(Files(folder), batches=ALL)
     assert found.files == ()
     assert "or this system cannot drop files" in found.notes[0]
     assert found.real.indices == ALL[20:30]
@@ -374,21 +330,20 @@ class Here(Staged):
         return super().decode(raw)
 
 
-@pytest.mark.parametrize(
-    ("message", "said_of_it"), [("not here", "(RuntimeError: not here)"), ("one\ntwo", "(two)"), ("", "(RuntimeError)")]
-)
+@pytest.mark.parametrize(("message", "said_of_it"), [("one\ntwo", "(two)"), ("", "(RuntimeError)")])
 def test_a_data_set_that_fails_in_a_worker_is_measured_without_one_and_that_is_said(message, said_of_it):
     found, said = measured(Here(message))
     assert times(found) == (READ, 0, DECODE, AUGMENT, COLLATE)
     assert said[:2] == ["the loader: files and transforms", "the loader, in this process"]
     assert "fails in a worker process" in found.notes[0]
     assert said_of_it in found.notes[0]
-    assert found.notes[1:] == measured(Staged())[0].notes
-    assert found.transforms == {}
-    assert not found.can_have_workers
+    assert [note.split(":")[0] for note in found.notes[1:]] == ["fetch rate", "fetch rate"]
+    assert (found.transforms, found.can_have_workers) == ({}, False)
+    with pytest.raises(RuntimeError, match="in DataLoader worker process"):  # with a worker of its own it is not tried without
+        measured(Here(message), num_workers=1)
 
 
-@pytest.mark.parametrize("kind", [RuntimeError, OSError, TypeError, AttributeError, PicklingError])
+@pytest.mark.parametrize("kind", [RuntimeError, PicklingError])
 def test_what_fails_everywhere_is_raised_from_the_users_process(kind):
     class Fails(Staged):
         def read(self, index):
@@ -400,42 +355,6 @@ def test_what_fails_everywhere_is_raised_from_the_users_process(kind):
         measured(Fails())
 
 
-def test_with_workers_of_its_own_it_is_not_tried_without():
-    said = []
-    loader = DataLoader(Here("not here"), batch_size=4, num_workers=2)
-    with pytest.raises(RuntimeError, match="not here"):
-        measure_loader(loader, BATCHES, 10, 60.0, said.append)
-    assert said == ["the loader: files and transforms"]
-
-
-def test_transforms_are_named_with_their_seconds_per_example():
-    class Compose:
-        def __init__(self, transforms):
-            self.transforms = transforms
-
-        def __call__(self, example):
-            for transform in self.transforms:
-                example = transform(example)
-            return example
-
-    class Transformed(Dataset):
-        """In the worker, whose clock is its own."""
-
-        transform = None
-
-        def __init__(self):
-            self.transform = Compose([Slow(0.003), Slow(0.001)])
-
-        def __len__(self):
-            return 160
-
-        def __getitem__(self, index):
-            return self.transform(torch.tensor([index]))
-
-    found, _ = measured(Transformed())
-    assert found.transforms == {"Slow": pytest.approx(0.003), "Slow (2)": pytest.approx(0.001)}
-
-
 class Slow:
     def __init__(self, seconds):
         self.seconds = seconds
@@ -443,3 +362,15 @@ class Slow:
     def __call__(self, example):
         take(self.seconds)
         return example
+
+
+class Transformed(TensorDataset):
+    def __getitem__(self, index):
+        return self.transform(super().__getitem__(index)[0])
+
+
+def test_transforms_are_named_with_their_seconds_per_example():
+    dataset = Transformed(torch.zeros(160, 1))
+    dataset.transform = v2.Compose([Slow(0.003), Slow(0.001)])
+    found, _ = measured(dataset)
+    assert found.transforms == {"Slow": pytest.approx(0.003), "Slow (2)": pytest.approx(0.001)}

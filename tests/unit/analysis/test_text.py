@@ -1,4 +1,4 @@
-"""The report in a terminal: figures worked out by hand, and lines that fit."""
+"""The report in a terminal and its tables: figures worked out by hand, questions in words, and lines that fit."""
 
 import re
 from dataclasses import replace
@@ -8,23 +8,36 @@ from analyses import ANALYSIS, NOTHING, STREAM
 from measured_stages import CACHED, MS, STAGES
 
 from lightning_echo.analysis.predict import Spread, TrainingSetting
-from lightning_echo.analysis.report import report
+from lightning_echo.analysis.report import in_words, milliseconds, questions, report, shares_of_step, tables
 from lightning_echo.analysis.result import CheckedSetting, RankSeconds, StallAnalysis
 
 
-def rows(analysis: StallAnalysis, title: str) -> list[list[str]]:
+def rows(analysis, title):
     """The cells of what stands under a title, without what is over its columns."""
     block = next(block for block in report(analysis).split("\n\n") if block.startswith(title))
     return [re.split(r"\s{2,}", line.strip()) for line in block.splitlines()[2:]]
 
 
-def sentences(text: str) -> str:
+def sentences(text):
     """Without the line breaks."""
     return re.sub(r"\s+", " ", text)
 
 
+def table(analysis, title):
+    return next(each for each in tables(analysis) if each.title.startswith(title))
+
+
+def with_stages(**changes):
+    return replace(ANALYSIS, stages=replace(ANALYSIS.stages, **changes))
+
+
+def with_free(free_bytes, **changes):
+    return replace(ANALYSIS, stages=replace(CACHED, free_bytes=free_bytes, **changes))
+
+
 def test_it_begins_with_the_verdict_why_and_what_to_paste_and_goes_on_with_the_step_time():
-    verdict, why, after, headline, step, *_ = report(ANALYSIS).split("\n\n")
+    text = report(ANALYSIS)
+    verdict, why, after, headline, step, *_ = text.split("\n\n")
     assert sentences(verdict) == "Verdict " + ANALYSIS.verdict.message
     assert why.splitlines() == [
         "Why",
@@ -41,13 +54,16 @@ def test_it_begins_with_the_verdict_why_and_what_to_paste_and_goes_on_with_the_s
         ["the step alone (ingestion)", "20", "20 to 20"],
         ["The accelerator is idle 75% of the time, with batch size 8, num_workers 2, cores 4."],
     ]
+    assert "with factor 4 each step then has 25% as many fresh examples." in text
+    absent = ("rank", "Notes", "Limited by cores", "beside the training", "EchoCallback")
+    assert [word for word in absent if word in text] == []
 
 
 def test_it_is_said_where_workers_take_longer_beside_the_training():
-    assert "beside the training" not in report(replace(ANALYSIS, stages=replace(STAGES, contention=1.1)))
-    said = sentences(report(replace(ANALYSIS, stages=replace(STAGES, contention=1.63))))
+    said = sentences(report(with_stages(contention=1.63)))
     assert "Decoding and augmentation take 1.6 times as long during the training as alone" in said
     assert "Predictions for other settings are less certain then." in said
+    assert "take 1.1 times as long" not in sentences(report(with_stages(contention=1.1)))
 
 
 def test_the_parts_of_the_step_time_have_bars_as_long_as_they_are():
@@ -58,27 +74,18 @@ def test_the_parts_of_the_step_time_have_bars_as_long_as_they_are():
         ["prep stall", "29", "36%", "#" * 11],
         ["fetch stall", "30", "38%", "#" * 11],
     ]
+    assert [share for _, share in shares_of_step(ANALYSIS)] == pytest.approx([20 / 80, 1 / 80, 29 / 80, 30 / 80])
+    noise = replace(ANALYSIS, real=Spread.exactly(19 * MS))  # faster than its steps
+    assert [row[1:3] for row in rows(noise, "Where the step time goes")] == [["19", "100%"], *[["0", "0%"]] * 3]
 
 
 def test_what_cannot_be_told_apart_is_one_part():
     # 80 - 20 - 1
-    assert rows(STREAM, "Where the step time goes")[2:] == [
-        ["waiting for input (prep and fetch stall together)", "59", "74%", "#" * 22]
-    ]
+    waiting = "waiting for input (prep and fetch stall together)"
+    assert rows(STREAM, "Where the step time goes")[2:] == [[waiting, "59", "74%", "#" * 22]]
     assert [row[0] for row in rows(STREAM, "Step time")[:2]] == ["the real run, from step to step", "the step alone (ingestion)"]
     # two workers, 8 * (4 + 2) + 8 ms for a batch of 8
     assert rows(STREAM, "Rates")[2:] == [["preparation and fetch together: the most that the workers deliver", "286"]]
-
-
-def test_a_real_run_that_is_faster_than_its_steps_is_all_step():
-    """Noise."""
-    found = replace(ANALYSIS, real=Spread.exactly(19 * MS))
-    assert rows(found, "Where the step time goes") == [
-        ["step", "19", "100%", "#" * 30],
-        ["copy to the device", "0", "0%"],
-        ["prep stall", "0", "0%"],
-        ["fetch stall", "0", "0%"],
-    ]
 
 
 def test_rates_are_examples_per_second():
@@ -88,8 +95,7 @@ def test_rates_are_examples_per_second():
         ["preparation, P: the most that the workers prepare, without reading", "286"],  # 2 times 8 in 8 * (4 + 2) + 8 ms
         ["fetch, F: the most that the workers read", "200"],  # 2 times one in 10 ms
     ]
-    in_memory = replace(ANALYSIS, stages=replace(ANALYSIS.stages, read=NOTHING))
-    assert rows(in_memory, "Rates")[-1] == ["fetch, F: the most that the workers read", "no limit"]
+    assert rows(with_stages(read=NOTHING), "Rates")[-1] == ["fetch, F: the most that the workers read", "no limit"]
 
 
 def test_the_costliest_are_named():
@@ -101,55 +107,33 @@ def test_the_costliest_are_named():
     ]
 
 
-@pytest.mark.parametrize(
-    "row",
-    [  # as in test_predict; idle are all but the step's 20 ms
+def test_what_if_has_the_predictions_with_their_range():
+    found = rows(ANALYSIS, "What if")
+    # as in test_predict; idle are all but the step's 20 ms
+    for row in (
         ["as measured", "68", "68 to 68", "71%", "1.00x", "workers"],
         ["num_workers=1", "136", "136 to 136", "85%", "0.50x", "workers"],
-        ["num_workers=4", "34", "34 to 34", "41%", "2.00x", "workers"],
         ["50% of the data set in a cache of raw items", "48", "48 to 48", "58%", "1.42x", "workers"],
-        ["storage 2x as fast", "48", "48 to 48", "58%", "1.42x", "workers"],
         ["accelerator 2x as fast", "68", "68 to 68", "85%", "1.00x", "workers"],
-        ["factor 4 at after_read", "38", "38 to 38", "47%", "1.79x", "workers"],
         ["factor 4 at before_augmentation", "26", "26 to 26", "23%", "2.62x", "workers"],
-        ["factor 2 at after_augmentation", "36", "36 to 36", "44%", "1.89x", "workers"],
         ["factor 8 at after_transfer", "20.1", "20.1 to 20.1", "1%", "3.38x", "step"],  # 20 + 1 / 8
-    ],
-)
-def test_what_if(row):
-    assert row in rows(ANALYSIS, "What if")
-
-
-def test_the_range_is_that_of_what_was_measured():
-    varied = replace(ANALYSIS, stages=replace(ANALYSIS.stages, read=Spread(10 * MS, 9 * MS, 12 * MS)))
+    ):
+        assert row in found
     # two workers, 8 * (9 + 6) + 8 and 8 * (12 + 6) + 8 ms
-    assert rows(varied, "What if")[0][:3] == ["as measured", "68", "64 to 76"]
+    assert rows(with_stages(read=Spread(10 * MS, 9 * MS, 12 * MS)), "What if")[0][:3] == ["as measured", "68", "64 to 76"]
 
 
 def test_where_cores_are_the_limit_that_is_said():
-    said = "Limited by cores: all processors are busy, so that more workers change nothing."
-    assert said not in report(ANALYSIS)
-    stages = replace(ANALYSIS.stages, prepare_cpu_share=1.0, read_cpu_share=0.5, cores=2, step_cpu_seconds=4 * MS, workers=8)
-    busy = replace(ANALYSIS, stages=stages)
     # processors: 8 * (5 + 6) + 8 for the batch and 4 for the step, on two cores
+    busy = with_stages(prepare_cpu_share=1.0, read_cpu_share=0.5, cores=2, step_cpu_seconds=4 * MS, workers=8)
     assert rows(busy, "What if")[0] == ["as measured", "50", "50 to 50", "60%", "1.00x", "cores"]
-    assert said in report(busy)
-
-
-def test_what_echoing_costs_is_said_beside_what_it_brings():
-    assert "with factor 4 each step then has 25% as many fresh examples." in report(ANALYSIS)
+    assert "Limited by cores: all processors are busy, so that more workers change nothing." in report(busy)
 
 
 def test_what_was_tried_stands_beside_what_was_predicted():
     tried = TrainingSetting(factor=4, insertion_point="before_augmentation"), TrainingSetting(4)
-    found = replace(
-        ANALYSIS,
-        checked=(
-            CheckedSetting(tried[0], Spread(25 * MS, 24 * MS, 30 * MS)),
-            CheckedSetting(tried[1], Spread.exactly(40 * MS)),
-        ),
-    )
-    assert rows(found, "Tried") == [
+    measured = Spread(25 * MS, 24 * MS, 30 * MS), Spread.exactly(40 * MS)
+    assert rows(replace(ANALYSIS, checked=tuple(map(CheckedSetting, tried, measured))), "Tried") == [
         ["the real run", "68", "80", "72 to 88", "-15%"],
         ["factor 4 at before_augmentation", "26", "25", "24 to 30", "+4%"],
         ["num_workers=4", "34", "40", "40 to 40", "-15%"],
@@ -168,45 +152,129 @@ def test_ranks_are_compared(second, said):
     assert rows(found, "Ranks")[:3] == [["rank 0", "31", "80"], ["rank 1", f"{1000 * second:.0f}", "81"], [said]]
 
 
-def test_one_rank_is_compared_with_none():
-    assert "rank" not in report(ANALYSIS)
-
-
-def test_notes_are_told_in_full():
-    note = "fetch rate: " + "no file was seen to be opened, " * 10 + "so that caches may have been warm"
-    assert note in sentences(report(replace(ANALYSIS, notes=(note,))))
-    assert "Notes" not in report(ANALYSIS)
-
-
-def test_no_line_is_longer_than_a_hundred_columns():
-    """Whatever the names, however large the numbers."""
-    large = replace(ANALYSIS.stages, **{name: Spread(3e6, 1e6, 9e6) for name in ("read", "decode", "step")})
+def test_no_line_is_longer_than_a_hundred_columns_and_nothing_is_lost():
+    large = {name: Spread(3e6, 1e6, 9e6) for name in ("read", "decode", "step")}
     everything = TrainingSetting(64, 7.25, "before_augmentation", cached_fraction=0.8, storage_speedup=3, step_speedup=1.5)
+    note = "fetch rate: " + "no file was seen to be opened, " * 10 + "so that caches may have been warm"
     found = StallAnalysis(
-        large,
+        replace(STAGES, **large),
         Spread(1e8, 1e8, 2e8),
         Spread.exactly(1e7),
         {"Q" * 300: 2e6, "a transform of many words " * 10: 1e6},
-        ("N" * 250, "word " * 50),
+        ("N" * 250, note),
         tuple(RankSeconds(1e7, 1e8) for _ in range(3)),
         (CheckedSetting(everything, Spread(1e7, 1e6, 1e8)),),
     )
     text = report(found)
     assert max(map(len, text.splitlines())) <= 100
+    assert note in sentences(text)
     assert text.count("N" * 90) >= 2
     costliest = next(block for block in text.split("\n\n") if block.startswith("What takes"))
     assert costliest.count("Q") == 300
     assert all(line == line.rstrip() for line in text.splitlines())
+    assert (milliseconds(0.0123456), milliseconds(1.5)) == ("12.3", "1,500")
 
 
 def test_the_line_to_paste_is_whole_if_something_is_echoed_or_cached():
-    assert "EchoCallback" not in report(ANALYSIS), "the size of the cache is not known"
-    cached = replace(
-        ANALYSIS, stages=replace(CACHED, free_bytes=10**11)
-    )  # 0.7 leave 1.07 * (136 - 80 * 0.7) / 4 = 21.4 ms, for 22 / 0.95
-    lines = report(cached).splitlines()
-    assert lines[lines.index("Next") :][1:3] == [
-        "  num_workers=4",
-        '  EchoCallback(factor=1, cache={"size": "701MiB", "hold": "raw"})',
-    ]
+    # 0.7 leave 1.07 * (136 - 80 * 0.7) / 4 = 21.4 ms, for 22 / 0.95
+    lines = report(with_free(10**11)).splitlines()
+    pasted = ["  num_workers=4", '  EchoCallback(factor=1, cache={"size": "701MiB", "hold": "raw"})']
+    assert lines[lines.index("Next") :][1:3] == pasted
     assert max(map(len, lines)) <= 100
+
+
+def test_only_parts_of_a_whole_have_bars_and_all_rows_a_cell_for_each_column():
+    assert [(each.title, len(each.shares)) for each in tables(ANALYSIS) if each.shares] == [("Where the step time goes", 4)]
+    for each in tables(ANALYSIS):
+        assert {len(row) for row in each.rows} == {len(each.columns)}, each.title
+
+
+def test_what_memory_holds_stands_beside_what_it_would_bring():
+    """A GB is free, three fourths of which hold 0.71 of 1.05 GB and 0.11 of 6.3.
+
+    With two workers 8 * (10 * 0.29 + 6) + 8 = 79.2 ms and 8 * (14 * 0.89 + 2) + 8 = 123.7 ms of a batch, in place of 136.
+    """
+    found = table(with_free(10**9), "A cache: what memory holds")
+    assert found.rows == (
+        ("raw items (hold='raw')", "97.7", "1002MiB", "71%", "0", "39.6", "39.6", "1.72x"),
+        ("loaded examples (hold='loaded')", "586", "5.9GiB", "11%", "0", "61.8", "61.8", "1.10x"),
+    )
+    assert found.remarks == ("0.931 GiB of memory were free; a cache may take three fourths of it.",)
+    without = table(with_free(0), "A cache: what memory holds")
+    assert [row[3:] for row in without.rows] == [("0%", "0", "68", "68", "1.00x")] * 2
+
+
+def test_remedies_stand_in_their_order_each_with_those_before_it():
+    """Memory holds 0.3 of the raw items. Then 56 / (4 * 21 / 0.95 - 56) * 1.07 = 1.85, and (56 / 1.85 + 56) / 4 = 21.57 ms."""
+    found = table(with_free(424 * 10**6), "Remedies, in this order")
+    cached = "num_workers=4, 30% of the data set in a cache of raw items"
+    assert found.rows == (
+        ("num_workers=4", "34", "41%", "no"),
+        (cached, "28", "29%", "no"),
+        (f"{cached}, factor 1.85 at after_read", "21.6", "7%", "yes"),
+    )
+    assert "as large a buffer_size as memory allows" in found.remarks[0]
+    assert table(with_free(0, cores=16), "Remedies, in this order").remarks == ()
+    fed = replace(ANALYSIS, real=Spread.exactly(21 * MS))
+    assert "Remedies, in this order" not in [each.title for each in tables(fed)]
+
+
+def words_of(analysis):
+    return [words for words, _ in questions(analysis)]
+
+
+def test_each_question_has_its_words():
+    factors = [(factor, point) for point in ("after_read", "after_batching") for factor in (2, 4, 8)]
+    assert questions(with_stages(points=("after_read", "after_batching"))) == [
+        ("as measured", TrainingSetting()),
+        *((f"num_workers={workers}", TrainingSetting(workers=workers)) for workers in (1, 2, 4)),
+        ("storage 2x as fast", TrainingSetting(storage_speedup=2)),
+        ("50% of the data set in a cache of raw items", TrainingSetting(cached_fraction=0.5, hold="raw")),
+        ("100% of the data set in a cache of raw items", TrainingSetting(cached_fraction=1, hold="raw")),
+        ("4 such trainings that share the reading", TrainingSetting(shared_by=4)),
+        ("accelerator 2x as fast", TrainingSetting(step_speedup=2)),
+        *((f"factor {factor} at {point}", TrainingSetting(factor=factor, insertion_point=point)) for factor, point in factors),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "workers"),
+    [({"cores": 1}, [1]), ({"cores": 3}, [1, 2, 3]), ({"cores": 9}, [1, 2, 4, 8, 9]), ({"can_have_workers": False}, [])],
+)
+def test_workers_are_powers_of_two_up_to_the_cores_unless_they_fail(changes, workers):
+    assert [setting.workers for _, setting in questions(with_stages(**changes)) if setting.workers is not None] == workers
+
+
+@pytest.mark.parametrize("unknown", [STREAM, replace(ANALYSIS, cached=None), with_stages(read=NOTHING, read_cached=NOTHING)])
+def test_where_reading_was_not_measured_nothing_is_asked_of_storages(unknown):
+    assert not [words for words in words_of(unknown) if "memory" in words or "storage" in words]
+    assert "accelerator 2x as fast" in words_of(unknown)
+    assert not [words for words in words_of(STREAM) if "cache" in words]
+
+
+def test_a_data_set_that_cannot_be_cut_may_be_in_the_memory_of_the_storage():
+    uncut = ("after_augmentation", "after_batching")
+    asked = [words for words in words_of(with_stages(points=uncut)) if "data set" in words]
+    assert asked == ["50% of the data set in memory", "100% of the data set in memory"]
+    # opening and reading the file take time
+    assert "50% of the data set in memory" in words_of(with_stages(points=uncut, read=NOTHING))
+
+
+@pytest.mark.parametrize(
+    ("free", "raw", "loaded"),  # of 1.05 and 6.3 GB
+    [(10**9, ["71%", "100%"], ["11%", "100%"]), (2 * 10**9, ["100%"], ["23%", "100%"]), (0, ["100%"], ["100%"])],
+)
+def test_of_each_form_what_memory_holds_is_asked_about(free, raw, loaded):
+    assert [each for each in words_of(with_free(free)) if "cache" in each] == [
+        *(f"{share} of the data set in a cache of raw items" for share in raw),
+        *(f"{share} of the data set in a cache of loaded examples" for share in loaded),
+    ]
+
+
+def test_a_setting_is_said_by_all_that_differs():
+    setting = TrainingSetting(0, 2.5, "after_transfer", cached_fraction=0.8, storage_speedup=3, step_speedup=0.5)
+    assert in_words(setting) == (
+        "num_workers=0, 80% of the data set in memory, storage 3x as fast, accelerator 0.5x as fast, factor 2.5 at after_transfer"
+    )
+    both = TrainingSetting(None, 2, "before_augmentation", 0.3, hold="loaded", cache_size="8GiB")
+    assert in_words(both) == "30% of the data set in a cache of loaded examples, factor 2 at before_augmentation"
