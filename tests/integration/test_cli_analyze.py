@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,8 +20,7 @@ from torch.utils.data import DataLoader
 from lightning_echo import CacheConfig, EchoCallback, EchoCLI, StagedDataset
 from lightning_echo.analysis.analyzer import Analyzes, StallAnalyzer
 from lightning_echo.analysis.predict import TrainingSetting
-from lightning_echo.analysis.result import StallAnalysis
-from lightning_echo.analysis.verdict import VerdictKind
+from lightning_echo.analysis.result import CheckedSetting, StallAnalysis
 
 FEW_STEPS = ("--trainer.max_steps=2", "--trainer.limit_val_batches=0")
 QUIET = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
@@ -70,9 +68,13 @@ def run(*arguments: str, model: type = Model, data: type = Data, **options: Any)
     return EchoCLI(model, data, args=list(arguments), **{**defaults, **options})
 
 
-def test_it_prints_a_report_and_saves_the_analysis(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_it_prints_a_report_saves_the_analysis_and_does_not_train_the_users_trainer(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     files = ("--html=page.html", "--png=new/picture.png", "--apply=advice.yaml")
-    run("analyze", "--steps=10", "--data.batch_size=8", "--verify", *files)
+    cli = run(
+        "analyze", "--steps=10", "--data.batch_size=8", "--verify", "--trainer.precision=64-true", *files, trainer_class=Own
+    )
     analysis = StallAnalysis.from_json(tmp_path / "analysis.json")
     assert (analysis.stages.batch_size, analysis.stages.workers) == (8, 1)
     assert [each.setting for each in analysis.checked] == [analysis.verdict.setting]
@@ -84,60 +86,16 @@ def test_it_prints_a_report_and_saves_the_analysis(capsys: pytest.CaptureFixture
     assert (tmp_path / "page.html").read_text().startswith("<!DOCTYPE html>")
     assert (tmp_path / "new" / "picture.png").read_bytes().startswith(b"\x89PNG")
     assert yaml.safe_load((tmp_path / "advice.yaml").read_text()).get("echo", {}) == analysis.verdict.setting.options
-
-
-class SlowlyRead(StagedDataset):
-    """A read takes 10 ms, and gives 40 kB. Half of it is enough for a step of 20 ms."""
-
-    def __len__(self) -> int:
-        return 400
-
-    def read(self, index: int) -> bytes:
-        time.sleep(0.01)
-        return bytes(40_000)
-
-    def decode(self, raw: bytes) -> torch.Tensor:
-        return torch.ones(len(raw))
-
-    def augment(self, example: torch.Tensor) -> torch.Tensor:
-        return -example[:32]
-
-
-class SlowData(Data):
-    def train_dataloader(self) -> Any:
-        return DataLoader(SlowlyRead(), self.batch_size, num_workers=1)
-
-
-class SlowModel(Model):
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        time.sleep(0.02)
-        return super().training_step(batch, batch_idx)
-
-
-@pytest.mark.slow
-def test_where_a_cache_is_advised_the_cache_is_tried(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("lightning_echo.analysis.analyzer._cores_of_rank", lambda: 1)  # more workers would be enough
-    run("analyze", "--steps=8", "--verify", "--apply=advice.yaml", model=SlowModel, data=SlowData)
-    analysis = StallAnalysis.from_json(tmp_path / "analysis.json")
-    setting = analysis.verdict.setting
-    assert (analysis.verdict.kind, setting.hold) == (VerdictKind.cache, "raw")
-    assert [each.setting for each in analysis.checked] == [setting]
-    assert analysis.checked[0].step_seconds.median < 0.9 * analysis.step_seconds
-    said = capsys.readouterr().out
-    tried = said.split("Tried: predicted against measured")[1].split("\n\n")[0]
-    assert f"{100 * setting.cached_fraction:.0f}% of the data set in a cache of raw items" in " ".join(tried.split())
-    assert setting.line in " ".join(said.split())
-    loader = run("fit", "--config=advice.yaml", *FEW_STEPS, model=SlowModel, data=SlowData).trainer.train_dataloader
-    assert (loader.factor, loader.cache) == (1, CacheConfig(setting.cache_size, hold="raw"))
+    assert isinstance(cli.trainer, Own)
+    assert isinstance(cli.trainer, Analyzes)
+    assert (cli.trainer.global_step, cli.trainer.analyzed_kwargs["precision"]) == (0, "64-true")
+    assert any(isinstance(callback, EchoCallback) for callback in cli.trainer.callbacks)
 
 
 @pytest.mark.filterwarnings("ignore:.*configure_optimizers. will be overridden")
-@pytest.mark.parametrize("echo", [(), ("--echo.factor=4", "--echo.insertion_point=after_batching")])
-def test_a_configuration_saved_by_fit_is_accepted(tmp_path: Path, echo: tuple[str, ...]) -> None:
+def test_a_configuration_saved_by_fit_is_accepted(tmp_path: Path) -> None:
     trainer = {**QUIET, "logger": True, "fast_dev_run": False, "max_steps": 1}
-    fitted = ("fit", "--trainer.limit_val_batches=0", "--trainer.default_root_dir=log", "--optimizer=Adam", *echo)
+    fitted = ("fit", "--trainer.limit_val_batches=0", "--trainer.default_root_dir=log", "--optimizer=Adam", "--echo.factor=4")
     run(*fitted, save_config_callback=SaveConfigCallback, trainer_defaults=trainer)
     (config,) = tmp_path.rglob("config.yaml")
     run("analyze", f"--config={config}", "--steps=10", "--json=other.json")
@@ -145,6 +103,33 @@ def test_a_configuration_saved_by_fit_is_accepted(tmp_path: Path, echo: tuple[st
     assert not (tmp_path / "analysis.json").exists()
 
 
+def test_a_trainer_class_that_is_a_function_has_no_such_subcommand(capsys: pytest.CaptureFixture[str]) -> None:
+    def build(accelerator: str = "cpu") -> pl.Trainer:
+        return pl.Trainer(accelerator=accelerator)
+
+    with pytest.raises(SystemExit):
+        run("analyze", trainer_class=build, trainer_defaults={})
+    assert "analyze" in capsys.readouterr().err
+
+
+def test_without_a_number_there_are_as_many_steps_as_batches_and_that_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO"):
+        run("analyze", "--data.batch_size=50")
+    assert "lightning_echo: analyzing: 8 steps in each phase: the training loader has no more batches" in caplog.messages
+    phases = [message for message in caplog.messages if message.endswith(" s left)")]
+    assert len(phases) > 8
+    assert all(message.startswith("lightning_echo: analyzing: ") for message in phases)
+
+
+@pytest.fixture
+def analyzed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is measured: the analysis is there."""
+    tried = CheckedSetting(ANALYSIS.verdict.setting, ANALYSIS.real)
+    monkeypatch.setattr(StallAnalyzer, "run", lambda *args: ANALYSIS)
+    monkeypatch.setattr(StallAnalyzer, "check", lambda self, analysis: analysis.with_check(tried))
+
+
+@pytest.mark.usefixtures("analyzed_at_once")
 @pytest.mark.parametrize(
     ("flag", "tried"),
     [(["--verify"], 1), (["--verify", "true"], 1), (["--verify", "false"], 0), (["--verify=false"], 0), ([], 0)],
@@ -159,98 +144,22 @@ def test_the_advice_is_tried_where_the_flag_is_given(
     assert sys.argv == said
 
 
-def test_the_users_trainer_stays_what_it_is_and_is_not_trained() -> None:
-    cli = run("analyze", "--steps=10", trainer_class=Own)
-    assert isinstance(cli.trainer, Own)
-    assert isinstance(cli.trainer, Analyzes)
-    assert (type(cli.trainer).__name__, type(cli.trainer).__module__) == ("Own", Own.__module__)
-    assert cli.trainer.global_step == 0
-    assert any(isinstance(callback, EchoCallback) for callback in cli.trainer.callbacks)
-
-
-def test_options_of_the_trainer_are_those_of_the_analysis() -> None:
-    cli = run("analyze", "--steps=10", "--trainer.precision=64-true", "--trainer.gradient_clip_val=0.5")
-    assert cli.trainer.analyzed_kwargs["precision"] == "64-true"
-    assert cli.trainer.analyzed_kwargs["gradient_clip_val"] == 0.5
-
-
-def test_a_trainer_class_that_is_a_function_has_no_such_subcommand(capsys: pytest.CaptureFixture[str]) -> None:
-    def build(accelerator: str = "cpu") -> pl.Trainer:
-        return pl.Trainer(accelerator=accelerator)
-
-    with pytest.raises(SystemExit):
-        run("analyze", trainer_class=build, trainer_defaults={})
-    assert "analyze" in capsys.readouterr().err
-
-
-def test_what_cannot_be_tried_is_said_and_the_report_comes_all_the_same(
+@pytest.mark.usefixtures("analyzed_at_once")
+def test_the_analysis_is_saved_whatever_happens_when_its_advice_is_tried(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("lightning_echo.analysis.analyzer.try_setting", refuse)
+    def refuse(*args: Any) -> None:
+        raise ValueError("there is no second storage here")
+
+    monkeypatch.setattr(StallAnalyzer, "check", refuse)
     with caplog.at_level("INFO"):
-        run("analyze", "--steps=10", "--verify=true")
+        run("analyze", "--verify=true")
     assert "the recommended setting was not tried: there is no second storage here" in caplog.text
-    assert StallAnalysis.from_json(tmp_path / "analysis.json").checked == ()
-
-
-def test_the_analysis_is_saved_whatever_happens_when_its_advice_is_tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("lightning_echo.analysis.analyzer.try_setting", lambda *args: 1 / 0)
+    monkeypatch.setattr(StallAnalyzer, "check", lambda *args: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        run("analyze", "--steps=4", "--verify")
-    assert StallAnalysis.from_json(tmp_path / "analysis.json").stages.workers == 1
-
-
-def test_the_time_it_may_take_is_said_on_the_command_line() -> None:
-    with pytest.raises(ValueError, match="seconds must be > 0, got 0"):
-        run("analyze", "--seconds=0")
-
-
-def refuse(*args: Any) -> None:
-    raise ValueError("there is no second storage here")
-
-
-def test_without_a_number_there_are_as_many_steps_as_batches_and_that_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level("INFO"):
-        run("analyze", "--data.batch_size=50")
-    assert "lightning_echo: analyzing: 8 steps in each phase: the training loader has no more batches" in caplog.messages
-    phases = [message for message in caplog.messages if message.endswith(" s left)")]
-    assert len(phases) > 8
-    assert all(message.startswith("lightning_echo: analyzing: ") for message in phases)
-
-
-def test_a_number_of_steps_that_is_given_and_too_large_is_refused() -> None:
-    with pytest.raises(ValueError, match="steps must be at most 8, the batches of the training loader, got 9: give fewer steps"):
-        run("analyze", "--data.batch_size=50", "--steps=9")
-
-
-@pytest.fixture
-def analyzed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is measured: the analysis is there."""
-    monkeypatch.setattr(StallAnalyzer, "run", lambda *args: ANALYSIS)
-
-
-@pytest.mark.usefixtures("analyzed_at_once")
-def test_an_analysis_overwrites_no_other(tmp_path: Path) -> None:
-    first = tmp_path / "analysis.json"
-    first.write_text("mine")
-    for _ in range(2):
-        run("analyze")
-    assert first.read_text() == "mine"
-    for name in ("analysis_1.json", "analysis_2.json"):
+        run("analyze", "--verify")
+    for name in ("analysis.json", "analysis_1.json"):  # no other is overwritten
         assert StallAnalysis.from_json(tmp_path / name) == ANALYSIS
-
-
-@pytest.mark.usefixtures("analyzed_at_once")
-def test_it_lies_in_the_log_directory_of_the_configuration(tmp_path: Path) -> None:
-    logger = (
-        "--trainer.logger=lightning.pytorch.loggers.CSVLogger",
-        "--trainer.logger.save_dir=logs",
-        "--trainer.logger.name=run",
-    )
-    for _ in range(2):
-        run("analyze", *logger)
-    found = sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.*"))
-    assert found == ["logs/run/version_0/analysis.json", "logs/run/version_1/analysis.json"]
 
 
 @pytest.mark.parametrize("option", ["json", "html", "png", "apply"])
@@ -264,16 +173,12 @@ def test_a_file_that_exists_is_refused_before_anything_is_measured(
     assert (tmp_path / "mine").read_text() == "mine"
 
 
-def advise(setting: TrainingSetting, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets the analysis that is there advise a setting."""
-    verdict = replace(ANALYSIS.verdict, setting=setting)
-    monkeypatch.setattr(StallAnalysis, "verdict", PropertyMock(return_value=verdict))
-
-
 @pytest.mark.usefixtures("analyzed_at_once")
 def test_fit_takes_the_advice_beside_its_own_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cached = {"cached_fraction": 0.5, "hold": "loaded", "cache_size": "2MiB"}
-    advise(TrainingSetting(workers=3, factor=2.5, insertion_point="before_augmentation", **cached), monkeypatch)
+    setting = TrainingSetting(workers=3, factor=2.5, insertion_point="before_augmentation", **cached)
+    verdict = PropertyMock(return_value=replace(ANALYSIS.verdict, setting=setting))
+    monkeypatch.setattr(StallAnalysis, "verdict", verdict)
     own = {"data": {"batch_size": 10}, "echo": {"factor": 4, "buffer_size": 20}}
     (tmp_path / "base.yaml").write_text(yaml.safe_dump(own))
     run("analyze", "--config=base.yaml", "--apply=advice.yaml")
@@ -282,12 +187,7 @@ def test_fit_takes_the_advice_beside_its_own_configuration(tmp_path: Path, monke
     assert loader.cache == CacheConfig("2MiB", hold="loaded")
     assert (loader.buffer_size, loader.loader.batch_size) == (20, 10)  # what the advice does not speak of
     assert "Set num_workers=3 where your program sets it" in (tmp_path / "advice.yaml").read_text()
-
-
-@pytest.mark.usefixtures("analyzed_at_once")
-def test_fit_takes_the_file_if_there_is_nothing_to_apply(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    advise(TrainingSetting(), monkeypatch)
-    run("analyze", "--apply=advice.yaml")
-    assert "There is nothing to set" in (tmp_path / "advice.yaml").read_text()
-    loader = run("fit", "--echo.factor=4", "--config=advice.yaml", *FEW_STEPS).trainer.train_dataloader
+    verdict.return_value = replace(ANALYSIS.verdict, setting=TrainingSetting())
+    run("analyze", "--apply=nothing.yaml")
+    loader = run("fit", "--echo.factor=4", "--config=nothing.yaml", *FEW_STEPS).trainer.train_dataloader
     assert loader.factor == 4

@@ -54,7 +54,7 @@ def names(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     return {finding["name"]: finding for finding in document["findings"] if finding["about"] == "data"}
 
 
-@pytest.mark.parametrize("flag", [["--json"], ["--json=true"], ["--json", "--data.size=13"]])
+@pytest.mark.parametrize("flag", [["--json=true"], ["--json", "--data.size=13"]])
 def test_the_data_module_of_the_configuration_is_examined_with_its_trainer(flag, monkeypatch, capsys) -> None:
     run(monkeypatch, *flag)
     found = names(capsys)
