@@ -240,51 +240,6 @@ def test_an_echoed_trial_counts_only_once_its_buffer_is_full_and_has_a_step_for_
     assert len(training.clock(training.phases.real, 10).seconds) == 2  # what workers began together arrives in bursts
 
 
-class Pictures(Staged):
-    """Raw items of 40 kB. Reads are noted in a file, since workers read."""
-
-    def __init__(self, log):
-        super().__init__(length=400)
-        self.log = log
-
-    def read(self, index):
-        time.sleep(10 * MS)
-        with open(self.log, "a") as log:
-            log.write(f"{index}\n")
-        return bytes(40_000)
-
-    def decode(self, raw):
-        return torch.zeros(len(raw))
-
-    def augment(self, example):
-        return example[:32] + 1
-
-    def reads(self):
-        """The indices that were read since the last call."""
-        read = [int(line) for line in self.log.read_text().split()]
-        self.log.write_text("")
-        return read
-
-
-@pytest.mark.slow
-def test_a_cache_that_is_tried_holds_its_share_before_the_steps_that_count(tmp_path):
-    """Of ten batches of four, each second example is held: five batches. Then the ten batches come."""
-    dataset = Pictures(tmp_path / "log")
-    analyzer, found = analyze(Slept(1 * MS), loader_of(dataset), 10)
-    order = [index for batch in analyzer._training.phases.real.indices for index in batch]
-    held, rest = order[1::2], order[::2]
-    dataset.reads()
-    found = analyzer.check(found, cached_fraction=0.5, hold="loaded")
-    read = dataset.reads()
-    first = read.index(held[0], read.index(399) + 1)  # before, the cuts are proved by the first and the last example
-    read = read[first:]
-    assert read[:20] == held
-    assert set(rest) - {0} <= set(read[20:]), "the rest is read in the steps that count"
-    again = [index for index in read[20:] if index in held]
-    assert len(again) <= 2, "a worker compares its first and its tenth hit with the data set"
-    assert found.checked[0].step_seconds.median < 0.8 * found.step_seconds, "half of the reads are left"
-
-
 class Draws(Staged):
     """From every source of random numbers."""
 
