@@ -19,16 +19,12 @@ class Tensors(pl.LightningDataModule):
         super().__init__()
         self.tensor = torch.zeros(20)
         self.loader = loader or DataLoader(TensorDataset(self.tensor))
-        self.torn_down = []
 
     def __len__(self):
         return 0
 
     def train_dataloader(self):
         return self.loader
-
-    def teardown(self, stage):
-        self.torn_down.append(stage)
 
 
 def given(data, model=None):
@@ -100,13 +96,3 @@ def test_a_models_own_loader_is_a_copy_where_there_is_no_other():
     without = pl.LightningModule()
     given(None, without)
     assert "train_dataloader" not in vars(without), "so that Lightning says that there is none"
-
-
-def test_the_copy_is_torn_down_when_it_is_not_needed_any_more():
-    original = Tensors()
-    found, _ = given(original)
-    (copied,) = found.instances
-    copied.teardown("fit")
-    assert copied.torn_down == []
-    del found
-    assert (copied.torn_down, original.torn_down) == (["fit"], [])

@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 import matplotlib
 import pytest
 from analyses import ANALYSIS, STREAM
-from measured_stages import CACHED, MS
+from measured_stages import MS
 
 from lightning_echo.analysis.predict import Spread, TrainingSetting
 from lightning_echo.analysis.report import _POINT_COLORS, as_svg, draw, page, save_page, save_png
@@ -90,12 +90,6 @@ def test_what_others_named_is_shown_in_the_file_and_not_obeyed(tmp_path):
     assert ["$verdict ${tables}", "5"] in found.rows
     assert found.texts["li"] == ["a & b <script>naïve</script>"]
     assert not {"script", "img"} & found.tags
-
-
-def test_the_line_for_the_trainer_can_be_copied():
-    # 0.7 leave 1.07 * (136 - 80 * 0.7) / 4 = 21.4 ms, for 22 / 0.95
-    found = Reader(page(replace(ANALYSIS, stages=replace(CACHED, free_bytes=10**11))))
-    assert found.texts["code"] == ["num_workers=4", 'EchoCallback(factor=1, cache={"size": "701MiB", "hold": "raw"})']
 
 
 def lines_of(figure):

@@ -68,13 +68,6 @@ def test_all_of_it_is_what_the_plain_loader_does(workers):
         assert 0 <= spent.cpu < spent.first + spent.collate
 
 
-def test_the_halves_are_timed_apart():
-    made = run_part(loader_of(), partial(both_halves, stages_of(raw=False)), BATCHES)
-    assert all(spent.first >= 2 * (READ + DECODE) and spent.second >= 2 * AUGMENT for spent in made.batches)
-    made = run_part(loader_of(), partial(both_halves, stages_of(raw=True)), BATCHES)
-    assert all(spent.first >= 2 * READ and spent.second >= 2 * (DECODE + AUGMENT) for spent in made.batches)
-
-
 def test_reading_alone_neither_decodes_nor_augments_nor_collates():
     loader = loader_of(Sleeping(refused=("decode", "augment")))
     made = run_part(loader, partial(first_half, stages_of(raw=True)), BATCHES, collates=False, keeps_outputs=True)
@@ -129,19 +122,6 @@ def test_the_first_batches_of_a_stream_are_its_first_each_time():
     assert len(batches) == 3
     for _ in range(2):
         assert [batch.tolist() for batch in batches] == [[0, 1], [2, 3], [4, 5]]
-
-
-def test_workers_may_be_others_and_what_they_open_is_noted(tmp_path):
-    class Files(Sleeping):
-        def read(self, index):
-            assert get_worker_info().num_workers == 1
-            return int((tmp_path / str(index)).read_text())
-
-    for index in range(8):
-        (tmp_path / str(index)).write_text(str(index))
-    made = run_part(loader_of(Files()), whole, BATCHES, workers=1, observes=True)
-    assert made.files == [str(tmp_path / str(index)) for index in range(8)]
-    assert run_part(loader_of(Files()), whole, BATCHES, workers=1).files == []
 
 
 def test_options_of_the_users_workers_are_taken_over():

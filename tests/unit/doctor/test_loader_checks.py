@@ -1,28 +1,45 @@
-"""Workers, pickling, cuts and points of a loader, as findings."""
+"""What is known of a loader, and said of it: workers, pickling, cuts, points, memory, and its first batch."""
 
 import multiprocessing
 
 import pytest
 import torch
-from loaders_with_traps import Batches, Holding, Stream, Unreadable, good_loader
+from loaders_with_traps import Batches, Examples, Holding, Stream, Unreadable, good_loader
 from torch.utils.data import TensorDataset
 
-from lightning_echo.doctor.looking import FirstBatch, UserCodeError, check_first_batch, check_loader, look
+from lightning_echo.doctor.looking import (
+    FirstBatch,
+    UserCodeError,
+    check_first_batch,
+    check_loader,
+    check_memory,
+    check_queues,
+    first_batch,
+    look,
+)
 from lightning_echo.doctor.machine import Status
+from lightning_echo.insertion import POINTS
+
+ALL = ["after_read", "before_augmentation", "after_augmentation", "after_batching", "after_transfer"]
+MIB = 2**20
 
 
-def findings(loader, cores=2):
-    return {finding.name: finding for finding in check_loader(look(loader), cores)}
+def findings(loader, cores=2, free=2**30):
+    looked = look(loader)
+    return {finding.name: finding for finding in [*check_loader(looked, cores), *check_memory(looked, free)]}
 
 
 def test_a_good_loader_has_nothing_to_complain_about():
     found = findings(good_loader())
-    assert list(found) == ["loader", "workers", "pickle", "split", "insertion_points"]
+    assert list(found) == ["loader", "workers", "pickle", "split", "insertion_points", "example_bytes", "buffer", "cache"]
     assert {finding.status for finding in found.values()} == {Status.ok}
     assert found["loader"].figures == {"kind": "DataLoader", "examples": 8, "batch_size": 4, "batches": 2}
     assert 0 < found["pickle"].figures["bytes"] < 10_000
     assert found["split"].figures == {"before_augmentation": True, "after_read": True}
-    assert found["insertion_points"].figures["auto"] == "before_augmentation"
+    sizes = found["example_bytes"].figures
+    assert sizes["before_augmentation_bytes"] == sizes["after_augmentation_bytes"] == 3 * 4
+    assert 0 < sizes["after_read_bytes"] < 100  # a byte, as Python holds it
+    assert "12 bytes decoded" in found["example_bytes"].sentence
 
 
 @pytest.mark.parametrize(("workers", "cores", "status"), [(0, 1, "ok"), (0, 4, "warning"), (2, 2, "ok"), (3, 2, "warning")])
@@ -49,39 +66,130 @@ def test_what_cannot_be_pickled_is_named_and_is_an_error_where_workers_are_spawn
     assert ("reading can be shared" in found.sentence) is shareable
 
 
-def test_a_data_set_that_cannot_be_split_has_the_reason_and_a_way_out():
-    found = findings(good_loader(TensorDataset(torch.zeros(8, 3))))
-    assert found["split"].status is Status.warning
-    assert "TensorDataset has neither load(index) and augment(example) nor a transform" in found["split"].sentence
-    assert "StagedDataset.of" in found["split"].way_out
-    possible = found["insertion_points"].figures
-    assert possible.pop("auto") == "after_augmentation"
-    assert [point for point in possible if possible[point]] == ["after_augmentation", "after_batching", "after_transfer"]
+@pytest.mark.parametrize(
+    ("dataset", "possible", "chosen", "holds", "refused"),
+    [
+        (Examples(), ALL, "before_augmentation", ["raw", "loaded"], ""),
+        (
+            TensorDataset(torch.zeros(8, 3)),
+            ALL[2:],
+            "after_augmentation",
+            [],
+            "TensorDataset has neither load(index) and augment(",
+        ),
+        (Stream(), ALL[2:], "after_augmentation", [], "the data set is a stream, which has no index"),
+    ],
+    ids=["staged", "uncut", "stream"],
+)
+def test_each_point_and_each_form_in_a_cache_is_possible_or_has_a_reason(dataset, possible, chosen, holds, refused):
+    looked = look(good_loader(dataset, shuffle=None))
+    assert ([point.value for point in looked.possible], looked.choice.point.value) == (possible, chosen)
+    assert {*looked.possible, *looked.refused} == set(POINTS)
+    assert [hold.name for hold in looked.holds] == holds
+    found = findings(good_loader(dataset, shuffle=None))
+    figures = found["insertion_points"].figures
+    assert (figures.pop("auto"), [point for point in figures if figures[point]]) == (chosen, possible)
+    if refused:
+        assert all(reason[:19] == refused[:19] for reason in looked.refused.values())
+        assert "no index" in looked.no_cache or "TensorDataset has neither" in looked.no_cache
+        assert found["split"].status is Status.warning
+        assert refused in found["split"].sentence
+        assert ("StagedDataset.of" in found["split"].way_out) is not isinstance(dataset, Stream)
 
 
-def test_a_stream_is_not_advised_to_become_a_staged_data_set():
-    found = findings(good_loader(Stream(), shuffle=None))["split"]
-    assert found.sentence.endswith("before its augmentation: the data set is a stream, which has no index.")
-    assert "StagedDataset" not in found.way_out
+def test_an_example_that_cannot_be_read_is_an_error_of_the_users_code():
+    class Damaged(Unreadable):
+        def __getitem__(self, index):
+            raise ValueError("insertion_point is no point of mine")
 
-
-def test_an_example_that_cannot_be_read_is_an_error_with_the_message():
+    looked = look(good_loader(Damaged()))
+    assert str(looked.unreadable) == "reading an example of Damaged raised ValueError: insertion_point is no point of mine"
+    assert (looked.choice, looked.refused) == (None, {})
     found = findings(good_loader(Unreadable()))
     assert found["example"].status is Status.error
     assert "FileNotFoundError: image 0" in found["example"].sentence
-    assert "split" not in found
+    assert not {"split", "buffer", "cache"} & set(found)
 
 
 def test_a_loader_that_is_no_dataloader_has_workers_of_its_own():
-    found = findings(Batches(), cores=8)
+    found = {finding.name: finding for finding in check_loader(look(Batches()), 8)}
     assert found["workers"].status is Status.ok
     assert found["loader"].figures == {"kind": "Batches", "batches": 4}
 
 
-def test_a_first_batch_is_told_with_its_seconds_or_its_exception():
+@pytest.mark.parametrize(
+    ("loader", "message"),
+    [
+        (iter([1]), "got the iterator"),
+        (3, "must be a DataLoader or another iterable"),
+        (good_loader(Examples(0), shuffle=None), "empty"),
+    ],
+)
+def test_what_cannot_be_echoed_at_all_is_refused(loader, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        look(loader)
+
+
+def test_what_a_stream_holds_is_not_known():
+    found = findings(good_loader(Stream(), shuffle=None))
+    assert "not known before" in found["example_bytes"].sentence
+    assert found["buffer"].figures["items_in_free_memory"] is None
+    assert found["cache"].figures == {"possible": False}
+
+
+def test_a_buffer_is_compared_with_the_free_memory():
+    large = good_loader(TensorDataset(torch.zeros(8, MIB // 4)))
+    figures = findings(large, free=100 * MIB)["buffer"].figures
+    assert figures["items_in_free_memory"] == 100 * MIB // figures["item_bytes"]
+    assert MIB <= figures["item_bytes"] < 1.001 * MIB
+    assert figures["items"] > 0
+    assert findings(large, free=None)["buffer"].figures["items_in_free_memory"] is None
+
+
+@pytest.mark.parametrize(("free_times", "fraction", "status"), [(2, 1, "ok"), (0.5, 0.375, "warning")])
+def test_a_cache_may_take_three_fourths_of_the_free_memory(free_times, fraction, status):
+    whole = findings(good_loader())["cache"].figures
+    smallest = min(("raw_bytes", "loaded_bytes"), key=lambda name: whole[name])
+    found = findings(good_loader(), free=int(whole[smallest] * free_times))["cache"]
+    assert (found.status.value, found.figures["examples"]) == (status, 8)
+    assert found.figures[smallest.replace("bytes", "fraction")] == pytest.approx(fraction, rel=0.01)
+
+
+@pytest.mark.parametrize(("free", "status"), [(4000, Status.ok), (3999, Status.error)])
+def test_prefetched_batches_must_fit_into_shared_memory(free, status):
+    first = FirstBatch(seconds=0.1, bytes=1000, tensors=1)
+    found = check_queues(look(good_loader()), first, free)  # two workers prefetch two batches each
+    assert (found.status, found.figures) == (status, {"batches": 4, "needed_bytes": 4000, "free_bytes": free})
+
+
+def test_without_workers_tensors_or_shared_memory_nothing_is_handed_over():
+    first = FirstBatch(seconds=0.1, bytes=1000, tensors=1)
+    assert check_queues(look(good_loader(num_workers=0, persistent_workers=False)), first, 10) is None
+    assert check_queues(look(good_loader()), FirstBatch(0.1, 1000, 0), 10) is None
+    assert check_queues(look(good_loader()), first, None) is None
+
+
+def test_the_first_batch_is_timed_weighed_and_told():
+    times = iter([10.0, 12.5])
+    batches = [{"image": torch.zeros(4, 8), "labels": [torch.zeros(2), torch.zeros(2)], "names": ("a", "b")}]
+    first = first_batch(batches, clock=lambda: next(times))
+    assert (first.seconds, first.tensors) == (2.5, 3)
+    assert first.bytes >= 4 * (32 + 2 + 2)
     found = check_first_batch(FirstBatch(seconds=2.5, bytes=2048, tensors=2))
     assert found.sentence == "The first batch took 2.5 seconds. Its tensors (2) have 2 KiB."
     assert found.figures == {"seconds": 2.5, "batch_bytes": 2048, "tensors": 2}
     assert check_first_batch(FirstBatch(2.5, 2048, 2), 4).sentence.endswith("have 2 KiB, about 512 bytes for an example.")
     failed = check_first_batch(UserCodeError("reading the first batch", OSError("disk")))
     assert (failed.status, failed.sentence) == (Status.error, "reading the first batch raised OSError: disk.")
+
+
+@pytest.mark.parametrize(
+    ("loader", "message"),
+    [
+        ([], "LookupError: the loader ends"),
+        (good_loader(Unreadable(), num_workers=0, persistent_workers=False), "FileNotFoundError: image"),
+    ],
+)
+def test_a_first_batch_that_does_not_come_is_one_of_the_users_code(loader, message):
+    with pytest.raises(UserCodeError, match=message):
+        first_batch(loader)
