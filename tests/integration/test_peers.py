@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
-from peers import processes, speed
+from peers import speed
 from peers.loaders import OURS, PEERS
 from peers.tables import correctness
 from report import Table
@@ -62,39 +59,6 @@ def test_a_bare_loader_only_resumes_wrong(table: Table) -> None:
     assert (found["two ranks saw %"], found["both saw %"]) == (100, 0)
 
 
-def _package_that(does: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (folder / "timm").mkdir()
-    (folder / "timm" / "__init__.py").write_text(does)
-    monkeypatch.setenv("PYTHONPATH", str(folder))
-
-
-@pytest.mark.program
-def test_a_peer_that_dies_says_why_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _package_that("raise RuntimeError('broken')", tmp_path, monkeypatch)
-    facts = tmp_path / "facts"
-    facts.mkdir()
-    found = processes.gather(["timm", "bare"], 1, 256, facts)
-    assert found["timm"] == "dies: RuntimeError: broken"
-    assert found["bare"][0]["length"] == 8
-
-
-@pytest.mark.program
-def test_a_peer_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _package_that("import time; time.sleep(1000)", tmp_path, monkeypatch)
-    monkeypatch.setattr(processes, "_PATIENCE_SECONDS", 1)
-    facts = tmp_path / "facts"
-    facts.mkdir()
-    assert processes.gather(["timm"], 1, 256, facts) == {"timm": "hangs: nothing for 1 s"}
-
-
-def test_a_peer_has_to_hang_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = iter(["dies: at once", "hangs: once", "dies: the second time", "hangs: once", "hangs: twice"])
-    monkeypatch.setattr(processes, "_run", lambda *args: next(words))
-    found = processes.gather(["naive", "timm", "monai"], 1, 256, tmp_path)
-    assert found == {"naive": "dies: at once", "timm": "dies: the second time", "monai": "hangs: twice"}
-    assert list(words) == []
-
-
 @pytest.mark.program
 def test_rates_are_measured_here_and_in_a_process_beside(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a machine that does other things, too: only that there are rates, not which."""
@@ -111,9 +75,3 @@ def test_rates_are_measured_here_and_in_a_process_beside(monkeypatch: pytest.Mon
         assert 0 < found[2] < 1000  # a step takes a thousandth of a second at least
         assert found[2] == found[3] == found[4]
     assert table.rows[1][-1] in ("ahead", "behind")
-
-
-@pytest.mark.program
-def test_the_folder_runs_as_a_program() -> None:
-    done = subprocess.run([sys.executable, Path(speed.__file__).parent, "--help"], capture_output=True, text=True, check=True)
-    assert all(name in done.stdout for name in PEERS)
