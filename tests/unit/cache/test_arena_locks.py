@@ -13,7 +13,7 @@ import threading
 
 import pytest
 
-from lightning_echo.cache import arena as arena_file
+from lightning_echo.cache import arena as arena_module
 from lightning_echo.cache.arena import Arena
 
 MIB = 2**20
@@ -42,11 +42,11 @@ def collect_under_the_lock(arena):
         opens.start()
         gc.collect()
 
-    before = len(arena_file._open)
+    before = len(arena_module._open)
     arena._file.locked(collect)
     opens.join(PATIENCE)
     assert again[0]._file is arena._file
-    assert len(arena_file._open) == before - 1, "what was collected is closed"
+    assert len(arena_module._open) == before - 1, "what was collected is closed"
     assert again[0].put(1, [b"x"])
 
 
@@ -59,47 +59,8 @@ def test_an_arena_may_be_collected_in_a_thread_for_whose_lock_another_one_waits_
         gc.enable()
 
 
-def collect_while_it_is_opened():
-    last = [Arena.create(10, MIB)]
-    fd = os.open(f"/proc/self/fd/{last[0]._file.fd}", os.O_RDWR)
-
-    class Collecting(dict):
-        def get(self, key):
-            known = super().get(key)
-            last.clear()
-            return known
-
-    arena_file._open = Collecting(arena_file._open)
-    again = Arena(fd)
-    assert again.put(1, [b"x"])
-    assert bytes(again.get(1)) == b"x"
-
-
-def test_the_last_arena_of_a_file_may_be_collected_while_the_file_is_opened_again():
-    assert in_a_process(collect_while_it_is_opened) == 0
-
-
-def collect_while_memory_is_counted():
-    last = [Arena.create(10, MIB)]
-    fd = last[0]._file.fd
-
-    class Collecting(dict):
-        def values(self):
-            last.clear()
-            return list(super().values())
-
-    arena_file._open = Collecting(arena_file._open)
-    arena_file.held_in_memory()
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        os.fstat(fd)
-
-
-def test_an_arena_that_is_collected_while_memory_is_counted_is_closed_then():
-    assert in_a_process(collect_while_memory_is_counted) == 0
-
-
 def open_in_two_threads(path):
-    lock_alone, first_is_alone = arena_file.lock_alone, threading.Event()
+    lock_alone, first_is_alone = arena_module.lock_alone, threading.Event()
 
     def meeting(fd):
         is_alone = lock_alone(fd)
@@ -107,7 +68,7 @@ def open_in_two_threads(path):
             first_is_alone.set()
         return is_alone
 
-    arena_file.lock_alone = meeting
+    arena_module.lock_alone = meeting
     found = []
 
     def second():

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from omegaconf import OmegaConf
 
 from lightning_echo.cache.kept import CacheConfig, read_cache_config
 
@@ -13,56 +14,30 @@ GIB = 2**30
 @pytest.mark.parametrize(
     ("size", "expected"),
     [
-        ("8GiB", 8 * GIB),
-        ("8 gib", 8 * GIB),
-        ("1.5 GiB", 3 * 2**29),
-        ("500MB", 500_000_000),
-        ("2 TB", 2 * 10**12),
-        (" 1048576 B ", 2**20),
-        (".5GiB", 2**29),
-        (2**20, 2**20),
-        (10**10, 10**10),
-        (0.5, 2 * GIB),
-        (0.999, int(4 * GIB * 0.999)),
+        *[("8GiB", 8 * GIB), ("8 gib", 8 * GIB), ("1.5 GiB", 3 * 2**29), (".5GiB", 2**29), ("500MB", 500_000_000)],
+        *[("2 TB", 2 * 10**12), (" 1048576 B ", 2**20), (2**20, 2**20), (10**10, 10**10)],
+        *[(0.5, 2 * GIB), (0.999, int(4 * GIB * 0.999))],
     ],
 )
 def test_a_size_in_bytes(size, expected):
     assert CacheConfig(size).bytes_of(free_bytes=4 * GIB) == expected
 
 
-@pytest.mark.parametrize("size", ["8 apples", "8", "GiB", "", "-1GiB", "1e3MB", "1,5GiB", "8GiB of it", "nanGiB"])
-def test_a_string_that_is_no_size(size):
-    with pytest.raises(ValueError, match=r'cache\.size must be a string with a unit such as "8GiB".*, got '):
-        CacheConfig(size)
+UNIT = r'cache\.size must be a string with a unit such as "8GiB".*, got '
+BETWEEN = r"cache\.size as a share of the free memory must be between 0 and 1, got .*bytes"
+BAD_SIZES = [
+    *((size, ValueError, UNIT) for size in ("8 apples", "8", "GiB", "", "-1GiB", "1e3MB", "1,5GiB", "8GiB of it", "nanGiB")),
+    *((size, ValueError, BETWEEN) for size in (0.0, 1.0, 1.5, -0.5, math.nan, math.inf)),
+    *((size, TypeError, UNIT) for size in (None, True, [1], b"8GiB", 1j)),
+    *((size, ValueError, "is less than one MiB: a cache holds examples$") for size in ("1000 B", "0GiB", "0.5MiB")),
+    *((size, ValueError, r"is less than one MiB \(an integer is a number of bytes\)$") for size in (0, -5)),
+    (8, ValueError, r'cache\.size=8 is less than one MiB .*did you mean "8GiB"\?'),
+]
 
 
-@pytest.mark.parametrize("size", [0.0, 1.0, 1.5, -0.5, math.nan, math.inf])
-def test_a_number_that_is_no_share(size):
-    with pytest.raises(ValueError, match=r"cache\.size as a share of the free memory must be between 0 and 1, got .*bytes"):
-        CacheConfig(size)
-
-
-@pytest.mark.parametrize("size", [None, True, [1], b"8GiB", 1j])
-def test_something_that_is_no_size(size):
-    with pytest.raises(TypeError, match=r"cache\.size must be a string with a unit"):
-        CacheConfig(size)
-
-
-def test_a_few_bytes_were_meant_as_gibibytes():
-    with pytest.raises(ValueError, match=r'cache\.size=8 is less than one MiB .*did you mean "8GiB"\?'):
-        CacheConfig(8)
-
-
-@pytest.mark.parametrize("size", [0, -5])
-def test_no_bytes_or_fewer(size):
-    with pytest.raises(ValueError, match="less than one MiB") as refused:
-        CacheConfig(size)
-    assert "did you mean" not in str(refused.value)
-
-
-@pytest.mark.parametrize("size", ["1000 B", "0GiB", "0.5MiB"])
-def test_a_size_with_a_unit_that_holds_nothing(size):
-    with pytest.raises(ValueError, match="is less than one MiB: a cache holds examples"):
+@pytest.mark.parametrize(("size", "error", "said"), BAD_SIZES, ids=[repr(row[0]) for row in BAD_SIZES])
+def test_an_impossible_size(size, error, said):
+    with pytest.raises(error, match=said):
         CacheConfig(size)
 
 
@@ -74,7 +49,7 @@ def test_a_share_of_memory_that_nobody_knows(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("options", "error", "message"),
+    ("options", "error", "said"),
     [
         ({"hold": "decoded"}, ValueError, r"cache\.hold must be one of 'auto', 'raw', 'loaded', 'whole', got 'decoded'"),
         ({"path": 7}, TypeError, r"cache\.path must be a string or None, got 7"),
@@ -89,48 +64,45 @@ def test_a_share_of_memory_that_nobody_knows(monkeypatch):
         ({"partitioned": True, "name": "a", "path": "/d"}, ValueError, r"cache\.partitioned=True and cache\.name='a' exclude"),
     ],
 )
-def test_an_impossible_option(options, error, message):
-    with pytest.raises(error, match=message):
+def test_an_impossible_option(options, error, said):
+    with pytest.raises(error, match=said):
         CacheConfig("1GiB", **options)
 
 
-def test_it_is_a_value():
-    assert CacheConfig("1GiB", hold="raw") == CacheConfig("1GiB", hold="raw") != CacheConfig("1GiB")
-    with pytest.raises(AttributeError):
-        CacheConfig("1GiB").size = "2GiB"
+CONFIG = CacheConfig("2GiB", hold="raw")
 
 
-class TestForms:
-    def test_a_size_alone(self):
-        assert read_cache_config("2GiB") == CacheConfig("2GiB")
-        assert read_cache_config(0.25) == CacheConfig(0.25)
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("2GiB", CacheConfig("2GiB")),
+        (0.25, CacheConfig(0.25)),
+        ({"size": "2GiB", "hold": "raw"}, CONFIG),
+        (OmegaConf.create({"size": "2GiB", "hold": "raw", "name": None}), CONFIG),
+        (CONFIG, CONFIG),
+        (None, None),
+    ],
+)
+def test_the_forms_in_which_it_may_be_given(given, expected):
+    assert read_cache_config(given) == expected != CacheConfig("1GiB")
 
-    def test_options_by_name(self):
-        assert read_cache_config({"size": "2GiB", "hold": "raw"}) == CacheConfig("2GiB", hold="raw")
 
-    def test_what_is_one_already_and_none(self):
-        config = CacheConfig("2GiB")
-        assert read_cache_config(config) is config
-        assert read_cache_config(None) is None
-
-    def test_those_of_omegaconf(self):
-        omegaconf = pytest.importorskip("omegaconf")
-        given = omegaconf.OmegaConf.create({"size": "2GiB", "hold": "loaded", "name": None})
-        assert read_cache_config(given) == CacheConfig("2GiB", hold="loaded")
-
-    def test_an_unknown_option_is_named(self):
-        with pytest.raises(
-            ValueError, match="cache has unknown options sise, hild: known are size, hold, path, name, partitioned"
-        ):
-            read_cache_config({"sise": "2GiB", "hild": "raw"})
-
-    def test_a_size_is_needed(self):
-        with pytest.raises(ValueError, match="cache needs a size"):
-            read_cache_config({"hold": "raw"})
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"hold": "raw"}, "cache needs a size"),
+        ({"sise": "2GiB", "hild": "raw"}, "cache has unknown options sise, hild: known are size, hold, path, name, partitioned"),
+    ],
+)
+def test_unknown_options_and_no_size(given, said):
+    with pytest.raises(ValueError, match=said):
+        read_cache_config(given)
 
 
 @pytest.mark.parametrize(("size", "plain"), [(np.int64(2**30), 2**30), (np.float64(0.5), 0.5)])
-def test_numbers_of_numpy_become_plain_ones(size, plain):
+def test_numbers_of_numpy_become_plain_ones_and_nothing_can_be_set_later(size, plain):
     config = CacheConfig(size)
     assert config == CacheConfig(plain)
     assert type(config.size) is type(plain)
+    with pytest.raises(AttributeError):
+        config.size = "2GiB"

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, random_split
 
@@ -42,6 +42,7 @@ def data_sets(draw):
     return nested(draw(st.integers(0, 3)))
 
 
+@settings(max_examples=40, deadline=None)
 @given(data_sets())
 def test_a_key_belongs_to_one_example(dataset):
     keys = Keys(dataset)
@@ -52,19 +53,12 @@ def test_a_key_belongs_to_one_example(dataset):
         assert example_of.setdefault(key, dataset[index]) == dataset[index]
 
 
-def test_subsets_of_one_data_set_share_its_keys():
+def test_parts_of_one_data_set_share_its_keys():
     base = Numbers(0, 20)
-    first, second = random_split(base, [12, 8], torch.Generator().manual_seed(0))
-    found = [Keys(part).of(index) for part in (first, second) for index in range(len(part))]
-    assert sorted(found) == list(range(20))
-    assert [Keys(base).of(index) for index in range(20)] == list(range(20))
-
-
-def test_a_data_set_that_is_inside_twice_has_its_keys_once():
-    base = Numbers(0, 5)
-    keys = Keys(ConcatDataset([base, base]))
-    assert keys.count == 5
-    assert keys.of(7) == keys.of(2) == 2
+    parts = random_split(base, [12, 8], torch.Generator().manual_seed(0))
+    assert sorted(Keys(part).of(index) for part in parts for index in range(len(part))) == list(range(20))
+    both = Keys(ConcatDataset([base, base]))
+    assert (both.count, both.of(27), both.of(7)) == (20, 7, 7)
 
 
 def test_two_named_cuts_of_one_data_set_have_keys_of_their_own():
@@ -91,24 +85,7 @@ def test_what_is_no_index_of_the_data_set_has_no_key(index):
     assert Keys(Numbers(0, 10)).of(index) is None
 
 
-def test_a_stream_has_no_keys():
-    class Stream(IterableDataset):
-        def __iter__(self):
-            return iter(range(3))
-
-    with pytest.raises(NoKeysError, match="Stream is a stream: its examples have no index"):
-        Keys(Stream())
-
-
-def test_a_data_set_without_a_length_has_none_either():
-    class Endless(Dataset):
-        def __getitem__(self, index):
-            return index
-
-    with pytest.raises(NoKeysError, match=r"Endless has no length.*add __len__"):
-        Keys(Endless())
-
-
+@settings(max_examples=30, deadline=None)
 @given(data_sets(), st.data())
 def test_the_keys_of_many_are_the_keys_of_each(dataset, data):
     keys = Keys(dataset)
@@ -124,3 +101,22 @@ def of_or_none(keys, index):
         return keys.of(index)
     except (IndexError, TypeError):
         return None
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(range(3))
+
+
+class Endless(Dataset):
+    def __getitem__(self, index):
+        return index
+
+
+@pytest.mark.parametrize(
+    ("dataset", "said"),
+    [(Stream(), "Stream is a stream: its examples have no index"), (Endless(), r"Endless has no length.*add __len__")],
+)
+def test_what_has_no_index_or_no_length_has_no_keys(dataset, said):
+    with pytest.raises(NoKeysError, match=said):
+        Keys(dataset)

@@ -1,22 +1,22 @@
-"""The cache of a node: made as its options say, found by other processes, counted."""
+"""The cache of a node: made as its options say, found by other processes, counted, shared by the ranks that may."""
 
 import os
-import subprocess
-import sys
 
 import pytest
 
 from lightning_echo.cache import arena, node_cache
-from lightning_echo.cache.arena import ArenaAddress
 from lightning_echo.cache.kept import CacheConfig, Contents
-from lightning_echo.cache.node_cache import CacheCounts, NodeCache
+from lightning_echo.cache.node_cache import CacheCounts, Identity, NodeCache, Place, nodes_of, place_of_process
+from lightning_echo.split.staged import sample_places
 
 MIB = 2**20
 
 
 def test_counts_are_those_of_the_arena_and_of_all_that_add_lookups():
     cache = NodeCache.make(CacheConfig("1MiB"), "raw", 10)
+    assert cache.keys == 10
     assert cache.store().put(3, b"some bytes")
+    assert cache.store().arena.put(10, [b"a digest, as workers agree on one: no example"])
     other = NodeCache.attach(cache.address)
     other.add_lookups(2, 5)
     cache.add_lookups(1, 0)
@@ -31,10 +31,6 @@ def test_counts_are_those_of_the_arena_and_of_all_that_add_lookups():
 def test_the_hit_fraction_is_0_before_the_first_lookup():
     assert CacheCounts(0, 0, 0, 0, is_full=False, hold="raw", size=MIB).hit_fraction == 0
     assert CacheCounts(0, 0, 3, 1, is_full=False, hold="raw", size=MIB).hit_fraction == 0.75
-
-
-def test_keys_are_those_of_the_data_set():
-    assert NodeCache.make(CacheConfig("1MiB"), "raw", 10).keys == 10
 
 
 def test_a_size_beyond_the_free_memory_is_refused(monkeypatch):
@@ -58,37 +54,27 @@ def test_a_fifth_of_the_free_memory_and_at_most_2_gib_stays_free_whoever_adds(mo
             assert cache.store().put(3, b"some bytes") is fits
 
 
-class TestOnADisk:
-    def test_no_file_has_a_name_and_what_is_put_is_found(self, tmp_path):
-        cache = NodeCache.make(CacheConfig("1MiB", path=str(tmp_path)), "raw", 10)
-        assert cache.store().put(1, [1, 2.5, "three"])
-        assert NodeCache.attach(cache.address).store().get(1) == [1, 2.5, "three"]
-        assert not list(tmp_path.iterdir())
-
-    def test_a_path_that_is_a_file_or_is_not_there_is_refused(self, tmp_path):
-        (tmp_path / "file").write_text("")
-        with pytest.raises(ValueError, match=r"cache\.path must be a folder on a local disk, but '.*file' is a file"):
-            NodeCache.check(CacheConfig("1MiB", path=str(tmp_path / "file")))
-        with pytest.raises(ValueError, match="nowhere' does not exist"):
-            NodeCache.check(CacheConfig("1MiB", path=str(tmp_path / "nowhere")))
-
-    def test_more_than_is_free_on_the_disk_is_refused(self, tmp_path):
-        with pytest.raises(ValueError, match=r"cache\.size is 1,000,000 GiB, but only .* GiB are free in cache\.path="):
-            NodeCache.check(CacheConfig(10**6 * 2**30, path=str(tmp_path)))
-
-    def test_a_folder_that_cannot_be_written_is_refused(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(os, "access", lambda *_: False)  # a superuser may write everywhere
-        with pytest.raises(ValueError, match=r"cache\.path='.*' cannot be written by this user"):
-            NodeCache.check(CacheConfig("1MiB", path=str(tmp_path)))
+def test_on_a_disk_no_file_has_a_name_and_what_is_put_is_found(tmp_path):
+    cache = NodeCache.make(CacheConfig("1MiB", path=str(tmp_path)), "raw", 10)
+    assert cache.store().put(1, [1, 2.5, "three"])
+    assert NodeCache.attach(cache.address).store().get(1) == [1, 2.5, "three"]
+    assert not list(tmp_path.iterdir())
 
 
-def test_what_the_workers_have_agreed_on_is_no_example():
-    cache = NodeCache.make(CacheConfig("1MiB"), "raw", 10)
-    store = cache.store()
-    store.arena.put(10, [b"a digest"])
-    assert cache.counts.examples == 0
-    store.put(3, "an example")
-    assert cache.counts.examples == 1
+@pytest.mark.parametrize(
+    ("path", "size", "writable", "said"),
+    [
+        ("file", "1MiB", True, r"cache\.path must be a folder on a local disk, but '.*file' is a file"),
+        ("nowhere", "1MiB", True, "nowhere' does not exist"),
+        ("", 10**6 * 2**30, True, r"cache\.size is 1,000,000 GiB, but only .* GiB are free in cache\.path="),
+        ("", "1MiB", False, r"cache\.path='.*' cannot be written by this user"),
+    ],
+)
+def test_a_place_where_no_cache_can_be_is_refused(path, size, writable, said, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(os, "access", lambda *_: writable)  # a superuser may write everywhere
+    with pytest.raises(ValueError, match=said):
+        NodeCache.check(CacheConfig(size, path=str(tmp_path / path)))
 
 
 def test_the_other_ranks_know_the_name(tmp_path):
@@ -102,14 +88,51 @@ def test_the_other_ranks_know_the_name(tmp_path):
     assert (other.counts.examples, other.counts.hits, other.counts.misses) == (1, 3, 4)
 
 
-def test_a_process_that_is_gone_cannot_be_attached_to():
-    program = (
-        "from lightning_echo.cache.kept import CacheConfig\n"
-        "from lightning_echo.cache.node_cache import NodeCache\n"
-        "address = NodeCache.make(CacheConfig('1MiB'), 'raw', 10).address\n"
-        "print(address.arena.pid, address.arena.fd)"
-    )
-    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60).stdout
-    arena = ArenaAddress(*map(int, told.split()[-2:]), b"")
-    with pytest.raises(FileNotFoundError):
-        NodeCache.attach(node_cache.Address("raw", arena, arena))
+HERE, THERE = ("host", "boot", "0"), ("host", "boot", "1")
+
+
+@pytest.mark.parametrize(
+    ("places", "nodes"),
+    [
+        ([(HERE, "0"), (THERE, "0"), (HERE, "1"), (THERE, "1")], [0, 1, 0, 1]),
+        ([(HERE, "0"), (HERE, "0"), (HERE, "0")], [0, 1, 2]),
+        ([(HERE, None)] * 3, [0, 0, 0]),
+        ([(HERE, None), (HERE, "1"), (HERE, "0"), (HERE, "1")], [0, 0, 1, 1]),
+    ],
+    ids=["by machine", "by a local rank that comes again", "no launcher", "a first process without a local rank"],
+)
+def test_nodes_are_told_apart_by_machine_number_and_local_rank(places, nodes):
+    assert nodes_of([Place(*place) for place in places]) == nodes
+
+
+@pytest.mark.parametrize(
+    ("environment", "number", "local_rank"),
+    [
+        ({}, "0", None),
+        ({"LOCAL_RANK": "1", "GROUP_RANK": "3"}, "3", "1"),
+        ({"LOCAL_RANK": "0", "NODE_RANK": "2"}, "2", "0"),
+        ({"SLURM_NODEID": "4"}, "4", None),
+        ({"GROUP_RANK": "1", "NODE_RANK": "2"}, "1", None),
+    ],
+)
+def test_a_process_says_where_it_runs_by_what_its_launcher_has_set(environment, number, local_rank):
+    place = place_of_process(environment)
+    assert (place.machine[2], place.local_rank) == (number, local_rank)
+    assert place.machine[:2] == place_of_process({}).machine[:2]
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 7, 8, 9, 100, 10**7])
+def test_samples_are_at_most_eight_in_order_from_the_first_to_the_last(count):
+    places = sample_places(count)
+    assert len(places) == min(count, 8)
+    assert sorted(set(places)) == places
+    assert not count or (places[0], places[-1]) == (0, count - 1)
+
+
+def test_data_sets_are_alike_in_class_number_and_samples_and_if_samples_could_be_read():
+    mine = Identity("Images", 10, b"same")
+    assert mine.is_like(Identity("Images", 10, b"same"))
+    others = (Identity("Texts", 10, b"same"), Identity("Images", 11, b"same"), Identity("Images", 10, b"other"))
+    for other in (*others, Identity("Images", 10, b"same", "other")):
+        assert not mine.is_like(other)
+    assert not Identity("Images", 10, None).is_like(Identity("Images", 10, None))
