@@ -15,7 +15,9 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
+
+import torch
 
 PATIENCE = 240  # seconds
 # What launchers set. A job must not take these from the environment of the test.
@@ -23,13 +25,9 @@ _OF_LAUNCHERS = ("MASTER_", "SLURM_", "TORCHELASTIC_", "LOCAL_", "GROUP_", "ROLE
 
 
 def torchrun(nodes: int, ranks: int, *program: object, restarts: int = 0) -> str:
-    """Runs a program under one ``torchrun`` for each node; what all of them printed.
+    """Runs a program (a file and its arguments) under one ``torchrun`` for each node; what all of them printed.
 
-    Args:
-        nodes: Number of nodes.
-        ranks: Number of ranks on each.
-        program: The file and its arguments.
-        restarts: How often a rank may fail. Nodes then find each other by c10d, with which all of them restart if one has to.
+    ``restarts``: how often a rank may fail. Nodes then find each other by c10d, with which all of them restart if one has to.
     """
     port = _free_port()
     options = [f"--nnodes={nodes}", f"--nproc-per-node={ranks}", f"--max-restarts={restarts}"]
@@ -68,6 +66,13 @@ def lightning(nodes: int, *program: object) -> str:
 def alone(*program: object) -> str:
     """Runs a program in one process, which starts others itself."""
     return _run([[sys.executable, *map(str, program)]], [{}])
+
+
+def side_by_side(ranks: int, folder: Path, *program: object) -> list[Any]:
+    """Runs a program for each rank, which it is told after the folder; what each has written to ``FOLDER/rank-R.pt``."""
+    file, *arguments = map(str, program)
+    _run([[sys.executable, file, str(folder), str(rank), *arguments] for rank in range(ranks)], [{}] * ranks)
+    return [torch.load(folder / f"rank-{rank}.pt", weights_only=True) for rank in range(ranks)]
 
 
 def _free_port() -> int:

@@ -1,7 +1,6 @@
-"""Processes that stand for nodes with a partitioned cache: ``python partitioned_runs.py FOLDER RANK RANKS NODES`` is one of them.
+"""A process of a node with a partitioned cache, which writes what it saw: ``python partitioned_runs.py FOLDER RANK RANKS NODES``.
 
-Each rank writes what it saw to ``FOLDER/rank-R.pt``; test_partitioned.py compares. A scenario is a function named
-``scenario_...`` that returns plain types. All ranks run all of them in the same order.
+A scenario is a function named ``scenario_...`` that returns plain types. All ranks run all of them in the same order.
 """
 
 from __future__ import annotations
@@ -74,21 +73,16 @@ def held(loader: EchoLoader) -> list[int]:
     return [key for key in range(cache.of_node.keys) if key in cache.of_node.arena]
 
 
-def both(make: Any, epochs: int = EPOCHS) -> dict[str, Any]:
-    """What is seen with the cache and without it, and how often the data set was read by the end of each epoch.
-
-    Args:
-        make: Makes the loader for a data set, and a size.
-        epochs: Number of epochs.
-    """
+def both(make: Any) -> dict[str, Any]:
+    """What is seen with the cache and without it, and how often the data set was read by the end of each epoch."""
     plain = make(Numbers(), None)
-    expected = [epoch(plain) for _ in range(epochs)]
+    expected = [epoch(plain) for _ in range(EPOCHS)]
     plain.close()
     dataset = Numbers()
     loader = make(dataset, "1MiB")
     dataset.reads.zero_()  # of the proofs
     seen, reads = [], []
-    for _ in range(epochs):
+    for _ in range(EPOCHS):
         seen.append(epoch(loader))
         torch.distributed.barrier()  # workers go on reading ahead, so that this is a little more than the epoch
         reads.append(int(dataset.reads.sum()))
@@ -101,64 +95,36 @@ def both(make: Any, epochs: int = EPOCHS) -> dict[str, Any]:
     return found
 
 
-def scenario_plain(rank: int) -> Any:
-    return both(lambda dataset, size: cached(dataset, size))
+def distributed(dataset: Numbers, size: Any) -> EchoLoader:
+    """As Lightning makes it. Passes are spread for each rank by itself."""
+    ranks, rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
+    return cached(dataset, size, 2.37, sampler=DistributedSampler(dataset, ranks, rank, seed=4))
 
 
-def scenario_factor_1_5(rank: int) -> Any:
-    return both(lambda dataset, size: cached(dataset, size, 1.5, num_workers=2))
+def of_batches(dataset: Numbers, size: Any) -> EchoLoader:
+    sampler = RandomSampler(range(LENGTH), generator=torch.Generator().manual_seed(5))
+    return cached(dataset, size, 1, insertion_point="after_batching", batch_sampler=BatchSampler(sampler, 3, False))
 
 
-def scenario_factor_2_37_from_memory(rank: int) -> Any:
-    return both(lambda dataset, size: cached(dataset, size, 2.37, reuse="memory", num_workers=2))
+def of_torch(dataset: Numbers, size: Any) -> EchoLoader:
+    return cached(dataset, size, 1.5, sampler=RandomSampler(range(LENGTH), replacement=True, num_samples=50))
 
 
-def scenario_without_workers(rank: int) -> Any:
-    return both(lambda dataset, size: cached(dataset, size, 1.5, num_workers=0))
-
-
-def scenario_whole_batches(rank: int) -> Any:
-    return both(lambda dataset, size: cached(dataset, size, 2, insertion_point="after_batching"))
-
-
-def scenario_dropped_tail(rank: int) -> Any:
-    return both(lambda dataset, size: cached(dataset, size, drop_last=True, epoch_length="full_pass"))
-
-
-def scenario_in_order(rank: int) -> Any:
-    return both(lambda dataset, size: cached(dataset, size, shuffle=False))
-
-
-def scenario_subset(rank: int) -> Any:
-    return both(lambda dataset, size: cached(Subset(dataset, list(range(60, 2, -1))), size))
-
-
-def scenario_sampler_of_torch(rank: int) -> Any:
-    def make(dataset: Numbers, size: Any) -> EchoLoader:
-        return cached(dataset, size, 1.5, sampler=RandomSampler(range(LENGTH), replacement=True, num_samples=50))
-
-    return both(make)
-
-
-def scenario_distributed_sampler(rank: int) -> Any:
-    """As Lightning puts it into a loader. Passes are spread for each rank by itself."""
-
-    def make(dataset: Numbers, size: Any) -> EchoLoader:
-        return cached(dataset, size, 2.37, sampler=DistributedSampler(dataset, torch.distributed.get_world_size(), rank, seed=4))
-
-    return both(make, 6)
+SEEN = {  # loaders whose batches are compared with and without the cache
+    "plain": cached,
+    "factor 2.37 from memory": lambda dataset, size: cached(dataset, size, 2.37, reuse="memory", num_workers=2),
+    "without workers": lambda dataset, size: cached(dataset, size, 1.5, num_workers=0),
+    "whole batches": lambda dataset, size: cached(dataset, size, 2, insertion_point="after_batching"),
+    "dropped tail": lambda dataset, size: cached(dataset, size, drop_last=True, epoch_length="full_pass"),
+    "subset in order": lambda dataset, size: cached(Subset(dataset, list(range(60, 2, -1))), size, shuffle=False),
+    "sampler of torch": of_torch,
+    "batch sampler": of_batches,
+    "distributed sampler": distributed,
+}
 
 
 class Dealing(DistributedSampler[int]):
     """Deals in its own way, perhaps."""
-
-
-def scenario_batch_sampler(rank: int) -> Any:
-    def make(dataset: Numbers, size: Any) -> EchoLoader:
-        sampler = RandomSampler(range(LENGTH), generator=torch.Generator().manual_seed(5))
-        return cached(dataset, size, 1, insertion_point="after_batching", batch_sampler=BatchSampler(sampler, 3, False))
-
-    return both(make)
 
 
 def scenario_little_room(rank: int) -> Any:
@@ -251,7 +217,7 @@ def scenario_one_node(rank: int) -> Any:
     os.environ.update(GROUP_RANK="0", LOCAL_RANK=str(rank))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        found = both(lambda dataset, size: cached(dataset, size))
+        found = both(cached)
     os.environ.update(before)
     return {**found, "said": [str(each.message) for each in caught if "partitioned" in str(each.message)]}
 
@@ -261,11 +227,10 @@ def main(folder: Path, rank: int, ranks: int, nodes: int) -> None:
     os.environ.update(LOCAL_RANK=str(rank % each), GROUP_RANK=str(rank // each))
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
-    found = {}
+    found = {f"scenario_{name}": both(make) for name, make in SEEN.items()}
     for name, scenario in globals().items():
         if name.startswith("scenario_"):
             found[name] = scenario(rank)
-            print(name, flush=True)
     torch.save(found, folder / f"rank-{rank}.pt")
     torch.distributed.destroy_process_group()
 

@@ -1,14 +1,8 @@
 """One cache per node: two ranks and their workers hold each example once, and two nodes hold their own (cache_ranks_runs.py)."""
 
-from __future__ import annotations
-
-import subprocess
-import sys
-from typing import Any
-
 import cache_ranks_runs
+import node_launch
 import pytest
-import torch
 from cache_ranks_runs import EPOCHS, LENGTH, RANKS
 
 pytestmark = pytest.mark.program
@@ -19,30 +13,22 @@ AUDITED = 3  # reads of a worker that are repeated in so many hits: the 1st, 10t
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    folder = tmp_path_factory.mktemp("ranks")
-    command = [sys.executable, cache_ranks_runs.__file__, str(folder)]
-    started = [
-        subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        for rank in range(RANKS)
-    ]
-    printed = [process.communicate(timeout=240)[0] for process in started]
-    assert [process.returncode for process in started] == [0] * RANKS, "\n".join(printed)[-6000:]
-    return [torch.load(folder / f"rank-{rank}.pt", weights_only=True) for rank in range(RANKS)]
+def ranks(tmp_path_factory):
+    return node_launch.side_by_side(RANKS, tmp_path_factory.mktemp("ranks"), cache_ranks_runs.__file__)
 
 
-def of(ranks: list[dict[str, Any]], scenario: str, name: str) -> list[Any]:
+def of(ranks, scenario, name):
     return [rank[f"scenario_{scenario}"][name] for rank in ranks]
 
 
 @pytest.mark.parametrize("scenario", ["same_data", "echoed_and_short_of_memory"])
-def test_every_rank_sees_what_it_sees_without_a_cache(ranks: list[dict[str, Any]], scenario: str) -> None:
+def test_every_rank_sees_what_it_sees_without_a_cache(ranks, scenario):
     for seen, plain in zip(of(ranks, scenario, "seen"), of(ranks, scenario, "plain"), strict=True):
         assert len(seen) == EPOCHS * EACH
         assert seen == plain
 
 
-def test_the_ranks_of_a_node_hold_each_example_once_and_the_other_node_holds_its_own(ranks: list[dict[str, Any]]) -> None:
+def test_the_ranks_of_a_node_hold_each_example_once_and_the_other_node_holds_its_own(ranks):
     seen, counts = of(ranks, "same_data", "seen"), of(ranks, "same_data", "counts")
     for node in NODES:
         distinct = {int(example[0]) for rank in node for example in seen[rank]}
@@ -54,7 +40,7 @@ def test_the_ranks_of_a_node_hold_each_example_once_and_the_other_node_holds_its
         assert examples * 4000 < held_bytes < examples * 4400 or examples * 1000 < held_bytes < examples * 1300
 
 
-def test_an_example_is_read_once_on_a_node_whichever_rank_needs_it(ranks: list[dict[str, Any]]) -> None:
+def test_an_example_is_read_once_on_a_node_whichever_rank_needs_it(ranks):
     reads, seen = of(ranks, "same_data", "reads"), of(ranks, "same_data", "seen")
     for node in NODES:
         of_node = [sum(of_rank) for of_rank in zip(*(reads[rank] for rank in node), strict=True)]
@@ -65,7 +51,7 @@ def test_an_example_is_read_once_on_a_node_whichever_rank_needs_it(ranks: list[d
 
 
 @pytest.mark.parametrize("scenario", ["same_data", "echoed_and_short_of_memory"])
-def test_hits_and_misses_are_the_fresh_examples_of_the_node(ranks: list[dict[str, Any]], scenario: str) -> None:
+def test_hits_and_misses_are_the_fresh_examples_of_the_node(ranks, scenario):
     counts, fresh = of(ranks, scenario, "counts"), of(ranks, scenario, "fresh")
     for node in NODES:
         _, _, hits, misses = counts[node[0]]
@@ -73,12 +59,7 @@ def test_hits_and_misses_are_the_fresh_examples_of_the_node(ranks: list[dict[str
         assert hits > 0
 
 
-def test_all_ranks_of_a_node_hold_what_its_first_rank_has_chosen(ranks: list[dict[str, Any]]) -> None:
-    holds = [rank["scenario_hold_by_the_first_rank"] for rank in ranks]
-    assert all(holds[first] == holds[second] and holds[first] in ("raw", "loaded") for first, second in NODES)
-
-
-def test_ranks_with_data_of_their_own_never_get_each_others_examples(ranks: list[dict[str, Any]]) -> None:
+def test_ranks_with_data_of_their_own_never_get_each_others_examples(ranks):
     seen, counts = of(ranks, "data_of_each_rank", "seen"), of(ranks, "data_of_each_rank", "counts")
     said, fresh = of(ranks, "data_of_each_rank", "said"), of(ranks, "data_of_each_rank", "fresh")
     for rank in range(RANKS):
@@ -93,13 +74,13 @@ def test_ranks_with_data_of_their_own_never_get_each_others_examples(ranks: list
         assert said[rank] == (own if rank % 2 else [])
 
 
-def test_ranks_that_have_read_different_examples_of_the_same_data_share_its_cache(ranks: list[dict[str, Any]]) -> None:
+def test_ranks_that_have_read_different_examples_of_the_same_data_share_its_cache(ranks):
     assert of(ranks, "each_rank_has_read_others", "said") == [[]] * RANKS
     held, alike = (of(ranks, scenario, "counts") for scenario in ("each_rank_has_read_others", "same_data"))
     assert [counts[:2] for counts in held] == [counts[:2] for counts in alike]
 
 
-def test_a_reload_keeps_what_is_held_of_the_same_data_and_nothing_of_other_data(ranks: list[dict[str, Any]]) -> None:
+def test_a_reload_keeps_what_is_held_of_the_same_data_and_nothing_of_other_data(ranks):
     for rank in range(RANKS):
         reload = ranks[rank]["scenario_reload"]
         assert reload["same"] >= reload["held"] > 0
@@ -110,7 +91,15 @@ def test_a_reload_keeps_what_is_held_of_the_same_data_and_nothing_of_other_data(
         assert any("the data set has changed (dataset.offset: 0 and 1; cache.ignore leaves" in each for each in reload["said"])
 
 
-def test_a_rank_that_cannot_make_the_cache_leaves_no_other_rank_waiting(ranks: list[dict[str, Any]]) -> None:
+def test_a_rank_that_cannot_make_the_cache_leaves_no_other_rank_waiting(ranks):
     errors = [rank["scenario_first_rank_fails"] for rank in ranks]
     assert errors[2] == "ValueError: no memory here"
     assert {errors[rank] for rank in (0, 1, 3)} == {"RuntimeError: rank 2 could not make its cache: no memory here"}
+
+
+def test_the_ranks_of_a_node_have_a_kept_file_together_and_the_next_job_has_no_miss(ranks):
+    for node in NODES:
+        (first, second), (other, other_of_second) = (ranks[rank]["scenario_kept"] for rank in node)
+        assert first == other, "both ranks look at the same cache"
+        assert second == other_of_second == (*first[:2], 2 * EACH, 0)
+        assert first[2] + first[3] == 2 * EACH

@@ -1,7 +1,5 @@
 """A partitioned cache when a node ends, dies, or cannot read what it holds (partitioned_fault_runs.py)."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -20,7 +18,7 @@ MOST_SECONDS = 240
 ENDED = "ended, with threads ['MainThread']"
 
 
-def ranks_of(fault: str, folder: Path) -> list[tuple[int, str]]:
+def ranks_of(fault, folder):
     """Runs both ranks. Returns for each its exit status, and what it printed."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     command = [sys.executable, partitioned_fault_runs.__file__, str(folder)]
@@ -41,13 +39,16 @@ def ranks_of(fault: str, folder: Path) -> list[tuple[int, str]]:
     return [(process.returncode, text) for process, text in zip(started, printed, strict=True)]
 
 
-def test_nodes_that_end_at_different_moments_end_in_peace(tmp_path: Path) -> None:
-    for status, printed in ranks_of("different ends", tmp_path):
+@pytest.mark.parametrize("fault", ["different ends", "stopped for a while", "unreadable"])
+def test_nodes_go_on_to_the_end_and_say_if_it_is_without_an_exchange(fault, tmp_path):
+    ranks = ranks_of(fault, tmp_path)
+    for status, printed in ranks:
         assert (status, printed.count(ENDED)) == (0, 1), printed
-        assert "do not exchange examples any more" not in printed
+    said = "the nodes do not exchange examples any more, and each reads what it does not hold: RuntimeError: another node cannot"
+    assert (said in ranks[0][1]) == (fault == "unreadable")
 
 
-def test_a_node_that_dies_ends_the_other_one_as_ddp_ends_it(tmp_path: Path) -> None:
+def test_a_node_that_dies_ends_the_other_one_as_ddp_ends_it(tmp_path):
     (status, printed), (killed, _) = ranks_of("killed", tmp_path)
     assert killed == -signal.SIGKILL
     assert status > 0
@@ -55,13 +56,7 @@ def test_a_node_that_dies_ends_the_other_one_as_ddp_ends_it(tmp_path: Path) -> N
     assert printed.rstrip().splitlines()[-1].split(": ")[-1], "and says what happened"
 
 
-def test_a_node_that_is_stopped_for_a_while_holds_up_the_other_one_and_both_go_on(tmp_path: Path) -> None:
-    for status, printed in ranks_of("stopped for a while", tmp_path):
-        assert (status, printed.count(ENDED)) == (0, 1), printed
-        assert "do not exchange examples any more" not in printed
-
-
-def test_a_node_that_hangs_ends_the_other_one_within_the_time_out_of_its_own_collectives(tmp_path: Path) -> None:
+def test_a_node_that_hangs_ends_the_other_one_within_the_time_out_of_its_own_collectives(tmp_path):
     began = time.monotonic()
     (status, printed), _ = ranks_of("stopped", tmp_path)
     assert status > 0
@@ -69,17 +64,9 @@ def test_a_node_that_hangs_ends_the_other_one_within_the_time_out_of_its_own_col
     assert TIME_OUT_SECONDS < time.monotonic() - began < TIME_OUT_SECONDS + 60, "not the two minutes of the exchange's own"
 
 
-def test_an_exception_on_one_node_ends_both(tmp_path: Path) -> None:
+def test_an_exception_on_one_node_ends_both(tmp_path):
     (other, printed), (own, said) = ranks_of("exception", tmp_path)
     assert own > 0
     assert other > 0
     assert "ValueError: this rank has had enough" in said
     assert "in all_reduce" in printed
-
-
-def test_where_a_node_cannot_read_what_it_holds_both_go_on_without_an_exchange_and_say_so(tmp_path: Path) -> None:
-    ranks = ranks_of("unreadable", tmp_path)
-    for status, printed in ranks:
-        assert (status, printed.count(ENDED)) == (0, 1), printed
-    said = "the nodes do not exchange examples any more, and each reads what it does not hold: RuntimeError: another node cannot"
-    assert said in ranks[0][1]
