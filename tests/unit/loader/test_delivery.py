@@ -46,25 +46,11 @@ class Trainer:
         return batch
 
 
-def begun(taken=None):
-    delivery, source = Delivery(), Source()
-    delivery.batches_used = taken
-    delivery.begin_epoch(-1, keeps_length=False)
-    return delivery, source
-
-
 def training():
     delivery = Delivery()
     trainer = Trainer(delivery, Source())
     trainer.begin()
     return delivery, trainer
-
-
-def test_whoever_uses_what_it_fetches_counts_it_at_once():
-    delivery, source = begun()
-    assert [delivery.fetch(source) for _ in range(3)] == [1, 2, 3]
-    assert (delivery.counts, delivery.last, delivery.batches) == (EchoCounts(3, 6), EchoCounts(1, 2), 3)
-    assert (delivery.seconds.source, delivery.is_ahead) == (1.5, False)
 
 
 def test_a_batch_that_is_fetched_ahead_does_not_count_until_it_is_taken():
@@ -151,14 +137,6 @@ def test_one_of_several_loaders_that_begins_again_within_an_epoch_repeats_nothin
     assert (delivery.progress.epoch, delivery.progress.delivered) == (9 // length - 1, 9)
 
 
-def test_a_batch_that_is_handed_out_again_is_the_first_one_in_use():
-    """Another loader has ended before this one was asked for more."""
-    delivery, trainer = training()
-    trainer.begin()
-    trainer.in_run = trainer.in_epoch = 1
-    assert (delivery.is_ahead, delivery.batches, delivery.counts) == (False, 1, EchoCounts(1, 2))
-
-
 def test_a_pass_that_ended_before_a_batch_was_fetched_ahead_is_over_when_that_batch_is_in_use():
     delivery, trainer = training()
 
@@ -170,26 +148,6 @@ def test_a_pass_that_ended_before_a_batch_was_fetched_ahead_is_over_when_that_ba
     assert (trainer.take(), delivery.ended_passes) == (2, 1)
 
 
-def test_a_run_that_goes_on_within_an_epoch_counts_on():
-    delivery = Delivery()
-    trainer = Trainer(delivery, Source())
-    trainer.in_run = trainer.in_epoch = 7
-    delivery.continue_at(Progress(0, -1, 7, 7), EchoCounts(7, 14), 0)
-    delivery.progress.resuming = True
-    delivery.begin_epoch(-1, keeps_length=False)
-    trainer.waiting = [delivery.fetch(trainer.source)]
-    assert (delivery.is_ahead, delivery.batches) == (True, 7)
-    trainer.take()
-    assert (delivery.is_ahead, delivery.batches) == (True, 8)
-
-
-def test_where_nobody_fetches_ahead_nothing_is_delivered_twice():
-    delivery, source = begun(lambda: None)
-    delivery.fetch(source)
-    delivery.begin_epoch(-1, keeps_length=False)
-    assert (delivery.fetch(source), delivery.batches, delivery.progress.epoch) == (2, 2, 1)
-
-
 def test_what_was_not_used_is_kept_for_who_comes_next_or_fetched_again():
     delivery, trainer = training()
     trainer.take()
@@ -197,23 +155,8 @@ def test_what_was_not_used_is_kept_for_who_comes_next_or_fetched_again():
     assert (delivery.is_ahead, delivery.batches) == (True, 1)
     for _ in range(2):
         delivery.forget_unused()
-        assert (delivery.is_ahead, delivery.batches) == (False, 1)
-
-
-def test_what_who_iterates_has_not_used_yet_can_be_forgotten_at_once():
-    delivery, trainer = training()
-    trainer.take()
-    delivery.forget_unused()
-    assert (delivery.is_ahead, delivery.batches, delivery.counts) == (False, 1, EchoCounts(1, 2))
+        assert (delivery.is_ahead, delivery.batches, delivery.counts) == (False, 1, EchoCounts(1, 2))
     assert delivery.fetch(lambda delivered: item(2)) == 2
-
-
-def test_all_kinds_of_examples_are_counted_those_read_again_too():
-    delivery = Delivery()
-    for report in (Report(3, 1), Report(1, 3, refetched=2)):
-        delivery.fetch(lambda delivered, report=report: (None, report))
-    assert delivery.last == EchoCounts(1, 3, 2)
-    assert delivery.counts == EchoCounts(4, 4, 2)
 
 
 def test_going_elsewhere_forgets_what_was_fetched():
@@ -229,32 +172,18 @@ def test_another_process_gets_what_was_fetched_and_nothing_that_waits():
     assert (copied.counts, copied.batches, copied.batches_used, copied.is_ahead) == (EchoCounts(1, 2), 1, None, False)
 
 
-def seconds_of(*reports):
-    delivery, left = Delivery(), list(reports)
-    while left:
-        delivery.fetch(lambda delivered: (None, left.pop(0)))
-    return delivery.seconds
+def test_counts_and_seconds_are_added_up_also_of_what_is_read_again():
+    delivery, asked = Delivery(), []
+    reports = [Report(3, 0, 0, 3.0, 0.75, 0.125), Report(0, 8, 0), Report(1, 2, 2, 1.0, 0.75, 0.125)]
 
+    def next_batch(delivered):
+        asked.append(delivered)
+        return delivered, reports[delivered]
 
-def test_seconds_are_added_up_by_stage():
-    found = seconds_of(Report(3, 0, 0, 3.0, 0.75, 0.125), Report(1, 2, 0, 1.0, 0.75, 0.125))
-    assert found == StageSeconds(source=4.0, rest=1.5, collate=0.25, examples=4, batches=2)
-
-
-def test_examples_read_again_count_since_reading_them_took_time():
-    assert seconds_of(Report(1, 2, 2, 3.0, 0.0, 0.125)).examples == 3
-
-
-def test_an_echoed_whole_batch_counts_for_nothing():
-    assert seconds_of(Report(0, 8, 0, 0.0, 0.0, 0.0)) == StageSeconds()
-
-
-def test_the_end_of_a_source_that_a_batch_raised_is_an_error_and_no_end_of_the_epoch():
-    def ends(delivered):
-        raise StopIteration
-
-    with pytest.raises(RuntimeError, match="StopIteration was raised while a batch was made"):
-        Delivery().fetch(ends)
+    assert [delivery.fetch(next_batch) for _ in range(3)] == asked == [0, 1, 2]
+    assert (delivery.counts, delivery.last, delivery.batches) == (EchoCounts(4, 10, 2), EchoCounts(1, 2, 2), 3)
+    assert delivery.seconds == StageSeconds(source=4.0, rest=1.5, collate=0.25, examples=6, batches=2)
+    assert not delivery.is_ahead
 
 
 @pytest.mark.parametrize("goes_on", [True, False])
@@ -267,15 +196,3 @@ def test_passes_are_counted_and_an_epoch_ends_with_one_or_goes_on(goes_on):
         with pytest.raises(StopIteration):
             delivery.fetch(lambda delivered: items.pop(0), lambda: False)
     assert (delivery.ended_passes, delivery.batches) == (1, 1 + goes_on)
-
-
-def test_a_batch_is_fetched_after_so_many_delivered_ones():
-    delivery, asked = Delivery(), []
-
-    def next_batch(delivered):
-        asked.append(delivered)
-        return item(delivered)
-
-    for _ in range(3):
-        delivery.fetch(next_batch)
-    assert asked == [0, 1, 2]

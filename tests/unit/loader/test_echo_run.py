@@ -1,278 +1,194 @@
-"""A run without the loader around it: started, stopped and gone on with. What it delivers does not depend on how often."""
+"""A run without the loader around it: it follows another one, and what is made later over the same data goes on with it."""
 
-import copy
-import pickle
-import warnings
-from collections import Counter
+import gc
+import weakref
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader
 
 from lightning_echo.insertion import InsertionPoint
-from lightning_echo.loader.run import EchoRun
+from lightning_echo.loader.run import Beginning, EchoRun, EpochListener, predecessor_of
 from lightning_echo.loader.setting import Setting
-from lightning_echo.loader.state import EchoCounts
 
-LENGTH, BATCH_SIZE = 22, 4
 STEPS = 6
 
 
-class Numbers(Dataset):
-    """Its own number for each example; raises where it is told to."""
-
-    def __init__(self, length=LENGTH, fails_at=None):
-        self.length, self.fails_at, self.reads = length, fails_at, Counter()
-
-    def __getitem__(self, index):
-        if index == self.fails_at:
-            self.fails_at = None
-            raise OSError("the disk is away for a moment")
-        self.reads[index] += 1
-        return float(index)
-
-    def __len__(self):
-        return self.length
+class Numbers(list):
+    """Can be referred to weakly."""
 
 
-class Endless(IterableDataset):
-    def __iter__(self):
-        return iter(range(8))
+def numbers():
+    return Numbers(map(float, range(22)))
 
 
-def run_over(dataset=None, factor=2.0, point="after_augmentation", seed=5, epoch_length="fixed", **options):
-    plain = DataLoader(Numbers() if dataset is None else dataset, BATCH_SIZE, **options)
-    setting = Setting(plain, InsertionPoint(point), None, factor, None, epoch_length)
-    return EchoRun(setting, factor, seed)
+def run_over(data, factor=2.0, seed=5, **options):
+    plain = DataLoader(data, 4, shuffle=True, **options)
+    return EchoRun(Setting(plain, InsertionPoint.after_augmentation, None, factor, None, "fixed"), factor, seed)
 
 
-def epoch_of(run, batches=None):
-    """Returns the batches of the next epoch, or of the rest of a resumed one; only the first ones where a number is given."""
-    run.begin_epoch(keeps_length=False, is_alone=False)
-    left = run.delivery.progress.epoch_batches - run.delivery.progress.in_epoch
-    return rest_of(run, left if batches is None else batches)
-
-
-def rest_of(run, batches):
+def epoch_of(run, batches=STEPS, is_alone=False):
+    run.begin_epoch(keeps_length=False, is_alone=is_alone)
     return [run.fetch().tolist() for _ in range(batches)]
 
 
-def test_nothing_is_started_before_the_first_batch_and_nothing_is_left_after_the_last_close():
-    run = run_over()
-    assert (run.is_at_start, run.is_running, run.length()) == (True, False, STEPS)
-    run.begin_epoch(keeps_length=False, is_alone=False)
-    assert not run.is_running
-    run.fetch()
-    assert (run.is_at_start, run.is_running) == (False, True)
-    run.close()
-    assert not run.is_running
-
-
-@pytest.mark.parametrize("point", ["after_augmentation", "after_batching"])
-@pytest.mark.parametrize("factor", [1.0, 2.0, 2.37])
-def test_a_run_that_is_stopped_after_every_batch_delivers_what_an_uninterrupted_one_does(factor, point):
-    whole, stopped = (run_over(factor=factor, point=point, shuffle=True) for _ in range(2))
-    expected = [epoch_of(whole) for _ in range(3)]
-    found = []
-    for _ in range(3):
-        stopped.begin_epoch(keeps_length=False, is_alone=False)
-        found.append([])
-        for _ in range(STEPS):
-            found[-1].append(stopped.fetch().tolist())
-            stopped.close()
-    assert found == expected
-    fresh = whole.delivery.counts.fresh
-    assert stopped.delivery.counts == EchoCounts(fresh, whole.delivery.counts.echoed, stopped.delivery.counts.refetched)
-
-
-def test_passes_are_what_was_read_over_what_a_pass_has():
-    data = Numbers()
-    run = run_over(data, factor=2.0)
-    assert run.passes == 0
-    epoch_of(run)
-    assert run.passes == sum(data.reads.values()) / LENGTH
-
-
-@pytest.mark.parametrize("kept", range(1, 7))
-def test_a_state_goes_on_in_another_run(kept):
-    whole = run_over(shuffle=True)
-    expected = epoch_of(whole) + epoch_of(whole)
-    saved = run_over(shuffle=True)
-    epoch_of(saved, kept)
-    state = copy.deepcopy(saved.state().to_dict())
-    resumed = run_over(shuffle=True, seed=None)
-    resumed.load_state_dict(state, None)
-    assert resumed.seed == 5
-    assert resumed.state().to_dict() == state, "a state that was loaded is the state"
-    found = epoch_of(resumed) if kept < STEPS else []
-    found += epoch_of(resumed)
-    assert found == expected[kept:]
-
-
-def test_asking_for_the_state_changes_nothing():
-    one, other = run_over(shuffle=True), run_over(shuffle=True)
-    epoch_of(one, 3)
-    epoch_of(other, 3)
-    assert one.state().to_dict() == one.state().to_dict() == other.state().to_dict()
-    assert rest_of(one, 3) == rest_of(other, 3)
-
-
-def test_a_restart_is_the_start():
-    run = run_over(shuffle=True)
-    first = epoch_of(run)
-    run.change_factor(4.0)
-    epoch_of(run)
-    run.restart()
-    assert (run.is_at_start, run.factor.value, run.delivery.counts) == (True, 2.0, EchoCounts())
-    assert epoch_of(run) == first
-
-
-def test_after_an_error_of_the_data_set_the_batch_that_nobody_got_comes_again():
-    expected = epoch_of(run_over(shuffle=True))
-    run = run_over(Numbers(fails_at=int(expected[2][0])), shuffle=True)
-    run.begin_epoch(keeps_length=False, is_alone=False)
-    found = []
-    while len(found) < STEPS:
-        try:
-            found.append(run.fetch().tolist())
-        except OSError:
-            assert not run.is_running, "workers are ended"
-    assert found == expected
-
-
-def test_a_pipeline_that_raises_stop_iteration_does_not_end_the_epoch():
-    def collate(examples):
-        raise StopIteration
-
-    run = run_over(collate_fn=collate)
-    run.begin_epoch(keeps_length=False, is_alone=False)
-    with pytest.raises(RuntimeError, match="by collate_fn or a transform"):
-        run.fetch()
-
-
-def test_without_a_length_an_epoch_is_a_pass():
-    run = run_over(Endless(), factor=1.0)
-    assert run.length() == -1
-    run.begin_epoch(keeps_length=False, is_alone=False)
-    assert sorted(value for batch in rest_of(run, 2) for value in batch) == list(range(8))
-    with pytest.raises(StopIteration):
-        run.fetch()
-    assert run.passes == 1
-
-
-@pytest.mark.parametrize(("workers", "in_flight"), [(0, 0), (2, 2 * 2 + 2)])
-def test_a_new_factor_counts_from_the_first_batch_that_is_not_in_flight(workers, in_flight):
-    """In flight: ``prefetch_factor`` batches for each worker, and the two that the thread has ready."""
-    run = run_over(shuffle=True, num_workers=workers)
-    epoch_of(run, 3)
-    run.change_factor(8.0)
-    assert run.factor.since == 3 + in_flight
-    assert run.factor.in_force(2 + in_flight) == 2.0
-    assert run.length() == STEPS, "a fixed epoch has its length whatever the factor"
-    run.close()
-
-
-def test_with_full_passes_the_length_follows_the_factor():
-    run = run_over(epoch_length="full_pass")
-    assert run.length() == 2 * STEPS
-    run.change_factor(3.0)
-    assert run.length() == 3 * STEPS
+def told(data, epoch, **options):
+    """A run that Lightning has told the epoch."""
+    run = run_over(data, **options)
+    run.heard_epoch = epoch
+    return run
 
 
 def test_another_run_follows_it_where_it_stands():
-    before, alone = run_over(shuffle=True), run_over(shuffle=True)
+    before, alone = run_over(numbers()), run_over(numbers())
     epoch_of(before)
-    expected = [*epoch_of(alone), *epoch_of(alone)][STEPS:]
-    after = run_over(shuffle=True, seed=99)
+    after = run_over(numbers(), seed=99)
     after.follow(before)
     assert (after.seed, after.delivery.counts) == (5, before.delivery.counts)
-    assert epoch_of(after) == expected
+    assert [epoch_of(alone), epoch_of(alone)][1] == epoch_of(after)
 
 
-def test_one_of_another_point_follows_with_the_next_pass():
-    before, after = run_over(factor=1.0), run_over(factor=1.0, point="after_batching")
-    epoch_of(before)
-    after.follow(before)
-    assert after.state().to_dict()["begin_at"] == [STEPS, STEPS], "batches are its items"
-    assert [value for batch in epoch_of(after) for value in batch] == list(range(LENGTH))
-    assert after.delivery.counts.fresh == 2 * LENGTH
+def test_a_later_one_over_the_same_data_goes_on_in_the_next_epoch_with_its_own_factor():
+    data, alone = numbers(), run_over(numbers())
+    expected = [epoch_of(alone), epoch_of(alone)]
+    first = told(data, 0)
+    found = [epoch_of(first, is_alone=True)]
+    second = told(data, 1)
+    found.append(epoch_of(second, is_alone=True))
+    assert found == expected
+    assert not first.is_running
+    third = told(data, 2, factor=4.0)
+    epoch_of(third, is_alone=True)
+    assert (third.factor.value, third.delivery.progress.delivered) == (4.0, 3 * STEPS)
 
 
-def test_a_data_set_that_has_grown_begins_the_next_pass_and_says_so():
-    data = Numbers(8)
-    run = run_over(data, factor=1.0)
-    assert epoch_of(run) == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    data.length = 10
-    with pytest.warns(UserWarning, match="a pass has 10 examples now, and had 8 when it began"):
-        run.begin_epoch(keeps_length=False, is_alone=False)
-    assert rest_of(run, 3) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+def test_with_another_seed_it_cannot_and_says_so():
+    data = numbers()
+    first = told(data, 0)
+    epoch_of(first, is_alone=True)
+    second = told(data, 1, seed=6)
+    with pytest.warns(UserWarning, match="the Trainer is in epoch 1, but this EchoLoader is at the start of its run"):
+        epoch_of(second, is_alone=True)
 
 
-def test_in_a_spawned_process_it_goes_on_without_workers():
-    run = run_over(shuffle=True)
-    epoch_of(run, 2)
-    sent = pickle.loads(pickle.dumps(run))
-    assert (sent.is_running, run.is_running) == (False, True)
-    assert sent.predecessor is None
-    assert rest_of(sent, 4) == rest_of(run, 4)
+def test_two_that_begin_with_the_same_part_of_the_data_are_warned_about():
+    data = numbers()
+    epoch_of(told(data, 0), is_alone=True)
+    with pytest.warns(UserWarning, match="begins where the one before it over the same data set began.* the same part of a pass"):
+        epoch_of(told(data, 0), is_alone=True)
 
 
-class TestAmongSeveral:
-    """Runs that are made one after the other over the same data."""
-
-    def told(self, data, epoch, **options):
-        run = run_over(data, shuffle=True, **options)
-        run.heard_epoch = epoch
-        return run
-
-    def begin(self, run):
-        run.begin_epoch(keeps_length=False, is_alone=True)
-        return rest_of(run, STEPS)
-
-    def test_the_later_one_goes_on_where_the_trainer_is_in_the_next_epoch(self):
-        data, alone = Numbers(), run_over(shuffle=True)
-        expected = [*epoch_of(alone), *epoch_of(alone)]
-        first = self.told(data, 0)
-        found = self.begin(first)
-        assert found + self.begin(self.told(data, 1)) == expected
-        assert not first.is_running
-
-    def test_with_another_seed_it_cannot_and_says_so(self):
-        data = Numbers()
-        first = self.told(data, 0)
-        self.begin(first)
-        second = self.told(data, 1, seed=6)
-        with pytest.warns(UserWarning, match="the Trainer is in epoch 1, but this EchoLoader is at the start of its run"):
-            self.begin(second)
-
-    def test_with_a_factor_of_its_own_it_goes_on_with_that(self):
-        data = Numbers()
-        first = self.told(data, 0)
-        self.begin(first)
-        second = self.told(data, 1, factor=4.0)
-        self.begin(second)
-        assert second.factor.value == 4.0
-        assert second.delivery.progress.delivered == 2 * STEPS
-
-    def test_two_that_begin_alike_are_warned_about_and_two_that_do_not_are_not(self):
-        data = Numbers()
-        self.begin(self.told(data, 0))
-        with pytest.warns(UserWarning, match="begins where the one before it over the same data set began"):
-            self.begin(self.told(data, 0))
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            other = self.begin(self.told(data, 0, seed=6))
-        assert len(other) == STEPS
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    ("first", "second", "epochs"),
+    [({}, {"seed": 6}, 1), ({"factor": 1.0}, {}, 1), ({}, {}, 4), ({"seed": None}, {"seed": None}, 1)],
+    ids=["another seed", "a whole pass", "several epochs", "a seed that is drawn"],
+)
+def test_two_that_do_not_are_not(first, second, epochs):
+    data = numbers()
+    for options in (first, second):
+        run = told(data, 0, **options)
+        for _ in range(epochs):
+            epoch_of(run, is_alone=True)
+        del run
+    assert data
 
 
 def test_the_name_of_one_of_several_begins_what_it_says_and_gives_it_a_seed_of_its_own():
     runs = []
     for name in ("scans", "text"):
         torch.manual_seed(1)
-        run = run_over(seed=None, shuffle=True, generator=torch.Generator().manual_seed(3))
+        run = run_over(numbers(), seed=None, generator=torch.Generator().manual_seed(3))
         run.says.name = name
         epoch_of(run, 1)
         runs.append(run)
     assert runs[0].seed != runs[1].seed
     with pytest.warns(UserWarning, match="^lightning_echo: scans: watch out$"):
         runs[0].warn("watch out")
+
+
+class Loader:
+    def __init__(self, dataset):
+        self.dataset = dataset
+
+
+class Data:
+    """Equals all of its class, as a data set that compares by its options does."""
+
+    def __eq__(self, other):
+        return isinstance(other, Data)
+
+    __hash__ = None
+
+
+class Run:
+    """As little of a run as is asked for."""
+
+    def __init__(self, loader, epochs=1):
+        self.beginning = Beginning(epochs=epochs)
+        self.predecessor = predecessor_of(self, loader)
+
+
+@pytest.fixture
+def data():
+    return Data()
+
+
+def test_the_run_that_was_made_last_over_the_same_data_is_found_by_whatever_loader(data):
+    first = Run(Loader(data))
+    second = Run(Loader(data))
+    third = Run(Loader(data))
+    assert [run.predecessor for run in (first, second, third)] == [None, first, second]
+    assert third.beginning.before is second.beginning
+
+
+@pytest.mark.parametrize("make", [Data, lambda: torch.arange(3)], ids=["equal", "tensor"])
+def test_data_that_is_equal_is_not_the_same_data(make):
+    data, others = make(), make()
+    first = Run(Loader(data))
+    assert Run(Loader(others)).predecessor is None
+    second = Run(data)  # an iterable without a data set is the data itself
+    assert second.predecessor is first
+
+
+def test_of_one_that_is_gone_only_how_it_began_is_known(data):
+    beginning = Run(Loader(data)).beginning
+    gc.collect()
+    later = Run(Loader(data))
+    assert later.predecessor is None
+    assert later.beginning.before is beginning
+
+
+def test_one_that_was_made_and_never_used_is_passed_over(data):
+    used = Run(Loader(data))
+    unused = Run(Loader(data), epochs=0)
+    later = Run(Loader(data))
+    assert unused.predecessor is used
+    assert later.predecessor is used
+    assert later.beginning.before is used.beginning
+
+
+def test_data_is_not_kept_alive_and_neither_is_a_run():
+    gone, data = [], Data()
+    run = Run(Loader(data))
+    weakref.finalize(data, gone.append, "data")
+    weakref.finalize(run, gone.append, "run")
+    del run
+    gc.collect()
+    assert gone == ["run"]
+    del data
+    gc.collect()
+    assert gone == ["run", "data"]
+
+
+@pytest.mark.parametrize("data", [[1, 2], {"a": 1}, 7], ids=repr)
+def test_over_data_that_cannot_be_referred_to_weakly_nothing_is_found(data):
+    assert [Run(Loader(data)).predecessor for _ in range(2)] == [None, None]
+
+
+def test_lightning_finds_a_sampler_to_tell_the_epoch():
+    told = []
+    listener = EpochListener(6, told.append)
+    listener.sampler.set_epoch(3)
+    assert told == [3]
+    assert (listener.batch_size, listener.sampler.batch_size) == (6, 6)

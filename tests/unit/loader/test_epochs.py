@@ -42,23 +42,6 @@ def test_epochs_follow_one_another_and_take_the_length_of_their_beginning():
     assert run.progress == Progress(epoch=1, epoch_batches=2, in_epoch=2, delivered=5)
 
 
-def test_an_iteration_that_is_not_begun_changes_nothing():
-    run = Run(3)
-    iter(run), iter(run)
-    assert run.progress == Progress()
-    assert list(run) == [1, 2, 3]
-
-
-def test_a_second_iteration_beside_a_running_one_is_refused_with_the_way_out():
-    run = Run(3)
-    first, second = iter(run), iter(run)
-    assert next(first) == 1
-    with pytest.raises(RuntimeError, match=r"iterated already.*EchoLoader\.loader"):
-        next(second)
-    assert list(first) == [2, 3]
-    assert list(second) == [], "a refused iteration is over"
-
-
 @pytest.mark.parametrize(
     ("limit", "resuming"), [(None, True), (3, True), (2, False), (0.5, False), (0.7, False), (0.75, True), (9, True)]
 )

@@ -31,10 +31,6 @@ def job(monkeypatch):
     monkeypatch.setattr(torch.distributed, "get_pg_count", lambda: 5)
 
 
-def test_without_a_mesh_every_rank_does():
-    assert ranks.data_parallel() == (4, 3)
-
-
 @pytest.mark.parametrize(
     ("names", "shape", "place", "expected"),
     [
@@ -45,6 +41,7 @@ def test_without_a_mesh_every_rank_does():
     ],
 )
 def test_a_mesh_says_which_of_them_do(names, shape, place, expected):
+    assert ranks.data_parallel() == (4, 3), "without a mesh every rank"
     mesh = Mesh(names, shape, place)
     assert ranks.data_parallel() == expected
     del mesh
@@ -91,12 +88,3 @@ def test_the_ranks_of_a_node_are_those_with_a_place_on_it(monkeypatch):
     monkeypatch.setattr(ranks, "world", lambda: (4, 2))
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
     assert ranks.ranks_on_node() == 1, "what is there counts for more than what a launcher says"
-
-
-def test_without_a_job_the_launcher_is_believed(monkeypatch):
-    monkeypatch.setattr(ranks, "gathered", lambda place: [place])
-    for said, number in [("4", 4), ("", 1), ("0", 1), ("many", 1)]:
-        monkeypatch.setenv("LOCAL_WORLD_SIZE", said)
-        assert ranks.ranks_on_node() == ranks.ranks_of_launcher() == number
-    monkeypatch.delenv("LOCAL_WORLD_SIZE")
-    assert ranks.ranks_on_node() == 1

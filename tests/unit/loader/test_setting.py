@@ -8,7 +8,7 @@ from lightning_echo import StagedDataset
 from lightning_echo.cache.kept import CacheConfig
 from lightning_echo.insertion import InsertionPoint
 from lightning_echo.loader.setting import Setting
-from lightning_echo.pipeline.kinds import Indexed, IndexedBatches
+from lightning_echo.pipeline.kinds import Indexed
 from lightning_echo.pipeline.pipelines import Launch, Start, rank_key
 
 EXAMPLES, BATCHES = InsertionPoint.after_augmentation, InsertionPoint.after_batching
@@ -18,55 +18,38 @@ def setting(point=EXAMPLES, buffer_size=None, *, factor=2.0, ranks=None, **optio
     return Setting(DataLoader(range(22), batch_size=4, **options), point, buffer_size, factor, ranks)
 
 
-@pytest.mark.parametrize(("point", "ranks", "items"), [(EXAMPLES, None, 22), (EXAMPLES, (2, 0), 11), (EXAMPLES, (3, 1), 8)])
-def test_a_pass_of_examples_is_what_a_distributed_sampler_gives_a_rank(point, ranks, items):
-    assert setting(point, ranks=ranks).items_per_pass() == items
+@pytest.mark.parametrize(("ranks", "examples", "batches"), [(None, 22, 6), ((2, 0), 11, 3), ((3, 1), 8, 2)])
+def test_a_pass_is_what_a_distributed_sampler_gives_a_rank(ranks, examples, batches):
+    assert [setting(point, ranks=ranks).items_per_pass() for point in (EXAMPLES, BATCHES)] == [examples, batches]
 
 
-@pytest.mark.parametrize(("ranks", "items"), [(None, 6), ((2, 1), 3), ((3, 2), 2)])
-def test_a_pass_of_batches_is_the_length_of_the_plain_loader_there(ranks, items):
-    assert setting(BATCHES, ranks=ranks).items_per_pass() == items
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(range(8))
 
 
-def test_the_ranks_are_asked_for_when_they_are_needed(monkeypatch):
-    made_before = setting()
-    monkeypatch.setattr("lightning_echo.loader.setting.world", lambda: (2, 1))
-    assert made_before.layout().replicas == 2
-    assert made_before.rank_of_process() == 1
+def test_a_cache_of_whole_examples_leaves_nothing_to_redo_so_that_auto_is_a_later_point():
+    cut = StagedDataset.of(range(22), augment=lambda example: example + 1)
+
+    def chosen(point, hold):
+        return Setting(DataLoader(cut, 4), point, None, 1.0, None, cache=CacheConfig("1MiB", hold)).choice.point
+
+    assert chosen(InsertionPoint.auto, "whole") is EXAMPLES
+    assert chosen(InsertionPoint.auto, "auto") is InsertionPoint.before_augmentation
+    with pytest.raises(ValueError, match=r"cache.hold='whole' does not fit the insertion point"):
+        chosen(InsertionPoint.before_augmentation, "whole")
 
 
-class TestACache:
-    class Cut(StagedDataset):
-        def load(self, index):
-            return index
-
-        def augment(self, example):
-            return example + 1
-
-        def __len__(self):
-            return 22
-
-    def point(self, point, hold):
-        loader = DataLoader(self.Cut(), batch_size=4)
-        return Setting(loader, point, None, 1.0, None, cache=CacheConfig("1MiB", hold)).choice.point
-
-    def test_that_holds_examples_whole_leaves_nothing_to_redo_so_that_auto_is_a_later_point(self):
-        assert self.point(InsertionPoint.auto, "whole") is EXAMPLES
-        assert self.point(InsertionPoint.auto, "auto") is InsertionPoint.before_augmentation
-
-    def test_that_does_not_fit_the_point_that_the_user_asks_for_is_refused(self):
-        with pytest.raises(ValueError, match=r"cache.hold='whole' does not fit the insertion point"):
-            self.point(InsertionPoint.before_augmentation, "whole")
-
-    def test_over_a_stream_or_an_opaque_loader_is_refused_with_what_works_instead(self):
-        class Stream(IterableDataset):
-            def __iter__(self):
-                return iter(range(8))
-
-        with pytest.raises(ValueError, match="cache is impossible here: the data set is a stream, which has no index"):
-            Setting(DataLoader(Stream(), batch_size=4), EXAMPLES, 8, 1.0, None, cache=CacheConfig("1MiB"))
-        with pytest.raises(ValueError, match=r"list does not tell which examples are in its batches.*map-style"):
-            Setting([torch.zeros(4)], BATCHES, 2, 1.0, None, cache=CacheConfig("1MiB"))
+@pytest.mark.parametrize(
+    ("make", "point", "said"),
+    [
+        (lambda: DataLoader(Stream(), 4), EXAMPLES, "cache is impossible here: the data set is a stream, which has no index"),
+        (lambda: [torch.zeros(4)], BATCHES, "list does not tell which examples are in its batches.*map-style"),
+    ],
+)
+def test_a_cache_over_a_stream_or_an_opaque_loader_is_refused_with_what_works_instead(make, point, said):
+    with pytest.raises(ValueError, match=said):
+        Setting(make(), point, 8, 1.0, None, cache=CacheConfig("1MiB"))
 
 
 def start(of, factor=2.0):
@@ -105,10 +88,6 @@ def test_ranks_that_share_the_work_on_the_same_data_draw_the_same_noise(mesh, ra
 
 
 def test_a_stream_or_batches_of_which_nothing_is_known_are_not_dealt_out_and_not_refused(mesh):
-    class Stream(IterableDataset):
-        def __iter__(self):
-            return iter(range(8))
-
     stream = Setting(DataLoader(Stream(), batch_size=4), EXAMPLES, None, 2.0, None)
     batches = Setting([1, 2, 3], BATCHES, None, 2.0, None)
     assert fresh_in(start(stream, 1.0), 2) == 8
@@ -122,10 +101,10 @@ def test_a_sampler_that_deals_out_by_itself_is_left_to_it(mesh):
 
 
 def test_ranks_that_share_their_data_are_still_told_apart(monkeypatch):
-    unsharded = setting(ranks=(1, 0))
+    unsharded, made_before = setting(ranks=(1, 0)), setting()
     monkeypatch.setattr("lightning_echo.loader.setting.world", lambda: (2, 1))
-    assert unsharded.layout().replicas == 1
-    assert unsharded.rank_of_process() == 1
+    assert (made_before.layout().replicas, unsharded.layout().replicas) == (2, 1)
+    assert unsharded.rank_of_process() == made_before.rank_of_process() == 1
     assert setting(ranks=(4, 3)).rank_of_process() == 1, "the job's rank, where there is a job"
     monkeypatch.undo()
     assert setting(ranks=(4, 3)).rank_of_process() == 3
@@ -137,38 +116,8 @@ def test_a_buffer_is_filled_by_as_many_batches_as_hold_it(point, size, batches):
     assert made.kind.filling_batches(made.layout(), made.buffer_size, made.reuse) == batches
 
 
-def test_a_buffer_that_the_factor_outgrows_is_refused_at_once_and_later():
-    with pytest.raises(ValueError, match="buffer_size=1 is too small for factor=2"):
-        setting(buffer_size=1)
-    tight = setting(buffer_size=2)
-    tight.buffer.check(2.0)
-    with pytest.raises(ValueError, match="buffer_size=2 is too small for factor=4"):
-        tight.buffer.check(4.0)
-
-
-def test_short_memory_is_warned_of_only_where_the_size_was_chosen(monkeypatch):
-    example = torch.zeros(2**18)  # 1 MiB
-    monkeypatch.setattr("lightning_echo.loader.sizing.free_memory_bytes", lambda: 50 * 2**20)
-    chosen = Setting(DataLoader([example] * 22, batch_size=4), EXAMPLES, None, 2.0, None)
-    assert chosen.buffer_size == 5
-    assert chosen.buffer.warning.startswith("buffer_size is 5 instead of 8")
-    assert Setting(DataLoader([example] * 22, batch_size=4), EXAMPLES, 8, 2.0, None).buffer.warning == ""
-
-
 def test_what_a_run_depends_on_changes_with_each_part_of_it():
     plain = setting().conditions()
     others = [setting(BATCHES), setting(buffer_size=6), setting(ranks=(2, 0)), setting(num_workers=1)]
     assert plain.insertion_point == "after_augmentation"
     assert [plain, *(other.conditions() for other in others)].count(plain) == 1
-
-
-def test_the_kind_is_that_of_the_users_loader_at_the_point():
-    its_loader = DataLoader(range(22), batch_size=4)
-    examples, batches = (Setting(its_loader, point, None, 2.0, None).kind for point in (EXAMPLES, BATCHES))
-    assert (type(examples), type(batches)) == (Indexed, IndexedBatches)
-    assert examples.loader is batches.loader is its_loader
-
-
-@pytest.mark.parametrize(("number", "words"), [(0, "0 workers"), (1, "1 worker"), (2, "2 workers")])
-def test_the_line_about_a_loader_counts_workers_in_words(number, words):
-    assert setting(num_workers=number).describe(2.0).endswith(f"; {words}")

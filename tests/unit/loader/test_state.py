@@ -1,4 +1,4 @@
-"""What is said to have changed since a state was saved, and what a change of the factor does to it."""
+"""A state says what has changed since it was saved, and when a new factor counts; until then the one before is in force."""
 
 import json
 from dataclasses import replace
@@ -7,6 +7,7 @@ import pytest
 from states import echo_state, plan_state
 
 from lightning_echo.insertion import InsertionPoint
+from lightning_echo.loader.run import RunFactor
 from lightning_echo.loader.state import Conditions, EchoState, FactorChange, OrderState, StreamState
 from lightning_echo.pipeline.kinds import Layout
 from lightning_echo.pipeline.pipelines import Start
@@ -17,11 +18,8 @@ def conditions(**changes):
     return Conditions(InsertionPoint.after_augmentation, Layout(103, 2, 4, 4, 13), 2, 16, Reuse.each)._replace(**changes)
 
 
-def test_nothing_is_said_of_a_run_that_is_the_same():
-    assert conditions().differences(conditions()) == ""
-
-
 def test_each_difference_is_named_with_both_values():
+    assert conditions().differences(conditions()) == ""
     now = conditions(workers=0, layout=Layout(103, 3, 5, 5, 7))
     assert conditions().differences(now) == (
         "workers=2 (now 0), batch_size=4 (now 5), batches_per_pass=13 (now 7), last_batch_size=4 (now 5), replicas=2 (now 3)"
@@ -46,16 +44,11 @@ def test_a_new_factor_takes_the_place_of_changes_that_were_to_come_later(by_stre
     assert state.pending == pending, "a state never changes"
 
 
-def test_before_the_first_batch_there_is_nothing_to_change():
-    state = echo_state()
+def test_before_the_first_batch_there_is_nothing_to_change_and_the_place_is_where_it_begins():
+    state = echo_state(begin_at=Start(7, 3))
     assert state.with_change(9, 4.0) == state
     assert state.pending is None
-
-
-def test_the_position_is_that_of_the_plan_or_where_it_begins():
-    begins = echo_state(begin_at=Start(7, 3))
-    assert begins.position == 7
-    assert replace(begins, plan=plan_state(9)).position == 9
+    assert (state.position, replace(state, plan=plan_state(9)).position) == (7, 9)
 
 
 def test_what_a_pipeline_goes_on_from_is_plain_and_comes_back():
@@ -69,3 +62,31 @@ def test_what_a_pipeline_goes_on_from_is_plain_and_comes_back():
 def test_other_conditions_change_nothing_else():
     other = conditions(workers=5)
     assert echo_state().under(other) == replace(echo_state(), workers=5, insertion_point=other.insertion_point)
+
+
+def test_a_change_before_the_last_one_counts_leaves_the_factor_before_both_in_force():
+    factor = RunFactor(2.0)
+    factor.change(4.0, since=10, delivered=3)
+    assert [factor.in_force(number) for number in (0, 9, 10)] == [2.0, 2.0, 4.0]
+    factor.change(1.0, since=12, delivered=5)
+    assert [factor.in_force(number) for number in (5, 11, 12)] == [2.0, 2.0, 1.0]
+    assert (factor.value, factor.since, factor.largest) == (1.0, 12, 4.0)
+
+
+@pytest.mark.parametrize(("again", "value"), [(None, 2.0), (5.0, 5.0)])
+def test_another_start_forgets_changes_and_not_what_was_constructed(again, value):
+    factor = RunFactor(2.0)
+    factor.change(6.0, since=1, delivered=1)
+    factor.restart(again)
+    assert (factor.value, factor.largest, factor.since, factor.in_force(0), factor.constructed) == (value, value, 0, value, 2.0)
+
+
+def test_a_state_brings_it_back_with_the_change_that_is_still_to_come():
+    resumed = RunFactor(3.0)
+    fields = {"factor": 4.0, "largest_factor": 4.0, "factor_before": 2.0, "factor_since": 10}
+    resumed.load(echo_state(**fields, plan=plan_state(pending=((10, 4.0),))))
+    assert (resumed.value, resumed.largest, resumed.since, resumed.in_force(9), resumed.in_force(10)) == (4.0, 4.0, 10, 2.0, 4.0)
+    resumed.load(echo_state(**fields, plan=plan_state(factor=4.0)))
+    assert (resumed.since, resumed.in_force(0)) == (0, 4.0)
+    resumed.load(echo_state(**fields))
+    assert resumed.in_force(0) == 4.0
