@@ -4,6 +4,7 @@ Spawned workers import this module, so it imports little.
 """
 
 import contextlib
+import io
 import itertools
 import os
 import struct
@@ -78,8 +79,30 @@ class ReadLog:
         self.__dict__.update(state)
 
 
-class LoggedDataset(Dataset):
-    """Three stages. An example is [index, number of the read, noise of the augmentation]."""
+class Stages(Dataset):
+    """Examples that say their index, read in three stages."""
+
+    def __init__(self, length):
+        self.length = length
+
+    def read(self, index):
+        return str(index).encode()
+
+    def decode(self, raw):
+        return torch.tensor([float(raw)])
+
+    def augment(self, example):
+        return example
+
+    def __getitem__(self, index):
+        return self.augment(self.decode(self.read(index)))
+
+    def __len__(self):
+        return self.length
+
+
+class LoggedDataset(Stages):
+    """An example is [index, number of the read, noise of the augmentation]."""
 
     def __init__(self, length, log):
         self.length, self.log = length, log
@@ -93,46 +116,16 @@ class LoggedDataset(Dataset):
     def augment(self, example):
         return torch.cat([example, torch.randint(2**40, (1,))])
 
-    def __getitem__(self, index):
-        return self.augment(self.decode(self.read(index)))
 
-    def __len__(self):
-        return self.length
-
-
-class Values(Dataset):
-    """Examples that say their index, without anything random."""
-
-    def __init__(self, length):
-        self.length = length
-
-    def read(self, index):
-        return str(index).encode()
+class Values(Stages):
+    """Nothing random."""
 
     def decode(self, raw):
         return {"index": int(raw), "value": torch.full((3,), float(raw))}
 
-    def augment(self, example):
-        return example
 
-    def __getitem__(self, index):
-        return self.augment(self.decode(self.read(index)))
-
-    def __len__(self):
-        return self.length
-
-
-class Noisy(Dataset):
-    """Examples with noise of all three global generators, of the source's own draws none."""
-
-    def __init__(self, length):
-        self.length = length
-
-    def read(self, index):
-        return str(index).encode()
-
-    def decode(self, raw):
-        return torch.tensor([float(raw)])
+class Noisy(Stages):
+    """Noise of all three global generators, of the source's own draws none."""
 
     def augment(self, example):
         import random
@@ -140,12 +133,6 @@ class Noisy(Dataset):
         import numpy as np
 
         return torch.cat([example, torch.rand(2), torch.tensor([random.random(), np.random.rand()])])
-
-    def __getitem__(self, index):
-        return self.augment(self.decode(self.read(index)))
-
-    def __len__(self):
-        return self.length
 
 
 def epochs(loader, count):
@@ -159,6 +146,31 @@ def take(loader, count):
     while len(batches) < count:
         batches.extend(itertools.islice(loader, count - len(batches)))
     return batches
+
+
+def through_a_file(state):
+    """Plain types only: Lightning's checkpoints are loaded with ``weights_only=True``."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def assert_goes_on(make, count, every=1):
+    """Checks that a run resumed after any batch of ``count`` epochs delivers the rest of an uninterrupted one, epoch by epoch."""
+    running = make()
+    states, delivered = [running.state_dict()], []
+    for epoch in range(count):
+        for batch in running:
+            delivered.append((epoch, batch, running.last_batch_counts.fresh))
+            states.append(running.state_dict())
+    running.close()
+    for step in range(0, len(delivered), every):
+        resumed, (first, *_) = make(), delivered[step]
+        resumed.load_state_dict(through_a_file(states[step]))
+        rest = [(epoch, batch, resumed.last_batch_counts.fresh) for epoch in range(first, count) for batch in resumed]
+        resumed.close()
+        assert same(rest, delivered[step:]), f"resumed after {step} batches"
 
 
 def same(left, right):
