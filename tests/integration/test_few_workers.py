@@ -3,47 +3,25 @@
 import os
 import warnings
 
-import lightning.pytorch as pl
 import pytest
-import torch
 from torch.utils.data import DataLoader
+from trainer_runs import Recorder, Scans, trainer
 
 from lightning_echo import EchoCallback, EchoDataModule, EchoLoader
-
-
-class Model(pl.LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(1, 1)
-
-    def training_step(self, batch, batch_idx):
-        return self.layer(batch.float()[:, None]).mean()
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.01)
 
 
 def said(workers, way, cores, monkeypatch):
     """The warnings of a run of two epochs about the number of workers."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(cores)))
-    loader = DataLoader(range(16), 4, num_workers=workers)
+    loader = DataLoader(Scans(16), 4, num_workers=workers)
     callbacks = [EchoCallback(factor=2, summary=False)] if way == "callback" else []
-    trainer = pl.Trainer(
-        accelerator="cpu",
-        devices=1,
-        max_epochs=2,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        callbacks=callbacks,
-    )
+    trains = trainer(max_epochs=2, callbacks=callbacks)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         if way == "datamodule":
-            trainer.fit(Model(), datamodule=EchoDataModule.from_dataloaders(loader, factor=2))
+            trains.fit(Recorder(), datamodule=EchoDataModule.from_dataloaders(loader, factor=2))
         else:
-            trainer.fit(Model(), EchoLoader(loader, 2) if way == "loader" else loader)
+            trains.fit(Recorder(), EchoLoader(loader, 2) if way == "loader" else loader)
     texts = [(warning.category.__name__, str(warning.message)) for warning in caught if "many workers" in str(warning.message)]
     return [(kind, text.removeprefix("lightning_echo: ").rstrip(".")) for kind, text in texts]
 
