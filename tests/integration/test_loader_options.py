@@ -5,19 +5,14 @@ import threading
 from contextlib import closing
 
 import numpy as np
-import psutil
 import pytest
 import torch
-from loader_cases import POINTS, PREFETCH_DEPTH, LoggedDataset, Noisy, ReadLog, Values, epochs, same, take, until, workers
-from PIL import Image
+from loader_cases import POINTS, PREFETCH_DEPTH, LoggedDataset, ReadLog, Values, epochs, take, until
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, get_worker_info
 
 from lightning_echo import EchoLoader, insertion
 
 EXAMPLE_POINTS = tuple(point.value for point in insertion.POINTS if not point.by_batches)
-
-
-# --- worker_init_fn ---
 
 
 class Shifted(Dataset):
@@ -50,7 +45,7 @@ def negated(value):
     return -value
 
 
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("point", ["after_read", "after_batching"])
 def test_attributes_that_worker_init_fn_reads_and_sets_are_those_of_the_users_data_set(point):
     plain = DataLoader(Shifted(negated), batch_size=4, num_workers=2, worker_init_fn=shift_by_worker)
     loader = EchoLoader(plain, 2, insertion_point=point, seed=0)
@@ -61,15 +56,9 @@ def test_attributes_that_worker_init_fn_reads_and_sets_are_those_of_the_users_da
     else:
         assert shifts == [{100}, {200}] * 6, "batch k is worker k mod 2's"
     assert plain.dataset.shift == 0
-
-
-def test_worker_init_fn_reaches_what_is_inside_a_subset():
-    def shift_inside(worker):
-        get_worker_info().dataset.dataset.shift = 7
-
-    subset = torch.utils.data.Subset(Shifted(), range(12))
-    loader = EchoLoader(DataLoader(subset, batch_size=4, num_workers=1, worker_init_fn=shift_inside), 2)
-    assert {shift for batch in loader for shift in batch[:, 1].tolist()} == {7}
+    later = EchoLoader(DataLoader(Shifted(), batch_size=4, num_workers=1), 2)
+    later.worker_init_fn = shift_by_worker  # as ``seed_everything(workers=True)`` makes Lightning do
+    assert {shift for batch in later for shift in batch[:, 1].tolist()} == {100}
 
 
 class Asking(Shifted):
@@ -84,67 +73,12 @@ def look_inside(worker):
         part.shift = 7
 
 
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("point", ["before_augmentation", "after_batching"])
 @pytest.mark.parametrize(("init", "shift"), [(look_inside, 7), (None, 0)])
 def test_in_a_worker_the_data_set_is_the_users_own_with_its_class(point, init, shift):
     plain = DataLoader(ConcatDataset([Asking(negated), Asking(negated)]), batch_size=4, num_workers=1, worker_init_fn=init)
     with closing(EchoLoader(plain, 2, insertion_point=point)) as loader:
         assert {-value for batch in loader for value in batch[:, 1].tolist()} == {shift}
-
-
-def test_a_worker_init_fn_set_on_the_loader_later_is_used():
-    """As ``seed_everything(workers=True)`` makes Lightning do."""
-    loader = EchoLoader(DataLoader(Shifted(), batch_size=4, num_workers=1), 2)
-    assert loader.worker_init_fn is None
-    loader.worker_init_fn = shift_by_worker
-    assert {shift for batch in loader for shift in batch[:, 1].tolist()} == {100}
-
-
-def test_without_workers_worker_init_fn_is_not_called():
-    loader = EchoLoader(DataLoader(Shifted(), batch_size=4, worker_init_fn=shift_by_worker), 2)
-    assert {shift for batch in loader for shift in batch[:, 1].tolist()} == {0}
-
-
-# --- collate_fn, examples of any kind ---
-
-
-class Images(Dataset):
-    def read(self, index):
-        return {"image": Image.new("L", (2, 2), index), "array": np.full(2, index), "name": f"image {index}", "index": index}
-
-    def decode(self, raw):
-        return raw
-
-    def augment(self, example):
-        return example
-
-    def __getitem__(self, index):
-        return self.augment(self.decode(self.read(index)))
-
-    def __len__(self):
-        return 24
-
-
-def as_given(examples):
-    return examples
-
-
-@pytest.mark.grid
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("point", POINTS)
-def test_images_arrays_and_words_arrive_as_the_users_collate_function_leaves_them(point, workers):
-    plain = DataLoader(Images(), batch_size=4, shuffle=True, num_workers=workers, collate_fn=as_given)
-    for batch in take(EchoLoader(plain, 4, insertion_point=point, seed=0), 12):
-        assert type(batch) is list
-        for example in batch:
-            index = example["index"]
-            assert list(example) == ["image", "array", "name", "index"]
-            assert (example["image"].mode, example["image"].getpixel((0, 0))) == ("L", index)
-            assert example["array"].tolist() == [index, index]
-            assert example["name"] == f"image {index}"
-
-
-# --- pin_memory ---
 
 
 class Pinnable:
@@ -164,10 +98,7 @@ def test_pin_memory_reaches_the_users_batch(point, monkeypatch):
     """Without a GPU: torch is told that there is one, and asks the batch to pin itself."""
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     loader = EchoLoader(DataLoader(Values(24), batch_size=4, pin_memory=True, collate_fn=Pinnable), 4, insertion_point=point)
-    assert [batch.pinned for batch in take(loader, 12)] == [True] * 12
-
-
-# --- generator ---
+    assert [batch.pinned for batch in take(loader, 8)] == [True] * 8
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -187,9 +118,6 @@ def test_the_users_generator_decides_the_workers_base_seed(workers):
 
 def seed_shift(worker):
     get_worker_info().dataset.shift = torch.initial_seed() % 2**32
-
-
-# --- timeout, prefetch_factor, persistent_workers ---
 
 
 class Stuck(Dataset):
@@ -215,7 +143,7 @@ def test_timeout_ends_the_wait_for_a_worker_that_is_stuck():
     release.join()
 
 
-@pytest.mark.parametrize("prefetch_factor", [None, 1, 4])
+@pytest.mark.parametrize("prefetch_factor", [None, 4])
 def test_workers_read_prefetch_factor_batches_ahead_and_no_more(tmp_path, monkeypatch, prefetch_factor):
     monkeypatch.setattr("lightning_echo.pipeline.prefetch._SHORT_SECONDS", float("-inf"))  # any step is a long one
     dataset = LoggedDataset(400, ReadLog(tmp_path / "reads"))
@@ -230,35 +158,6 @@ def test_workers_read_prefetch_factor_batches_ahead_and_no_more(tmp_path, monkey
     assert until(lambda: len(dataset.log.entries()) - at_construction == 4 * (2 + ahead))
 
 
-@pytest.mark.grid
-@pytest.mark.parametrize("persistent", [False, True])
-@pytest.mark.parametrize("point", POINTS)
-def test_workers_and_their_queues_live_on_over_epochs(point, persistent):
-    plain = DataLoader(Values(24), batch_size=4, num_workers=2, persistent_workers=persistent)
-    loader = EchoLoader(plain, 2, insertion_point=point, seed=0)
-    before, seen = workers(), []
-    for _ in range(3):
-        for _ in loader:
-            seen.append(workers() - before)
-    assert len(seen[0]) == 2
-    assert seen == [seen[0]] * 18
-
-
-def test_the_users_loader_itself_is_left_alone_and_can_be_iterated_beside():
-    plain = DataLoader(Values(24), batch_size=4, num_workers=1)
-    loader = EchoLoader(plain, 2, insertion_point="after_augmentation", seed=0)
-    expected = take(EchoLoader(plain, 2, insertion_point="after_augmentation", seed=0), 6)
-    delivered = []
-    for batch in loader:
-        delivered.append(batch)
-        if len(delivered) == 2:
-            assert [b["index"].tolist() for b in loader.loader] == [list(range(i, i + 4)) for i in range(0, 24, 4)]
-    assert same(delivered, expected)
-
-
-# --- loaders of other classes ---
-
-
 class OwnIteration(DataLoader):
     """Does something to its batches that a rebuilt loader would not do."""
 
@@ -267,38 +166,19 @@ class OwnIteration(DataLoader):
             yield batch["index"] + 1000
 
 
-@pytest.mark.parametrize("point", EXAMPLE_POINTS)
-def test_a_dataloader_with_its_own_iteration_is_refused_at_example_level_points(point):
-    plain = OwnIteration(Values(24), batch_size=4)
-    with pytest.raises(
-        ValueError, match=rf"insertion_point='{point}'.*OwnIteration has an __iter__ of its own.*'after_batching'"
-    ):
-        EchoLoader(plain, 2, insertion_point=point)
-
-
-@pytest.mark.parametrize("point", ["auto", "after_batching"])
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_dataloader_with_its_own_iteration_is_echoed_by_batches(point, workers):
-    loader = EchoLoader(OwnIteration(Values(24), batch_size=4, num_workers=workers), 2, insertion_point=point, seed=0)
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_dataloader_with_its_own_iteration_is_echoed_by_batches(workers):
+    plain = OwnIteration(Values(24), batch_size=4, num_workers=workers)
+    for point in EXAMPLE_POINTS:
+        with pytest.raises(ValueError, match=rf"'{point}'.*OwnIteration has an __iter__ of its own.*'after_batching'"):
+            EchoLoader(plain, 2, insertion_point=point)
+    loader = EchoLoader(plain, 2, seed=0)
     assert loader.insertion_point == "after_batching"
     passes = [tuple(range(1000 + i, 1004 + i)) for i in range(0, 24, 4)]
     batches = [tuple(batch.tolist()) for epoch in epochs(loader, 4) for batch in epoch]
     assert set(batches) == set(passes)
     assert loader.counts.fresh + loader.counts.echoed == 96
     assert 48 <= loader.counts.fresh <= 48 + 4 * loader.buffer_size
-
-
-class Renamed(DataLoader):
-    """A subclass that changes nothing of the iteration."""
-
-    def __init__(self, *args, **options):
-        super().__init__(*args, batch_size=4, **options)
-
-
-@pytest.mark.parametrize("point", EXAMPLE_POINTS)
-def test_a_dataloader_subclass_that_iterates_as_its_base_is_echoed_by_examples(point):
-    loader = EchoLoader(Renamed(Values(24)), 2, insertion_point=point)
-    assert [len(batch["index"]) for batch in loader] == [4] * 6
 
 
 class RandomBatches:
@@ -312,12 +192,9 @@ class RandomBatches:
             yield torch.tensor([index, random.random(), np.random.rand()], dtype=torch.float64)
 
 
-@pytest.mark.parametrize(
-    "plain", [RandomBatches, lambda: OwnNoise(Noisy(5), batch_size=1, shuffle=True)], ids=["iterable", "loader"]
-)
-def test_an_iterable_that_draws_from_the_global_random_states_draws_anew_in_every_pass(plain):
+def test_an_iterable_that_draws_from_the_global_random_states_draws_anew_in_every_pass():
     def run():
-        loader = EchoLoader(plain(), 1, seed=0)
+        loader = EchoLoader(RandomBatches(), 1, seed=0)
         return [[tuple(batch.flatten().tolist()) for batch in epoch] for epoch in epochs(loader, 4)]
 
     first = run()
@@ -325,21 +202,3 @@ def test_an_iterable_that_draws_from_the_global_random_states_draws_anew_in_ever
     assert len({tuple(batch[0] for batch in epoch) for epoch in first}) > 1, "the order changes"
     torch.rand(3), random.random()
     assert run() == first
-
-
-class OwnNoise(DataLoader):
-    def __iter__(self):
-        return super().__iter__()
-
-
-def test_the_process_is_not_busy_while_it_waits():
-    """The prefetching thread blocks when it is ahead: it does not spin."""
-    loader = EchoLoader(DataLoader(Values(400), batch_size=4, num_workers=1), 2, insertion_point="after_augmentation")
-    iterator = iter(loader)
-    next(iterator)
-    threading.Event().wait(0.1)
-    before = psutil.Process().cpu_times()
-    threading.Event().wait(0.5)
-    after = psutil.Process().cpu_times()
-    assert after.user + after.system - before.user - before.system < 0.25
-    del iterator
