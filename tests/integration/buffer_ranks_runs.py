@@ -62,35 +62,12 @@ def made(rank: int, **options: Any) -> EchoLoader:
         return loader(**options)
 
 
-def scenario_default_of_memory(rank: int) -> Any:
-    return run(made(rank, reuse="memory"))
-
-
 def scenario_share(rank: int) -> Any:
     return run(made(rank, buffer_size=0.3))
 
 
 def scenario_default_of_each(rank: int) -> Any:
     return run(made(rank, reuse="each"))
-
-
-def scenario_enough_memory(rank: int) -> Any:
-    set_free(10**6 * (1 + rank))
-    return run(loader(reuse="memory"))
-
-
-def scenario_enough_memory_of_each(rank: int) -> Any:
-    set_free(10**6 * (1 + rank))
-    return run(loader(reuse="each"))
-
-
-def scenario_resumed(rank: int) -> Any:
-    """From a state with 90 live examples, for which both ranks have room, though not in a tenth of what is free."""
-    set_free(2000)
-    first = run(loader(reuse="memory", buffer_size=90))
-    resumed = made(rank, reuse="memory")
-    resumed.load_state_dict(first["state"])
-    return run(resumed)
 
 
 def scenario_resumed_without_room_on_one_rank(rank: int) -> Any:

@@ -40,12 +40,8 @@ def of(ranks: list[dict[str, Any]], scenario: str, name: str) -> list[Any]:
 @pytest.mark.parametrize(
     ("scenario", "size"),
     [
-        ("scenario_default_of_memory", TENTH),
         ("scenario_share", LEAST * 0.3),
         ("scenario_default_of_each", LEAST / 10),
-        ("scenario_enough_memory", (1600 // RANKS - 8) // 2),  # half of what a rank's pass allows
-        ("scenario_enough_memory_of_each", 128),  # sixteen batches
-        ("scenario_resumed", 90),
         ("scenario_resumed_without_room_on_one_rank", 170 / RANKS // 10),
         ("before_the_job", TENTH),
     ],
@@ -69,15 +65,12 @@ def test_the_first_rank_says_that_another_one_has_less_memory(ranks: list[dict[s
     assert len(said) == 1
     assert said[0] == "lightning_echo: buffer_size is 50 instead of 128: another rank has less free memory"
     assert other == [], "once in a job"
-    assert of(ranks, "scenario_enough_memory", "said") == [[], []]
-    assert of(ranks, "scenario_enough_memory_of_each", "said") == [[], []]
-    assert of(ranks, "scenario_default_of_memory", "said") == [[], []]
+    assert of(ranks, "before_the_job", "said") == [[], []]
 
 
 def test_a_run_that_cannot_keep_its_size_on_one_rank_is_inexact_on_both(ranks: list[dict[str, Any]]) -> None:
     said, _ = of(ranks, "scenario_resumed_without_room_on_one_rank", "said")
     assert any("the state was saved with buffer_size=90 (now 8)" in each for each in said)
-    assert of(ranks, "scenario_resumed", "said") == [[], []]
 
 
 def test_a_share_that_is_too_small_on_one_rank_is_refused_on_both(ranks: list[dict[str, Any]]) -> None:

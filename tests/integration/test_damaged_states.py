@@ -1,7 +1,6 @@
-"""Whatever a state lacks is named: each kind of state is taken from a real run, and loses one field after the other.
+"""A state of a real run that loses a field loads as that of an older version, or is refused by the name of the field.
 
-It either loads, because older versions did not save that field, or the error is ours and has the field's name. A value of another
-type is refused in the same way.
+The state of a loader: tests/unit/loader/test_schema.py.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import MISSING, replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -18,69 +17,13 @@ from typing import Any, NamedTuple
 import pytest
 from damage import changed, places
 from measured_stages import STAGES
-from torch.utils.data import DataLoader, IterableDataset
 from trainer_runs import Data, fit
 
-from lightning_echo import EchoCallback, EchoDataModule, EchoLoader, EchoStateError, MetricGuard, StallAnalysis, TargetIdle
+from lightning_echo import EchoCallback, EchoDataModule, EchoStateError, MetricGuard, StallAnalysis, TargetIdle
 from lightning_echo.analysis.predict import CachedExample, Spread, TrainingSetting
 from lightning_echo.analysis.result import CheckedSetting, RankSeconds
 from lightning_echo.measure.control import Observation, PipelineCosts
 from lightning_echo.measure.summary import EpochReport, FactorUse, RunSummary
-
-
-class Stream(IterableDataset[int]):
-    """A stream that goes on from a state."""
-
-    def __init__(self) -> None:
-        self.at = 0
-
-    def __iter__(self) -> Any:
-        while self.at < 24:
-            self.at += 1
-            yield self.at - 1
-        self.at = 0
-
-    def state_dict(self) -> dict[str, int]:
-        return {"at": self.at}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.at = state["at"]
-
-
-def loader_of(kind: str) -> EchoLoader:
-    options: dict[str, Any] = {"seed": 7}
-    if kind == "stream":
-        return EchoLoader(DataLoader(Stream(), 4), 2, epoch_length="full_pass", **options)
-    if kind == "batches":
-        return EchoLoader(DataLoader(range(24), 4, shuffle=True), 2, insertion_point="after_batching", **options)  # type: ignore[arg-type]
-    reuse = "memory" if kind == "memory" else "each"
-    return EchoLoader(
-        DataLoader(range(24), 4, shuffle=True),  # type: ignore[arg-type]
-        2,
-        insertion_point="after_augmentation",
-        reuse=reuse,
-        buffer_size=8,
-        **options,
-    )
-
-
-@cache
-def loader_state(kind: str) -> Any:
-    loader = loader_of(kind)
-    batches = iter(loader)
-    for _ in range(3):
-        next(batches)
-    state = loader.state_dict()
-    loader.close()
-    return state
-
-
-def load_into_loader(kind: str, state: Any) -> None:
-    loader = loader_of(kind)
-    try:
-        loader.load_state_dict(state)
-    finally:
-        loader.close()
 
 
 def controlled() -> TargetIdle:
@@ -163,15 +106,6 @@ class Kind(NamedTuple):
 PARTS = r"recent|lately|trials|trials\.(raised|held|stretches)"  # older versions have not looked at these
 OLDER = "|".join(name for name, each in EpochReport.__dataclass_fields__.items() if each.default is not MISSING)
 KINDS = {
-    **{
-        f"loader by {kind}": Kind(partial(loader_state, kind), partial(load_into_loader, kind), may_lack=may_lack)
-        for kind, may_lack in {
-            "index": r"order_by|passes_over|stream|trainer|epoch_goes_on|.*uses_left",
-            "memory": r"order_by|passes_over|stream|trainer|epoch_goes_on|.*uses_left",
-            "batches": r"order_by|passes_over|stream|trainer|epoch_goes_on|.*uses_left",
-            "stream": r"passes_over|trainer|epoch_goes_on|.*uses_left|stream\.workers\.0\.stream\.at",
-        }.items()
-    },
     "TargetIdle": Kind(lambda: controlled().state_dict(), lambda state: TargetIdle().load_state_dict(state), may_lack=PARTS),
     "MetricGuard": Kind(
         lambda: guarded().state_dict(),

@@ -9,7 +9,7 @@ import zipfile
 
 import pytest
 import torch
-from loader_cases import POINTS, Values, epochs, nothing_left_behind, same, take
+from loader_cases import Values, epochs, nothing_left_behind, same, take
 from torch.utils.data import DataLoader, Dataset, Subset, get_worker_info
 from torchvision.transforms import v2
 
@@ -81,8 +81,7 @@ def test_workers_that_inherit_nothing_deliver_what_forked_ones_do(dataset, metho
     assert same([batch[:2] for epoch in delivered for batch in epoch], [batch[:2] for epoch in forked for batch in epoch])
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize(("point", "workers"), [("before_augmentation", 0), ("after_augmentation", 1), ("after_batching", 1)])
 def test_a_pickled_loader_goes_on_where_it_was_pickled_without_taking_workers_along(point, workers):
     def make():
         return EchoLoader(
