@@ -3,7 +3,8 @@
 import weakref
 from types import SimpleNamespace
 
-from hypothesis import given
+from batch_cases import batches_shape
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
@@ -15,7 +16,6 @@ from lightning_echo.pipeline.requests import BatchedOrder, BatchRequests
 from lightning_echo.pipeline.worker import Report
 from lightning_echo.plan.each import EachPlan
 from lightning_echo.plan.order import SequentialOrder
-from lightning_echo.plan.plan import PlanShape
 
 
 class Requests:
@@ -45,29 +45,16 @@ def pipeline(batches, requests=None, **options):
     return IndexPipeline(requests or Requests(), batches, Log(), **options)
 
 
-def test_batches_are_handed_out_with_their_reports_and_none_where_a_pass_has_ended():
+def test_batches_are_handed_out_with_their_reports_when_requests_have_heard_of_those_delivered():
     def batches():
-        yield "a", Report(4)
+        for _ in range(3):
+            yield requests.delivered, Report(4)
         raise PassOver
-
-    started = pipeline(batches())
-    assert started.next_batch(0) == ("a", Report(4))
-    assert started.next_batch(1) is None
-
-
-def test_requests_hear_how_many_batches_were_delivered_before_the_next_one_is_made():
-    def batches():
-        while True:
-            yield requests.delivered, Report(1)
 
     requests = Requests()
     started = pipeline(batches(), requests)
-    assert [started.next_batch(delivered)[0] for delivered in (5, 6, 9)] == [5, 6, 9]
-
-
-def test_state_factor_and_exactness_are_those_of_the_requests():
-    requests = Requests()
-    started = pipeline(iter(()), requests)
+    assert [started.next_batch(delivered) for delivered in (5, 6, 9)] == [(5, Report(4)), (6, Report(4)), (9, Report(4))]
+    assert started.next_batch(10) is None, "a pass has ended"
     started.change_factor(7, 2.5)
     assert requests.changed == (7, 2.5)
     assert started.state(3) == {"plan": 3, "order": None}
@@ -104,6 +91,7 @@ def test_closing_lets_go_of_the_batches_the_workers_and_the_reader():
 FACTORS = st.one_of(st.just(1.0), st.floats(1, 9), st.sampled_from([1.5, 2.0, 4.0, 8.0]))
 
 
+@settings(max_examples=25)
 @given(
     factor=FACTORS,
     changes=st.lists(st.tuples(st.integers(0, 120), FACTORS), max_size=4),
@@ -118,9 +106,7 @@ def test_no_more_whole_batches_are_in_flight_than_it_looks_ahead_however_fast_th
     That asks for ``prefetched`` batches at the start, and for one more whenever it hands one out; the thread fetches `DEPTH`
     ahead of the training, and has begun with the one after.
     """
-    shape = PlanShape(
-        batch_size=1, last_batch_size=1, batches_per_pass=50, workers=1, buffer_size=buffer_size, seed=0, distinct=False
-    )
+    shape = batches_shape(50, buffer_size)
     order = BatchedOrder(SequentialOrder(200, 200, 1, 0, 0), 4, 4, 50)
     plan = EachPlan(shape, factor)
     kind = IndexedBatches(DataLoader(range(200), 4, num_workers=1, prefetch_factor=prefetched))
@@ -138,9 +124,3 @@ def test_no_more_whole_batches_are_in_flight_than_it_looks_ahead_however_fast_th
             if at == delivered:
                 requests.change_factor(delivered + kind.lookahead(largest), value)
                 largest = max(largest, value)
-
-
-def test_without_echoing_every_batch_in_flight_is_one_that_is_read():
-    kind = IndexedBatches(DataLoader(range(8), 4, num_workers=2, prefetch_factor=2))
-    assert kind.lookahead(1.0) == 4 + 3 + DEPTH
-    assert kind.lookahead(1.5) == (4 + 3) * 3 + DEPTH
