@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
-from itertools import islice
+from itertools import accumulate, islice
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 from trainer_runs import At, Data, Killed, SaveAt, fit
 
-from lightning_echo import EchoCallback, EchoConfig, EchoDataModule, EchoLoader, EchoStateError
+from lightning_echo import EchoCallback, EchoConfig, EchoDataModule, EchoStateError
 
 LENGTH, BATCH = 30, 4
 
@@ -101,14 +100,17 @@ class StreamData(Data):
         return DataLoader(made, BATCH, num_workers=self.workers) if isinstance(made, IterableDataset) else made
 
 
-def echoed(make: Any, factor: float = 2.5, workers: int = 0) -> EchoDataModule:
+def live_of(make: Any, workers: int) -> int:
     """Few examples are live: a pass has no more than eight batches, and does not say so."""
-    live = 2 * BATCH * max(workers, 1) if make in (Stream, Stateful) else 4
-    return EchoDataModule(StreamData(make, workers), factor, buffer_size=live, seed=7)
+    return 2 * BATCH * max(workers, 1) if make in (Stream, Stateful) else 4
 
 
-KINDS = [(Stream, 0), (Stream, 2), (Batches, 0)]
-STATEFUL = [(Stateful, 0), (Stateful, 2), (StatefulBatches, 0)]
+def echoed(make: Any, factor: float = 2.5, workers: int = 0) -> EchoDataModule:
+    return EchoDataModule(StreamData(make, workers), factor, buffer_size=live_of(make, workers), seed=7)
+
+
+KINDS = [(Stream, 2), (Batches, 0)]
+STATEFUL = [(Stateful, 0, 5), (Stateful, 2, 11), (StatefulBatches, 0, 11)]
 
 
 def fresh_of(epoch: Any) -> list[int]:
@@ -119,9 +121,10 @@ def fresh_of(epoch: Any) -> list[int]:
     return list(seen.values())
 
 
-@pytest.mark.parametrize(("make", "workers"), KINDS)
-def test_an_epoch_is_a_pass_and_validation_follows_it(make: Any, workers: int) -> None:
-    run = fit(echoed(make, workers=workers))
+@pytest.mark.parametrize(("make", "workers"), [(Stream, 0), *KINDS])
+def test_an_epoch_is_a_pass_that_validation_follows_and_a_callback_reports(make: Any, workers: int) -> None:
+    callback = EchoCallback(echo=EchoConfig(2.5, buffer_size=live_of(make, workers), seed=7), summary=False)
+    run = fit(StreamData(make, workers), callbacks=[callback])
     length = LENGTH if make is Stream else 7 * BATCH
     seen: set[Any] = set()
     for epoch in run.model.by_epoch:
@@ -129,11 +132,13 @@ def test_an_epoch_is_a_pass_and_validation_follows_it(make: Any, workers: int) -
         fresh = dict(each for each in new if each[0] not in seen)
         assert sorted(fresh.values()) == list(range(length))
         seen.update(fresh)
-    steps = run.model.steps
+    steps, reports = run.model.steps, callback.reports
     assert run.model.validated_at == [sum(steps[: epoch + 1]) for epoch in range(3)]
     assert run.trainer.global_step == sum(steps)
-    assert run.loader.counts.fresh == 3 * length
-    assert run.loader.counts.delivered == sum(map(len, (batch[0] for batch in run.model.batches)))
+    delivered = [sum(len(batch[0]) for batch in epoch) for epoch in run.model.by_epoch]
+    assert [report.fresh_examples for report in reports] == [length, 2 * length, 3 * length]
+    assert [report.fresh_examples + report.echoed_examples for report in reports] == list(accumulate(delivered))
+    assert [(report.steps, report.passes) for report in reports] == list(zip(steps, (1, 2, 3), strict=True))
     plain = 8 if make is Stream else 7
     # The start fills the buffer with few uses each; what is live at an epoch's end is used in the next one.
     assert 1.5 * plain < steps[0] < steps[1] + 3
@@ -149,31 +154,21 @@ def test_at_factor_1_the_training_is_that_of_the_plain_loader(make: Any, workers
     assert run.model.validated_at == plain.model.validated_at
 
 
-@pytest.mark.grid
-@pytest.mark.parametrize(("make", "workers"), STATEFUL)
-@pytest.mark.parametrize("step", [5, 11])
-def test_with_a_state_of_its_own_a_run_resumes_exactly_from_the_middle_of_an_epoch(
+@pytest.mark.parametrize(("make", "workers", "step"), STATEFUL)
+def test_with_a_state_of_its_own_a_run_resumes_exactly_from_the_middle_of_an_epoch_and_from_its_end(
     tmp_path: Any, make: Any, workers: int, step: int
 ) -> None:
-    whole = fit(echoed(make, workers=workers))
+    saver, end = SaveAt(tmp_path, [step]), str(tmp_path / "end.ckpt")
+    saves_end = At({1: lambda trainer: trainer.save_checkpoint(end)})
+    whole = fit(echoed(make, workers=workers), callbacks=[saver, saves_end])
     assert whole.model.steps[0] > 11
-    saver = SaveAt(tmp_path, [step], dies=True)
-    with pytest.raises(Killed):
-        fit(echoed(make, workers=workers), callbacks=[saver])
     rest = fit(echoed(make, workers=workers), ckpt_path=saver.path(step))
     assert rest.model.batches == whole.model.batches[step:]
     assert rest.model.epochs == whole.model.epochs[step:]
     assert rest.model.validated_at == whole.model.validated_at
     assert rest.loader.counts.fresh == whole.loader.counts.fresh
     assert rest.model.weights == whole.model.weights
-
-
-@pytest.mark.parametrize(("make", "workers"), STATEFUL)
-def test_and_from_the_end_of_one(tmp_path: Any, make: Any, workers: int) -> None:
-    whole = fit(echoed(make, workers=workers))
-    path = str(tmp_path / "end.ckpt")
-    fit(echoed(make, workers=workers), max_epochs=2, callbacks=[At({1: lambda trainer: trainer.save_checkpoint(path)})])
-    rest = fit(echoed(make, workers=workers), ckpt_path=path)
+    rest = fit(echoed(make, workers=workers), ckpt_path=end)
     assert rest.model.batches == whole.model.batches[sum(whole.model.steps[:2]) :]
     assert rest.model.steps == whole.model.steps[2:]
 
@@ -192,32 +187,13 @@ def test_without_one_the_middle_of_an_epoch_is_refused_and_its_end_begins_the_ne
     assert set(rest.model.epochs) == {2}
 
 
-@pytest.mark.parametrize(("make", "workers"), KINDS)
-def test_a_factor_set_at_an_epochs_end_counts_in_the_next(make: Any, workers: int) -> None:
-    data = echoed(make, 1, workers)
-    action = At({0: lambda trainer: setattr(data, "factor", 4)})
-    run = fit(data, max_epochs=4, callbacks=[action])
-    plain = run.model.steps[0]
-    assert run.model.steps[3] == pytest.approx(4 * plain, abs=5)
-    assert len(run.model.validated_at) == 4
+def test_a_factor_set_at_an_epochs_end_counts_in_the_next() -> None:
+    data = echoed(Stream, 1, 2)
+    run = fit(data, max_epochs=3, callbacks=[At({0: lambda trainer: setattr(data, "factor", 4)})])
+    assert run.model.steps[2] == pytest.approx(4 * run.model.steps[0], abs=5)
 
 
-@pytest.mark.parametrize(("make", "workers"), KINDS)
-def test_the_callback_counts_and_reports_as_for_any_other_loader(make: Any, workers: int) -> None:
-    callback = EchoCallback(echo=EchoConfig(2, seed=7), summary=False)
-    run = fit(StreamData(make, workers), callbacks=[callback])
-    length = LENGTH if make is Stream else 7 * BATCH
-    assert [report.fresh_examples for report in callback.reports] == [length, 2 * length, 3 * length]
-    delivered = [sum(len(batch[0]) for batch in epoch) for epoch in run.model.by_epoch]
-    assert [report.fresh_examples + report.echoed_examples for report in callback.reports] == [
-        sum(delivered[: epoch + 1]) for epoch in range(3)
-    ]
-    assert [report.steps for report in callback.reports] == run.model.steps
-    assert [report.passes for report in callback.reports] == [1, 2, 3]
-
-
-def test_a_loader_that_is_made_anew_for_each_epoch_goes_on_counting(tmp_path: Any) -> None:
-    del tmp_path
+def test_a_loader_that_is_made_anew_for_each_epoch_goes_on_counting() -> None:
     data = EchoDataModule(StreamData(lambda: Batches()), 2, seed=7)
     run = fit(data, reload_dataloaders_every_n_epochs=1)
     assert data.datamodule.asked["train"] == 3
@@ -227,17 +203,18 @@ def test_a_loader_that_is_made_anew_for_each_epoch_goes_on_counting(tmp_path: An
     assert run.loader.counts.delivered == 4 * len(run.model.batches)
 
 
-def test_with_epochs_of_fixed_length_one_with_a_state_of_its_own_is_read_to_its_end() -> None:
-    data = EchoDataModule(StreamData(SizedStateful, 2), 4, insertion_point="after_augmentation", seed=7)
-    run = fit(data, reload_dataloaders_every_n_epochs=1, max_epochs=5)
-    assert {index % 100 for epoch in run.model.by_epoch for batch in epoch for index in batch[0]} == set(range(LENGTH))
+def test_of_epochs_of_fixed_length_a_state_of_its_own_leads_to_the_end_and_without_one_it_is_said() -> None:
+    """That the rest of each pass is left out."""
 
+    def run(make: Any, epochs: int) -> Any:
+        data = EchoDataModule(StreamData(make, 2), 4, insertion_point="after_augmentation", seed=7)
+        return fit(data, reload_dataloaders_every_n_epochs=1, max_epochs=epochs).model
 
-def test_and_one_without_says_that_the_rest_of_each_pass_is_left_out() -> None:
-    data = EchoDataModule(StreamData(SizedStream, 2), 4, insertion_point="after_augmentation", seed=7)
+    model = run(SizedStateful, 5)
+    assert {index % 100 for epoch in model.by_epoch for batch in epoch for index in batch[0]} == set(range(LENGTH))
     with pytest.warns(UserWarning, match="the rest of that pass is left out"):
-        run = fit(data, reload_dataloaders_every_n_epochs=1, max_epochs=3)
-    assert run.model.steps == [8, 8, 8]
+        model = run(SizedStream, 2)
+    assert model.steps == [8, 8]
 
 
 def test_an_integer_limit_cuts_epochs_and_the_pass_goes_on() -> None:
@@ -247,22 +224,6 @@ def test_an_integer_limit_cuts_epochs_and_the_pass_goes_on() -> None:
         [(12, 13, 14, 15), (16, 17, 18, 19), (20, 21, 22, 23)],
         [(24, 25, 26, 27), (28, 29), (0, 1, 2, 3)],
     ]
-
-
-def test_streams_are_not_dealt_out_to_the_ranks() -> None:
-    loader = EchoLoader(DataLoader(Stream(), BATCH), 2, num_replicas=2, rank=1, seed=0)
-    assert {int(index) for batch in loader for index in batch["index"]} == set(range(LENGTH))
-
-
-def test_examples_of_batches_of_which_nothing_is_known_are_counted_by_the_first_tensor_and_that_is_said_once(caplog: Any) -> None:
-    loader = EchoLoader([{"text": "words", "x": torch.zeros(5, 2)}] * 4, 2, seed=0)
-    with caplog.at_level("INFO", logger="lightning_echo"):
-        for _ in range(2):
-            list(loader)
-    *_, remarks = (record.getMessage() for record in caplog.records)
-    assert len(caplog.records) == 3
-    assert remarks.endswith("; examples are counted by the leading dimension of a batch's first tensor")
-    assert loader.counts.delivered == 5 * 8
 
 
 class Whole(Dataset):  # type: ignore[type-arg]
@@ -290,13 +251,12 @@ class Shuffled:
         return iter(torch.randperm(6, generator=torch.Generator().manual_seed(self.epoch)).tolist())
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_sampler_of_whole_batches_is_told_the_pass_as_lightning_tells_it_the_epoch(tmp_path: Any, workers: int) -> None:
+def test_a_sampler_of_whole_batches_is_told_the_pass_as_lightning_tells_it_the_epoch(tmp_path: Any) -> None:
     def orders(data: Any, **options: Any) -> list[list[tuple[int, ...]]]:
         return [[batch[0] for batch in epoch] for epoch in fit(data, **options).model.by_epoch]
 
     def make() -> Any:
-        return DataLoader(Whole(), batch_size=None, sampler=Shuffled(), num_workers=workers)
+        return DataLoader(Whole(), batch_size=None, sampler=Shuffled())
 
     plain = orders(StreamData(make))
     assert plain[0] != plain[1] != plain[2]
@@ -305,30 +265,3 @@ def test_a_sampler_of_whole_batches_is_told_the_pass_as_lightning_tells_it_the_e
     with pytest.raises(Killed):
         fit(echoed(make, 1), callbacks=[saver])
     assert orders(echoed(make, 1), ckpt_path=saver.path(8)) == [plain[1][2:], plain[2]]
-
-
-class OwnIter(DataLoader):  # type: ignore[type-arg]
-    """A ``DataLoader`` with an ``__iter__`` of its own."""
-
-    def __iter__(self) -> Any:
-        for batch in super().__iter__():
-            yield {**batch, "index": batch["index"] + 1000}
-
-
-@pytest.mark.parametrize(
-    ("make", "why"),
-    [
-        (lambda: DataLoader(Whole(), batch_size=None), "the loader has batch_size=None"),
-        (lambda: OwnIter(Stream(), BATCH), "OwnIter has an __iter__ of its own"),
-        (lambda: DataLoader(Stream(), batch_size=None), "the loader has batch_size=None"),
-    ],
-)
-def test_batches_as_items_are_echoed_as_they_come(make: Any, why: str) -> None:
-    loader = EchoLoader(make(), 3, seed=0)
-    assert loader.insertion_point == "after_batching"
-    with pytest.raises(ValueError, match=why):
-        EchoLoader(make(), 3, insertion_point="after_augmentation")
-    plain = Counter(str(batch["index"]) for batch in make())
-    uses = Counter(str(batch["index"]) for _ in range(6) for batch in loader)
-    assert uses.keys() == plain.keys()
-    assert loader.counts.factor == pytest.approx(3, rel=0.2)

@@ -12,7 +12,8 @@ from trainer_runs import POINTS, Data, Recorder, echoed, fit, trainer
 
 from lightning_echo import EchoCallback, EchoDataModule
 
-LENGTH = 300
+LENGTH = 200
+FINDS: dict[str, Any] = {"early_stop_threshold": None, "update_attr": False}
 
 
 class Rated(Recorder):
@@ -75,21 +76,20 @@ def test_a_batch_size_in_the_hyperparameters_takes_effect_too(tmp_path: Path) ->
 
 
 def test_scaling_the_batch_size_leaves_position_and_counts_at_the_start(tmp_path: Path) -> None:
-    data = echoed(2, length=LENGTH, workers=2)
+    data = echoed(2, length=LENGTH, workers=1)
     tuner, what = tune(data, Recorder(), tmp_path)
     found = tuner.scale_batch_size(**what, mode="power", steps_per_trial=3, init_val=2, max_trials=2)
     assert data.loader.counts.delivered == 0
-    run, expected = fit(data, max_epochs=2), fit(echoed(2, length=LENGTH, workers=2, batch_size=found), max_epochs=2)
+    run, expected = fit(data, max_epochs=1), fit(echoed(2, length=LENGTH, workers=1, batch_size=found), max_epochs=1)
     assert run.model.batches == expected.model.batches
     assert run.loader.counts == expected.loader.counts
 
 
-@pytest.mark.parametrize("epoch_length", ["fixed", "full_pass"])
-def test_the_learning_rate_finder_leaves_position_and_counts_as_they_were(epoch_length: str, tmp_path: Path) -> None:
-    options: dict[str, Any] = {"length": LENGTH, "workers": 2, "epoch_length": epoch_length}
+def test_the_learning_rate_finder_leaves_position_and_counts_as_they_were(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"length": LENGTH, "workers": 1, "epoch_length": "full_pass"}
     data = echoed(2, **options)
     tuner, what = tune(data, Rated(), tmp_path)
-    finder = tuner.lr_find(**what, num_training=10, early_stop_threshold=None, update_attr=False)
+    finder = tuner.lr_find(**what, num_training=10, **FINDS)
     assert finder is not None
     assert len(finder.results["lr"]) == 10
     assert data.loader.counts.delivered == 0
@@ -102,15 +102,12 @@ def test_the_learning_rate_finder_leaves_counts_as_they_were_beside_a_callback(t
     runs = []
     for finds in (True, False):
         callback, model = EchoCallback(factor=2, seed=7, summary=False), Rated()
-        running = trainer(default_root_dir=tmp_path, max_epochs=1, callbacks=[callback])
+        running, data = trainer(default_root_dir=tmp_path, max_epochs=1, callbacks=[callback]), Data(length=LENGTH)
         if finds:
-            found = Tuner(running).lr_find(
-                model, datamodule=Data(length=LENGTH), num_training=10, early_stop_threshold=None, update_attr=False
-            )
-            assert found is not None
-            assert len(found.results["lr"]) == 10
+            Tuner(running).lr_find(model, datamodule=data, num_training=10, **FINDS)
+            assert len(model.batches) == 10
             model.batches.clear()
-        running.fit(model, datamodule=Data(length=LENGTH))
+        running.fit(model, datamodule=data)
         (report,) = callback.reports
         assert report.fresh_examples + report.echoed_examples == LENGTH
         runs.append((model.batches, report.fresh_examples, report.steps))
@@ -118,28 +115,23 @@ def test_the_learning_rate_finder_leaves_counts_as_they_were_beside_a_callback(t
 
 
 def test_the_learning_rate_finder_goes_back_to_the_middle_of_a_run(tmp_path: Path) -> None:
-    data, whole = echoed(2, length=LENGTH), fit(echoed(2, length=LENGTH), max_epochs=2)
-    first = fit(data, max_epochs=-1, max_steps=75)
+    data, whole = echoed(2, length=LENGTH), fit(echoed(2, length=LENGTH), max_epochs=1)
+    first = fit(data, max_epochs=-1, max_steps=30)
     counts = data.loader.counts
     tuner, what = tune(data, Rated(), tmp_path)
-    tuner.lr_find(**what, num_training=10, early_stop_threshold=None, update_attr=False)
+    tuner.lr_find(**what, num_training=10, **FINDS)
     assert data.loader.counts == counts
-    assert first.model.batches + fit(data, max_epochs=1).model.batches == whole.model.batches
+    assert first.model.batches + fit(data, max_epochs=1).model.batches == whole.model.batches[:50]
 
 
 def test_a_learning_rate_finder_at_the_start_of_fit_disturbs_nothing(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"max_epochs": 1, "default_root_dir": tmp_path}
     plain, run = (
-        fit(
-            data,
-            model=Rated(),
-            callbacks=[LearningRateFinder(num_training_steps=5, early_stop_threshold=None, update_attr=False)],
-            max_epochs=1,
-            default_root_dir=tmp_path,
-        )
+        fit(data, model=Rated(), callbacks=[LearningRateFinder(num_training_steps=5, **FINDS)], **options)
         for data in (Data(length=LENGTH), echoed(2, length=LENGTH))
     )
     steps = len(plain.model.batches) - 5  # all of the epoch, but in Lightning 2.5.0 the trial's steps are taken off it
-    assert steps >= 70
+    assert steps >= 45
     expected = fit(echoed(2, length=LENGTH), max_epochs=1)
     assert run.model.batches[5:] == expected.model.batches[:steps]
     assert run.loader.counts.delivered == sum(sizes(expected.model)[:steps])
@@ -148,7 +140,6 @@ def test_a_learning_rate_finder_at_the_start_of_fit_disturbs_nothing(tmp_path: P
 def test_a_batch_size_finder_at_the_start_of_fit_trains_with_what_it_found(tmp_path: Path) -> None:
     finder = BatchSizeFinder(mode="power", steps_per_trial=1, init_val=8, max_trials=2)
     run = fit(echoed(2, length=LENGTH), callbacks=[finder], max_epochs=1, default_root_dir=tmp_path)
-    trials = 2
     expected = fit(echoed(2, length=LENGTH, batch_size=finder.optimal_batch_size), max_epochs=1)
-    assert run.model.batches[trials:] == expected.model.batches
+    assert run.model.batches[2:] == expected.model.batches, "after two trials"
     assert run.loader.counts == expected.loader.counts

@@ -6,24 +6,26 @@ from itertools import count
 import numpy as np
 import pytest
 import torch
-from cache_cases import BATCH_SIZE, LENGTH, Plain, Staged, listed, make_cache, make_requests, noise, request, without_seconds
+from cache_cases import BATCH_SIZE, Plain, Staged, Tensors, listed, make_cache, make_requests, noise, request
 from torch.utils.data import ConcatDataset, Dataset, Subset, default_collate
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from lightning_echo.data import randomness as seeding
-from lightning_echo.split.staged import StagedDataset
 
 
 class TestRandomNumbers:
-    def test_the_same_request_reads_the_same_whatever_was_drawn_before(self):
+    def test_the_same_request_reads_the_same_whatever_was_drawn_before_and_another_otherwise(self):
+        """From all three global generators."""
         results = []
         for before in (1, 2):
             torch.manual_seed(before)
             np.random.seed(before)
             random.seed(before)
             cache, requests = make_cache(Staged(), "before_augmentation"), make_requests(2.37)
-            results.append([without_seconds(cache.fetch(next(requests))) for _ in range(30)])
+            results.append([cache.fetch(next(requests))[0] for _ in range(30)])
         assert results[0] == results[1]
+        for numbers in zip(*(drawn for examples in results[0] for _, drawn in examples), strict=True):
+            assert len(set(numbers)) == len(numbers)
 
     @pytest.mark.parametrize("kept", ["00", "11"])
     def test_ranks_do_not_share_their_noise(self, kept):
@@ -31,13 +33,6 @@ class TestRandomNumbers:
         for point in ("after_augmentation", "before_augmentation"):
             one, other = (make_cache(Staged(), point, key=key).fetch(asked)[0] for key in (1, 2))
             assert not {noise for _, noise in one} & {noise for _, noise in other}
-
-    def test_all_three_global_generators_are_seeded(self):
-        (example,), _ = make_cache(Plain()).fetch(request([0], fresh=1))
-        (again,), _ = make_cache(Plain()).fetch(request([0], fresh=1))
-        (later,), _ = make_cache(Plain()).fetch(request([0], fresh=1, number=1))
-        assert example == again
-        assert all(a != b for a, b in zip(example[1], later[1], strict=True))
 
     @pytest.mark.parametrize(("factor", "seeds"), [(1, 1), (4, None)])
     def test_where_nothing_is_used_again_there_is_one_seed_for_a_batch(self, monkeypatch, factor, seeds):
@@ -50,8 +45,7 @@ class TestRandomNumbers:
             made = next(calls) - before - 1
             assert made == (seeds or asked.fresh + 1)  # else one for each fresh example and one for the batch
 
-    @pytest.mark.parametrize("nested", [False, True])
-    def test_a_transform_with_a_generator_of_its_own_is_seeded_too(self, nested):
+    def test_a_transform_with_a_generator_of_its_own_is_seeded_too(self):
         class Own:
             """As Albumentations has it."""
 
@@ -61,30 +55,21 @@ class TestRandomNumbers:
             def set_random_seed(self, seed):
                 self.generator = np.random.default_rng(seed)
 
-            def __call__(self):
-                return self.generator.random()
-
-        class Owning(Dataset):
+        class Owning(Plain):
             def __init__(self):
                 self.transform = Own()
 
             def __getitem__(self, index):
-                return index, self.transform()
-
-            def __len__(self):
-                return LENGTH
-
-        def dataset():
-            owning = Owning()
-            return ConcatDataset([Subset(owning, range(20)), Subset(owning, range(20, 40))]) if nested else owning
+                return self.transform.generator.random()
 
         results = []
         for _ in range(2):
-            cache, requests = make_cache(dataset()), make_requests(1)
-            results.append([without_seconds(cache.fetch(next(requests))) for _ in range(5)])
+            owning = Owning()
+            cache = make_cache(ConcatDataset([Subset(owning, range(20)), Subset(owning, range(20, 40))]))
+            requests = make_requests(1)
+            results.append([drawn for _ in range(5) for drawn in cache.fetch(next(requests))[0]])
         assert results[0] == results[1]
-        drawn = [noise for examples, _ in results[0] for _, noise in examples]
-        assert len(set(drawn)) == len(drawn)
+        assert len(set(results[0])) == len(results[0])
 
 
 class TestProtection:
@@ -92,16 +77,6 @@ class TestProtection:
 
     @pytest.mark.parametrize("point", ["after_augmentation", "before_augmentation"])
     def test_edits_do_not_reach_another_use(self, point):
-        class Tensors(StagedDataset):
-            def load(self, index):
-                return torch.full((3,), float(index))
-
-            def augment(self, example):
-                return example.add_(0.5)  # in place
-
-            def __len__(self):
-                return LENGTH
-
         cache, requests = make_cache(Tensors(), point), make_requests(4)
         for _ in range(60):
             asked = next(requests)
@@ -111,16 +86,6 @@ class TestProtection:
                 example.zero_()
 
     def test_augmentation_gets_copies_although_torchs_own_collate_makes_some_later(self):
-        class Tensors(StagedDataset):
-            def load(self, index):
-                return torch.full((3,), float(index))
-
-            def augment(self, example):
-                return example.add_(0.5)  # in place
-
-            def __len__(self):
-                return LENGTH
-
         cache = make_cache(Tensors(), "before_augmentation", collate_fn=default_collate)
         uses = [cache.fetch(request([7], fresh=int(not i), stays_live="110"[i]))[0][0].tolist() for i in range(3)]
         assert uses == [[7.5] * 3] * 3
@@ -179,23 +144,18 @@ class TestProtection:
             assert array.base is None
 
 
-class Registered:
-    """A type that a user has registered with torch's collate function, which then hands it on uncopied."""
-
-    def __init__(self, value):
-        self.value = value
-
-
 def test_torchs_collate_function_copies_no_types_that_were_registered_with_it(monkeypatch):
-    monkeypatch.setitem(default_collate_fn_map, Registered, lambda batch, *, collate_fn_map=None: batch)
+    class Registered:
+        """A type that a user has registered with torch's collate function, which then hands it on uncopied."""
 
-    class Data(Dataset):
+        def __init__(self):
+            self.value = torch.zeros(3)
+
+    class Data(Plain):
         def __getitem__(self, index):
-            return Registered(torch.zeros(3))
+            return Registered()
 
-        def __len__(self):
-            return LENGTH
-
+    monkeypatch.setitem(default_collate_fn_map, Registered, lambda batch, *, collate_fn_map=None: batch)
     cache, requests = make_cache(Data(), collate_fn=default_collate), make_requests(4)
     for _ in range(40):
         for example in default_collate(cache.fetch(next(requests))[0]):
@@ -206,15 +166,12 @@ def test_torchs_collate_function_copies_no_types_that_were_registered_with_it(mo
 def test_what_is_redone_never_shares_random_numbers_with_what_is_reused():
     """Batch 5 and the example at position 5 are different things."""
 
-    class Both(StagedDataset):
+    class Both(Staged):
         def load(self, index):
             return noise()
 
         def augment(self, example):
             return example, noise()
-
-        def __len__(self):
-            return LENGTH
 
     cache, requests = make_cache(Both(), "before_augmentation"), make_requests(2)
     loaded, drawn = set(), set()

@@ -21,20 +21,18 @@ class Fake:
         self.log.append("closed")
 
 
+NOTHING = {"plan": None, "order": None}
+
+
 def started():
     restartable = RestartablePipeline()
     return restartable, restartable.start(Fake(), 2)
 
 
-def test_before_the_first_start_there_is_nothing_to_go_on_from():
-    restartable = RestartablePipeline()
-    assert restartable.started is None
-    assert restartable.state(7) == {"plan": None, "order": None}
-    assert restartable.begin_at == (0, 0)
-
-
 def test_while_it_runs_the_state_is_the_pipelines_and_at_rest_that_of_when_it_was_stopped():
-    restartable, pipeline = started()
+    restartable = RestartablePipeline()
+    assert (restartable.started, restartable.state(7), restartable.begin_at) == (None, NOTHING, (0, 0))
+    pipeline = restartable.start(Fake(), 2)
     assert restartable.started is pipeline
     assert restartable.state(3) == Fake().state(3)
     restartable.stop(5)
@@ -66,23 +64,13 @@ def test_who_drops_it_without_a_word_leaves_no_pipeline_open():
     assert pipeline.log == ["closed"]
 
 
-@pytest.mark.parametrize("was_started", [False, True])
-def test_a_state_is_gone_on_from_wherever_it_stood(was_started):
-    restartable, log = RestartablePipeline(), []
-    if was_started:
-        restartable.start(Fake(log), 0)
-    restartable.go_to(Start(12, 3), Fake().state(4))
-    assert log == ["closed"] * was_started
-    assert restartable.state(0) == Fake().state(4)
-    assert (restartable.begin_at, restartable.started) == ((12, 3), None)
-
-
-def test_at_another_place_of_the_run_nothing_is_live():
+@pytest.mark.parametrize(("state", "expected"), [(Fake().state(4), Fake().state(4)), (None, NOTHING)], ids=["a state", "none"])
+def test_elsewhere_in_the_run_a_state_is_gone_on_from_and_without_one_nothing_is_live(state, expected):
     restartable, pipeline = started()
-    restartable.go_to(Start(40, 10))
+    restartable.go_to(Start(12, 3), state)
     assert pipeline.log == ["closed"]
-    assert restartable.state(3) == {"plan": None, "order": None}
-    assert (restartable.begin_at, restartable.started) == ((40, 10), None)
+    assert restartable.state(0) == expected
+    assert (restartable.begin_at, restartable.started) == ((12, 3), None)
 
 
 def test_at_rest_it_can_wait_with_another_state():

@@ -4,10 +4,10 @@ import copy
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from samplers import BATCH_SAMPLERS, SAMPLERS
-from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
+from torch.utils.data import DataLoader, DistributedSampler
 
 from lightning_echo.insertion import InsertionPoint
 from lightning_echo.pipeline.kinds import kind_of
@@ -39,11 +39,13 @@ def plain(length, shuffle):
 orders = st.tuples(st.integers(1, 40), st.booleans(), st.integers(1, 4), st.integers(0, 9))
 
 
+@settings(max_examples=20)
 @given(orders, st.integers(0, 100), st.integers(0, 60), st.integers(1, 60))
 def test_a_rank_gets_what_its_own_order_gives_it_wherever_it_is_entered_and_when_passes_are_spread(
     which, first, spread_at, count
 ):
     length, shuffle, replicas, distance = which
+    columns, rows = [], []
     for rank in range(replicas):
         both = own_and_all(plain(length, shuffle), replicas, rank, distance)
         seen = []
@@ -55,15 +57,9 @@ def test_a_rank_gets_what_its_own_order_gives_it_wherever_it_is_entered_and_when
             assert order.position == first + spread_at + count
         assert seen[0] == seen[1]
         assert both[0].state(first) == both[1].state(first)
-
-
-@given(orders, st.integers(1, 60))
-def test_what_was_taken_for_all_ranks_is_what_each_of_them_takes(which, count):
-    length, shuffle, replicas, distance = which
-    own = [own_and_all(plain(length, shuffle), replicas, rank, distance)[0].take(count) for rank in range(replicas)]
-    _, order = own_and_all(plain(length, shuffle), replicas, 0, distance)
-    order.take(count)
-    assert list(order.taken) == [[own[rank][position] for position in range(count) for rank in range(replicas)]]
+        columns.append(seen[0])
+        rows.append([entry for row in both[1].taken for entry in row])
+    assert rows == [[entry for row in zip(*columns, strict=True) for entry in row]] * replicas
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
@@ -95,8 +91,7 @@ def plain_of(state):
 
 @pytest.mark.parametrize("name", BATCH_SAMPLERS)
 def test_the_order_of_a_batch_sampler_gives_whole_batches_of_all_ranks(name):
-    loader = DataLoader(range(20), batch_sampler=BATCH_SAMPLERS[name](0))
-    own, of_all = own_and_all(loader, 2, 1, 0)
+    own, of_all = own_and_all(DataLoader(range(20), batch_sampler=BATCH_SAMPLERS[name](0)), 2, 1, 0)
     expected = own.take(4)
     assert of_all.take(4) == expected
     assert [row[1::2] for row in of_all.taken] == [expected]
@@ -150,16 +145,9 @@ def test_a_round_in_which_nothing_is_fresh_has_no_needs():
     assert [len(rows) for rows in asked.rows] == [2 * number for number in fresh]
 
 
-def test_a_generator_of_the_users_is_not_drawn_from_twice():
-    loader = DataLoader(range(20), batch_size=4, sampler=RandomSampler(range(20), generator=torch.Generator().manual_seed(7)))
-    _, order = own_and_all(loader, 1, 0, 0)
-    expected = list(RandomSampler(range(20), generator=torch.Generator().manual_seed(7)))
-    assert order.take(20) == expected
-
-
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("shuffle", [False, True])
-@pytest.mark.parametrize(("length", "ranks"), [(20, 1), (20, 3), (2, 5), (37, 4)])
+@pytest.mark.parametrize(("length", "ranks"), [(20, 3), (2, 5), (37, 4)])
 def test_the_samplers_of_all_ranks_yield_what_each_distributed_sampler_yields_itself(length, ranks, shuffle, drop_last):
     def own(rank):
         return DistributedSampler(range(length), ranks, rank, shuffle=shuffle, seed=8, drop_last=drop_last)
