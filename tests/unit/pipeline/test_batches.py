@@ -86,15 +86,6 @@ class TestEchoingBatches:
         assert [report.note for report in reports] == ["about 0", "", "about 1", ""]
         assert [(report.hits, report.misses) for report in reports] == [(3, 1), (0, 0), (0, 0), (0, 0)]
 
-    def test_edits_by_the_training_step_do_not_reach_the_next_use(self):
-        steps = step(0, fresh=True, stays_live=True), step(0, stays_live=True), step(0)
-        batches = echo(*steps, read=lambda position: {"x": [torch.zeros(2)]})
-        for _ in range(3):
-            batch, _ = next(batches)
-            assert batch["x"][0].tolist() == [0, 0]
-            batch["x"][0].fill_(7)
-            batch.clear()
-
     def test_the_first_use_is_what_was_read_and_the_last_one_what_was_kept(self):
         copies = []
 

@@ -4,7 +4,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch.utils.data import (
@@ -95,21 +94,6 @@ def test_auto_falls_back_where_only_the_sampler_knows_the_indices_and_says_so() 
     assert reason.endswith(
         "if the data set augments, its echoes repeat that augmentation, which a StagedDataset can redo for each use"
     )
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"batch_size": 2, "sampler": {3, 1, 2, 0}},
-        {"batch_size": 2, "sampler": torch.tensor([3, 1, 2, 0])},
-        {"batch_size": 2, "sampler": np.array([3, 1, 2, 0])},
-        {"batch_sampler": [[0, 1, 3], [2]]},
-    ],
-    ids=["set", "tensor", "array", "lists"],
-)
-def test_whatever_can_be_iterated_is_a_sampler(options: Any) -> None:
-    plain: Any = DataLoader(range(4), **options)  # type: ignore[arg-type]
-    assert [batch.tolist() for batch in EchoLoader(plain, 1)] == [batch.tolist() for batch in plain]
 
 
 def test_reading_an_example_before_training_leaves_the_users_data_as_it_is() -> None:

@@ -1,13 +1,11 @@
 """The cache reads an example once, keeps it while uses are left, and never makes a batch wrong."""
 
-import copy
 import gc
 import pickle
 import weakref
 
 import pytest
 from cache_cases import (
-    BATCH_SIZE,
     LENGTH,
     Plain,
     Staged,
@@ -18,7 +16,7 @@ from cache_cases import (
     noise,
     request,
 )
-from torch.utils.data import DataLoader, Dataset, Subset, default_collate
+from torch.utils.data import DataLoader, Subset
 
 from lightning_echo.pipeline import worker as dataset_module
 from lightning_echo.pipeline.worker import EchoCollate, EchoDataset, Report, StageSeconds
@@ -26,69 +24,6 @@ from lightning_echo.split.staged import StagedDataset
 
 
 class TestReading:
-    @pytest.mark.parametrize("point", ["after_augmentation", "before_augmentation"])
-    @pytest.mark.parametrize("factor", [1, 1.5, 4])
-    def test_each_fresh_example_is_read_once_and_no_echo_is(self, point, factor):
-        dataset, requests = Staged(), make_requests(factor)
-        cache, expected = make_cache(dataset, point), []
-        for _ in range(60):
-            asked = next(requests)
-            examples, counts = cache.fetch(asked)
-            expected += asked.indices[: asked.fresh]
-            assert [example[0] for example in examples] == asked.indices
-            assert counts[:3] == (asked.fresh, len(asked.indices) - asked.fresh, 0)
-        assert dataset.log == expected
-
-    def test_after_augmentation_every_use_is_the_same_example_and_before_it_each_is_augmented_anew(self):
-        for point, dataset in (("after_augmentation", Plain()), ("before_augmentation", Staged())):
-            cache, requests, noises = make_cache(dataset, point), make_requests(4), {}
-            for _ in range(60):
-                asked = next(requests)
-                for position, (_, drawn) in zip(asked.positions, cache.fetch(asked)[0], strict=True):
-                    noises.setdefault(position, []).append(drawn)
-            distinct = {position: len(set(drawn)) for position, drawn in noises.items()}
-            assert any(len(drawn) > 2 for drawn in noises.values())
-            assert all(n == (1 if point[0] == "a" else len(noises[position])) for position, n in distinct.items())
-            assert len({one for drawn in noises.values() for one in drawn}) == sum(distinct.values())
-
-    def test_an_example_is_held_until_its_last_use_and_no_longer(self):
-        held = weakref.WeakSet()
-
-        class Example:
-            def __init__(self):
-                held.add(self)
-
-            def __deepcopy__(self, memo):
-                return Example()
-
-        class Objects(Dataset):
-            def __getitem__(self, index):
-                return Example()
-
-        cache, requests = make_cache(Objects(), collate_fn=default_collate), make_requests(4)
-        live = set()
-        for _ in range(80):
-            asked = next(requests)
-            cache.fetch(asked)
-            for position, kept in zip(asked.positions, asked.stays_live, strict=True):
-                (live.add if kept else live.discard)(position)
-            assert len(held) == len(live) <= 2 * BATCH_SIZE
-
-    @pytest.mark.parametrize("dataset", [Plain, Whole])
-    def test_what_is_used_up_makes_room_before_what_is_fresh_is_held(self, dataset):
-        most = []
-
-        class Held(dict):
-            def __setitem__(self, position, example):
-                super().__setitem__(position, example)
-                most.append(len(self))
-
-        cache = make_cache(dataset())
-        cache._held = Held()
-        cache.fetch(request([0, 1, 2], fresh=3, stays_live="111"))
-        cache.fetch(request([3, 4, 0, 1, 2], fresh=2, stays_live="11001"))
-        assert max(most) == 3
-
     def test_a_miss_reads_again_under_the_seeds_of_the_first_time_and_is_counted(self):
         dataset = Plain()
         first, second = make_cache(dataset), make_cache(dataset)
@@ -151,28 +86,6 @@ class TestReadingWholeBatches:
         asked = next(make_requests(4))
         cache.fetch(asked)
         assert inner.log == asked.indices
-
-    def test_a_resumed_run_repeats_whole_calls_and_delivers_the_same(self):
-        """The draws of one call depend on all of its indices, so that nothing less than the call gives them again."""
-        requests, cache = make_requests(4, whole_calls=True), make_cache(Whole())
-        delivered, states = [], []
-        for number in range(60):
-            requests.delivered = number
-            states.append(copy.deepcopy(requests.state(requests.delivered)))
-            delivered.append(cache.fetch(next(requests))[0])
-        for start in (1, 7, 40):
-            dataset, resumed = Whole(), make_requests(4, whole_calls=True, state=states[start])
-            cache, refetched = make_cache(dataset), 0
-            for expected in delivered[start:]:
-                asked = next(resumed)
-                before = len(dataset.calls)
-                examples, counts = cache.fetch(asked)
-                assert examples == expected
-                rebuilt = [indices for _, indices, _ in asked.rebuild]
-                assert dataset.calls[before:] == rebuilt + ([asked.indices[: asked.fresh]] if asked.fresh else [])
-                assert counts[2] == sum(map(len, rebuilt))
-                refetched += counts[2]
-            assert refetched > 0
 
     def test_a_call_that_returns_too_few_examples_is_an_error_where_one_is_used_again_and_else_reaches_collate_as_it_is(self):
         class Short(Whole):
@@ -262,27 +175,6 @@ class TestTheDataSetInTheWorkers:
         with pytest.raises(AttributeError, match="'Plain' object has no attribute 'absent'"):
             _ = stand_in.absent
 
-    def test_stages_are_made_at_the_first_request_of_the_data_set_as_it_is_then(self):
-        """A ``worker_init_fn`` has changed it before."""
-
-        class Scaled(Staged):
-            scale = 1
-
-            def __init__(self):
-                self.transform = None
-
-            def load(self, index):
-                return index * self.scale
-
-            def augment(self, example):
-                return self.transform(example)
-
-        dataset = Scaled()
-        stand_in = EchoDataset(make_cache(dataset, "before_augmentation"))
-        stand_in.scale = 10
-        stand_in.transform = lambda example: example + 1
-        assert stand_in.__getitems__(request([0, 1], fresh=2, indices=[3, 4]))[0] == [31, 41]
-
     def test_fetches_in_a_data_loader(self):
         asked = [request([0, 1, 2], fresh=3, stays_live="110"), request([3, 0], fresh=1, number=1)]
         stand_in = pickle.loads(pickle.dumps(self.make()))  # as for spawned workers
@@ -300,3 +192,33 @@ class TestTheDataSetInTheWorkers:
         del dataset, stand_in
         gc.collect()
         assert reference() is None
+
+
+class Failing:
+    def __init__(self, error):
+        self.error = error
+
+    def __getitem__(self, index):
+        raise self.error
+
+    def __len__(self):
+        return LENGTH
+
+
+def test_without_notes_the_index_is_added_to_the_message():
+    class Old(Exception):
+        """As exceptions are before Python 3.11."""
+
+        @property
+        def add_note(self):
+            raise AttributeError
+
+    with pytest.raises(Old) as caught:
+        make_cache(Failing(Old("cannot decode", "two"))).fetch(request([0], fresh=1, indices=[31]))
+    assert caught.value.args == ("cannot decode (reading example 31 of the data set)", "two")
+
+
+def test_an_end_that_a_data_set_raises_is_an_error_and_not_the_end_of_the_epoch():
+    dataset = EchoDataset(make_cache(Failing(StopIteration())))
+    with pytest.raises(RuntimeError, match="the data set raised StopIteration while an example was read"):
+        dataset.__getitems__(next(make_requests(2)))

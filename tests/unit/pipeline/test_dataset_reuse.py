@@ -1,39 +1,18 @@
 """Examples that a worker hands out again: drawn as the first time, safe from edits, and without memory beyond their own."""
 
-import random
 from itertools import count
 
 import numpy as np
 import pytest
 import torch
-from cache_cases import BATCH_SIZE, Plain, Staged, Tensors, listed, make_cache, make_requests, noise, request
-from torch.utils.data import ConcatDataset, Dataset, Subset, default_collate
+from cache_cases import Plain, Staged, Tensors, make_cache, make_requests, noise, request
+from torch.utils.data import Dataset, default_collate
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from lightning_echo.data import randomness as seeding
 
 
 class TestRandomNumbers:
-    def test_the_same_request_reads_the_same_whatever_was_drawn_before_and_another_otherwise(self):
-        """From all three global generators."""
-        results = []
-        for before in (1, 2):
-            torch.manual_seed(before)
-            np.random.seed(before)
-            random.seed(before)
-            cache, requests = make_cache(Staged(), "before_augmentation"), make_requests(2.37)
-            results.append([cache.fetch(next(requests))[0] for _ in range(30)])
-        assert results[0] == results[1]
-        for numbers in zip(*(drawn for examples in results[0] for _, drawn in examples), strict=True):
-            assert len(set(numbers)) == len(numbers)
-
-    @pytest.mark.parametrize("kept", ["00", "11"])
-    def test_ranks_do_not_share_their_noise(self, kept):
-        asked = request([0, 1], fresh=2, stays_live=kept)
-        for point in ("after_augmentation", "before_augmentation"):
-            one, other = (make_cache(Staged(), point, key=key).fetch(asked)[0] for key in (1, 2))
-            assert not {noise for _, noise in one} & {noise for _, noise in other}
-
     @pytest.mark.parametrize(("factor", "seeds"), [(1, 1), (4, None)])
     def test_where_nothing_is_used_again_there_is_one_seed_for_a_batch(self, monkeypatch, factor, seeds):
         calls = count()
@@ -44,32 +23,6 @@ class TestRandomNumbers:
             cache.fetch(asked)
             made = next(calls) - before - 1
             assert made == (seeds or asked.fresh + 1)  # else one for each fresh example and one for the batch
-
-    def test_a_transform_with_a_generator_of_its_own_is_seeded_too(self):
-        class Own:
-            """As Albumentations has it."""
-
-            def __init__(self):
-                self.generator = np.random.default_rng(1)
-
-            def set_random_seed(self, seed):
-                self.generator = np.random.default_rng(seed)
-
-        class Owning(Plain):
-            def __init__(self):
-                self.transform = Own()
-
-            def __getitem__(self, index):
-                return self.transform.generator.random()
-
-        results = []
-        for _ in range(2):
-            owning = Owning()
-            cache = make_cache(ConcatDataset([Subset(owning, range(20)), Subset(owning, range(20, 40))]))
-            requests = make_requests(1)
-            results.append([drawn for _ in range(5) for drawn in cache.fetch(next(requests))[0]])
-        assert results[0] == results[1]
-        assert len(set(results[0])) == len(results[0])
 
 
 class TestProtection:
@@ -113,23 +66,6 @@ class TestProtection:
         uses = [cache.fetch(request([5], fresh=int(not i), indices=[0], stays_live="110"[i]))[0][0] for i in range(3)]
         assert uses == [original, copies[1], copies[0]]
         assert len(copies) == 2
-
-    @pytest.mark.parametrize("collate_fn", [listed, default_collate])
-    def test_a_data_set_may_use_its_memory_again(self, collate_fn):
-        """Whole batches are read into the same memory."""
-
-        class Preallocated(Plain):
-            rows = torch.zeros(BATCH_SIZE, 2)
-
-            def __getitems__(self, indices):
-                self.rows[: len(indices)] = torch.tensor(indices)[:, None]
-                return list(self.rows[: len(indices)])
-
-        cache, requests = make_cache(Preallocated(), collate_fn=collate_fn), make_requests(4, whole_calls=True)
-        for _ in range(60):
-            asked = next(requests)
-            examples, _ = cache.fetch(asked)
-            assert [example.tolist() for example in examples] == [[index] * 2 for index in asked.indices]
 
     def test_a_small_part_of_something_large_does_not_keep_all_of_it(self):
         class Frames(Dataset):

@@ -54,11 +54,11 @@ def test_batches_are_handed_out_with_their_reports_when_requests_have_heard_of_t
     requests = Requests()
     started = pipeline(batches(), requests)
     assert [started.next_batch(delivered) for delivered in (5, 6, 9)] == [(5, Report(4)), (6, Report(4)), (9, Report(4))]
-    assert started.next_batch(10) is None, "a pass has ended"
-    started.change_factor(7, 2.5)
-    assert requests.changed == (7, 2.5)
     assert started.state(3) == {"plan": 3, "order": None}
     assert started.exact is False
+    started.change_factor(7, 2.5)
+    assert requests.changed == (7, 2.5)
+    assert started.next_batch(10) is None, "a pass has ended"
 
 
 def test_a_use_on_the_device_is_made_when_it_is_handed_over_so_that_it_has_the_host_batch_until_one_is_prepared():

@@ -164,14 +164,10 @@ def test_the_length_is_asked_for_anew_and_needed_only_where_the_loader_is_rebuil
         kind_of(DataLoader(DATA, 2, sampler=WithoutLength()))
 
 
-def whole(dataset):
-    return uncut_stages(dataset)
-
-
 def rebuilt(workers=None, **options):
     loader = DataLoader(DATA, 4, **options)
     requests = [Request(0, [0, 1], 2, [5, 3], bytes(2))]
-    return kind_of(loader).rebuild(requests, whole, 7, workers or WorkerProcesses())
+    return kind_of(loader).rebuild(requests, uncut_stages, 7, workers or WorkerProcesses())
 
 
 def test_a_rebuilt_loader_keeps_the_options_of_the_users():
@@ -195,21 +191,6 @@ def test_a_rebuilt_loader_reads_what_is_requested_and_making_its_iterator_draws_
     assert torch.equal(torch.get_rng_state(), before)
 
 
-@pytest.mark.parametrize(
-    ("loader", "said"),
-    [
-        (DataLoader, r"got the class DataLoader: pass an instance, DataLoader\(\.\.\.\)"),
-        (lambda: [1], "got function; pass the loader that it returns"),
-        ({"a": DataLoader(DATA)}, "got a dict of one loader; pass the loader itself"),
-        ([DataLoader(DATA)] * 2, "got a list of loaders; wrap each of them in an EchoLoader"),
-        (DATA, "got TensorDataset$"),
-    ],
-)
-def test_what_is_no_loader_is_refused_with_a_hint(loader, said):
-    with pytest.raises(TypeError, match=rf"^loader must be a .*{said}"):
-        kind_of(loader)
-
-
 class SizedStream(Stream):
     def __len__(self):
         return 8
@@ -226,45 +207,30 @@ EXAMPLES, BATCHES = InsertionPoint.after_augmentation, InsertionPoint.after_batc
 
 
 # Worked out by hand from the loaders above: passes of 12 examples in batches of 5, of 3 own batches, of 8 examples of a stream.
+# DEPTH is 2. Of 2 workers 6 (prefetch_factor=3) or 4 batches are asked ahead; with whole batches and factor 4, see `lookahead`.
 @pytest.mark.parametrize(
-    ("name", "point", "items", "expected", "has_length", "resumes", "own_passes", "counted"),
+    ("name", "point", "items", "expected", "has_length", "resumes", "own_passes", "counted", "ahead", "fills"),
     [
-        ("indexed", EXAMPLES, 12, 12, (True, True), True, False, "examples"),
-        ("indexed", BATCHES, 3, 3, (True, True), True, False, "examples"),
-        ("own batches", BATCHES, 3, 3, (True, True), True, False, "batches"),
-        ("stream", EXAMPLES, 0, None, (False, False), False, True, "batches"),
-        ("stream", BATCHES, 0, None, (False, False), False, True, "batches"),
-        ("sized stream", EXAMPLES, 8, 8, (True, False), False, True, "batches"),
-        ("sized stream", BATCHES, 2, 2, (True, True), False, False, "batches"),
-        ("iterable", BATCHES, 6, 6, (True, True), True, False, "batches"),
+        ("indexed", EXAMPLES, 12, 12, (True, True), True, False, "examples", (6 + 2, 6 + 2), [4, 2]),
+        ("indexed", BATCHES, 3, 3, (True, True), True, False, "examples", (6 + 3 + 2, (6 + 3) * 5 + 2), [20, 1]),
+        ("own batches", BATCHES, 3, 3, (True, True), True, False, "batches", (4 + 3 + 2, (4 + 3) * 5 + 2), [20, 1]),
+        ("stream", EXAMPLES, 0, None, (False, False), False, True, "batches", (4 + 2, 4 + 2), [5, 2]),
+        ("stream", BATCHES, 0, None, (False, False), False, True, "batches", (1, 1), [20, 1]),
+        ("sized stream", EXAMPLES, 8, 8, (True, False), False, True, "batches", (4 + 2, 4 + 2), [5, 2]),
+        ("sized stream", BATCHES, 2, 2, (True, True), False, False, "batches", (0, 0), [20, 1]),
+        ("iterable", BATCHES, 6, 6, (True, True), True, False, "batches", (0, 0), [20, 1]),
     ],
 )
-def test_the_passes_of_a_kind(name, point, items, expected, has_length, resumes, own_passes, counted):
+def test_the_passes_of_a_kind_how_far_it_plans_ahead_and_when_its_buffer_of_20_is_full(
+    name, point, items, expected, has_length, resumes, own_passes, counted, ahead, fills
+):
     kind = kind_of(OF[name]).at(point)
     layout = kind.layout(1)
     assert (kind.items_per_pass(layout), kind.expected_items(layout)) == (items, expected)
     assert (kind.has_length("fixed"), kind.has_length("full_pass")) == has_length
     assert (kind.resumes, kind.reads_own_passes, kind.laid_out) == (resumes, own_passes, counted)
-
-
-# DEPTH is 2. Of 2 workers 6 (prefetch_factor=3) or 4 batches are asked ahead; with whole batches and factor 4, see `lookahead`.
-@pytest.mark.parametrize(
-    ("name", "point", "ahead", "filled", "from_memory"),
-    [
-        ("indexed", EXAMPLES, (6 + 2, 6 + 2), 4, 2),
-        ("indexed", BATCHES, (6 + 3 + 2, (6 + 3) * 5 + 2), 20, 1),
-        ("own batches", BATCHES, (4 + 3 + 2, (4 + 3) * 5 + 2), 20, 1),
-        ("stream", EXAMPLES, (4 + 2, 4 + 2), 5, 2),
-        ("stream", BATCHES, (1, 1), 20, 1),
-        ("sized stream", BATCHES, (0, 0), 20, 1),
-        ("iterable", BATCHES, (0, 0), 20, 1),
-    ],
-)
-def test_how_far_a_kind_plans_ahead_and_when_its_buffer_of_20_is_full(name, point, ahead, filled, from_memory):
-    kind = kind_of(OF[name]).at(point)
     assert (kind.lookahead(1.0), kind.lookahead(4.0)) == ahead
-    fills = [kind.filling_batches(kind.layout(1), 20, reuse) for reuse in (Reuse.each, Reuse.memory)]
-    assert fills == [filled, from_memory]
+    assert [kind.filling_batches(layout, 20, reuse) for reuse in (Reuse.each, Reuse.memory)] == fills
 
 
 @pytest.mark.parametrize(

@@ -59,3 +59,6 @@ def test_a_plan_over_examples_has_a_buffer_for_each_worker_and_one_over_batches_
     assert (batches.workers, batches.buffer_size, batches.seed, batches.distinct) == (1, 16, 5, False)
     unknown = of_batches.shape(Layout(0, 1, 1, 1, 0), 16, 5)
     assert unknown.batches_per_pass == 1
+    of_a_worker = [kind_of(DataLoader(Stream(), 4, num_workers=workers)) for workers in (0, 1, 3)]
+    shares = [kind.shape(kind.layout(1), 48, 0).buffer_size for kind in of_a_worker]
+    assert shares == [48, 48, 16], "the workers of a stream share the buffer out"

@@ -167,57 +167,6 @@ def test_closing_ends_the_thread_and_lets_the_source_go_and_may_be_done_twice(st
     assert reference() is None
 
 
-def test_the_thread_holds_the_source_alone_so_that_the_owner_can_be_dropped(long_steps, threads):
-    class Owner:
-        def __init__(self):
-            self.items = Prefetcher(Watched(100))
-
-    owner = Owner()
-    reference = weakref.ref(owner)
-    weakref.finalize(owner, owner.items.close)
-    assert next(owner.items) == 1
-    assert threads()
-    del owner
-    gc.collect()
-    assert reference() is None
-    assert not threads()
-
-
-@pytest.mark.parametrize("taken", [0, 3])
-def test_after_an_error_nothing_of_the_source_is_kept(steps, threads, taken):
-    """The frames of the error hold neither the source nor what it was about to hand out."""
-
-    class Failing:
-        left = taken
-
-        def __next__(self):
-            if self.left:
-                self.left -= 1
-                return self.left
-            example = Watched(1)
-            held.append(weakref.ref(example))
-            raise ValueError(f"no {type(example).__name__}")
-
-        def __iter__(self):
-            return self
-
-    held, ended_in = [], []
-    source = Failing()
-    reference, items = weakref.ref(source), Prefetcher(source)
-    del source
-    for _ in range(taken):
-        next(items)
-    weakref.finalize(reference(), lambda: ended_in.append(threading.current_thread().name))
-    with pytest.raises(ValueError, match="no Watched") as caught:
-        next(items)
-    assert caught.value.args == ("no Watched",)
-    items.close()
-    assert not threads()
-    assert reference() is None, "also while somebody still looks at the error"
-    assert ended_in == [THREAD], "torch's iterator can only end its workers undisturbed in another thread"
-    assert held[0]() is None
-
-
 def test_the_thread_gives_the_memory_back_and_keeps_one_item_more_for_it(long_steps):
     """Each item is fetched only when the one DEPTH + 1 before it has been let go of by who asked for it."""
 

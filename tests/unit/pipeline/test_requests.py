@@ -2,17 +2,13 @@
 
 import copy
 import json
-import math
 import threading
 import weakref
-from collections import Counter
 from itertools import pairwise
 
 import pytest
 import torch
 from batch_cases import batches_shape
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from ledger import plain_batch_sizes, shape_of
 from torch.utils.data import RandomSampler, Sampler
 
@@ -20,7 +16,6 @@ from lightning_echo.pipeline.batches import PassReader
 from lightning_echo.pipeline.requests import BatchedOrder, BatchRequests, ExampleRequests, SamplerOrder
 from lightning_echo.plan.each import EachPlan
 from lightning_echo.plan.order import SequentialOrder, ShuffledOrder
-from lightning_echo.plan.plan import smallest_buffer
 
 LENGTH, BATCH_SIZE = 61, 5
 SIZES = plain_batch_sizes(LENGTH, BATCH_SIZE, drop_last=False)
@@ -64,45 +59,6 @@ def test_what_the_plan_says_is_asked_for_by_the_indices_that_stand_there(kind, f
         assert (request.number, request.positions, request.fresh) == (batch.number, batch.positions, batch.fresh)
         assert (request.stays_live, request.forget, request.rebuild) == (batch.stays_live, batch.forget, ())
         assert factor > 1 or request.fresh == len(request.indices) == SIZES[number % len(SIZES)]
-
-
-def test_an_order_keeps_no_more_passes_than_a_resumed_run_may_ask_for():
-    """Where passes are not rearranged: else a pass may follow from all those before it."""
-    requests, kept = ExampleRequests(EachPlan(shape_for(), 3), make_order("sampler"), whole_calls=False), []
-    for _ in range(1500):
-        requests.delivered = next(requests).number
-        kept.append(len(requests.order._states))
-    assert 1500 * BATCH_SIZE / 3 / LENGTH > 40
-    assert max(kept[750:]) <= max(kept[:750]) < 20
-
-
-@st.composite
-def runs(draw):
-    replicas, batch_size, workers = draw(st.integers(1, 3)), draw(st.integers(1, 8)), draw(st.integers(0, 2))
-    factors = draw(st.lists(st.sampled_from([1, 1.5, 2, 2.37, 4, 8]), min_size=1, max_size=3))
-    least = max(smallest_buffer(batch_size, factor, workers) for factor in factors)
-    buffer_size = max(least, 1) + draw(st.integers(0, 40))
-    kept = buffer_size + batch_size + draw(st.integers(0, 40))  # what the promise needs
-    length = kept * replicas - draw(st.integers(0, replicas - 1))
-    return length, replicas, batch_size, workers, buffer_size, factors, draw(st.integers(0, 999))
-
-
-@settings(max_examples=60)
-@given(runs(), st.sampled_from(KINDS), st.booleans())
-def test_no_index_is_twice_in_a_batch_whatever_the_factors_where_a_pass_holds_a_buffer_and_a_batch(run, kind, drop_last):
-    """Also where one pass ends and the next begins, on every rank, and after echoing was switched off again."""
-    length, replicas, batch_size, workers, buffer_size, factors, seed = run
-    sizes = plain_batch_sizes(math.ceil(length / replicas), batch_size, drop_last)
-    shape = shape_of(sizes, batch_size, workers, buffer_size, seed)
-    for rank in range(replicas):
-        order = make_order(kind, length, sum(sizes), replicas, rank, shape.distance, start=seed)
-        requests = ExampleRequests(EachPlan(shape, factors[0]), order, whole_calls=False)
-        for i, factor in enumerate(factors):
-            if i:
-                requests.change_factor(requests.plan.number, factor)
-            for _ in range(2 * len(sizes)):
-                indices = next(requests).indices
-                assert len(set(indices)) == len(indices)
 
 
 class TestGoingOn:
@@ -154,20 +110,6 @@ class TestGoingOn:
                 for expected in asked[delivered : following + self.AHEAD][:50]:
                     assert next(requests)[:5] == expected[:5], f"from batch {delivered}"
 
-    def test_the_state_does_not_depend_on_how_far_ahead_the_run_is_nor_on_being_asked_for(self):
-        states = []
-        for ahead in (0, 1, 63, 64, 65, 300):
-            requests = make_requests("shuffled", 2.37)
-            for delivered in range(130):
-                next(requests)
-                requests.delivered = delivered + 1
-                if ahead == 1:
-                    requests.state(requests.delivered)
-            for _ in range(ahead):
-                next(requests)
-            states.append(json.dumps(requests.state(requests.delivered)))
-        assert len(set(states)) == 1
-
     def test_of_a_data_set_that_reads_whole_batches_each_call_with_a_live_example_is_repeated_once(self):
         asked, states = self.played("shuffled", 4, whole_calls=True)
         stream, call_of = stream_of("shuffled", 4), {}  # position -> the call in which it was read
@@ -203,15 +145,6 @@ class TestGoingOn:
                 request = next(requests)
                 forgotten.update(request.forget)
                 assert not forgotten & {position for _, _, live in request.rebuild for position in live}
-
-    def test_of_two_changes_at_one_batch_a_resumed_run_too_knows_the_later_one_alone(self):
-        requests = self.resumed(self.played("shuffled", 2)[1][5], "shuffled")
-        for factor in (8, 4):
-            requests.change_factor(9, factor)
-        requests.delivered = 6
-        for _ in range(3):
-            next(requests)
-        assert requests.state(requests.delivered)["plan"]["pending"] == [[9, 4]]
 
     @pytest.mark.parametrize("batches_per_pass", [6, 9, 13, 32])
     def test_a_pass_of_a_sampler_is_remembered_while_a_state_may_need_it(self, batches_per_pass):
@@ -255,7 +188,7 @@ def test_two_threads_may_plan_and_ask_for_the_state():
 
 
 @pytest.mark.parametrize("factors", [(4, 4), (8, 1)])
-def test_only_the_indices_of_live_examples_are_remembered_and_none_is_in_a_state(factors):
+def test_only_the_indices_of_live_examples_are_remembered(factors):
     class Index:
         pass
 
@@ -279,7 +212,6 @@ def test_only_the_indices_of_live_examples_are_remembered_and_none_is_in_a_state
         next(requests)
         requests.delivered = number
         assert len(made) <= shape.buffer_size
-    assert json.dumps(requests.state(200)["plan"]), "an index is no plain type"
 
 
 class TestBatches:
@@ -301,28 +233,6 @@ class TestBatches:
             resumed.load(state)
             resumed.seek(number)
             assert resumed.take(len(states) - number) == batches[number:]
-
-    @pytest.mark.parametrize("factor", [1, 1.5, 4])
-    def test_each_fresh_batch_is_read_once_in_the_order_of_the_steps(self, factor):
-        requests, batches = BatchRequests(EachPlan(batches_shape(), factor), self.order()), self.order().take(200)
-        steps = [requests.step() for _ in range(150)]
-        read = [step for step in steps if step.is_read]
-        assert read == [step for step in steps if step.is_fresh]
-        assert [step.position for step in read] == list(range(len(read)))
-        for step in read:
-            request, indices = next(requests), batches[step.position]
-            assert (request.indices, request.fresh, request.positions) == (indices, len(indices), [step.position])
-            assert not any(request.stays_live)
-            assert step.size == len(indices)
-        assert len(read) == pytest.approx(150 / factor, abs=4)
-        assert set(Counter(step.position for step in steps).values()) <= set(range(1, math.ceil(factor) + 1))
-
-    def test_steps_and_reads_may_be_asked_for_in_any_order(self):
-        first, second = (BatchRequests(EachPlan(batches_shape(), 2), self.order()) for _ in range(2))
-        reads = [next(first) for _ in range(30)]
-        steps = [first.step() for _ in range(50)]
-        assert [second.step() for _ in range(50)] == steps
-        assert [next(second) for _ in range(30)] == reads
 
     @pytest.mark.parametrize("kind", ["shuffled", "sampler", "opaque"])
     def test_from_every_delivered_batch_a_run_goes_on_and_reads_live_batches_once_more(self, kind):

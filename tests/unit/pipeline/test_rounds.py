@@ -145,24 +145,6 @@ def test_a_round_in_which_nothing_is_fresh_has_no_needs():
     assert [len(rows) for rows in asked.rows] == [2 * number for number in fresh]
 
 
-@pytest.mark.parametrize("drop_last", [False, True])
-@pytest.mark.parametrize("shuffle", [False, True])
-@pytest.mark.parametrize(("length", "ranks"), [(20, 3), (2, 5), (37, 4)])
-def test_the_samplers_of_all_ranks_yield_what_each_distributed_sampler_yields_itself(length, ranks, shuffle, drop_last):
-    def own(rank):
-        return DistributedSampler(range(length), ranks, rank, shuffle=shuffle, seed=8, drop_last=drop_last)
-
-    of_ranks = samplers_of_ranks(own(ranks - 1))
-    for number in (0, 1, 5):
-        for rank, sampler in enumerate(of_ranks):
-            expected = own(rank)
-            expected.set_epoch(number)
-            sampler.set_epoch(number)
-            assert list(sampler) == list(expected)
-            assert len(sampler) == len(expected)
-    assert len(of_ranks) == ranks
-
-
 @pytest.mark.parametrize("distance", [0, 4])
 def test_orders_of_ranks_are_those_of_their_distributed_samplers_also_when_passes_are_spread(distance):
     def own(rank):

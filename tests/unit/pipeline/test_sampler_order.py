@@ -5,25 +5,11 @@ import random
 import numpy as np
 import pytest
 import torch
-from samplers import BATCH_SAMPLERS, SAMPLERS, CountingSampler, kept_of, passes_of
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, Sampler, SequentialSampler
+from samplers import BATCH_SAMPLERS, SAMPLERS, CountingSampler, passes_of
+from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, Sampler, SequentialSampler
 
 from lightning_echo.data.randomness import seed_all
 from lightning_echo.pipeline.requests import SamplerOrder, draws_by_itself
-
-
-@pytest.mark.parametrize("name", SAMPLERS)
-@pytest.mark.parametrize("drop_last", [False, True])
-def test_a_sampler_gives_what_the_plain_loader_delivers_also_when_its_tail_is_dropped(name, drop_last):
-    """Later passes show that its generator was used up as the plain loader does."""
-    sampler = SAMPLERS[name](0)
-    plain = DataLoader(range(4000), batch_size=4, sampler=sampler, drop_last=drop_last)
-    kept = kept_of(len(sampler), 1, 4, drop_last)
-    order = SamplerOrder(SAMPLERS[name](0), len(sampler), kept, seed=0)
-    for number in range(4):
-        if hasattr(sampler, "set_epoch"):
-            sampler.set_epoch(number)
-        assert order.take(kept) == torch.cat(list(plain)).tolist()
 
 
 @pytest.mark.parametrize("name", [*SAMPLERS, *BATCH_SAMPLERS])
@@ -60,16 +46,6 @@ def test_a_sampler_is_asked_for_a_pass_only_when_its_first_item_is_needed_and_re
     told.clear()
     SamplerOrder(BatchSampler(Watched(range(10)), 5, drop_last=False), 2, 2, seed=0).take(6)
     assert told == [0, 1, 2], "also the sampler inside a batch sampler"
-
-
-def test_a_sampler_that_yields_less_than_its_length_is_reported():
-    class Short(SequentialSampler):
-        def __len__(self):
-            return 12
-
-    order = SamplerOrder(Short(range(10)), 12, 12, seed=0)
-    with pytest.raises(RuntimeError, match=r"sampler yielded too few items in pass 0: its length is 12. Correct its"):
-        order.take(12)
 
 
 def test_a_sampler_without_a_generator_is_lent_one_so_that_a_pass_depends_on_the_seed_alone():
@@ -153,32 +129,3 @@ def test_whoever_draws_from_the_global_states_does_so_from_states_of_its_own(mak
 )
 def test_only_torchs_own_classes_are_known_to_leave_the_global_states_alone(sampler, expected):
     assert draws_by_itself(sampler) is expected
-
-
-def test_a_sampler_that_may_not_be_found_again_says_so():
-    class Opaque(Sampler):
-        generator = None
-
-        def __iter__(self):
-            return iter(range(5))
-
-        def __len__(self):
-            return 5
-
-    assert not SamplerOrder(Opaque(), 5, 5, seed=0).exact
-
-
-@pytest.mark.parametrize("entry", [int, torch.tensor, lambda index: [index]], ids=["int", "tensor", "list"])
-def test_what_a_sampler_yields_is_kept_apart_by_value(entry):
-    class Drawn(RandomSampler):
-        def __iter__(self):
-            return map(entry, super().__iter__())
-
-    sampler = Drawn(range(50), generator=torch.Generator().manual_seed(4))
-    order = SamplerOrder(sampler, 50, 50, distance=20, seed=0)
-    order.begin_spreading()
-    last = {}
-    for position, drawn in enumerate(order.take(500)):
-        index = drawn[0] if isinstance(drawn, list) else int(drawn)
-        assert position - last.get(index, -99) >= 20
-        last[index] = position

@@ -1,6 +1,5 @@
 """A worker that echoes a stream: exact counts, a clean end of each pass, and a state that brings all back."""
 
-import random
 from collections import Counter
 from types import SimpleNamespace
 
@@ -105,20 +104,6 @@ def test_a_stream_is_asked_for_an_iterator_once_in_a_pass():
         assert sorted(value for batch in fetch_pass(echo, number, 1.0)[0] for value in batch) == list(range(22))
 
 
-@pytest.mark.parametrize("drop_last", [False, True])
-@pytest.mark.parametrize("length", [0, 3, 8, 11])
-def test_at_factor_1_the_batches_are_those_of_a_plain_loader_and_the_pass_is_told(length, drop_last):
-    stream = Stream(length)
-    echo = echo_of(stream, drop_last=drop_last)
-    for number in range(3):
-        batches, reports = fetch_pass(echo, number, 1.0)
-        expected = [list(range(start, min(start + 4, length))) for start in range(0, length, 4)]
-        expected = [batch for batch in expected if len(batch) == 4 or not drop_last]
-        assert batches == [[1000 * number + i for i in batch] for batch in expected]
-        assert [report[:3] for report in reports] == [(len(batch), 0, 0) for batch in batches]
-    assert stream.epochs == [0, 1, 2]
-
-
 @given(
     lengths=st.lists(st.integers(1, 40), min_size=1, max_size=4),
     factor=st.sampled_from([1.0, 1.5, 2.37, 4.0, 9.0]),
@@ -184,16 +169,6 @@ def test_an_error_of_the_stream_says_where_it_came():
         fetch_pass(echo_of(Broken(), batch_size=1), 0, 1.0)
     told = [str(raised.value), *getattr(raised.value, "__notes__", [])]  # Python 3.10 has no notes: it stands in the message
     assert " ".join(told) == "no such shard (reading the stream in pass 0, worker 0)"
-
-
-def test_a_new_factor_counts_from_the_next_batch_on():
-    echo = echo_of(Stream(10_000))
-    plain = [echo.fetch(StreamRequest(0, 1.0))[1][:2] for _ in range(5)]
-    changed = [echo.fetch(StreamRequest(0, 2.0))[1][:2] for _ in range(40)]
-    again = [echo.fetch(StreamRequest(0, 1.0))[1][:2] for _ in range(5)]
-    assert plain == again == [(4, 0)] * 5
-    assert set(changed[10:]) == {(2, 2)}
-    assert echo._held == {}
 
 
 def test_edits_of_what_is_handed_out_do_not_reach_the_next_use_and_where_collating_copies_nothing_else_does():
@@ -277,52 +252,6 @@ def test_two_runs_draw_the_same_numbers_and_other_ranks_and_workers_others(as_wo
     assert not noise(1, 0) & noise(1, 1)
 
 
-class SeededNoise:
-    """A transform with a generator of its own, as MONAI's."""
-
-    def __init__(self):
-        self.seeds = []
-
-    def set_random_state(self, seed=None, state=None):
-        self.seeds.append(seed)
-
-
-class DealtOutInStep(IterableDataset):
-    """As MONAI's ``ShuffleBuffer``: every worker shuffles alike, by a generator of the stream's own, and takes its share."""
-
-    def __init__(self, length, worker):
-        self.length, self.worker, self.noise, self.generator = length, worker, SeededNoise(), random.Random(5)
-
-    def set_random_state(self, seed=None, state=None):
-        self.generator.seed(seed)
-
-    def __iter__(self):
-        numbers = list(range(self.length))
-        for place in range(self.length):
-            number = numbers.pop(self.generator.randrange(len(numbers)))
-            if place % 2 == self.worker:
-                yield torch.tensor([number])
-
-
-def test_what_a_stream_shuffles_by_in_step_in_all_workers_is_left_alone(as_worker):
-    """Else one worker's share of its order is not what the others leave: examples would come twice, others never."""
-
-    def passes_of(worker):
-        as_worker(worker)
-        dataset = DealtOutInStep(30, worker)
-        echo, fresh = echo_of(dataset), []
-        for number in range(3):
-            firsts = zip(*fetch_pass(echo, number, 2.0), strict=True)
-            fresh.append([example for batch, report in firsts for example in batch[: report.fresh]])
-        return fresh, dataset.noise.seeds
-
-    (one, one_seeds), (other, other_seeds) = passes_of(0), passes_of(1)
-    assert [sorted(first + second) for first, second in zip(one, other, strict=True)] == [list(range(30))] * 3
-    assert len(set(map(tuple, one))) == 3
-    assert one_seeds  # what augments is seeded, and not alike
-    assert not set(one_seeds) & set(other_seeds)
-
-
 def test_what_collating_draws_is_a_function_of_the_batch_whatever_was_drawn_before():
     def drawn(before):
         echo, values = echo_of(Noisy(90)), []
@@ -334,48 +263,3 @@ def test_what_collating_draws_is_a_function_of_the_batch_whatever_was_drawn_befo
 
     assert drawn(0) == drawn(5)
     assert len(set(drawn(0))) == 40
-
-
-class Turn:
-    """In place of the lock of all workers: says whether it is held."""
-
-    held = False
-
-    def __enter__(self):
-        self.held = True
-
-    def __exit__(self, *error):
-        self.held = False
-
-
-class Opened(Ends, IterableDataset):
-    """Notes in which passes a first example was taken, and whether other workers had to wait meanwhile."""
-
-    def __init__(self, turn, *lengths):
-        super().__init__(*lengths)
-        self.turn, self.noted = turn, []
-
-    def set_epoch(self, epoch):
-        assert self.turn.held
-
-    def item(self):
-        return torch.tensor([super().item()])
-
-    def __iter__(self):
-        for number, item in enumerate(super().__iter__()):
-            if number == 0:
-                self.noted.append((self.number, self.turn.held))
-            yield item
-
-
-def test_other_workers_wait_for_the_first_example_only_until_all_that_resume_have_caught_up():
-    turn = Turn()
-    echo = echo_of(Opened(turn, 21), turn=turn)
-    fetch_pass(echo, 0, 4.0)
-    _, _, note = echo.fetch(StreamRequest(1, 4.0))
-    assert echo.dataset.noted == [(0, False), (1, False)]
-    resumed = echo_of(Opened(turn, 21), turn=turn)
-    fetch_pass(resumed, 1, 4.0, resume=note.state)
-    for number in (2, 3):
-        fetch_pass(resumed, number, 4.0)
-    assert resumed.dataset.noted == [(0, True), (1, True), (2, True), (3, False)]

@@ -1,6 +1,5 @@
 """The live items of a worker, against a plain list of them: ``[position, uses left, uses so far]``, oldest first."""
 
-import json
 import random
 from math import ceil, floor
 
@@ -24,14 +23,6 @@ def filled(left):
 
 def rows(buffer):
     return sorted([item.position, item.left, item.used] for item in buffer)
-
-
-def use(buffer, drawn):
-    """Uses what was drawn as a plan does: one use less for each, back into the buffer while any is left."""
-    for item in drawn:
-        item.left, item.used = item.left - 1, item.used + 1
-        if item.left:
-            buffer.put(item)
 
 
 @given(LEFT, st.floats(0, 1), st.integers(0, 9))
@@ -68,36 +59,6 @@ def test_each_item_is_drawn_with_the_same_probability():
     assert all(abs(times - tries * 0.4) < 5 * deviation for times in drawn)
 
 
-@given(LEFT, st.lists(st.integers(1, 8), max_size=6), st.integers(0, 9))
-def test_an_item_is_live_until_its_last_use(left, draws, seed):
-    """The model: a dictionary of uses left."""
-    buffer, model, rand = filled(left), dict(enumerate(left)), random.Random(seed).random
-    for count in draws:
-        drawn = buffer.draw(min(count, len(buffer)), 0, len(left), rand)
-        for item in drawn:
-            model[item.position] -= 1
-        use(buffer, drawn)
-        alive = {position: uses for position, uses in model.items() if uses}
-        assert {item.position: item.left for item in buffer} == alive
-        assert len(buffer) == len(alive)
-        assert buffer.last_use_count == list(alive.values()).count(1)
-        fewest = min(alive.values(), default=None)
-        assert sorted(item.position for item in buffer.with_fewest_left()) == [at for at in alive if alive[at] == fewest]
-
-
-@given(LEFT, st.integers(-1, 30), st.integers(0, 9))
-def test_what_is_too_old_is_dropped_and_its_uses_are_owed_to_later_items(left, until, seed):
-    buffer = filled(left)
-    use(buffer, buffer.draw(len(left) // 2, 0, len(left), random.Random(seed).random))
-    before = rows(buffer)
-    old = [row for row in before if row[0] <= until]
-    assert buffer.drop_until(until) is bool(old)
-    assert rows(buffer) == [row for row in before if row[0] > until]
-    assert buffer.owed == sum(uses for _, uses, _ in old)
-    assert sorted(buffer.forget) == [position for position, _, _ in old], "those used up are forgotten already"
-    assert not buffer.drop_until(until)
-
-
 @given(LEFT, st.integers(1, 5))
 def test_a_lower_factor_takes_uses_away_and_drops_what_had_as_many_already(left, most):
     buffer = filled(left)  # each was used once
@@ -117,17 +78,3 @@ def test_urgent_is_what_cannot_be_used_up_in_time_unless_every_batch_from_now_on
         while at - position <= max_age:
             chances, at = chances + 1, at + step
         assert (position in urgent) is (chances <= uses), (chances, uses)
-
-
-@given(LEFT, st.integers(0, 20), st.integers(0, 9))
-def test_a_saved_buffer_draws_as_the_one_that_was_saved(left, drawn_before, seed):
-    buffer = filled(left)
-    use(buffer, buffer.draw(min(drawn_before, len(left)), 0, len(left), random.Random(seed).random))
-    buffer.drop_until(2)
-    again = Buffer.from_state(json.loads(json.dumps(buffer.state())))
-    assert again.state() == buffer.state()
-    assert buffer.state()["uses_left"] == sum(item.left for item in buffer), "a lost item shows"
-    assert [item.position for item in again.by_age] == sorted(item.position for item in again)
-    count = len(buffer) // 2
-    one, other = ([item.position for item in each.draw(count, 0, count, random.Random(seed).random)] for each in (buffer, again))
-    assert one == other

@@ -165,18 +165,6 @@ def test_a_buffer_that_just_holds_a_batch_meets_the_factor_as_exactly_as_a_large
         assert all(abs(n - factor) < 3 for n in astray), run.case
 
 
-@pytest.mark.parametrize(("before", "after", "batch_size"), [(8, 4, 4), (8, 2.37, 32), (4, 8, 4), (1.5, 4, 32)])
-def test_the_number_of_fresh_items_is_steady_again_whatever_was_drawn_before_the_change(before, after, batch_size):
-    """Many draws with usual buffers: what is live when the factor changes differs from one to the other."""
-    for seed in range(40):
-        plan = EachPlan(shape_of([batch_size] * 1000, batch_size, 0, 2 * batch_size, seed), before)
-        for _ in range(20 + seed % 13):
-            plan.next_batch()
-        plan.change_factor(plan.number, after)
-        fresh = [plan.next_batch().fresh for _ in range(25)]
-        assert set(fresh[2:]) <= steady(batch_size, exactly(after)), f"{seed=}: {fresh}"
-
-
 @pytest.mark.parametrize("factor", [1.5, 4])
 @pytest.mark.parametrize(("length", "batch_size", "workers"), [(1000, 256, 4), (64, 64, 2), (10, 8, 3), (3, 8, 0)])
 def test_a_pass_smaller_than_the_buffer_meets_the_factor(length, batch_size, workers, factor):
@@ -200,25 +188,6 @@ def test_a_later_decision_replaces_the_changes_to_come_and_one_for_a_planned_bat
     plan.change_factor(30, 2)
     plan.next_batch()
     assert plan.factor == 2
-
-
-@pytest.mark.parametrize("workers", [0, 3])
-def test_a_plan_made_of_the_state_at_any_step_goes_on_with_the_same_batches(workers):
-    shape = shape_of(plain_batch_sizes(93, 8, False), 8, workers, 16 * max(workers, 1), seed=5)
-    plan, states, batches = EachPlan(shape, 2.37), [], []
-    for change in ((20, 4.0), (35, 1.0), (42, 1.5)):
-        plan.change_factor(*change)
-    for _ in range(60):
-        states.append(json.dumps(plan.state()))
-        assert json.dumps(plan.state()) == states[-1], "asking twice changes nothing"
-        batches.append(plan.next_batch())
-    for number, state in enumerate(states):
-        resumed = EachPlan.from_state(shape, json.loads(state))
-        assert json.dumps(resumed.state()) == state
-        held = {item.position for item in resumed.live()} | set(range(resumed.position, 60 * 8))
-        for batch in batches[number:]:
-            # What was dropped before, a resumed run's workers have never held.
-            assert resumed.next_batch() == batch._replace(forget=tuple(p for p in batch.forget if p in held))
 
 
 def test_the_plan_depends_on_its_seed_alone_and_leaves_the_global_random_state_as_it_was():

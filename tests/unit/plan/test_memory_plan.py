@@ -129,15 +129,6 @@ def test_where_the_source_has_fewer_the_batch_is_shorter_and_the_share_stays(mis
     assert len(batch.positions) <= 4 * (9 * 2 + batch.fresh + 1) - 1 - 9 * 8
 
 
-def test_batches_without_a_fresh_item_add_nothing_to_the_state():
-    plan = MemoryPlan(plan_shape(10**6, 8, 1, 64), 1000)
-    fresh = [batch.fresh for batch in batches(plan, 400)]
-    assert fresh[0] == 8
-    assert sum(fresh) == 8 + 399 * 8 // 1000
-    (memory,) = plan.state()["memories"]
-    assert len(unpack_calls(memory["calls"])) == 1 + sum(fresh) - 8
-
-
 @pytest.mark.parametrize("content", [struct.pack("<q", 3), struct.pack("<3q", 3, 8, 20), b"12345", "", "no base 85 ~~~", "abcde"])
 def test_a_text_that_holds_no_calls_is_refused(content):
     text = content if isinstance(content, str) else base64.b85encode(zlib.compress(content)).decode()

@@ -63,14 +63,6 @@ class TestPermutations:
         assert 3 <= sum(values.index(42) == values.index(41) + 1 for values in found) <= 45
 
 
-@pytest.mark.parametrize("length", [1, 7, 1025, 3000])
-def test_shuffled_passes_hold_each_index_once_and_differ(length):
-    order = shuffled(length)
-    passes = [order.take(length) for _ in range(4)]
-    assert all(sorted(indices) == list(range(length)) for indices in passes)
-    assert length < 7 or len(set(map(tuple, passes))) == 4
-
-
 def test_a_shuffled_order_depends_on_seed_and_position_alone():
     state, whole = torch.get_rng_state(), shuffled(100, seed=3).take(300)
     order, second = shuffled(100, seed=3), shuffled(100, seed=3)
@@ -140,20 +132,6 @@ def test_an_order_that_knows_the_state_alone_goes_on_at_every_position(name, rep
                 assert resumed.position == position
                 rest = resumed.take(total - position)
                 assert rest[: len(stream) - position] == stream[position:total], f"from position {position}"
-
-
-@pytest.mark.parametrize("name", ["shuffled", "sequential", "RandomSampler"])
-def test_an_order_goes_back_on_the_spot(name):
-    """A state is also loaded into a run that is under way."""
-    length, make = ORDERS[name]
-    order = make(0, length, length, 1, 0, 6)
-    order.begin_spreading()
-    order.take(7)
-    state = copy.deepcopy(order.state(7))
-    expected = order.take(60)
-    order.load(state)
-    order.seek(7)
-    assert order.take(60) == expected
 
 
 def orders_of_ranks(kind, length, replicas, distance, drops):
@@ -262,20 +240,6 @@ def test_the_start_of_a_pass_is_what_was_not_seen_for_long_enough_and_comes_firs
     assert "".join([looked_at[place] for place in places]) + entries[len(looked_at) :] == expected
 
 
-@given(st.permutations(range(12)), st.permutations(range(12)), st.integers(1, 12), st.integers(0, 12))
-def test_rearranging_a_start_keeps_indices_apart_and_leaves_none_out(before, after, distance, dropped):
-    before = before[: 12 - dropped]
-    distance = min(distance, len(before))
-    last_seen = {index: distance - i for i, index in enumerate(before[len(before) - distance :])} if distance else {}
-    places, looked_at = spread(iter(after), last_seen, distance)
-    rearranged = [looked_at[place] for place in places] + after[len(looked_at) :]
-    assert sorted(rearranged) == sorted(after)
-    last = {}
-    for slot, index in enumerate(before + rearranged):
-        assert slot - last.get(index, -99) >= distance
-        last[index] = slot
-
-
 @pytest.mark.parametrize(
     ("one", "same", "other"),
     [
@@ -329,26 +293,6 @@ def test_no_index_returns_to_a_rank_before_the_distance_and_passes_stay_complete
         counts = Counter(index for stream in streams for index in stream[number * pass_length : (number + 1) * pass_length])
         assert len(counts) == min(length, pass_length * replicas)
         assert sum(counts.values()) == pass_length * replicas
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_a_rank_that_has_one_index_more_than_others_keeps_all_of_them_apart(seed):
-    order = shuffled(7, 4, 2, 0, 4, seed)
-    order.begin_spreading()
-    stream = order.take(24)
-    assert all(len(set(stream[at : at + 4])) == 4 for at in range(21))
-
-
-@settings(max_examples=20)
-@given(passes())
-def test_an_index_stays_with_its_rank(passes):
-    length, replicas, _, distance, _, seed = passes
-    pass_length = math.ceil(length / replicas)
-    for rank in range(replicas):
-        plain, spread_out = (shuffled(length, pass_length, replicas, rank, distance, seed) for _ in range(2))
-        spread_out.begin_spreading()
-        for _ in range(4):
-            assert sorted(spread_out.take(pass_length)) == sorted(plain.take(pass_length))
 
 
 @pytest.mark.parametrize("kind", ["shuffled", "sampler"])
