@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from own_states import Ends, RollsOver
 from torch.utils.data import IterableDataset, default_collate
@@ -111,6 +111,7 @@ def test_a_stream_is_asked_for_an_iterator_once_in_a_pass():
     buffer=st.integers(1, 4),
     drop_last=st.booleans(),
 )
+@settings(max_examples=30)
 def test_every_example_is_fresh_once_and_used_by_the_factor(lengths, factor, batch_size, buffer, drop_last):
     buffer_size = buffer * batch_size
     echo = echo_of(Stream(*lengths), batch_size, buffer_size, drop_last)

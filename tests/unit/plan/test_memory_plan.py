@@ -42,7 +42,7 @@ def runs(draw):
 
 
 @given(runs(), FACTORS)
-@settings(max_examples=120)
+@settings(max_examples=60)
 def test_batches_are_those_that_a_worker_can_make_within_the_bound_and_go_on_from_the_state(run, to_come):
     shape, factors = run
     sizes = [shape.size_of(number) for number in range(shape.batches_per_pass)]

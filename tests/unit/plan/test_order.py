@@ -263,7 +263,7 @@ def passes(draw):
     return length, replicas, pass_length, distance, draw(st.integers(0, 3 * pass_length)), draw(st.integers(0, 1000))
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(passes(), st.sampled_from(["sequential", "shuffled", "sampler"]))
 def test_no_index_returns_to_a_rank_before_the_distance_and_passes_stay_complete(passes, kind):
     length, replicas, pass_length, distance, begin, seed = passes
