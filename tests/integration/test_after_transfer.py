@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import logging
-import time
 import warnings
-import weakref
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -14,14 +11,12 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
-from lightning.pytorch.plugins.precision import DoublePrecision
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.trainer.connectors.data_connector import warning_cache
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from torch.utils.data import DataLoader
-from trainer_runs import At, Data, Killed, Recorder, Run, SaveAt, Scans, fit, trainer
+from trainer_runs import At, Data, Killed, Recorder, Run, SaveAt, fit, trainer
 
-from lightning_echo import EchoCallback, EchoConfig, EchoDataModule, EchoLoader, FactorSchedule, TargetIdle
+from lightning_echo import EchoCallback, EchoConfig, EchoDataModule, EchoLoader, FactorSchedule
 
 HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 HERE = torch.device("cpu")
@@ -79,6 +74,9 @@ class PlainModel(Recorder):
 class HookedModel(Hooks, PlainModel):
     def train_dataloader(self) -> Any:
         return Data().train_dataloader()
+
+    def val_dataloader(self) -> Any:
+        return Data().val_dataloader()
 
 
 def fit_by(how: str, data: Any, model: Any, **options: Any) -> Run:
@@ -158,39 +156,6 @@ def test_batches_and_weights_are_those_of_after_batching() -> None:
     assert runs[0].loader.counts == runs[1].loader.counts
 
 
-def test_a_precision_plugin_converts_each_fresh_batch_once_before_it_is_prepared() -> None:
-    class Counting(DoublePrecision):
-        converted = 0
-
-        def convert_input(self, data: Any) -> Any:
-            found: list[Any] = []
-            result = super().convert_input(data)
-            torch.utils._pytree.tree_map_only(torch.Tensor, found.append, data)
-            self.converted += bool(found)
-            return result
-
-    class Halves(Scans):
-        def augment(self, example: Any) -> Any:
-            return {**super().augment(example), "half": torch.zeros(2)}
-
-    class Double(HookedModel):
-        def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-            assert batch["half"].dtype is torch.float64
-            return super().on_before_batch_transfer(batch, dataloader_idx)
-
-        def train_dataloader(self) -> Any:
-            return DataLoader(Halves(), 4, shuffle=True)
-
-        def loss(self, batch: Any) -> Any:
-            return self.layer(batch["noise"]).sum()
-
-    plugin, model = Counting(), Double()
-    fit_by("callback", None, model, plugins=[plugin], limit_val_batches=0)
-    assert {batch["half"].dtype for batch in model.whole} == {torch.float64}
-    assert plugin.converted == fresh_batches(model) < 10
-    assert len(model.batches) == 18
-
-
 @pytest.mark.parametrize(
     ("where", "hooked", "how"),
     [("training_step", True, "data module"), ("training_step", False, "callback"), (HOOKS[2], True, "callback")],
@@ -262,23 +227,6 @@ def test_the_hooks_are_there_during_fit_and_gone_afterwards(make: Any, ends: str
     assert vars(model)[HOOKS[1]] is mine
 
 
-def test_nothing_is_left_on_the_device_after_fit() -> None:
-    held: weakref.WeakSet[torch.Tensor] = weakref.WeakSet()
-
-    class Watched(HookedData):
-        def transfer_batch_to_device(self, batch: Any, device: Any, dataloader_idx: int) -> Any:
-            moved = super().transfer_batch_to_device(batch, device, dataloader_idx)
-            held.add(moved["noise"])
-            return moved
-
-    largest: list[int] = []
-    looks = At({epoch: lambda trainer: largest.append(len(held)) for epoch in range(3)})
-    fit_by("callback", Watched(), Recorder(), callbacks=[looks], echo={"buffer_size": 4}, limit_val_batches=0)
-    assert 1 <= max(largest) <= 5
-    gc.collect()
-    assert len(held) == 0
-
-
 def test_another_fit_with_another_model_binds_that_one_beside_hooks_that_are_put_onto_the_data_module_during_training() -> None:
     def put(trainer: pl.Trainer) -> None:
         datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]
@@ -307,22 +255,6 @@ def test_a_reload_of_the_users_each_epoch_changes_nothing(caplog: pytest.LogCapt
     assert len(said_of_memory(caplog)) == 1, "it is not said again"
 
 
-def test_the_measured_memory_is_said_in_each_fit(caplog: pytest.LogCaptureFixture) -> None:
-    class Large(Data):
-        def train_dataloader(self) -> Any:
-            return DataLoader(torch.zeros(24, 2**16), 4)  # 1 MiB a batch
-
-    class Sums(Recorder):
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            return self.layer(batch[:, :3]).sum()
-
-    with caplog.at_level(logging.INFO):
-        for _ in range(2):
-            fit_by("callback", Large(), Sums(), limit_val_batches=0, echo={"buffer_size": 4}, max_epochs=2)
-    said = "a live batch takes 1 MiB of device memory, buffer_size=4 of them 4 MiB, and about as much on the host"
-    assert said_of_memory(caplog) == [f"lightning_echo: {said}"] * 2
-
-
 def test_a_resumed_run_prepares_and_transfers_what_it_reads_again(tmp_path: Path) -> None:
     def run(**options: Any) -> Run:
         return fit(EchoDataModule(HookedData(1), **OPTIONS), model=PlainModel(), **options)
@@ -338,28 +270,6 @@ def test_a_resumed_run_prepares_and_transfers_what_it_reads_again(tmp_path: Path
     assert resumed.loader.counts.refetched == sum(len(indices) for indices, _ in again) > 0
     for name in HOOKS[:2]:
         assert resumed.data.datamodule.calls[name, "train"] == fresh_batches(resumed.model)
-
-
-def test_a_controller_measures_and_decides_as_at_the_other_points() -> None:
-    class Slow(Scans):
-        def load(self, index: Any) -> Any:
-            time.sleep(0.005)
-            return super().load(index)
-
-    class SlowData(HookedData):
-        def train_dataloader(self) -> Any:
-            return DataLoader(Slow(64), 4, shuffle=True, num_workers=2)
-
-    callback = EchoCallback(TargetIdle(max_factor=8), echo=EchoConfig(1, insertion_point="after_transfer", seed=7))
-    model, data = PlainModel(), SlowData()
-    trainer(callbacks=[callback], limit_val_batches=0, max_epochs=4).fit(model, datamodule=data)
-    reports = callback.reports
-    assert reports[0].factor == 1
-    assert reports[-1].factor > 1
-    assert reports[0].upstream_seconds >= 0.0099, "4 examples of 5 ms, two workers"
-    assert reports[-1].fresh_examples + reports[-1].echoed_examples == 4 * 64
-    assert data.calls[HOOKS[1], "train"] == fresh_batches(model) < 64
-    assert data.calls[HOOKS[2], "train"] == 64
 
 
 def test_a_loader_that_was_passed_to_fit_is_adopted_beside_a_controller_and_alone_refused_at_its_first_batch() -> None:

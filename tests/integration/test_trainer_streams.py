@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
-from trainer_runs import At, Data, Killed, SaveAt, fit
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from trainer_runs import At, Data, SaveAt, fit
 
 from lightning_echo import EchoCallback, EchoConfig, EchoDataModule, EchoStateError
 
@@ -53,16 +53,6 @@ class Stateful(Saves, Stream):
             self.at += 1
             yield self.example(100 * self.number + index)
         self.at, self.number = 0, self.number + 1
-
-
-class SizedStream(Stream):
-    def __len__(self) -> int:
-        return self.length
-
-
-class SizedStateful(Stateful):
-    def __len__(self) -> int:
-        return self.length
 
 
 class Batches:
@@ -187,12 +177,6 @@ def test_without_one_the_middle_of_an_epoch_is_refused_and_its_end_begins_the_ne
     assert set(rest.model.epochs) == {2}
 
 
-def test_a_factor_set_at_an_epochs_end_counts_in_the_next() -> None:
-    data = echoed(Stream, 1, 2)
-    run = fit(data, max_epochs=3, callbacks=[At({0: lambda trainer: setattr(data, "factor", 4)})])
-    assert run.model.steps[2] == pytest.approx(4 * run.model.steps[0], abs=5)
-
-
 def test_a_loader_that_is_made_anew_for_each_epoch_goes_on_counting() -> None:
     data = EchoDataModule(StreamData(lambda: Batches()), 2, seed=7)
     run = fit(data, reload_dataloaders_every_n_epochs=1)
@@ -201,67 +185,3 @@ def test_a_loader_that_is_made_anew_for_each_epoch_goes_on_counting() -> None:
         assert sorted(fresh_of(epoch)) == list(range(7 * BATCH))
     assert run.loader.counts.fresh == 3 * 7 * BATCH
     assert run.loader.counts.delivered == 4 * len(run.model.batches)
-
-
-def test_of_epochs_of_fixed_length_a_state_of_its_own_leads_to_the_end_and_without_one_it_is_said() -> None:
-    """That the rest of each pass is left out."""
-
-    def run(make: Any, epochs: int) -> Any:
-        data = EchoDataModule(StreamData(make, 2), 4, insertion_point="after_augmentation", seed=7)
-        return fit(data, reload_dataloaders_every_n_epochs=1, max_epochs=epochs).model
-
-    model = run(SizedStateful, 5)
-    assert {index % 100 for epoch in model.by_epoch for batch in epoch for index in batch[0]} == set(range(LENGTH))
-    with pytest.warns(UserWarning, match="the rest of that pass is left out"):
-        model = run(SizedStream, 2)
-    assert model.steps == [8, 8]
-
-
-def test_an_integer_limit_cuts_epochs_and_the_pass_goes_on() -> None:
-    run = fit(echoed(Stream, 1), limit_train_batches=3, max_epochs=4)
-    assert [[batch[0] for batch in epoch] for epoch in run.model.by_epoch][:3] == [
-        [(0, 1, 2, 3), (4, 5, 6, 7), (8, 9, 10, 11)],
-        [(12, 13, 14, 15), (16, 17, 18, 19), (20, 21, 22, 23)],
-        [(24, 25, 26, 27), (28, 29), (0, 1, 2, 3)],
-    ]
-
-
-class Whole(Dataset):  # type: ignore[type-arg]
-    """Hands out whole batches, for ``batch_size=None``."""
-
-    def __getitem__(self, index: int) -> Any:
-        return Batches().batch(index)
-
-    def __len__(self) -> int:
-        return 6
-
-
-class Shuffled:
-    """Deals whole batches, in an order that follows ``set_epoch`` alone, as Lhotse's samplers do."""
-
-    epoch = 0
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-
-    def __len__(self) -> int:
-        return 6
-
-    def __iter__(self) -> Any:
-        return iter(torch.randperm(6, generator=torch.Generator().manual_seed(self.epoch)).tolist())
-
-
-def test_a_sampler_of_whole_batches_is_told_the_pass_as_lightning_tells_it_the_epoch(tmp_path: Any) -> None:
-    def orders(data: Any, **options: Any) -> list[list[tuple[int, ...]]]:
-        return [[batch[0] for batch in epoch] for epoch in fit(data, **options).model.by_epoch]
-
-    def make() -> Any:
-        return DataLoader(Whole(), batch_size=None, sampler=Shuffled())
-
-    plain = orders(StreamData(make))
-    assert plain[0] != plain[1] != plain[2]
-    assert orders(echoed(make, 1)) == plain
-    saver = SaveAt(tmp_path, [8], dies=True)
-    with pytest.raises(Killed):
-        fit(echoed(make, 1), callbacks=[saver])
-    assert orders(echoed(make, 1), ckpt_path=saver.path(8)) == [plain[1][2:], plain[2]]
