@@ -7,7 +7,6 @@ allows all that the callbacks here do.
 
 from __future__ import annotations
 
-import copy
 import itertools
 import multiprocessing
 import os
@@ -120,11 +119,8 @@ class PutsItselfFirst(ReadsOnRankZero):
         callbacks.insert(0, callbacks.pop(callbacks.index(self)))
 
 
-def scenario_others(folder: Path) -> Any:
-    """A callback that puts itself in front of all others, and a progress bar before and after ours."""
-    echo, bar = EchoCallback(factor=2, summary=False), TQDMProgressBar()
-    runs = {"puts itself first": [echo, PutsItselfFirst(AT_ENDS)], "bar before": [bar, echo], "bar after": [echo, bar]}
-    return {name: fit(copy.deepcopy(callbacks), folder, enable_progress_bar="bar" in name) for name, callbacks in runs.items()}
+def scenario_puts_itself_first(folder: Path) -> Any:
+    return fit([EchoCallback(factor=2, summary=False), PutsItselfFirst(AT_ENDS)], folder)
 
 
 class Parallel(Logs):
@@ -136,6 +132,15 @@ def scenario_model_parallel(folder: Path) -> Any:
     reads, echo = ReadsOnRankZero(EVERYWHERE), EchoCallback(factor=2, summary=False)
     strategy = ModelParallelStrategy(2, 1, process_group_backend="gloo", timeout=WAITS)
     return fit([reads, echo], folder, strategy=strategy, model=Parallel())
+
+
+def scenario_bars(folder: Path) -> Any:
+    found = {}
+    for place in ("before", "after"):
+        echo, bar = EchoCallback(summary=False), TQDMProgressBar()
+        callbacks = [bar, echo] if place == "before" else [echo, bar]
+        found[place] = fit(callbacks, folder, enable_progress_bar=True)
+    return found
 
 
 def main(folder: Path) -> None:

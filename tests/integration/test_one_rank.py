@@ -49,8 +49,14 @@ def test_rank_zero_may_read_metrics_before_between_and_after_ours(ranks: list[di
     assert found[1]["reads"] == [0] * 3
 
 
-@pytest.mark.parametrize("run", ["puts itself first", "bar before", "bar after", "model_parallel"])
-def test_other_callbacks_and_a_strategy_with_a_device_mesh_may_stand_beside_ours(ranks: list[dict[str, Any]], run: str) -> None:
-    found = [rank["model_parallel"] if run == "model_parallel" else rank["others"][run] for rank in ranks]
+@pytest.mark.parametrize("place", ["before", "after"])
+def test_a_progress_bar_may_stand_before_and_after_ours(ranks: list[dict[str, Any]], place: str) -> None:
+    assert_ran([rank["bars"][place] for rank in ranks])
+
+
+@pytest.mark.parametrize("run", ["puts_itself_first", "model_parallel"])
+def test_rank_zero_may_read_metrics(ranks: list[dict[str, Any]], run: str) -> None:
+    """A callback that puts itself in front of all others; a strategy with a device mesh."""
+    found = [rank[run] for rank in ranks]
     assert_ran(found)
-    assert run.startswith("bar") or found[0]["reads"][0] >= EPOCHS
+    assert found[0]["reads"][0] >= EPOCHS
