@@ -1,6 +1,7 @@
 """Two processes on gloo that share the work on the same data: ``python tensor_parallel_runs.py FOLDER``, see ddp_runs.py.
 
-A mesh of one data-parallel group and two ranks in it; nothing of the model is split: what matters is the data that each gets.
+Lightning's ``ModelParallelStrategy`` with a mesh of one data-parallel group and two ranks in it. The model has nothing that is
+split: what matters here is which data each of them gets.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Shared(Recorder):
 def fit(data: Any, data_parallel_size: int = 1, **options: Any) -> dict[str, Any]:
     """What this rank trained on, and what the Trainer says its share is."""
     strategy = ModelParallelStrategy(data_parallel_size, 2 // data_parallel_size, process_group_backend="gloo")
-    run, model = trainer(devices=2, strategy=strategy, limit_val_batches=0, max_epochs=1, **options), Shared()
+    run, model = trainer(devices=2, strategy=strategy, limit_val_batches=0, max_epochs=2, **options), Shared()
     model.validation_step = pl.LightningModule.validation_step.__get__(model)  # type: ignore[method-assign]
     if isinstance(data, pl.LightningDataModule):
         run.fit(model, datamodule=data)
