@@ -26,73 +26,56 @@ def lines_of(reports, verdict=VERDICT):
     return others
 
 
-# ---------------------------------------------------------------------- the summary
+def said(report):
+    """The last lines, about examples and what belongs to them, as one."""
+    return " ".join(summarize([report], VERDICT).split())
 
 
-def test_the_line_after_the_verdict_says_where_the_time_went():
+def test_the_lines_after_the_verdict_say_where_the_time_went_and_with_which_factor():
     reports = [
-        report(0, idle=0.5, first_batch_seconds=1.5),  # 1 s of work, 1 s of waiting
-        report(1, idle=0.25, steps=300, first_batch_seconds=0.5),  # 4.5 s, 1.5 s
-        report(2, idle=0.0, steps=100),  # 2 s; when the first batch came is not known
-    ]
-    expected = "500 steps in 10 s: 7.5 s of work, 2.5 s waiting for input (idle 25%); 2 s more for first batches"
-    assert lines_of(reports)[0] == f"  {expected}"
-
-
-def test_long_times_and_large_counts_are_written_out():
-    (first, *_, counts) = lines_of([report(0, steps=1_000_000, fresh_examples=12_345_678, passes=1.0)])
-    assert first.startswith("  1,000,000 steps in 20,000 s: 10,000 s of work, 10,000 s waiting")
-    assert counts == "  12,345,678 fresh and 0 echoed examples, 1 pass over the data"
-
-
-def test_one_step_is_no_steps():
-    assert lines_of([report(0, steps=1, idle=0.0)])[0].startswith("  1 step in 0.02 s")
-
-
-@pytest.mark.parametrize(
-    ("passes", "said"), [(0.25, "0.25 passes"), (1.0, "1 pass"), (2.5, "2.5 passes"), (1200.4, "1,200 passes")]
-)
-def test_passes_are_said_as_people_say_them(passes, said):
-    assert lines_of([report(0, passes=passes)])[-1].endswith(f", {said} over the data")
-
-
-def test_passes_are_left_out_where_they_are_not_known():
-    assert lines_of([report(0)])[-1] == "  800 fresh and 0 echoed examples"
-
-
-def test_epochs_in_a_row_with_the_same_factor_share_a_line_with_their_common_idle_fraction():
-    reports = [
-        report(0, 1.0, idle=0.6, next_factor=3.0, message="idle 60%, target 5%: a factor of 3 feeds the device"),
-        report(1, 3.0, idle=0.5, steps=100, next_factor=3.0, message="not said"),
+        report(0, 1.0, idle=0.6, seconds=0.01, next_factor=3.0, message="a factor of 3 feeds it", first_batch_seconds=1.5),
+        report(1, 3.0, idle=0.5, next_factor=3.0, message="not said", first_batch_seconds=0.5),
         report(2, 3.0, idle=0.0, steps=300, next_factor=1.5, message="a factor of 1.5 is enough"),
-        report(3, 1.5, idle=0.0, next_factor=3.0, message="up again"),
+        report(3, 1.5, idle=0.0, next_factor=3.0, message="up again"),  # when the first batch came is not known
         report(4, 3.0, idle=0.0, next_factor=3.0, message="not said"),
     ]
-    assert lines_of(reports)[1:5] == [
-        "  epoch 0: factor 1, idle 60%; idle 60%, target 5%: a factor of 3 feeds the device",
+    assert lines_of(reports)[:5] == [
+        "  700 steps in 13 s: 11.4 s of work, 1.6 s waiting for input (idle 12%); 2 s more for first batches",
+        "  epoch 0: factor 1, idle 60%; a factor of 3 feeds it",
         "  epochs 1 to 2: factor 3, idle 12%; a factor of 1.5 is enough",  # 1 of 8 s
         "  epoch 3: factor 1.5, idle 0%; up again",
         "  epoch 4: factor 3, idle 0%",
     ]
 
 
-def test_without_a_controller_no_reason_is_given_and_a_slow_rank_is_named():
-    for rank in (0, 3):
-        assert lines_of([report(4, 2.5, slowest_rank=rank)])[1] == f"  epoch 4: factor 2.5, idle 50%, slowest rank {rank}"
-    assert lines_of([report(4, 2.5, slowest_rank=None)])[1] == "  epoch 4: factor 2.5, idle 50%"
+def test_long_times_and_large_counts_are_written_out_and_one_is_no_plural():
+    (first, *_, counts) = lines_of([report(0, steps=1_000_000, fresh_examples=12_345_678, passes=1.0)])
+    assert first.startswith("  1,000,000 steps in 20,000 s: 10,000 s of work, 10,000 s waiting")
+    assert counts == "  12,345,678 fresh and 0 echoed examples, 1 pass over the data"
+    assert lines_of([report(0, steps=1, idle=0.0)])[0].startswith("  1 step in 0.02 s")
+    assert said(report(0, passes=2.5)).endswith(", 2.5 passes over the data")
+    assert said(report(0)).endswith(" 800 fresh and 0 echoed examples")
 
 
-def test_where_a_job_has_several_nodes_that_of_the_slow_rank_is_named_too():
-    told = "  epoch 4: factor 2.5, idle 50%, slowest rank 2 (node 1)"
-    assert lines_of([report(4, 2.5, slowest_rank=2, slowest_node=1)])[1] == told
-    assert lines_of([report(4, 2.5, slowest_rank=0, slowest_node=0)])[1].endswith("slowest rank 0 (node 0)")
+RANK = "epoch 4: factor 2.5, idle 50%, slowest rank"
+TIMES = "about 2.25 times as fast as factor 1 (estimated from the measured costs)"
 
 
-def test_the_speed_up_is_told_only_where_there_was_echoing():
-    told = "  about 2.25 times as fast as factor 1 (estimated from the measured costs)"
-    assert told in lines_of([report(0, 3.0, speedup=2.25)])
-    assert told not in lines_of([report(0, 1.0, speedup=2.25)])
-    assert len(lines_of([report(0, 3.0)])) == 3
+@pytest.mark.parametrize(
+    ("values", "told", "untold"),
+    [
+        ({"slowest_rank": 0}, f"{RANK} 0", "node"),
+        ({"slowest_rank": 2, "slowest_node": 1}, f"{RANK} 2 (node 1)", TIMES),
+        ({"slowest_rank": 0, "slowest_node": 0}, f"{RANK} 0 (node 0)", TIMES),
+        ({"slowest_rank": None}, "epoch 4: factor 2.5, idle 50% ", "slowest"),
+        ({"speedup": 2.25}, TIMES, "cache"),
+        ({"speedup": 2.25, "factor": 1.0}, "epoch 4: factor 1", TIMES),
+    ],
+)
+def test_a_slow_rank_is_named_and_the_speed_up_told_where_there_was_echoing(values, told, untold):
+    text = said(report(4, **{"factor": 2.5, **values}))
+    assert told in text
+    assert untold not in text
 
 
 CACHED = {"cached_examples": 1200, "cache_bytes": 3 * 2**28, "cache_hold": "loaded", "cache_is_full": True}
@@ -106,13 +89,8 @@ CAME = "of the last epoch's fresh examples came from it"
         ({"cache_hit_fraction": 0.5}, f"1,200 loaded examples in 768 MiB, {FULL}; 50% {CAME}"),
         ({"cache_hit_fraction": 0.0, "cache_is_full": False}, f"1,200 loaded examples in 768 MiB, {ROOM}; 0% {CAME}"),
         ({"cached_examples": 1, "cache_bytes": 3 * 2**19, "cache_hold": "raw"}, f"1 raw example in 1.5 MiB, {FULL}"),
-        ({"cached_examples": 0, "cache_bytes": 0, "cache_hold": "whole"}, f"0 whole examples in 0 MiB, {FULL}"),
         (
             {"cache_hit_fraction": 0.5, "cache_received_fraction": 0.25, "exchange_fraction": 0.9, "idle_fraction": 0.02},
-            f"1,200 loaded examples in 768 MiB, {FULL}; 50% {CAME}, 25% from other nodes",
-        ),
-        (
-            {"cache_hit_fraction": 0.5, "cache_received_fraction": 0.25, "exchange_fraction": 0.2, "idle_fraction": 0.6},
             f"1,200 loaded examples in 768 MiB, {FULL}; 50% {CAME}, 25% from other nodes",
         ),
         (
@@ -138,25 +116,18 @@ def test_the_line_about_the_cache_says_what_it_holds_and_what_it_was_good_for_in
             "with 2 other trainings at the end of the last epoch; reading once for all saved this one 41.3 s of processor time",
         ),
         (
-            {"shared_trainings": 4, "peer_wait_fraction": 0.25, "missed_examples": 1200},
-            "with 3 other trainings at the end of the last epoch; 25% of the last epoch waited for a slower one; "
-            "1,200 examples were missed",
-        ),
-        (
-            {"shared_trainings": 2, "peer_wait_fraction": 0.5, "slowest_training": "b.py (process 7)"},
-            "with 1 other training at the end of the last epoch; 50% of the last epoch waited for a slower one, most of all "
-            "b.py (process 7)",
+            {"shared_trainings": 4, "peer_wait_fraction": 0.25, "missed_examples": 1200, "slowest_training": "b.py (process 7)"},
+            "with 3 other trainings at the end of the last epoch; 25% of the last epoch waited for a slower one, most of all "
+            "b.py (process 7); 1,200 examples were missed",
         ),
     ],
 )
 def test_the_line_about_sharing_says_with_how_many_and_what_that_cost(values, said):
     text = summarize([report(0, **values)], VERDICT)
     assert " ".join(text.split()).endswith(f" echoed examples the reading was shared {said}")
-    assert "shared" not in summarize([report(0)], VERDICT)
-
-
-def test_without_a_cache_nothing_is_said_of_one():
-    assert "cache" not in summarize([report(0)], VERDICT)
+    without = summarize([report(0)], VERDICT)
+    assert "shared" not in without
+    assert "cache" not in without
 
 
 def test_what_was_not_measured_is_not_said():
@@ -170,12 +141,10 @@ def test_what_was_not_measured_is_not_said():
 
 
 def test_the_verdict_comes_first_then_why_then_what_to_paste():
-    verdict = RunVerdict(
-        "Echo with factor 2.", ("idle 50%", "each step: 10 ms compute, 10 ms waiting for data", "x"), "EchoCallback(factor=2)"
-    )
+    verdict = RunVerdict("Echo with factor 2.", ("idle 50%", "each step: 10 ms compute", "x"), "EchoCallback(factor=2)")
     assert summarize([report(0)], verdict).splitlines()[:4] == [
         "lightning_echo: Echo with factor 2.",
-        "  why: idle 50%; each step: 10 ms compute, 10 ms waiting for data; x",
+        "  why: idle 50%; each step: 10 ms compute; x",
         "  next: EchoCallback(factor=2)",
         "  100 steps in 2 s: 1 s of work, 1 s waiting for input (idle 50%); 0 s more for first batches",
     ]
@@ -194,105 +163,116 @@ def test_no_line_is_longer_than_120_columns():
     assert sum(not line.startswith("   ") for line in lines) == 1 + 1 + 1 + 3 + 1  # what goes on is further in
 
 
-# ---------------------------------------------------------------------- the advice
-
-POINT = "after_augmentation"
 BUSY, LAST = "the accelerator is busy", " (last 100 steps)"
 FIRST = "; more workers (if there are cores), then a cache (as far as memory reaches) come before echoing"
 SLOW_READS = "if single reads are far slower than the others, a larger prefetch_factor or more workers help"
 
 
-def costs(source, *, rest=0.0, collate=0.0, point=POINT, workers=2):
+def costs(source, *, rest=0.0, collate=0.0, point="after_augmentation", workers=2):
     """With 10 ms of work per step."""
     return PipelineCosts(point, source, rest, collate, device_seconds=0.01, workers=workers)
 
 
-SITUATIONS = {  # name: factor, costs, what is recommended, and the advice expected
-    "busy": (1, costs(0.01), (1, Reason.fits), f"Do not echo: {BUSY} 100% of the time{LAST}."),
-    "busy, source unknown": (1, None, (1, Reason.fits), f"Do not echo: {BUSY} 100% of the time{LAST}."),
-    "well echoed": (3.3, costs(0.06), (3.3, Reason.fits), f"Keep factor 3.3: {BUSY} 100% of the time{LAST}."),
+MORE = "; a faster data source would help more"
+RARELY = f"{MORE}; a larger factor rarely does."
+WORTH = "and fresh examples are worth more than echoed ones."
+LITTLE = f", and a larger factor brings too little; {SLOW_READS}."
+WORKERS = "Set num_workers to 1 or more first, since with 0 loading and training take turns"
+
+SITUATIONS = {  # name: factor, costs, what is recommended, the advice expected, and the line to paste
+    "busy": (1, costs(0.01), (1, Reason.fits), f"Do not echo: {BUSY} 100% of the time{LAST}.", ""),
+    "busy, source unknown": (1, None, (1, Reason.fits), f"Do not echo: {BUSY} 100% of the time{LAST}.", ""),
+    "well echoed": (3.3, costs(0.06), (3.3, Reason.fits), f"Keep factor 3.3: {BUSY} 100% of the time{LAST}.", ""),
     "starved": (
         *(1, costs(0.04), (2.09, Reason.starved)),
         f"Echo with factor 2.09, about 2 times as fast: {BUSY} only 50% of the time{LAST}{FIRST}.",
+        "EchoCallback(factor=2.09)",
     ),
     "starved at a factor": (
         *(1.5, costs(0.06), (3.14, Reason.starved)),
         f"Raise the factor to 3.14, about 2 times as fast: {BUSY} only 50% of the time{LAST}{FIRST}.",
-    ),
-    "starved by far": (
-        *(1, costs(2.0), (110, Reason.starved)),
-        f"Echo with factor 110, about 100 times as fast: {BUSY} only 1% of the time{LAST}{FIRST}.",
+        "EchoCallback(factor=3.14)",
     ),
     "starved, but not enough to tell by how much": (
         *(1, costs(0.0206), (1.13, Reason.starved)),
         f"Echo with factor 1.13: {BUSY} only 97% of the time{LAST}{FIRST}.",
+        "EchoCallback(factor=1.13)",
     ),
     "a cheaper source": (
         *(4, costs(0.04), (2.09, Reason.cheaper_source)),
-        "Lower the factor to 2.09: that is enough to feed the accelerator, and fresh examples are worth more than echoed ones.",
+        f"Lower the factor to 2.09: that is enough to feed the accelerator, {WORTH}",
+        "EchoCallback(factor=2.09)",
     ),
     "a source that needs no echo": (
         *(4, costs(0.01), (1, Reason.cheaper_source)),
         "Do not echo: fresh examples alone feed the accelerator, and are worth more than echoed ones.",
+        "EchoCallback()",
     ),
     "at the maximum, from below": (
         *(1, costs(0.2), (8, Reason.at_maximum)),
-        f"Echo with factor 8, about 8 times as fast: {BUSY} only 10% of the time{LAST}{FIRST}; a faster "
-        "data source would help more; a larger factor rarely does.",
+        f"Echo with factor 8, about 8 times as fast: {BUSY} only 10% of the time{LAST}{FIRST}{RARELY}",
+        "EchoCallback(factor=8)",
     ),
     "at the maximum": (
         *(8, costs(0.2), (8, Reason.at_maximum)),  # 100 ms / 8 for a step of 10 ms
-        f"Keep factor 8: {BUSY} 80% of the time{LAST}; a faster data source would help more; a larger factor rarely does.",
+        *(f"Keep factor 8: {BUSY} 80% of the time{LAST}{RARELY}", ""),
     ),
     "at a low maximum": (
         *(1, costs(0.05), (1, Reason.at_maximum)),
-        f"Keep factor 1: {BUSY} 40% of the time{LAST}; a faster data source would help more, or a larger max_factor.",
+        *(f"Keep factor 1: {BUSY} 40% of the time{LAST}{MORE}, or a larger max_factor.", ""),
     ),
-    "over the maximum": (16, costs(0.2), (8, Reason.at_maximum), "Lower the factor to 8: a larger one is seldom worth it."),
-    "over a low maximum": (8, costs(0.2), (4, Reason.at_maximum), "Lower the factor to 4: max_factor allows no larger one."),
+    "over the maximum": (
+        *(16, costs(0.2), (8, Reason.at_maximum)),
+        *("Lower the factor to 8: a larger one is seldom worth it.", "EchoCallback(factor=8)"),
+    ),
+    "over a low maximum": (
+        *(8, costs(0.2), (4, Reason.at_maximum)),
+        *("Lower the factor to 4: max_factor allows no larger one.", "EchoCallback(factor=4)"),
+    ),
     "at the minimum, from above": (
         *(4, costs(0.01), (3, Reason.at_minimum)),
-        "Lower the factor to 3: that is enough to feed the accelerator, and fresh examples are worth more than echoed ones.",
+        *(f"Lower the factor to 3: that is enough to feed the accelerator, {WORTH}", "EchoCallback(factor=3)"),
     ),
-    "at the minimum": (3, costs(0.01), (3, Reason.at_minimum), f"Keep factor 3: {BUSY} 100% of the time{LAST}."),
+    "at the minimum": (3, costs(0.01), (3, Reason.at_minimum), f"Keep factor 3: {BUSY} 100% of the time{LAST}.", ""),
     "under the minimum": (
         *(1, None, (2, Reason.at_minimum)),
         f"Echo with factor 2, since min_factor allows no smaller one: {BUSY} 100% of the time{LAST}.",
+        "EchoCallback(factor=2)",
     ),
     "too slow after the echo": (
         *(2, costs(0.01, rest=0.04), (2, Reason.downstream_too_slow)),
-        f"At this insertion point no factor is enough; the message{LAST}.",
+        *(f"At this insertion point no factor is enough; the message{LAST}.", ""),
     ),
     "a larger factor brought too little": (
         *(2.5, costs(0.06), (2.5, Reason.no_gain)),
-        f"Keep factor 2.5: {BUSY} 83% of the time{LAST}, and a larger factor brings too little; {SLOW_READS}.",
+        *(f"Keep factor 2.5: {BUSY} 83% of the time{LAST}{LITTLE}", ""),
     ),
     "a larger factor brings too little": (
         *(4, costs(0.1), (2.5, Reason.no_gain)),
-        f"Lower the factor to 2.5: {BUSY} 80% of the time{LAST}, and a larger factor brings too little; {SLOW_READS}.",
+        *(f"Lower the factor to 2.5: {BUSY} 80% of the time{LAST}{LITTLE}", "EchoCallback(factor=2.5)"),
     ),
     "no factor brings anything": (
         *(1, costs(0.025), (1, Reason.no_gain)),
-        f"Do not echo: {BUSY} 80% of the time{LAST}, and a larger factor brings too little; {SLOW_READS}.",
+        *(f"Do not echo: {BUSY} 80% of the time{LAST}{LITTLE}", ""),
     ),
     "no factor has brought anything": (
         *(1.5, costs(0.0375), (1, Reason.no_gain)),
-        f"Do not echo: {BUSY} 80% of the time{LAST}, and a larger factor brings too little; {SLOW_READS}.",
+        *(f"Do not echo: {BUSY} 80% of the time{LAST}{LITTLE}", "EchoCallback()"),
     ),
     "a larger factor brought too little, but not this one": (
         *(1, costs(0.06), (2, Reason.no_gain)),
-        f"Echo with factor 2, about 2 times as fast: {BUSY} only 33% of the time{LAST}, and a larger factor brings too little; "
-        f"{SLOW_READS}.",
+        f"Echo with factor 2, about 2 times as fast: {BUSY} only 33% of the time{LAST}{LITTLE}",
+        "EchoCallback(factor=2)",
     ),
     "no workers": (
         *(1, costs(0.03, collate=0.01, workers=0), (1, Reason.no_workers)),
-        f"Set num_workers to 1 or more first, since with 0 loading and training take turns: {BUSY} 20% of the time{LAST}.",
+        *(f"{WORKERS}: {BUSY} 20% of the time{LAST}.", "num_workers=1"),
     ),
     "no workers, but a factor that would do": (
         *(1, costs(0.03, workers=0), (62, Reason.starved)),
-        f"Set num_workers to 1 or more first, since with 0 loading and training take turns: {BUSY} 25% of the time{LAST}.",
+        *(f"{WORKERS}: {BUSY} 25% of the time{LAST}.", "num_workers=1"),
     ),
-    "not measured": (2, costs(0.04), (2, Reason.not_measured), f"No advice: the message{LAST}."),
+    "not measured": (2, costs(0.04), (2, Reason.not_measured), f"No advice: the message{LAST}.", ""),
 }
 
 
@@ -303,39 +283,11 @@ def observed(factor, costs):
 
 
 @pytest.mark.parametrize("situation", SITUATIONS)
-def test_advice(situation):
-    factor, its_costs, (recommended, reason), expected = SITUATIONS[situation]
-    said = advise(observed(factor, its_costs), Decision(recommended, reason, "the message")).message
-    assert said == expected
-    assert said.endswith(".")
-    assert said.count(". ") == 0, "one sentence"
-
-
-NEXT = {  # the situations in which there is something to paste
-    "starved": "EchoCallback(factor=2.09)",
-    "starved at a factor": "EchoCallback(factor=3.14)",
-    "starved by far": "EchoCallback(factor=110)",
-    "starved, but not enough to tell by how much": "EchoCallback(factor=1.13)",
-    "a cheaper source": "EchoCallback(factor=2.09)",
-    "a source that needs no echo": "EchoCallback()",
-    "at the maximum, from below": "EchoCallback(factor=8)",
-    "over the maximum": "EchoCallback(factor=8)",
-    "over a low maximum": "EchoCallback(factor=4)",
-    "at the minimum, from above": "EchoCallback(factor=3)",
-    "under the minimum": "EchoCallback(factor=2)",
-    "a larger factor brings too little": "EchoCallback(factor=2.5)",
-    "no factor has brought anything": "EchoCallback()",
-    "a larger factor brought too little, but not this one": "EchoCallback(factor=2)",
-    "no workers": "num_workers=1",
-    "no workers, but a factor that would do": "num_workers=1",
-}
-
-
-@pytest.mark.parametrize("situation", SITUATIONS)
-def test_what_to_paste_is_a_line_of_python_and_nothing_where_nothing_changes(situation):
-    factor, its_costs, (recommended, reason), _ = SITUATIONS[situation]
-    line = advise(observed(factor, its_costs), Decision(recommended, reason, "the message")).next_line
-    assert line == NEXT.get(situation, "")
+def test_advice_is_a_sentence_and_a_line_to_paste_where_something_changes(situation):
+    factor, its_costs, (recommended, reason), message, line = SITUATIONS[situation]
+    found = advise(observed(factor, its_costs), Decision(recommended, reason, "the message"))
+    assert (found.message, found.next_line) == (message, line)
+    assert (found.message[-1], found.message.count(". ")) == (".", 0), "one sentence"
     ast.parse(line)
 
 
@@ -376,7 +328,7 @@ def test_three_figures_say_why():
 
 
 def test_every_reason_that_a_recommendation_may_have_has_its_advice():
-    reasons = {reason for _, _, (_, reason), _ in SITUATIONS.values()}
+    reasons = {reason for _, _, (_, reason), _, _ in SITUATIONS.values()}
     assert reasons == {reason for reason in Reason if reason.is_measured} | {Reason.not_measured}
 
 
@@ -407,21 +359,16 @@ def test_too_few_steps_give_no_advice():
     assert advise(few, TargetIdle().decide(few)) == RunVerdict("Too few steps were measured for advice.")
 
 
-def test_what_echoing_would_gain_is_told_from_the_measured_step_where_the_model_takes_the_host_for_faster():
-    """The model says 12 ms for the host, a step was measured to take 20 ms: of these 10 are waited."""
-    seen = Observation(epoch=0, factor=1.0, steps=50, idle_fraction=0.5, step_seconds=0.02, costs=costs(0.024))
-    assert ", about 2 times as fast:" in advise(seen, Decision(2.09, Reason.starved, "")).message
-
-
-def test_what_echoing_would_gain_is_not_told_where_the_costs_are_not_known():
-    seen = Observation(epoch=0, factor=1.0, steps=50, idle_fraction=0.5, step_seconds=0.02)
-    assert (
-        advise(seen, Decision(2.0, Reason.starved, "")).message
-        == f"Echo with factor 2: {BUSY} only 50% of the time (last 50 steps){FIRST}."
-    )
-
-
-def test_what_echoing_would_gain_is_never_a_loss():
-    """The model takes the host for slower than it was."""
-    seen = Observation(epoch=0, factor=1.0, steps=50, idle_fraction=0.5, step_seconds=0.02, costs=costs(0.2))
-    assert "Echo with factor 4, about 4 times as fast" in advise(seen, Decision(4.0, Reason.at_maximum, "")).message
+@pytest.mark.parametrize(
+    ("its_costs", "factor", "reason", "said"),
+    [
+        # The model says 12 ms for the host, a step was measured to take 20 ms: of these 10 are waited.
+        (costs(0.024), 2.09, Reason.starved, "Echo with factor 2.09, about 2 times as fast: "),
+        (None, 2, Reason.starved, f"Echo with factor 2: {BUSY} only 50% of the time (last 50 steps){FIRST}."),
+        # The model takes the host for slower than it was: never a loss.
+        (costs(0.2), 4, Reason.at_maximum, "Echo with factor 4, about 4 times as fast: "),
+    ],
+)
+def test_what_echoing_would_gain_is_told_from_the_measured_step_and_not_without_costs(its_costs, factor, reason, said):
+    seen = Observation(epoch=0, factor=1.0, steps=50, idle_fraction=0.5, step_seconds=0.02, costs=its_costs)
+    assert advise(seen, Decision(factor, reason, "")).message.startswith(said)

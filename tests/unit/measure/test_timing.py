@@ -150,15 +150,8 @@ class Run:
         self.paused.append(self.machine.now - begun)
 
 
-def host_run(*steps):
-    run = Run(on_device=False)
-    for step in steps:
-        run.step(step)
-    return run
-
-
-def device_run(*steps):
-    run = Run(on_device=True)
+def run_of(*steps, on_device):
+    run = Run(on_device)
     for step in steps:
         run.step(step)
     return run
@@ -189,64 +182,17 @@ def device_truth(run):
     return waited, lasted
 
 
-# ---------------------------------------------------------------------- the host's clock
-
-
 def test_fetching_and_copying_count_as_waiting_and_nothing_else_does():
-    run = host_run(Step(fetch=9, work=1), Step(fetch=0.5, copy=0.25, hooks=2, launch=1, work=4, after=8), Step(fetch=1, work=4))
+    steps = Step(fetch=9, work=1), Step(fetch=0.5, copy=0.25, hooks=2, launch=1, work=4, after=8), Step(fetch=1, work=4)
+    run = run_of(*steps, on_device=False)
     assert measured(run) == ([0, 0.75, 1], [1, 7.75, 8 + 1 + 4])
-
-
-def test_the_wait_for_the_first_batch_is_a_figure_of_its_own():
-    run = Run(on_device=False)
-    assert run.timer.first_batch_seconds is None
-    run.step(Step(fetch=5, copy=0.5, work=1))
-    assert run.timer.first_batch_seconds == 5
-    assert measured(run) == ([0.5], [1.5])  # its copy is a wait like any other
-    run.step(Step(fetch=2, work=1))
-    assert run.timer.first_batch_seconds == 5
-    assert measured(run) == ([2], [3])
-
-
-def test_validation_is_no_part_of_the_time_and_its_copies_are_no_waiting():
-    run = host_run(Step(work=1, after=0.5, validation=64), Step(fetch=0.25, work=1))
-    assert measured(run) == ([0, 0.25], [1, 0.5 + 0.25 + 1])
-
-
-def test_a_validation_that_nobody_says_is_over_ends_with_the_next_fetch():
-    run = host_run(Step(work=1, validation=64, resumes=False), Step(fetch=0.25, copy=0.5, work=1))
-    assert measured(run) == ([0, 0.75], [1, 1.75])
-
-
-def test_where_the_step_fetches_itself_such_a_validation_ends_with_the_step_s_begin():
-    run = host_run(
-        Step(work=1, fetches_itself=True, validation=64, resumes=False),
-        Step(fetch=0.25, hooks=0.5, work=1, fetches_itself=True),
-    )
-    assert measured(run) == ([0, 0.25], [1, 1.75])
-
-
-def test_where_workers_live_on_the_first_batch_is_waited_for_like_any_other():
-    run = host_run(Step(fetch=5, work=1, after=8))
-    measured(run)
-    run.validate(64)
-    run.machine.host(30)
-    run.begin_epoch(goes_on=True)
-    run.machine.host(30)
-    run.step(Step(fetch=9, copy=0.5, hooks=2, work=1, after=8))
-    run.step(Step(fetch=3, work=1))
-    assert run.timer.first_batch_seconds is None
-    assert measured(run) == ([9.5, 3], [12.5, 12])
-    run.begin_epoch()
-    run.step(Step(fetch=5, work=1))
-    assert run.timer.first_batch_seconds == 5
-    assert measured(run) == ([0], [1])
 
 
 @pytest.mark.parametrize("resumes", [True, False])
 def test_a_validation_before_a_first_batch_that_is_waited_for_is_no_part_of_the_time(resumes):
     """As where a callback begins an epoch by validating."""
-    for run in (host_run(Step(work=1)), device_run(Step(work=1))):
+    for on_device in (False, True):
+        run = run_of(Step(work=1), on_device=on_device)
         measured(run)
         run.begin_epoch(goes_on=True)
         run.validate(64, resumes=resumes)
@@ -255,7 +201,7 @@ def test_a_validation_before_a_first_batch_that_is_waited_for_is_no_part_of_the_
 
 
 def test_what_follows_the_last_step_of_an_epoch_does_not_count():
-    run = host_run(Step(fetch=5, work=1), Step(fetch=1, work=1))
+    run = run_of(Step(fetch=5, work=1), Step(fetch=1, work=1), on_device=False)
     run.timer.begin_fetch()  # a loader without a length: only this says that there is no more
     run.machine.host(7)
     run.timer.end_fetch()
@@ -270,13 +216,6 @@ def test_what_follows_the_last_step_of_an_epoch_does_not_count():
     assert (run.timer.waited_seconds, run.timer.seconds) == (0, 2)
 
 
-def test_a_batch_fetched_within_the_step_is_waited_for_all_the_same():
-    steps = [Step(fetch=fetch, hooks=0.5, work=2, fetches_itself=True) for fetch in (5, 0.25, 1)]
-    run = host_run(*steps)
-    assert run.timer.first_batch_seconds == 5
-    assert measured(run) == ([0, 0.25, 1], [2, 2.75, 3.5])
-
-
 def test_steps_for_which_no_batch_was_seen_to_come_are_not_counted():
     run = Run(on_device=False)
     for _ in range(3):
@@ -288,7 +227,7 @@ def test_steps_for_which_no_batch_was_seen_to_come_are_not_counted():
 
 
 def test_what_was_taken_is_not_given_again_and_stays_in_the_sums():
-    run = host_run(Step(work=1))
+    run = run_of(Step(work=1), on_device=False)
     assert run.timer.take() == ([0], [1])
     assert run.timer.take() == ([], [])
     run.step(Step(fetch=1, work=1))
@@ -329,50 +268,24 @@ def test_host_times_are_those_of_the_definition(steps, fetches_itself, goes_on):
     assert run.timer.seconds == run.ends[-1] - run.begun - sum(run.paused[:-1])
 
 
-# ---------------------------------------------------------------------- events on a device
-
-
 def test_a_host_that_runs_ahead_of_the_device_starves_it_of_nothing():
     """It waits 4 of 10 ms for each batch, while the device still has work."""
-    run = device_run(*[Step(fetch=4 * MS, launch=1 * MS, work=10 * MS) for _ in range(20)])
+    run = run_of(*[Step(fetch=4 * MS, launch=1 * MS, work=10 * MS)] * 20, on_device=True)
     waited, lasted = measured(run)
     assert waited == pytest.approx([0] * 20, abs=1e-12)
     assert lasted == pytest.approx([11 * MS] + [10 * MS] * 19)
 
 
 def test_of_a_gap_on_the_device_only_as_much_counts_as_the_host_waited():
-    run = device_run(Step(work=8 * MS), Step(fetch=20 * MS, copy=3 * MS, hooks=50 * MS, work=8 * MS))
+    run = run_of(Step(work=8 * MS), Step(fetch=20 * MS, copy=3 * MS, hooks=50 * MS, work=8 * MS), on_device=True)
     waited, lasted = measured(run)
     assert waited == pytest.approx([0, 23 * MS])  # of a gap of 73 - 8 ms
     assert lasted == pytest.approx([8 * MS, 73 * MS])
 
 
-def test_of_a_host_s_wait_only_as_much_counts_as_the_device_had_nothing_to_do():
-    run = device_run(Step(work=8 * MS), Step(fetch=20 * MS, work=8 * MS))
-    assert measured(run)[0] == pytest.approx([0, 12 * MS])
-
-
-def test_validation_is_taken_out_of_the_gap_and_of_the_time():
-    for resumes in (True, False):
-        last = Step(fetch=6 * MS, work=8 * MS)
-        run = device_run(Step(work=8 * MS, validation=500 * MS, resumes=resumes), last)
-        waited, lasted = measured(run)
-        assert waited == pytest.approx([0, 6 * MS])
-        assert lasted == pytest.approx([8 * MS, 14 * MS])
-
-
-def test_a_batch_fetched_within_the_step_leaves_a_gap_before_it_is_there():
-    one = {"work": 8 * MS, "fetches_itself": True}
-    run = device_run(Step(fetch=90 * MS, **one), Step(fetch=20 * MS, **one), Step(fetch=5 * MS, **one))
-    assert run.timer.first_batch_seconds == 90 * MS
-    waited, lasted = measured(run)
-    assert waited == pytest.approx([0, 12 * MS, 0])
-    assert lasted == pytest.approx([8 * MS, 20 * MS, 8 * MS])
-
-
 def test_a_step_that_was_not_said_to_begin_counts_from_its_end():
     """For a batch of None Lightning has a step's end, but no beginning."""
-    run = device_run(Step(work=8 * MS))
+    run = run_of(Step(work=8 * MS), on_device=True)
     run.fetch(20 * MS)
     run.timer.end_step()
     run.step(Step(fetch=4 * MS, work=8 * MS))
@@ -420,59 +333,32 @@ def test_a_step_is_known_once_the_device_has_passed_it_and_nothing_waits_for_it(
     assert (run.timer.take(), run.machine.synchronized) == (([], []), 1)  # nothing is left to wait for
 
 
-@pytest.mark.parametrize("ahead", [0, 1, 5])
-def test_events_are_used_again_so_that_their_number_does_not_grow_with_the_steps(ahead):
-    run = Run(on_device=True)
-    run.step(Step(work=8 * MS))
-    for _ in range(ahead):
-        run.step(Step(work=8 * MS))
-    for _ in range(500):
+@pytest.mark.parametrize("ahead", [0, 5])
+def test_events_are_used_again_so_that_their_number_does_not_grow_with_steps_and_epochs(ahead):
+    run = run_of(*[Step(work=8 * MS)] * (1 + ahead), on_device=True)
+    for _ in range(200):
         run.step(Step(fetch=8 * MS, work=8 * MS))
     assert len(run.machine.events) <= 2 * (ahead + 3)
-    assert len(measured(run)[0]) == 501 + ahead
-
-
-def test_events_are_used_again_from_epoch_to_epoch():
-    run = Run(on_device=True)
-    for epoch in range(100):
-        run.begin_epoch(goes_on=epoch > 0)
+    assert len(measured(run)[0]) == 201 + ahead
+    made = len(run.machine.events)
+    for _ in range(50):
+        run.begin_epoch(goes_on=True)
         run.step(Step(fetch=8 * MS, work=8 * MS))
         assert len(measured(run)[0]) == 1
-    assert len(run.machine.events) <= 4
-
-
-def test_where_workers_live_on_the_device_waits_from_when_the_first_batch_was_asked_for():
-    """It has 5 ms of work left then, 20 ms are waited, and 30 pass before it gets more."""
-    run = device_run(Step(work=8 * MS))
-    measured(run)
-    run.machine.host(40 * MS)
-    run.begin_epoch(goes_on=True)
-    run.machine.launch(5 * MS)
-    run.step(Step(fetch=20 * MS, hooks=10 * MS, work=8 * MS))
-    waited, lasted = measured(run)
-    assert waited == pytest.approx([20 * MS])  # of a gap of 25
-    assert lasted == pytest.approx([33 * MS])
-
-
-def test_steps_that_are_not_counted_use_events_again_too():
-    run = Run(on_device=True)
-    for _ in range(100):
-        run.timer.begin_step()
+        run.begin_epoch()
+        run.timer.begin_step()  # no batch was seen to come: it is not counted
         run.timer.end_step()
-    assert len(run.machine.events) <= 2
+    assert len(run.machine.events) <= made + 4
 
 
-def test_on_a_device_too_an_epoch_knows_nothing_of_the_one_before():
-    run = device_run(Step(work=8 * MS), Step(fetch=20 * MS, work=8 * MS))
-    measured(run)
-    run.validate(500 * MS, resumes=False)
-    run.begin_epoch()
-    run.machine.host(300 * MS)
-    run.step(Step(fetch=30 * MS, copy=2 * MS, work=8 * MS))
-    assert run.timer.first_batch_seconds == 30 * MS
-    waited, lasted = measured(run)
-    assert waited == pytest.approx([2 * MS])
-    assert lasted == pytest.approx([10 * MS])
+def steps_of(timer, machine, count):
+    timer.begin_epoch(goes_on=True)
+    for _ in range(count):
+        timer.begin_fetch()
+        timer.end_fetch()
+        timer.begin_step()
+        machine.launch(1)
+        timer.end_step()
 
 
 class Told(Event):
@@ -486,8 +372,7 @@ class Told(Event):
         os.write(self.pipe, f"{os.getpid()} ".encode())
 
 
-@pytest.mark.parametrize("steps", [0, 1, 3])
-@pytest.mark.parametrize("has_passed", [True, False])
+@pytest.mark.parametrize(("steps", "has_passed"), [(0, True), (3, True), (3, False)])
 def test_a_fork_that_collects_a_timer_frees_no_event(steps, has_passed):
     """As a worker does, which inherits the timer of a training that is over: a CUDA event that is freed there aborts it."""
     read, write = os.pipe()
@@ -498,13 +383,7 @@ def test_a_fork_that_collects_a_timer_frees_no_event(steps, has_passed):
     gc.disable()
     try:
         timer = StepTimer(events, machine.clock)
-        timer.begin_epoch(goes_on=True)
-        for _ in range(steps):
-            timer.begin_fetch()
-            timer.end_fetch()
-            timer.begin_step()
-            machine.launch(1)
-            timer.end_step()
+        steps_of(timer, machine, steps)
         if has_passed:
             machine.drain()
             timer.settle()
@@ -532,13 +411,7 @@ def test_the_next_timer_uses_the_events_of_one_that_was_closed():
     events = DeviceEvents(machine.new_event)
     for _ in range(3):
         timer = StepTimer(events, machine.clock)
-        timer.begin_epoch(goes_on=True)
-        for _ in range(5):
-            timer.begin_fetch()
-            timer.end_fetch()
-            timer.begin_step()
-            machine.launch(1)
-            timer.end_step()
+        steps_of(timer, machine, 5)
         timer.begin_step()
         timer.close()
         timer.close()

@@ -59,27 +59,8 @@ def reads(name, data=DATA, linger_seconds=0.2, **options):
     return thread
 
 
-def is_killed(name):
-    """A reader that is killed when a training has said hello."""
-    with suppress(FileNotFoundError):  # of the one before it
-        os.unlink(socket_of(name))
-    listener = new_socket()
-    listener.bind(socket_of(name))
-    listener.listen()
-
-    def run():
-        with listener:
-            connection, _ = listener.accept()
-            connection.recv(2**16)
-            connection.close()
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    return thread
-
-
-def dies_at(item, name):
-    """A reader whose worker dies at an item while a training joins."""
+def is_killed(name, says=None):
+    """A reader that is killed when a training has said hello; or whose worker dies then, which it says."""
     with suppress(FileNotFoundError):  # of the one before it
         os.unlink(socket_of(name))
     listener = new_socket()
@@ -91,11 +72,16 @@ def dies_at(item, name):
             connection, _ = listener.accept()
             with connection:
                 connection.recv(2**16)
-                send(connection, {"over": "killed by signal", "at": item})
+                if says is not None:
+                    send(connection, says)
 
     thread = threading.Thread(target=run)
     thread.start()
     return thread
+
+
+def dies_at(item):
+    return partial(is_killed, says={"over": "killed by signal", "at": item})
 
 
 def is_mute(name):
@@ -170,12 +156,12 @@ def test_what_keeps_the_reader_from_beginning_ends_all_trainings_with_the_reason
     assert wanted == []
 
 
-@pytest.mark.parametrize("first", [is_killed, is_killed_early])
-def test_after_a_reader_that_was_killed_before_it_answered_one_other_is_started(started, first):
+@pytest.mark.parametrize("readers", [[is_killed, reads], [is_killed_early, reads], [dies_at(5), dies_at(6), reads]])
+def test_after_a_reader_that_was_killed_or_whose_worker_died_another_is_started(started, readers):
     wanted, threads = started
-    wanted += [first, reads]
+    wanted += readers
     assert enters(connector()) == 0
-    assert len(threads) == 2
+    assert len(threads) == len(readers)
 
 
 @pytest.mark.parametrize(
@@ -185,29 +171,15 @@ def test_after_a_reader_that_was_killed_before_it_answered_one_other_is_started(
         (True, [is_killed_early, is_killed], "has died twice before it answered"),
         (False, [is_killed], "has died before it answered"),
         (False, [is_killed_early], "has died before it answered"),
+        (True, [dies_at(5), dies_at(5)], r"has died twice at item 5 \(killed by signal\)"),
     ],
 )
-def test_a_second_one_that_was_killed_is_an_error_and_without_restart_the_first(started, restart, several, said):
+def test_a_second_one_is_an_error_and_without_restart_the_first(started, restart, several, said):
     wanted, threads = started
     wanted += several
     with pytest.raises(ReaderError, match=said):
         enters(connector(restart=restart))
     assert len(threads) == len(several)
-
-
-def test_two_deaths_at_one_item_before_a_training_has_joined_are_an_error(started):
-    wanted, threads = started
-    wanted += [partial(dies_at, 5), partial(dies_at, 5)]
-    with pytest.raises(ReaderError, match=r"has died twice at item 5 \(killed by signal\)"):
-        enters(connector())
-    assert len(threads) == 2
-
-
-def test_deaths_at_two_items_before_a_training_has_joined_are_followed_by_another_reader(started):
-    wanted, threads = started
-    wanted += [partial(dies_at, 5), partial(dies_at, 6), reads]
-    assert enters(connector()) == 0
-    assert len(threads) == 3
 
 
 def test_a_reader_that_ends_because_its_data_is_outdated_does_not_count_as_killed(started):
@@ -220,8 +192,8 @@ def test_a_reader_that_ends_because_its_data_is_outdated_does_not_count_as_kille
     assert len(threads) == 2
 
 
-@pytest.mark.parametrize("path_bytes", [105, 107])
-def test_a_path_as_long_as_a_sockets_may_be_has_a_reader(started, path_bytes, tmp_path, monkeypatch):
+def test_a_path_as_long_as_a_sockets_may_be_has_a_reader(started, tmp_path, monkeypatch):
+    path_bytes = 107
     folder = tmp_path / ("f" * (path_bytes - len(os.fsencode(tmp_path)) - len("//data.sock")))
     folder.mkdir(mode=0o700)
     monkeypatch.setenv("LIGHTNING_ECHO_SHARED", str(folder))
@@ -255,11 +227,11 @@ def test_a_reader_that_waits_for_others_is_not_taken_for_a_mute_one_and_begins_a
     wanted, threads = started
     wanted.append(reads)
     began = time.monotonic()
-    assert enters(connector(wait_for=2, wait_seconds=3)) == 0
-    assert time.monotonic() - began > 3
+    assert enters(connector(wait_for=2, wait_seconds=2.5)) == 0
+    assert time.monotonic() - began > 2.5
     assert len(threads) == 1
     assert "waits for other trainings (wait_for=2)" in caplog.text
-    assert "begins with 1 of 2 trainings (wait_for): no more have come within 3 s (wait_seconds)" in caplog.text
+    assert "begins with 1 of 2 trainings (wait_for): no more have come within 2.5 s (wait_seconds)" in caplog.text
 
 
 def test_a_reader_of_the_name_in_another_folder_is_named_and_not_a_dead_one(started, tmp_path, monkeypatch, caplog):

@@ -9,6 +9,8 @@ import torch
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
+    Dataset,
+    IterableDataset,
     RandomSampler,
     SequentialSampler,
     Subset,
@@ -21,7 +23,7 @@ from lightning_echo.share.config import MOST_BYTES
 from lightning_echo.share.same_data import difference, in_short, print_of, trained_parts
 
 
-class Squares(torch.utils.data.Dataset):
+class Squares(Dataset):
     def __init__(self, length=20, transform=None):
         self.length, self.transform = length, transform
 
@@ -37,33 +39,39 @@ def print_for(dataset, **options):
     return print_of(kind_of(DataLoader(dataset, **{"batch_size": 4, "shuffle": True, **options})))
 
 
-@pytest.mark.parametrize("options", [{"batch_size": 2}, {"drop_last": True}, {"num_workers": 2}, {"collate_fn": list}])
-def test_what_belongs_to_a_training_is_not_compared(options):
-    assert difference(print_for(Squares()), print_for(Squares(), **options)) == ""
-
-
 def double(example):
     return example * 2
 
 
-PAIRS = [
-    ({"dataset": Squares(21)}, {}, "dataset.length: 20 and 21"),
-    ({"dataset": Squares(transform=double)}, {}, "dataset.transform: None and function double"),
-    ({}, {"shuffle": False}, "sampler: torch.utils.data.sampler.RandomSampler and torch.utils.data.sampler.SequentialSampler"),
-    ({}, {"shuffle": None, "sampler": RandomSampler(range(20))}, "sampler.data_source: the same as dataset and range(0, 20)"),
-    ({}, {"shuffle": None, "sampler": WeightedRandomSampler([1.0] * 20, 20)}, "sampler: "),
-    ({"dataset": Subset(Squares(40), range(20))}, {}, "dataset: test_same_data.Squares and torch.utils.data.dataset.Subset"),
-]
+RANDOM = "torch.utils.data.sampler.RandomSampler"
+OTHERS = {
+    "training's own": (Squares(), {"batch_size": 2, "drop_last": True, "num_workers": 2, "collate_fn": list}, ""),
+    "length": (Squares(21), {}, "dataset.length: 20 and 21"),
+    "call": (Squares(transform=double), {}, "dataset.transform: None and function double"),
+    "shuffle": (Squares(), {"shuffle": False}, f"sampler: {RANDOM} and torch.utils.data.sampler.SequentialSampler"),
+    "other source": (
+        *(Squares(), {"shuffle": None, "sampler": RandomSampler(range(20))}),
+        "sampler.data_source: the same as dataset and range(0, 20)",
+    ),
+    "weights": (Squares(), {"shuffle": None, "sampler": WeightedRandomSampler([1.0] * 20, 20)}, "sampler: "),
+    "subset": (Subset(Squares(40), range(20)), {}, "dataset: test_same_data.Squares and torch.utils.data.dataset.Subset"),
+}
 
 
-@pytest.mark.parametrize(
-    ("data", "options", "said"), PAIRS, ids=["length", "call", "shuffle", "other source", "weights", "subset"]
-)
-def test_other_data_is_told_apart(data, options, said):
-    assert difference(print_for(Squares()), print_for(data.get("dataset", Squares()), **options)).startswith(said)
+@pytest.fixture(scope="module")
+def expected():
+    return print_for(Squares())
 
 
-class Files(torch.utils.data.Dataset):
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_data_is_told_apart_and_what_belongs_to_a_training_is_not_compared(name, expected):
+    dataset, options, said = OTHERS[name]
+    found = difference(expected, print_for(dataset, **options))
+    assert found.startswith(said)
+    assert (found == "") is (said == "")
+
+
+class Files(Dataset):
     def __init__(self, folder):
         self.folder = folder
 
@@ -104,15 +112,11 @@ class Counting(Squares):
 
 @pytest.mark.parametrize("make", [Noisy, Counting])
 def test_examples_that_are_others_each_time_are_not_compared(make):
-    one, other = print_for(make()), print_for(make())
+    dataset = make()
+    one, other = print_for(dataset), print_for(make())
     assert not [name for name in one if name.startswith("example")]
     assert difference(one, other) == ""
-
-
-def test_nothing_is_read_in_the_process_of_the_training():
-    dataset = Counting()
-    print_for(dataset)
-    assert dataset.calls == 0
+    assert getattr(dataset, "calls", 0) == 0, "nothing is read in the process of the training"
 
 
 def test_the_number_of_threads_changes_no_example():
@@ -131,14 +135,10 @@ def test_the_number_of_threads_changes_no_example():
     assert difference(*found) == ""
 
 
-def test_reading_them_changes_no_random_state():
-    state = torch.get_rng_state()
-    print_for(TensorDataset(torch.arange(8)))
+def test_a_thread_that_draws_meanwhile_changes_no_example_and_reading_them_no_random_state(expected):
+    is_over, drawn, state = threading.Event(), [], torch.get_rng_state()
+    assert print_for(Squares()) == expected
     assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_a_thread_that_draws_meanwhile_changes_no_example():
-    expected, is_over, drawn = print_for(Squares()), threading.Event(), []
 
     def draw():
         while not is_over.wait(0.001):  # as the steps of a training do
@@ -147,16 +147,16 @@ def test_a_thread_that_draws_meanwhile_changes_no_example():
     thread = threading.Thread(target=draw)
     thread.start()
     try:
-        found = [print_for(Squares()) for _ in range(3)]
+        found = [print_for(Squares()) for _ in range(2)]
     finally:
         is_over.set()
         thread.join()
     assert drawn
-    assert found == [expected] * 3
+    assert found == [expected] * 2
 
 
 def stream_print(length, batch_size=4, ignore=()):
-    class Lines(torch.utils.data.IterableDataset):
+    class Lines(IterableDataset):
         def __init__(self):
             self.length, self.path = length, f"/data/{length}.txt"
 
@@ -172,42 +172,39 @@ def test_streams_are_compared_by_their_attributes_and_nothing_is_read():
     assert difference(stream_print(8, ignore=["length", "path"]), stream_print(9)) == ""
 
 
-def test_loaders_of_whole_batches_may_differ_in_their_batch_size_alone():
-    class Batches:
-        def __init__(self, batch_size, seed=0):
-            self.batch_size, self.seed = batch_size, seed
+class Batches:
+    def __init__(self, batch_size, seed=0):
+        self.batch_size, self.seed = batch_size, seed
 
-        def __iter__(self):
-            return iter([])
+    def __iter__(self):
+        return iter([])
 
+
+def test_loaders_of_whole_batches_may_differ_in_their_batch_size_but_not_in_what_makes_them():
     one = print_of(kind_of(Batches(4)))
     assert difference(one, print_of(kind_of(Batches(8)))) == ""
     assert difference(one, print_of(kind_of(Batches(4, seed=1)))) == "loader.seed: 0 and 1"
 
-
-def test_what_makes_whole_batches_is_compared():
     def of(**options):
         return print_of(kind_of(DataLoader(TensorDataset(torch.arange(8)), **options)))
 
-    whole = {"sampler": BatchSampler(SequentialSampler(range(8)), 4, False), "batch_size": None}
-    assert "collate_fn: " in difference(of(collate_fn=list, **whole), of(collate_fn=tuple, **whole))
     batches = [BatchSampler(SequentialSampler(range(8)), size, False) for size in (2, 4)]
+    whole = {"sampler": batches[1], "batch_size": None}
+    assert "collate_fn: " in difference(of(collate_fn=list, **whole), of(collate_fn=tuple, **whole))
     assert "batch_sampler.batch_size: 2 and 4" in difference(*(of(batch_sampler=each) for each in batches))
 
 
 def test_weights_that_are_trained_are_named():
     model = torch.nn.Linear(2, 2)
-    assert trained_parts(print_for(Squares(transform=model))) == [
-        "dataset.transform._parameters['weight']",
-        "dataset.transform._parameters['bias']",
-    ]
+    names = [f"dataset.transform._parameters['{name}']" for name in ("weight", "bias")]
+    assert trained_parts(print_for(Squares(transform=model))) == names
     assert trained_parts(print_for(Squares(transform=model.requires_grad_(False)))) == []
 
 
 def test_a_print_that_is_too_long_for_a_message_is_compared_as_a_whole():
     long = {"data set": "x", **{f"dataset.a{number}": "y" * 50 for number in range(5000)}}
-    other = {**long, "dataset.a4999": "z"}
     assert len(json.dumps(in_short(long))) < MOST_BYTES - 10_000
     assert difference(in_short(long), in_short(long)) == ""
-    assert difference(in_short(long), in_short(other)) == "something that is too long to be named"
+    last = in_short({**long, "dataset.a4999": "z"})
+    assert difference(in_short(long), last) == "something that is too long to be named"
     assert difference(in_short(long), in_short({**long, "dataset.a1": "z"})) == f"dataset.a1: {'y' * 50} and z"
