@@ -113,24 +113,9 @@ def job_waits(rank: int) -> dict[str, list[float]]:
     """What each of two ranks waits in each scenario, with steps of 15 ms."""
     return {
         "unequal": [25 * MS if rank else 5 * MS] * STEPS,
-        "unequal, the first": [5 * MS if rank else 25 * MS] * STEPS,
         "in turn": [30 * MS if step % 2 == rank else 0.0 for step in range(STEPS)],
         "neither": [0.0] * STEPS,
     }
-
-
-def main(folder: Path) -> None:
-    torch.set_num_threads(1)
-    found = {}
-    for scenario in job_waits(0):
-        # Lightning starts the other process in its first fit: before, no process knows its rank.
-        source = Sleeping([])
-        loader = TimedLoader(source)
-        model = Sleeper(15 * MS, loader)
-        set_up = SetUp(source, scenario)
-        logged = fit(model, set_up, strategy="ddp", devices=2)
-        found[scenario] = {"logged": logged, "waited": loader.waited, "arrived": loader.arrived, "ended": model.ended}
-        torch.save(found, folder / f"rank-{os.environ.get('LOCAL_RANK', '0')}.pt")
 
 
 class SetUp(pl.Callback):
@@ -141,6 +126,19 @@ class SetUp(pl.Callback):
 
     def setup(self, trainer: pl.Trainer, pl_module: Any, stage: str) -> None:
         self.source.waits = job_waits(trainer.global_rank)[self.scenario]
+
+
+def main(folder: Path) -> None:
+    torch.set_num_threads(1)
+    found = {}
+    for scenario in job_waits(0):
+        # Lightning starts the other process in its first fit: before, no process knows its rank.
+        source = Sleeping([])
+        loader = TimedLoader(source)
+        model = Sleeper(15 * MS, loader)
+        logged = fit(model, SetUp(source, scenario), strategy="ddp", devices=2)
+        found[scenario] = {"logged": logged, "waited": loader.waited, "arrived": loader.arrived, "ended": model.ended}
+        torch.save(found, folder / f"rank-{os.environ.get('LOCAL_RANK', '0')}.pt")
 
 
 if __name__ == "__main__":

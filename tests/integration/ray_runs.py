@@ -31,18 +31,12 @@ SILENT = {"RAY_DEDUP_LOGS": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "OMP
 
 
 class Nodes:
-    """A cluster that has begun.
-
-    Args:
-        folder: Each node has a folder of its name in it.
-        cluster: The cluster.
-    """
+    """A cluster that has begun; each node has a folder of its name in a folder."""
 
     def __init__(self, folder: Path, cluster: Any) -> None:
         self._folder, self._cluster, self._nodes = folder, cluster, dict[str, Any]()
 
     def add(self, name: str, cpus: int) -> None:
-        """Adds a node."""
         self.folder(name).mkdir(mode=0o700)
         own = {"LIGHTNING_ECHO_SHARED": str(self.folder(name))}
         options = {"num_cpus": cpus, "resources": {name: 100}, "object_store_memory": STORE_BYTES, "env_vars": own}
@@ -122,9 +116,6 @@ def cluster_of(folder: Path, nodes: dict[str, int], **variables: str) -> Iterato
             cluster.shutdown()
 
 
-# ---------------------------------------------------------------------- what runs on the nodes
-
-
 class Noted(Numbers):
     """Notes each read by a worker of a reader: the index, and the node. What a training looks at before it is not noted."""
 
@@ -164,17 +155,7 @@ def trains(dataset: Any, batch_size: int, epochs: int, pause: float, gate: Path 
 def training(
     node: str, dataset: Any, batch_size: int, epochs: int = 3, *, pause: float = 0.0, gate: Path | None = None, **share: Any
 ) -> Any:
-    """Begins a training on a node; returns what `ray.get` takes.
-
-    Args:
-        node: The node.
-        dataset: The data set.
-        batch_size: Of the training.
-        epochs: How many.
-        pause: Seconds before each batch is used.
-        gate: No batch is used before this file exists.
-        **share: Options of sharing.
-    """
+    """Begins a training on a node, which pauses before each batch and waits for a gate; returns what `ray.get` takes."""
     return trains.options(resources={node: 1}).remote(dataset, batch_size, epochs, pause, gate, share)
 
 

@@ -59,6 +59,24 @@ def epochs_of(loader, count, before_batch=lambda: None):
     return found
 
 
+def resumed(make, batches, epochs):
+    """All batches of a run, and those of one that goes on from its state after so many batches with another reader."""
+    loader, found, state = make(), [], None
+    for _ in range(epochs):
+        for batch in loader:
+            found.append(rows(batch))
+            if len(found) == batches:
+                state = loader.state_dict()
+    loader.close()
+    end_readers()
+    again, rest = make(), []
+    again.load_state_dict(state)
+    while len(rest) < len(found) - batches:
+        rest += [rows(batch) for batch in again]
+    again.close()
+    return found, rest
+
+
 def examples(epoch):
     """The examples of an epoch, in order."""
     return [example for batch in epoch for example in batch]

@@ -24,10 +24,8 @@ def digest(tensors: Iterable[torch.Tensor]) -> str:
 class Ledger(pl.Callback):
     """Writes a line with each batch's hash, and one with that of the weights at the end; sends SIGUSR1 after or within a step.
 
-    Args:
-        path: The file to write to.
-        signal_after: Number of steps in the run after which the time of the job is over. 0: it is not.
-        signal_in: A hook of the step that follows, in which the signal is sent. Empty: it is sent when the step before ends.
+    The time of the job is over after ``signal_after`` steps of the run (0: it is not): when that step ends, or in the hook
+    ``signal_in`` of the step that follows.
     """
 
     def __init__(self, path: str, signal_after: int = 0, signal_in: str = "") -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from itertools import count
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -59,76 +59,63 @@ def by_hand(told: dict[int, float], batches: int, workers: int = 2) -> list[Any]
     return found
 
 
-# ---------------------------------------------------------------------- when it is asked
+FULL_PASS = {"epoch_length": "full_pass"}
+ENDS = [(EPOCH, "epoch_end"), (2 * EPOCH, "epoch_end")]
+PARTS = [(20, "within_epoch"), (40, "epoch_end"), (60, "within_epoch"), (80, "epoch_end")]
 
 
-@pytest.mark.parametrize(("workers", "ahead"), [(0, 0), (2, AHEAD)])
-def test_early_it_is_asked_once_after_what_was_queued_and_ten_steps_more(workers: int, ahead: int) -> None:
-    controller = Scripted(first=5)
-    run(controller, workers=workers)
-    at = ahead + 10 + 5
-    assert controller.asked == [(at, "early"), (EPOCH, "epoch_end"), (2 * EPOCH, "epoch_end")]
-    assert [seen.steps for seen in controller.seen] == [5, EPOCH - at, EPOCH], "each step is judged once"
-    assert [seen.epoch for seen in controller.seen] == [0, 0, 1]
-
-
-@pytest.mark.parametrize(("reuse", "filling"), [("each", 80 // 4), ("memory", 1)])  # from memory only the first is all fresh
-def test_early_comes_after_a_buffer_has_been_filled_too(reuse: str, filling: int) -> None:
-    controller = Scripted(first=5)
-    run(controller, workers=0, echo={"factor": 2, "buffer_size": 80, "reuse": reuse})
-    assert controller.asked[0] == (filling + 10 + 5, "early")
-
-
-@pytest.mark.parametrize(("length", "asked"), [(100, 25), (96, 24)])
-def test_an_epoch_that_ends_at_that_step_or_before_it_has_no_early_decision(length: int, asked: int) -> None:
-    controller = Scripted(first=15)
-    fit(Data(0, length=length), callbacks=[scripted(controller)], max_epochs=3)
-    assert controller.asked == [(asked * epoch, "epoch_end") for epoch in (1, 2, 3)]
-
-
-def test_by_default_a_controller_is_asked_at_the_ends_of_epochs_alone() -> None:
-    controller = Scripted()
-    run(controller)
-    assert controller.asked == [(EPOCH, "epoch_end"), (2 * EPOCH, "epoch_end")]
-
-
-@pytest.mark.parametrize("options", [{}, {"accumulate_grad_batches": 3}, {"val_check_interval": 7}])
-def test_every_so_many_batches_of_an_epoch_it_is_asked_and_at_the_end_once(options: dict[str, Any]) -> None:
-    controller = Scripted(every=20)
-    run(controller, limit_train_batches=40, **options)
-    ends = [(20, "within_epoch"), (40, "epoch_end"), (60, "within_epoch"), (80, "epoch_end")]
-    assert controller.asked == ends
-    assert [seen.steps for seen in controller.seen] == [20 - 2, 20, 20, 20], "the workers' first batches tell nothing"
-
-
-def test_the_run_s_last_step_ends_an_epoch() -> None:
-    controller = Scripted(every=20)
-    run(controller, max_epochs=-1, max_steps=70)
-    assert controller.asked == [(20, "within_epoch"), (40, "within_epoch"), (50, "epoch_end"), (70, "epoch_end")]
-    assert controller.seen[-1].steps == 20
-
-
-@pytest.mark.parametrize("told", [{"epoch_length": "full_pass"}, None])
-def test_where_the_trainer_could_not_be_told_of_a_new_length_or_nothing_is_echoed_it_is_not_asked(told: Any) -> None:
-    controller = Scripted(first=5, every=20)
-    if told is None:
-        run(controller, data=Data(2, length=LENGTH, loader_options={}), overfit_batches=30)
-        assert controller.asked == []
-    else:
-        run(controller, echo=told)
-        assert controller.asked == [(EPOCH, "epoch_end"), (2 * EPOCH, "epoch_end")]
+@pytest.mark.parametrize(
+    ("when", "options", "asked"),
+    [
+        pytest.param({}, {}, ENDS, id="by default at the ends of epochs"),
+        pytest.param({"first": 5}, {"workers": 0}, [(10 + 5, "early"), *ENDS], id="early, after ten steps more"),
+        pytest.param({"first": 5}, {}, [(AHEAD + 10 + 5, "early"), *ENDS], id="early, and after what was queued"),
+        pytest.param(
+            {"first": 5},
+            {"workers": 0, "echo": {"factor": 2, "buffer_size": 80, "reuse": "each"}},
+            [(80 // 4 + 10 + 5, "early"), *ENDS],
+            id="early, and after a buffer was filled",
+        ),
+        pytest.param(  # from memory only the first batch is all fresh
+            {"first": 5},
+            {"workers": 0, "echo": {"factor": 2, "buffer_size": 80, "reuse": "memory"}},
+            [(1 + 10 + 5, "early"), *ENDS],
+            id="early, from memory",
+        ),
+        pytest.param({"first": 40}, {"workers": 0}, ENDS, id="an epoch that ends at that step"),
+        pytest.param({"every": 20}, {"limit_train_batches": 40}, PARTS, id="every so many batches, and at the end once"),
+        pytest.param({"every": 20}, {"limit_train_batches": 40, "accumulate_grad_batches": 3}, PARTS, id="accumulating"),
+        pytest.param({"every": 20}, {"limit_train_batches": 40, "val_check_interval": 7}, PARTS, id="validating"),
+        pytest.param(
+            {"every": 20},
+            {"max_epochs": -1, "max_steps": 70},
+            [(20, "within_epoch"), (40, "within_epoch"), (50, "epoch_end"), (70, "epoch_end")],
+            id="the run's last step ends an epoch",
+        ),
+        pytest.param({"first": 5, "every": 20}, {"echo": FULL_PASS}, ENDS, id="the Trainer cannot be told of a new length"),
+        pytest.param(
+            {"first": 5, "every": 20},
+            {"data": Data(2, length=LENGTH, loader_options={}), "overfit_batches": 30},
+            [],
+            id="nothing is echoed",
+        ),
+    ],
+)
+def test_when_a_controller_is_asked(when: dict[str, int], options: dict[str, Any], asked: list[tuple[int, str]]) -> None:
+    controller = Scripted(**when)
+    run(controller, **options)
+    assert controller.asked == asked
+    judged = [seen.steps for seen in controller.seen]
+    assert judged[1:] == [now - before for (before, _), (now, _) in pairwise(asked)], "each step is judged once"
+    if asked and asked[0][1] == "early":
+        assert judged[0] == when["first"]
+    elif "every" in when and asked == PARTS:
+        assert judged[0] == 20 - 2, "the workers' first batches tell nothing"
 
 
 def test_impossible_numbers_of_steps_are_refused_before_training() -> None:
     with pytest.raises(ValueError, match=r"Scripted\.every_n_steps must be a number of steps >= 1, got 0"):
         scripted(Scripted(every=0))
-    with pytest.raises(
-        TypeError, match=r"Scripted\.first_after_steps must be a number of steps \(an integer\), or None, got 2\.5"
-    ):
-        scripted(Scripted(first=2.5))  # type: ignore[arg-type]
-
-
-# ---------------------------------------------------------------------- what becomes of the decision
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -143,7 +130,7 @@ def test_an_early_factor_counts_from_the_first_batch_that_is_not_planned_yet(wor
 def test_a_run_that_is_resumed_after_a_decision_within_an_epoch_gets_the_same_batches(tmp_path: Path) -> None:
     at = AHEAD + 10 + 5
     told = {at: 3.0, 30: 1.5, EPOCH: 2.0, EPOCH + 30: 4.0}
-    steps = [at, at + 1, at + AHEAD, 30, 35, EPOCH, EPOCH + 29, EPOCH + 30, EPOCH + 31, 95]
+    steps = [at, at + AHEAD, 30, EPOCH, EPOCH + 29, EPOCH + 31]
     whole = scripted(Scripted(told, first=5, every=30))
     expected = fit(Data(2, length=LENGTH), callbacks=[whole, SaveAt(tmp_path, steps)], max_epochs=2)
     assert [use.factor for use in whole.decisions] == [1, 3, 1.5, 2, 4]
@@ -159,17 +146,13 @@ def test_a_run_that_is_resumed_after_a_decision_within_an_epoch_gets_the_same_ba
         assert all(seen.moment is not Moment.early for seen in controller.seen), step
 
 
-def test_a_run_that_is_resumed_before_its_early_decision_makes_it_after_as_many_steps_of_its_own(tmp_path: Path) -> None:
-    run(Scripted(first=5), SaveAt(tmp_path, [12]))
+def test_a_run_that_is_resumed_before_its_early_decision_makes_it_and_an_older_checkpoint_resumes(tmp_path: Path) -> None:
+    saving = SaveAt(tmp_path, [12, EPOCH + 5])
+    run(Scripted(first=30), saving)
     controller = Scripted(first=5)
-    run(controller, ckpt_path=SaveAt(tmp_path, []).path(12))
-    assert controller.asked[0] == (12 + AHEAD + 10 + 5, "early")
-
-
-def test_a_checkpoint_from_before_early_decisions_resumes(tmp_path: Path) -> None:
-    """Its first epoch was over, so that nothing is early any more."""
-    run(Scripted(), SaveAt(tmp_path, [EPOCH + 5]))
-    path = SaveAt(tmp_path, []).path(EPOCH + 5)
+    run(controller, ckpt_path=saving.path(12))
+    assert controller.asked[0] == (12 + AHEAD + 10 + 5, "early"), "after as many steps of its own"
+    path = saving.path(EPOCH + 5)  # as from before early decisions: its first epoch was over, so that nothing is early any more
     checkpoint = torch.load(path, weights_only=True)
     state = checkpoint["callbacks"]["EchoCallback"]
     del state["decisions"], state["asked"], state["meter"]["stretch_start"]
@@ -177,9 +160,6 @@ def test_a_checkpoint_from_before_early_decisions_resumes(tmp_path: Path) -> Non
     controller = Scripted(first=5)
     run(controller, ckpt_path=path)
     assert controller.asked == [(2 * EPOCH, "epoch_end")]
-
-
-# ---------------------------------------------------------------------- `TargetIdle`
 
 
 class Endless(IterableDataset):  # type: ignore[type-arg]
@@ -217,11 +197,11 @@ def test_target_idle_echoes_in_the_first_epoch_behind_a_source_that_starves_the_
     """Reading takes many times as long as a step: without any doubt."""
     controller: Controller = TargetIdle(max_factor=4, first_after_steps=10)
     callback = scripted(MetricGuard(controller) if guarded else controller)
-    found = fit(Data(2, length=LENGTH, delay=0.04), callbacks=[callback], max_epochs=1)
+    fit(Data(2, length=LENGTH, delay=0.04), callbacks=[callback], max_epochs=1)
     early = callback.decisions[1]
     assert (early.step, early.batch, early.reason) == (AHEAD + 20, 2 * AHEAD + 20, "at_maximum")
     assert early.factor == 4
-    assert found.loader.counts.echoed > 0 if isinstance(found.data, EchoLoader) else callback.reports[0].echoed_examples > 0
+    assert callback.reports[0].echoed_examples > 0
 
 
 def test_target_idle_leaves_a_fed_device_alone() -> None:

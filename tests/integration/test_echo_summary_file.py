@@ -13,7 +13,7 @@ from lightning.pytorch.loggers import CSVLogger
 from test_early_decisions import AHEAD, EPOCH, LENGTH, Scripted, scripted
 from trainer_runs import Data, Killed, Run, SaveAt, SetFactor, echoed, fit
 
-from lightning_echo import EchoCallback, EchoConfig, FactorSchedule, MetricGuard, __version__
+from lightning_echo import Controller, EchoCallback, EchoConfig, FactorSchedule, MetricGuard, __version__
 from lightning_echo.measure.summary import RunSummary
 
 EARLY = AHEAD + 10 + 5
@@ -52,13 +52,6 @@ def test_it_tells_the_reports_the_decisions_and_the_versions(tmp_path: Path) -> 
     assert found["packages"].keys() == {"lightning_echo", "lightning", "torch"}
 
 
-def test_a_run_that_is_only_measured_leaves_one_too(tmp_path: Path) -> None:
-    logged(tmp_path, EchoCallback())
-    summary = RunSummary.from_json((tmp_path / "run" / "echo_summary.json").read_text())
-    assert len(summary.reports) == 2
-    assert [(use.batch, use.factor) for use in summary.decisions] == [(0, 1.0)]
-
-
 def test_an_interrupted_run_leaves_what_it_has(tmp_path: Path) -> None:
     callback = scripted(Scripted(TOLD, first=5))
     with pytest.raises(Killed):
@@ -74,12 +67,10 @@ def test_a_run_that_ended_before_anything_was_known_leaves_none(tmp_path: Path) 
     assert list(tmp_path.rglob("echo_summary.json")) == []
 
 
-@pytest.mark.parametrize("options", [{"logger": False}, {"fast_dev_run": 3}])
-def test_without_a_log_directory_nothing_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
-) -> None:
+def test_without_a_log_directory_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    logged(tmp_path, scripted(Scripted()), default_root_dir=tmp_path, **options)
+    logged(tmp_path, scripted(Scripted()), default_root_dir=tmp_path, logger=False, max_epochs=1)
+    logged(tmp_path, scripted(Scripted()), default_root_dir=tmp_path, fast_dev_run=3)
     assert list(tmp_path.rglob("echo_summary.json")) == []
 
 
@@ -93,28 +84,33 @@ def test_a_file_that_cannot_be_written_is_a_warning_and_no_error(tmp_path: Path)
     assert found.model.steps == [EPOCH, EPOCH]
 
 
-# ---------------------------------------------------------------------- replaying
-
-
-@pytest.mark.parametrize("prefetch", [None, 1])
-def test_a_run_replays_the_decisions_batch_by_batch(tmp_path: Path, prefetch: int | None) -> None:
+@pytest.mark.parametrize(
+    ("data", "guarded", "options"),
+    [
+        (Data(2, length=LENGTH), False, {}),
+        (with_prefetch(1), False, {}),
+        (Data(2, length=LENGTH), False, {"max_epochs": 4, "limit_train_batches": 25}),
+        (Data(2, length=LENGTH), True, {}),
+    ],
+    ids=["the same", "another prefetch factor", "epochs of another length", "guarded"],
+)
+def test_a_run_replays_the_decisions_batch_by_batch(tmp_path: Path, data: Data, guarded: bool, options: Any) -> None:
     first, path = original(tmp_path)
-    data = Data(2, length=LENGTH) if prefetch is None else with_prefetch(prefetch)
-    callback = scripted(FactorSchedule.from_summary(path), factor=2)  # it begins with the factor of the file
-    again = fit(data, callbacks=[callback], max_epochs=2)
+    schedule: Controller = FactorSchedule.from_summary(path)
+    callback = scripted(MetricGuard(schedule, patience=9) if guarded else schedule, factor=2)  # it begins with the file's factor
+    again = fit(data, callbacks=[callback], **{"max_epochs": 2, **options})
     assert again.model.batches == first.model.batches
     assert [(use.batch, use.factor) for use in callback.decisions] == [(0, 1), *((s + AHEAD, f) for s, f in TOLD.items())]
 
 
 def test_a_replay_is_resumed_in_the_middle(tmp_path: Path) -> None:
     first, path = original(tmp_path)
-    steps = [5, EARLY - 1, EARLY, EARLY + 2, 29, 30, EPOCH, EPOCH + 3, EPOCH + 30, 95]
-    replaying = scripted(FactorSchedule.from_summary(path))
-    fit(Data(2, length=LENGTH), callbacks=[replaying, SaveAt(tmp_path, steps)], max_epochs=2)
+    steps = [EARLY, EARLY + 2, 29, EPOCH, EPOCH + 30]
+    saving = SaveAt(tmp_path, steps)
+    fit(Data(2, length=LENGTH), callbacks=[scripted(FactorSchedule.from_summary(path)), saving], max_epochs=2)
     for step in steps:
         callback = scripted(FactorSchedule.from_summary(path))
-        checkpoint = SaveAt(tmp_path, []).path(step)
-        again = fit(Data(2, length=LENGTH), callbacks=[callback], max_epochs=2, ckpt_path=checkpoint)
+        again = fit(Data(2, length=LENGTH), callbacks=[callback], max_epochs=2, ckpt_path=saving.path(step))
         assert again.model.batches == first.model.batches[step:], step
 
 
@@ -127,19 +123,6 @@ def test_the_run_that_is_replayed_may_have_been_resumed_itself(tmp_path: Path) -
     replaying = scripted(FactorSchedule.from_summary(tmp_path / "rest" / "run" / "echo_summary.json"))
     again = fit(Data(2, length=LENGTH), callbacks=[replaying], max_epochs=3)
     assert again.model.batches == first.model.batches
-
-
-def test_epochs_of_another_length_make_no_difference(tmp_path: Path) -> None:
-    first, path = original(tmp_path)
-    callback = scripted(FactorSchedule.from_summary(path))
-    again = fit(Data(2, length=LENGTH), callbacks=[callback], max_epochs=4, limit_train_batches=25)
-    assert again.model.batches == first.model.batches
-
-
-def test_a_guard_hands_a_replay_on(tmp_path: Path) -> None:
-    first, path = original(tmp_path)
-    callback = scripted(MetricGuard(FactorSchedule.from_summary(path), patience=9))
-    assert fit(Data(2, length=LENGTH), callbacks=[callback], max_epochs=2).model.batches == first.model.batches
 
 
 def test_epochs_as_long_as_a_pass_are_replayed_too(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ import torch
 from idle_runs import MS, STEPS, Sleeper, Sleeping, TimedLoader, fit
 from torch.utils.data import DataLoader
 
-from lightning_echo import EchoCallback, EchoLoader, StagedDataset, TargetIdle
+from lightning_echo import EchoCallback, EchoLoader, StagedDataset
 
 pytestmark = pytest.mark.alone
 
@@ -32,9 +32,6 @@ def truth(loader: TimedLoader, model: Sleeper) -> float:
     assert loader.arrived is not None
     inside = sum(end - begin for begin, end in model.validations if end < model.ended[-1])
     return sum(loader.waited[1:]) / (model.ended[-1] - loader.arrived - inside)
-
-
-# ---------------------------------------------------------------------- one process
 
 
 @pytest.mark.parametrize(("wait", "step", "idle"), [(0, 20, 0.0), (5, 15, 0.25), (10, 10, 0.5), (45, 5, 0.9)])
@@ -95,20 +92,15 @@ def test_slow_callbacks_and_loggers_are_no_idling(tmp_path: Path) -> None:
     assert logged["echo/idle_fraction"] < 0.4
 
 
-@pytest.mark.parametrize("accumulated", [1, 7])  # 7: some validations come in the middle of an accumulation
-def test_validation_in_the_middle_of_an_epoch_is_neither_idling_nor_time(accumulated: int) -> None:
-    """Four validations of 0.2 s: twice as long as what is measured."""
+def test_validation_in_the_middle_of_an_epoch_is_neither_idling_nor_time() -> None:
+    """Four validations of 0.2 s: twice as long as what is measured. Some come in the middle of an accumulation."""
     loader = TimedLoader(Sleeping([10 * MS] * STEPS))
     model = Sleeper(10 * MS, loader, validation_seconds=0.2)
-    options = {"val_check_interval": 10, "limit_val_batches": 1.0, "accumulate_grad_batches": accumulated}
-    logged = fit(model, **options)
+    logged = fit(model, val_check_interval=10, limit_val_batches=1.0, accumulate_grad_batches=7)
     assert len(model.validations) == 4
     assert logged["echo/idle_fraction"] == pytest.approx(truth(loader, model), abs=TOLERANCE)
     assert logged["echo/idle_fraction"] > 0.35
     assert STEPS * (logged["echo/step_seconds"] + logged["echo/data_wait_seconds"]) < 0.2 * 4 + 0.8
-
-
-# ---------------------------------------------------------------------- workers
 
 
 class Slowly(StagedDataset):
@@ -133,7 +125,6 @@ class Slowly(StagedDataset):
     [
         (10, 10, None, 0.75),  # four examples a batch: 40 ms against 10
         (5, 25, None, 0.0),  # 20 ms against 25: hidden behind the step
-        (20, 20, "after_augmentation", 0.5),  # half of a batch fresh: 40 ms against 20
         (20, 20, "after_batching", 0.5),  # 80 ms against 40, for every other step
     ],
 )
@@ -173,60 +164,22 @@ def test_epochs_of_a_single_step_are_as_idle_as_their_waits_make_them(workers: i
         assert logged["echo/recommended_factor"] > 2
 
 
-def test_target_idle_acts_although_an_epoch_has_a_single_step() -> None:
-    loader = EchoLoader(DataLoader(Slowly(4 * STEPS, 10 * MS), 4, num_workers=1), 1, insertion_point="after_augmentation")
-    model, echo = Sleeper(5 * MS, loader), EchoCallback(TargetIdle(max_factor=4), summary=False)
-    fit(model, echo=echo, max_epochs=STEPS, limit_train_batches=1)
-    assert [report.reason for report in echo.reports[:4]] == ["not_measured"] * 4  # the first one waits for the worker to start
-    assert (echo.reports[4].reason, echo.reports[4].next_factor) == ("at_maximum", 4)
-    assert echo.reports[-1].factor == 4
-
-
-# ---------------------------------------------------------------------- two ranks
-
-
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
-    folder = tmp_path_factory.mktemp("idle")
+def test_two_ranks_are_as_idle_as_the_longest_wait_of_each_step_and_the_slow_one_is_named(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name not in ("PL_GLOBAL_SEED", "LOCAL_RANK")}
-    command = [sys.executable, idle_runs.__file__, str(folder)]
+    command = [sys.executable, idle_runs.__file__, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment, check=False)
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
-    return [torch.load(folder / f"rank-{rank}.pt", weights_only=True) for rank in (0, 1)]
-
-
-def of_the_job(ranks: list[Any], scenario: str) -> tuple[float, list[float]]:
-    """True idle fraction: per step the longest wait of any rank; and the ranks' own fractions."""
-    runs = [rank[scenario] for rank in ranks]
-    waited = [run["waited"][1:] for run in runs]
-    lasted = [run["ended"][-1] - run["arrived"] for run in runs]
-    own = [sum(its) / seconds for its, seconds in zip(waited, lasted, strict=True)]
-    return sum(map(max, zip(*waited, strict=True))) / max(lasted), own
-
-
-@pytest.mark.parametrize(("scenario", "slow"), [("unequal", 1), ("unequal, the first", 0)])
-def test_of_two_ranks_of_unequal_speed_the_slow_one_is_named_and_its_waits_are_the_job_s(
-    ranks: list[Any], scenario: str, slow: int
-) -> None:
-    true, own = of_the_job(ranks, scenario)
-    assert own[slow] > own[1 - slow] + 0.2
-    for rank in ranks:
-        assert rank[scenario]["logged"]["echo/idle_fraction"] == pytest.approx(true, abs=TOLERANCE)
-        assert rank[scenario]["logged"]["echo/slowest_rank"] == slow
-
-
-def test_two_ranks_that_stall_in_turn_stop_the_job_twice_as_often_as_each_of_them(ranks: list[Any]) -> None:
-    true, own = of_the_job(ranks, "in turn")
-    assert true > max(own) + 0.15
-    for rank in ranks:
-        assert rank["in turn"]["logged"]["echo/idle_fraction"] == pytest.approx(true, abs=TOLERANCE)
-
-
-def test_two_ranks_that_never_wait_are_not_idle_although_they_wait_for_each_other(ranks: list[Any]) -> None:
-    for rank in ranks:
-        assert rank["neither"]["logged"]["echo/idle_fraction"] < TOLERANCE
-
-
-def test_all_ranks_log_the_same(ranks: list[Any]) -> None:
-    for scenario in ranks[0]:
-        assert ranks[0][scenario]["logged"] == ranks[1][scenario]["logged"]
+    ranks = [torch.load(tmp_path / f"rank-{rank}.pt", weights_only=True) for rank in (0, 1)]
+    true, own = {}, {}
+    for scenario in ("unequal", "in turn", "neither"):
+        runs = [rank[scenario] for rank in ranks]
+        waited = [run["waited"][1:] for run in runs]
+        lasted = [run["ended"][-1] - run["arrived"] for run in runs]
+        own[scenario] = [sum(its) / seconds for its, seconds in zip(waited, lasted, strict=True)]
+        true[scenario] = sum(map(max, zip(*waited, strict=True))) / max(lasted)
+        assert runs[0]["logged"] == runs[1]["logged"]
+        assert runs[0]["logged"]["echo/idle_fraction"] == pytest.approx(true[scenario], abs=TOLERANCE)
+    assert own["unequal"][1] > own["unequal"][0] + 0.2
+    assert ranks[0]["unequal"]["logged"]["echo/slowest_rank"] == 1
+    assert true["in turn"] > max(own["in turn"]) + 0.15, "they stop the job twice as often as each of them waits"
+    assert true["neither"] < TOLERANCE, "although they wait for each other"

@@ -129,10 +129,7 @@ def test_a_command_without_a_name_that_can_be_used_is_refused(arguments, said):
         run("share", *arguments)
 
 
-@pytest.mark.parametrize(
-    "arguments", [["--echo.share.name=data", "--echo.share.cluster=ray"], ['--echo.share={"name": "data", "cluster": "ray"}']]
-)
-def test_a_cluster_comes_through_the_command_line(arguments):
+def test_a_cluster_comes_through_the_command_line():
     """Without Ray that is refused with the extra, with Ray since this process is in no cluster."""
     with pytest.raises((ModuleNotFoundError, ValueError), match=r"share='data' with share\.cluster='ray' needs"):
-        run("fit", "--trainer.max_epochs=1", *arguments)
+        run("fit", "--trainer.max_epochs=1", "--echo.share.name=data", "--echo.share.cluster=ray")

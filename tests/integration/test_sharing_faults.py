@@ -53,11 +53,12 @@ def trains_for_ever(connection, options, forks=False):
             time.sleep(0.002)
 
 
-# ---------------------------------------------------------------------- a training
+def all_of(batches):
+    return sorted(index for batch in batches for index in batch["index"].tolist())
 
 
 @pytest.mark.parametrize("forks", [False, True])
-def test_a_training_that_is_killed_is_out_within_a_second_and_stops_nobody(forks):
+def test_a_training_that_is_killed_is_out_at_once_and_stops_nobody(forks):
     options = {"window": 2**13, "wait_for": 2, "linger_seconds": 5}
     with in_process(trains_for_ever, options, forks) as (process, other):
         loader = loader_of(Numbers(LENGTH), 8, **options)
@@ -66,13 +67,9 @@ def test_a_training_that_is_killed_is_out_within_a_second_and_stops_nobody(forks
         child = other.recv() if forks else None
         assert other.recv() == "batch"
         os.kill(process.pid, signal.SIGKILL)
-        killed_at = time.monotonic()
         had += list(epochs)
-        took = time.monotonic() - killed_at
-        assert sorted(index for batch in had for index in batch["index"].tolist()) == list(range(LENGTH))
-        assert took < 10  # of 26 batches; what it must not do is hang
+        assert all_of(had) == list(range(LENGTH))
         wait_until(lambda: status()["count"] == 1, "the killed training is out")
-        assert time.monotonic() - killed_at < took + 2
         loader.close()
         if child is not None:
             os.kill(child, signal.SIGKILL)
@@ -151,30 +148,29 @@ def test_a_stopped_training_that_may_miss_examples_holds_nobody():
         assert other.recv() == "batch"
         os.kill(process.pid, signal.SIGSTOP)
         rest = list(epoch)
-        assert sorted(index for batch in [first, *rest] for index in batch["index"].tolist()) == list(range(LENGTH))
+        assert all_of([first, *rest]) == list(range(LENGTH))
         assert loader.sharing.trainings == 2
         loader.close()
 
 
-# ---------------------------------------------------------------------- the reader
+def training(loader, epochs, seconds=0.0, done=None):
+    """Returns a training, which sleeps before each batch, and leaves at its end."""
+
+    def run():
+        try:
+            return epochs_of(loader, epochs, lambda: time.sleep(seconds))
+        finally:
+            if done is not None:
+                done.append(loader)
+            loader.close()
+
+    return run
 
 
-@pytest.mark.parametrize("kills", [1, 3])
-@pytest.mark.parametrize("batch_sizes", [[8], [8, 5, 16]])
+@pytest.mark.parametrize(("batch_sizes", "kills"), [([8], 3), ([8, 5, 16], 1)])
 def test_a_reader_that_is_killed_loses_nothing(batch_sizes, kills):
-    share = {"window": 2**14, "wait_for": len(batch_sizes), "linger_seconds": 5}
-    done = []
-
-    def training(number):
-        def run():
-            loader = loader_of(Numbers(LENGTH, seconds=0.001), batch_sizes[number], workers=2, **share)
-            try:
-                return epochs_of(loader, 4, lambda: time.sleep(0.004))
-            finally:
-                done.append(number)
-                loader.close()
-
-        return run
+    share = {"window": 2**14, "wait_for": len(batch_sizes), "linger_seconds": 5, "workers": 2}
+    loaders, done = [loader_of(Numbers(LENGTH, seconds=0.001), size, **share) for size in batch_sizes], []
 
     def killer():
         for kill in range(kills):
@@ -184,12 +180,10 @@ def test_a_reader_that_is_killed_loses_nothing(batch_sizes, kills):
                 wait_until(lambda: _pid() not in (None, pid) or done, "another reader")  # noqa: B023
         return len(done)
 
-    *found, ended = together(*[training(number) for number in range(len(batch_sizes))], killer)
+    *found, ended = together(*(training(each, 4, 0.004, done) for each in loaders), killer)
     assert ended == 0, "the kills came while all were at work"
-    for epochs in found:
-        for epoch in epochs:
-            assert sorted(indices(epoch)) == list(range(LENGTH))
     first, *others = [[examples(epoch) for epoch in epochs] for epochs in found]
+    assert [sorted(index for index, _ in epoch) for epoch in first] == [list(range(LENGTH))] * 4
     assert all(other == first for other in others)
 
 
@@ -292,44 +286,35 @@ class KillsOnce(Numbers):
 
     def __init__(self, length, at, mark):
         super().__init__(length)
-        self.at, self.mark, self.maker = at, str(mark), os.getpid()
+        self.at, self.mark, self.maker = at, Path(mark), os.getpid()
 
     def __getitem__(self, index):
-        if index == self.at and os.getpid() != self.maker and not os.path.exists(self.mark):
-            with open(self.mark, "w"):
-                pass
+        if index == self.at and os.getpid() != self.maker and not self.mark.exists():
+            self.mark.touch()
             os.kill(os.getpid(), signal.SIGKILL)
         return super().__getitem__(index)
 
 
 def test_a_worker_of_the_reader_that_is_killed_loses_nothing(tmp_path):
     loader = loader_of(KillsOnce(LENGTH, 100, tmp_path / "killed"), 8, workers=2, window=2**14)
-    epochs = epochs_of(loader, 3)
-    loader.close()
+    epochs = training(loader, 2)()
     assert (tmp_path / "killed").exists()
-    for epoch in epochs:
-        assert sorted(indices(epoch)) == list(range(LENGTH))
+    assert [sorted(indices(epoch)) for epoch in epochs] == [list(range(LENGTH))] * 2
 
 
 def test_files_of_the_working_folder_with_the_names_of_modules_do_not_end_a_reader(tmp_path, monkeypatch):
     for name in ("queue.py", "typing.py", "torch.py", "lightning_echo.py"):
         (tmp_path / name).write_text("raise RuntimeError('the reader must not import this')")
     monkeypatch.chdir(tmp_path)
-    loader = loader_of(Numbers(32), 8)
-    (epoch,) = epochs_of(loader, 1)
-    loader.close()
+    (epoch,) = training(loader_of(Numbers(32), 8), 1)()
     assert sorted(indices(epoch)) == list(range(32))
 
 
 def test_with_a_factor_above_1_batches_of_more_than_a_third_of_a_pass_are_said_to_repeat_an_index(caplog):
     loader = loader_of(Numbers(60), 24, factor=2)
-    epochs_of(loader, 8)
-    loader.close()
+    training(loader, 8)()
     assert "may hold an index twice, since a batch of 24 examples is larger than the 20 that the reader keeps" in caplog.text
     assert loader.counts.fresh <= loader.counts.delivered / 2 + 24
-
-
-# ---------------------------------------------------------------------- what the data set raises, or returns
 
 
 def test_an_exception_in_the_data_set_reaches_every_training_with_type_message_and_index():
@@ -338,11 +323,9 @@ def test_an_exception_in_the_data_set_reaches_every_training_with_type_message_a
         epoch, had = iter(loader), 0
         for _ in range(40 // batch_size):
             had += len(next(epoch)["index"])
-        try:
-            with pytest.raises(ValueError, match=r"this example is broken.*reading example 40 of the data set"):
-                next(epoch)
-        finally:
-            loader.close()
+        with pytest.raises(ValueError, match=r"this example is broken.*reading example 40 of the data set"):
+            next(epoch)
+        loader.close()
         return had
 
     assert together(lambda: run(8), lambda: run(5)) == [40, 40]
@@ -352,39 +335,35 @@ class OwnError(Exception):
     pass
 
 
-class RaisesItsOwn(Numbers):
+class Returns(Numbers):
+    """Has something else at one index."""
+
+    def __init__(self, make):
+        super().__init__(32)
+        self.make = make
+
     def __getitem__(self, index):
-        if index == 9:
-            raise OwnError("not there")
-        return super().__getitem__(index)
+        return self.make() if index == 9 else super().__getitem__(index)
 
 
-def test_an_exception_of_the_users_own_type_is_named():
-    loader = loader_of(RaisesItsOwn(32), 8, shuffle=False)
-    with pytest.raises(SharedReadError, match=r"OwnError: not there"):
-        list(loader)
-    loader.close()
+def breaks():
+    raise OwnError("not there")
 
 
-class Odd(Numbers):
-    def __getitem__(self, index):
-        return {"index": index, "deep": [1, {"odd": torch.Generator()}]} if index == 9 else super().__getitem__(index)
-
-
-def test_an_example_of_another_type_is_refused_with_the_path_to_it():
-    loader = loader_of(Odd(32), 8, shuffle=False)
-    with pytest.raises(TypeError, match=r"example\['deep'\]\[1\]\['odd'\] is a torch._C.Generator, which cannot be shared"):
-        list(loader)
-    loader.close()
-
-
-def test_an_example_larger_than_the_window_is_refused_with_both_sizes():
-    class Large(Numbers):
-        def __getitem__(self, index):
-            return torch.zeros(10_000 if index else 1)
-
-    loader = loader_of(Large(32), 8, shuffle=False, window=8192)
-    with pytest.raises(SharedReadError, match=r"takes 40,\d+ bytes, and each of the 1 workers has 8,192 bytes"):
+@pytest.mark.parametrize(
+    ("make", "error", "said"),
+    [
+        (breaks, SharedReadError, "OwnError: not there"),
+        (
+            lambda: {"deep": [1, {"odd": torch.Generator()}]},
+            *(TypeError, r"example\['deep'\]\[1\]\['odd'\] is a torch._C.Generator, which cannot be shared"),
+        ),
+        (lambda: torch.zeros(10_000), SharedReadError, r"takes 40,\d+ bytes, and each of the 1 workers has 8,192 bytes"),
+    ],
+)
+def test_what_cannot_be_handed_on_is_an_error_that_names_it(make, error, said):
+    loader = loader_of(Returns(make), 8, shuffle=False, window=8192)
+    with pytest.raises(error, match=said):
         list(loader)
     loader.close()
 
@@ -394,36 +373,28 @@ class Unsendable(Numbers):
         raise TypeError("has an open file")
 
 
-def test_data_that_cannot_be_sent_is_refused_with_the_reason():
+def _serves(connection, dataset):
+    serve(DataLoader(dataset, batch_size=8, shuffle=True, num_workers=1), "data")
+
+
+def test_data_that_cannot_be_sent_is_refused_with_the_reason_and_a_reader_by_hand_reads_it():
     loader = loader_of(Unsendable(32), 8)
     with pytest.raises(TypeError, match=r"cannot be sent to the reader's process .*has an open file") as refused:
         next(iter(loader))
     assert "python train.py share --name data" in str(refused.value)
     loader.close()
+    with in_process(_serves, Unsendable(32)):
+        wait_until(lambda: _pid() is not None, "the reader has begun")
+        (epoch,) = training(loader_of(Unsendable(32), 8), 1)()
+    assert sorted(indices(epoch)) == list(range(32))
 
 
 def test_data_that_is_heavy_to_send_is_sent_with_a_warning_that_names_the_better_way():
     numbers = Numbers(32)
     numbers.heavy = torch.zeros(2**28 + 1, dtype=torch.uint8)
-    loader = loader_of(numbers, 8)
     with pytest.warns(UserWarning, match=r"sends 256 MiB of data .* python train\.py share --name data"):
-        assert sorted(indices(epochs_of(loader, 1)[0])) == list(range(32))
-    loader.close()
-
-
-def test_where_data_cannot_be_sent_a_reader_by_hand_reads_it():
-    loader = Unsendable(32)
-    with in_process(_serves, loader):
-        wait_until(lambda: _pid() is not None, "the reader has begun")
-        training = loader_of(loader, 8)
-        try:
-            assert sorted(indices(epochs_of(training, 1)[0])) == list(range(32))
-        finally:
-            training.close()
-
-
-def _serves(connection, dataset):
-    serve(DataLoader(dataset, batch_size=8, shuffle=True, num_workers=1), "data")
+        (epoch,) = training(loader_of(numbers, 8), 1)()
+    assert sorted(indices(epoch)) == list(range(32))
 
 
 def test_nothing_listens_on_a_network_and_the_folder_is_ones_own():

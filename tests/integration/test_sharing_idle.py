@@ -38,16 +38,12 @@ def test_a_loader_whose_loop_has_ended_holds_up_no_other_one_and_all_get_whole_p
 
 
 def test_a_loader_whose_loop_was_left_holds_up_no_other_one():
-    def run():
-        first, second = [loader_of(Numbers(LENGTH), 8, window=2**13, linger_seconds=5) for _ in range(2)]
-        for _ in first:
-            break
-        (epoch,) = epochs_of(second, 1)
-        for loader in (first, second):
-            loader.close()
-        return epoch
-
-    assert sorted(indices(in_thread(run))) == list(range(LENGTH))
+    first, second = [loader_of(Numbers(LENGTH), 8, window=2**13, linger_seconds=5) for _ in range(2)]
+    in_thread(lambda: next(iter(first)))
+    (epoch,) = in_thread(lambda: epochs_of(second, 1))
+    for loader in (first, second):
+        loader.close()
+    assert sorted(indices(epoch)) == list(range(LENGTH))
 
 
 def test_two_loaders_that_are_iterated_together_stay_together():

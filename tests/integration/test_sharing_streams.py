@@ -1,11 +1,25 @@
 """Sharing what is not read by index: streams, loaders of whole batches, and samplers with a memory of their own."""
 
+import os
 import random
+import signal
 import time
+from functools import partial
 
 import pytest
 import torch
-from sharing_runs import Numbers, end_readers, epochs_of, examples, indices, kill_reader, loader_of, rows, together, wait_until
+from sharing_runs import (
+    Numbers,
+    epochs_of,
+    examples,
+    indices,
+    kill_reader,
+    resumed,
+    rows,
+    status,
+    together,
+    wait_until,
+)
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, Sampler, get_worker_info
 
 from lightning_echo import EchoLoader
@@ -84,9 +98,9 @@ def of_stream(batch_size, workers=2, dataset=None, **options):
     return DataLoader(Stream() if dataset is None else dataset, batch_size=batch_size, num_workers=workers, **options)
 
 
-def of_own_batches(batch_size, workers=1):
+def of_own_batches(batch_size):
     dataset = Numbers(LENGTH)
-    return DataLoader(dataset, batch_sampler=BatchSampler(RandomSampler(dataset), 7, False), num_workers=workers)
+    return DataLoader(dataset, batch_sampler=BatchSampler(RandomSampler(dataset), 7, False), num_workers=1)
 
 
 LOADERS = {
@@ -119,28 +133,19 @@ def closing(loader, epochs, seconds=0.0):
     return run
 
 
-# ---------------------------------------------------------------------- exact
-
-
-@pytest.mark.parametrize("window", ["1MiB", 2**13])
 @pytest.mark.parametrize("kind", LOADERS)
-def test_each_training_gets_every_example_once_in_one_order(kind, window):
-    trainings = [shared(LOADERS[kind](size), wait_for=3, window=window) for size in (8, 5, 20)]
+def test_each_training_gets_every_example_once_in_one_order(kind):
+    trainings = [shared(LOADERS[kind](size), wait_for=3, window=2**13) for size in (8, 5, 20)]
     found = together(*(closing(each, 3, 0.002) for each in trainings))
-    for epochs in found:
+    for epochs, size in zip(found, (8, 5, 20), strict=True):
         assert [sorted(indices(epoch)) for epoch in epochs] == [list(range(LENGTH))] * 3
+        if kind in ("stream", "batches"):
+            whole, rest = divmod(LENGTH, size)
+            assert [[len(batch) for batch in epoch] for epoch in epochs] == [[size] * whole + [rest]] * 3
     first, *others = [[examples(epoch) for epoch in epochs] for epochs in found]
     assert all(other == first for other in others)
     assert first[0] != first[1], "each pass has noise of its own"
     assert [each.sharing.missed_examples for each in trainings] == [0, 0, 0]
-
-
-@pytest.mark.parametrize(("kind", "sizes"), [("stream", [5, 20]), ("batches", [5, 20])])
-def test_batches_are_of_the_trainings_own_size_and_end_where_passes_do(kind, sizes):
-    trainings = [shared(LOADERS[kind](size), wait_for=2) for size in sizes]
-    for size, epochs in zip(sizes, together(*(closing(each, 2) for each in trainings)), strict=True):
-        whole, rest = divmod(LENGTH, size)
-        assert [[len(batch) for batch in epoch] for epoch in epochs] == [[size] * whole + [rest]] * 2
 
 
 def test_drop_last_drops_only_the_last_part_batch_of_the_training_that_wants_it():
@@ -151,53 +156,35 @@ def test_drop_last_drops_only_the_last_part_batch_of_the_training_that_wants_it(
         assert examples(dropped) == examples(whole)[:96]
 
 
-def test_the_length_of_a_training_is_that_of_its_own_batch_size():
-    loader = shared(LOADERS["stream with a length"](10))
-    assert len(loader) == len(shared(Batches(10))) == 10
+def test_the_length_of_a_training_is_that_of_its_own_batch_size_and_other_batches_are_refused():
+    first = shared(Batches(10, length=10))
+    next(iter(first))
+    second = shared(Batches(10))
+    assert len(shared(LOADERS["stream with a length"](10))) == len(second) == 10
+    with pytest.raises(SharedDataDiffers, match=r"loader\.length: 97 and 10"):
+        next(iter(second))
+    first.close()
 
 
-def test_examples_do_not_depend_on_who_starts_the_reader():
-    def all_of(size, seed):
-        found = closing(shared(of_stream(size), options={"seed": seed}), 2)()
-        end_readers()
-        return [examples(epoch) for epoch in found]
-
-    assert all_of(8, seed=0) == all_of(5, seed=1)
+class Odd(Batches):
+    def __iter__(self):
+        for batch in super().__iter__():
+            yield {**batch, "more": torch.zeros(3)}
 
 
 def test_a_batch_that_cannot_be_cut_is_refused_with_the_way_out():
-    class Odd(Batches):
-        def __iter__(self):
-            for batch in super().__iter__():
-                yield {**batch, "more": torch.zeros(3)}
-
-    trainings = [shared(Odd(size), wait_for=2) for size in (8, 8, 5)[1:]]
-
     def run(loader):
         try:
-            return len(list(loader))
+            return str(len(list(loader)))
         except ValueError as error:
             return str(error)
         finally:
             loader.close()
 
-    counts = together(*(lambda each=each: run(each) for each in trainings))
-    assert sorted(map(type, counts), key=str) == [int, str]
-    assert "cannot be cut for another batch size: its leaves must have one number of rows" in next(
-        each for each in counts if isinstance(each, str)
-    )
-
-
-def test_other_batches_of_the_same_name_are_refused():
-    first = shared(Batches(4, length=10))
-    epoch = iter(first)
-    next(epoch)
-    with pytest.raises(SharedDataDiffers, match=r"loader\.length: 97 and 10"):
-        next(iter(shared(Batches(4))))
-    first.close()
-
-
-# ---------------------------------------------------------------------- late, slow, leaving
+    trainings = [shared(Odd(size), wait_for=2) for size in (8, 5)]
+    counted, refused = sorted(together(*(lambda each=each: run(each) for each in trainings)), key=len)
+    assert counted.isdecimal()
+    assert "cannot be cut for another batch size: its leaves must have one number of rows" in refused
 
 
 def test_a_training_that_comes_late_gets_the_rest_of_the_pass_and_then_whole_ones():
@@ -215,34 +202,7 @@ def test_a_training_that_comes_late_gets_the_rest_of_the_pass_and_then_whole_one
     assert set(examples(late[1])) <= {example for each in later for example in examples(each)}
 
 
-@pytest.mark.parametrize("kind", ["stream", "batches"])
-def test_one_that_joins_at_the_next_pass_gets_whole_ones(kind):
-    first, second = shared(LOADERS[kind](8), window=2**13), shared(LOADERS[kind](8), window=2**13, join="pass")
-    epoch = iter(first)
-    next(epoch)
-
-    def goes_on():
-        return len(list(epoch)), closing(first, 3, 0.002)()
-
-    _, late = together(goes_on, closing(second, 2))
-    assert [sorted(indices(each)) for each in late] == [list(range(LENGTH))] * 2
-
-
-def test_skip_waits_for_nobody_and_counts_what_it_missed():
-    fast, slow = (shared(of_stream(8), window=2**13, wait_for=2, behind=behind) for behind in ("wait", "skip"))
-    every, few = together(closing(fast, 9, 0.002), closing(slow, 3, 0.1))
-    assert [sorted(indices(epoch)) for epoch in every] == [list(range(LENGTH))] * 9
-    stream = {example: place for place, example in enumerate(example for epoch in every for example in examples(epoch))}
-    taken = [stream[example] for epoch in few for example in examples(epoch) if example in stream]  # both were there
-    assert taken == sorted(set(taken))
-    gaps = taken[-1] + 1 - len(taken)
-    assert slow.sharing.missed_examples >= gaps > 0
-
-
-# ---------------------------------------------------------------------- echoing, resuming
-
-
-@pytest.mark.parametrize("kind", LOADERS)
+@pytest.mark.parametrize("kind", ["stream", "batches without a length", "a batch sampler"])
 def test_each_training_echoes_as_much_as_it_wants(kind):
     plain, echoing = shared(LOADERS[kind](8), wait_for=2), shared(LOADERS[kind](8), 2, wait_for=2)
     epochs, twice = together(closing(plain, 4), closing(echoing, 4))
@@ -254,68 +214,11 @@ def test_each_training_echoes_as_much_as_it_wants(kind):
 
 
 @pytest.mark.grid
-@pytest.mark.parametrize("factor", [1, 2])
-@pytest.mark.parametrize("batches", [3, 13, 20])
+@pytest.mark.parametrize(("batches", "factor"), [(3, 1), (13, 2)])
 @pytest.mark.parametrize("kind", LOADERS)
 def test_alone_with_its_reader_a_training_resumes_exactly(kind, batches, factor):
-    loader = shared(LOADERS[kind](8), factor)
-    found, state = [], None
-    for _ in range(4):
-        for batch in loader:
-            found.append(rows(batch))
-            if len(found) == batches:
-                state = loader.state_dict()
-    loader.close()
-    end_readers()
-    resumed, rest = shared(LOADERS[kind](8), factor), []
-    resumed.load_state_dict(state)
-    while len(rest) < len(found) - batches:
-        rest += [rows(batch) for batch in resumed]
-    resumed.close()
+    found, rest = resumed(lambda: shared(LOADERS[kind](8), factor), batches, 3)
     assert rest == found[batches : batches + len(rest)]
-
-
-def test_a_training_that_cuts_batches_resumes_exactly():
-    def both(state=None):
-        """A run of each size, of which the second one comes with a state."""
-        trainings = [shared(Batches(size), wait_for=2) for size in (20, 6)]
-        taken = []
-
-        def cuts():
-            if state is not None:
-                trainings[1].load_state_dict(state)
-            for _ in range(3):
-                for batch in trainings[1]:
-                    taken.append((rows(batch), trainings[1].state_dict()))
-            trainings[1].close()
-
-        together(closing(trainings[0], 3), cuts)
-        end_readers()
-        return taken
-
-    whole = both()
-    assert [len(each) for each, _ in whole[:17]] == [6] * 16 + [1]
-    alone = shared(Batches(6))
-    alone.load_state_dict(whole[9][1])
-    rest = [rows(batch) for batch in alone]
-    alone.close()
-    # Alone, its reader makes batches of its own size: the same rows, from the same place on.
-    assert [index for each in rest for index, _ in each][:6] == [index for index, _ in whole[10][0]]
-
-
-def test_a_state_of_another_name_is_refused():
-    loader = shared(of_stream(8))
-    next(iter(loader))
-    state = loader.state_dict()
-    loader.close()
-    other = shared(of_stream(8), name="other")
-    other.load_state_dict(state)
-    with pytest.raises(ValueError, match="of a run with share='data', and this loader has share='other'"):
-        next(iter(other))
-    other.close()
-
-
-# ---------------------------------------------------------------------- faults
 
 
 def killing(loader, *, after, epochs):
@@ -334,20 +237,23 @@ def killing(loader, *, after, epochs):
         loader.close()
 
 
-@pytest.mark.parametrize("kind", ["stream", "batches", "a batch sampler"])
+@pytest.mark.parametrize("kind", ["stream", "a batch sampler"])
 def test_where_no_other_reader_finds_its_place_a_dead_one_is_an_error_with_the_way_out(kind):
     with pytest.raises(ReaderError, match=r"no other one finds its place in this data again.*share\.restart='pass'"):
         killing(shared(LOADERS[kind](2), window=2**13), after=3, epochs=3)
 
 
 def test_what_is_in_the_window_is_taken_before_the_error():
-    loader = shared(of_stream(2, dataset=Stream(10_000, seconds=0.001)))
-    epoch = iter(loader)
-    found = [rows(next(epoch)) for _ in range(20)]
+    loader = shared(of_stream(2, workers=1, dataset=Stream(10_000, seconds=0.001)))
+    epoch, found = iter(loader), []
+    for _ in range(5):
+        found += next(epoch)["index"].tolist()
+    wait_until(lambda: status()["written"] > 60, "the window has more")
     kill_reader()
     with pytest.raises(ReaderError):
-        found += [rows(batch) for batch in epoch]
-    assert indices(found[:20]) == list(range(0, 64, 2))[:20] or len(found) >= 20
+        found.extend(index for batch in epoch for index in batch["index"].tolist())
+    assert found == list(range(len(found)))
+    assert len(found) > 50
     loader.close()
 
 
@@ -380,32 +286,40 @@ def test_a_sampler_with_a_memory_is_found_again_by_the_next_reader():
     assert [indices(epoch) for epoch in (*found, *rest)] == expected
 
 
-def test_an_exception_in_the_stream_reaches_every_training_with_type_and_message():
-    trainings = [shared(of_stream(8, dataset=Stream(fails_at=40)), wait_for=2) for _ in range(2)]
-
-    def run(loader):
-        with pytest.raises(ValueError, match="this example is broken"):
-            list(loader)
-        loader.close()
-        return True
-
-    assert together(*(lambda each=each: run(each) for each in trainings)) == [True, True]
+class Broken(Exception):
+    pass
 
 
-def test_a_stream_without_examples_is_an_error():
-    loader = shared(of_stream(8, dataset=Stream(0)))
-    with pytest.raises(RuntimeError, match="yielded nothing in pass 0"):
-        next(iter(loader))
-    loader.close()
+def breaks(error):
+    raise error
 
 
-def test_what_cannot_be_shared_is_refused_with_the_path_to_it():
-    class Things(Stream):
-        def __iter__(self):
-            yield {"image": [object()]}
+class Yields(Stream):
+    """Yields what a function returns."""
 
-    loader = shared(of_stream(8, dataset=Things()))
-    with pytest.raises(TypeError, match=r"example\['image'\]\[0\] is a builtins.object, which cannot be shared"):
+    def __init__(self, make):
+        super().__init__()
+        self.make = make
+
+    def __iter__(self):
+        yield self.make()
+
+
+@pytest.mark.parametrize(
+    ("dataset", "error", "said"),
+    [
+        (Stream(0), RuntimeError, "yielded nothing in pass 0"),
+        (
+            Yields(lambda: {"image": [object()]}),
+            TypeError,
+            r"example\['image'\]\[0\] is a builtins.object, which cannot be shared",
+        ),
+        (Yields(partial(breaks, Broken("no such file"))), SharedReadError, r"Broken.*no such file"),
+    ],
+)
+def test_what_a_stream_has_instead_of_examples_is_an_error_that_names_it(dataset, error, said):
+    loader = shared(of_stream(8, dataset=dataset))
+    with pytest.raises(error, match=said):
         next(iter(loader))
     loader.close()
 
@@ -415,9 +329,6 @@ def test_a_worker_of_a_stream_that_is_killed_is_a_dead_reader(tmp_path):
         def __iter__(self):
             for example in super().__iter__():
                 if example["index"] == 50 and not (tmp_path / "died").exists():
-                    import os
-                    import signal
-
                     # Batches that are still in this process die with it, and a reader without any is not replaced.
                     wait_until((tmp_path / "taken").exists, "the training has taken a batch")
                     (tmp_path / "died").touch()
@@ -440,22 +351,6 @@ def test_several_ranks_are_refused_with_the_way_out(monkeypatch):
     with pytest.raises(ValueError, match=r"an example of a stream cannot be divided among 2 ranks.*map-style"):
         next(iter(loader))
     wait_until(lambda: loader.sharing.trainings == 0, "nobody is there")
-
-
-class Broken(Exception):
-    pass
-
-
-def test_an_exception_of_the_users_own_type_is_named():
-    class Breaks(Stream):
-        def __iter__(self):
-            raise Broken("no such file")
-            yield
-
-    loader = shared(of_stream(8, dataset=Breaks()))
-    with pytest.raises(SharedReadError, match=r"Broken.*no such file"):
-        next(iter(loader))
-    loader.close()
 
 
 class FailsToRead(Dataset):
@@ -483,7 +378,6 @@ FAILING = {
     "a batch sampler": lambda fails: DataLoader(
         FailsToRead(fails), batch_sampler=BatchSampler(range(40), 4, False), num_workers=1
     ),
-    "batch_size=None": lambda fails: DataLoader(StreamsThose(fails), batch_size=None, num_workers=1),
     "batch_size=None by index": lambda fails: DataLoader(FailsToRead(fails), batch_size=None, num_workers=1),
 }
 
@@ -522,8 +416,3 @@ def test_what_comes_before_an_exception_in_a_batch_of_the_reader_is_delivered():
     starts, joins = (shared(DataLoader(StreamsThose(fails), size, num_workers=1), wait_for=2) for size in (12, 4))
     (found, _), _ = together(lambda: until_it_fails(joins, ValueError), lambda: until_it_fails(starts, ValueError))
     assert found == list(range(16))
-
-
-def test_it_is_plain_loaders_that_share_by_index():
-    assert loader_of(Numbers(8), 2).sharing.is_replayed
-    assert not shared(of_stream(2)).sharing.is_replayed

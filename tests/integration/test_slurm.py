@@ -16,17 +16,9 @@ import pytest
 pytestmark = pytest.mark.own_interpreter  # starts "python" of its folder
 
 TESTS, EXAMPLES = Path(__file__).parent, Path(__file__).parents[2] / "examples"
-JOB = {
-    "SLURM_JOB_ID": "4711",
-    "SLURM_JOB_NAME": "waves",
-    "SLURM_NTASKS": "1",
-    "SLURM_NTASKS_PER_NODE": "1",
-    "SLURM_NNODES": "1",
-    "SLURM_NODELIST": "127.0.0.1",
-    "SLURM_PROCID": "0",
-    "SLURM_NODEID": "0",
-    "SLURM_LOCALID": "0",
-}
+OF_JOB = {"JOB_ID": "4711", "JOB_NAME": "waves", "NTASKS": "1", "NTASKS_PER_NODE": "1", "NNODES": "1", "NODELIST": "127.0.0.1"}
+OF_TASK = {"PROCID": "0", "NODEID": "0", "LOCALID": "0"}
+JOB = {f"SLURM_{name}": value for name, value in {**OF_JOB, **OF_TASK}.items()}
 STEPS = 2 * 512 // 32  # two epochs
 FIRST, SECOND = 7, 21  # steps in the middle of the first and of the second of them
 
@@ -46,12 +38,7 @@ class Slurm:
         path.chmod(0o755)
 
     def start(self, signal_after: int, signal_in: str = "") -> list[str]:
-        """Starts the job, whose time is over after that many steps; returns the lines that it has written.
-
-        Args:
-            signal_after: As in `slurm_runs.Ledger`.
-            signal_in: As there.
-        """
+        """Starts the job, whose time is over as in `slurm_runs.Ledger`; returns the lines that it has written."""
         ledger = self.folder / f"ledger-{signal_after}.txt"
         added = ["--trainer.callbacks+=slurm_runs.Ledger", f"--trainer.callbacks.path={ledger}"]
         added += [f"--trainer.callbacks.signal_after={signal_after}", f"--trainer.callbacks.signal_in={signal_in}"]
@@ -91,10 +78,8 @@ def test_a_job_that_is_requeued_in_mid_epoch_twice_ends_as_one_that_nobody_inter
     requeued = Slurm(tmp_path / "requeued")
     found = [requeued.start(signal_after) for signal_after in (FIRST, SECOND, 0)]
     assert requeued.asked.read_text().splitlines() == ["requeue 4711"] * 2
-    assert [path.name for path in sorted((tmp_path / "requeued" / "runs").glob("*.ckpt"))] == [
-        "hpc_ckpt_1.ckpt",
-        "hpc_ckpt_2.ckpt",
-    ]
+    saved = sorted(path.name for path in (tmp_path / "requeued" / "runs").glob("*.ckpt"))
+    assert saved == ["hpc_ckpt_1.ckpt", "hpc_ckpt_2.ckpt"]
     assert found == [expected[:FIRST], expected[FIRST:SECOND], expected[SECOND:]]
 
 

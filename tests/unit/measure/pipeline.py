@@ -23,40 +23,21 @@ DEPTH = 2
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """What a pipeline is made of. Seconds of the host are those of one batch, were all its examples fresh.
-
-    Attributes:
-        point: The insertion point.
-        source: Worker seconds before it.
-        rest: Worker seconds after it, except collate.
-        collate: Worker seconds of collate.
-        device: Seconds of a step.
-        workers: Worker processes.
-        batch_size: Examples in a batch.
-        unseen: Worker seconds per batch that no clock sees: the hand-over.
-        unseen_share: The same, as a share of what the clocks see.
-        jitter: Standard deviation of the logarithm of a batch's worker seconds.
-        slow_share: Share of the reads that are slow.
-        slow_seconds: What a slow read takes beyond its share of `source`.
-        hangs_every: Seconds from one time that a worker's source hangs to the next; 0: it never does.
-        hangs_seconds: What it then takes longer.
-        prefetch_factor: Batches asked of each worker ahead.
-        seed: Of the jitter and of the slow reads.
-    """
+    """What a pipeline is made of. Seconds of the host are those of one batch, were all its examples fresh."""
 
     point: str
-    source: float
-    rest: float = 0.0
+    source: float  # worker seconds before the insertion point
+    rest: float = 0.0  # worker seconds after it, except collate
     collate: float = 0.0
-    device: float = 1.0
+    device: float = 1.0  # seconds of a step
     workers: int = 2
     batch_size: int = 8
-    unseen: float = 0.0
-    unseen_share: float = 0.0
-    jitter: float = 0.0
-    slow_share: float = 0.0
-    slow_seconds: float = 0.0
-    hangs_every: float = 0.0
+    unseen: float = 0.0  # worker seconds per batch that no clock sees: the hand-over
+    unseen_share: float = 0.0  # the same, as a share of what the clocks see
+    jitter: float = 0.0  # standard deviation of the logarithm of a batch's worker seconds
+    slow_share: float = 0.0  # of the reads that are slow
+    slow_seconds: float = 0.0  # what a slow read takes beyond its share of `source`
+    hangs_every: float = 0.0  # seconds from one time that a worker's source hangs to the next; 0: it never does
     hangs_seconds: float = 0.0
     prefetch_factor: int = 2
     seed: int = 0
@@ -94,17 +75,13 @@ def fresh_shares(plan):
 
 
 class Pipeline:
-    """Runs a `World` epoch by epoch, and observes it as the callback does.
+    """Runs a `World`, which may be replaced between two epochs, and observes it as the callback does.
 
-    Args:
-        world: May be replaced between two epochs.
-        factor: Echo factor to begin with.
-        judges_filling: Whether steps count in whose batches the buffers were filled.
-        shares: Of fresh items, for a run without a plan of its own; its factor cannot be changed.
+    With ``shares`` of fresh items it has no plan of its own, and its factor cannot be changed.
     """
 
-    def __init__(self, world, factor=1.0, *, judges_filling=False, shares=None):
-        self.world, self.factor, self.judges_filling = world, factor, judges_filling
+    def __init__(self, world, factor=1.0, *, shares=None):
+        self.world, self.factor = world, factor
         self._largest = factor
         self._plan = plan_of(world.items, factor)
         self._shares = fresh_shares(self._plan) if shares is None else iter(shares)
@@ -163,7 +140,7 @@ class Pipeline:
     def _filling(self):
         """Batches in which the plan may fill its buffers after a change."""
         size = self.world.items[0]
-        return 0 if self.judges_filling or self.factor == 1 else ceil(self._plan.shape.buffer_size / size)
+        return 0 if self.factor == 1 else ceil(self._plan.shape.buffer_size / size)
 
     def _deliver(self):
         """Lets the training loop have its next batch, and returns how long it waited for it."""

@@ -1,5 +1,6 @@
-"""An epoch's report: what is logged under which name, and what of it goes into a checkpoint."""
+"""An epoch's report and a run's summary: what is logged under which name, and what goes into checkpoints and files."""
 
+import json
 import re
 from dataclasses import fields
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 
 from lightning_echo import EchoCallback
-from lightning_echo.measure.summary import LOGGED, EpochReport
+from lightning_echo.measure.summary import LOGGED, VERSION, EpochReport, FactorUse, RunSummary, RunVerdict
 
 BARE = {"epoch": 3, "steps": 10, "factor": 2.0, "fresh_examples": 80, "echoed_examples": 81}
 FULL = {
@@ -42,29 +43,14 @@ FULL = {
 }
 
 
-def keys_in_the_documentation():
-    """Of the table in the docstring of `EchoCallback`: name and whether it is marked as logged every some steps."""
-    rows = re.findall(r"^ *``echo/(\w+)`` *(\*?) ", EchoCallback.__doc__, flags=re.MULTILINE)
-    assert rows
-    return rows
-
-
-def test_what_is_logged_is_what_the_documentation_lists_in_its_order():
-    assert [name for name, _ in keys_in_the_documentation()] == list(LOGGED)
-
-
-def test_each_is_described_in_the_report_too():
+def test_everything_measured_is_logged_zeros_too_as_the_documentation_lists_it():
+    documented = re.findall(r"^ *``echo/(\w+)`` *\*? ", EchoCallback.__doc__, flags=re.MULTILINE)
+    assert documented == list(LOGGED)
     for name in LOGGED:
         assert re.search(rf"^ +{name}: \S", EpochReport.__doc__, flags=re.MULTILINE), name
-
-
-def test_everything_measured_is_logged_zeros_too():
     logged = EpochReport(**FULL).logged()
-    assert logged == {f"echo/{name}": FULL[name] for name, _ in keys_in_the_documentation()}
+    assert logged == {f"echo/{name}": FULL[name] for name in documented}
     assert {type(value) for value in logged.values()} == {float}
-
-
-def test_what_could_not_be_measured_is_left_out():
     assert EpochReport(**BARE).logged() == {"echo/factor": 2, "echo/fresh_examples": 80, "echo/echoed_examples": 81}
 
 
@@ -76,3 +62,32 @@ def test_the_state_goes_through_a_checkpoint_and_makes_the_same_report(values, t
     assert EpochReport(**loaded) == report
     assert set(loaded) == {field.name for field in fields(EpochReport)}
     assert {type(value) for value in loaded.values()} <= {int, float, bool, str, type(None)}
+
+
+USES = [FactorUse(0, 0, 1.0), FactorUse(66, {"a": 72, "b": 66}, 3.0, "starved", "idle 67%"), FactorUse(None, 90, 2.0)]
+VERDICT = RunVerdict("Echo with factor 2.", ("idle 50%", "6 of 8 cores are free"), "EchoCallback(factor=2)")
+
+
+def test_a_summary_is_read_as_it_was_written_and_other_programs_find_plain_names():
+    report = EpochReport(**FULL)
+    summary = RunSummary([report], USES, {"torch": "2.9"}, verdict=VERDICT)
+    assert RunSummary.from_json(summary.to_json()) == summary
+    assert json.loads(summary.to_json()) == {
+        "version": VERSION,
+        "reports": [report.state()],
+        "decisions": [
+            {"step": 0, "batch": 0, "factor": 1.0, "reason": "", "message": ""},
+            {"step": 66, "batch": {"a": 72, "b": 66}, "factor": 3.0, "reason": "starved", "message": "idle 67%"},
+            {"step": None, "batch": 90, "factor": 2.0, "reason": "", "message": ""},
+        ],
+        "packages": {"torch": "2.9"},
+        "verdict": {"message": VERDICT.message, "why": list(VERDICT.why), "next_line": VERDICT.next_line},
+    }
+
+
+def test_a_file_of_an_older_version_has_no_verdict_and_a_damaged_one_is_named():
+    bare = json.loads(RunSummary([], USES).to_json())
+    older = {name: value for name, value in bare.items() if name != "verdict"}
+    assert RunSummary.from_json(json.dumps(older)) == RunSummary([], USES)
+    with pytest.raises(ValueError, match=r"echo_summary\.json is damaged: verdict\.message is missing"):
+        RunSummary.from_json(json.dumps(bare | {"verdict": {"why": ["idle 50%"]}}))

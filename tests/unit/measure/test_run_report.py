@@ -1,65 +1,90 @@
-"""A run as text, page and picture: the verdict comes first, also where it is not known."""
+"""A run as text, page and picture: the verdict comes first, what was measured is in the tables, nothing grows without end."""
 
 from dataclasses import replace
 
 import pytest
-from runs import FIRST, RUN, SHARED, USES, VERDICT
+from runs import FIRST, RUN, SECOND, SHARED, USES, VERDICT
 
-from lightning_echo.measure.run_report import page, picture, report, save_page, save_png
-from lightning_echo.measure.summary import EpochReport, RunSummary
+from lightning_echo.measure.run_report import headline, page, picture, report, save_page, save_png, tables
+from lightning_echo.measure.summary import EpochReport, FactorUse, RunSummary
 
 
 def blocks(summary):
     return report(summary).split("\n\n")
 
 
+def rows_of(summary, title):
+    table = next(each for each in tables(summary) if each.title == title)
+    return [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+
+
 def test_the_verdict_why_and_what_to_paste_come_first():
-    assert blocks(RUN)[:4] == [
+    # 50 steps of 20 ms, half of them waiting, and 50 of 30 ms with 3 ms: 0.65 s of 2.5 s
+    line = "Training, 2 epochs: the accelerator is busy 74% of the time"
+    first = [
         "Verdict\n  Echo with factor 2.",
         "Why\n  idle 40% of the time\n  6 of 8 cores are free",
         "Next\n  EchoCallback(factor=2)",
-        "Training, 2 epochs: the accelerator is busy 74% of the time",
     ]
+    assert blocks(RUN)[:4] == [*first, line]
     assert [block.splitlines()[0] for block in blocks(RUN)[4:]] == ["Epochs", "Factors"]
+    assert blocks(replace(RUN, verdict=None))[0] == line
+    assert blocks(replace(RUN, verdict=replace(VERDICT, why=(), next_line="")))[:2] == [first[0], line]
+    unknown = RunSummary([replace(FIRST, data_wait_seconds=None, step_seconds=None)])
+    assert headline(unknown).endswith("1 epoch: how long the accelerator waited for input is not known")
+    assert headline(RunSummary([], USES)) == "Training that ended within its first epoch"
 
 
-def test_without_a_verdict_the_run_is_told_alone():
-    assert blocks(replace(RUN, verdict=None))[0].startswith("Training, 2 epochs")
-    short = replace(RUN, verdict=replace(VERDICT, why=(), next_line=""))
-    assert blocks(short)[:2] == ["Verdict\n  Echo with factor 2.", blocks(RUN)[3]]
+def test_each_epoch_has_a_row_and_a_quantity_that_was_measured_a_column():
+    assert rows_of(RUN, "Epochs") == [
+        {"epoch": "0", "factor": "2", "idle": "50%", "fresh": "160", "echoed": "40", "passes": "0.8"},
+        {"epoch": "1", "factor": "4", "idle": "10%", "fresh": "210", "echoed": "190", "passes": "1.05"},
+    ]
+    assert [(row["cache hits"], row["missed"]) for row in rows_of(SHARED, "Epochs")] == [("0%", "3"), ("75%", "8")]
+    large = replace(FIRST, fresh_examples=9_999_999, echoed_examples=1_281_167_000, first_batch_seconds=1.5)
+    found = rows_of(RunSummary([large, replace(SECOND, idle_fraction=None)]), "Epochs")
+    assert [(row["fresh"], row["echoed"], row["start s"], row["idle"]) for row in found] == [
+        ("9,999,999", "1,281 M", "1.5", "50%"),
+        ("210", "190", "", ""),
+    ]
+    (starting,) = tables(RunSummary([large]))
+    assert starting.remarks[1].startswith("start s: the wait for the first batch")
+    assert len(tables(RUN)[0].remarks) == 1
 
 
-def test_a_line_to_paste_is_never_broken():
+def test_each_factor_has_its_reason_and_its_batches_and_one_factor_needs_no_table():
+    several = FactorUse(None, {"a": 70, "b": 65, "c": 68}, 1.5, message="not set by the controller")
+    found = rows_of(replace(RUN, decisions=(*USES, several)), "Factors")
+    assert [list(row.values()) for row in found] == [
+        ["at the beginning", "1", "0", "0"],
+        ["idle 67%", "2", "20", "25"],
+        ["idle 50%", "4", "50", "60"],
+        ["not set by the controller", "1.5", "", "65 to 70"],
+    ]
+    assert list(found[0]) == ["why", "factor", "decided after batch", "from batch"]
+    assert [table.title for table in tables(replace(RUN, decisions=USES[:1]))] == ["Epochs"]
+
+
+def test_no_line_is_longer_than_a_hundred_columns_but_the_one_to_paste():
+    counts = {"fresh_examples": 10**11, "echoed_examples": 10**11, "missed_examples": 10**11, "examples_per_second": 1e6}
+    shares = {"passes": 1e4, "idle_fraction": 0.5, "cache_hit_fraction": 1.0, "first_batch_seconds": 123.4}
+    large = EpochReport(10**6, 10**9, 12.25, **counts, **shares)
+    text = report(RunSummary([large], (USES[0], replace(USES[1], message="many words " * 30))))
+    assert max(map(len, text.splitlines())) <= 100
     line = "EchoCallback(" + ", ".join(f"option_{number}={number}" for number in range(20)) + ")"
     assert f"\n  {line}\n" in report(replace(RUN, verdict=replace(VERDICT, next_line=line)))
 
 
-def test_no_other_line_is_longer_than_a_hundred_columns():
-    large = EpochReport(
-        10**6,
-        10**9,
-        12.25,
-        10**11,
-        10**11,
-        passes=1e4,
-        idle_fraction=0.5,
-        examples_per_second=1e6,
-        first_batch_seconds=123.4,
-        cache_hit_fraction=1.0,
-        missed_examples=10**11,
-    )
-    why = replace(USES[1], message="many words " * 30)
-    text = report(RunSummary([large], (USES[0], why)))
-    assert max(map(len, text.splitlines())) <= 100
+def test_of_a_thousand_epochs_the_end_is_shown_and_the_rest_is_counted():
+    long = RunSummary([replace(FIRST, epoch=epoch) for epoch in range(1000)])
+    assert len(report(long).splitlines()) < 60
+    (shown,) = tables(long, most_rows=40)
+    assert [row[0] for row in shown.rows] == [str(epoch) for epoch in range(960, 1000)]
+    assert shown.remarks[0] == "960 earlier rows are left out here; the page (--html) has all."
+    assert len(tables(long)[0].rows) == 1000
 
 
-def test_a_thousand_epochs_are_no_thousand_lines():
-    text = report(RunSummary([replace(FIRST, epoch=epoch) for epoch in range(1000)]))
-    assert len(text.splitlines()) < 60
-    assert "960 earlier rows are left out here" in text
-
-
-def test_the_page_shows_the_verdict_once_and_the_picture_has_it_as_title():
+def test_page_and_picture_show_the_verdict_once_and_files_hold_what_is_shown(tmp_path):
     pytest.importorskip("matplotlib", reason="figures need matplotlib")
     text = page(SHARED)
     for words in ('<p class="verdict">Echo with factor 2.</p>', "<code>EchoCallback(factor=2)</code>", "<td>75%</td>"):
@@ -68,10 +93,6 @@ def test_the_page_shows_the_verdict_once_and_the_picture_has_it_as_title():
     older = replace(RUN, verdict=None)
     assert [each.get_text() for each in picture(older).texts] == [blocks(older)[0]]
     assert 'class="verdict"' not in page(older)
-
-
-def test_files_hold_what_is_shown(tmp_path):
-    pytest.importorskip("matplotlib", reason="figures need matplotlib")
     save_page(RUN, tmp_path / "page.html")
     save_png(RUN, tmp_path / "figure.png")
     assert (tmp_path / "page.html").read_text(encoding="utf-8") == page(RUN)

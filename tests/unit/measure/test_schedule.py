@@ -1,10 +1,10 @@
-"""`FactorSchedule` against a look-up epoch by epoch."""
+"""`FactorSchedule` against a look-up epoch by epoch, and as a replay of a run."""
 
 import json
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_echo.measure.control import Observation, Reason
@@ -14,6 +14,7 @@ from lightning_echo.measure.summary import FactorUse, RunSummary
 schedules = st.dictionaries(st.integers(0, 30), st.floats(1, 16), min_size=1, max_size=6)
 
 
+@settings(max_examples=30)
 @given(schedules, st.integers(0, 40), st.floats(1, 8))
 def test_each_entry_holds_from_its_epoch_until_the_next_one(factors, epochs, before):
     """An epoch's factor is decided at the end of the one before it; before the first entry it stays what it is."""
@@ -31,57 +32,36 @@ def test_each_entry_holds_from_its_epoch_until_the_next_one(factors, epochs, bef
     assert used == expected
 
 
-def test_the_order_of_the_entries_does_not_matter():
-    factors = {8: 1.0, 0: 1.5, 2: 4.0}
-    decided = [FactorSchedule(factors).decide(Observation(epoch, 1.0)).factor for epoch in range(9)]
-    assert decided == [1.5, 4, 4, 4, 4, 4, 4, 1, 1]
-
-
-def test_the_message_names_the_entry():
-    schedule = FactorSchedule({2: 4.0, 5: 2.0})
+def test_the_message_names_the_entry_and_a_resumed_run_needs_no_state():
+    factors = {5: 2, 2: 4.0}
+    schedule = FactorSchedule(factors)
+    factors[2] = 7.0  # the user's mapping may change afterwards
     assert "from epoch 2 on" in schedule.decide(Observation(3, 4.0)).message
     early = schedule.decide(Observation(0, 1.7))
     assert (early.factor, early.message) == (1.7, "no entry up to epoch 1")
-
-
-def test_a_resumed_run_needs_no_state():
-    schedule = FactorSchedule({2: 4.0})
     assert schedule.state_dict() == {}
-    assert schedule.decide(Observation(10, 1.0)).factor == 4
+    assert [schedule.decide(Observation(epoch, 1.0)).factor for epoch in (3, 4, 10)] == [4, 2, 2]
 
 
-def test_the_users_mapping_may_change_afterwards():
-    factors = {0: 2}
-    schedule = FactorSchedule(factors)
-    factors[0] = 7
-    assert schedule.initial_factor() == 2.0
-    assert type(schedule.initial_factor()) is float
-    assert repr(schedule) == "FactorSchedule({0: 2.0})"
+KEYS = r"factors must have epochs \(integers\) as keys, got"
 
 
 @pytest.mark.parametrize(
     ("factors", "error", "message"),
     [
         ([1.0, 2.0], TypeError, r"factors must map epochs to echo factors, e\.g\. \{0: 1\.0, 2: 4\.0\}, got \[1\.0, 2\.0\]"),
-        (3.0, TypeError, r"factors must map epochs to echo factors.*got 3\.0"),
         ({}, ValueError, r"factors must have at least one entry, e\.g\. \{0: 1\.0, 2: 4\.0\}, got \{\}"),
-        ({"2": 1.0}, TypeError, r"factors must have epochs \(integers\) as keys, got '2'"),
-        ({True: 1.0}, TypeError, r"factors must have epochs \(integers\) as keys, got True"),
-        ({1.5: 1.0}, TypeError, r"factors must have epochs \(integers\) as keys, got 1\.5"),
+        ({"2": 1.0}, TypeError, f"{KEYS} '2'"),
+        ({True: 1.0}, TypeError, f"{KEYS} True"),
         ({-1: 2.0}, ValueError, r"factors must have epochs from 0 on as keys, got -1; 0 is the first epoch"),
         ({0: 1.0, 3: 0.5}, ValueError, r"factors\[3\] must be a finite number >= 1, got 0\.5; 1 switches echoing off"),
-        ({0: math.inf}, ValueError, r"factors\[0\] must be a finite number >= 1, got inf"),
         ({0: math.nan}, ValueError, r"factors\[0\] must be a finite number >= 1, got nan"),
         ({4: "2"}, TypeError, r"factors\[4\] must be a number, got '2'"),
-        ({4: True}, TypeError, r"factors\[4\] must be a number, got True"),
     ],
 )
 def test_an_impossible_schedule_is_refused_with_what_was_expected_and_the_way_out(factors, error, message):
     with pytest.raises(error, match=message):
         FactorSchedule(factors)
-
-
-# ---------------------------------------------------------------------- replaying a run
 
 
 USES = [FactorUse(0, 0, 1.0), FactorUse(66, 72, 3.0, "starved", "as measured"), FactorUse(400, 406, 2.5)]
@@ -107,26 +87,23 @@ def test_a_replay_decides_what_was_decided_after_the_same_batches_and_for_the_sa
 
 def test_of_several_loaders_each_gets_a_new_factor_as_soon_as_it_can(tmp_path):
     uses = [FactorUse(0, {"a": 0, "b": 0}, 1.0), FactorUse(66, {"a": 72, "b": 66}, 3.0)]
-    schedule = FactorSchedule.from_summary(str(written(tmp_path, uses)))
-    decision = schedule.decide(Observation(0, 1.0, batches=66))
+    decision = FactorSchedule.from_summary(str(written(tmp_path, uses))).decide(Observation(0, 1.0, batches=66))
     assert (decision.factor, decision.since) == (3, None)
 
 
-def test_a_decision_that_was_passed_over_is_an_error(tmp_path):
-    schedule = FactorSchedule.from_summary(written(tmp_path))
-    for after in (80, 400):
-        message = rf"factor 3 from the decision after batch 66 on, but after batch {after} the factor is 1.*Use the epoch_length"
-        with pytest.raises(ValueError, match=message):
-            schedule.decide(Observation(0, 1.0, batches=after))
+@pytest.mark.parametrize("after", [80, 400])
+def test_a_decision_that_was_passed_over_is_an_error(tmp_path, after):
+    message = rf"factor 3 from the decision after batch 66 on, but after batch {after} the factor is 1.*Use the epoch_length"
+    with pytest.raises(ValueError, match=message):
+        FactorSchedule.from_summary(written(tmp_path)).decide(Observation(0, 1.0, batches=after))
 
 
-def test_a_replay_is_named_by_its_file(tmp_path):
-    path = written(tmp_path)
-    assert repr(FactorSchedule.from_summary(path)) == f"FactorSchedule.from_summary({str(path)!r})"
+BEGIN = {"step": 0, "batch": 0, "factor": 1.0}
+NO_BEGIN = "does not tell with which factor the run began"
 
 
-def broken(**changes):
-    return {"version": 1, "reports": [], "decisions": [{"step": 0, "batch": 0, "factor": 1.0}], "packages": {}, **changes}
+def broken(*decisions, **changes):
+    return {"version": 1, "reports": [], "decisions": list(decisions or [BEGIN]), "packages": {}, **changes}
 
 
 @pytest.mark.parametrize(
@@ -137,18 +114,12 @@ def broken(**changes):
         (broken(version="1"), "must be an object with version"),
         (broken(version=2), "has version 2, this lightning_echo knows up to 1: upgrade"),
         (broken(decisions=3), "is damaged"),
-        (broken(decisions=[{"step": 0}]), "is damaged"),
-        (broken(decisions=[]), "does not tell with which factor the run began"),
-        (broken(decisions=[{"step": 9, "batch": 9, "factor": 2.0}]), "does not tell with which factor the run began"),
-        (
-            broken(decisions=[*broken()["decisions"], {"step": None, "batch": 9, "factor": 2.0}]),
-            "factor 2 from batch 9 on was not",
-        ),
-        (
-            broken(decisions=[*broken()["decisions"], {"step": "5", "batch": 9, "factor": 2.0}]),
-            r"decisions\[1\]\.step must be an integer, got str '5'",
-        ),
-        (broken(decisions=[{"step": 0, "batch": 0, "factor": 0.5}]), "a factor must be a finite number >= 1, got 0.5"),
+        (broken(decisions=[]), NO_BEGIN),
+        (broken({"step": 0}), "is damaged"),
+        (broken({"step": 9, "batch": 9, "factor": 2.0}), NO_BEGIN),
+        (broken(BEGIN, {"step": None, "batch": 9, "factor": 2.0}), "factor 2 from batch 9 on was not"),
+        (broken(BEGIN, {"step": "5", "batch": 9, "factor": 2.0}), r"decisions\[1\]\.step must be an integer, got str '5'"),
+        (broken({"step": 0, "batch": 0, "factor": 0.5}), "a factor must be a finite number >= 1, got 0.5"),
     ],
 )
 def test_a_file_that_cannot_be_replayed_is_refused_by_its_name(tmp_path, content, message):
@@ -157,8 +128,5 @@ def test_a_file_that_cannot_be_replayed_is_refused_by_its_name(tmp_path, content
     with pytest.raises(ValueError, match=message) as raised:
         FactorSchedule.from_summary(path)
     assert str(raised.value).startswith(f"{path} cannot be replayed: ")
-
-
-def test_a_file_that_is_not_there_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"nowhere\.json"):
         FactorSchedule.from_summary(tmp_path / "nowhere.json")

@@ -19,16 +19,14 @@ from pipeline import (
     TARGET,
     Pipeline,
     World,
-    costs_of,
     fresh_shares,
     ideal_factor,
-    observe,
     plan_of,
     steady_idle,
     train,
 )
 
-from lightning_echo.measure.control import Observation, PipelineCosts, Reason
+from lightning_echo.measure.control import Reason
 from lightning_echo.measure.target_idle import TargetIdle
 
 POINTS = ("before_augmentation", "after_augmentation", "after_batching", "after_transfer")
@@ -63,9 +61,6 @@ def world_of(point, ratio, workers, *, jitter=0.0, unseen=0.0, unseen_share=0.0)
     )
 
 
-# ---------------------------------------------------------------- in the simulated pipeline
-
-
 def test_the_simulated_pipeline_is_fed_at_the_factor_that_anyone_would_work_out():
     """Before it judges anything it has to be right itself: a step takes 1 s here, and all workers 3 s per fresh batch."""
     world = World(point="after_augmentation", source=6.0, workers=2)
@@ -80,59 +75,18 @@ def test_the_simulated_pipeline_is_fed_at_the_factor_that_anyone_would_work_out(
     assert Pipeline(in_turn).epoch(100).idle_fraction == pytest.approx(0.5, abs=0.01)
 
 
-def test_what_the_simulation_observes_are_the_seconds_that_its_workers_measure():
-    world = World(point="before_augmentation", source=5.0, rest=0.4, collate=0.2, unseen=0.3, workers=2)
-    pipeline = Pipeline(world, 4.0)
-    seen = pipeline.epoch(400)
-    assert seen.costs == PipelineCosts("before_augmentation", *map(pytest.approx, (5.0, 0.4, 0.2)), 1.0, 2)
-    pipeline.change_factor(1.0)
-    after = pipeline.epoch(400)
-    assert after.steps == 400 - (4 + 2)  # prefetched, and in the thread
-    assert after.step_seconds == pytest.approx((5.0 + 0.4 + 0.2 + 0.3) / 2, rel=0.01)
-    pipeline.change_factor(2.0)
-    assert pipeline.epoch(400).steps == 400 - (4 + 2) - 16  # and while the buffer is filled
-    pipeline.change_factor(3.0)
-    assert pipeline.epoch(4 + 2 + 16).idle_fraction is None
-    assert pipeline.epoch(1).steps == 1
-
-
-def test_in_the_simulation_only_the_run_s_first_batch_is_not_waited_for():
-    world = World(point="after_augmentation", source=9.0, workers=0)
-    pipeline = Pipeline(world)
-    assert [pipeline.epoch(1).idle_fraction for _ in range(3)] == [0.0, pytest.approx(0.9), pytest.approx(0.9)]
-
-
 @pytest.mark.grid
-@pytest.mark.parametrize(("workers", "hidden"), [(1, "exact"), (2, "hand_over"), (4, "exact"), (4, "jitter")])
+@pytest.mark.parametrize(("workers", "hidden"), [(1, "exact"), (2, "hand_over"), (4, "jitter")])
 @pytest.mark.parametrize("ratio", [1.5, 3, 6])
 @pytest.mark.parametrize("point", POINTS)
-def test_two_decisions_lead_from_factor_1_to_within_a_tenth_of_the_ideal_factor_and_idle_under_target(
-    point, ratio, workers, hidden
-):
+def test_two_decisions_lead_to_within_a_tenth_of_the_ideal_factor_and_then_it_does_not_oscillate(point, ratio, workers, hidden):
+    """Twenty epochs after the second decision: never down, and up at most once more, by a little."""
     world = world_of(point, ratio, workers, **HIDDEN[hidden])
-    ideal = ideal_factor(world, TARGET)
-    seen, decided = train(Pipeline(world), TargetIdle(TARGET, max_factor=8), epochs=3)
+    seen, decided = train(Pipeline(world), TargetIdle(TARGET, max_factor=8), epochs=22)
     assert decided[0].reason is Reason.starved
-    assert decided[1].factor <= 1.1 * ideal
+    assert decided[1].factor <= 1.1 * ideal_factor(world, TARGET)
     assert seen[2].idle_fraction <= TARGET
     assert steady_idle(world, decided[1].factor) <= TARGET
-
-
-@pytest.mark.parametrize("point", POINTS)
-def test_it_does_not_need_to_know_that_buffers_are_being_filled_if_epochs_are_long(point):
-    world = world_of(point, 3, 2, **HIDDEN["jitter"])
-    pipeline = Pipeline(world, judges_filling=True)
-    _, decided = train(pipeline, TargetIdle(TARGET, max_factor=8), epochs=3, steps=1500)
-    assert decided[1].factor <= 1.1 * ideal_factor(world, TARGET)
-    assert steady_idle(world, decided[1].factor) <= TARGET
-
-
-@pytest.mark.grid
-@pytest.mark.parametrize("hidden", ["jitter", "hand_over"])
-@pytest.mark.parametrize("point", POINTS)
-def test_it_does_not_oscillate(point, hidden):
-    """Thirty epochs after the second decision: never down, and up at most once more, by a little."""
-    seen, decided = train(Pipeline(world_of(point, 3, 2, **HIDDEN[hidden])), TargetIdle(TARGET, max_factor=8), epochs=32)
     factors = [decision.factor for decision in decided[1:]]
     assert factors == sorted(factors)
     assert len(set(factors)) <= 2
@@ -144,7 +98,7 @@ def test_it_does_not_oscillate(point, hidden):
 def test_short_epochs_whose_steps_vary_do_not_make_it_oscillate(point):
     """Epochs of 16 steps, whose device time varies by 5%. Each judged alone, there are nine changes and more in 80 of them."""
     changes, found = 0, []
-    for seed in range(8):
+    for seed in range(4):
         world, varied = replace(world_of(point, 4, 2, jitter=0.15), seed=seed), random.Random(seed)
         pipeline, controller = Pipeline(world), TargetIdle(TARGET, max_factor=8)
         factors = []
@@ -153,15 +107,13 @@ def test_short_epochs_whose_steps_vary_do_not_make_it_oscillate(point):
             factors += [decision.factor for decision in train(pipeline, controller, epochs=1, steps=16)[1]]
         changes += sum(before != after for before, after in pairwise(factors))
         found.append(factors[-1] / ideal_factor(world, TARGET))
-    assert changes <= 8 * 6
+    assert changes <= 4 * 6
     assert 0.97 <= statistics.mean(found) <= 1.2
 
 
-@pytest.mark.grid
-@pytest.mark.parametrize("hidden", ["exact", "jitter"])
-@pytest.mark.parametrize("point", POINTS)
-def test_it_comes_down_when_the_source_gets_faster_and_goes_up_again_when_it_gets_slower(point, hidden):
-    slow, fast = world_of(point, 6, 2, **HIDDEN[hidden]), world_of(point, 2, 2, **HIDDEN[hidden])
+@pytest.mark.parametrize("point", ["before_augmentation", "after_batching"])
+def test_it_comes_down_when_the_source_gets_faster_and_goes_up_again_when_it_gets_slower(point):
+    slow, fast = (world_of(point, ratio, 2, **HIDDEN["jitter"]) for ratio in (6, 2))
     pipeline, controller = Pipeline(slow), TargetIdle(TARGET, max_factor=8)
     train(pipeline, controller, epochs=3)
     for world in (fast, slow, fast):
@@ -172,14 +124,9 @@ def test_it_comes_down_when_the_source_gets_faster_and_goes_up_again_when_it_get
     assert Reason.cheaper_source in {decision.reason for decision in decided}
 
 
-@pytest.mark.parametrize("maximum", [4.0, 8.0])
-@pytest.mark.parametrize("steps", [1, 3, 8, 32, 200])
-def test_it_comes_down_when_a_cache_makes_the_source_cheaper_although_no_allowed_factor_was_enough_before(steps, maximum):
-    """Three quarters of a source that takes 10 steps are held from the second pass on; the maximum stays all the while.
-
-    Short epochs are judged by means over many steps. While these means hold waiting of before and costs of now, the host seems to
-    be far slower than its costs.
-    """
+@pytest.mark.parametrize(("steps", "maximum"), [(1, 8.0), (8, 4.0), (200, 4.0)])
+def test_it_comes_down_when_a_cache_makes_the_source_cheaper_although_no_factor_was_enough(steps, maximum):
+    """While means over short epochs hold waiting of before and costs of now, the host seems to be far slower than its costs."""
     world = world_of("before_augmentation", 10.0, 2)
     pipeline, controller = Pipeline(world), TargetIdle(max_factor=maximum)
     train(pipeline, controller, 600 // steps, steps)
@@ -190,18 +137,9 @@ def test_it_comes_down_when_a_cache_makes_the_source_cheaper_although_no_allowed
     assert seen[-1].idle_fraction <= TARGET
 
 
-@pytest.mark.parametrize("point", POINTS)
-def test_where_the_source_no_longer_starves_the_device_nothing_is_echoed(point):
-    pipeline, controller = Pipeline(world_of(point, 3, 2, unseen_share=0.08)), TargetIdle(TARGET)
-    train(pipeline, controller, epochs=3)
-    pipeline.world = world_of(point, 0.5, 2, unseen_share=0.08)
-    _, decided = train(pipeline, controller, epochs=3)
-    assert [decision.factor for decision in decided] == [1, 1, 1]
-
-
 @pytest.mark.grid
-@pytest.mark.parametrize("size", [1.15, 1.3, 2.0])
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("size", [1.15, 2.0])
+@pytest.mark.parametrize("point", POINTS[1:3])
 def test_one_epoch_that_was_slow_for_no_reason_that_its_costs_show_is_overcome(point, size):
     """It ends at most a fifth above what was aimed at then: nearer it would have to try what may starve the device again."""
     world = world_of(point, 3, 2, **HIDDEN["jitter"])
@@ -218,8 +156,8 @@ def test_one_epoch_that_was_slow_for_no_reason_that_its_costs_show_is_overcome(p
 
 
 @pytest.mark.grid
-@pytest.mark.parametrize(("unseen_share", "tries"), [(0.15, 0), (0.3, 1), (0.5, 1), (1.0, 2)])
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize(("unseen_share", "tries"), [(0.15, 0), (0.3, 1), (1.0, 2)])
+@pytest.mark.parametrize("point", POINTS[1:3])
 def test_a_host_that_is_far_slower_than_its_costs_for_good_is_doubted_for_an_epoch_or_two(point, unseen_share, tries):
     """Then it is clear that it was no passing one, and the factor stays."""
     world = replace(world_of(point, 3, 2), unseen_share=unseen_share)
@@ -229,27 +167,17 @@ def test_a_host_that_is_far_slower_than_its_costs_for_good_is_doubted_for_an_epo
     assert decided[-1].factor <= 1.1 * ideal_factor(world, TARGET)
 
 
-@pytest.mark.parametrize("size", [1.3, 3.0])
-def test_a_first_epoch_that_was_slow_is_overcome_too(size):
-    world = world_of("after_augmentation", 2, 2)
-    pipeline, controller = Pipeline(replace(world, unseen_share=size - 1)), TargetIdle(TARGET, max_factor=8)
-    train(pipeline, controller, epochs=1)
-    pipeline.world = world
-    _, decided = train(pipeline, controller, epochs=8)
-    assert decided[-1].factor <= 1.3 * ideal_factor(world, TARGET)
-    assert decided[-1].factor == decided[-2].factor
-
-
-def test_an_epoch_too_short_to_judge_the_new_factor_decides_nothing():
-    pipeline, controller = Pipeline(world_of("after_augmentation", 3, 2)), TargetIdle(TARGET)
-    _, (first, second) = train(pipeline, controller, epochs=2, steps=23)  # 22 of them are not judged
+def test_epochs_too_short_to_judge_a_factor_decide_nothing_and_say_how_many_steps_there_were():
+    pipeline = Pipeline(world_of("after_augmentation", 3, 2))
+    _, (first, second) = train(pipeline, TargetIdle(TARGET), epochs=2, steps=23)  # 22 of them are not judged
     assert first.reason is Reason.starved
     assert (second.factor, second.reason) == (first.factor, Reason.not_measured)
     assert second.message == "only 1 steps were measured with this factor"
+    _, (*_, third) = train(Pipeline(world_of("after_augmentation", 3, 2)), TargetIdle(TARGET), epochs=3, steps=1)
+    assert third.message == "only 3 steps were measured with this factor"
 
 
-@pytest.mark.parametrize("steps", [1, 2, 3])
-@pytest.mark.parametrize("point", ["after_augmentation", "after_batching"])
+@pytest.mark.parametrize(("point", "steps"), [("after_augmentation", 1), ("after_batching", 3)])
 def test_epochs_of_fewer_steps_than_say_anything_are_judged_together(point, steps):
     """Four steps lead to the first decision; two or three decisions later the device is fed, by hardly more than it takes."""
     world = world_of(point, 3, 2)
@@ -259,14 +187,6 @@ def test_epochs_of_fewer_steps_than_say_anything_are_judged_together(point, step
     assert len({decision.factor for decision in decided[-300 // steps :]}) == 1
     assert decided[-1].factor <= 1.2 * ideal_factor(world, TARGET)
     assert statistics.mean(observation.idle_fraction for observation in seen[-100:]) <= TARGET
-
-
-def test_how_many_steps_were_measured_is_said_of_all_epochs():
-    pipeline = Pipeline(world_of("after_augmentation", 3, 2))
-    _, decided = train(pipeline, TargetIdle(TARGET), epochs=3, steps=1)
-    assert [decision.message for decision in decided] == [
-        f"only {steps} steps were measured with this factor" for steps in (1, 2, 3)
-    ]
 
 
 # A step takes 10 ms, and a worker 16 ms for the reads of a fresh batch, 2 ms each. One in forty takes 120 ms more.
@@ -297,9 +217,7 @@ def test_in_the_simulation_no_factor_cures_slow_reads_and_a_source_that_hangs_he
         assert waits(replace(world, prefetch_factor=16, workers=4), 2.67) < TARGET
 
 
-@pytest.mark.grid
-@pytest.mark.parametrize("steps", [100, 500, 3000])
-@pytest.mark.parametrize("maximum", [4, 8])
+@pytest.mark.parametrize(("maximum", "steps"), [(8, 100), (4, 500)])
 def test_where_the_source_hangs_more_of_the_factor_is_given_up_again(maximum, steps):
     """It goes back to what is needed between two hangs, and stays: there the device waits hardly more than at 8, at 2 it does."""
     epochs = 25 if steps > 100 else 60
@@ -310,21 +228,14 @@ def test_where_the_source_hangs_more_of_the_factor_is_given_up_again(maximum, st
     assert waits(HANGS, kept) <= 1.25 * waits(HANGS, 8.0) < 1.5 * waits(HANGS, 8.0) <= waits(HANGS, kept / 1.25)
 
 
-def test_where_the_source_only_hangs_nothing_is_echoed_in_the_end():
-    world = replace(HANGS, source=1.6)
-    _, decided = train(Pipeline(world), TargetIdle(TARGET, max_factor=8), epochs=30)
-    assert {(decision.factor, decision.reason) for decision in decided[-20:]} == {(1, Reason.no_gain)}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("steps", [200, 500])
 @pytest.mark.parametrize(("maximum", "epochs"), [(4, 30), (8, 60)])  # to 8 there are more raises, and each is tried first
-def test_where_single_reads_are_slow_more_of_the_factor_is_given_up_again(maximum, epochs, steps):
+def test_where_single_reads_are_slow_more_of_the_factor_is_given_up_again(maximum, epochs):
     """Going on from what feeds the device between slow reads to 4 brings less than half: seen in most runs, and then for good."""
     went_back = 0
     for seed in range(10):
         world = replace(SLOW_READS, seed=seed)
-        seen, decided = train(Pipeline(world), TargetIdle(TARGET, max_factor=maximum), epochs=epochs, steps=steps)
+        seen, decided = train(Pipeline(world), TargetIdle(TARGET, max_factor=maximum), epochs)
         largest = max(observation.factor for observation in seen)
         assert largest > 3.2
         assert len({decision.factor for decision in decided[-12:]}) == 1
@@ -336,8 +247,8 @@ def test_where_single_reads_are_slow_more_of_the_factor_is_given_up_again(maximu
 
 @pytest.mark.grid
 @pytest.mark.parametrize("ratio", [1.3, 3])
-@pytest.mark.parametrize("slower", [1.15, 1.3, 2, 4])
-@pytest.mark.parametrize("point", ["before_augmentation", "after_augmentation", "after_batching"])
+@pytest.mark.parametrize("slower", [1.15, 4])
+@pytest.mark.parametrize("point", POINTS[:3])
 def test_a_source_that_gets_slower_just_when_the_factor_is_raised_is_not_mistaken_for_a_failure_of_the_factor(
     point, slower, ratio
 ):
@@ -355,22 +266,7 @@ def test_a_source_that_gets_slower_just_when_the_factor_is_raised_is_not_mistake
     assert seen[-1].idle_fraction <= TARGET
 
 
-@pytest.mark.grid
-@pytest.mark.parametrize("size", [2, 3, 5])
-@pytest.mark.parametrize("point", POINTS)
-def test_nor_is_a_source_that_is_slow_for_one_epoch_just_then(point, size):
-    world = world_of(point, 3, 2, **HIDDEN["jitter"])
-    pipeline, controller = Pipeline(world), TargetIdle(TARGET, max_factor=8)
-    train(pipeline, controller, epochs=1)
-    pipeline.world = replace(world, unseen_share=(1 + world.unseen_share) * size - 1)
-    train(pipeline, controller, epochs=1)
-    pipeline.world = world
-    seen, decided = train(pipeline, controller, epochs=8)
-    assert decided[-1].factor <= 1.45 * ideal_factor(world, TARGET), "doubled, and halfway back"
-    assert max(observation.idle_fraction for observation in seen[1:]) <= TARGET
-
-
-@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("size", [2, 4])
 def test_a_source_that_gets_slower_for_good_without_a_clock_to_show_it_is_found_out(size):
     """By going back, where it is so slow that the raise seems to have brought nothing."""
     world = world_of("after_augmentation", 3, 2, **HIDDEN["jitter"])
@@ -415,74 +311,41 @@ def test_what_was_given_up_is_said_with_its_figures_and_what_helps():
     assert float(said[1]) == pytest.approx(100 * came, abs=5)
 
 
-@pytest.mark.parametrize("idle", [0.0, 0.04])
-def test_at_a_factor_that_was_gone_back_to_an_epoch_without_waiting_changes_nothing(idle):
+def test_at_a_factor_that_was_gone_back_to_an_epoch_without_waiting_changes_nothing():
     pipeline, controller = Pipeline(HANGS), TargetIdle(TARGET, max_factor=8)
     seen, decided = train(pipeline, controller, epochs=12)
     kept = decided[-1].factor
-    fed = replace(seen[-1], idle_fraction=idle, step_seconds=1.0)
+    fed = replace(seen[-1], idle_fraction=0.04, step_seconds=1.0)
     assert (controller.decide(fed).factor, controller.decide(fed).reason) == (kept, Reason.fits)
     elsewhere = replace(fed, factor=kept / 2)  # as where a guard had lowered it
     assert (controller.decide(elsewhere).factor, controller.decide(elsewhere).reason) == (kept, Reason.no_gain)
 
 
-def test_epochs_that_were_not_measured_change_nothing_of_what_is_looked_at():
-    def decide(is_disturbed):
-        pipeline, controller, decided = Pipeline(HANGS), TargetIdle(TARGET, max_factor=8), []
-        for _ in range(10):
-            seen, (decision,) = train(pipeline, controller, epochs=1)
-            if is_disturbed:
-                controller.decide(Observation(0, decision.factor, steps=3, costs=seen[-1].costs))
-            decided.append(decision)
-        return decided
-
-    expected = decide(is_disturbed=False)
-    assert expected[-1].reason is Reason.no_gain
-    assert decide(is_disturbed=True) == expected
+VARIED = world_of("before_augmentation", 3, 2, **HIDDEN["jitter"])
 
 
-def test_a_state_of_before_raises_were_looked_at_is_gone_on_with():
-    controller, other = TargetIdle(), TargetIdle()
-    controller.decide(observe(1.0, 0.5, costs_of(0.02)))
-    state = controller.state_dict()
-    del state["trials"]
-    other.load_state_dict(state)
-    seen = observe(2.04, 0.0, costs_of(0.02))
-    assert other.decide(seen) == controller.decide(seen)
+def jumps(epoch, varied):
+    return replace(VARIED, device=math.exp(varied.gauss(0, 0.05)), unseen_share=0.5 if epoch == 2 else 0.08)
 
 
-@pytest.mark.parametrize(("steps", "epochs"), [(STEPS, 8), (16, 40), (1, 60)])
-def test_a_run_that_goes_on_from_its_state_decides_the_same(steps, epochs, tmp_path):
-    world = world_of("before_augmentation", 3, 2, **HIDDEN["jitter"])
+def hangs(epoch, varied):
+    return HANGS if epoch < 10 else replace(HANGS, source=8.0)
 
+
+@pytest.mark.parametrize(("course", "steps", "epochs"), [(jumps, STEPS, 8), (jumps, 16, 40), (jumps, 1, 60), (hangs, STEPS, 16)])
+def test_a_run_that_goes_on_from_its_state_decides_the_same(course, steps, epochs, tmp_path):
     def run(resumes):
-        pipeline, controller, decided = Pipeline(world), TargetIdle(TARGET, max_factor=8), []
+        pipeline, controller, decided = Pipeline(course(0, random.Random(0))), TargetIdle(TARGET, max_factor=8), []
         varied = random.Random(0)
         for epoch in range(epochs):
             if resumes:
                 torch.save(controller.state_dict(), tmp_path / "state.ckpt")
                 controller = TargetIdle(TARGET, max_factor=8)
                 controller.load_state_dict(torch.load(tmp_path / "state.ckpt", weights_only=True))
-            device = math.exp(varied.gauss(0, 0.05))
-            pipeline.world = replace(world, device=device, unseen_share=0.5 if epoch == 2 else 0.08)
+            pipeline.world = course(epoch, varied)
             decided += train(pipeline, controller, epochs=1, steps=steps)[1]
         return decided
 
-    assert run(resumes=True) == run(resumes=False)
-
-
-def test_a_run_that_goes_on_from_its_state_gives_up_the_same_factors(tmp_path):
-    def run(resumes):
-        pipeline, controller, decided = Pipeline(HANGS), TargetIdle(TARGET, max_factor=8), []
-        for epoch in range(16):
-            if resumes:
-                torch.save(controller.state_dict(), tmp_path / "state.ckpt")
-                controller = TargetIdle(TARGET, max_factor=8)
-                controller.load_state_dict(torch.load(tmp_path / "state.ckpt", weights_only=True))
-            pipeline.world = HANGS if epoch < 10 else replace(HANGS, source=8.0)
-            decided += train(pipeline, controller, epochs=1)[1]
-        return decided
-
     decided = run(resumes=False)
-    assert {Reason.no_gain, Reason.starved} <= {decision.reason for decision in decided}
+    assert course is jumps or {Reason.no_gain, Reason.starved} <= {decision.reason for decision in decided}
     assert run(resumes=True) == decided

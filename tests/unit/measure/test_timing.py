@@ -226,15 +226,6 @@ def test_steps_for_which_no_batch_was_seen_to_come_are_not_counted():
     assert (run.timer.seconds, run.timer.first_batch_seconds) == (0, None)
 
 
-def test_what_was_taken_is_not_given_again_and_stays_in_the_sums():
-    run = run_of(Step(work=1), on_device=False)
-    assert run.timer.take() == ([0], [1])
-    assert run.timer.take() == ([], [])
-    run.step(Step(fetch=1, work=1))
-    assert run.timer.take() == ([1], [2])
-    assert (run.timer.waited_seconds, run.timer.seconds) == (1, 3)
-
-
 durations = st.integers(0, 40).map(lambda n: n * MS)
 steps = st.lists(
     st.builds(
@@ -274,13 +265,6 @@ def test_a_host_that_runs_ahead_of_the_device_starves_it_of_nothing():
     waited, lasted = measured(run)
     assert waited == pytest.approx([0] * 20, abs=1e-12)
     assert lasted == pytest.approx([11 * MS] + [10 * MS] * 19)
-
-
-def test_of_a_gap_on_the_device_only_as_much_counts_as_the_host_waited():
-    run = run_of(Step(work=8 * MS), Step(fetch=20 * MS, copy=3 * MS, hooks=50 * MS, work=8 * MS), on_device=True)
-    waited, lasted = measured(run)
-    assert waited == pytest.approx([0, 23 * MS])  # of a gap of 73 - 8 ms
-    assert lasted == pytest.approx([8 * MS, 73 * MS])
 
 
 def test_a_step_that_was_not_said_to_begin_counts_from_its_end():

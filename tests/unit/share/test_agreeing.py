@@ -39,16 +39,13 @@ def test_all_ranks_take_the_same_rounds(moves, block):
     assert longest == sorted(set(longest))
 
 
-def test_what_was_agreed_on_is_held_for_the_slowest_for_a_moment():
+def test_what_was_agreed_on_is_held_for_the_slowest_for_a_moment_and_what_all_have_jumped_over_forgotten():
     agreement = Agreement()
     assert agreement.held_from(0, 0.0) is None
     agreement.answer(0, 8, 0, now=1.0)
     assert agreement.held_from(3, 1.0) == 3
     assert agreement.held_from(8, 1.0) is None
     assert agreement.held_from(3, 1.0 + HOLD_SECONDS) is None
-
-
-def test_what_all_have_jumped_over_is_forgotten():
     agreement = Agreement()
     agreement.answer(0, 8, low=20, now=0.0)
     assert agreement.answer(4, 8, low=50, now=0.0) == (True, 20)

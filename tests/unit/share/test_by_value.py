@@ -46,15 +46,7 @@ def of_script(name):
     return getattr(script, name)()
 
 
-@pytest.mark.parametrize(
-    ("name", "method"),
-    [
-        ("Read", "spawn"),
-        pytest.param("Read", "forkserver", marks=pytest.mark.slow),
-        pytest.param("Streamed", "spawn", marks=pytest.mark.slow),
-        ("Streamed", "forkserver"),
-    ],
-)
+@pytest.mark.parametrize(("name", "method"), [("Read", "spawn"), ("Streamed", "forkserver")])
 def test_a_class_of_the_script_is_read_in_spawned_workers_and_worker_init_fn_gets_the_same_object(name, method):
     dataset = of_script(name)
     loader = DataLoader(dataset, num_workers=1, worker_init_fn=dataset.open, multiprocessing_context=method)
@@ -91,15 +83,7 @@ class Dies:
         return index
 
 
-@pytest.mark.parametrize(
-    ("begin", "at"),
-    [
-        (45, 130),
-        pytest.param(0, 40, marks=pytest.mark.slow),
-        pytest.param(0, 32, marks=pytest.mark.slow),
-        pytest.param(7, 7, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize(("begin", "at"), [(45, 130), pytest.param(7, 7, marks=pytest.mark.slow)])
 def test_a_reading_says_at_which_item_a_worker_has_died(begin, at):
     loader = DataLoader(Dies(at), num_workers=2)
     reading = Reading(kind_of(loader), 0, begin, 2**20, lambda error: None)

@@ -76,19 +76,15 @@ def test_the_error_comes_after_the_readers_before_it(readers):
     succession.end()
 
 
-def test_at_its_end_it_leaves_and_closes_what_nobody_has_used(readers):
+def test_at_its_end_it_leaves_closes_what_nobody_has_used_and_asks_for_no_other_reader(readers):
     succession = Succession(readers[0].link, lambda link, is_over: readers[1].link)
     readers[0].die()
     assert succession.following(WITHIN_SECONDS) is readers[1].link
     succession.end()
     assert readers[1].is_window_closed
     assert readers[1].there.recv(1) == b""
-
-
-def test_at_the_end_of_the_training_no_other_reader_is_asked_for(readers):
-    succession = Succession(readers[0].link, lambda link, is_over: pytest.fail("it attaches to another reader"))
-    succession.end()
-    assert readers[0].there.recv(1) == b""
+    Succession(readers[2].link, lambda link, is_over: pytest.fail("it attaches to another reader")).end()
+    assert readers[2].there.recv(1) == b""
 
 
 def test_a_round_has_an_item_for_each_rank_and_the_rest_of_a_pass_counts_for_the_round_before():

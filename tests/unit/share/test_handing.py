@@ -8,7 +8,6 @@ from torch.utils.data import DataLoader
 
 from lightning_echo.pipeline.kinds import kind_of
 from lightning_echo.share import ray as handing
-from lightning_echo.share.config import socket_of
 from lightning_echo.share.process import ReaderError, run_reader
 from lightning_echo.share.ray import Chunk, Handing
 from lightning_echo.share.sharing import status_of
@@ -20,11 +19,15 @@ DEADLINE_SECONDS = 20
 
 
 @pytest.fixture
-def reader(tmp_path_factory, monkeypatch):
-    """A reader of 50 numbers in the order of their indices, whose window holds a few of them; what it has raised."""
+def own_folder(tmp_path_factory, monkeypatch):
     folder = tmp_path_factory.mktemp("s")
     folder.chmod(0o700)
     monkeypatch.setenv("LIGHTNING_ECHO_SHARED", str(folder))
+
+
+@pytest.fixture
+def reader(own_folder):
+    """A reader of 50 numbers in the order of their indices, whose window holds a few of them."""
     source, failures, ready = kind_of(DataLoader(range(LENGTH), num_workers=1)), [], threading.Event()
 
     def run():
@@ -90,10 +93,10 @@ def test_each_relay_has_each_item_once_and_in_order(reader):
 
 
 def test_a_relay_that_says_nothing_is_let_go(reader, monkeypatch):
-    monkeypatch.setattr(handing, "MOST_SILENT_SECONDS", 0.3)
     actor = Handing("n", "node 1", "10.0.0.1", PRINT)
     actor.enter("a", "node a", 0, False, "now")
     taken(actor, "a", 1)
+    monkeypatch.setattr(handing, "MOST_SILENT_SECONDS", 0.3)
     until(lambda: status_of("n") is None or status_of("n")["count"] == 0)
     with pytest.raises(ReaderError, match=r"10\.0\.0\.1 has let this node go, since it was silent"):
         actor.take("a", 0)
@@ -101,24 +104,19 @@ def test_a_relay_that_says_nothing_is_let_go(reader, monkeypatch):
         actor.stay("a", 0)
 
 
-def test_without_a_reader_none_is_started_and_the_relay_hears_of_it(tmp_path_factory, monkeypatch):
-    folder = tmp_path_factory.mktemp("s")
-    folder.chmod(0o700)
-    monkeypatch.setenv("LIGHTNING_ECHO_SHARED", str(folder))
+def test_without_a_reader_none_is_started_and_the_relay_hears_of_it(own_folder):
     actor = Handing("n", "node 1", "10.0.0.1", PRINT)
     actor.enter("a", "node a", 0, False, "now")
     with pytest.raises(ReaderError, match=r"the reader of share='n' on 10\.0\.0\.1 has ended"):
         until(lambda: not len(actor.take("a", 0)))
     actor.leave("a")
     assert status_of("n") is None
-    assert socket_of("n")
 
 
-def test_it_says_where_it_is_and_what_differs(tmp_path):
+def test_it_says_where_it_is_and_what_differs():
     actor = Handing("n", "node 1", "10.0.0.1", PRINT)
     assert actor.meet(PRINT) == {"node": "node 1", "where": "10.0.0.1", "differs": ""}
-    differs = "data set: letters and numbers"
-    assert actor.meet({"data set": "letters"})["differs"] == differs
+    assert actor.meet({"data set": "letters"})["differs"] == "data set: letters and numbers"
 
 
 def test_a_relay_that_follows_a_dead_one_of_its_node_is_one(reader):

@@ -90,18 +90,17 @@ def test_a_sampler_with_a_memory_has_the_same_pass_wherever_a_reader_begins():
     for number in range(4):
         assert passes_of(ReplayedSampler(Remembering(dataset), dataset, 5), number) == [in_order[number]]
     assert passes_of(ReplayedSampler(Remembering(dataset), dataset, 5), 2, 0, 1, 3) == [in_order[each] for each in (2, 0, 1, 3)]
-
-
-def test_its_order_follows_from_the_seed_and_not_from_the_generator_that_a_training_has():
-    dataset = range(6)
     one, other = Remembering(dataset), Remembering(dataset)
     other.generator.manual_seed(99)
     assert passes_of(ReplayedSampler(one, dataset, 5), 0) == passes_of(ReplayedSampler(other, dataset, 5), 0)
     assert passes_of(ReplayedSampler(one, dataset, 5), 0) != passes_of(ReplayedSampler(one, dataset, 6), 0)
 
 
-def test_the_data_set_is_not_copied():
+def test_the_data_set_is_not_copied_and_a_generator_of_the_trainings_not_sent():
     dataset = list(range(6))
-    sampler = ReplayedSampler(Remembering(dataset), dataset, 5)
-    iter(sampler)
-    assert sampler._sampler.dataset is dataset
+    replayed = ReplayedSampler(Remembering(dataset), dataset, 5)
+    iter(replayed)
+    assert replayed._sampler.dataset is dataset
+    sampler = RandomSampler(range(8), generator=torch.Generator())
+    assert parts_of(kind_of(DataLoader(range(8), sampler=sampler)))["sampler"].generator is None
+    assert sampler.generator is not None

@@ -1,7 +1,6 @@
 """What is said where Ray is missing, where there is no cluster, and where the cluster asks for no token. Ray is played here."""
 
 import sys
-import warnings
 from types import SimpleNamespace
 
 import pytest
@@ -39,16 +38,11 @@ def test_without_a_cluster_the_way_out_is_said(played):
         place_of_training("sweep")
 
 
-def test_a_cluster_without_tokens_is_warned_of_with_what_to_set(played):
+def test_a_cluster_without_tokens_is_warned_of_with_what_to_set(played, monkeypatch):
     with pytest.warns(UserWarning, match=r"RAY_AUTH_MODE=token on all nodes, and RAY_AUTH_TOKEN_PATH .* \(chmod 600\)"):
         assert place_of_training("sweep") == {"address": "10.0.0.1:6379", "node": "abc"}
-
-
-def test_a_cluster_with_tokens_is_not_warned_of(played, monkeypatch):
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert place_of_training("sweep")["node"] == "abc"
+    assert place_of_training("sweep")["node"] == "abc"  # no warning, which would be an error
 
 
 class Stream(IterableDataset):

@@ -18,9 +18,6 @@ def test_the_log_has_the_error_before_the_training_hears_of_the_failure(monkeypa
     ((descriptor, data, logged),) = seen
     assert (descriptor, data) == (7, process.FAILED)
     assert "ValueError: no such sampler" in logged
-
-
-def test_a_process_that_does_not_fail_reports_nothing(monkeypatch):
-    monkeypatch.setattr(process.os, "write", lambda *_: pytest.fail("it has reported something"))
     with process.telling_of_failure(7):
         pass
+    assert len(seen) == 1, "a process that does not fail reports nothing"

@@ -58,18 +58,4 @@ def test_each_takes_its_examples_from_the_reader_and_depends_on_no_workers_and_n
     assert type(found) is kind
     assert (found.state_workers, found.order_by, found.hearers()) == (0, None, ())
     assert found.by_batches is point.by_batches
-
-
-def test_it_plans_ahead_as_far_as_its_thread_fetches():
-    assert shared("indexed", EXAMPLES).lookahead(4.0) == DEPTH + 1
-
-
-@pytest.mark.parametrize("name", ["indexed", "stream"])
-@pytest.mark.parametrize("point", [EXAMPLES, BATCHES])
-def test_opening_one_goes_to_the_reader(name, point, monkeypatch):
-    asked = []
-    monkeypatch.setattr(LoaderSharing, "start", lambda self, opening: asked.append(opening))
-    monkeypatch.setattr(LoaderSharing, "start_over_stream", lambda self, start: asked.append(start))
-    shared(name, point).open("opening")
-    (found,) = asked
-    assert found == "opening" if name == "indexed" else callable(found)
+    assert shared("indexed", EXAMPLES).lookahead(4.0) == DEPTH + 1, "as far as its thread fetches"

@@ -58,8 +58,3 @@ def test_items_are_taken_in_order_from_where_it_was_told_to_go(layout, position,
     taken = [item for count in counts for item in order.take(count)]
     assert taken == [item_at(layout, 0, position + offset) for offset in range(sum(counts))]
     assert order.position == position + sum(counts)
-
-
-def test_its_state_is_its_phase_and_its_name():
-    layout = layout_of(10, 1, 2, False)
-    assert SharedOrder(layout, 0, 3, "a").state(7) == {"phase": 3, "share": "a"}

@@ -18,75 +18,58 @@ def come(trainings, begin=0, low=0, **options):
     return next((one for one in trainings.entries(begin, low) if one.training is trainings.all[-1]), None)
 
 
-def test_the_first_one_enters_at_the_start_or_where_it_wishes():
-    for wish, place in ((None, 0), (37, 37)):
-        trainings = Trainings(100)
-        trainings.all.append(training(wish=wish))
-        assert trainings.begin_at(0.0) == place
-        (entry,) = trainings.entries(place, place)
-        assert (entry.place, entry.others, entry.is_late) == (place, 0, False)
-
-
-def test_a_reader_begins_when_so_many_have_come():
+def test_a_reader_begins_when_so_many_have_come_or_one_of_them_has_waited_for_long_enough():
     trainings = Trainings(100)
-    trainings.all.append(training(wait_for=2, group="a"))
-    assert trainings.begin_at(0.0) is None
-    trainings.all.append(training(wait_for=2, group="a", ranks=1))
-    assert trainings.begin_at(0.0) is None  # another rank is not another training
+    for group in "aa":  # another rank is not another training
+        trainings.all.append(training(wait_for=2, group=group))
+        assert trainings.begin_at(0.0) is None
     trainings.all.append(training(wait_for=2, group="b"))
     assert trainings.begin_at(0.0) == 0
     assert [entry.is_late for entry in trainings.entries(0, 0)] == [False] * 3
-
-
-def test_a_reader_begins_with_fewer_when_one_of_them_has_waited_for_long_enough():
-    trainings = Trainings(100)
-    trainings.all.append(training(wait_for=3, group="a", patient_until=70.0))
-    trainings.all.append(training(wait_for=3, group="b", patient_until=90.0))
+    trainings.all = [training(wait_for=3, group=group, patient_until=until) for group, until in (("a", 70.0), ("b", 90.0))]
     assert [trainings.begin_at(now) for now in (0.0, 69.9, 70.0)] == [None, None, 0]
 
 
-def test_a_late_one_enters_where_the_fastest_is_or_at_the_next_pass():
-    for join, place in (("now", 130), ("pass", 200)):
-        trainings = Trainings(100)
-        come(trainings).training.cursor = 130
-        come(trainings).training.cursor = 40
-        entry = come(trainings, low=40, join=join)
-        assert (entry.place, entry.others, entry.is_late) == (place, 2, True)
-
-
-@pytest.mark.parametrize(("join", "place"), [("now", 130), ("pass", 200)])
-def test_one_that_comes_when_a_reader_has_begun_within_a_pass_is_late_though_nothing_was_taken(join, place):
+@pytest.mark.parametrize("place", [0, 37])
+def test_the_first_one_enters_at_the_start_or_where_it_wishes_and_before_anything_was_taken_nobody_is_late(place):
     trainings = Trainings(100)
-    come(trainings, begin=130, low=130, wish=130, goes_on=True)  # of a reader that has died
-    entry = come(trainings, begin=130, low=130, join=join)
-    assert (entry.place, entry.is_late) == (place, True)
+    trainings.all.append(training(wish=place or None))
+    assert trainings.begin_at(0.0) == place
+    (entry,) = trainings.entries(place, place)
+    assert (entry.place, entry.others, entry.is_late) == (place, 0, False)
+    assert come(trainings, begin=place, low=place, wish=place).is_late is False
+
+
+@pytest.mark.parametrize(
+    ("join", "wish", "goes_on", "place", "is_late"),
+    [
+        ("now", None, False, 130, True),  # where the fastest is
+        ("pass", None, False, 200, True),  # or at the next pass
+        # One that stood somewhere goes on there if that is there.
+        *[("now", 60, False, 60, False), ("now", 40, False, 130, True), ("now", 150, False, 130, True)],
+        *[("now", 150, True, 150, False), ("now", 40, True, 50, True)],
+    ],
+)
+def test_where_one_enters_that_comes_when_others_are_at_work(join, wish, goes_on, place, is_late):
+    trainings = Trainings(100)
+    come(trainings).training.cursor = 130
+    come(trainings).training.cursor = 50
+    entry = come(trainings, low=50, join=join, wish=wish, goes_on=goes_on)
+    assert (entry.place, entry.others, entry.is_late) == (place, 2, is_late)
 
 
 @pytest.mark.parametrize(("join", "place"), [("now", 130), ("pass", 200)])
-def test_one_that_comes_together_with_those_of_a_dead_reader_finds_them_at_work(join, place):
+def test_one_that_comes_with_or_after_those_of_a_dead_reader_finds_them_at_work(join, place):
+    trainings = Trainings(100)
+    come(trainings, begin=130, low=130, wish=130, goes_on=True)
+    entry = come(trainings, begin=130, low=130, join=join)
+    assert (entry.place, entry.is_late) == (place, True), "though nothing was taken"
     trainings = Trainings(100)
     trainings.all += [training(group="new", join=join), training(group="old", wish=130, goes_on=True)]
     assert trainings.begin_at(0.0) == 130
     old, new = trainings.entries(130, 130)
     assert (old.training.group, old.place, old.is_late, old.others) == ("old", 130, False, 0)
     assert (new.training.group, new.place, new.is_late, new.others) == ("new", place, True, 1)
-
-
-def test_one_that_comes_before_anything_was_taken_is_not_late():
-    trainings = Trainings(100)
-    come(trainings)
-    assert [come(trainings).is_late for _ in range(2)] == [False, False]
-
-
-@pytest.mark.parametrize(
-    ("wish", "goes_on", "place", "is_late"),
-    [(60, False, 60, False), (40, False, 130, True), (150, False, 130, True), (150, True, 150, False), (40, True, 50, True)],
-)
-def test_one_that_stood_somewhere_goes_on_there_if_that_is_there(wish, goes_on, place, is_late):
-    trainings = Trainings(100)
-    come(trainings).training.cursor = 130
-    entry = come(trainings, low=50, wish=wish, goes_on=goes_on)
-    assert (entry.place, entry.is_late) == (place, is_late)
 
 
 def test_ranks_enter_together():
