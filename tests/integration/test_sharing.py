@@ -217,7 +217,8 @@ class Shifted(Numbers):
 
 def test_other_data_under_the_same_name_is_refused_with_what_differs():
     first = loader_of(Shifted(64), 8)
-    next(iter(first))
+    epoch = iter(first)
+    next(epoch)
     whose = r" .*process \d+, started \d+ s ago by .* \(process \d+\)"
     for dataset, shuffle, what in (
         (Shifted(64), False, r"sampler: \S*SequentialSampler and \S*RandomSampler"),
