@@ -157,7 +157,7 @@ def test_drop_last_drops_only_the_last_part_batch_of_the_training_that_wants_it(
 
 
 def test_the_length_of_a_training_is_that_of_its_own_batch_size_and_other_batches_are_refused():
-    first = shared(Batches(10, length=10))
+    first = shared(Batches(4, length=10))
     epoch = iter(first)
     next(epoch)
     second = shared(Batches(10))
