@@ -98,22 +98,24 @@ def test_a_checkpoint_resumes_exactly_with_another_reader(tmp_path: Any, factor:
     assert resumed.model.weights == whole.model.weights
 
 
-class Loaders(pl.LightningDataModule):
-    def __init__(self, loaders: Any) -> None:
-        super().__init__()
-        self.loaders = loaders
-
+class TwoLoaders(pl.LightningDataModule):
     def train_dataloader(self) -> Any:
-        return self.loaders
+        return {name: DataLoader(Scans(20), 4) for name in ("a", "b")}
+
+    def val_dataloader(self) -> Any:
+        return DataLoader(Scans(6), 3)
 
 
-@pytest.mark.parametrize(
-    ("loaders", "said"),
-    [
-        ({"a": DataLoader(Scans(20), 4), "b": DataLoader(Scans(20), 4)}, "share='fit' is impossible for several loaders"),
-        ([DataLoader(Scans(20), 4)], r"a list or dict of one loader: .* Return the loader itself"),
-    ],
-)
-def test_a_collection_of_loaders_is_refused_with_the_way_out(loaders: Any, said: str) -> None:
-    with pytest.raises(MisconfigurationException, match=said):
-        fit(Loaders(loaders), model=Recorder(), callbacks=[EchoCallback(share=SHARE)], limit_val_batches=0)
+def test_several_loaders_are_refused_with_the_way_out() -> None:
+    with pytest.raises(MisconfigurationException, match="share='fit' is impossible for several loaders"):
+        fit(TwoLoaders(), model=Recorder(), callbacks=[EchoCallback(share=SHARE)])
+
+
+class ListOfOne(TwoLoaders):
+    def train_dataloader(self) -> Any:
+        return [DataLoader(Scans(20), 4)]
+
+
+def test_a_list_of_one_loader_is_refused_as_what_it_is() -> None:
+    with pytest.raises(MisconfigurationException, match=r"a list or dict of one loader: .* Return the loader itself"):
+        fit(ListOfOne(), model=Recorder(), callbacks=[EchoCallback(share=SHARE)])
