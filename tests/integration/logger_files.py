@@ -3,7 +3,7 @@
 =========== ===================================================================================
 CSV         ``metrics.csv`` and ``hparams.yaml``, by csv and yaml
 TensorBoard event files, by TensorBoard's own reader
-MLflow      its store (a folder of files), by MLflow's own client
+MLflow      its store (a folder of files, or an SQLite file), by MLflow's own client
 W&B         ``run-*.wandb``: what `wandb sync` would send. Nothing public reads it, see `_wandb_records`
 =========== ===================================================================================
 """
@@ -15,11 +15,11 @@ import json
 import struct
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import pytest
 import yaml
@@ -47,15 +47,20 @@ class Logged:
 
 
 class Kind(NamedTuple):
-    """A logger as a user makes it, and how its files are read.
+    """A logger as a user makes it, and how its files are read."""
 
-    Attributes:
-        make: Of a folder and the number of the start, a logger that writes there; for a second start, one that goes on there.
-        read: Of a folder, what all starts of the run have written.
-    """
+    make: Make
+    read: Read
 
-    make: Callable[[Path, int], Logger]
-    read: Callable[[Path], Logged]
+
+class Make(Protocol):
+    def __call__(self, folder: Path, start: int) -> Logger:
+        """A logger that writes into a folder; for a run's second start, the logger that goes on there."""
+
+
+class Read(Protocol):
+    def __call__(self, folder: Path) -> Logged:
+        """What all starts of the run have written."""
 
 
 def _make_csv(folder: Path, start: int) -> Logger:
@@ -95,31 +100,39 @@ def _read_tensorboard(folder: Path) -> Logged:
     return logged
 
 
-def _mlflow_runs(folder: Path) -> list[Any]:
+def _mlflow(uri: str) -> Kind:
+    """Returns MLflow with a store.
+
+    Args:
+        uri: Of the store, with ``{}`` for the folder.
+    """
+
+    def make(folder: Path, start: int) -> Logger:
+        of_before = {run.info.run_id for run in _mlflow_runs(uri.format(folder))} if start else set()
+        return MLFlowLogger("digits", tracking_uri=uri.format(folder), run_id=of_before.pop() if start else None)
+
+    def read(folder: Path) -> Logged:
+        from mlflow.tracking import MlflowClient
+
+        client, logged = MlflowClient(uri.format(folder)), Logged()
+        (run,) = _mlflow_runs(uri.format(folder))
+        for name in run.data.metrics:
+            for metric in client.get_metric_history(run.info.run_id, name):
+                logged.steps[metric.step][name] = metric.value
+        parameters = {name.split("/", 1)[1]: value for name, value in run.data.params.items() if name.startswith("echo/")}
+        logged.take_options({"echo": parameters})
+        return logged
+
+    return Kind(make, read)
+
+
+def _mlflow_runs(uri: str) -> list[Any]:
     from mlflow.tracking import MlflowClient
 
-    client = MlflowClient(f"file:{folder}/mlruns")
+    client = MlflowClient(uri)
     experiment = client.get_experiment_by_name("digits")
     assert experiment is not None
     return list(client.search_runs([experiment.experiment_id]))
-
-
-def _make_mlflow(folder: Path, start: int) -> Logger:
-    of_before = {run.info.run_id for run in _mlflow_runs(folder)} if start else set()
-    return MLFlowLogger("digits", tracking_uri=f"file:{folder}/mlruns", run_id=of_before.pop() if start else None)
-
-
-def _read_mlflow(folder: Path) -> Logged:
-    from mlflow.tracking import MlflowClient
-
-    client, logged = MlflowClient(f"file:{folder}/mlruns"), Logged()
-    (run,) = _mlflow_runs(folder)
-    for name in run.data.metrics:
-        for metric in client.get_metric_history(run.info.run_id, name):
-            logged.steps[metric.step][name] = metric.value
-    parameters = {name.split("/", 1)[1]: value for name, value in run.data.params.items() if name.startswith("echo/")}
-    logged.take_options({"echo": parameters})
-    return logged
 
 
 def _make_wandb(folder: Path, start: int) -> Logger:
@@ -168,10 +181,16 @@ def _wandb_records(path: Path) -> Iterator[Any]:
 KINDS = {
     "CSV": Kind(_make_csv, _read_csv),
     "TensorBoard": Kind(_make_tensorboard, _read_tensorboard),
-    "MLflow": Kind(_make_mlflow, _read_mlflow),
+    "MLflow, files": _mlflow("file:{}/mlruns"),
+    "MLflow, SQLite": _mlflow("sqlite:///{}/mlflow.db"),
     "W&B": Kind(_make_wandb, _read_wandb),
 }
-NEEDED = {"TensorBoard": ["tensorboard"], "MLflow": ["mlflow"], "W&B": ["wandb"]}
+NEEDED = {
+    "TensorBoard": ["tensorboard"],
+    "MLflow, files": ["mlflow"],
+    "MLflow, SQLite": ["mlflow", "sqlalchemy"],
+    "W&B": ["wandb"],
+}
 
 
 def skip_unless_installed(name: str) -> None:
