@@ -6,18 +6,6 @@ from PIL import Image
 
 
 @pytest.fixture
-def folder(tmp_path):
-    """Images of different sizes in two classes, as files."""
-    generator = np.random.default_rng(0)
-    for name in ("cat", "dog"):
-        (tmp_path / "images" / name).mkdir(parents=True)
-        for number in range(3):
-            pixels = generator.integers(0, 255, (20 + number, 26 - number, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(tmp_path / "images" / name / f"{number}.png")
-    return tmp_path / "images"
-
-
-@pytest.fixture
 def images(tmp_path):
     """Two folders of photographs, as good as: noise made smooth, so that compression has something to save."""
     generator = np.random.default_rng(0)

@@ -1,6 +1,5 @@
-"""Data sets that say how they read and how they decode, and images in files."""
+"""Data sets that say how they read and how they decode."""
 
-import pickle
 import random
 
 import numpy as np
@@ -8,17 +7,23 @@ import torch
 from torch.utils.data import Dataset
 from torchvision.transforms import v2
 
-from lightning_echo.split.prove import find_split, make_stages
 from lightning_echo.split.staged import StagedDataset
 
 RANDOM = v2.Compose([v2.Resize(12), v2.RandomHorizontalFlip(), v2.PILToTensor()])
 
 
-def proved(dataset):
-    """The split after reading, and the stages as a worker makes them."""
-    split = find_split(dataset, raw=True)
-    assert split.raw
-    return split, make_stages(dataset, pickle.loads(pickle.dumps(split.conventions)), raw=split.raw)
+class Letters(StagedDataset):
+    def read(self, index):
+        return bytes([97 + index]) * 3
+
+    def decode(self, raw):
+        return list(raw.decode())
+
+    def augment(self, example):
+        return [*example, random.random()]
+
+    def __len__(self):
+        return 5
 
 
 class Words(StagedDataset):
@@ -55,19 +60,6 @@ class NotAugmented(Dataset):
         return self.decode(self.read(index))
 
 
-class Loads(StagedDataset):
-    """Has nothing to read."""
-
-    def load(self, index):
-        return index
-
-    def augment(self, example):
-        return example
-
-    def __len__(self):
-        return 3
-
-
 class Raws(Dataset):
     """A data set of bytes."""
 
@@ -76,16 +68,3 @@ class Raws(Dataset):
 
     def __len__(self):
         return 6
-
-
-class BatchedRaws(Raws):
-    def __init__(self):
-        self.calls = []
-
-    def __getitems__(self, indices):
-        self.calls.append(list(indices))
-        return [self[index] for index in indices]
-
-
-def noisy(example):
-    return example + np.random.rand()

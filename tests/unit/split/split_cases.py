@@ -14,6 +14,8 @@ from torchvision.transforms import v2
 from lightning_echo.split.prove import find_split, make_stages
 from lightning_echo.split.staged import StagedDataset
 
+CROP_AND_FLIP = v2.Compose([v2.Resize(8), v2.RandomCrop(5), v2.RandomHorizontalFlip()])
+
 
 def seed(value):
     torch.manual_seed(value)
@@ -61,25 +63,26 @@ def sent(value):
         return pickle.loads(pickle.dumps(value))
 
 
-def proved(dataset):
-    """Returns the split of a data set, and its stages as a worker makes them."""
-    split = find_split(dataset)
-    return split, make_stages(sent(dataset), split.conventions)
+def proved(dataset, *, raw=False, is_sent=False):
+    """Returns the split of a data set, and its stages as a worker makes them, which behave like the data set."""
+    split = find_split(dataset, raw=raw)
+    assert split.raw == raw
+    stages = make_stages(sent(dataset) if is_sent else dataset, sent(split.conventions), raw=raw)
+    assert behaves_like(dataset, stages)
+    return split, stages
 
 
 class Arrays(Dataset):
-    """Small images in memory with a ``transform``, not torchvision's class; counts what is read."""
+    """Small images in memory with a ``transform``, not torchvision's class."""
 
     def __init__(self, size=6, transform=None, **attributes):
         self.images = torch.arange(size * 3 * 6 * 6, dtype=torch.uint8).view(size, 3, 6, 6)
         self.transform = transform
-        self.reads = []
         vars(self).update(attributes)
 
     def image(self, index):
         if not 0 <= index < len(self.images):
             raise IndexError(index)
-        self.reads.append(int(index))
         return self.images[index]
 
     def __getitem__(self, index):
@@ -92,25 +95,17 @@ class Arrays(Dataset):
         return len(self.images)
 
 
-class Tripled(Arrays):
-    """Calls its transform without asking, as many data sets do."""
-
-    def __getitem__(self, index):
-        return self.transform(self.image(index)), index, -index
+def of_getitem(getitem, kind=Arrays, **attributes):
+    """Arrays with another ``__getitem__``."""
+    return type("Own", (kind,), {"__getitem__": getitem})(**attributes)
 
 
-CROP_AND_FLIP = v2.Compose([v2.Resize(8), v2.RandomCrop(5), v2.RandomHorizontalFlip()])
+def CALLED(image):
+    return image + torch.rand(())
 
 
-class Always:
-    def random(self):
-        return 0.0
-
-
-def proved_in_process(dataset):
-    """As `proved`, for classes and functions that cannot be pickled."""
-    split = find_split(dataset)
-    return split, make_stages(dataset, split.conventions)
+def noisy(example):
+    return example + np.random.rand()
 
 
 def flip_or_not(example):
@@ -127,7 +122,3 @@ class Staged(StagedDataset):
 
     def __len__(self):
         return 5
-
-
-def CALLED(image):
-    return image + torch.rand(())

@@ -11,10 +11,11 @@ from lightning_echo.split.prove import make_stages
 
 
 class Partly(Dataset):
-    """Transforms all but those in ``left_out``; counts how often each example is read."""
+    """Transforms all but those in ``left_out``; counts how often each example is read. Some may fail, for good or once."""
 
-    def __init__(self, *left_out):
+    def __init__(self, *left_out, broken=(), flaky=()):
         self.left_out, self.reads = set(left_out), []
+        self.broken, self.flaky = broken, list(flaky)  # which copies share
 
     @staticmethod
     def transform(number):
@@ -22,6 +23,11 @@ class Partly(Dataset):
 
     def __getitem__(self, index):
         self.reads.append(index)
+        if index in self.flaky:
+            self.flaky.remove(index)
+            raise OSError("a slow disk")
+        if index in self.broken:
+            raise OSError("broken file")
         return (index if index in self.left_out else self.transform(index)), "label"
 
     def __len__(self):
@@ -37,38 +43,26 @@ def watched(dataset, refusal=None, may_fail=False):
     return WatchedStages(make_stages(dataset), dataset, refusal=refusal, may_fail=may_fail)
 
 
-def test_an_example_that_fits_is_loaded_once_and_redone_for_each_use():
-    dataset = Partly()
-    stages = watched(dataset)
-    example = stages.load(3)
-    assert example == (3, "label")
-    assert [stages.augment(3, example) for _ in range(2)] == [(1003, "label")] * 2
-    assert dataset.reads == [3]
-    assert stages.note == ""
+def loaded(stages, *indices):
+    return stages.load_many(list(indices)) if stages.load_many else [stages.load(index) for index in indices]
 
 
 @pytest.mark.parametrize("kind", [Partly, PartlyInCalls])
-def test_one_that_does_not_is_read_whole_for_each_use(kind):
-    dataset = kind(3)
+def test_one_that_fits_is_loaded_once_and_one_that_does_not_is_read_whole_for_each_use(kind):
+    dataset = kind(3, 5)
     stages = watched(dataset)
-    loaded = stages.load_many([2, 3, 4]) if stages.load_many else [stages.load(index) for index in (2, 3, 4)]
-    assert loaded == [(2, "label"), WHOLE, (4, "label")]
+    assert loaded(stages, 2, 4) == [(2, "label"), (4, "label")]
+    assert [stages.augment(2, (2, "label")) for _ in range(2)] == [(1002, "label")] * 2
+    assert (dataset.reads, stages.note) == ([2, 4], "")
+    assert loaded(stages, 2, 3, 4) == [(2, "label"), WHOLE, (4, "label")]
     dataset.reads.clear()
     assert [stages.augment(3, WHOLE) for _ in range(2)] == [(3, "label")] * 2
     assert dataset.reads == [3, 3]
     assert "example 3 does not fit the split of the data set: it calls its transform 0 times" in stages.note
-
-
-def test_what_stands_for_such_an_example_stays_itself_when_it_is_copied():
-    assert copy_example(WHOLE) is WHOLE
-
-
-def test_it_is_said_once():
-    stages = watched(Partly(3, 4))
-    stages.load(3)
     stages.note = ""
-    stages.load(4)
-    assert stages.note == ""
+    assert loaded(stages, 5) == [WHOLE]
+    assert stages.note == "", "it is said once"
+    assert copy_example(WHOLE) is WHOLE
 
 
 @pytest.mark.parametrize(("refusal", "where"), [(SplitRefused, "before its augmentation"), (ReadRefused, "after reading")])
@@ -98,54 +92,20 @@ def test_where_nothing_can_take_the_place_of_the_split_any_number_is_read_whole(
     assert [stages.load(index) for index in range(200)] == [WHOLE] * 200
 
 
+def test_examples_that_were_read_in_calls_count_as_read():
+    stages = watched(PartlyInCalls(*range(1000, 1200)), may_fail=True)
+    stages.load_many(list(range(600)))
+    assert stages.load_many(list(range(1000, 1200))) == [WHOLE] * 200  # of 800
+
+
 @pytest.mark.parametrize("refusal", [None, SplitRefused])
 @pytest.mark.parametrize("kind", [Partly, PartlyInCalls])
-def test_an_error_that_does_not_come_again_is_not_the_splits(kind, refusal):
-    class Flaky(kind):
-        fails = True
-
-        def __getitem__(self, index):
-            if index == 5 and self.fails:
-                type(self).fails = False
-                raise OSError("a slow disk")
-            return super().__getitem__(index)
-
-    stages = watched(Flaky(), refusal)
-    loaded = stages.load_many([4, 5]) if stages.load_many else [stages.load(index) for index in (4, 5)]
-    assert loaded == [(4, "label"), (5, "label")]
+def test_an_error_that_does_not_come_again_is_not_the_splits_and_one_that_does_is_raised(kind, refusal):
+    stages = watched(kind(flaky=[5], broken=[7]), refusal)
+    assert loaded(stages, 4, 5) == [(4, "label"), (5, "label")]
     assert stages.note == ""
-
-
-def test_an_example_that_neither_can_be_loaded_nor_read_whole_raises_what_the_data_set_raises():
-    class Broken(Partly):
-        def __getitem__(self, index):
-            if index == 5:
-                raise OSError("broken file")
-            return super().__getitem__(index)
-
-    for refusal in (None, SplitRefused):
-        with pytest.raises(OSError, match="broken file"):
-            watched(Broken(), refusal).load(5)
-
-
-def test_draws_are_looked_for_only_in_examples_that_are_kept_and_from_the_first_on_one_by_one():
-    class Drawing(Partly):
-        def __getitem__(self, index):
-            if index == 1:
-                torch.rand(())
-            return super().__getitem__(index)
-
-    stages = watched(Drawing())
-    stages.begin()
-    assert [stages.load(index) for index in (0, 1)] == [(0, "label"), (1, "label")]
-    assert stages.must_repeat()
-    assert [stages.load(index) for index in (0, 1)] == [(0, "label"), WHOLE]
-    stages.end()
-    assert "loading it draws random numbers from torch" in stages.note
-    assert stages.load(1) == (1, "label")  # for a single use: nothing is repeated
-    stages.begin()
-    assert [stages.load(index) for index in (0, 1)] == [(0, "label"), WHOLE]
-    assert not stages.must_repeat()
+    with pytest.raises(OSError, match="broken file"):
+        loaded(stages, 6, 7)
 
 
 def test_a_call_that_fails_by_itself_as_well_raises_what_the_data_set_raises():
@@ -161,10 +121,24 @@ def test_a_call_that_fails_by_itself_as_well_raises_what_the_data_set_raises():
     assert stages.load_many([1]) == [(1, "label")]
 
 
-def test_examples_that_were_read_in_calls_count_as_read():
-    stages = watched(PartlyInCalls(*range(1000, 1200)))
-    stages.load_many(list(range(600)))
-    assert stages.load_many(list(range(1000, 1200))) == [WHOLE] * 200  # of 800
+def test_draws_are_looked_for_only_in_examples_that_are_kept_and_from_the_first_on_one_by_one():
+    class Drawing(Partly):
+        def __getitem__(self, index):
+            if index == 1:
+                torch.rand(())
+            return super().__getitem__(index)
+
+    stages = watched(Drawing())
+    stages.begin()
+    assert loaded(stages, 0, 1) == [(0, "label"), (1, "label")]
+    assert stages.must_repeat()
+    assert loaded(stages, 0, 1) == [(0, "label"), WHOLE]
+    stages.end()
+    assert "loading it draws random numbers from torch" in stages.note
+    assert stages.load(1) == (1, "label")  # for a single use: nothing is repeated
+    stages.begin()
+    assert loaded(stages, 0, 1) == [(0, "label"), WHOLE]
+    assert not stages.must_repeat()
 
 
 def test_what_reading_an_example_whole_draws_is_not_taken_for_a_draw_of_loading():
