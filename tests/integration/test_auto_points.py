@@ -1,11 +1,5 @@
 """The table of docs/concepts/insertion_points.md, pipeline, point that `auto` takes, way to an earlier one, row by row."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 from PIL import Image
@@ -13,103 +7,129 @@ from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, Dataset, I
 from torchvision import datasets
 from torchvision.transforms import v2
 
-from lightning_echo import EchoConfig, EchoDataModule, EchoLoader, StagedDataset
+from lightning_echo import EchoLoader, StagedDataset
+
+
+def noisy(example):
+    return example + torch.rand(1)
+
 
 CROP = v2.Compose([v2.RandomCrop(8), v2.PILToTensor()])
 
 
-def image_folder(folder: Path) -> Any:
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "images" / "class").mkdir(parents=True)
     for index in range(8):
-        path = folder / "images" / "class" / f"{index}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (12, 12), (index, 0, 0)).save(path)
-    return datasets.ImageFolder(folder / "images", CROP)
+        Image.new("RGB", (12, 12), (index, 0, 0)).save(tmp_path / "images" / "class" / f"{index}.png")
+    return datasets.ImageFolder(tmp_path / "images", CROP)
 
 
-class Whole(Dataset[Any]):
-    """Does everything in ``__getitem__``."""
+class Plain(Dataset):
+    def __getitem__(self, index):
+        return torch.tensor([float(index)])
 
-    def __getitem__(self, index: int) -> Any:
-        return torch.tensor([index]) + torch.rand(1)
-
-    def __len__(self) -> int:
+    def __len__(self):
         return 16
 
 
-class Plain(Whole):
-    def __getitem__(self, index: int) -> Any:
-        return torch.tensor([float(index)])
+class Whole(Plain):
+    """Does everything in ``__getitem__``."""
+
+    def __getitem__(self, index):
+        return torch.tensor([index]) + torch.rand(1)
+
+
+class Deceptive(Plain):
+    """Stores a transform, but uses it so that the inferred split would be wrong."""
+
+    def __init__(self):
+        self.transform = noisy
+
+    def __getitem__(self, index):
+        return self.transform(super().__getitem__(index)).round()
 
 
 class Staged(StagedDataset):
-    def load(self, index: Any) -> Any:
-        return torch.tensor([float(index)])
+    load, __len__ = Plain.__getitem__, Plain.__len__
 
-    def augment(self, example: Any) -> Any:
+    def augment(self, example):
         return example + torch.rand(1)
-
-    def __len__(self) -> int:
-        return 16
 
 
 class Raw(Staged):
-    def read(self, index: Any) -> Any:
+    load = StagedDataset.load
+
+    def read(self, index):
         return bytes([index])
 
-    def decode(self, raw: Any) -> Any:
+    def decode(self, raw):
         return torch.tensor([float(raw[0])])
 
-    def load(self, index: Any) -> Any:
-        return self.decode(self.read(index))
 
-
-class Stream(IterableDataset[Any]):
-    def __iter__(self) -> Iterator[Any]:
+class Stream(IterableDataset):
+    def __iter__(self):
         return iter(torch.arange(16.0))
 
 
-class OwnIter(DataLoader[Any]):
-    def __iter__(self) -> Any:
+class OwnIter(DataLoader):
+    def __iter__(self):
         return iter([torch.zeros(4)] * 4)
 
 
-def buckets(dataset: Any) -> Any:
-    return BatchSampler(RandomSampler(dataset), 4, drop_last=False)
-
-
-def take(loader: Any, point: str = "auto") -> str:
+def take(loader, point="auto"):
     echoed = EchoLoader(loader, 2, insertion_point=point, seed=0)
     assert len(list(echoed)) > 0
     return str(echoed.insertion_point)
 
 
-def test_torchvisions_convention(tmp_path: Path) -> None:
-    folder = image_folder(tmp_path)
-    for dataset in (folder, Subset(folder, [0, 2, 3, 5]), ConcatDataset([folder, folder])):
-        assert take(DataLoader(dataset, 4)) == "before_augmentation"
-        assert take(DataLoader(dataset, 4), "after_read") == "after_read"
+@pytest.mark.parametrize("wrap", [lambda d: d, lambda d: ConcatDataset([d, Subset(d, [0, 2, 3, 5])])])
+def test_torchvisions_convention(folder, wrap):
+    assert take(DataLoader(wrap(folder), 4)) == "before_augmentation"
+    assert take(DataLoader(wrap(folder), 4), "after_read") == "after_read"
 
 
-def test_staged_data_sets() -> None:
-    assert take(DataLoader(Staged(), 4)) == "before_augmentation"
-    with pytest.raises(ValueError, match=r"read\(index\) and decode\(raw\)"):
-        take(DataLoader(Staged(), 4), "after_read")
-    assert take(DataLoader(Raw(), 4)) == "before_augmentation"
-    assert take(DataLoader(Raw(), 4), "after_read") == "after_read"
+STAGED = ("StagedDataset", "load(index) and augment(example)", "StagedDataset.of", "insertion_point='after_augmentation'")
+BATCHES = ("is impossible here: ", "Use 'after_batching' or 'auto'")
+NO_READ = ("read(index) and decode(raw)",)
+STREAM = ("the data set is a stream, which has no index. Use 'after_augmentation', 'after_batch",)
+LOADERS = {
+    "staged": (DataLoader(Staged(), 4), "before_augmentation", "", "after_read", NO_READ),
+    "raw": (DataLoader(Raw(), 4), "before_augmentation", "", None, ()),
+    "whole": (DataLoader(Whole(), 4), "after_augmentation", "Whole has neither load(index) and", "before_augmentation", STAGED),
+    "deceptive": (
+        DataLoader(Deceptive(), 4),
+        *("after_augmentation", "it looks at what its transform returns", "before_augmentation", STAGED),
+    ),
+    "named cut": (DataLoader(StagedDataset.of(Plain(), augment=noisy), 4), "before_augmentation", "", "after_read", NO_READ),
+    "stream": (DataLoader(Stream(), 4), "after_augmentation", "the data set is a stream", "before_augmentation", STREAM),
+    "batch sampler": (
+        DataLoader(Plain(), batch_sampler=BatchSampler(RandomSampler(Plain()), 4, False)),
+        *("after_batching", "", None, ()),
+    ),
+    "sampler": (DataLoader(Plain(), 4, sampler=RandomSampler(Plain())), "after_augmentation", "", "after_read", NO_READ),
+    "no batch size": (DataLoader(Stream(), batch_size=None), "after_batching", "", "after_augmentation", BATCHES),
+    "own iter": (OwnIter(Plain(), 4), "after_batching", "", "after_augmentation", BATCHES),
+    "list": ([torch.zeros(4)] * 3, "after_batching", "list is an iterable of batches", "after_augmentation", BATCHES),
+}
 
 
-def test_data_sets_that_do_everything_themselves() -> None:
-    assert take(DataLoader(Whole(), 4)) == "after_augmentation"
-    taken_out = StagedDataset.of(Plain(), augment=lambda example: example + torch.rand(1))
-    assert take(DataLoader(taken_out, 4)) == "before_augmentation"
+@pytest.mark.parametrize("name", LOADERS)
+def test_auto_takes_a_point_says_once_which_and_why_and_an_earlier_one_is_refused(name, caplog):
+    loader, point, why, earlier, ways_out = LOADERS[name]
+    with caplog.at_level("INFO", "lightning_echo"):
+        assert take(loader) == point
+    said = [record.getMessage() for record in caplog.records if record.name.startswith("lightning_echo")]
+    assert len([line for line in said if line.startswith(f"{point}, factor 2: ")]) == 1
+    assert not why or len([line for line in said if line.startswith(f"auto chose {point}: ") and why in line]) == 1
+    if earlier:
+        with pytest.raises(ValueError, match=f"insertion_point='{earlier}' is impossible") as refused:
+            EchoLoader(loader, 2, insertion_point=earlier)
+        assert all(way in str(refused.value) for way in ways_out)
 
 
-def test_streams() -> None:
-    assert take(DataLoader(Stream(), 4)) == "after_augmentation"
-
-
-def test_what_a_streams_collate_function_draws_is_drawn_for_each_use() -> None:
-    def collate(examples: list[Any]) -> Any:
+def test_what_a_streams_collate_function_draws_is_drawn_for_each_use():
+    def collate(examples):
         return torch.stack([torch.stack([example, torch.rand(())]) for example in examples])
 
     loader = EchoLoader(DataLoader(Stream(), 4, collate_fn=collate), 3, buffer_size=8, seed=0)
@@ -118,31 +138,5 @@ def test_what_a_streams_collate_function_draws_is_drawn_for_each_use() -> None:
     assert len({noise for _, noise in rows}) == len(rows)
 
 
-def test_batch_samplers_of_your_own() -> None:
-    assert take(DataLoader(Plain(), batch_sampler=buckets(Plain()))) == "after_batching"
-    assert take(DataLoader(Plain(), 4, sampler=RandomSampler(Plain()))) == "after_augmentation"
-
-
-@pytest.mark.parametrize(
-    "loader", [DataLoader(Stream(), batch_size=None), OwnIter(Plain(), 4), [torch.zeros(4)] * 3], ids=["none", "own", "list"]
-)
-def test_batches_as_they_come(loader: Any) -> None:
-    assert take(loader) == "after_batching"
-    with pytest.raises(ValueError, match="Use 'after_batching' or 'auto'"):
-        EchoLoader(loader, 2, insertion_point="after_augmentation")
-
-
-def test_collections() -> None:
-    loaders = {"labelled": DataLoader(Staged(), 4), "unlabelled": DataLoader(Stream(), 4)}
-    points = {
-        name: loader.insertion_point
-        for name, loader in EchoDataModule.from_dataloaders(loaders, factor=2).train_dataloader().items()
-    }
-    assert points == {"labelled": "before_augmentation", "unlabelled": "after_augmentation"}
-    only = EchoDataModule.from_dataloaders(loaders, loaders={"labelled": EchoConfig(factor=4)}).train_dataloader()
-    assert isinstance(only["labelled"], EchoLoader)
-    assert only["unlabelled"] is loaders["unlabelled"]
-
-
-def test_the_latest_point_is_only_taken_on_request() -> None:
+def test_the_latest_point_is_only_taken_on_request():
     assert EchoLoader(DataLoader(Plain(), 4), 2, insertion_point="after_transfer").insertion_point == "after_transfer"

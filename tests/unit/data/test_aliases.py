@@ -1,28 +1,14 @@
 """Batches that are handed out without a copy: containers are new, tensors are aliases, and an edit is seen."""
 
-import dataclasses
-import types
-from collections import OrderedDict, UserDict, defaultdict, namedtuple
+from collections import UserDict, defaultdict
 
 import numpy as np
 import pytest
 import torch
+from data_cases import Pair, Plain, Sample, Slotted
 from torchvision import tv_tensors
 
 from lightning_echo.data.difference import LentBatch, rebuild, separate, tensors_in
-
-Pair = namedtuple("Pair", "x y")
-
-
-@dataclasses.dataclass
-class Sample:
-    x: torch.Tensor
-    name: str = "a"
-
-
-@dataclasses.dataclass(slots=True)
-class Slotted:
-    x: torch.Tensor
 
 
 class Encoding(UserDict):
@@ -39,18 +25,21 @@ class Encoding(UserDict):
         self.data = state["data"]
 
 
+class Loud(dict):
+    def values(self):
+        raise AssertionError("its own code was run")
+
+
 CONTAINERS = {
     "tensor": lambda x: x,
-    "list": lambda x: [x, 1],
-    "tuple": lambda x: (x, "a"),
-    "dict": lambda x: {"x": x},
     "nested": lambda x: {"a": [({"x": x}, 3)]},
     "defaultdict": lambda x: defaultdict(list, x=x),
-    "OrderedDict": lambda x: OrderedDict(x=x),
     "namedtuple": lambda x: Pair(x, 1),
+    "set": lambda x: {x},
     "dataclass": Sample,
     "slots": Slotted,
-    "plain object": lambda x: types.SimpleNamespace(x=x),
+    "slots of a base class, one without a value": type("MoreSlots", (Slotted,), {"__slots__": ("missing",)}),
+    "plain object": Plain,
     "object with a rule for pickling": lambda x: Encoding(x=x),
 }
 
@@ -60,279 +49,210 @@ def container(request):
     return CONTAINERS[request.param]
 
 
-class TestHandingOut:
-    def test_each_use_has_containers_of_its_own_and_shares_the_memory(self, container):
-        x = torch.arange(3.0)
-        lent = LentBatch(container(x))
-        uses = [lent.hand_out() for _ in range(2)]
-        assert [type(use) for use in uses] == [type(lent.batch)] * 2
-        assert len({id(lent.batch), *map(id, uses)}) == 3
-        (first,), (second,) = map(tensors_in, uses)
-        assert len({id(x), id(first), id(second)}) == 3
-        assert first.data_ptr() == second.data_ptr() == x.data_ptr()
-        assert first.tolist() == [0, 1, 2]
-
-    def test_what_is_popped_appended_or_replaced_comes_back(self):
-        lent = LentBatch({"x": torch.zeros(2), "list": [1], "pair": ("a", {"b": 2})})
-        use = lent.hand_out()
-        use.pop("x")
-        use["list"].append(2)
-        use["pair"][1].clear()
-        use["new"] = 1
-        again = lent.hand_out()
-        assert list(again) == ["x", "list", "pair"]
-        assert (again["list"], again["pair"]) == ([1], ("a", {"b": 2}))
-        assert not lent.is_edited()
-
-    def test_a_tensor_that_is_held_twice_stays_one(self):
-        x = torch.zeros(2)
-        use = LentBatch({"a": x, "b": [x]}).hand_out()
-        assert use["a"] is use["b"][0]
-
-    def test_what_is_no_tensor_is_copied(self):
-        lent = LentBatch({"array": np.zeros(2), "bytes": bytearray(b"ab"), "set": {1}})
-        use = lent.hand_out()
-        use["array"][:] = 1
-        use["bytes"].clear()
-        use["set"].clear()
-        again = lent.hand_out()
-        assert (again["array"].tolist(), again["bytes"], again["set"]) == ([0, 0], b"ab", {1})
-
-    @pytest.mark.parametrize(
-        "rebind",
-        [
-            lambda x: x.requires_grad_(),
-            lambda x: setattr(x, "data", torch.ones(7)),
-            lambda x: setattr(x, "note", "mine"),
-            lambda x: setattr(x, "grad", torch.ones(2, 3)),
-        ],
-        ids=["requires_grad_", "data", "attribute", "grad"],
-    )
-    def test_what_is_only_rebound_stays_with_the_use(self, rebind):
-        lent = LentBatch(torch.zeros(2, 3))
-        rebind(lent.hand_out())
-        assert not lent.is_edited()
-        again = lent.hand_out()
-        assert (again.shape, again.requires_grad, again.grad, vars(again)) == ((2, 3), False, None, {})
-        assert again.sum() == 0
-
-    @pytest.mark.parametrize("reshape", [lambda x: x.unsqueeze_(0), lambda x: x.t_(), lambda x: x.resize_(2, 2)])
-    def test_a_use_may_be_reshaped_in_place(self, reshape):
-        lent = LentBatch(torch.zeros(2, 3))
-        reshape(lent.hand_out())
-        assert lent.hand_out().shape == (2, 3)
-
-    def test_a_gradient_of_one_use_does_not_reach_the_next(self):
-        lent = LentBatch(torch.ones(2))
-        use = lent.hand_out().requires_grad_()
-        (use * torch.ones(2, requires_grad=True)).sum().backward()
-        assert use.grad is not None
-        assert lent.hand_out().grad is None
-
-    def test_a_tensor_that_wants_gradients_wants_them_in_each_use(self):
-        lent = LentBatch(torch.ones(2, requires_grad=True))
-        uses = [lent.hand_out() for _ in range(2)]
-        assert all(use.requires_grad and use.is_leaf for use in uses)
-
-    def test_a_graph_that_an_edit_grows_stays_with_the_use(self):
-        lent = LentBatch(torch.ones(2))
-        lent.hand_out().mul_(torch.ones(2, requires_grad=True))
-        assert not lent.hand_out().requires_grad
-
-    def test_subclasses_keep_class_and_metadata(self):
-        boxes = tv_tensors.BoundingBoxes(torch.zeros(1, 4), format="XYXY", canvas_size=(5, 6))
-        image = tv_tensors.Image(torch.zeros(3, 2, 2))
-        lent = LentBatch([boxes, image, torch.nn.Parameter(torch.zeros(2))])
-        use = lent.hand_out()
-        assert [type(each) for each in use] == [tv_tensors.BoundingBoxes, tv_tensors.Image, torch.nn.Parameter]
-        assert (use[0].format, use[0].canvas_size) == (boxes.format, (5, 6))
-        assert use[0].data_ptr() == boxes.data_ptr()
-        use[0].canvas_size = (1, 1)
-        assert not lent.is_edited()
-        assert lent.hand_out()[0].canvas_size == (5, 6)
-
-    def test_tensors_that_hang_on_a_tensor_are_aliases_too(self):
-        x = torch.zeros(2)
-        x.mask, x.notes = torch.ones(2), ["a"]
-        lent = LentBatch([x])
-        use = lent.hand_out()[0]
-        assert use.mask is not x.mask
-        assert use.mask.data_ptr() == x.mask.data_ptr()
-        use.notes.append("b")
-        assert lent.hand_out()[0].notes == ["a"]
-        use.mask.zero_()
-        assert lent.is_edited()
-
-    @pytest.mark.parametrize(
-        "make",
-        [
-            lambda: torch.eye(3).to_sparse(),
-            lambda: torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)], layout=torch.jagged),
-            lambda: torch.zeros(2, dtype=torch.complex64).conj(),
-            lambda: torch.zeros(()),
-            lambda: torch.zeros(0),
-        ],
-        ids=["sparse", "nested", "conjugate", "scalar", "empty"],
-    )
-    def test_unusual_tensors(self, make):
-        x = make()
-        lent = LentBatch({"x": x})
-        use = lent.hand_out()["x"]
-        assert (type(use), use.layout, use.is_conj(), use.ndim) == (type(x), x.layout, x.is_conj(), x.ndim)
-        assert not lent.is_edited()
-        use.mul_(2)
-        assert lent.is_edited()
-
-    def test_packed_sequences(self):
-        packed = torch.nn.utils.rnn.pack_sequence([torch.arange(3.0), torch.arange(2.0)])
-        lent = LentBatch([packed])
-        (use,) = lent.hand_out()
-        assert type(use) is type(packed)
-        assert use.data.data_ptr() == packed.data.data_ptr()
-        use.data.add_(1)
-        assert lent.is_edited()
-
-    def test_bytes_are_those_of_its_tensors(self):
-        x = torch.zeros(4, 5)
-        assert LentBatch({"x": x, "again": x, "y": torch.zeros(3, dtype=torch.int16), "s": "abc"}).nbytes == 86
+def test_each_use_has_containers_of_its_own_and_shares_the_memory(container):
+    x = torch.arange(3.0)
+    lent = LentBatch(container(x))
+    uses = [lent.hand_out() for _ in range(2)]
+    assert [type(use) for use in uses] == [type(lent.batch)] * 2
+    assert len({id(lent.batch), *map(id, uses)}) == 3
+    (first,), (second,) = map(tensors_in, uses)
+    assert len({id(x), id(first), id(second)}) == 3
+    assert first.data_ptr() == second.data_ptr() == x.data_ptr()
+    assert first.tolist() == [0, 1, 2]
 
 
-class TestEdits:
-    @pytest.mark.parametrize(
-        "edit",
-        [
-            lambda x: x.add_(1),
-            lambda x: x.__setitem__(0, 1.0),
-            lambda x: x[:, 0].mul_(2),
-            lambda x: x.copy_(torch.ones(2, 3)),
-            lambda x: torch.add(x, 1, out=x),
-            lambda x: torch._foreach_add_([x], 1.0),
-            lambda x: torch.nn.functional.relu(x, inplace=True),
-            lambda x: x.unbind()[0].zero_(),
-        ],
-    )
-    @pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
-    def test_in_place_edits_of_a_use_are_seen(self, edit, mode):
-        lent = LentBatch({"y": torch.zeros(1), "x": torch.zeros(2, 3)})
-        lent.hand_out()
-        assert not lent.is_edited()
-        with mode():
-            edit(lent.hand_out()["x"])
-        assert lent.is_edited()
-
-    def test_of_a_subclass_too(self):
-        lent = LentBatch(tv_tensors.Image(torch.zeros(3, 2, 2)))
-        assert not lent.is_edited()
-        lent.hand_out()[0] += 1
-        assert lent.is_edited()
-
-    def test_what_was_edited_before_it_was_lent_does_not_count(self):
-        x = torch.zeros(2).add_(1)
-        assert not LentBatch(x).is_edited()
-
-    @pytest.mark.parametrize(
-        "edit",
-        [lambda x: x.data.add_(1), lambda x: x.numpy().fill(1), lambda x: torch.from_dlpack(x).add_(1)],
-        ids=["data", "numpy", "dlpack"],
-    )
-    def test_edits_past_the_version_counter_are_not_seen_as_documented(self, edit):
-        lent = LentBatch(torch.zeros(2))
-        edit(lent.hand_out())
-        assert not lent.is_edited()
-        assert lent.hand_out().tolist() == [1, 1]
-
-    def test_inference_tensors_have_no_version_and_are_handed_out_all_the_same(self):
-        with torch.inference_mode():
-            x = torch.zeros(2)
-        lent = LentBatch([x, torch.zeros(1)])
-        assert not lent.is_edited()
-        assert lent.hand_out()[0].data_ptr() == x.data_ptr()
-        lent.hand_out()[1].add_(1)
-        assert lent.is_edited()
+def test_what_is_popped_appended_or_edited_beside_the_tensors_comes_back():
+    lent = LentBatch({"x": torch.zeros(2), "list": [1], "pair": ("a", {"b": 2}), "array": np.zeros(2), "bytes": bytearray(b"ab")})
+    use = lent.hand_out()
+    use.pop("x")
+    use["list"].append(2)
+    use["pair"][1].clear()
+    use["new"] = 1
+    use["array"][:] = 1
+    use["bytes"].clear()
+    again = lent.hand_out()
+    assert list(again) == ["x", "list", "pair", "array", "bytes"]
+    assert (again["list"], again["pair"]) == ([1], ("a", {"b": 2}))
+    assert (again["array"].tolist(), again["bytes"]) == ([0, 0], b"ab")
+    assert not lent.is_edited()
 
 
-class TestRebuilding:
-    def test_containers_are_new_and_tensors_the_same(self, container):
-        x = torch.zeros(2)
-        batch = container(x)
-        rebuilt = rebuild(batch)
-        assert [id(tensor) for tensor in tensors_in(rebuilt)] == [id(x)]
-        assert (rebuilt is batch) == (batch is x)
-
-    def test_a_container_that_changes_itself_leaves_the_batch_alone(self):
-        batch = Encoding(x=torch.zeros(2))
-        rebuild(batch).to("meta")
-        assert batch["x"].device.type == "cpu"
-
-
-class TestSeparating:
-    def test_only_what_shares_memory_is_copied(self, container):
-        shared, own = torch.zeros(4), torch.ones(2)
-        batch = {"shared": container(shared), "own": own}
-        apart = separate(batch, LentBatch([shared[1:], torch.ones(2)]))
-        (copied,) = tensors_in(apart["shared"])
-        assert copied.data_ptr() != shared.data_ptr()
-        assert torch.equal(copied, shared)
-        assert apart["own"] is own
-
-    def test_a_batch_that_shares_nothing_is_the_same_object(self):
-        batch = {"x": torch.zeros(2)}
-        assert separate(batch, LentBatch({"x": torch.zeros(2)})) is batch
-
-    @pytest.mark.parametrize(
-        "make",
-        [lambda: torch.eye(3).to_sparse(), lambda: torch.nested.nested_tensor([torch.zeros(2)], layout=torch.jagged)],
-        ids=["sparse", "nested"],
-    )
-    def test_where_memory_cannot_be_asked_for_another_device_tells(self, make):
-        x = make()
-        assert separate([x], LentBatch([x]))[0] is not x
-        assert separate([x], LentBatch([torch.zeros(2, device="meta")]))[0] is x
-
-
-class TestFindingTensors:
-    def test_each_once_wherever_it_is(self, container):
-        x, y = torch.zeros(1), torch.zeros(2)
-        found = tensors_in([container(x), {"x": x}, (y, None), "text", 3, b"bytes", torch.float32])
-        assert {id(tensor) for tensor in found} == {id(x), id(y)}
-        assert len(found) == 2
-
-    def test_what_refers_to_itself_is_passed_once(self):
-        batch = {"x": torch.zeros(1)}
-        batch["self"] = [batch]
-        assert len(tensors_in(batch)) == 1
-
-    def test_many_short_lived_objects_are_not_taken_for_one(self):
-        class Boxed(list):
-            def __iter__(self):
-                return ([each] for each in super().__iter__())  # lists that nobody else holds
-
-        assert len(tensors_in([Boxed(torch.zeros(50, 1).unbind()) for _ in range(20)])) == 1000
-
-
-class OneSlot:
-    __slots__ = "image"
-
-    def __init__(self, image):
-        self.image = image
-
-
-class MoreSlots(OneSlot):
-    __slots__ = ("missing",)
-
-
-class Loud(dict):
-    def values(self):
-        raise AssertionError("its own code was run")
+def test_a_tensor_that_is_held_twice_stays_one():
+    x = torch.zeros(2)
+    use = LentBatch({"a": x, "b": [x]}).hand_out()
+    assert use["a"] is use["b"][0]
 
 
 @pytest.mark.parametrize(
-    "hold",
-    [lambda x: {x}, lambda x: frozenset([x]), OneSlot, MoreSlots, lambda x: Loud(x=x)],
-    ids=["set", "frozenset", "one slot", "slots of a base class, one without a value", "dictionary with code of its own"],
+    "rebind",
+    [
+        lambda x: x.requires_grad_(),
+        lambda x: setattr(x, "data", torch.ones(7)),
+        lambda x: setattr(x, "note", "mine"),
+        lambda x: setattr(x, "grad", torch.ones(2, 3)),
+    ],
 )
-def test_a_tensor_is_found_wherever_built_in_containers_and_attributes_hold_it(hold):
+def test_what_is_only_rebound_stays_with_the_use(rebind):
+    lent = LentBatch(torch.zeros(2, 3))
+    rebind(lent.hand_out())
+    assert not lent.is_edited()
+    again = lent.hand_out()
+    assert (again.shape, again.requires_grad, again.grad, vars(again)) == ((2, 3), False, None, {})
+    assert again.sum() == 0
+
+
+def test_a_use_may_be_reshaped_in_place():
+    lent = LentBatch(torch.zeros(2, 3))
+    lent.hand_out().unsqueeze_(0).resize_(2, 2)
+    assert lent.hand_out().shape == (2, 3)
+
+
+def test_gradients_and_graphs_stay_with_the_use():
+    lent = LentBatch(torch.ones(2, requires_grad=True))
+    use, again = lent.hand_out(), lent.hand_out()
+    (use * torch.ones(2, requires_grad=True)).sum().backward()
+    assert use.grad is not None
+    assert again.grad is None
+    assert all(each.requires_grad and each.is_leaf for each in (use, again))
+    lent = LentBatch(torch.ones(2))
+    lent.hand_out().mul_(torch.ones(2, requires_grad=True))
+    assert not lent.hand_out().requires_grad
+
+
+def test_subclasses_keep_class_and_metadata_and_are_watched():
+    boxes = tv_tensors.BoundingBoxes(torch.zeros(1, 4), format="XYXY", canvas_size=(5, 6))
+    lent = LentBatch([boxes, tv_tensors.Image(torch.zeros(3, 2, 2)), torch.nn.Parameter(torch.zeros(2))])
+    use = lent.hand_out()
+    assert [type(each) for each in use] == [tv_tensors.BoundingBoxes, tv_tensors.Image, torch.nn.Parameter]
+    assert (use[0].format, use[0].canvas_size) == (boxes.format, (5, 6))
+    assert use[0].data_ptr() == boxes.data_ptr()
+    use[0].canvas_size = (1, 1)
+    assert not lent.is_edited()
+    assert lent.hand_out()[0].canvas_size == (5, 6)
+    use[1][0] += 1
+    assert lent.is_edited()
+
+
+def test_tensors_that_hang_on_a_tensor_are_aliases_too():
     x = torch.zeros(2)
-    found = tensors_in([hold(x)])
-    assert len(found) == 1
-    assert found[0] is x
+    x.mask, x.notes = torch.ones(2), ["a"]
+    lent = LentBatch([x])
+    use = lent.hand_out()[0]
+    assert use.mask is not x.mask
+    assert use.mask.data_ptr() == x.mask.data_ptr()
+    use.notes.append("b")
+    assert lent.hand_out()[0].notes == ["a"]
+    use.mask.zero_()
+    assert lent.is_edited()
+
+
+UNUSUAL = {
+    "sparse": lambda: torch.eye(3).to_sparse(),
+    "nested": lambda: torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)], layout=torch.jagged),
+    "conjugate": lambda: torch.zeros(2, dtype=torch.complex64).conj(),
+    "empty": lambda: torch.zeros(0),
+}
+
+
+@pytest.mark.parametrize("kind", UNUSUAL)
+def test_unusual_tensors(kind):
+    x = UNUSUAL[kind]()
+    lent = LentBatch({"x": x})
+    use = lent.hand_out()["x"]
+    assert (type(use), use.layout, use.is_conj(), use.ndim) == (type(x), x.layout, x.is_conj(), x.ndim)
+    assert not lent.is_edited()
+    use.mul_(2)
+    assert lent.is_edited()
+
+
+def test_bytes_are_those_of_its_tensors():
+    x = torch.zeros(4, 5)
+    assert LentBatch({"x": x, "again": x, "y": torch.zeros(3, dtype=torch.int16), "s": "abc"}).nbytes == 86
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda x: x[:, 0].mul_(2),
+        lambda x: x.copy_(torch.ones(2, 3)),
+        lambda x: torch.add(x, 1, out=x),
+        lambda x: torch._foreach_add_([x], 1.0),
+        lambda x: x.unbind()[0].zero_(),
+    ],
+)
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+def test_in_place_edits_of_a_use_are_seen_and_those_from_before_are_not(edit, mode):
+    lent = LentBatch({"y": torch.zeros(1), "x": torch.zeros(2, 3).add_(1)})
+    lent.hand_out()
+    assert not lent.is_edited()
+    with mode():
+        edit(lent.hand_out()["x"])
+    assert lent.is_edited()
+
+
+@pytest.mark.parametrize("edit", [lambda x: x.data.add_(1), lambda x: x.numpy().fill(1)], ids=["data", "numpy"])
+def test_edits_past_the_version_counter_are_not_seen_as_documented(edit):
+    lent = LentBatch(torch.zeros(2))
+    edit(lent.hand_out())
+    assert not lent.is_edited()
+    assert lent.hand_out().tolist() == [1, 1]
+
+
+def test_inference_tensors_have_no_version_and_are_handed_out_all_the_same():
+    with torch.inference_mode():
+        x = torch.zeros(2)
+    lent = LentBatch([x, torch.zeros(1)])
+    assert not lent.is_edited()
+    assert lent.hand_out()[0].data_ptr() == x.data_ptr()
+    lent.hand_out()[1].add_(1)
+    assert lent.is_edited()
+
+
+def test_rebuilt_containers_are_new_and_tensors_the_same(container):
+    x = torch.zeros(2)
+    batch = container(x)
+    rebuilt = rebuild(batch)
+    assert [id(tensor) for tensor in tensors_in(rebuilt)] == [id(x)]
+    assert (rebuilt is batch) == (batch is x)
+
+
+def test_a_rebuilt_container_that_changes_itself_leaves_the_batch_alone():
+    batch = Encoding(x=torch.zeros(2))
+    rebuild(batch).to("meta")
+    assert batch["x"].device.type == "cpu"
+
+
+def test_of_two_batches_only_what_shares_memory_is_copied(container):
+    shared, own = torch.zeros(4), torch.ones(2)
+    batch = {"shared": container(shared), "own": own}
+    apart = separate(batch, LentBatch([shared[1:], torch.ones(2)]))
+    (copied,) = tensors_in(apart["shared"])
+    assert copied.data_ptr() != shared.data_ptr()
+    assert torch.equal(copied, shared)
+    assert apart["own"] is own
+    assert separate(batch, LentBatch({"x": torch.zeros(2)})) is batch
+
+
+@pytest.mark.parametrize("kind", ["sparse", "nested"])
+def test_where_memory_cannot_be_asked_for_another_device_tells(kind):
+    x = UNUSUAL[kind]()
+    assert separate([x], LentBatch([x]))[0] is not x
+    assert separate([x], LentBatch([torch.zeros(2, device="meta")]))[0] is x
+
+
+def test_each_tensor_is_found_once_wherever_it_is_and_no_code_of_the_users_runs(container):
+    x, y = torch.zeros(1), torch.zeros(2)
+    batch = [container(x), {"x": x}, (y, None), Loud(y=y), "text", 3, b"bytes", torch.float32]
+    batch.append(batch)
+    found = tensors_in(batch)
+    assert {id(tensor) for tensor in found} == {id(x), id(y)}
+    assert len(found) == 2
+    assert tensors_in(Loud(y=y)) == [y]
+
+
+def test_many_short_lived_objects_are_not_taken_for_one():
+    class Boxed(list):
+        def __iter__(self):
+            return ([each] for each in super().__iter__())  # lists that nobody else holds
+
+    assert len(tensors_in([Boxed(torch.zeros(50, 1).unbind()) for _ in range(20)])) == 1000

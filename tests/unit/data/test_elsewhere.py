@@ -15,8 +15,7 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 from lightning_echo.data import elsewhere
 from lightning_echo.data.elsewhere import NotRead, read_elsewhere
 
-KINDS = [{}, {"num_workers": 2}]
-pytestmark = pytest.mark.parametrize("options", KINDS, ids=["no workers", "workers"])
+in_both_ways = pytest.mark.parametrize("options", [{}, {"num_workers": 1}], ids=["no workers", "workers"])
 
 
 class Prepared(Dataset):
@@ -39,6 +38,7 @@ def first(dataset):
     return dataset[0]
 
 
+@in_both_ways
 def test_the_data_set_is_read_in_another_process_which_ends(options):
     dataset = Prepared()
     reader, prepared_by = read_elsewhere(DataLoader(dataset, worker_init_fn=prepare, **options), first)
@@ -49,27 +49,22 @@ def test_the_data_set_is_read_in_another_process_which_ends(options):
         os.waitpid(reader, 0)
 
 
-def test_a_spawned_worker_gets_the_data_set_too(options):
-    if options:
-        reader, prepared_by = read_elsewhere(
-            DataLoader(Prepared(), worker_init_fn=prepare, multiprocessing_context="spawn", **options), first
-        )
-        assert reader == prepared_by != os.getpid()
-    else:  # what cannot be sent there is not read, and that is not an error
-
-        class Local(Prepared):
-            pass
-
-        loader = DataLoader(Local(), num_workers=1, multiprocessing_context="spawn")
-        assert "Can't pickle local object" in read_elsewhere(loader, first).reason
+def test_a_spawned_worker_gets_the_data_set_too_and_what_cannot_be_sent_there_is_not_read():
+    options = {"num_workers": 1, "multiprocessing_context": "spawn"}
+    reader, prepared_by = read_elsewhere(DataLoader(Prepared(), worker_init_fn=prepare, **options), first)
+    assert reader == prepared_by != os.getpid()
+    local = type("Local", (Prepared,), {"__qualname__": "make.<locals>.Local"})
+    assert "Can't pickle" in read_elsewhere(DataLoader(local(), **options), first).reason
 
 
+@in_both_ways
 def test_a_function_that_runs_there_asks_in_place(options):
     loader = DataLoader(Prepared(), **options)
     outer, (inner, _) = read_elsewhere(loader, lambda dataset: (os.getpid(), read_elsewhere(loader, first)))
     assert outer == inner != os.getpid()
 
 
+@in_both_ways
 def test_the_random_states_do_not_move(options):
     def noise(dataset):
         return torch.rand(1), np.random.rand(), random.random()
@@ -81,6 +76,7 @@ def test_the_random_states_do_not_move(options):
     assert noise(None) == expected
 
 
+@in_both_ways
 def test_a_file_that_is_open_already_keeps_its_position(options, tmp_path):
     (tmp_path / "data").write_bytes(bytes(range(200)) * 100)
     with open(tmp_path / "data", "rb") as file:
@@ -92,7 +88,7 @@ def test_a_file_that_is_open_already_keeps_its_position(options, tmp_path):
         assert (file.read(2), file.seek(0), file.read(2)) == (b"\0\1", 0, b"\0\1")
 
 
-def test_a_connection_that_is_open_already_is_not_used_by_two_processes(options):
+def test_a_connection_that_is_open_already_is_not_used_by_two_processes():
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as mine:
         other, _ = server.accept()
         with other:
@@ -101,12 +97,13 @@ def test_a_connection_that_is_open_already_is_not_used_by_two_processes(options)
                 assert mine.recv(1), "closed by the other side"
 
             other.send(b"a")
-            answer = read_elsewhere(DataLoader([1], **options), ask)
+            answer = read_elsewhere(DataLoader([1]), ask)
             assert "AssertionError: closed by the other side" in answer.reason
             assert answer.error is None, "it is not certain that a training would raise it"
             assert mine.recv(1) == b"a"
 
 
+@in_both_ways
 def test_an_error_of_the_data_set_comes_back_with_its_traceback(options):
     def missing(dataset):
         raise FileNotFoundError("7.png")
@@ -132,40 +129,34 @@ def cuda(dataset):
     raise RuntimeError("Cannot re-initialize CUDA in forked subprocess")
 
 
-@pytest.mark.parametrize(
-    ("function", "reason"),
-    [
+@in_both_ways
+def test_what_fails_there_is_no_answer_and_no_error(options):
+    for function, reason in (
         (odd, "reading an example raised TwoValues: 1"),
         (cuda, "reading an example raised RuntimeError: Cannot re-initialize CUDA"),
         (lambda dataset: lambda: 1, "what was read cannot be sent (Can't pickle local object"),
         (lambda dataset: os._exit(3), "exit"),
         (lambda dataset: os.kill(os.getpid(), signal.SIGKILL), ""),
-    ],
-    ids=["odd exception", "cuda", "unpicklable", "exit", "killed"],
-)
-def test_what_fails_there_is_no_answer_and_no_error(options, function, reason):
-    answer = read_elsewhere(DataLoader([1], **options), function)
-    assert isinstance(answer, NotRead)
-    assert reason in answer.reason
-    assert answer.error is None
+    ):
+        answer = read_elsewhere(DataLoader([1], **options), function)
+        assert isinstance(answer, NotRead)
+        assert reason in answer.reason
+        assert answer.error is None
     assert torch.cat([torch.zeros(1), *DataLoader([1.0], num_workers=1)]).tolist() == [0, 1], "workers start as before"
 
 
-def test_a_process_that_stands_still_is_ended_and_one_that_works_is_not(options, monkeypatch, caplog):
+def test_a_process_that_stands_still_is_ended_and_one_that_works_is_not(monkeypatch, caplog):
     for name, seconds in (("_STILL_SECONDS", 0.6), ("_LOOK_SECONDS", 0.1), ("_SAID_AFTER_SECONDS", 0.3)):
         monkeypatch.setattr(elsewhere, name, seconds)
 
-    def wait_forever(dataset):
-        threading.Event().wait()
-
     def work(dataset):
         begin = os.times().user
-        while os.times().user < begin + 1.5:
+        while os.times().user < begin + 1.0:
             sum(range(10_000))
         return "worked"
 
-    assert "did nothing for 0.6 seconds" in read_elsewhere(DataLoader([1], **options), wait_forever).reason
+    assert "did nothing for 0.6 seconds" in read_elsewhere(DataLoader([1]), lambda dataset: threading.Event().wait()).reason
     caplog.clear()
     with caplog.at_level(logging.WARNING, "lightning_echo"):
-        assert read_elsewhere(DataLoader([1], **options), work) == "worked"
+        assert read_elsewhere(DataLoader([1]), work) == "worked"
     assert "before the training takes more than" in caplog.text

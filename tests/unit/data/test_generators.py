@@ -8,18 +8,13 @@ import zipfile
 import numpy as np
 import pytest
 import torch
+from data_cases import Holding, Slotted
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
-from lightning_echo import StagedDataset
 from lightning_echo.data.randomness import generator_state, places_of_generators
 from lightning_echo.split.check import WatchedStages
 from lightning_echo.split.describe import SplitRefused
 from lightning_echo.split.prove import find_split, make_stages
-
-
-class Holding(Dataset):
-    def __init__(self, **attributes):
-        self.__dict__.update(attributes)
 
 
 class Noise:
@@ -51,7 +46,7 @@ class Sharing:
 
 
 def found_in(dataset):
-    return [id(place.held) for place in places_of_generators(dataset)]
+    return sorted(id(place.held) for place in places_of_generators(dataset))
 
 
 def test_those_of_the_data_sets_and_of_what_they_hold():
@@ -59,41 +54,38 @@ def test_those_of_the_data_sets_and_of_what_they_hold():
     outer = Holding(parts=[Subset(inner, [0]), inner], more={"py": random.Random(2)}, bag={random.Random(3)}, itself=None)
     outer.itself = outer  # is followed once
     expected = [inner.rng, inner.noise.rng, inner.born.rng, inner.transform.rng, outer.more["py"], *outer.bag]
-    assert sorted(found_in(outer)) == sorted(map(id, expected))
+    assert found_in(outer) == sorted(map(id, expected))
 
 
 @pytest.mark.parametrize("wrap", [lambda d: d, lambda d: Subset(d, [0]), lambda d: ConcatDataset([Subset(d, [0])])])
 def test_but_not_those_of_transforms_that_are_taken_out(wrap):
-    split = type("Split", (Holding,), {"__len__": lambda self: 1})(transform=Noise(), rng=random.Random(1))
+    split = Holding(transform=Noise(), rng=random.Random(1))
     assert found_in(wrap(split)) == [id(split.rng)]
-
-
-def test_of_a_named_cut_only_the_augmentation_is_taken_out():
-    inner = type("Inner", (Holding,), {"__getitem__": None})(transform=Noise())
-    assert found_in(StagedDataset.of(inner, augment=Noise())) == [id(inner.transform.rng)]
 
 
 def test_what_a_method_or_a_partial_function_draws_from():
     rng, other, bound = np.random.default_rng(1), random.Random(2), Noise()
     dataset = Holding(draw=rng.normal, noise=bound.__call__, shuffle=functools.partial(sorted, key=other))
-    assert sorted(found_in(dataset)) == sorted(map(id, [rng, other, bound.rng]))
+    assert found_in(dataset) == sorted(map(id, [rng, other, bound.rng]))
 
 
-def test_a_generator_that_a_class_shares_is_found_and_so_is_the_one_that_takes_its_place():
-    dataset = Holding(noise=Sharing(), plain=Noise())
+def test_one_that_takes_the_place_of_another_is_found_there():
+    dataset = Holding(noise=Sharing(), plain=Noise(), slot=Slotted(random.Random(1)), listed=[random.Random(2)])
     places = places_of_generators(dataset)
-    assert {id(place.held) for place in places} == {id(Sharing.R), id(dataset.plain.rng)}
+
+    def held():
+        return {dataset.noise.R, dataset.plain.rng, dataset.slot.value, *dataset.listed}
+
+    assert {place.held for place in places} == held()
     dataset.noise.set_random_state(seed=3)
-    dataset.plain.rng = np.random.default_rng(7)
-    assert {id(place.held) for place in places} == {id(dataset.noise.R), id(dataset.plain.rng)}
-
-
-def test_where_nothing_is_any_more_there_is_no_state():
-    dataset = Holding(rng=random.Random(1), listed=[random.Random(2)])
-    places = places_of_generators(dataset)
-    del dataset.rng
+    dataset.plain.rng, dataset.slot.value, dataset.listed[0] = np.random.default_rng(7), random.Random(2), random.Random(3)
+    assert {place.held for place in places} == held()
+    before = [place.state() for place in places if place.held is dataset.slot.value]
+    dataset.slot.value.random()
+    assert before != [place.state() for place in places if place.held is dataset.slot.value]
+    del dataset.plain.rng, dataset.slot.value
     dataset.listed.clear()
-    assert [place.state() for place in places] == [None, None]
+    assert [place.state() for place in places if place.held is not dataset.noise.R] == [None] * 3
 
 
 def test_long_containers_are_looked_into_no_further_than_their_start():
@@ -103,11 +95,8 @@ def test_long_containers_are_looked_into_no_further_than_their_start():
     assert set(found) <= {id(each) for each in numbers[:50]}
 
 
-def test_objects_of_the_standard_library_are_left_alone():
+def test_objects_of_the_standard_library_are_left_alone_and_the_operating_systems_has_no_state():
     assert found_in(Holding(lock=threading.Lock(), path=zipfile.Path)) == []
-
-
-def test_the_operating_systems_has_no_state():
     assert generator_state(random.SystemRandom()) is None
 
 
@@ -122,7 +111,7 @@ class Inner(Dataset):
         return 8
 
 
-class Outer(Dataset):
+class Outer(Inner):
     """Has a transform that can be taken out, and draws elsewhere."""
 
     def __init__(self, read):
@@ -130,9 +119,6 @@ class Outer(Dataset):
 
     def __getitem__(self, index):
         return self.transform(self.read(index) if callable(self.read) else self.read[index])
-
-    def __len__(self):
-        return 8
 
 
 @pytest.mark.parametrize("noise", [Noise, Born, Sharing])
@@ -143,33 +129,10 @@ def test_a_split_that_would_freeze_what_is_drawn_inside_is_refused(noise, wrap):
         find_split(Outer(wrap(noise())))
 
 
-@pytest.mark.parametrize("noise", [Noise, Born, Sharing])
-def test_a_generator_that_is_put_in_later_is_watched_too(noise):
+def test_a_generator_that_is_put_in_later_is_watched_too():
     dataset = Outer(Sharing())
     stages = WatchedStages(make_stages(dataset), dataset, refusal=None)
     dataset.read.set_random_state(seed=5)  # as a worker's seeding does
     stages.begin()
     stages.load(0)
     assert stages.must_repeat()
-
-
-class InSlots:
-    """Keeps its generator in a slot, and may be given another one."""
-
-    __slots__ = ("rng",)
-
-    def __init__(self):
-        self.rng = random.Random(1)
-
-
-def test_a_generator_in_a_slot_is_found_at_its_place_also_after_another_one_was_put_there():
-    dataset = Holding(noise=InSlots())
-    (place,) = places_of_generators(dataset)
-    assert place.held is dataset.noise.rng
-    dataset.noise.rng = random.Random(2)
-    assert place.held is dataset.noise.rng
-    before = place.state()
-    dataset.noise.rng.random()
-    assert place.state() != before
-    del dataset.noise.rng
-    assert place.held is None

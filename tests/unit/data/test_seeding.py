@@ -1,10 +1,12 @@
 """Generators of transforms and data sets are found, and no two batches, examples or transforms draw the same numbers."""
 
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset, IterableDataset
+from data_cases import Holding
+from torch.utils.data import IterableDataset
 
 from lightning_echo.data.randomness import BATCH, EXAMPLE, Seeding, seeders
 
@@ -34,9 +36,13 @@ class OtherState:
         raise AssertionError("it takes no seed")
 
 
-class Data(Dataset):
-    def __init__(self, **attributes):
-        vars(self).update(attributes)
+class Anything:
+    """Answers to any name."""
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lambda *args, **kwargs: 1 / 0
 
 
 class Stream(IterableDataset):
@@ -57,30 +63,14 @@ def found_in(dataset, *transforms):
     return [bool(transform.seeds) for transform in transforms]
 
 
-def drawn():
-    return float(torch.rand(())), float(np.random.rand()), random.random()
-
-
 def test_they_are_found_in_data_sets_containers_and_chains_of_transforms():
-    one, two, three, four, five = Albumentations(), Monai(), Monai(), Monai(), Albumentations()
-    chain = type("Compose", (), {})()
-    chain.transforms = [two, OtherState()]
-    inner = Data(transform=chain, by_name={"image": three})
-    dataset = Data(dataset=inner, transform=one, steps=[four, (five,)])
-    assert found_in(dataset, one, two, three, four, five) == [True] * 5
-
-
-def test_a_transform_that_seeds_its_members_itself_is_seeded_alone():
-    inner = Albumentations()
-    outer = Albumentations([inner])
-    assert found_in(Data(transform=outer), outer, inner) == [True, False]
-
-
-def test_one_that_is_held_twice_is_seeded_once_and_circles_end():
-    one, dataset = Monai(), Data()
-    dataset.transform, dataset.same, dataset.itself = one, one, [dataset]
-    assert len(seeders(dataset)) == 1
-    assert found_in(dataset, one) == [True]
+    one, two, three, four, five, inside = Albumentations(), Monai(), Monai(), Monai(), Albumentations(), Albumentations()
+    inner = Holding(transform=SimpleNamespace(transforms=[two, OtherState(), Anything()]), by_name={"image": three})
+    dataset = Holding(dataset=inner, transform=one, steps=[four, (five,)], same=one, alone=Albumentations([inside]))
+    dataset.itself = [dataset]
+    assert len(seeders(dataset)) == 6
+    assert found_in(dataset, one, two, three, four, five, dataset.alone) == [True] * 6
+    assert inside.seeds == [], "one that seeds its members itself is seeded alone"
 
 
 def test_what_a_stream_shuffles_by_is_left_alone_and_its_transform_is_not():
@@ -88,34 +78,26 @@ def test_what_a_stream_shuffles_by_is_left_alone_and_its_transform_is_not():
     assert found_in(Stream(transform), transform) == [True]
 
 
-def test_an_object_that_answers_to_any_name_is_not_called():
-    class Anything:
-        def __getattr__(self, name):
-            if name.startswith("__"):
-                raise AttributeError(name)
-            return lambda *args, **kwargs: 1 / 0
-
-    assert seeders(Data(transform=Anything())) == {}
-
-
 def test_each_batch_and_example_of_each_rank_draws_numbers_of_its_own_and_the_same_ones_again():
+    def drawn():
+        return float(torch.rand(())), float(np.random.rand()), random.random()
+
     seen = []
     for key in (1, 2):
-        seeding = Seeding(Data(), key)
+        seeding = Seeding(Holding(), key)
         for purpose in (BATCH, EXAMPLE):
             for number in range(50):
                 seeding.seed(purpose, number)
-                first = drawn()
+                seen.append(drawn())
                 seeding.seed(purpose, number)
-                assert drawn() == first
-                seen.append(first)
+                assert drawn() == seen[-1]
     for each in zip(*seen, strict=True):
         assert len(set(each)) == len(seen), "in each of the three generators"
 
 
 def test_two_transforms_never_get_the_same_seed():
     one, two = Monai(), Albumentations()
-    seeding = Seeding(Data(transforms=[one, two]), 7)
+    seeding = Seeding(Holding(transforms=[one, two]), 7)
     for number in range(20):
         seeding.seed(EXAMPLE, number)
     assert len({*one.seeds, *two.seeds}) == 40
