@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lightning.pytorch.loggers import Logger
-from trainer_runs import Recorder
+from trainer_runs import Data, Recorder, Run, trainer
 
 from lightning_echo import Controller, EchoCallback, EchoConfig, FactorSchedule, MetricGuard
 from lightning_echo.measure.control import Decision, Observation, Reason
@@ -69,7 +69,36 @@ def factors(callback: EchoCallback) -> list[float]:
     return [report.factor for report in callback.reports]
 
 
-# ---------------------------------------------------------------------- state
+WAYS = ("data module", "model's own", "passed")  # in which a loader comes to a Trainer whose callback echoes it
+
+
+class OwnLoaders(Recorder):
+    """A model that has its data itself."""
+
+    def __init__(self, data: Data, **options: Any) -> None:
+        super().__init__(**options)
+        self.data = data
+
+    def train_dataloader(self) -> Any:
+        return self.data.train_dataloader()
+
+    def val_dataloader(self) -> Any:
+        return self.data.val_dataloader()
+
+
+def fit_by(
+    way: str, *callbacks: Any, runner: Any = None, model: Any = None, ckpt_path: Any = None, data: Any = None, **options: Any
+) -> Run:
+    """Trains on a `Data`, which comes to the Trainer in one of the `WAYS`; its options by name, the rest are the Trainer's."""
+    of_data = {name: options.pop(name) for name in ("workers", "length") if name in options}
+    data, of_model = data or Data(**of_data), {"reads_stepping": options.pop("reads_stepping", False)}
+    model = model or (OwnLoaders(data, **of_model) if way == "model's own" else Recorder(**of_model))
+    run = Run(model, data, runner or trainer(callbacks=list(callbacks), **options))
+    if way == "passed":
+        run.trainer.fit(run.model, data.train_dataloader(), data.val_dataloader(), ckpt_path=ckpt_path)
+    else:
+        run.trainer.fit(run.model, datamodule=data if way == "data module" else None, ckpt_path=ckpt_path)
+    return run
 
 
 class Falling(Recorder):

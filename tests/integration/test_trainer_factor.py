@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
+from contextlib import nullcontext
 from typing import Any
 
 import lightning.pytorch as pl
 import pytest
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from test_trainer_epochs import OneCycle
-from trainer_runs import POINTS, At, Data, Killed, Recorder, Run, SaveAt, SetFactor, echoed, first_uses, fit, trainer
+from trainer_runs import At, Data, Killed, Recorder, Run, SaveAt, SetFactor, echoed, first_uses, fit, trainer
 
 from lightning_echo import EchoLoader
 
@@ -25,6 +25,7 @@ def changing(factors: dict[int, float], *, start: float = 2, callbacks: Any = ()
     return fit(data, callbacks=[SetFactor(data, factors), *callbacks], **{"max_epochs": 3, **of_fit})
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("reuse", ["memory", "each"])
 @pytest.mark.parametrize("workers", [0, 1, 2])
 def test_a_new_factor_counts_from_the_first_batch_that_cannot_be_in_flight(workers: int, reuse: str) -> None:
@@ -35,8 +36,7 @@ def test_a_new_factor_counts_from_the_first_batch_that_cannot_be_in_flight(worke
     assert all(all_fresh[17 + in_flight :])
 
 
-@pytest.mark.parametrize("reuse", ["memory", "each"])
-@pytest.mark.parametrize(("start", "then"), [(2, 4), (4, 2), (1, 3), (1.5, 2.37)])
+@pytest.mark.parametrize(("start", "then", "reuse"), [(2, 4, "memory"), (1.5, 2.37, "each")])
 def test_the_fresh_share_is_level_before_the_change_and_again_after_one_buffer(start: float, then: float, reuse: str) -> None:
     model = changing({1: then}, start=start, workers=2, max_epochs=5, buffer_size=16, reuse=reuse).model
     fresh = [len(new) for new in first_uses(model.batches)]
@@ -50,46 +50,12 @@ def test_the_fresh_share_is_level_before_the_change_and_again_after_one_buffer(s
         assert abs(sum(fresh[first:last]) - delivered / factor) <= 16
 
 
-def test_with_batch_echoing_the_new_factor_is_met_too() -> None:
-    model = changing({1: 4}, workers=2, max_epochs=6, point="after_batching").model
-    fresh = [bool(new) for new in first_uses(model.batches)]
-    assert abs(sum(fresh[4:34]) - 30 / 2) <= 2
-    assert abs(sum(fresh[-34:]) - 34 / 4) <= 2
-
-
-def test_a_change_leaves_length_validation_and_the_users_loaders_alone() -> None:
-    run = changing({0: 4, 1: 1.5}, workers=2)
-    assert run.model.steps == [17, 17, 17]
-    assert run.model.validated_at == [17, 34, 51]
-    assert run.trainer.num_training_batches == 17
-    assert run.data.datamodule.asked == {"train": 1, "val": 1}
-
-
-class Epochs(pl.Callback):
-    """Remembers what the Trainer believes about each epoch."""
-
-    def __init__(self) -> None:
-        self.believed: list[float] = []
-
-    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
-        self.believed.append(trainer.num_training_batches)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("point", ["before_augmentation", "after_batching"])
+@pytest.mark.parametrize(("workers", "point"), [(0, "before_augmentation"), (2, "after_batching")])
 def test_full_pass_epochs_follow_the_factor_up_and_down(workers: int, point: str) -> None:
-    epochs = Epochs()
-    run = changing(
-        {0: 3, 1: 1.5, 2: 2},
-        start=1,
-        workers=workers,
-        point=point,
-        epoch_length="full_pass",
-        max_epochs=5,
-        callbacks=[epochs],
-    )
+    options = {"workers": workers, "point": point, "epoch_length": "full_pass"}
+    run = changing({0: 3, 1: 1.5, 2: 2}, start=1, max_epochs=5, **options)
     expected = [17, 51, 26, 34, 34]  # round(factor * 17); 25.5 rounds to the even number
-    assert run.model.steps == epochs.believed == expected
+    assert run.model.steps == expected
     assert run.model.validated_at == [sum(expected[: i + 1]) for i in range(5)]
     assert run.data.datamodule.asked == {"train": 1, "val": 1}  # neither loader was built again
     assert len(set().union(*run.model.pids)) == max(workers, 1)  # nor were workers
@@ -105,63 +71,46 @@ def test_full_pass_epochs_under_limits_follow_the_factor() -> None:
     assert number.validated_at == [20, 40, 57]
 
 
-@pytest.mark.parametrize("factor", [1, 3])
-def test_a_factor_set_when_an_epoch_has_begun_changes_the_length_of_the_next(factor: float) -> None:
-    data = echoed(2, workers=2, epoch_length="full_pass")
+class SetIn(pl.Callback):
+    """Sets a factor in a hook, where a number of steps is done."""
 
-    class AtStart(pl.Callback):
-        def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
-            if trainer.current_epoch == 1:
+    def __init__(self, data: Any, hook: str, step: int, factor: float) -> None:
+        def act(runner: Any, *args: Any) -> None:
+            if runner.global_step == step:
                 data.factor = factor
 
-    run = fit(data, callbacks=[AtStart()], max_epochs=4)
-    expected = [12, 12, 6 * factor, 6 * factor]
-    assert run.model.steps == expected
-    assert run.model.validated_at == [sum(expected[: i + 1]) for i in range(4)]
+        setattr(self, hook, act)
 
 
-@pytest.mark.parametrize("factor", [1, 3])
-def test_a_factor_set_within_an_epoch_changes_the_length_of_the_next(factor: float) -> None:
-    data = echoed(2, workers=2, epoch_length="full_pass")
-
-    class Within(pl.Callback):
-        def on_train_batch_end(self, trainer: pl.Trainer, *args: Any) -> None:
-            if trainer.global_step == 15:
-                data.factor = factor
-
-    run = fit(data, callbacks=[Within()], max_epochs=4)
+@pytest.mark.parametrize(
+    ("hook", "step", "factor"),
+    [
+        ("on_train_epoch_start", 12, 3),
+        ("on_train_epoch_start", 12, 1),
+        ("on_train_batch_end", 15, 3),
+        ("on_train_batch_end", 15, 1),
+    ],
+)
+def test_a_factor_set_when_an_epoch_has_begun_changes_the_length_of_the_next(hook: str, step: int, factor: int) -> None:
+    data = echoed(2, workers=1, epoch_length="full_pass")
+    run = fit(data, callbacks=[SetIn(data, hook, step, factor)], max_epochs=4)
     expected = [12, 12, 6 * factor, 6 * factor]
     assert run.model.steps == expected
     assert run.model.validated_at == [sum(expected[: i + 1]) for i in range(4)]
 
 
 def test_a_bare_full_pass_loader_follows_the_factor_where_the_trainer_asks_again() -> None:
-    loader = EchoLoader(Data(2).train_dataloader(), 1, epoch_length="full_pass", seed=7)
+    loader = EchoLoader(Data().train_dataloader(), 1, epoch_length="full_pass", seed=7)
     model = fit(loader, callbacks=[SetFactor(loader, {0: 3, 1: 2})], reload_dataloaders_every_n_epochs=1).model
     assert model.steps == [6, 18, 12]
     assert model.validated_at == [6, 24, 36]
-
-
-def test_raising_the_factor_beside_a_one_cycle_schedule_is_refused_with_the_way_out() -> None:
-    with pytest.raises(MisconfigurationException, match=r"OneCycleLR.*epoch_length='fixed'"):
-        changing({0: 3}, epoch_length="full_pass", model=OneCycle())
-
-
-def test_lowering_the_factor_beside_a_one_cycle_schedule_ends_the_run_early() -> None:
-    model = changing({0: 1}, start=3, epoch_length="full_pass", model=OneCycle(), max_epochs=2).model
-    assert model.steps == [51, 17]
-
-
-def test_with_fixed_epochs_the_factor_may_be_raised_beside_a_one_cycle_schedule() -> None:
-    model = changing({0: 3}, model=OneCycle(), max_epochs=2).model
-    assert model.estimated == len(model.batches) == 34
 
 
 def test_a_refused_factor_leaves_the_run_as_it_was() -> None:
     data = echoed(2, epoch_length="full_pass", workers=2)
     refused = []
 
-    def attempt(trainer: pl.Trainer) -> None:
+    def attempt(runner: pl.Trainer) -> None:
         for bad, error in ((0.5, ValueError), ("2x", TypeError), (3, MisconfigurationException)):
             with pytest.raises(error):
                 data.factor = bad  # type: ignore[assignment]
@@ -178,20 +127,14 @@ def delayed(point: str, delay: float, **options: Any) -> Run:
     return changing({0: 4, 1: 1, 2: 2.5}, workers=2, delay=delay, max_epochs=4, model=model, point=point, **options)
 
 
-@pytest.mark.parametrize("point", POINTS)
-def test_a_run_with_changing_factors_delivers_the_same_batches_whatever_the_timing(point: str) -> None:
-    undelayed, run, again = delayed(point, 0), delayed(point, 0.01), delayed(point, 0.003)
-    assert run.model.batches == again.model.batches == undelayed.model.batches
-    counts = [(each.loader.counts.fresh, each.loader.counts.echoed) for each in (undelayed, run, again)]
-    assert counts[0] == counts[1] == counts[2]
-
-
-@pytest.mark.parametrize("point", POINTS)
-def test_a_run_resumed_between_the_change_and_the_switch_delivers_the_same_batches(point: str, tmp_path: Any) -> None:
+@pytest.mark.parametrize("point", ["before_augmentation", "after_transfer"])
+def test_changing_factors_deliver_the_same_whatever_the_timing_also_resumed_before_the_switch(point: str, tmp_path: Any) -> None:
     whole = delayed(point, 0)
     save = SaveAt(tmp_path, [20, 36], dies=True)  # after the changes at 17 and 34, six and more batches before they count
+    killed = Recorder(delay=0.005)
     with pytest.raises(Killed):
-        delayed(point, 0.005, callbacks=[save])
+        changing({0: 4, 1: 1, 2: 2.5}, workers=2, delay=0.005, max_epochs=4, model=killed, point=point, callbacks=[save])
+    assert killed.batches == whole.model.batches[:36]
     for step in (20, 36):
         resumed = delayed(point, 0.002, ckpt_path=save.path(step))
         assert resumed.model.batches == whole.model.batches[step:]
@@ -200,83 +143,50 @@ def test_a_run_resumed_between_the_change_and_the_switch_delivers_the_same_batch
         assert resumed.data.factor == 2.5
 
 
-@pytest.mark.parametrize(("step", "factor"), [(34 + 3, 1), (34 + 3, 3), (34 + 10, 3)])
-def test_a_full_pass_run_resumed_around_a_change_within_an_epoch_delivers_the_same_batches(
-    step: int, factor: float, tmp_path: Any
-) -> None:
-    class Within(pl.Callback):
-        def __init__(self, data: Any) -> None:
-            self.data = data
-
-        def on_train_batch_end(self, trainer: pl.Trainer, *args: Any) -> None:
-            if trainer.global_step == 34 + 2:
-                self.data.factor = factor
-
+@pytest.mark.parametrize(("step", "factor"), [(34 + 3, 1), (34 + 10, 3)])
+def test_a_full_pass_run_resumed_around_a_change_within_an_epoch_delivers_the_same(step: int, factor: int, tmp_path: Any) -> None:
     def run(*callbacks: Any, **options: Any) -> Run:
-        data = echoed(2, length=LENGTH, workers=2, epoch_length="full_pass")
-        return fit(data, callbacks=[Within(data), *callbacks], max_epochs=4, **options)
+        data = echoed(2, length=LENGTH, workers=1, epoch_length="full_pass")
+        change = SetIn(data, "on_train_batch_end", 34 + 2, factor)
+        return fit(data, callbacks=[change, *callbacks], **options)
 
-    whole = run()
-    assert whole.model.steps == [34, 34, 17 * factor, 17 * factor]
-    save = SaveAt(tmp_path, [step], dies=True)
-    with pytest.raises(Killed):
-        run(save)
+    save = SaveAt(tmp_path, [step])
+    whole = run(save)
+    assert whole.model.steps == [34, 34, 17 * factor]
     resumed = run(ckpt_path=save.path(step))
     assert resumed.model.batches == whole.model.batches[step:]
     assert resumed.model.validated_at == whole.model.validated_at[1:]
     assert resumed.model.weights == whole.model.weights
 
 
-def test_a_model_that_sets_the_factor_itself_is_heard() -> None:
-    class Lowers(Recorder):
-        def on_train_epoch_end(self) -> None:
-            self.trainer.datamodule.factor = 1
-
-    run = fit(echoed(2, length=LENGTH), model=Lowers(), max_epochs=2)
-    assert run.data.factor == run.loader.factor == 1
-    assert [len(new) for new in first_uses(run.model.batches)][17:] == [4] * 16 + [2]
-
-
 def test_full_pass_takes_a_factor_on_the_data_module_alone_and_says_so() -> None:
     """Set on the loader, the Trainer would not hear of the new length: epochs cut short, validation at the wrong step."""
     data = echoed(2, epoch_length="full_pass")
 
-    def on_the_loader(trainer: pl.Trainer) -> None:
+    def on_the_loader(runner: pl.Trainer) -> None:
         with pytest.raises(AttributeError, match=r"and the Trainer must be told\. Set \.factor on the EchoDataModule instead"):
-            trainer.train_dataloader.factor = 3  # type: ignore[union-attr]
+            runner.train_dataloader.factor = 3  # type: ignore[union-attr]
 
     run = fit(data, callbacks=[At({0: on_the_loader})], max_epochs=2)
     assert run.model.steps == [12, 12]
     assert data.factor == 2
 
 
-@pytest.mark.parametrize("ending", ["at its end", "with an exception"])
-def test_the_trainers_own_setting_is_back_after_fit_also_where_no_epoch_follows_the_new_factor(ending: str) -> None:
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("at", [0, 1])
+def test_of_two_factors_in_one_epoch_the_last_counts_and_the_trainers_own_setting_is_back_after_fit(at: int, fails: bool) -> None:
     data = echoed(2, epoch_length="full_pass")
 
-    def last(trainer: pl.Trainer) -> None:
+    def twice(runner: Any) -> None:
         data.factor = 3
         data.factor = 4  # the second one must not take the first one's reload for the user's setting
-        assert trainer.reload_dataloaders_every_n_epochs == 1
-        if ending == "with an exception":
+        assert runner.reload_dataloaders_every_n_epochs == 1
+        if fails:
             raise Killed
 
-    run = Run(Recorder(), data, trainer(max_epochs=2, callbacks=[At({1: last})]))
-    with contextlib.suppress(Killed):
+    run = Run(Recorder(), data, trainer(max_epochs=2, callbacks=[At({at: twice})]))
+    with pytest.raises(Killed) if fails else nullcontext():
         run.trainer.fit(run.model, datamodule=data)
-    assert run.model.steps == [12, 12]
-    assert run.trainer.reload_dataloaders_every_n_epochs == 0
+    assert run.model.steps == ([12] if fails and at == 0 else [12, 24 if at == 0 else 12])
+    assert run.trainer.reload_dataloaders_every_n_epochs == 0  # type: ignore[attr-defined]
     assert data.factor == 4
-
-
-def test_two_factors_in_one_epoch_change_the_next_one_and_build_the_loaders_once() -> None:
-    data = echoed(2, epoch_length="full_pass")
-
-    def twice(trainer: pl.Trainer) -> None:
-        del trainer
-        data.factor = 3
-        data.factor = 4
-
-    run = fit(data, callbacks=[At({0: twice})], max_epochs=4)
-    assert run.model.steps == [12, 24, 24, 24]
-    assert run.trainer.reload_dataloaders_every_n_epochs == 0

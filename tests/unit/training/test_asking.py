@@ -76,11 +76,6 @@ def test_early_is_only_the_first_decision_of_a_run():
     assert asked(asking, before=1) == {}
 
 
-def test_after_a_resume_the_steps_of_the_fit_count():
-    found = asked(started(AskingSteps(controller(first=50)), loader(delivered=30)), before=30)
-    assert found == {30 + 66: Moment.early}
-
-
 def test_every_so_many_batches_are_counted_in_the_epoch():
     found = asked(started(AskingSteps(controller(every=30)), loader()), epoch=70)
     assert found == dict.fromkeys([30, 60, 100, 130, 170, 200], Moment.within_epoch)

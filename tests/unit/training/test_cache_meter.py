@@ -146,24 +146,11 @@ def test_over_ranks_and_nodes_each_fresh_example_counts_once(job: str, earlier: 
     assert use.hits == pytest.approx(sum(hits for hits, _ in delivered))
 
 
-def test_ranks_of_a_node_with_a_cache_each_are_joined_like_nodes() -> None:
-    own = [Loader(Cache()), Loader(Cache())]
-    job = Job(*({"": loader} for loader in own))
-    own[0].deliver(9, 1)
-    own[1].deliver(0, 30)
-    assert job.end()[""].hit_fraction == pytest.approx(9 / 40)
-
-
 def test_what_is_held_is_that_of_a_node_and_full_is_what_is_full_everywhere() -> None:
     job, _, caches = nodes(2, 2)
     assert job.end()[""][2:5] == (50, 5000, True)
     caches[1].examples, caches[1].size, caches[1].is_full = 70, 9000, False
     assert job.end()[""][2:5] == (60, 7000, False)
-
-
-def test_large_numbers_stay_exact() -> None:
-    job = Job({"": Loader(Cache(examples=2**24 + 1, size=2**40 + 1))})
-    assert job.end()[""][2:4] == (2**24 + 1, 2**40 + 1)
 
 
 def test_without_a_cache_nothing_is_gathered() -> None:
@@ -218,23 +205,3 @@ def test_of_several_loaders_each_has_its_own_metrics_and_those_without_a_cache_h
     assert both is not None
     assert both[2:6] == (15, 2100, False, "loaded and raw")
     assert both.hit_fraction == pytest.approx(3 / 9)
-
-
-def test_loaders_together_weigh_as_much_as_they_deliver() -> None:
-    loaders = {"long": Loader(Cache()), "short": Loader(Cache())}
-    job = Job(loaders)
-    loaders["long"].deliver(30, 0)
-    loaders["short"].deliver(0, 10)
-    both = together(job.end().values())
-    assert both is not None
-    assert both.hit_fraction == 0.75
-    assert both.hold == "loaded"
-
-
-def test_a_loader_that_stands_alone_has_no_metrics_of_its_own() -> None:
-    assert metrics_of_parts({"": CacheUse(1.0, 2, 3, 4, True, "raw")}) == {}
-    assert together([]) is None
-
-
-def test_where_nothing_fresh_was_delivered_there_is_no_hit_fraction() -> None:
-    assert metrics_of_parts({"a": CacheUse(0.0, 0, 3, 4, True, "raw")}) == {"echo/a/cached_examples": 3, "echo/a/cache_bytes": 4}

@@ -8,18 +8,15 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch.utilities import CombinedLoader
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch.utils.data import DataLoader
 
 from lightning_echo import EchoLoader
 from lightning_echo.training.loaders import (
     EchoLoaders,
-    common_factor,
     echoed_in,
     is_collection,
     leaves_of,
     parts_at_leaves,
-    parts_of,
     with_leaves,
 )
 
@@ -63,27 +60,11 @@ def test_a_single_loader_has_the_empty_name(loader: Any) -> None:
     assert with_leaves(loader, {"": A}) is A
 
 
-def test_a_list_of_tensors_is_to_us_what_it_is_to_lightning() -> None:
-    batches = [torch.zeros(2), torch.ones(2)]
-    assert list(leaves_of(batches)) == ["0", "1"]
-    assert len(CombinedLoader(batches).flattened) == 2
-
-
 def test_a_combined_loader_within_a_collection_is_one_loader() -> None:
     inner = CombinedLoader([A, B])
     assert leaves_of({"a": inner, "b": C}) == {"a": inner, "b": C}
     assert CombinedLoader({"a": inner, "b": C}).flattened == [inner, C]
     assert with_leaves({"a": inner, "b": C}, {"a": A, "b": B}) == {"a": A, "b": B}
-
-
-@pytest.mark.parametrize("count", [1, 2, 3])
-def test_what_it_yields_is_one_part_however_many_loaders_are_in_it(count: int) -> None:
-    """Lightning yields three things of it: the batches, and two numbers."""
-    combined = CombinedLoader({"a": CombinedLoader([A, B, C][:count]), "b": C}, "max_size")
-    batches = [batch for batch, *_ in combined]
-    assert [parts_at_leaves(combined, batch) for batch in batches] == [[batch["a"], batch["b"]] for batch in batches]
-    assert len(batches[0]["a"]) == 3
-    assert batches[-1]["a"] is None or count == 3
 
 
 @pytest.mark.parametrize(("loaders", "leaves"), COLLECTIONS)
@@ -130,9 +111,6 @@ def test_a_batch_of_another_structure_is_one_part(batch: Any) -> None:
     assert found[0] is batch
 
 
-# ---------------------------------------------------------------------- the loaders that are echoed
-
-
 def plain(workers: int = 0) -> DataLoader[Any]:
     return DataLoader(range(8), 4, num_workers=workers)  # type: ignore[arg-type]
 
@@ -155,13 +133,6 @@ def test_what_is_echoed_is_found_by_name() -> None:
     assert dict(alone) == {"0": one}
 
 
-def test_parts_have_names_but_of_a_single_loader() -> None:
-    one = echo()
-    assert parts_of(None) == {}
-    assert parts_of(one) == {"": one}
-    assert dict(parts_of(EchoLoaders({"a": one}))) == {"a": one}
-
-
 def test_counts_add_up() -> None:
     one, two = echo(2), echo(4)
     list(one), list(two), list(two)
@@ -169,13 +140,6 @@ def test_counts_add_up() -> None:
     assert together.counts == one.counts + two.counts
     assert together.counts.delivered == 24
     assert together.passes is None
-
-
-def test_the_factor_is_the_common_one_else_the_harmonic_mean() -> None:
-    assert EchoLoaders({"a": echo(3), "b": echo(3)}).factor == 3
-    both = EchoLoaders({"a": echo(2), "b": echo(4)})
-    assert both.factor == both.factor_in_force == pytest.approx(2 / (1 / 2 + 1 / 4))
-    assert not both.has_one_factor
 
 
 def test_the_factor_in_force_is_not_the_one_set_last() -> None:
@@ -203,11 +167,3 @@ def test_the_factor_in_force_is_not_the_one_set_last() -> None:
 )
 def test_the_cost_model_judges_only_what_it_can_tell(loaders: Any, not_echoed: Any, fits: bool) -> None:
     assert EchoLoaders(dict(zip("ab", loaders, strict=False)), not_echoed).fits_cost_model is fits
-
-
-def test_a_common_factor_is_needed_where_one_is_decided_on() -> None:
-    assert common_factor({"a": 2.0, "b": 2.0}) == 2
-    with pytest.raises(
-        MisconfigurationException, match=r"different echo factors \(a 2, b 3.5\).*give all of them the same factor"
-    ):
-        common_factor({"a": 2.0, "b": 3.5})

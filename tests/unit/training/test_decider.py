@@ -77,9 +77,6 @@ class Fixed(Controller):
         self.factor = state_dict["factor"]
 
 
-# ---------------------------------------------------------------------- before training
-
-
 def echo_loader(**options):
     return EchoLoader(DataLoader(torch.arange(64), 16), 1, insertion_point="after_augmentation", **options)
 
@@ -99,9 +96,6 @@ def test_a_factor_that_the_buffer_could_not_hold_is_found_before_training():
     assert loader.factor == 1
 
 
-# ---------------------------------------------------------------------- observing
-
-
 def test_an_observation_holds_what_was_measured_with_the_factor_in_force():
     seen = Rank({}).observe(Decider(None))
     assert (seen.epoch, seen.factor, seen.costs) == (3, 2.0, COSTS)
@@ -109,11 +103,6 @@ def test_an_observation_holds_what_was_measured_with_the_factor_in_force():
     assert (seen.batches, seen.moment, seen.idle_low) == (160, Moment.epoch_end, None)
     early = Rank({}).observe(Decider(None), measures(STEPS._replace(idle_low=0.125)), moment=Moment.early)
     assert (early.batches, early.moment, early.idle_low) == (160, Moment.early, 0.125)
-
-
-def test_what_was_not_measured_is_none():
-    seen = Rank({}).observe(Decider(None), measures(judged=None, costs=None))
-    assert (seen.steps, seen.idle_fraction, seen.step_seconds, seen.costs) == (0, None, None, None)
 
 
 def test_metrics_are_all_that_was_logged_but_echoing_s_own():
@@ -169,14 +158,6 @@ def test_validation_is_waited_for_unless_it_is_switched_off(has_run, enabled, ex
     assert Rank({}, enable_validation=bool(enabled)).observe(decider).validated is expected
 
 
-# ---------------------------------------------------------------------- deciding
-
-
-def test_without_a_controller_nothing_is_decided():
-    rank = Rank({})
-    assert Decider(None).decide(rank.trainer, rank.observe(Decider(None))) is None
-
-
 def test_the_decision_of_rank_0_counts_on_every_rank_and_each_controller_is_asked():
     zero, one = Rank({}), Rank({}, said_by_zero=[[], [], (4.0, "starved", "of rank 0", 170)])
     of_zero, of_one = (3.0, Reason.custom, "I say 3", None), (4.0, Reason.starved, "of rank 0", 170)
@@ -222,19 +203,10 @@ def test_the_last_epochs_survive_a_checkpoint(tmp_path):
     assert other.joined_with_recent(rank.observe(other, measures(few))).steps == 6
 
 
-# ---------------------------------------------------------------------- state
-
-
-def test_the_controller_s_state_goes_to_a_controller_of_the_same_kind():
-    state = Decider(Fixed(7.0)).state_dict()
-    assert state == {"Fixed": {"factor": 7.0}}
-    same = Fixed(1.0)
+def test_the_state_goes_to_a_controller_of_the_same_kind_alone():
+    state, same, other = Decider(Fixed(7.0)).state_dict(), Fixed(1.0), Fixed(1.0)
     Decider(same).load_state_dict(state)
-    assert same.factor == 7.0
-
-
-def test_the_state_of_another_kind_of_controller_is_left_alone():
-    other = Fixed(1.0)
+    assert (state, same.factor) == ({"Fixed": {"factor": 7.0}}, 7.0)
     Decider(other).load_state_dict(Decider(TargetIdle()).state_dict())
     assert other.factor == 1.0
     Decider(None).load_state_dict({"Fixed": {"factor": 7.0}})

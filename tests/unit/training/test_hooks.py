@@ -23,15 +23,6 @@ def test_an_instance_without_an_attribute_of_its_own_has_that_of_its_class_again
     assert vars(data) == {}
 
 
-def test_an_instance_with_an_attribute_of_its_own_gets_it_back() -> None:
-    data, hooks = Data(), BoundHooks()
-    for own in (lambda: [3], None):  # None is an attribute like any other
-        vars(data)["batches"] = own
-        hooks.bind(data, "batches", lambda: [2])
-        hooks.unbind()
-        assert vars(data) == {"batches": own}
-
-
 def test_they_may_be_unbound_at_any_time_and_bound_again() -> None:
     data, hooks = Data(), BoundHooks()
     hooks.unbind()

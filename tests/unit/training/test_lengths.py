@@ -1,6 +1,7 @@
 """How long a run will be, how a Trainer learns of a new length, and what forbids one; the Trainers here only have attributes."""
 
 from collections import deque
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -44,131 +45,73 @@ def echoed(factor=2.0, epoch_length="full_pass"):
     return EchoLoader(DataLoader(range(22), 4), factor, insertion_point="after_augmentation", epoch_length=epoch_length)
 
 
-class TestReload:
-    @pytest.mark.parametrize("users", [0, 1, 3])
-    def test_is_ordered_once_and_the_users_setting_given_back(self, users):
-        run = attached(reload_dataloaders_every_n_epochs=users)
-        reload = Reload(run)
+@pytest.mark.parametrize("users", [0, 3])
+def test_a_reload_is_ordered_once_and_the_users_setting_given_back(users):
+    run = attached(reload_dataloaders_every_n_epochs=users)
+    reload = Reload(run)
+    assert reload.end() is False
+    for _ in range(2):  # also after its end
         for _ in range(2):
             reload.order()
             assert run.trainer.reload_dataloaders_every_n_epochs == 1
         assert reload.end() is (users == 0), "a user who reloads has asked, too"
         assert run.trainer.reload_dataloaders_every_n_epochs == users
-
-    def test_that_nobody_has_ordered_has_no_end(self):
-        run = attached(reload_dataloaders_every_n_epochs=2)
-        assert Reload(run).end() is False
-        assert run.trainer.reload_dataloaders_every_n_epochs == 2
-
-    def test_without_a_trainer_is_not_ordered(self):
-        run = SimpleNamespace(trainer=None)
-        reload = Reload(run)
-        reload.order()
-        assert reload.end() is False
-
-    def test_may_be_ordered_again_after_its_end(self):
-        run = attached(reload_dataloaders_every_n_epochs=0)
-        reload = Reload(run)
-        reload.order()
-        reload.end()
-        reload.order()
-        assert run.trainer.reload_dataloaders_every_n_epochs == 1
-        assert reload.end() is True
-
-    def test_ends_without_a_trainer_too(self):
-        run = attached(reload_dataloaders_every_n_epochs=0)
-        reload = Reload(run)
-        reload.order()
-        run.trainer = None
-        assert reload.end() is True
+    reload.order()
+    run.trainer = None
+    assert reload.end() is (users == 0)
 
 
-class TestStepsEstimate:
+@pytest.mark.parametrize(
+    ("asked_for", "was_read"), [("before optimizers are configured", True), ("after", False), ("without our hook", True)]
+)
+def test_a_loader_that_is_there_before_optimizers_are_configured_was_read_for_the_estimate(asked_for, was_read):
     """Lightning sets optimizers when they are configured, and the training loader when it is asked for."""
-
-    def estimate(self, optimizers):
-        trainer, estimate = SimpleNamespace(optimizers=optimizers, train_dataloader=None), StepsEstimate()
-        estimate.begin_fit(trainer)
-        return estimate, trainer
-
-    def test_a_loader_that_is_asked_for_before_optimizers_are_configured_was_read_for_the_estimate(self):
-        estimate, trainer = self.estimate(["those of an earlier fit"])
+    trainer, estimate = SimpleNamespace(optimizers=["those of an earlier fit"], train_dataloader=None), StepsEstimate()
+    estimate.begin_fit(trainer)
+    if asked_for == "before optimizers are configured":
         estimate.loader_asked(trainer)
-        assert estimate.was_read
-
-    def test_one_that_is_asked_for_after_was_not(self):
-        estimate, trainer = self.estimate([])
-        trainer.optimizers = ["of this fit"]
-        estimate.optimizers_configured(trainer)
+    trainer.optimizers = ["of this fit"]
+    trainer.train_dataloader = ["batches"] if asked_for == "without our hook" else None
+    estimate.optimizers_configured(trainer)
+    if asked_for == "after":
         estimate.loader_asked(trainer)
-        assert not estimate.was_read
-
-    def test_one_that_is_there_when_optimizers_are_configured_was(self):
-        estimate, trainer = self.estimate([])
-        trainer.train_dataloader = ["batches"]
-        estimate.optimizers_configured(trainer)
-        assert estimate.was_read
-
-    def test_the_next_fit_begins_anew(self):
-        estimate, trainer = self.estimate([])
-        estimate.loader_asked(trainer)
-        estimate.begin_fit(trainer)
-        assert not estimate.was_read
+    assert estimate.was_read is was_read
+    estimate.begin_fit(trainer)
+    assert not estimate.was_read
 
 
-class TestAFactorDuringTraining:
-    @pytest.mark.parametrize("factor", [2.5, 8.0])
-    def test_that_makes_epochs_longer_than_one_cycle_is_refused(self, factor):
-        with pytest.raises(MisconfigurationException, match=r"'full_pass' and OneCycleLR: .* Use epoch_length='fixed'"):
-            check_factor_during_training(scheduled(one_cycle), echoed(), factor)
-
-    @pytest.mark.parametrize(
-        ("make", "interval", "epoch_length", "factor"),
-        [
-            (one_cycle, "step", "full_pass", 2.0),  # as long as now
-            (one_cycle, "step", "full_pass", 1.0),  # shorter
-            (one_cycle, "step", "fixed", 8.0),
-            (one_cycle, "epoch", "full_pass", 8.0),
-            (warmup, "step", "full_pass", 8.0),
-            (None, "step", "full_pass", 8.0),
-        ],
-    )
-    def test_of_any_other_kind_is_not(self, make, interval, epoch_length, factor):
-        loader = echoed(epoch_length=epoch_length)
-        assert check_factor_during_training(scheduled(make, interval), loader, factor) is None
-        assert loader.factor == 2.0, "it is only asked"
-
-    def test_that_the_buffer_cannot_hold_is_refused(self):
-        loader = EchoLoader(DataLoader(range(22), 4), 1.5, insertion_point="after_augmentation", buffer_size=2)
-        with pytest.raises(ValueError, match="buffer_size=2 is too small for factor=8"):
-            check_factor_during_training(scheduled(None), loader, 8.0)
-
-
-class TestSchedulesThatAreThroughTooSoon:
-    def test_are_named_with_the_steps_that_they_were_made_for(self):
-        said = too_short_schedules(scheduled(warmup), echoed(), 4.0)
-        assert said.startswith("LambdaLR is stepped with each batch")
+@pytest.mark.parametrize(
+    ("make", "interval", "epoch_length", "factor", "max_steps", "refused", "too_short"),
+    [
+        (one_cycle, "step", "full_pass", 2.5, -1, True, True),
+        (one_cycle, "step", "full_pass", 2.0, -1, False, False),  # as long as now
+        (one_cycle, "step", "fixed", 8.0, -1, False, False),
+        (one_cycle, "epoch", "full_pass", 8.0, -1, False, False),
+        (warmup, "step", "full_pass", 4.0, -1, False, True),
+        (warmup, "step", "full_pass", 4.0, 100, False, False),  # the run ends there anyway
+        (warmup, "epoch", "full_pass", 4.0, -1, False, False),
+        (None, "step", "full_pass", 8.0, -1, False, False),
+    ],
+)
+def test_schedules_that_count_steps_forbid_longer_epochs_or_are_through_too_soon(
+    make, interval, epoch_length, factor, max_steps, refused, too_short
+):
+    trainer, loader = scheduled(make, interval, max_steps=max_steps), echoed(epoch_length=epoch_length)
+    with pytest.raises(MisconfigurationException, match=r"OneCycleLR.* Use epoch_length='fixed'") if refused else nullcontext():
+        check_factor_during_training(trainer, loader, factor)
+    assert loader.factor == 2.0, "it is only asked"
+    said = too_short_schedules(trainer, loader, factor)
+    assert bool(said) is too_short
+    if too_short:
+        assert "LR is stepped with each batch (interval='step')" in said
         assert "100 steps" in said
-        assert "(up to 4 here)" in said
-
-    @pytest.mark.parametrize(
-        ("make", "interval", "epoch_length", "factor", "max_steps"),
-        [
-            (None, "step", "full_pass", 4.0, -1),
-            (warmup, "epoch", "full_pass", 4.0, -1),
-            (warmup, "step", "fixed", 4.0, -1),
-            (warmup, "step", "full_pass", 2.0, -1),  # as long as now
-            (warmup, "step", "full_pass", 4.0, 100),  # the run ends there anyway
-        ],
-    )
-    def test_there_are_none_where_no_epoch_gets_longer_or_the_schedule_does_not_count_steps(
-        self, make, interval, epoch_length, factor, max_steps
-    ):
-        trainer = scheduled(make, interval, max_steps=max_steps)
-        assert too_short_schedules(trainer, echoed(epoch_length=epoch_length), factor) == ""
+        assert f"(up to {factor:g} here)" in said
 
 
-# ---------------------------------------------------------------------- the forecast
+def test_a_factor_that_the_buffer_cannot_hold_is_refused():
+    loader = EchoLoader(DataLoader(range(22), 4), 1.5, insertion_point="after_augmentation", buffer_size=2)
+    with pytest.raises(ValueError, match="buffer_size=2 is too small for factor=8"):
+        check_factor_during_training(scheduled(None), loader, 8.0)
 
 
 def sixteen_batches(factor: float = 4.0, **options: Any) -> EchoLoader:
@@ -185,7 +128,6 @@ def trainer_for(max_epochs: int | None = 8, limit_train_batches: int | float = 1
     ("options", "told", "expected"),
     [
         ({}, {}, "8 epochs x 16 steps = 2 passes over the data at factor 4"),
-        ({"factor": 1.0}, {}, "8 epochs x 16 steps = 8 passes over the data at factor 1"),
         ({}, {"max_epochs": 4}, "4 epochs x 16 steps = 1 pass over the data at factor 4"),
         ({"epoch_length": "full_pass"}, {}, "8 epochs x 64 steps = 8 passes over the data at factor 4"),
         ({}, {"limit_train_batches": 4}, "8 epochs x 4 steps = 0.5 passes over the data at factor 4"),
@@ -196,7 +138,6 @@ def trainer_for(max_epochs: int | None = 8, limit_train_batches: int | float = 1
 )
 def test_passes_are_the_steps_over_those_of_a_pass_and_the_factor(options: Any, told: Any, expected: str) -> None:
     line = forecast(trainer_for(**told), sixteen_batches(**options))
-    assert line.split(", ")[0].startswith(expected.split(", ")[0])
     assert line.startswith(expected)
 
 
@@ -204,11 +145,8 @@ def test_passes_are_the_steps_over_those_of_a_pass_and_the_factor(options: Any, 
     ("reuse", "epochs", "factor", "workers"),
     [
         ("each", 2, 4.0, 0),
-        ("each", 8, 4.0, 2),
         ("each", 3, 2.5, 1),
-        ("each", 4, 2.0, 0),
-        ("memory", 1, 4.0, 0),  # all of the first batch of each worker is fresh: 67 examples instead of 64,
-        ("memory", 1, 4.0, 2),  # and 70
+        ("memory", 1, 4.0, 2),  # all of the first batch of each worker is fresh: 70 examples instead of 64
     ],
 )
 def test_a_short_run_is_told_how_far_it_really_comes(reuse: str, epochs: int, factor: float, workers: int) -> None:

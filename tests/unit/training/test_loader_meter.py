@@ -40,13 +40,6 @@ def deliver(one: Any, batches: int, *, fresh: int = 4, size: int = 8, stages: An
         one.seconds = spent(one.seconds, fresh, stages)
 
 
-def test_stages_are_those_of_a_batch_of_fresh_examples() -> None:
-    one = loader()
-    meter = LoaderMeter(one)
-    deliver(one, 5)
-    assert meter.measure(one) == pytest.approx((0.4 / 4 * 8, 0.2, 0.1))
-
-
 def test_the_first_batches_of_workers_count_neither_as_cost_nor_as_judged() -> None:
     one = loader(workers=2)
     meter = LoaderMeter(one)
@@ -101,16 +94,6 @@ def test_an_epoch_in_which_nothing_was_measured_keeps_what_was() -> None:
     assert LoaderMeter(one).measure(one) is NOT_KNOWN
 
 
-def test_an_epoch_counts_its_own_batches() -> None:
-    one = loader()
-    meter = LoaderMeter(one)
-    deliver(one, 3)
-    meter.begin_epoch(one)
-    assert meter.batches(one) == 0
-    deliver(one, 2)
-    assert meter.batches(one) == 2
-
-
 def costs(parts: dict[str, Any], seconds: Any, *, in_step: bool = True, beside: Any = ()) -> PipelineCosts | None:
     """What is made of seconds of source, rest and collate: by name of a loader, one triple for each rank."""
     of_ranks = {name: [SecondsPerBatch(*each) for each in ranks] for name, ranks in seconds.items()}
@@ -155,8 +138,3 @@ def test_a_loader_that_no_rank_has_measured_leaves_the_costs_unknown() -> None:
     found = costs(parts, {"a": [(0.8, 0.1, 0.0), nothing], "b": [nothing, (0.2, 0.0, 0.0)]})
     assert found is not None
     assert found.source_seconds == 0.8
-
-
-def test_a_single_loader_is_judged_by_itself() -> None:
-    found = costs_of(loader(workers=0), {"": [SecondsPerBatch(0.8, 0.1, 0.0)]}, DEVICE, in_step=True)
-    assert found == PipelineCosts("after_augmentation", 0.8, 0.1, 0.0, DEVICE, 0)

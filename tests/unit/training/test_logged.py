@@ -7,7 +7,7 @@ import torch
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from torch.utils.data import DataLoader
 
-from lightning_echo import EchoLoader, StagedDataset, TargetIdle
+from lightning_echo import EchoLoader, TargetIdle
 from lightning_echo.measure.summary import FactorUse, RunSummary
 from lightning_echo.training.logged import ProgressText, log_directory, log_hyperparameters, log_metrics, write_summary
 
@@ -43,9 +43,6 @@ def trainer_with(*loggers, global_step=0, bar=None):
     )
 
 
-# ---------------------------------------------------------------------- metrics
-
-
 @pytest.mark.parametrize(("global_step", "logged_at"), [(0, 0), (1, 0), (50, 49)])
 def test_metrics_go_to_every_logger_at_the_step_that_lightning_logs_its_own_at(global_step, logged_at):
     loggers = [Logger(), Logger()]
@@ -54,20 +51,11 @@ def test_metrics_go_to_every_logger_at_the_step_that_lightning_logs_its_own_at(g
     assert [logger.metrics for logger in loggers] == [[(logged_at, values)]] * 2
 
 
-def test_what_is_logged_after_an_epoch_carries_the_number_of_that_epoch():
-    logger = Logger()
-    log_metrics(trainer_with(logger), {"echo/factor": 2.0}, epoch=2)
-    assert logger.metrics == [(0, {"echo/factor": 2.0, "epoch": 2})]
-
-
 def test_metrics_are_among_the_callback_metrics_as_tensors_also_without_a_logger():
     trainer = trainer_with()
     log_metrics(trainer, {"echo/factor": 2.0})
     log_metrics(trainer, {"echo/passes": 0.5})
     assert trainer.callback_metrics == {"echo/factor": torch.tensor(2.0), "echo/passes": torch.tensor(0.5)}
-
-
-# ---------------------------------------------------------------------- hyperparameters
 
 
 def echo_loader(**options):
@@ -97,27 +85,12 @@ def test_hyperparameters_are_what_auto_and_defaults_came_to_in_plain_types(tmp_p
         assert torch.load(tmp_path / "params.pt", weights_only=True) == params
 
 
-@pytest.mark.parametrize("size", ["8MiB", 0.01, 2**23])
-def test_hyperparameters_name_what_a_cache_may_hold_in_plain_types(tmp_path, size):
-    logger = Logger()
-    data = StagedDataset.of(list(range(24)), augment=float)
-    loader = EchoLoader(DataLoader(data, 4), 2, cache={"size": size, "hold": "loaded"})
-    log_hyperparameters(trainer_with(logger), loader, None)
-    (params,) = logger.hyperparameters
-    assert params["echo"]["cache"] == {"size": size, "hold": "loaded"}
-    torch.save(params, tmp_path / "params.pt")
-    assert torch.load(tmp_path / "params.pt", weights_only=True) == params
-
-
 def test_without_a_controller_none_is_named_and_without_echoing_nothing_is_logged():
     logger = Logger()
     log_hyperparameters(trainer_with(logger), None, TargetIdle())
     assert logger.hyperparameters == []
     log_hyperparameters(trainer_with(logger), echo_loader(), None)
     assert logger.hyperparameters[0]["echo"]["controller"] is None
-
-
-# ---------------------------------------------------------------------- progress bar
 
 
 def items_of(bar):
@@ -131,16 +104,6 @@ def test_the_text_is_among_the_bar_s_items_once_there_is_one():
     assert items_of(bar) == {"v_num": 3}
     assert items_of(bar) == {"v_num": 3, "echo": "2.0x idle 3%"}
     assert items_of(bar) == {"v_num": 3, "echo": "3.0x"}
-
-
-def test_the_bar_is_left_as_it_was():
-    bar, progress = Bar(loss=1), ProgressText(lambda: "2.0x")
-    before = dict(vars(bar))
-    progress.show(trainer_with(bar=bar))
-    progress.hide()
-    progress.hide()
-    assert vars(bar) == before
-    assert items_of(bar) == {"loss": 1}
 
 
 def test_what_somebody_else_has_put_on_the_bar_is_asked_and_put_back():
@@ -164,17 +127,6 @@ def test_showing_it_twice_shows_it_once_and_another_bar_may_follow():
     assert items_of(two) == {"two": 2, "echo": "2.0x"}
     progress.hide()
     assert "get_metrics" not in vars(two)
-
-
-def test_a_trainer_without_a_bar_is_shown_nothing_and_the_bar_before_is_left_as_it_was():
-    bar, progress = Bar(loss=1), ProgressText(lambda: "2.0x")
-    progress.show(trainer_with(bar=bar))
-    progress.show(trainer_with())
-    progress.hide()
-    assert vars(bar) == {"items": {"loss": 1}}
-
-
-# ---------------------------------------------------------------------- the file
 
 
 def run_with(loggers, *, fast_dev_run=False, log_dir="there"):

@@ -1,7 +1,4 @@
-"""What the tap hears of what Lightning tells its profiler, and that the profiler hears it all and is left as it was.
-
-The names of the three actions are documented nowhere: with a real Trainer these tests say whether Lightning still uses them.
-"""
+"""What the tap hears of what Lightning tells its profiler, and that the profiler hears it all and is left as it was."""
 
 import lightning.pytorch as pl
 import pytest
@@ -42,9 +39,6 @@ class Profiler:
         self.notes.append(("stop", action_name))
 
 
-# ---------------------------------------------------------------------- with a profiler of our own
-
-
 def test_fetching_copying_and_validation_are_told_to_the_timer_and_everything_to_the_profiler():
     notes = []
     profiler = Profiler(notes)
@@ -60,20 +54,6 @@ def test_fetching_copying_and_validation_are_told_to_the_timer_and_everything_to
         *(("start", "run_training_batch"), ("stop", "run_training_batch")),
         *(("start", "[_EvaluationLoop].val_next"), ("stop", "[_EvaluationLoop].val_next")),
     ]
-
-
-def test_after_closing_nothing_is_heard_and_the_profiler_is_as_it_was():
-    notes = []
-    profiler = Profiler(notes)
-    before = dict(vars(profiler))
-    tap = ProfilerTap(profiler, Heard(notes))
-    assert vars(profiler) != before
-    tap.close()
-    assert vars(profiler) == before
-    profiler.start(FETCH)
-    assert notes == [("start", FETCH)]
-    tap.close()
-    assert vars(profiler) == before
 
 
 @pytest.mark.parametrize("make", [lambda: Profiler([]), PassThroughProfiler])
@@ -106,24 +86,6 @@ def test_a_profiler_that_does_nothing_is_asked_only_for_what_the_timer_wants_to_
     assert notes == once * 2
     tap.close()
     assert vars(profiler) == before
-
-
-def test_what_a_silent_context_raises_comes_through():
-    profiler = PassThroughProfiler()
-    ProfilerTap(profiler, Heard([]))
-    for _ in range(2):
-        with pytest.raises(ZeroDivisionError), profiler.profile("run_training_batch"):
-            _ = 1 / 0
-
-
-def test_an_error_of_the_profiler_is_not_swallowed():
-    profiler = Profiler([], refuses=[FETCH])
-    ProfilerTap(profiler, Heard([]))
-    with pytest.raises(ValueError, match="train_dataloader_next"):
-        profiler.start(FETCH)
-
-
-# ---------------------------------------------------------------------- with Lightning
 
 
 class Model(pl.LightningModule):
@@ -231,11 +193,3 @@ def test_a_training_with_echo_callback_leaves_the_profiler_as_it_was(profiler, f
         assert callback.reports[-1].steps == 3
     assert profiler.start == start
     assert not {"start", "stop"} & (set(vars(profiler)) - names)
-
-
-def test_the_simple_profiler_has_recorded_what_was_heard(tmp_path):
-    profiler = SimpleProfiler(tmp_path, "simple")
-    fit(Model([]), profiler=profiler, callbacks=[EchoCallback(summary=False)])
-    assert len(profiler.recorded_durations[FETCH]) == 6
-    assert len(profiler.recorded_durations[COPY]) == 8
-    assert len(profiler.recorded_durations["run_training_batch"]) == 6

@@ -5,14 +5,6 @@ from __future__ import annotations
 from lightning_echo.training.counts import Examples, RunCounts
 
 
-def test_what_is_delivered_is_counted_once() -> None:
-    counts = RunCounts()
-    counts.update(Examples(3, 5))
-    counts.update(Examples(3, 5))
-    counts.update(Examples(4, 9))
-    assert counts.add_up() == counts.totals == (4, 9)
-
-
 def test_a_loader_made_anew_counts_on_from_what_it_says() -> None:
     counts = RunCounts()
     counts.update(Examples(8, 8))
@@ -34,12 +26,3 @@ def test_a_resumed_run_goes_on_from_the_jobs_totals() -> None:
     after.update(Examples(11, 11))
     assert after.state(world_size=3) == [14 + 3 * 1, 11 + 3 * 2]
     assert after.add_up() == (15, 13)
-
-
-def test_a_state_is_gone_on_from_whatever_was_counted_before() -> None:
-    counts = RunCounts()
-    counts.update(Examples(100, 100))
-    counts.load([14, 11])
-    counts.go_on_from(Examples(7, 7))
-    counts.update(Examples(8, 9))
-    assert counts.add_up() == (15, 13)

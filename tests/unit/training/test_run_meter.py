@@ -12,11 +12,8 @@ from meters import LateEvent, Loader, Run, saved
 from lightning_echo.cache.node_cache import CacheCounts
 from lightning_echo.measure.control import PipelineCosts
 from lightning_echo.measure.timing import DeviceEvents, StepTimer
-from lightning_echo.training.counts import Examples
 from lightning_echo.training.loaders import EchoLoaders
-from lightning_echo.training.meters import RunMeter, events_of
-
-# ---------------------------------------------------------------------- times
+from lightning_echo.training.meters import events_of
 
 
 def test_an_epoch_s_steps_are_all_but_the_wait_for_the_first_batch():
@@ -27,24 +24,10 @@ def test_an_epoch_s_steps_are_all_but_the_wait_for_the_first_batch():
     assert measures.whole == measures.judged
 
 
-def test_each_epoch_is_measured_by_itself():
-    run = Run()
-    run.epoch(8, wait=0.5)
-    assert run.epoch(5, wait=0.0).whole.idle_fraction == 0
-    assert run.epoch(5, wait=0.25, work=0.25).whole.idle_fraction == pytest.approx(1 / 2.25)
-
-
 def idles(run, epochs=3, steps=1, **options):
     """Idle fractions and first waits of epochs in a row: of the wait of 9 s and the work of 1 s that each step has."""
     measured = [run.epoch(steps, wait=9.0, work=1.0, **options) for _ in range(epochs)]
     return [each.whole.idle_fraction for each in measured], [each.first_batch_seconds for each in measured]
-
-
-def test_only_the_first_epoch_s_first_batch_is_taken_out_where_workers_live_on():
-    assert idles(Run(Loader())) == ([0.0, 0.9, 0.9], [9.0, None, None])
-    run = Run(Loader())
-    run.epoch(0)  # nothing has come yet
-    assert idles(run, epochs=2) == ([0.0, 0.9], [9.0, None])
 
 
 def test_what_happens_between_epochs_is_no_part_of_them():
@@ -58,32 +41,36 @@ def test_what_happens_between_epochs_is_no_part_of_them():
     assert (whole.wait_seconds, whole.step_seconds) == (9.0, 1.0)
 
 
-def test_where_workers_start_again_the_first_batch_is_taken_out():
-    run = Run(Loader())
+ONCE, NEVER, EACH = ([0.0, 0.9, 0.9], [9.0, None, None]), ([0.9] * 3, [None] * 3), ([0.0] * 3, [9.0] * 3)
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (lambda: Run(Loader()), ONCE),  # workers live on
+        (lambda: Run(Loader(workers=0)), ONCE),  # nothing starts, but the first batch of all may open files
+        (lambda: Run(workers=0), ONCE),
+        (lambda: Run(workers=2), EACH),  # a plain loader with workers begins anew in each epoch,
+        (lambda: Run(), EACH),  # and one that does not say how many it has may have some
+    ],
+)
+def test_where_workers_start_the_first_batch_is_taken_out(make, expected):
+    assert idles(make()) == expected
+
+
+@pytest.mark.parametrize(("workers", "expected"), [(2, ONCE), (0, NEVER)])
+def test_where_workers_have_ended_the_first_batch_is_taken_out_again(workers, expected):
+    run = Run(Loader(workers=workers))
     run.epoch(2)
     run.loader.is_running = False  # somebody has closed it
-    assert idles(run) == ([0.0, 0.9, 0.9], [9.0, None, None])
-    run.loader = Loader()  # a reload has made another one
-    assert idles(run) == ([0.0, 0.9, 0.9], [9.0, None, None])
-
-
-def test_without_workers_nothing_starts_but_the_first_batch_of_all_may_open_files():
-    run = Run(Loader(workers=0))
-    assert idles(run) == ([0.0, 0.9, 0.9], [9.0, None, None])
-    run.loader.is_running = False
-    assert idles(run) == ([0.9, 0.9, 0.9], [None, None, None])
-    assert idles(Run(workers=0)) == ([0.0, 0.9, 0.9], [9.0, None, None])
-
-
-@pytest.mark.parametrize("workers", [2, None])
-def test_a_plain_loader_with_workers_begins_anew_in_each_epoch(workers):
-    """One that does not say how many it has may have some."""
-    assert idles(Run(workers=workers)) == ([0.0, 0.0, 0.0], [9.0, 9.0, 9.0])
+    assert idles(run) == expected
+    run.loader = Loader(workers=workers)  # a reload has made another one
+    assert idles(run) == expected
 
 
 def test_beside_a_plain_loader_with_workers_the_first_batch_is_taken_out_in_each_epoch():
     loaders = Together({"a": Loader()}, not_echoed=("b",))
-    for workers, expected in ((2, ([0.0] * 3, [9.0] * 3)), (0, ([0.0, 0.9, 0.9], [9.0, None, None]))):
+    for workers, expected in ((2, EACH), (0, ONCE)):
         run = Run(loaders)
         run.meter.stop()
         run.trainer.train_dataloader = {"a": loaders["a"], "b": SimpleNamespace(num_workers=workers)}
@@ -91,28 +78,20 @@ def test_beside_a_plain_loader_with_workers_the_first_batch_is_taken_out_in_each
         assert idles(run) == expected
 
 
-def test_of_several_loaders_one_that_starts_is_enough():
-    loaders = Together({"a": Loader(), "b": Loader()})
-    run = Run(loaders)
-    run.epoch(2)
-    loaders["b"].is_running = False
-    assert idles(run) == ([0.0, 0.9, 0.9], [9.0, None, None])
-
-
 def test_where_workers_start_on_one_rank_the_first_batch_is_taken_out_on_all():
     nothing = (float("nan"),) * 4
     run = Run(Loader(), others=[nothing, nothing])
     run.epoch(2)
     run.others_start = True
-    assert idles(run) == ([0.0] * 3, [9.0] * 3)
+    assert idles(run) == EACH
     run.others_start = False
-    assert idles(run) == ([0.9] * 3, [None] * 3)
+    assert idles(run) == NEVER
 
 
 def test_a_run_that_was_resumed_has_a_first_batch_of_its_own(tmp_path):
     run = Run(Loader())
     run.epoch(2)
-    assert idles(Run(Loader(), state=saved(run, tmp_path))) == ([0.0, 0.9, 0.9], [9.0, None, None])
+    assert idles(Run(Loader(), state=saved(run, tmp_path))) == ONCE
 
 
 @pytest.mark.parametrize("loader", [None, Loader()])
@@ -144,24 +123,6 @@ def test_only_steps_planned_with_the_factor_in_force_and_from_running_workers_ar
     measures = Run(Loader(workers=2, settled_at=settled_at)).epoch(8)
     assert measures.whole.steps == 8
     assert (measures.judged.steps if measures.judged else None) == (judged or None)
-
-
-def test_in_a_later_epoch_steps_before_the_factor_was_in_force_are_not_judged():
-    loader = Loader()
-    run = Run(loader)
-    run.epoch(8)
-    loader.settled_at = 8 + 3
-    measures = run.epoch(8)
-    assert (measures.whole.steps, measures.judged.steps) == (8, 5)
-
-
-# ---------------------------------------------------------------------- counts
-
-
-def test_without_echoing_every_example_is_fresh():
-    run = Run()
-    assert [(measures.fresh, measures.echoed) for measures in (run.epoch(3), run.epoch(5))] == [(24, 0), (40, 0)]
-    assert run.meter.counts.totals == (64, 0)
 
 
 def test_fresh_and_echoed_are_the_loader_s_in_the_epoch_and_in_the_run():
@@ -207,12 +168,6 @@ class Sharing(Loader):
         self.look_up(0, fresh)
 
 
-def test_the_bytes_of_a_large_cache_are_exact():
-    run = Run(Sharing())
-    run.loader.cache_counts = replace(run.loader.cache_counts, bytes=2**40 + 1)
-    assert run.epoch(2).caches[""].bytes == 2**40 + 1
-
-
 def test_what_another_rank_delivers_as_soon_as_an_epoch_has_begun_belongs_to_the_epoch():
     """The ranks leave the exchange at the beginning of an epoch one after the other."""
     run = Run(Sharing())
@@ -230,9 +185,6 @@ def test_what_another_rank_delivers_as_soon_as_an_epoch_has_begun_belongs_to_the
     assert run.meter.end_epoch(run.loader).caches[""].hit_fraction == 2 / 8
 
 
-# ---------------------------------------------------------------------- costs
-
-
 def test_costs_are_those_of_a_batch_were_all_its_examples_fresh():
     """4 of 8 examples are fresh and take 0.4 s: 0.8 s a batch. What workers spent before all of them ran does not count."""
     loader = Loader(workers=2)
@@ -246,13 +198,6 @@ def test_costs_are_those_of_a_batch_were_all_its_examples_fresh():
     expected = PipelineCosts("after_augmentation", 0.8, 0.2, 0.1, measures.judged.step_seconds, 2)
     assert vars(measures.costs) == pytest.approx(vars(expected))
     assert measures.judged.step_seconds == pytest.approx(0.75)
-
-
-def test_costs_are_those_of_the_epoch_and_of_the_one_before_where_nothing_was_read():
-    run = Run(Loader())
-    run.epoch(8, stages=(9.0, 9.0, 9.0))
-    assert run.epoch(8, stages=(0.4, 0.2, 0.1)).costs.source_seconds == pytest.approx(0.8)
-    assert run.epoch(8, fresh=0, stages=(0.0, 0.0, 0.0)).costs.source_seconds == pytest.approx(0.8)
 
 
 def test_costs_are_those_of_the_rank_whose_host_is_slowest_at_the_factor_in_force():
@@ -282,11 +227,6 @@ def test_a_plain_loader_without_workers_takes_turns_with_the_steps():
     assert Run(workers=4).epoch(8).costs.workers == 1
 
 
-def test_a_plain_loader_that_never_waits_costs_what_nobody_knows():
-    assert Run().epoch(8, wait=0.0).costs is None
-    assert Run().epoch(8, wait=0.02, work=1.0).costs is not None
-
-
 def test_an_echo_loader_that_cannot_be_looked_into_costs_what_its_waiting_says():
     loader = Loader(factor=2.0)
     costs = Run(loader).epoch(8, wait=0.5, work=0.5, stages=(0.0, 0.0, 0.0)).costs
@@ -298,9 +238,6 @@ def test_an_echo_loader_that_cannot_be_looked_into_costs_what_its_waiting_says()
 def test_the_wait_for_the_first_batch_is_that_of_the_rank_that_waited_longest(others, longest):
     nan = float("nan")
     assert Run(others=[(nan, nan, nan, first) for first in others]).epoch(8).first_batch_seconds == pytest.approx(longest)
-
-
-# ---------------------------------------------------------------------- state
 
 
 def test_a_run_resumed_in_the_middle_of_an_epoch_comes_to_the_same(tmp_path):
@@ -343,41 +280,6 @@ def test_a_checkpoint_s_totals_count_once_in_the_job(tmp_path):
         rank.step()
         rank.meter.count(None)
     assert [rank.meter.counts.counter.counts.tolist() for rank in ranks] == [[88, 16], [8, 0]]
-
-
-def test_what_other_ranks_have_counted_since_is_taken_to_be_what_this_one_has(tmp_path):
-    run = Run(others=[(float("nan"),) * 4])
-    run.meter.counts.totals = Examples(100, 0)  # of both ranks
-    run.step()
-    assert saved(run, tmp_path)["counts"] == [100 + 2 * 8, 0]
-
-
-def test_loading_replaces_what_was_there(tmp_path):
-    run = Run()
-    run.epoch(4)
-    run.step()
-    state = saved(run, tmp_path)
-    other = RunMeter()
-    for _ in range(2):
-        other.load_state_dict(state)
-    assert other.counts.totals == (40, 0)
-    assert other.idle.steps().steps == 1
-
-
-# ---------------------------------------------------------------------- the profiler
-
-
-def test_the_profiler_is_let_go_of_once():
-    run = Run()
-    start = run.profiler.start
-    run.meter.stop()
-    assert run.profiler.start is not start
-    before = dict(vars(run.profiler))
-    run.meter.stop()
-    assert vars(run.profiler) == before
-
-
-# ---------------------------------------------------------------------- several loaders
 
 
 class Together(EchoLoaders):

@@ -5,8 +5,6 @@ from meters import LateEvent, Loader, Run, saved
 
 from lightning_echo.measure.timing import DeviceEvents, StepTimer
 
-# ---------------------------------------------------------------------- stretches of an epoch
-
 
 def test_a_stretch_is_measured_by_itself_and_the_epoch_as_a_whole():
     run = Run(Loader(workers=0))
@@ -37,21 +35,6 @@ def test_a_stretch_may_be_the_last_few_steps():
         run.step(wait=wait)
     assert run.meter.end_stretch(run.loader, 4)[0].idle_fraction == pytest.approx(0.25)
     assert run.meter.end_stretch(run.loader, 4)[0] is None, "no step is in two of them"
-
-
-def test_in_a_stretch_too_only_steps_with_the_factor_in_force_are_judged():
-    run = Run(Loader(workers=2))
-    run.meter.begin_epoch(run.loader)
-    for _ in range(10):
-        run.step()
-    assert run.meter.end_stretch(run.loader)[0].steps == 10 - 2
-    run.loader.settled_at = 13
-    for _ in range(10):
-        run.step()
-    assert run.meter.end_stretch(run.loader)[0].steps == 10 - 3
-    run.loader.settled_at = 99
-    run.step()
-    assert run.meter.end_stretch(run.loader) == (None, None)
 
 
 def test_a_stretch_goes_on_after_a_resume(tmp_path):

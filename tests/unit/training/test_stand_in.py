@@ -58,14 +58,6 @@ def test_attributes_are_read_from_and_set_on_the_users_module():
         _ = stands.nowhere
 
 
-def test_a_subclass_keeps_its_own():
-    users = Users()
-    stands = Doubled(users)
-    stands.times = 3
-    assert not hasattr(users, "times")
-    assert len(stands.train_dataloader()) == 9
-
-
 def test_lightning_finds_overridden_what_the_user_overrides_and_nothing_else():
     users = Users()
     stands = StandIn(users)
@@ -85,14 +77,6 @@ def test_a_hook_that_is_put_onto_either_later_counts():
     stands.trainer = None  # whenever a trainer is attached or let go
     assert is_overridden("test_dataloader", stands)
     assert stands.test_dataloader() == ["test"]
-
-
-def test_the_trainer_is_that_of_the_users_module():
-    users = Users()
-    stands, trainer = StandIn(users), in_fit()
-    stands.trainer = trainer
-    assert users.trainer is trainer
-    assert stands.trainer is trainer
 
 
 def test_a_second_fit_over_it_is_refused():

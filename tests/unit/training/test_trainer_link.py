@@ -84,22 +84,6 @@ def test_the_limit_is_that_of_the_trainer_if_there_is_one(loader):
     assert loader.limit_train_batches is None
 
 
-def test_without_a_trainer_nothing_is_known(loader):
-    connected(None, loader)
-    assert loader.trainer_place() is None
-
-
-def test_a_loader_that_is_left_keeps_the_last_answer_until_it_is_used(loader):
-    link, attached = connected(trainer_at(3), loader, {"scans": loader})
-    link.disconnect([loader])
-    attached.trainer = None
-    assert loader.factor_owner == ""
-    assert loader.limit_train_batches is None
-    assert loader.epoch_goes_on() is True, "a checkpoint may still be saved"
-    next(iter(loader))
-    assert loader.epoch_goes_on() is None
-
-
 def test_the_place_that_is_kept_is_none_of_a_training(loader):
     link, attached = connected(trainer_at(3, ckpt_path="x.ckpt"), loader)
     link.disconnect([loader])

@@ -1,7 +1,4 @@
-"""The training loader of a run, echoed: what the Trainer gets, factors and lengths, reloads and states.
-
-The Trainers here have only attributes. A pass of the data has four batches of four examples.
-"""
+"""The training loader of a run, echoed: what the Trainer gets, factors and lengths, reloads and states."""
 
 from __future__ import annotations
 
@@ -77,9 +74,6 @@ def state_after(batches: int) -> Any:
     return loader.state_dict()
 
 
-# ---------------------------------------------------------------------- what the Trainer gets
-
-
 def test_the_trainer_gets_the_users_loader_echoed_with_the_options() -> None:
     users, echo = Users(), training_echo(config(2, epoch_length="full_pass"), make_trainer())
     assert echo.loader is None
@@ -138,29 +132,12 @@ def test_how_long_the_run_will_be_is_said_once(caplog: pytest.LogCaptureFixture)
     assert said[0].startswith("lightning_echo: 4 epochs x 4 steps = 2 passes over the data at factor 2")
 
 
-@pytest.mark.parametrize("shard", [None, 1, "yes"])
-def test_shard_is_a_truth_value(shard: Any) -> None:
-    with pytest.raises(TypeError, match="shard must be True or False, got"):
-        training_echo(shard=shard)
-
-
-# ---------------------------------------------------------------------- the factor
-
-
 def test_a_factor_that_is_set_before_there_is_a_loader_is_the_loaders() -> None:
     echo = training_echo(config(2))
     assert (echo.factor, echo.factors) == (2, {"": 2})
     echo.factor = 3
     assert (echo.factor, echo.factors) == (3, {"": 3})
     assert echo.train_dataloader(plain).factor == 3
-
-
-@pytest.mark.parametrize("factor", [0.5, "2"])
-def test_a_factor_that_is_none_is_refused(factor: Any) -> None:
-    echo = training_echo()
-    with pytest.raises((TypeError, ValueError), match="factor must be"):
-        echo.factor = factor
-    assert echo.factor == 2
 
 
 def test_several_loaders_have_factors_of_their_own_until_one_is_set_for_all() -> None:
@@ -174,14 +151,6 @@ def test_several_loaders_have_factors_of_their_own_until_one_is_set_for_all() ->
     echo.factor = 4
     echo.check_one_factor()
     assert (echo.factor, loaders["a"].factor, loaders["b"].factor) == (4, 4, 4)
-
-
-def test_where_one_loader_cannot_have_a_factor_none_of_them_gets_it() -> None:
-    echo = training_echo({"a": config(1.5), "b": config(1.5, buffer_size=2)})
-    echo.train_dataloader(lambda: {"a": plain(), "b": plain()})
-    with pytest.raises(ValueError, match="buffer_size=2 is too small for factor=8"):
-        echo.factor = 8
-    assert echo.factors == {"a": 1.5, "b": 1.5}
 
 
 def test_a_new_length_is_told_by_one_reload_which_the_user_does_not_see() -> None:
@@ -220,9 +189,6 @@ def test_a_schedule_that_ends_too_soon_is_warned_of_once_in_each_fit() -> None:
         echo.expect_factor(5)  # a second warning would be an error
 
 
-# ---------------------------------------------------------------------- one loader after another
-
-
 def test_a_loader_that_the_user_makes_anew_goes_on_where_the_one_before_stood() -> None:
     trainer, users = make_trainer(reload_dataloaders_every_n_epochs=1), Users()
     echo = training_echo(trainer=trainer)
@@ -249,14 +215,6 @@ def test_loaders_of_other_names_begin_anew_with_a_warning() -> None:
     assert not before["a"].is_running
 
 
-def test_a_loader_that_the_trainer_has_already_is_adopted() -> None:
-    trainer = make_trainer()
-    echo, loader = training_echo(trainer=trainer), EchoLoader(plain(), 2, insertion_point=POINT)
-    echo.factor = 3
-    echo.adopt(loader)
-    assert (echo.loader, echo.gives_loader, loader.factor) == (loader, False, 3)
-
-
 def test_an_adopted_loader_cannot_begin_with_another_length() -> None:
     echo = training_echo()
     echo.factor = 3
@@ -265,9 +223,6 @@ def test_an_adopted_loader_cannot_begin_with_another_length() -> None:
     loader = EchoLoader(plain(), 3, insertion_point=POINT, epoch_length="full_pass")
     echo.adopt(loader)
     assert echo.loader is loader
-
-
-# ---------------------------------------------------------------------- states
 
 
 def test_a_state_that_comes_before_the_loader_waits_for_it() -> None:
