@@ -11,21 +11,9 @@ from lightning_echo import Controller, EchoCallback, EchoConfig, FactorSchedule,
 from lightning_echo.measure.control import Decision, Observation, Reason
 
 STEPS = 6  # of an epoch of Data: 22 examples in batches of 4
-
-
 PER_EPOCH = {
-    "factor",
-    "fresh_examples",
-    "echoed_examples",
-    "passes",
-    "effective_factor",
-    "idle_fraction",
-    "slowest_rank",
-    "data_wait_seconds",
-    "step_seconds",
-    "upstream_seconds",
-    "examples_per_second",
-    "recommended_factor",
+    *("factor", "fresh_examples", "echoed_examples", "passes", "effective_factor", "idle_fraction", "slowest_rank"),
+    *("data_wait_seconds", "step_seconds", "upstream_seconds", "examples_per_second", "recommended_factor"),
     "first_batch_seconds",
 }
 

@@ -22,12 +22,7 @@ def plain_loader(name: str, workers: int = 0) -> DataLoader[Any]:
 
 
 class Several(Data):
-    """A data module whose training data come from two loaders.
-
-    Args:
-        kind: ``"dict"``, ``"list"``, ``"tuple"``, ``"nested"``, or a mode of ``CombinedLoader``.
-        workers: Of each.
-    """
+    """A data module with two loaders. ``kind``: a type in words, ``"nested"``, or a mode of ``CombinedLoader``."""
 
     def __init__(self, kind: str = "dict", workers: int = 0) -> None:
         super().__init__(workers)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,9 @@ import torch
 import yaml
 from collection_runs import SEED, Several, SeveralRecorder, alone
 from lightning.pytorch.cli import LightningCLI
-from omegaconf import OmegaConf
 from trainer_runs import SaveAt
 
-from lightning_echo import EchoCallback, EchoCLI, EchoConfig, EchoDataModule
+from lightning_echo import EchoCLI
 
 QUIET = {"max_epochs": 2, "accelerator": "cpu", "logger": False, "enable_checkpointing": False, "num_sanity_val_steps": 0}
 HIDDEN = {"enable_progress_bar": False, "enable_model_summary": False}
@@ -65,12 +63,6 @@ def test_the_callback_takes_options_by_name_in_an_unchanged_script(tmp_path: Pat
     assert_echoed(cli.model)
 
 
-def test_the_callback_still_takes_options_for_all_from_a_command_line(tmp_path: Path) -> None:
-    arguments = ["--trainer.callbacks+=lightning_echo.EchoCallback", "--trainer.callbacks.echo.factor=4"]
-    cli = run(LightningCLI, {}, tmp_path, *arguments, data=Several)
-    assert {loader.factor for loader in cli.trainer.train_dataloader.values()} == {4}
-
-
 def test_echo_cli_takes_options_by_name_in_its_group(tmp_path: Path) -> None:
     assert_echoed(run(EchoCLI, {"echo": {"loaders": LOADERS}}, tmp_path, data=Several).model)
 
@@ -86,20 +78,3 @@ def test_echo_cli_refuses_options_for_all_beside_those_by_name(tmp_path: Path, c
     with pytest.raises(SystemExit):
         run(EchoCLI, {"echo": {"loaders": LOADERS, "factor": 2}}, tmp_path, data=Several)
     assert "leave factor and the other options out" in capsys.readouterr().err
-
-
-@dataclass
-class Schema:
-    """As a program that uses OmegaConf would write it."""
-
-    loaders: dict[str, EchoConfig] = field(default_factory=dict)
-
-
-def test_omegaconf_holds_options_by_name() -> None:
-    config = OmegaConf.merge(
-        OmegaConf.structured(Schema), {"loaders": LOADERS}, OmegaConf.from_dotlist(["loaders.short.factor=3"])
-    )
-    loaders = OmegaConf.to_object(config).loaders  # type: ignore[union-attr]
-    assert loaders["short"] == EchoConfig(3, "after_augmentation", seed=SEED)
-    assert EchoDataModule(Several(), loaders=loaders).train_dataloader()["short"].factor == 3
-    assert EchoCallback(echo=loaders).attachment.echo.factors == {"long": 2, "short": 3}

@@ -12,7 +12,7 @@ import torch
 from torch.optim.lr_scheduler import LambdaLR, LinearLR
 from trainer_runs import Data, Recorder, SetFactor, echoed, fit, trainer
 
-from lightning_echo import EchoCallback, EchoConfig, EchoDataModule, EchoLoader, FactorSchedule, TargetIdle
+from lightning_echo import EchoCallback, EchoConfig, EchoLoader, FactorSchedule
 
 STEPS, EPOCHS = 6, 3  # of an epoch at factor 1
 
@@ -66,21 +66,13 @@ def test_a_schedule_that_ends_before_the_run_is_warned_about_before_training() -
     assert model.rates.count(0.0) == STEPS * (1 + 2 + 3) - STEPS * EPOCHS, "this is what the warning is about"
 
 
-def test_it_is_warned_of_whatever_is_stepped_with_each_batch() -> None:
-    with warned("LambdaLR"):
-        fit(Data(), model=Decaying(schedule=LambdaLR), callbacks=[callback(1, TargetIdle())])
-
-
-def test_a_user_who_raises_the_factor_of_a_data_module_is_warned_once() -> None:
-    data = echoed(1, epoch_length="full_pass")
-    with warned("LinearLR", "up to 2"):
-        fit(data, model=Decaying(), callbacks=[SetFactor(data, {0: 2, 1: 3})])
-
-
-def test_a_controller_that_drives_a_data_module_warns_once_too() -> None:
-    data = EchoDataModule(Data(), 1, insertion_point="after_augmentation", seed=7, epoch_length="full_pass")
-    with warned("LinearLR"):
-        fit(data, model=Decaying(), callbacks=[EchoCallback(FactorSchedule({1: 2, 2: 3}), summary=False)])
+@pytest.mark.parametrize("by", ["user", "controller", "controller of any schedule"])
+def test_it_is_warned_of_once_by_whom_and_with_what_schedule_ever(by: str) -> None:
+    data, schedule = echoed(1, epoch_length="full_pass"), FactorSchedule({1: 2, 2: 3})
+    callbacks = [SetFactor(data, {0: 2, 1: 3}) if by == "user" else EchoCallback(schedule, summary=False)]
+    kind = LambdaLR if by == "controller of any schedule" else LinearLR
+    with warned(kind.__name__, "up to 2" if by == "user" else "up to 3"):
+        fit(data, model=Decaying(schedule=kind), callbacks=callbacks)
 
 
 def test_a_loader_that_was_passed_to_fit_is_seen_too() -> None:
@@ -99,38 +91,24 @@ class Unscheduled(Recorder):
         super().__init__(reads_stepping=True)
 
 
-@pytest.mark.parametrize("by", ["callback", "user"])
 @pytest.mark.parametrize(
-    ("model", "factor", "options"),
+    ("model", "start", "factor", "options"),
     [
-        (lambda: Decaying(STEPS), 2, {}),  # the estimate was not read
-        (lambda: Decaying(interval="epoch"), 2, {}),
-        (Unscheduled, 2, {}),
-        (Decaying, 1, {}),  # epochs get shorter
-        (Decaying, 3, {}),
-        (Decaying, 2, {"epoch_length": "fixed"}),
-        (Decaying, 2, {"max_epochs": -1, "max_steps": 20}),
-        (Decaying, 2, {"max_epochs": 100, "max_steps": 20}),
+        (lambda: Decaying(STEPS), 1, 2, {}),  # the estimate was not read
+        (lambda: Decaying(interval="epoch"), 1, 2, {}),
+        (Unscheduled, 1, 2, {}),
+        (Decaying, 3, 1, {}),  # epochs get shorter
+        (Decaying, 1, 2, {"epoch_length": "fixed"}),
+        (Decaying, 1, 2, {"max_epochs": 100, "max_steps": 20}),
     ],
 )
-def test_where_the_run_gets_no_longer_than_the_schedule_nothing_is_said(model: Any, factor: float, options: Any, by: str) -> None:
-    """Of a run that begins with factor 1, but for those where it begins with 3."""
-    start = 3 if factor in (1, 3) else 1
+def test_where_the_run_gets_no_longer_than_the_schedule_nothing_is_said(
+    model: Any, start: float, factor: float, options: Any
+) -> None:
+    data = echoed(start, epoch_length=options.get("epoch_length", "full_pass"))
     of_fit = {name: options[name] for name in ("max_epochs", "max_steps") if name in options}
-    of_echo = {"epoch_length": "full_pass", **{name: options[name] for name in options.keys() - of_fit.keys()}}
     with warned():
-        if by == "callback":
-            fit(Data(), model=model(), callbacks=[callback(start, FactorSchedule({1: factor}), **of_echo)], **of_fit)
-        else:
-            data = echoed(start, **of_echo)
-            fit(data, model=model(), callbacks=[SetFactor(data, {0: factor})], **of_fit)
-
-
-def test_each_fit_of_a_callback_is_looked_at_anew() -> None:
-    echo = callback(1, FactorSchedule({0: 1, 1: 2}))
-    for model, words in ((Decaying(), ["LinearLR"]), (Decaying(STEPS), []), (Decaying(), ["LinearLR"])):
-        with warned(*words):
-            fit(Data(), model=model, callbacks=[echo])
+        fit(data, model=model(), callbacks=[EchoCallback(FactorSchedule({1: factor}), summary=False)], **of_fit)
 
 
 def test_each_fit_of_a_trainer_is_looked_at_anew() -> None:

@@ -6,7 +6,7 @@ import os
 import random
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from lightning_echo import EchoDataModule, EchoLoader, StagedDataset, insertion
+from lightning_echo.training.loaders import leaves_of
 
 POINTS = tuple(point.value for point in insertion.POINTS)  # a Trainer can run all of them
 # Those at which all uses of a fresh example have the same noise, so that `first_uses` finds the first of them.
@@ -29,13 +30,8 @@ class Scans(StagedDataset):
     """Example ``index``: the index, the process it was read in, and three numbers drawn while augmenting.
 
     The three numbers (torch, numpy, ``random``) name one run of the augmentation: from `after_augmentation` on, all uses of one
-    fresh example share them, and no other has them.
-
-    Args:
-        length: Examples.
-        delay: Reading takes a random time of up to this many seconds.
-        log: File to which every read appends a line with the index.
-        fail_at: Index at which reading raises.
+    fresh example share them, and no other has them. Reading takes a random time of up to ``delay`` seconds, appends a line with
+    the index to ``log``, and raises at index ``fail_at``.
     """
 
     def __init__(self, length: int = 22, delay: float = 0.0, log: Path | None = None, fail_at: int | None = None) -> None:
@@ -63,14 +59,7 @@ class Scans(StagedDataset):
 
 
 class Data(pl.LightningDataModule):
-    """A data module as a user writes it. ``asked`` counts what Lightning asks it for.
-
-    Args:
-        workers: Of the training loader.
-        batch_size: See there.
-        loader_options: Further options of the training loader; ``shuffle`` is on by default.
-        **scans: Options of the training data set.
-    """
+    """A data module as a user writes it. ``asked`` counts what Lightning asks it for. ``scans``: options of the data set."""
 
     def __init__(self, workers: int = 0, batch_size: int = 4, loader_options: Any = None, **scans: Any) -> None:
         super().__init__()
@@ -90,9 +79,8 @@ class Data(pl.LightningDataModule):
 class Recorder(pl.LightningModule):
     """Remembers every batch that reaches it, and draws no random numbers itself.
 
-    Args:
-        reads_stepping: Whether ``configure_optimizers`` reads ``trainer.estimated_stepping_batches``.
-        delay: A step takes a random time of up to this many seconds.
+    With ``reads_stepping`` it reads ``trainer.estimated_stepping_batches`` to configure its optimizer. A step takes a random time
+    of up to ``delay`` seconds.
     """
 
     def __init__(self, reads_stepping: bool = False, delay: float = 0.0) -> None:
@@ -151,17 +139,9 @@ class Recorder(pl.LightningModule):
 
 def trainer(**options: Any) -> pl.Trainer:
     """A Trainer that writes and shows nothing, unless told to."""
-    quiet: dict[str, Any] = {
-        "accelerator": "cpu",
-        "devices": 1,
-        "max_epochs": 3,
-        "logger": False,
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        "num_sanity_val_steps": 0,
-    }
-    return pl.Trainer(**{**quiet, **options})
+    off = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    usual: dict[str, Any] = {"accelerator": "cpu", "devices": 1, "max_epochs": 3, "num_sanity_val_steps": 0}
+    return pl.Trainer(**{**off, **usual, **options})
 
 
 @dataclass
@@ -260,3 +240,29 @@ class SaveAt(pl.Callback):
             trainer.save_checkpoint(self.path(step))
             if self.dies and step == max(self.steps):
                 raise Killed(f"after step {step}")
+
+
+def counts(run: Run) -> dict[str, tuple[int, int]]:
+    """Fresh and echoed examples of each echoed loader, by name."""
+    leaves = leaves_of(run.trainer.train_dataloader).items()
+    return {name: (leaf.counts.fresh, leaf.counts.echoed) for name, leaf in leaves if isinstance(leaf, EchoLoader)}
+
+
+def assert_resumes(make: Callable[..., Run], folder: Path, steps: Iterable[int]) -> Run:
+    """From checkpoints after these steps, a run goes on as if nothing had happened. Returns the uninterrupted run.
+
+    ``make(*callbacks, ckpt_path=...)`` trains.
+    """
+    save = SaveAt(folder, steps)
+    whole = make(save)
+    for step in sorted(save.steps):
+        resumed = make(ckpt_path=save.path(step))
+        assert resumed.model.batches == whole.model.batches[step:], step
+        assert len(resumed.model.batches) > 0
+        assert resumed.model.epochs == whole.model.epochs[step:], step
+        if whole.trainer.accumulate_grad_batches == 1:  # else the model counts other steps
+            assert resumed.model.validated_at == [at for at in whole.model.validated_at if at > step], step
+        assert resumed.trainer.global_step == whole.trainer.global_step
+        assert resumed.model.weights == whole.model.weights, step
+        assert counts(resumed) == counts(whole), step
+    return whole

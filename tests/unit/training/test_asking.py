@@ -15,11 +15,7 @@ def controller(first=None, every=None, after=()):
 
 def loader(ahead=6, settled_at=0, delivered=0, epoch_length="fixed", has_length=True):
     return SimpleNamespace(
-        planned_ahead=ahead,
-        settled_at=settled_at,
-        delivered_batches=delivered,
-        epoch_length=epoch_length,
-        has_length=has_length,
+        planned_ahead=ahead, settled_at=settled_at, delivered_batches=delivered, epoch_length=epoch_length, has_length=has_length
     )
 
 

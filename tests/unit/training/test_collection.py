@@ -11,14 +11,7 @@ from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import DataLoader
 
 from lightning_echo import EchoLoader
-from lightning_echo.training.loaders import (
-    EchoLoaders,
-    echoed_in,
-    is_collection,
-    leaves_of,
-    parts_at_leaves,
-    with_leaves,
-)
+from lightning_echo.training.loaders import EchoLoaders, echoed_in, is_collection, leaves_of, parts_at_leaves, with_leaves
 
 Pair = namedtuple("Pair", "left right")
 A, B, C = (DataLoader(range(length)) for length in (1, 2, 3))  # type: ignore[arg-type, var-annotated]
@@ -131,15 +124,6 @@ def test_what_is_echoed_is_found_by_name() -> None:
     alone = echoed_in([one])
     assert isinstance(alone, EchoLoaders)  # a batch is a list of one batch
     assert dict(alone) == {"0": one}
-
-
-def test_counts_add_up() -> None:
-    one, two = echo(2), echo(4)
-    list(one), list(two), list(two)
-    together = EchoLoaders({"a": one, "b": two})
-    assert together.counts == one.counts + two.counts
-    assert together.counts.delivered == 24
-    assert together.passes is None
 
 
 def test_the_factor_in_force_is_not_the_one_set_last() -> None:

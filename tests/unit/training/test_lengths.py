@@ -13,13 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from lightning_echo import EchoLoader
 from lightning_echo.training.loaders import EchoLoaders
-from lightning_echo.training.trainer import (
-    Reload,
-    StepsEstimate,
-    check_factor_during_training,
-    forecast,
-    too_short_schedules,
-)
+from lightning_echo.training.trainer import Reload, StepsEstimate, check_factor_during_training, forecast, too_short_schedules
 
 
 def attached(**attributes):

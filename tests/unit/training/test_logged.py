@@ -43,12 +43,17 @@ def trainer_with(*loggers, global_step=0, bar=None):
     )
 
 
-@pytest.mark.parametrize(("global_step", "logged_at"), [(0, 0), (1, 0), (50, 49)])
-def test_metrics_go_to_every_logger_at_the_step_that_lightning_logs_its_own_at(global_step, logged_at):
+@pytest.mark.parametrize(("is_automatic", "logged_at"), [(True, 49), (False, 24)])
+def test_metrics_go_to_every_logger_at_the_step_that_lightning_logs_its_own_at(is_automatic, logged_at):
+    """With manual optimization each batch is one step, whatever its optimizers do."""
     loggers = [Logger(), Logger()]
-    log_metrics(trainer_with(*loggers, global_step=global_step), {"echo/factor": 2.0, "echo/passes": 0.5})
-    values = {"echo/factor": 2.0, "echo/passes": 0.5, "epoch": 3}
-    assert [logger.metrics for logger in loggers] == [[(logged_at, values)]] * 2
+    for global_step, batches, at in ((50, 25, logged_at), (0, 0, 0)):
+        trainer = trainer_with(*loggers, global_step=global_step)
+        trainer.lightning_module.automatic_optimization = is_automatic
+        trainer.fit_loop = SimpleNamespace(total_batch_idx=batches - 1)
+        log_metrics(trainer, {"echo/factor": 2.0, "echo/passes": 0.5})
+        values = {"echo/factor": 2.0, "echo/passes": 0.5, "epoch": 3}
+        assert [logger.metrics.pop() for logger in loggers] == [(at, values)] * 2
 
 
 def test_metrics_are_among_the_callback_metrics_as_tensors_also_without_a_logger():

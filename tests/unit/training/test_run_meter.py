@@ -200,16 +200,6 @@ def test_costs_are_those_of_a_batch_were_all_its_examples_fresh():
     assert measures.judged.step_seconds == pytest.approx(0.75)
 
 
-def test_costs_are_those_of_the_rank_whose_host_is_slowest_at_the_factor_in_force():
-    nan = float("nan")
-    # source, rest and collate, first wait: at factor 2 the second one's 1.0 / 2 + 0.9 is most, at factor 1 the first one's 2.2
-    others = [(2.2, 0.0, 0.0, nan), (1.0, 0.9, 0.0, nan), (nan, nan, nan, nan)]
-    costs = Run(Loader(factor=2.0), others=others).epoch(8).costs
-    assert (costs.source_seconds, costs.rest_seconds) == (pytest.approx(1.0), pytest.approx(0.9))
-    costs = Run(Loader(factor=1.0), others=others).epoch(8).costs
-    assert (costs.source_seconds, costs.rest_seconds) == (pytest.approx(2.2), pytest.approx(0.0))
-
-
 def test_a_plain_loader_costs_what_its_waiting_says():
     measures = Run().epoch(8, wait=0.5, work=0.5)
     step = (0.5 * 8 + 0.5 * 7) / 8
@@ -295,6 +285,17 @@ def test_steps_are_judged_once_every_loader_shows_its_factor():
     measures = run.epoch(11)
     assert measures.whole.steps == 11
     assert measures.judged.steps == 11 - 6
+
+
+def test_where_steps_have_not_taken_a_batch_of_each_loader_the_costs_are_not_known():
+    loaders = Together({"a": Loader(), "b": Loader()})
+    run = Run(loaders)
+    assert run.epoch(8).costs is not None
+    run.meter.begin_epoch(loaders)
+    for _ in range(8):
+        run.step()
+    loaders["a"].deliver(4, (0.4, 0.2, 0.1))
+    assert run.meter.end_epoch(loaders).costs is None
 
 
 def test_counts_of_each_loader_survive_being_saved_again_right_after_a_resume(tmp_path):

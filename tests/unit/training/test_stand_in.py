@@ -1,6 +1,5 @@
 """A stand-in cannot be told apart from the user's data module: attributes, hooks, and what it does not have."""
 
-import pickle
 from types import SimpleNamespace
 
 import lightning.pytorch as pl
@@ -93,12 +92,6 @@ def test_what_is_no_data_module_is_refused_with_the_way_out(value):
         Doubled(value)
     with pytest.raises(TypeError, match=r"got the class LightningDataModule: pass an instance, LightningDataModule\("):
         Doubled(pl.LightningDataModule)
-
-
-def test_it_can_be_pickled():
-    sent = pickle.loads(pickle.dumps(Doubled(Users(), 4)))
-    assert (sent.times, sent.size, len(sent.train_dataloader())) == (4, 3, 12)
-    assert type(sent.datamodule) is Users
 
 
 def recorded(class_path, **init_args):

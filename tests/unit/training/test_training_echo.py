@@ -7,13 +7,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 from trainers import trainer_at
 
-from lightning_echo import EchoConfig, EchoLoader, EchoStateError
+from lightning_echo import EchoConfig, EchoLoader
 from lightning_echo.training.training_echo import TrainingEcho
 
 POINT = "after_augmentation"
@@ -98,29 +96,6 @@ def test_what_it_got_is_known_again_also_in_a_collection_that_lightning_has_made
         assert not echo.is_in_use({"a": EchoLoader(plain(), 2), "b": loaders["b"]})
 
 
-def test_overfitting_gets_the_plain_loader_and_keeps_the_factor_for_later() -> None:
-    trainer, users = make_trainer(), Users()
-    echo = training_echo(trainer=trainer)
-    echo.begin_fit(echo._attached.trainer)
-    loader = asked(echo, users)
-    next(iter(loader))
-    assert loader.is_running
-    echo.factor = 3
-    trainer.overfit_batches = 1
-    given = asked(echo, users)
-    assert isinstance(given, DataLoader)
-    assert not loader.is_running
-    assert (echo.loader, echo.factor) == (None, 3)
-    trainer.overfit_batches = 0
-    assert asked(echo, users).factor == 3
-
-
-def test_a_loader_of_a_collection_cannot_be_reused_on_the_device() -> None:
-    echo = training_echo(config(insertion_point="after_transfer"))
-    with pytest.raises(MisconfigurationException, match=r"impossible for the loader 'a' of a collection.*use 'after_batching'"):
-        echo.train_dataloader(lambda: {"a": plain(), "b": plain()})
-
-
 def test_how_long_the_run_will_be_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     trainer = make_trainer(max_epochs=4)
     echo = training_echo(trainer=trainer)
@@ -138,19 +113,6 @@ def test_a_factor_that_is_set_before_there_is_a_loader_is_the_loaders() -> None:
     echo.factor = 3
     assert (echo.factor, echo.factors) == (3, {"": 3})
     assert echo.train_dataloader(plain).factor == 3
-
-
-def test_several_loaders_have_factors_of_their_own_until_one_is_set_for_all() -> None:
-    echo = training_echo({"a": config(2), "b": config(3)})
-    loaders = echo.train_dataloader(lambda: {"a": plain(), "b": plain(), "c": plain()})
-    assert echo.factors == {"a": 2, "b": 3}
-    assert isinstance(loaders["c"], DataLoader)
-    for ask in (lambda: echo.factor, echo.check_one_factor):
-        with pytest.raises(MisconfigurationException, match=r"different echo factors \(a 2, b 3\)"):
-            ask()
-    echo.factor = 4
-    echo.check_one_factor()
-    assert (echo.factor, loaders["a"].factor, loaders["b"].factor) == (4, 4, 4)
 
 
 def test_a_new_length_is_told_by_one_reload_which_the_user_does_not_see() -> None:
@@ -173,32 +135,6 @@ def test_no_reload_is_ordered_where_no_length_changes_or_nobody_trains(epoch_len
     loader = echo.train_dataloader(plain)
     echo.factor = 3
     assert (loader.factor, trainer.reload_dataloaders_every_n_epochs) == (3, 0)
-
-
-def test_a_schedule_that_ends_too_soon_is_warned_of_once_in_each_fit() -> None:
-    schedule = LambdaLR(torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1), lambda step: 1.0)
-    configs = [SimpleNamespace(scheduler=schedule, interval="step")]
-    trainer = make_trainer(lr_scheduler_configs=configs, estimated_stepping_batches=8, max_steps=-1)
-    echo = training_echo(config(2, epoch_length="full_pass"), trainer)
-    echo.expect_factor(4)  # nothing is known yet
-    for _ in range(2):
-        echo.begin_fit(trainer)
-        asked(echo, plain)  # asked before optimizers are configured: for the estimate
-        with pytest.warns(UserWarning, match="LambdaLR is stepped with each batch"):
-            echo.expect_factor(4)
-        echo.expect_factor(5)  # a second warning would be an error
-
-
-def test_a_loader_that_the_user_makes_anew_goes_on_where_the_one_before_stood() -> None:
-    trainer, users = make_trainer(reload_dataloaders_every_n_epochs=1), Users()
-    echo = training_echo(trainer=trainer)
-    first = echo.train_dataloader(users)
-    first.load_state_dict(state_after(3))
-    echo.factor = 4
-    second = echo.train_dataloader(users)
-    assert (second is first, users.asked) == (False, 2)
-    assert (second.delivered_batches, second.counts, second.factor) == (3, first.counts, 4)
-    assert not first.is_running
 
 
 def test_loaders_of_other_names_begin_anew_with_a_warning() -> None:
@@ -237,28 +173,9 @@ def test_a_state_that_comes_before_the_loader_waits_for_it() -> None:
     assert echo.train_dataloader(plain).delivered_batches == 4, "it was loaded once"
 
 
-def test_the_state_of_several_loaders_has_their_names() -> None:
-    echo, again = training_echo(), training_echo()
-    loaders = echo.train_dataloader(lambda: {"a": plain(), "b": plain()})
-    loaders["a"].load_state_dict(state_after(3))
-    state = echo.state_dict()
-    assert state == {"loaders": {name: loader.state_dict() for name, loader in loaders.items()}}
-    again.load_state_dict(state)
-    resumed = again.train_dataloader(lambda: {"a": plain(), "b": plain()})
-    assert (resumed["a"].delivered_batches, resumed["b"].delivered_batches) == (3, 0)
-
-
 def test_a_state_without_a_loader_is_the_start_of_the_run() -> None:
     echo = training_echo()
     loader = echo.train_dataloader(plain)
     loader.load_state_dict(state_after(3))
     echo.load_state_dict(None)
     assert (loader.delivered_batches, loader.is_at_start) == (0, True)
-
-
-def test_the_state_of_other_loaders_is_refused() -> None:
-    echo = training_echo()
-    echo.train_dataloader(lambda: {"a": plain(), "b": plain()})
-    message = "belongs to a single loader, but this run has loaders named 'a', 'b'"
-    with pytest.raises(EchoStateError, match=message):
-        echo.load_state_dict(state_after(3))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import functools
-import pickle
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -121,18 +119,6 @@ def test_the_last_use_leaves_nothing_on_the_device() -> None:
         assert live.nbytes == nbytes
 
 
-def test_edits_are_warned_of_once_in_each_run() -> None:
-    model, hooks = Plain(), TransferHooks()
-    for _ in range(2):
-        follow(hooks, model)
-        live = LiveBatch(torch.zeros(2))
-        with pytest.warns(UserWarning, match="edited in place on the device") as said:
-            found = [model.transfer_batch_to_device(live.use(False), HERE, 0).add_(1).tolist() for _ in range(4)]
-        assert found == [[1, 1]] * 4
-        assert len(said) == 1
-        hooks.unbind()
-
-
 def test_a_loader_of_another_point_takes_the_hooks_away() -> None:
     model, hooks = Overrides(), TransferHooks()
     first = follow(hooks, model)
@@ -160,29 +146,3 @@ def test_where_nobody_trains_nothing_is_bound() -> None:
     hooks.bind(loader, None)
     assert not loader.is_transferred
     assert not set(NAMES) & set(vars(model))
-
-
-@pytest.mark.filterwarnings("ignore:You are using `torch.load` with `weights_only=False`:FutureWarning")  # torch 2.4, of pickle
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))], ids=["copy", "pickle"])
-def test_a_copy_has_the_users_hooks_of_its_own(copied: Any) -> None:
-    model, hooks = Overrides(), TransferHooks()
-    follow(hooks, model)
-    twin = copied(model)
-    assert twin.transfer_batch_to_device.__self__ is twin
-    assert twin.transfer_batch_to_device("batch", HERE, 0) == ("moved", "batch")
-
-
-def test_of_device_memory_nothing_is_said_before_some_is_kept(caplog: pytest.LogCaptureFixture) -> None:
-    model, hooks = Plain(), TransferHooks()
-    follow(hooks, model)
-
-    def step(is_last: bool) -> None:
-        use = LiveBatch({"x": torch.zeros(2**18)}).use(is_last)
-        model.transfer_batch_to_device(model.on_before_batch_transfer(use, 0), HERE, 0)
-
-    with caplog.at_level("INFO"):
-        step(is_last=True)
-        assert "device memory" not in caplog.text
-        step(is_last=False)
-    assert "a live batch takes 1 MiB of device memory" in caplog.text
-    hooks.unbind()

@@ -65,12 +65,3 @@ def test_what_lightning_does_not_divide_is_not_divided() -> None:
     """It has put no sampler there: ``Trainer(use_distributed_sampler=False)``, or the loader has a sampler for each rank."""
     assert wrapping().ranks(TRAINER) == {"num_replicas": 2, "rank": 1}
     assert wrapping().ranks(TRAINER, deals_out=False) == {"num_replicas": 1, "rank": 0}
-
-
-@pytest.mark.parametrize(("loader", "error"), [(5, TypeError), (DataLoader([1], 4, drop_last=True), ValueError)])  # type: ignore[arg-type]
-def test_an_error_names_the_loader_where_it_has_a_name(loader: Any, error: type[Exception]) -> None:
-    with pytest.raises(error) as alone:
-        wrapping().wrap(loader, {}, None, {})
-    with pytest.raises(error) as named:
-        wrapping().wrap({"a": loader, "b": plain()}, {}, None, {})
-    assert str(named.value) == f"loader 'a': {alone.value}"
