@@ -12,7 +12,7 @@ import pytest
 from callback_cases import WAYS, OwnLoaders, fit_by
 from lightning.pytorch.callbacks import StochasticWeightAveraging
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from trainer_runs import POINTS, At, Data, Killed, Recorder, Run, SaveAt, SetFactor, echoed, first_uses, fit, trainer
+from trainer_runs import POINTS, At, Data, Killed, Recorder, SaveAt, SetFactor, assert_resumes, echoed, first_uses, fit, trainer
 
 from lightning_echo import EchoCallback, EchoLoader, FactorSchedule, TargetIdle
 
@@ -49,17 +49,6 @@ def test_a_data_module_that_hands_on_the_models_loader_is_echoed_once() -> None:
             return self.trainer.model.train_dataloader()  # type: ignore[union-attr, operator]
 
     run = fit(HandsOn(), model=OwnLoaders(Data()), callbacks=[callback()])
-    assert run.model.batches == fit(echoed()).model.batches
-
-
-def test_code_that_asks_the_users_hook_itself_disturbs_nothing() -> None:
-    class Asks(Recorder):
-        def configure_optimizers(self) -> Any:
-            self.length = len(self.trainer.datamodule.train_dataloader())
-            return super().configure_optimizers()
-
-    run = fit(Data(), model=Asks(), callbacks=[callback()])
-    assert run.model.length == 6
     assert run.model.batches == fit(echoed()).model.batches
 
 
@@ -140,18 +129,12 @@ def test_a_further_fit_of_the_same_trainer_goes_on(ways: tuple[str, ...]) -> Non
 @pytest.mark.parametrize(
     ("point", "step", "limit"), [("before_augmentation", 8, 1.0), ("after_batching", 12, 1.0), ("after_augmentation", 10, 5)]
 )
-def test_a_killed_run_resumes_exactly(reads_stepping: bool, way: str, point: str, step: int, limit: Any, tmp_path: Path) -> None:
-    def run(*callbacks: Any, **options: Any) -> Run:
-        options |= {"workers": 2, "reads_stepping": reads_stepping, "limit_train_batches": limit}
+def test_a_run_resumes_exactly(reads_stepping: bool, way: str, point: str, step: int, limit: Any, tmp_path: Path) -> None:
+    def make(*callbacks: Any, **options: Any) -> Any:
+        options |= {"workers": 1, "reads_stepping": reads_stepping, "limit_train_batches": limit}
         return fit_by(way, callback(insertion_point=point), *callbacks, **options)
 
-    whole, save = run(), SaveAt(tmp_path, [step], dies=True)
-    with pytest.raises(Killed):
-        run(save)
-    resumed = run(ckpt_path=save.path(step))
-    assert resumed.model.batches == whole.model.batches[step:]
-    assert resumed.model.epochs == whole.model.epochs[step:]
-    assert resumed.model.weights == whole.model.weights
+    assert_resumes(make, tmp_path, [step])
 
 
 def test_a_state_is_not_kept_by_a_callback_that_does_not_echo(tmp_path: Path) -> None:

@@ -13,14 +13,6 @@ from trainer_runs import At, Data, Recorder, chunks, echoed, first_uses, fit
 from lightning_echo import EchoLoader
 
 
-def test_workers_live_on_from_epoch_to_epoch_through_validation() -> None:
-    model = fit(echoed(workers=2)).model
-    epochs = [set().union(*(model.pids[i] for i, epoch in enumerate(model.epochs) if epoch == number)) for number in range(3)]
-    assert all(len(pids) == 2 for pids in epochs)
-    assert len(set().union(*epochs)) == 2
-    assert len(model.validated_at) == 3
-
-
 def test_what_the_workers_have_queued_is_used_in_the_next_epoch(tmp_path: Any) -> None:
     run = fit(echoed(workers=2, log=tmp_path / "reads"), max_epochs=8, limit_train_batches=2)
     reads = len((tmp_path / "reads").read_text().split())

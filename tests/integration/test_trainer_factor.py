@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import pytest
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from test_trainer_epochs import OneCycle
-from trainer_runs import At, Data, Killed, Recorder, Run, SaveAt, SetFactor, echoed, first_uses, fit, trainer
+from trainer_runs import At, Data, Killed, Recorder, Run, SaveAt, SetFactor, assert_resumes, echoed, first_uses, fit, trainer
 
 from lightning_echo import EchoLoader
 
@@ -144,19 +145,12 @@ def test_changing_factors_deliver_the_same_whatever_the_timing_also_resumed_befo
 
 
 @pytest.mark.parametrize(("step", "factor"), [(34 + 3, 1), (34 + 10, 3)])
-def test_a_full_pass_run_resumed_around_a_change_within_an_epoch_delivers_the_same(step: int, factor: int, tmp_path: Any) -> None:
-    def run(*callbacks: Any, **options: Any) -> Run:
+def test_a_full_pass_run_resumes_around_a_change_within_an_epoch_exactly(step: int, factor: int, tmp_path: Path) -> None:
+    def make(*callbacks: Any, **options: Any) -> Run:
         data = echoed(2, length=LENGTH, workers=1, epoch_length="full_pass")
-        change = SetIn(data, "on_train_batch_end", 34 + 2, factor)
-        return fit(data, callbacks=[change, *callbacks], **options)
+        return fit(data, callbacks=[SetIn(data, "on_train_batch_end", 34 + 2, factor), *callbacks], **options)
 
-    save = SaveAt(tmp_path, [step])
-    whole = run(save)
-    assert whole.model.steps == [34, 34, 17 * factor]
-    resumed = run(ckpt_path=save.path(step))
-    assert resumed.model.batches == whole.model.batches[step:]
-    assert resumed.model.validated_at == whole.model.validated_at[1:]
-    assert resumed.model.weights == whole.model.weights
+    assert assert_resumes(make, tmp_path, [step]).model.steps == [34, 34, 17 * factor]
 
 
 def test_full_pass_takes_a_factor_on_the_data_module_alone_and_says_so() -> None:
