@@ -12,25 +12,11 @@ from callback_cases import STEPS, echo, guarded
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from trainer_runs import Data, Killed, Recorder, SaveAt, fit
 
-from lightning_echo import EchoCallback, EchoDataModule, EchoLoader, FactorSchedule
+from lightning_echo import EchoCallback, EchoDataModule, EchoLoader
 
 
-def test_the_end_of_an_epoch_that_a_checkpoint_came_before_is_made_up_for(tmp_path: Path) -> None:
-    """Lightning goes on with the next epoch, without the hooks of the end."""
-
-    def scheduled() -> EchoCallback:
-        return echo(4, controller=FactorSchedule({0: 4, 2: 3}))
-
-    whole, resumed = scheduled(), scheduled()
-    expected = fit(Data(2), callbacks=[whole, SaveAt(tmp_path, [2 * STEPS])], max_epochs=5)
-    run = fit(Data(2), callbacks=[resumed], max_epochs=5, ckpt_path=SaveAt(tmp_path, []).path(2 * STEPS))
-    assert [report.next_factor for report in resumed.reports] == [4, 3, 3, 3, 3]
-    assert [report.epoch for report in resumed.reports] == [0, 1, 2, 3, 4]
-    assert run.model.batches == expected.model.batches[2 * STEPS :]
-
-
-@pytest.mark.parametrize("step", [3, STEPS, STEPS + 2])
-def test_a_checkpoint_loads_with_weights_only(tmp_path: Path, step: int) -> None:
+def test_a_checkpoint_loads_with_weights_only(tmp_path: Path) -> None:
+    step = STEPS + 2
     fit(Data(), callbacks=[guarded(), SaveAt(tmp_path, [step])])
     checkpoint = torch.load(SaveAt(tmp_path, []).path(step), weights_only=True)
     state = checkpoint["callbacks"]["EchoCallback"]
@@ -80,17 +66,6 @@ def test_a_run_resumes_with_and_without_echoing_the_data_modules_state_included(
     assert (callbacks[0].reports[-1].echoed_examples > 0) == (before != "plain" or after != "plain"), "counts go on"
 
 
-@pytest.mark.parametrize("after", [None, FactorSchedule({0: 2})])
-@pytest.mark.parametrize("before", [None, FactorSchedule({0: 2})])
-def test_a_loader_that_the_user_echoes_goes_on_whatever_the_callback_does(tmp_path: Path, before: Any, after: Any) -> None:
-    def loader() -> EchoLoader:
-        return EchoLoader(Data().train_dataloader(), 2, insertion_point="after_augmentation", seed=7)
-
-    whole = fit(loader(), callbacks=[EchoCallback(before), SaveAt(tmp_path, [8])])
-    resumed = fit(loader(), callbacks=[EchoCallback(after)], ckpt_path=SaveAt(tmp_path, []).path(8))
-    assert resumed.model.batches == whole.model.batches[8:]
-
-
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`, callbacks used to create the checkpoint")
 def test_without_the_callback_lightning_refuses_the_loaders_state(tmp_path: Path) -> None:
     """README and docs/concepts/resuming.md say so; if this fails, they can say something better."""
@@ -127,30 +102,17 @@ def test_what_is_saved_on_an_exception_resumes_like_any_other_checkpoint(tmp_pat
     assert fit(Data(), callbacks=[EchoCallback()], max_epochs=2, ckpt_path=path).trainer.global_step > STEPS
 
 
-class SetsFactor(pl.Callback):
-    def __init__(self, factor: float) -> None:
-        self.factor = factor
+def test_the_factor_is_set_on_the_callback_before_a_fit_and_after_resuming(tmp_path: Path) -> None:
+    class SetsFactor(pl.Callback):
+        def on_train_start(self, runner: Any, pl_module: Any) -> None:
+            callback.factor = 2
 
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        next(each for each in trainer.callbacks if isinstance(each, EchoCallback)).factor = self.factor
-
-
-@pytest.mark.parametrize("has_module", [False, True], ids=["callback", "data module"])
-def test_the_factor_is_read_and_set_on_the_callback_also_after_resuming(tmp_path: Path, has_module: bool) -> None:
-    def run(*others: pl.Callback, **options: Any) -> tuple[EchoCallback, Any]:
-        data: Any = EchoDataModule(Data(), 4, seed=7, insertion_point="after_augmentation") if has_module else Data()
-        callback = EchoCallback() if has_module else echo(4)
-        return callback, fit(data, callbacks=[callback, *others], max_epochs=2, **options)
-
-    run(SaveAt(tmp_path, [3]))
-    resumed, _ = run(SetsFactor(2), ckpt_path=SaveAt(tmp_path, []).path(3))
-    assert resumed.reports[-1].factor == 2
-    if not has_module:
-        assert (echo(4).factor, resumed.factor) == (4, 2)
-        waiting = echo(4)
-        waiting.factor = 3
-        fit(Data(), callbacks=[waiting], max_epochs=1)
-        assert waiting.reports[0].factor == 3
+    first, callback = echo(4), echo(3)
+    first.factor = 3
+    fit(Data(), callbacks=[first, SaveAt(tmp_path, [3])], max_epochs=2)
+    assert (first.reports[0].factor, first.factor, callback.factor) == (3, 3, 3)
+    fit(Data(), callbacks=[callback, SetsFactor()], max_epochs=2, ckpt_path=SaveAt(tmp_path, []).path(3))
+    assert callback.reports[-1].factor == callback.factor == 2
 
 
 def test_a_callback_that_only_measures_reads_the_factor_and_refuses_to_set_it() -> None:

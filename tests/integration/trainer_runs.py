@@ -20,8 +20,6 @@ from lightning_echo import EchoDataModule, EchoLoader, StagedDataset, insertion
 from lightning_echo.training.loaders import leaves_of
 
 POINTS = tuple(point.value for point in insertion.POINTS)  # a Trainer can run all of them
-# Those at which all uses of a fresh example have the same noise, so that `first_uses` finds the first of them.
-SHARING_NOISE = tuple(point.value for point in insertion.POINTS if "augment" in point.properties.reused)
 Noise = tuple[float, ...]
 Batch = tuple[tuple[int, ...], tuple[Noise, ...]]
 
