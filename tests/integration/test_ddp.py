@@ -12,9 +12,9 @@ from typing import Any
 import ddp_runs
 import pytest
 import torch
-from ddp_runs import LENGTH, RESUMED, UNEVEN
+from ddp_runs import LENGTH
 from torch.utils.data import DataLoader, DistributedSampler
-from trainer_runs import Batch, Killed, SaveAt, chunks, echoed, first_uses, fit, fresh_stream
+from trainer_runs import Batch, chunks, first_uses, fresh_stream
 
 from lightning_echo.analysis.result import StallAnalysis
 
@@ -42,8 +42,6 @@ class Ranks:
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
     folder = tmp_path_factory.mktemp("ddp")
-    with pytest.raises(Killed):  # the checkpoint of a single process
-        fit(echoed(2, **UNEVEN), callbacks=[SaveAt(folder, [8], dies=True)])
     environment = {name: value for name, value in os.environ.items() if name not in ("PL_GLOBAL_SEED", "LOCAL_RANK")}
     command = [sys.executable, ddp_runs.__file__, str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=390, env=environment, check=False)
@@ -60,9 +58,10 @@ def noises_of(batches: list[Batch]) -> set[float]:
     return {number for _, noises in batches for noise in noises for number in noise}
 
 
-def assert_shares(first: list[int], second: list[int], dataset: set[int], each: int) -> None:
+def assert_shares(of_ranks: Any, dataset: set[int], each: int = EACH) -> None:
     """Pass by pass, what is fresh on two ranks is disjoint and together complete, but for what fills the last place."""
-    passes = list(zip(chunks(first, each), chunks(second, each), strict=False))
+    first, second = (chunks(fresh_stream(batches), each) for batches in of_ranks)
+    passes = list(zip(first, second, strict=False))
     assert len(passes) >= 2
     for mine, others in passes:
         assert set(mine) | set(others) == dataset
@@ -70,24 +69,27 @@ def assert_shares(first: list[int], second: list[int], dataset: set[int], each: 
         assert len(set(mine) & set(others)) == 2 * each - len(dataset)
 
 
-@pytest.mark.parametrize("scenario", ["module", "bare", "batches"])
-def test_fresh_examples_of_two_ranks_are_disjoint_and_together_complete(ranks: Ranks, scenario: str) -> None:
-    one, two = ranks.of(scenario)
-    fresh = [fresh_stream(rank["batches"]) for rank in (one, two)]
-    assert_shares(*fresh, set(range(LENGTH)), EACH)
+SHARED = [("module",), ("resumed_bare", "whole"), ("batches",), ("passed", "whole")]
 
 
-def test_after_transfer_both_ranks_train_on_what_they_would_after_batching(ranks: Ranks) -> None:
-    for batching, transfer in zip(ranks.of("batches"), ranks.of("device_batches"), strict=True):
-        assert batching == transfer
+@pytest.mark.parametrize("names", SHARED, ids=" ".join)
+def test_fresh_examples_of_two_ranks_are_disjoint_and_together_complete_and_no_noise_is_shared(
+    ranks: Ranks, names: tuple[str, ...]
+) -> None:
+    one, two = ranks.of(*names)
+    assert_shares((one["batches"], two["batches"]), set(range(LENGTH)))
+    noises = [noises_of(rank["batches"]) for rank in (one, two)]
+    assert len(noises[0]) > 30
+    assert not noises[0] & noises[1]
+    sampler = DistributedSampler(range(LENGTH), num_replicas=2, rank=0)  # type: ignore[arg-type]
+    assert one["steps"] == two["steps"] == [len(DataLoader(range(LENGTH), 4, sampler=sampler))] * 6  # type: ignore[arg-type]
+    assert one["weights"] == two["weights"]
+    assert sum(one["counts"]) == sum(two["counts"]) == 6 * EACH
 
 
-def test_before_augmentation_too_the_first_pass_is_dealt_out_to_the_ranks(ranks: Ranks) -> None:
-    one, two = ranks.of("before_augmentation")
-    first_pass = 7 * 8  # of 31 examples each, fresh for half of the uses: steps in which it is not through
-    sets = [indices_of(rank["batches"][: first_pass // 4 - 4]) for rank in (one, two)]
-    assert not sets[0] & sets[1]
-    assert indices_of(one["batches"]) | indices_of(two["batches"]) == set(range(LENGTH))
+@pytest.mark.parametrize("name", ["with a generator", "without"])
+def test_a_users_sampler_that_knows_no_ranks_is_dealt_out_to_them(ranks: Ranks, name: str) -> None:
+    assert_shares([rank["batches"] for rank in ranks.of("users_sampler", name)], set(range(0, 122, 2)))
 
 
 @pytest.mark.parametrize("echo", ["callback", "cache", "module"])
@@ -98,193 +100,68 @@ def test_what_users_divide_themselves_is_not_divided_again(ranks: Ranks, echo: s
         assert indices_of(rank["batches"]) == set(range(number, 48, 2))
 
 
-@pytest.mark.parametrize("name", ["with a generator", "without"])
-def test_a_users_sampler_that_knows_no_ranks_is_dealt_out_to_them(ranks: Ranks, name: str) -> None:
-    one, two = ranks.of("users_sampler", name)
-    fresh = [fresh_stream(rank["batches"]) for rank in (one, two)]
-    assert_shares(*fresh, set(range(0, 122, 2)), EACH)
-
-
-def test_a_dropped_tail_is_dropped_on_both_ranks(ranks: Ranks) -> None:
-    one, two = ranks.of("drop_last")
-    for rank in (one, two):
-        assert {len(indices) for indices, _ in rank["batches"]} == {4}
-    fresh = [fresh_stream(rank["batches"]) for rank in (one, two)]
-    for mine, others in zip(chunks(fresh[0], 28), chunks(fresh[1], 28), strict=True):
-        assert len(set(mine) | set(others)) == 56  # 7 whole batches on each of two ranks
-
-
-@pytest.mark.parametrize("scenario", ["module", "bare", "batches", "before_augmentation", "drop_last"])
-def test_ranks_take_as_many_steps_as_the_plain_loader_and_end_with_equal_weights(ranks: Ranks, scenario: str) -> None:
-    drop_last = scenario == "drop_last"
-    sampler = DistributedSampler(range(LENGTH), num_replicas=2, rank=0)  # type: ignore[arg-type]
-    plain = len(DataLoader(range(LENGTH), 4, sampler=sampler, drop_last=drop_last))  # type: ignore[arg-type]
+@pytest.mark.parametrize("scenario", ["unsharded", "passed_unsharded"])
+def test_unsharded_ranks_see_the_same_examples_with_noise_of_their_own(ranks: Ranks, scenario: str) -> None:
     one, two = ranks.of(scenario)
-    assert one["steps"] == two["steps"] == [plain] * 6
-    assert one["weights"] == two["weights"]
-
-
-@pytest.mark.parametrize("scenario", ["module", "bare", "batches", "before_augmentation"])
-def test_no_two_ranks_share_augmentation_noise(ranks: Ranks, scenario: str) -> None:
-    one, two = (noises_of(rank["batches"]) for rank in ranks.of(scenario))
-    assert len(one) > 30
-    assert not one & two
-
-
-@pytest.mark.parametrize("kind", ["module", "bare"])
-def test_unsharded_ranks_see_the_same_examples_with_noise_of_their_own(ranks: Ranks, kind: str) -> None:
-    one, two = ranks.of("unsharded", kind)
     assert [indices for indices, _ in one["batches"]] == [indices for indices, _ in two["batches"]]
     assert indices_of(one["batches"]) == set(range(LENGTH))
     assert not noises_of(one["batches"]) & noises_of(two["batches"])
     assert one["steps"] == two["steps"] == [16] * 4
 
 
-@pytest.mark.parametrize("kind", ["module", "bare", "factor 1"])
+def assert_passes_of(batches: list[Batch], rank: int, seed: int) -> None:
+    """The examples of each pass are those that a DistributedSampler gives which has heard the number of the pass."""
+    sampler = DistributedSampler(range(LENGTH), num_replicas=2, rank=rank, seed=seed)  # type: ignore[arg-type]
+    passes = chunks(fresh_stream(batches), EACH)
+    assert len(passes) == 3
+    for number, examples in enumerate(passes):
+        sampler.set_epoch(number)
+        assert set(examples) == set(sampler)
+
+
+@pytest.mark.parametrize("kind", ["module", "bare"])
 def test_a_sampler_that_shards_is_not_sharded_again_and_hears_the_number_of_the_pass(ranks: Ranks, kind: str) -> None:
     for rank, found in enumerate(ranks.of("own_sampler", kind)):
-        sampler = DistributedSampler(range(LENGTH), num_replicas=2, rank=rank, seed=5)  # type: ignore[arg-type]
-        fresh = chunks(fresh_stream(found["batches"]), EACH)
-        assert len(fresh) == 3
-        for number, examples in enumerate(fresh):
-            sampler.set_epoch(number)
-            assert set(examples) == set(sampler)
+        assert_passes_of(found["batches"], rank, 5)
         heard = list(dict.fromkeys(found["told"]))
         assert heard == sorted(heard)
         assert heard[:3] == [0, 1, 2]
         assert len(heard) <= 4  # the workers may have begun one more pass
 
 
-def test_at_factor_one_a_sampler_that_shards_gives_its_own_order(ranks: Ranks) -> None:
-    for rank, found in enumerate(ranks.of("own_sampler", "factor 1")):
-        sampler = DistributedSampler(range(LENGTH), num_replicas=2, rank=rank, seed=5)  # type: ignore[arg-type]
-        order: list[int] = []
-        for number in range(3):
-            sampler.set_epoch(number)
-            order += sampler
-        assert [index for indices, _ in found["batches"] for index in indices] == order
+def test_a_loader_passed_to_fit_is_echoed_after_lightning_has_dealt_it_out_and_validation_is_as_without(ranks: Ranks) -> None:
+    for rank in (0, 1):
+        found = ranks.of("passed")[rank]
+        assert_passes_of(found["whole"]["batches"], rank, 0)
+        assert found["samplers"] == [("DistributedSampler", 2, rank)] * 2
+        assert found["whole"]["validated"] == ranks.of("plain")[rank]["validated"] * 7  # six epochs and the sanity check
+        for name in ("batches", "weights", "counts"):
+            assert found["reloaded"][name] == found["whole"][name]
 
 
-def test_a_seed_that_nobody_gave_is_drawn_once_for_all_ranks_and_kept_in_the_state(ranks: Ranks) -> None:
-    for name in ("drawn", "drawn again", "bare"):
-        one, two = ranks.of("seeds", name)
-        assert isinstance(one["seed"], int)
-        assert one["seed"] == two["seed"] == one["state"]["seed"] == two["state"]["seed"]
-        assert indices_of(one["batches"]) != indices_of(two["batches"])
-    assert ranks.of("seeds", "drawn")[0]["seed"] != ranks.of("seeds", "drawn again")[0]["seed"]
+def test_seeds_that_nobody_gave_are_drawn_for_each_loader_once_for_all_ranks_which_are_counted_together(ranks: Ranks) -> None:
+    one, two = ranks.of("drawn_seeds")
+    assert one["seeds"] == two["seeds"]
+    assert len(set(one["seeds"])) == 4
+    for name, fresh in one["counts"].items():
+        assert one["logged"][name] == two["logged"][name] == fresh + two["counts"][name]
 
 
-def test_seed_everythings_seed_is_taken_where_there_is_one(ranks: Ranks) -> None:
-    one, two = ranks.of("seeds", "everything")
-    assert one["seed"] == two["seed"] == 11
-
-
-@pytest.mark.parametrize("name", RESUMED)
+@pytest.mark.parametrize("name", ["resumed_bare", "resumed_limited", "passed"])
 def test_two_ranks_resume_exactly_from_what_rank_zero_saved(ranks: Ranks, name: str) -> None:
-    for found in ranks.of("resume", name):
+    for found in ranks.of(name):
         whole, resumed, step = found["whole"], found["resumed"], found["step"]
         assert resumed["batches"] == whole["batches"][step:]
-        assert len(resumed["batches"]) >= 8
+        assert len(resumed["batches"]) >= 5
         assert resumed["epochs"] == whole["epochs"][step:]
         assert resumed["counts"] == whole["counts"]
         assert resumed["weights"] == whole["weights"]
 
 
-@pytest.mark.parametrize("kind", ["module", "own"])
-def test_the_callback_gives_each_rank_the_same_as_an_echo_data_module(ranks: Ranks, kind: str) -> None:
-    for through_callback, expected in zip(ranks.of("callback", kind), ranks.of("module"), strict=True):
-        assert through_callback == expected
-
-
-def test_two_ranks_resume_exactly_with_the_callback_too(ranks: Ranks) -> None:
-    for resumed, whole in zip(ranks.of("callback", "resumed at 11"), ranks.of("module"), strict=True):
-        assert resumed["batches"] == whole["batches"][11:]
-        assert resumed["weights"] == whole["weights"]
-        assert resumed["counts"] == whole["counts"]
-
-
-def test_a_loader_passed_to_fit_is_echoed_after_lightning_has_dealt_it_out(ranks: Ranks) -> None:
-    one, two = ranks.of("passed", "whole")
-    fresh = [fresh_stream(rank["batches"]) for rank in (one, two)]
-    assert_shares(*fresh, set(range(LENGTH)), EACH)
-    assert not noises_of(one["batches"]) & noises_of(two["batches"])
-    assert one["steps"] == two["steps"] == [8] * 6
-    for rank, found in enumerate((one, two)):  # the sampler hears the number of the pass
-        sampler = DistributedSampler(range(LENGTH), num_replicas=2, rank=rank)  # type: ignore[arg-type]
-        for number, examples in enumerate(chunks(fresh[rank], EACH)):
-            sampler.set_epoch(number)
-            assert set(examples) == set(sampler)
-        assert sum(found["counts"]) == 6 * EACH
-
-
-def test_the_sampler_of_a_loader_passed_to_fit_is_lightnings_and_validation_is_as_without_echoing(ranks: Ranks) -> None:
-    for rank in (0, 1):
-        assert ranks.of("passed", "samplers")[rank] == [("DistributedSampler", 2, rank)] * 2
-        validated = ranks.of("passed", "whole")[rank]["validated"]
-        each = ranks.of("plain")[rank]["validated"]  # of one epoch
-        assert validated == each * (len(validated) // len(each))
-        assert len(validated) == 7 * len(each)  # one more for the sanity check
-    assert ranks.of("passed", "left") == (False, False)
-
-
-def test_at_factor_one_a_loader_passed_to_fit_has_the_order_of_lightnings_sampler(ranks: Ranks) -> None:
-    for rank, found in enumerate(ranks.of("passed", "factor 1")):
-        sampler = DistributedSampler(range(LENGTH), num_replicas=2, rank=rank)  # type: ignore[arg-type]
-        order: list[int] = []
-        for number in range(3):
-            sampler.set_epoch(number)
-            order += sampler
-        assert [index for indices, _ in found["batches"] for index in indices] == order
-
-
-def test_a_loader_passed_to_fit_goes_on_after_a_reload_and_a_resume_on_two_ranks(ranks: Ranks) -> None:
-    for name, start in (("reloaded", 0), ("resumed at 11", 11)):
-        for found, whole in zip(ranks.of("passed", name), ranks.of("passed", "whole"), strict=True):
-            assert found["batches"] == whole["batches"][start:]
-            assert found["weights"] == whole["weights"]
-            assert found["counts"] == whole["counts"]
-
-
-def test_a_loader_passed_to_fit_is_not_dealt_out_where_the_trainer_does_not(ranks: Ranks) -> None:
-    one, two = ranks.of("passed", "unsharded")
-    assert [indices for indices, _ in one["batches"]] == [indices for indices, _ in two["batches"]]
-    assert indices_of(one["batches"]) == set(range(LENGTH))
-    assert not noises_of(one["batches"]) & noises_of(two["batches"])
-
-
-def test_a_users_sampler_of_a_loader_passed_to_fit_is_dealt_out_once(ranks: Ranks) -> None:
-    one, two = ranks.of("passed", "users sampler")
-    fresh = [fresh_stream(rank["batches"]) for rank in (one, two)]
-    assert_shares(*fresh, set(range(0, 122, 2)), EACH)
-
-
-def test_a_checkpoint_of_two_ranks_resumes_on_one_with_a_warning_and_leaves_nothing_out(ranks: Ranks) -> None:
-    path = str(ranks.folder / "after_augmentation" / "step-8.ckpt")
-    before = [batch for rank in ranks.of("resume", "after_augmentation") for batch in rank["whole"]["batches"][:8]]
-    with pytest.warns(UserWarning, match="saved with .*replicas=2 .now 1."):
-        resumed = fit(echoed(2, **UNEVEN), ckpt_path=path, max_epochs=4)
-    assert indices_of(before) | indices_of(resumed.model.batches[: 2 * 16]) == set(range(LENGTH))
-    fresh = fresh_stream(before)
-    rest = fresh_stream(resumed.model.batches)
-    needed = next(i for i in range(len(rest)) if set(fresh) | set(rest[:i]) == set(range(LENGTH)))
-    assert needed <= LENGTH - len(set(fresh)) + 16  # the rest of the pass, and at most what was live
-
-
-def test_a_checkpoint_of_one_rank_resumes_on_two_with_one_warning_and_leaves_nothing_out(ranks: Ranks) -> None:
-    one, two = ranks.of("from_one_rank")
-    before = fit(echoed(2, **UNEVEN), max_epochs=-1, max_steps=8).model.batches
-    assert indices_of(before) | indices_of(one["batches"]) | indices_of(two["batches"]) == set(range(LENGTH))
-    assert len(one["said"]) == 1
-    assert two["said"] == []
-    assert one["steps"] == two["steps"]
-
-
 def test_ranks_change_factor_and_length_together(ranks: Ranks) -> None:
-    one, two = ranks.of("changing_factor", "full_pass")
+    one, two = ranks.of("changing_factor")
     assert one["steps"] == two["steps"] == [8, 24, 12, 12]
-    fixed = ranks.of("changing_factor", "fixed")
-    fresh = [[len(new) for new in first_uses(rank["batches"])] for rank in fixed]
-    assert fixed[0]["steps"] == [8] * 4
+    fresh = [[len(new) for new in first_uses(rank["batches"])] for rank in (one, two)]
     assert fresh[0] == fresh[1]
 
 
@@ -295,22 +172,14 @@ def test_ranks_that_measure_differently_decide_alike(ranks: Ranks, epoch_length:
     # the metric is 0 and 1 on the ranks, 0.5 in the mean, and rank 0 decides: 1 + epoch + 0.5
     assert [report["next_factor"] for report in first["reports"]] == [1.5, 2.5, 3.5, 4.5]
     assert [report["message"] for report in second["reports"]] == ["of rank 0"] * 4
-    for shown in (first["shown"], second["shown"]):
-        assert [metrics["rank"] for metrics in shown] == [0.5] * 4
+    assert first["shown"] == second["shown"] == [0.5] * 4
     steps = [8, 8, 8, 8] if epoch_length == "fixed" else [16, 12, 20, 28]
     assert first["steps"] == second["steps"] == steps
-    assert_shares(fresh_stream(first["batches"]), fresh_stream(second["batches"]), set(range(LENGTH)), EACH)
-
-
-@pytest.mark.parametrize("epoch_length", ["fixed", "full_pass"])
-def test_counts_in_reports_are_those_of_all_ranks(ranks: Ranks, epoch_length: str) -> None:
-    runs = ranks.of("controller", epoch_length)
-    for epoch, report in enumerate(runs[0]["reports"]):
-        delivered = fresh = 0
-        for run in runs:
-            until = sum(run["steps"][: epoch + 1])
-            delivered += sum(len(indices) for indices, _ in run["batches"][:until])
-            fresh += sum(map(len, first_uses(run["batches"])[:until]))
+    assert_shares((first["batches"], second["batches"]), set(range(LENGTH)))
+    for epoch, report in enumerate(first["reports"]):  # the counts of all ranks
+        until = sum(steps[: epoch + 1])
+        delivered = sum(len(indices) for run in (first, second) for indices, _ in run["batches"][:until])
+        fresh = sum(len(new) for run in (first, second) for new in first_uses(run["batches"])[:until])
         assert (report["fresh_examples"], report["echoed_examples"]) == (fresh, delivered - fresh)
 
 
@@ -342,43 +211,22 @@ def test_the_fit_line_counts_the_steps_and_passes_of_a_rank(ranks: Ranks) -> Non
         assert float(said[1]) == pytest.approx(fresh / 12, abs=0.005)
 
 
-def test_an_iterable_that_nobody_can_shard_has_all_its_batches_on_both_ranks(ranks: Ranks) -> None:
-    for rank in ranks.of("batches_of_an_iterable"):
-        assert rank["steps"] == [6, 6, 6]
-        assert indices_of(rank["batches"]) == set(range(24))
-
-
-@pytest.mark.parametrize("name", ["all", "half", "plain"])
-def test_each_loader_of_a_collection_is_dealt_out_echoed_or_not(ranks: Ranks, name: str) -> None:
-    one, two = (fresh_stream(rank["batches"][name]) for rank in ranks.of("collection", "whole"))
-    for mine, others in zip(chunks(one, EACH), chunks(two, EACH), strict=True):
-        assert set(mine) | set(others) == set(range(LENGTH))
-        assert len(set(mine) & set(others)) == 2 * EACH - LENGTH
-    assert len(one) >= EACH
-    assert ranks.of("collection", "whole", "sampler") == (("DistributedSampler", 2, 0), ("DistributedSampler", 2, 1))
-    assert ranks.of("collection", "whole", "steps") == ([8] * 4, [8] * 4)
-
-
-def test_no_two_ranks_and_no_two_loaders_of_a_collection_share_noise(ranks: Ranks) -> None:
-    noises = [noises_of(rank["batches"][name]) for rank in ranks.of("collection", "whole") for name in ("all", "half")]
+def test_loaders_of_a_collection_are_dealt_out_echoed_or_not_share_no_noise_and_resume_exactly(ranks: Ranks) -> None:
+    of_ranks = ranks.of("collection")
+    for name in ("all", "half", "plain"):
+        one, two = (chunks(fresh_stream(found["whole"]["batches"][name]), EACH) for found in of_ranks)
+        assert one
+        for mine, others in zip(one, two, strict=True):
+            assert set(mine) | set(others) == set(range(LENGTH))
+            assert len(set(mine) & set(others)) == 2 * EACH - LENGTH
+    noises = [noises_of(found["whole"]["batches"][name]) for found in of_ranks for name in ("all", "half")]
     assert sum(map(len, noises)) == len(set().union(*noises)) > 300
-
-
-def test_a_collection_resumes_exactly_on_two_ranks(ranks: Ranks) -> None:
-    for found in ranks.of("collection"):
+    for rank, found in enumerate(of_ranks):
+        assert found["whole"]["sampler"] == ("DistributedSampler", 2, rank)
+        assert found["whole"]["steps"] == [8] * 4
         for name in ("all", "half"):
             assert found["resumed"]["batches"][name] == found["whole"]["batches"][name][11:]
             assert len(found["resumed"]["batches"][name]) == 32 - 11
-
-
-def test_loaders_of_a_collection_draw_a_seed_each_for_all_ranks_and_count_over_all_ranks(ranks: Ranks) -> None:
-    one, two = ranks.of("collection_seeds")
-    assert one["seeds"] == two["seeds"]
-    assert len(set(one["seeds"])) == 3
-    for name in ("all", "half", "plain"):
-        for i, what in enumerate(("fresh", "echoed")):
-            logged = {rank["logged"][f"echo/{name}/{what}_examples"] for rank in (one, two)}
-            assert logged == {one["counts"][name][i] + two["counts"][name][i]}
 
 
 def test_an_analysis_of_two_ranks_is_that_of_the_slower_one_and_names_it(ranks: Ranks) -> None:
@@ -402,52 +250,21 @@ def test_ranks_analyze_examples_of_their_own_and_as_many_steps(ranks: Ranks) -> 
     assert 2 <= short[0][1] < 40
 
 
-def test_hits_of_two_ranks_that_share_a_cache_count_once_and_both_log_the_same(ranks: Ranks) -> None:
-    """Both ranks report the hits of their node. What each has read, its own data set has counted."""
-    counts, reports = ranks.of("cache", "counts"), ranks.of("cache", "reports")
-    before = (0, 0)
-    for epoch, of_ranks in enumerate(zip(*counts, strict=True)):
-        reads, fresh = (sum(rank[i] for rank in of_ranks) - before[i] for i in (0, 1))
-        before = (before[0] + reads, before[1] + fresh)
-        one, two = (rank[epoch] for rank in reports)
-        figures = [(each["cache_hit_fraction"], each["cached_examples"], each["cache_bytes"]) for each in (one, two)]
-        assert figures[0] == figures[1]
-        hits = figures[0][0] * fresh
-        assert hits == pytest.approx(round(hits))
-        compared = 2 * 2 if epoch == 1 else 2  # each rank reads its 1st and its 10th hit again, and later ones less often
-        assert fresh - reads <= round(hits) <= fresh - reads + compared
-        assert one["cache_is_full"]
-        assert 25 <= figures[0][1] < 2**20 / 2**15
-    assert reports[0][0]["cache_hit_fraction"] == 0
-    assert 0.3 < reports[0][-1]["cache_hit_fraction"] < 0.7
-
-
-def test_ranks_decide_within_an_epoch_at_the_same_step_and_alike(ranks: Ranks) -> None:
+def test_ranks_decide_within_an_epoch_at_the_same_step_and_alike_also_resumed(ranks: Ranks) -> None:
     one, two = ranks.of("early", "whole")
     assert one["shown"] == two["shown"], "both ranks are shown what is of the job"
-    ahead = 2 * 2 + 2
-    epoch = 41  # 161 of 321 examples in batches of 4
-    at = [
-        (ahead + 10 + 3, "early"),
-        (25, "within_epoch"),
-        (epoch, "epoch_end"),
-        (epoch + 25, "within_epoch"),
-        (2 * epoch, "epoch_end"),
-    ]
+    ahead, epoch = 2 * 2 + 2, 41  # 161 of 321 examples in batches of 4
+    at = [(ahead + 10 + 3, "early"), (25, "within_epoch"), (epoch, "epoch_end")]
+    at += [(epoch + 25, "within_epoch"), (2 * epoch, "epoch_end")]
     assert [tuple(each[:2]) for each in one["shown"]] == at
     factors = [1, *(1 + number / 2 for number in range(1, 6))]
-    assert [use[:3] for use in one["uses"]] == [
-        (step, step + (ahead if step else 0), factor)
-        for step, factor in zip([0, *(step for step, _ in at)], factors, strict=True)
-    ]
+    expected = [(step, step + ahead, factor) for (step, _), factor in zip(at, factors[1:], strict=True)]
+    assert [use[:3] for use in one["uses"]] == [(0, 0, 1), *expected]
     assert one["uses"] == two["uses"]
     assert {use[3] for use in two["uses"][1:]} == {"of rank 0"}
     assert one["weights"] == two["weights"]
     assert one["counts"] == two["counts"]
     assert one["counts"][1] > 0
-
-
-def test_ranks_resumed_after_an_early_decision_get_the_same_batches(ranks: Ranks) -> None:
-    for whole, resumed in zip(ranks.of("early", "whole"), ranks.of("early", "resumed"), strict=True):
+    for whole, resumed in zip((one, two), ranks.of("early", "resumed"), strict=True):
         assert resumed["batches"][: 25 + 6 - 24] == whole["batches"][24 : 25 + 6]
         assert resumed["uses"][:2] == whole["uses"][:2]
