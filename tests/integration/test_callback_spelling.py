@@ -59,7 +59,6 @@ def test_options_may_be_keywords_a_config_or_a_mapping(arguments: Any) -> None:
         ),
         (EchoCallback(buffer_size=9), {"factor": 1, "buffer_size": 9, "reuse": "memory"}),
         (EchoCallback(factor=2, reuse="each"), {"factor": 2, "reuse": "each"}),
-        (EchoCallback(factor="auto", buffer_size=9, seed=3), {"factor": 1, "buffer_size": 9, "seed": 3}),
         (
             EchoCallback(FactorSchedule({0: 3.0}), insertion_point=InsertionPoint.after_batching),
             {"factor": 3, "insertion_point": "after_batching"},
