@@ -1,22 +1,17 @@
-"""Where echoing stands during a ``fit``: on the user's hook and on the strategy's, and nowhere afterwards.
-
-The Trainers here have only attributes; a strategy has one method.
-"""
+"""Where echoing stands during a ``fit``: on the user's hook and on the strategy's, and nowhere afterwards."""
 
 from __future__ import annotations
 
 import copy
-import math
 import pickle
-from types import SimpleNamespace
 from typing import Any
 
 import lightning.pytorch as pl
 import pytest
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
+from lightning.pytorch.trainer.states import TrainerStatus
 from torch.utils.data import DataLoader
-from trainers import trainer_at
+from trainers import asked_by_lightning, trainer_in_fit
 
 from lightning_echo import EchoConfig, EchoDataModule, EchoLoader
 from lightning_echo.attachment import Attachment
@@ -42,51 +37,15 @@ class ModelWithData(Model):
         return plain()
 
 
-class Strategy:
-    """Remembers the loaders that it was given."""
-
-    def __init__(self) -> None:
-        self.given: list[Any] = []
-
-    def process_dataloader(self, dataloader: Any) -> Any:
-        self.given.append(dataloader)
-        return dataloader
-
-
-def make_trainer(datamodule: Any = None, **attributes: Any) -> Any:
-    """A Trainer in its ``fit``, before its first epoch."""
-    told = {
-        "datamodule": datamodule,
-        "strategy": Strategy(),
-        "state": SimpleNamespace(fn=TrainerFn.FITTING, status=TrainerStatus.RUNNING),
-        "optimizers": [],
-        "train_dataloader": None,
-        "reload_dataloaders_every_n_epochs": 0,
-        "overfit_batches": 0,
-        "limit_train_batches": 1.0,
-        "max_epochs": -1,
-        "distributed_sampler_kwargs": None,
-    }
-    return trainer_at(length=math.inf, epochs=(0, 0, 0), **{**told, **attributes})
-
-
 def attached(trainer: Any, model: Any = None, config: Any = CONFIG) -> Attachment:
     attachment = Attachment(config)
     attachment.attach(trainer, model or Model())
     return attachment
 
 
-def asked_by_lightning(trainer: Any, instance: Any) -> Any:
-    """Returns what a Trainer trains on that asks this instance: what it gets goes through the strategy at once."""
-    return trainer.strategy.process_dataloader(instance.train_dataloader())
-
-
-# ---------------------------------------------------------------------- a train_dataloader
-
-
 @pytest.mark.parametrize(("data", "model"), [(Data(), Model()), (None, ModelWithData()), (Data(), ModelWithData())])
 def test_the_hooks_of_data_module_and_model_are_echoed_and_left_as_they_were(data: Any, model: Any) -> None:
-    trainer = make_trainer(data)
+    trainer = trainer_in_fit(data)
     instances = [each for each in (data, model, trainer.strategy) if each is not None]
     before = [dict(vars(each)) for each in instances]
     attachment = attached(trainer, model)
@@ -97,24 +56,16 @@ def test_the_hooks_of_data_module_and_model_are_echoed_and_left_as_they_were(dat
             assert (type(echoed), echoed.factor) == (EchoLoader, 2)
             assert attachment.echo.loader is echoed
     assert (attachment.trainer, attachment.has_echoed) == (trainer, True)
-    attachment.detach()
-    assert [dict(vars(each)) for each in instances] == before
-    assert (attachment.trainer, attachment.has_echoed) == (None, True)
-
-
-def test_it_may_be_detached_at_any_time() -> None:
-    attachment = Attachment(CONFIG)
-    attachment.detach()
-    attachment.attach(make_trainer(Data()), Model())
-    attachment.detach()
-    attachment.detach()
-    assert attachment.trainer is None
+    for _ in range(2):  # it may be detached at any time
+        attachment.detach()
+        assert [dict(vars(each)) for each in instances] == before
+        assert (attachment.trainer, attachment.has_echoed) == (None, True)
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda data: pickle.loads(pickle.dumps(data))], ids=["copy", "pickle"])
 def test_a_copy_of_the_users_module_or_of_the_strategy_is_not_echoed(copied: Any) -> None:
     data = Data()
-    trainer = make_trainer(data)
+    trainer = trainer_in_fit(data)
     attachment = attached(trainer)
     assert isinstance(copied(data).train_dataloader(), DataLoader)
     strategy, loader = copied(trainer.strategy), plain()
@@ -124,22 +75,19 @@ def test_a_copy_of_the_users_module_or_of_the_strategy_is_not_echoed(copied: Any
 
 def test_another_fit_over_the_same_module_is_refused_while_this_one_runs() -> None:
     data = Data()
-    first = make_trainer(data)
+    first = trainer_in_fit(data)
     attachment = attached(first)
     with pytest.raises(MisconfigurationException, match=r"^Data is in use by another Trainer"):
-        attached(make_trainer(data))
+        attached(trainer_in_fit(data))
     first.state.status = TrainerStatus.FINISHED
-    other = attached(make_trainer(data))
+    other = attached(trainer_in_fit(data))
     other.detach()
     attachment.detach()
     assert isinstance(data.train_dataloader(), DataLoader)
 
 
-# ---------------------------------------------------------------------- a loader that is passed to fit
-
-
 def test_the_loader_to_train_on_is_echoed_and_those_for_validation_are_not() -> None:
-    trainer = make_trainer()
+    trainer = trainer_in_fit()
     attachment = attached(trainer)
     training, validation = plain(), plain()
     echoed = trainer.strategy.process_dataloader(training)
@@ -154,55 +102,59 @@ def test_the_loader_to_train_on_is_echoed_and_those_for_validation_are_not() -> 
 
 def test_only_what_a_hook_returns_is_dealt_out_to_the_ranks_lightning_has_done_so_with_a_passed_loader() -> None:
     ranks = {"num_replicas": 2, "rank": 1}
-    passing, data = make_trainer(distributed_sampler_kwargs=ranks), Data()
+    passing, data = trainer_in_fit(distributed_sampler_kwargs=ranks), Data()
     attached(passing)
     assert len(passing.strategy.process_dataloader(plain())) == 4
-    asking = make_trainer(data, distributed_sampler_kwargs=ranks)
+    asking = trainer_in_fit(data, distributed_sampler_kwargs=ranks)
     attached(asking)
-    users = data.train_dataloader()
-    with_lightnings_sampler = DataLoader(users.dataset, batch_size=4)
+    with_lightnings_sampler = DataLoader(data.train_dataloader().dataset, batch_size=4)
     assert len(asking.strategy.process_dataloader(with_lightnings_sampler)) == 2
     assert len(asked_by_lightning(asking, data)) == 4, "without such a sampler, the user divides the data, or nobody"
 
 
 def test_a_loader_that_a_user_asked_for_takes_no_part_in_what_the_trainer_gets() -> None:
     data = Data()
-    trainer = make_trainer(data)
+    trainer = trainer_in_fit(data)
     attachment = attached(trainer)
     echoed = asked_by_lightning(trainer, data)
     users = data.train_dataloader()
     assert (type(users), attachment.echo.loader) == (DataLoader, echoed)
     assert users is not echoed.loader
-    trainer.training = False  # validation begins
-    validation = plain()
-    assert trainer.strategy.process_dataloader(validation) is validation
+    trainer.train_dataloader = echoed
+    attachment.check_in_use()
     assert attachment.echo.loader is echoed
 
 
 def test_a_second_loader_is_refused_but_not_the_same_data_again() -> None:
-    trainer = make_trainer()
-    attached(trainer)
-    loader = plain()
+    trainer = trainer_in_fit()
+    attachment, loader = attached(trainer), plain()
     first = trainer.strategy.process_dataloader(loader)
     assert trainer.strategy.process_dataloader(loader) is first
+    trainer.train_dataloader = [first, plain()]
+    with pytest.raises(MisconfigurationException, match="cannot echo several loaders that were passed to fit"):
+        attachment.check_in_use()
     same_data = DataLoader(loader.dataset, batch_size=2)
     assert trainer.strategy.process_dataloader(same_data).loader is same_data
     with pytest.raises(MisconfigurationException, match="cannot echo several loaders that were passed to fit"):
         trainer.strategy.process_dataloader(plain(8))
 
 
-def test_options_by_name_do_not_fit_a_loader_without_one() -> None:
-    trainer = make_trainer()
-    attached(trainer, config={"text": CONFIG})
-    with pytest.raises(MisconfigurationException, match=r"they come one by one, without their names\. .*EchoLoader\(loader, 2\)"):
-        trainer.strategy.process_dataloader(plain())
-
-
-# ---------------------------------------------------------------------- what is echoed already
+@pytest.mark.parametrize(
+    ("config", "passed", "message"),
+    [
+        ({"text": CONFIG}, plain(), r"they come one by one, without their names\. .*EchoLoader\(loader, 2\)"),
+        (CONFIG, EchoLoader(plain(), 3), "an EchoLoader is passed to fit, and EchoCallback has options of its own"),
+    ],
+)
+def test_options_that_do_not_fit_what_is_passed_are_refused(config: Any, passed: Any, message: str) -> None:
+    trainer = trainer_in_fit()
+    attached(trainer, config=config)
+    with pytest.raises(MisconfigurationException, match=message):
+        trainer.strategy.process_dataloader(passed)
 
 
 def test_an_echo_loader_is_taken_as_it_is_if_no_options_are_given() -> None:
-    trainer, users = make_trainer(), EchoLoader(plain(), 3, insertion_point="after_augmentation")
+    trainer, users = trainer_in_fit(), EchoLoader(plain(), 3, insertion_point="after_augmentation")
     attachment = attached(trainer, config=None)
     assert trainer.strategy.process_dataloader(users) is users
     trainer.train_dataloader = users
@@ -212,55 +164,24 @@ def test_an_echo_loader_is_taken_as_it_is_if_no_options_are_given() -> None:
     assert users.factor_owner == ""
 
 
-def test_an_echo_loader_beside_options_is_refused() -> None:
-    trainer = make_trainer()
-    attached(trainer)
-    with pytest.raises(
-        MisconfigurationException, match="an EchoLoader is passed to fit, and EchoCallback has options of its own"
-    ):
-        trainer.strategy.process_dataloader(EchoLoader(plain(), 3))
-
-
 def test_an_echo_data_module_echoes_alone() -> None:
     data = EchoDataModule(Data(), 3)
-    attachment = attached(make_trainer(data), config=None)
+    attachment = attached(trainer_in_fit(data), config=None)
     assert (attachment.trainer, attachment.has_echoed) == (None, False)
     with pytest.raises(MisconfigurationException, match="the data is echoed twice, by an EchoDataModule and by EchoCallback"):
-        attached(make_trainer(data))
-
-
-# ---------------------------------------------------------------------- what the Trainer trains on
-
-
-def test_the_loader_that_it_got_here_is_in_use() -> None:
-    data = Data()
-    trainer = make_trainer(data)
-    attachment = attached(trainer)
-    trainer.train_dataloader = asked_by_lightning(trainer, data)
-    attachment.check_in_use()
-    assert attachment.echo.loader is trainer.train_dataloader
+        attached(trainer_in_fit(data))
 
 
 @pytest.mark.parametrize("used", [plain(), EchoLoader(plain(), 3)], ids=["plain", "echoed elsewhere"])
 def test_a_loader_that_came_past_the_hooks_is_refused(used: Any) -> None:
-    data = Data()
-    trainer = make_trainer(data, train_dataloader=used)
+    trainer = trainer_in_fit(Data(), train_dataloader=used)
     attachment = attached(trainer)
-    with pytest.raises(
-        MisconfigurationException, match=f"does not echo the loader that the Trainer trains on, a {type(used).__name__}"
-    ):
+    message = f"does not echo the loader that the Trainer trains on, a {type(used).__name__}"
+    with pytest.raises(MisconfigurationException, match=message):
         attachment.check_in_use()
     trainer.overfit_batches = 1  # then nothing is echoed
     attachment.check_in_use()
     assert attachment.echo.loader is None
-
-
-def test_one_of_several_passed_loaders_is_refused() -> None:
-    trainer = make_trainer()
-    attachment = attached(trainer)
-    trainer.train_dataloader = [trainer.strategy.process_dataloader(plain()), plain()]
-    with pytest.raises(MisconfigurationException, match="cannot echo several loaders that were passed to fit"):
-        attachment.check_in_use()
 
 
 def test_a_trainer_of_the_other_package_is_refused() -> None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from types import SimpleNamespace
 from typing import Any
 
 import lightning.pytorch as pl
 import pytest
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from torch.utils.data import DataLoader
-from trainers import trainer_at
+from trainers import asked_by_lightning, trainer_in_fit
 
 from lightning_echo import EchoCallback, EchoConfig, EchoDataModule, EchoLoader, FactorSchedule, TargetIdle
 
@@ -27,40 +25,16 @@ class Model(pl.LightningModule):
 
 def set_up(callback: EchoCallback, datamodule: Any = None, *, stage: str = "fit", others: Any = ()) -> Any:
     """Returns a Trainer that has set the callback up."""
-    told = {
-        "callbacks": [callback, *others],
-        "datamodule": datamodule,
-        "strategy": SimpleNamespace(process_dataloader=lambda loader: loader),
-        "state": SimpleNamespace(fn=TrainerFn.FITTING, status=TrainerStatus.RUNNING),
-        "optimizers": [],
-        "reload_dataloaders_every_n_epochs": 0,
-        "overfit_batches": 0,
-        "max_epochs": -1,
-        "distributed_sampler_kwargs": None,
-    }
-    trainer = trainer_at(length=math.inf, epochs=(0, 0, 0), **told)
+    trainer = trainer_in_fit(datamodule, callbacks=[callback, *others])
     callback.setup(trainer, Model(), stage)
     return trainer
-
-
-def asked(trainer: Any, data: Any) -> Any:
-    """Returns what the Trainer gets that asks the data module: it goes through the strategy at once."""
-    return trainer.strategy.process_dataloader(data.train_dataloader())
-
-
-# ---------------------------------------------------------------------- options
-
-
-@pytest.mark.parametrize("name", ["summary", "plot"])
-@pytest.mark.parametrize("value", ["false", 0, None])
-def test_what_is_on_or_off_takes_no_text_that_would_count_as_on(name: str, value: Any) -> None:
-    with pytest.raises(TypeError, match=rf"{name} must be True or False, got {type(value).__name__} "):
-        EchoCallback(**{name: value})
 
 
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
+        ({"summary": "false"}, TypeError, "summary must be True or False, got str "),  # a text would count as on
+        ({"plot": 0}, TypeError, "plot must be True or False, got int "),
         ({"controller": 4}, TypeError, r"controller must be a Controller such as TargetIdle\(\), or None, got 4"),
         ({"factor": "auto", "controller": FactorSchedule({0: 2})}, ValueError, "leave one of the two out"),
         ({"factor": 2, "echo": EchoConfig(2)}, ValueError, r"has options in echo=EchoConfig.* and in factor=2: give all of them"),
@@ -79,9 +53,6 @@ def test_auto_is_a_controller_with_its_defaults() -> None:
     assert type(controller) is TargetIdle
     assert repr(controller) == repr(TargetIdle())
     assert EchoCallback(factor=4).controller is None
-
-
-# ---------------------------------------------------------------------- the beginning and the end of a fit
 
 
 def test_the_callback_comes_before_all_others_from_setup_on() -> None:
@@ -104,15 +75,15 @@ def test_a_checkpoint_of_a_rank_that_failed_reads_no_metrics() -> None:
     """Lightning would join them over the ranks, and the other ranks do not come."""
     callback = EchoCallback(FactorSchedule({0: 2}))
     trainer = set_up(callback, Data())
-    checkpoint: dict[str, Any] = {"callbacks": {callback.state_key: {}}}
-    trainer.callback_metrics = {}
-    callback.on_save_checkpoint(trainer, Model(), checkpoint)
-    assert checkpoint["callbacks"][callback.state_key] == {"metrics": {}}
-    del trainer.callback_metrics
-    callback.on_exception(trainer, Model(), RuntimeError())
-    checkpoint = {"callbacks": {callback.state_key: {}}}
-    callback.on_save_checkpoint(trainer, Model(), checkpoint)
-    assert checkpoint["callbacks"][callback.state_key] == {}
+    for has_failed in (False, True):
+        if has_failed:
+            del trainer.callback_metrics
+            callback.on_exception(trainer, Model(), RuntimeError())
+        else:
+            trainer.callback_metrics = {}
+        checkpoint: dict[str, Any] = {"callbacks": {callback.state_key: {}}}
+        callback.on_save_checkpoint(trainer, Model(), checkpoint)
+        assert checkpoint["callbacks"][callback.state_key] == ({} if has_failed else {"metrics": {}})
 
 
 @pytest.mark.parametrize(("callback", "stage"), [(EchoCallback(), "fit"), (EchoCallback(factor=4), "validate")])
@@ -126,19 +97,10 @@ def test_where_nothing_is_to_be_echoed_nothing_is_attached(callback: EchoCallbac
     assert vars(trainer.strategy).keys() == before
 
 
-def test_options_are_those_of_the_loader_until_the_fit_ends() -> None:
-    callback, data = EchoCallback(factor=4, insertion_point="after_augmentation", seed=3), Data()
-    trainer = set_up(callback, data)
-    loader = asked(trainer, data)
-    assert (type(loader), loader.factor, loader.seed) == (EchoLoader, 4, 3)
-    callback.teardown(trainer, Model(), "fit")
-    assert isinstance(data.train_dataloader(), DataLoader)
-
-
 def test_the_first_factor_is_the_controllers() -> None:
     data = Data()
     trainer = set_up(EchoCallback(FactorSchedule({0: 3})), data)
-    assert asked(trainer, data).factor == 3
+    assert asked_by_lightning(trainer, data).factor == 3
     echoed = EchoDataModule(Data(), 2)
     set_up(EchoCallback(FactorSchedule({0: 3})), echoed)
     assert echoed.factor == 3
@@ -165,7 +127,7 @@ def test_a_second_fit_is_refused_and_leaves_the_first_one_echoed() -> None:
     with pytest.raises(MisconfigurationException, match=r"^EchoCallback is in use by another Trainer") as refused:
         set_up(callback, Data())
     callback.on_exception(SimpleNamespace(), Model(), refused.value)  # type: ignore[arg-type]  # of the Trainer that was refused
-    assert isinstance(asked(trainer, data), EchoLoader)
+    assert isinstance(asked_by_lightning(trainer, data), EchoLoader)
 
 
 def test_a_data_module_that_leaves_the_factor_open_is_decided_for_by_a_callback_without_options() -> None:
@@ -176,21 +138,20 @@ def test_a_data_module_that_leaves_the_factor_open_is_decided_for_by_a_callback_
     assert EchoCallback().state_dict()["controller"] == {}
 
 
-# ---------------------------------------------------------------------- state
-
-
 def test_the_state_says_whether_the_loader_was_echoed_here_and_where_it_stands() -> None:
-    callback, data = EchoCallback(factor=4), Data()
+    callback, data = EchoCallback(factor=4, seed=3), Data()
     trainer = set_up(callback, data)
     keys = {"epoch", "attached", "wrapped", "loader", "meter", "controller", "recent", "reports", "decisions", "asked"}
     state = callback.state_dict()
     assert set(state) == keys
     assert (state["attached"], state["wrapped"], state["loader"]) == (True, False, None)
-    loader = asked(trainer, data)
+    loader = asked_by_lightning(trainer, data)
+    assert (type(loader), loader.factor, loader.seed) == (EchoLoader, 4, 3)
     state = callback.state_dict()
     assert (state["wrapped"], state["loader"]) == (True, loader.state_dict())
     callback.teardown(trainer, Model(), "fit")
     assert callback.state_dict()["attached"], "a checkpoint may be saved after the fit"
+    assert isinstance(data.train_dataloader(), DataLoader)
 
 
 @pytest.mark.parametrize(("callback", "kept"), [(EchoCallback(), False), (EchoCallback(factor=4), True)])

@@ -1,7 +1,4 @@
-"""The table of the insertion points: what it says of each; no other file names a point.
-
-The site (docs/concepts/insertion_points.md) and the README of the package say the same.
-"""
+"""The table of the insertion points: what it says of each, the pages say the same; no other file names a point."""
 
 import ast
 import copy
@@ -18,30 +15,14 @@ PACKAGE = Path(lightning_echo.__file__).parent
 NAMES = ("after_read", "before_augmentation", "after_augmentation", "after_batching", "after_transfer")
 
 
-# ---------------------------------------------------------------- the public enum
-
-
-def test_members_are_their_names_and_auto_is_the_last():
-    assert [member.value for member in InsertionPoint] == [*NAMES, "auto"]
-    assert [member.name for member in InsertionPoint] == [*NAMES, "auto"]
-    assert POINTS == NAMES
-    assert lightning_echo.InsertionPoint is InsertionPoint
-
-
 @pytest.mark.parametrize("name", [*NAMES, "auto"])
-def test_a_member_is_a_plain_string_wherever_one_is_wanted(name):
+def test_a_member_is_a_plain_string_wherever_one_is_wanted_and_a_copy_of_it_the_member(name):
+    assert [member.value for member in InsertionPoint] == [*POINTS, "auto"] == [*NAMES, "auto"]
     member = InsertionPoint(name)
-    assert (member == name, {name: 1}[member], f"{member}", str(member)) == (True, 1, name, name)
+    assert (member.name, member == name, {name: 1}[member], f"{member}", str(member)) == (name, True, 1, name, name)
     assert type(member.value) is str
-    assert repr(member) == f"<InsertionPoint.{name}: '{name}'>"
     assert member.option == f"insertion_point='{name}'"
-
-
-@pytest.mark.parametrize("member", InsertionPoint)
-def test_a_copy_of_a_member_is_the_member(member):
-    assert copy.deepcopy(member) is member
-    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
-        assert pickle.loads(pickle.dumps(member, protocol)) is member
+    assert copy.deepcopy(member) is pickle.loads(pickle.dumps(member)) is member
 
 
 def test_auto_stands_for_another_point_and_has_no_row():
@@ -51,30 +32,15 @@ def test_auto_stands_for_another_point_and_has_no_row():
         _ = InsertionPoint.auto.properties
 
 
-# ---------------------------------------------------------------- the rows
-
-
-@pytest.mark.parametrize("point", POINTS)
-def test_what_is_not_reused_is_redone(point):
-    row = point.properties
-    stages = list(STAGES)
-    assert list(row.reused) == stages[: len(row.reused)]
-    assert list(row.redone) == (stages[len(row.reused) :] or ["on_after_batch_transfer"])
-
-
-def test_each_point_reuses_a_stage_more_than_the_one_before():
-    assert [len(point.properties.reused) for point in POINTS] == [1, 2, 3, 4, 5]
-
-
-def test_items_are_batches_once_they_are_collated_and_on_the_device_once_they_are_transferred():
-    for point in POINTS:
-        assert point.by_batches is point.properties.by_batches is ("collate" in point.properties.reused)
-        assert point.on_device is (point.properties.place is Place.device) is ("transfer" in point.properties.reused)
-        assert (point.properties.place is Place.workers) is not point.by_batches
-
-
-def test_the_later_a_point_the_less_it_needs():
+def test_the_later_a_point_the_more_is_reused_and_the_less_it_needs():
     needs = list(Needs)
+    for number, point in enumerate(POINTS, 1):
+        row = point.properties
+        assert list(row.reused) == list(STAGES)[:number]
+        assert list(row.redone) == (list(STAGES)[number:] or ["on_after_batch_transfer"])
+        assert point.by_batches is row.by_batches is ("collate" in row.reused)
+        assert point.on_device is (row.place is Place.device) is ("transfer" in row.reused)
+        assert (row.place is Place.workers) is not point.by_batches
     order = [needs.index(point.properties.needs) for point in POINTS]
     assert order == sorted(order)
 
@@ -92,43 +58,21 @@ def test_auto_takes_the_earliest_of_each_kind_of_loader_but_does_not_ask_for_raw
     assert [point for point in POINTS if point.properties.for_auto] == list(map(earliest, list(Needs)[1:]))
 
 
-# ---------------------------------------------------------------- the pages
-
-
 def cells(path, point):
     """The cells of the first row about a point."""
     line = next(line for line in path.read_text().splitlines() if line.startswith(f"| `{point}` |"))
     return [cell.strip() for cell in line.strip("|").split("|")]
 
 
-def stages(names):
-    return ", ".join(name if name in STAGES else f"`{name}`" for name in names)
-
-
 @pytest.mark.parametrize("point", POINTS)
-def test_the_page_on_insertion_points_says_what_the_table_says(point):
+def test_the_site_and_the_readme_of_the_package_say_what_the_table_says(point):
     row = point.properties
-    name, item, redone, memory, purpose = cells(PACKAGE.parent / "docs" / "concepts" / "insertion_points.md", point)
-    assert (name, item, redone, memory) == (f"`{point}`", row.item, stages(row.redone), row.memory)
+    reused, redone = (", ".join(name if name in STAGES else f"`{name}`" for name in names) for names in (row.reused, row.redone))
+    *told, purpose = cells(PACKAGE.parent / "docs" / "concepts" / "insertion_points.md", point)
+    assert told == [f"`{point}`", row.item, redone, row.memory]
     assert purpose
-
-
-@pytest.mark.parametrize("point", POINTS)
-def test_the_readme_of_the_package_says_what_the_table_says(point):
-    row = point.properties
-    assert cells(PACKAGE / "README.md", point) == [
-        f"`{point}`",
-        row.item,
-        stages(row.reused),
-        stages(row.redone),
-        row.place.value,
-        str(row.live_batches),
-        row.needs.value,
-        "yes" if row.for_auto else "no",
-    ]
-
-
-# ---------------------------------------------------------------- no other file names a point
+    in_words = [row.place.value, str(row.live_batches), row.needs.value, "yes" if row.for_auto else "no"]
+    assert cells(PACKAGE / "README.md", point) == [f"`{point}`", row.item, reused, redone, *in_words]
 
 
 def spoken_of(node, parents):
@@ -163,45 +107,28 @@ def named_in(source):
     return found
 
 
-@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_points_are_named_in_the_table_alone(path):
-    named = named_in(path.read_text())
-    if path == PACKAGE / "insertion.py":
-        assert {name for _, name in named} >= {*NAMES, "auto"}, "the check sees names"
-    else:
-        assert named == []
+def test_points_are_named_in_the_table_alone():
+    named = {str(path.relative_to(PACKAGE)): named_in(path.read_text()) for path in PACKAGE.rglob("*.py")}
+    assert {name for _, name in named.pop("insertion.py")} >= {*NAMES, "auto"}, "the check sees names"
+    assert {path: found for path, found in named.items() if found} == {}
 
 
 @pytest.mark.parametrize(
-    "source",
+    ("source", "names"),
     [
-        "point = 'after_read'",
-        "raise ValueError(f'{one}: use insertion_point=\\'after_batching\\' there, {other}')",
-        "if point is InsertionPoint.after_transfer: pass",
-        "def f(factor, *, other=1, insertion_point='auto'): pass",
-        "def f(factor, insertion_point='auto', /, *, other): pass",
-        "make(factor=4, insertion_point='auto')",
-        "is_asked = point != 'auto'",
-        "message = \"ask for 'auto'\"",
-        "class C:\n    insertion_point: str = 'auto'",
+        ("point = 'after_read'", 1),
+        ("raise ValueError(f'{one}: use insertion_point=\\'after_batching\\' there, {other}')", 1),
+        ("if point is InsertionPoint.after_transfer: pass", 1),
+        ("def f(factor, insertion_point='auto', /, *, other): pass", 1),
+        ("make(factor=4, insertion_point='auto')", 1),
+        ("is_asked = point != 'auto'", 1),
+        ("class C:\n    insertion_point: str = 'auto'", 1),
+        ("'''after_read: see there.'''", 0),
+        ("def f(insertion_point=None, factor='auto'): pass", 0),
+        ("if factor == 'auto': point = None", 0),
+        ("class C:\n    hold: str = 'auto'", 0),
+        ("mode = 'autograd'", 0),
     ],
 )
-def test_the_check_of_names_can_fail(source):
-    assert len(named_in(source)) == 1
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        "'''after_read: see there.'''",
-        "def f(insertion_point=None, factor='auto'): pass",
-        "def f(factor: Literal['auto'] | float): pass",
-        "make(insertion_point=point, factor='auto')",
-        "if factor == 'auto': point = None",
-        "class C:\n    hold: str = 'auto'",
-        "HOLDS = ('auto', 'raw')",
-        "mode = 'autograd'",
-    ],
-)
-def test_the_check_of_names_lets_through_what_names_no_point(source):
-    assert named_in(source) == []
+def test_the_check_of_names_sees_a_point_and_nothing_else(source, names):
+    assert len(named_in(source)) == names

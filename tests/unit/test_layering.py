@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from analyses import ANALYSIS
 
 import lightning_echo
 
@@ -17,13 +18,13 @@ FOREIGN = (
 METHOD = ("plan", "data", "split", "cache", "pipeline", "share", "loader")
 
 
-def loaded_by(statements):
-    """Which of the foreign packages are loaded after the statements ran in a process of their own."""
-    program = f"import sys\n{statements}\nprint(*sorted(set({FOREIGN!r}) & set(sys.modules)))"
-    result = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT.parent, timeout=120
-    )
-    return result.stdout.split()
+def ran(statements, packages=FOREIGN):
+    """What a process of its own prints, and which of the packages are loaded after the statements ran there."""
+    program = f"import sys\n{statements}\nprint('loaded:', *sorted(set({packages!r}) & set(sys.modules)))"
+    command = [sys.executable, "-c", program]
+    result = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT.parent, timeout=120)
+    shown, _, loaded = result.stdout.rpartition("loaded:")
+    return shown, loaded.split()
 
 
 def test_the_method_imports_neither_lightning_nor_torchvision():
@@ -38,18 +39,39 @@ sys.modules["lightning_echo"] = package
 {everything}
 """
     assert "loader.loader" in everything
-    assert loaded_by(alone) == []
+    assert ran(alone)[1] == []
 
 
 def test_the_package_imports_lightning_only_for_the_data_module():
     """A spawned worker imports the package for the loader's sake and must not pay for Lightning."""
-    assert loaded_by("from lightning_echo import EchoConfig, EchoLoader, StagedDataset") == []
-
-
-def test_a_saved_analysis_is_read_without_lightning():
-    assert loaded_by("from lightning_echo.__main__ import main") == []
+    assert ran("from lightning_echo import EchoConfig, EchoLoader, StagedDataset")[1] == []
 
 
 @pytest.mark.slow
 def test_the_checks_above_can_fail():
-    assert {"lightning", "torchvision"} <= set(loaded_by("from lightning_echo import EchoDataModule; import torchvision"))
+    assert {"lightning", "torchvision"} <= set(ran("from lightning_echo import EchoDataModule; import torchvision")[1])
+
+
+def test_version_and_help_need_neither_torch_nor_lightning():
+    """The command begins at once."""
+    program = """
+from importlib.metadata import entry_points
+from lightning_echo.__main__ import main
+for arguments in (["--version"], ["--help"], ["doctor", "--help"], ["report", "--help"], ["shared", "--help"]):
+    try:
+        main(arguments)
+    except SystemExit as ended:
+        assert ended.code == 0
+"""
+    shown, loaded = ran(program, ("lightning", "torch", "numpy"))
+    assert loaded == []
+    assert shown.startswith(f"lightning-echo {lightning_echo.__version__}\n")
+    assert shown.count("examples:") == 4
+
+
+@pytest.mark.parametrize(("options", "loaded"), [([], []), (["--png", "figure.png"], ["matplotlib"])])
+def test_a_report_needs_neither_lightning_nor_for_text_matplotlib(options, loaded, tmp_path):
+    ANALYSIS.to_json(tmp_path / "analysis.json")
+    arguments = ["report", str(tmp_path / "analysis.json"), *options[:1], *(str(tmp_path / name) for name in options[1:])]
+    program = f"from lightning_echo.__main__ import main\nassert main({arguments!r}) == 0"
+    assert ran(program, ("lightning", "matplotlib", "matplotlib.pyplot"))[1] == loaded

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any
+
+from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 
 
 def counted(**numbers: int) -> Any:
@@ -43,3 +46,35 @@ def trainer_at(
             **attributes,
         }
     )
+
+
+class Strategy:
+    """Remembers the loaders that it was given."""
+
+    def __init__(self) -> None:
+        self.given: list[Any] = []
+
+    def process_dataloader(self, dataloader: Any) -> Any:
+        self.given.append(dataloader)
+        return dataloader
+
+
+def trainer_in_fit(datamodule: Any = None, **attributes: Any) -> Any:
+    """Returns a Trainer in its ``fit``, before its first epoch."""
+    told = {
+        "datamodule": datamodule,
+        "strategy": Strategy(),
+        "state": SimpleNamespace(fn=TrainerFn.FITTING, status=TrainerStatus.RUNNING),
+        "optimizers": [],
+        "train_dataloader": None,
+        "reload_dataloaders_every_n_epochs": 0,
+        "overfit_batches": 0,
+        "max_epochs": -1,
+        "distributed_sampler_kwargs": None,
+    }
+    return trainer_at(length=math.inf, epochs=(0, 0, 0), **{**told, **attributes})
+
+
+def asked_by_lightning(trainer: Any, instance: Any) -> Any:
+    """Returns what a Trainer trains on that asks this instance: what it gets goes through the strategy at once."""
+    return trainer.strategy.process_dataloader(instance.train_dataloader())
