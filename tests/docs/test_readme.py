@@ -24,13 +24,10 @@ SECTIONS = [
 ]
 
 
-def test_it_has_at_most_120_lines_of_at_most_130_characters() -> None:
+def test_it_is_short_and_its_sections_are_in_their_order() -> None:
     lines = README.splitlines()
     assert len(lines) <= 120
     assert [line for line in lines if len(line) > 130] == []
-
-
-def test_its_sections_are_in_their_order() -> None:
     assert re.findall(r"^## (.*)$", README, re.MULTILINE) == SECTIONS
 
 
@@ -44,6 +41,11 @@ def test_a_link_leads_somewhere(link: str) -> None:
         assert heading in [re.sub(r"[^a-z0-9 -]", "", anchor).strip().replace(" ", "-") for anchor in anchors]
 
 
+def rows_of(results: str) -> list[dict[str, str]]:
+    with (ROOT / "benchmarks" / "results" / f"{results}.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
 def table(first_cell: str) -> list[str]:
     line = next(line for line in README.splitlines() if line.startswith(f"| {first_cell} |"))
     return [cell.strip() for cell in line.strip("|").split("|")][1:]
@@ -54,8 +56,7 @@ def table(first_cell: str) -> list[str]:
     [("fresh examples", "fresh examples", ""), ("optimizer steps", "steps", ""), ("time", "time (s)", " s")],
 )
 def test_what_to_expect_is_what_make_wallclock_has_printed(row: str, column: str, unit: str) -> None:
-    with (ROOT / "benchmarks/results/wallclock/wallclock_times.csv").open() as file:
-        printed = {(line["task"], line["R"], line["arm"]): line for line in csv.DictReader(file)}
+    printed = {(line["task"], line["R"], line["arm"]): line for line in rows_of("wallclock/wallclock_times")}
     arms = [(task, "8", arm) for task in ("language_model", "glyphs") for arm in ("no echo", "factor R", "TargetIdle")]
     assert table(row) == [printed[arm][column].split(" [")[0] + unit for arm in arms]
 
@@ -65,42 +66,35 @@ def test_its_real_output_is_that_of_the_quick_start() -> None:
     assert shown in (ROOT / "docs" / "quick_start.md").read_text()
 
 
-@pytest.mark.parametrize(
-    "sentence",
-    [
-        "the CNN met it with 0.23, the LM **missed** it with 0.29",
-        "Of 20 goals of these runs 14 were missed",
-        "At factors 4 and 8, with 64 batches or more in the buffer, the old rate was as good as any in 11 of 12 cases",
-        "the buffer takes up to a tenth of the free memory",
-    ],
-)
-def test_its_figures_are_those_that_stand_elsewhere(sentence: str) -> None:
-    assert sentence in " ".join(README.split())  # where they stand, the next test says
-
-
 def test_the_figures_that_it_quotes_stand_in_the_evidence() -> None:
-    evidence = " ".join((ROOT / "docs" / "evidence.md").read_text().split())
-    assert "**6 of 20 goals are met, and 14 are missed**" in evidence
-    assert "0.29 [0.29, 0.30] of the time in the language model: **missed**; 0.23 [0.20, 0.27] with characters" in evidence
-    assert 'With `"memory"` and 64 batches or more, at e = 4 and 8, the rate without echoing is as good' in evidence
-    assert "as any other in eleven of twelve arms" in evidence
+    readme, evidence = (" ".join(text.split()) for text in (README, (ROOT / "docs" / "evidence.md").read_text()))
+    for quoted, stands in (
+        (
+            "the CNN met it with 0.23, the LM **missed** it with 0.29",
+            "0.29 [0.29, 0.30] of the time in the language model: **missed**; 0.23 [0.20, 0.27] with characters",
+        ),
+        ("Of 20 goals of these runs 14 were missed", "**6 of 20 goals are met, and 14 are missed**"),
+        (
+            "At factors 4 and 8, with 64 batches or more in the buffer, the old rate was as good as any in 11 of 12 cases",
+            'With `"memory"` and 64 batches or more, at e = 4 and 8, the rate without echoing is as good '
+            "as any other in eleven of twelve arms",
+        ),
+    ):
+        assert quoted in readme
+        assert stands in evidence
+    assert "the buffer takes up to a tenth of the free memory" in readme
     assert "a tenth of the free memory" in (ROOT / "docs" / "how_to" / "buffer_and_cache.md").read_text()
 
 
 def test_the_figures_of_a_gpu_are_those_of_the_rows() -> None:
     quoted = " ".join(README.split("## What to expect")[1].split("On processors")[0].split())
-    rate = {row["arm"]: f"{float(row['images per second']):,.0f}" for row in rows_of("feed") if row["how"] == "measured"}
+    rate = {row["arm"]: f"{float(row['images per second']):,.0f}" for row in rows_of("gpu/feed") if row["how"] == "measured"}
     assert f"factor 9.29 took a ResNet-18 from {rate['plain']} to {rate['factor R']} images per second" in quoted
     assert f"Decoded on the card they were {rate['plain, decoded on the device']}." in quoted
-    best = {(row["arm"], row["seed"]): 0.0 for row in rows_of("accuracy")}
-    for row in rows_of("accuracy"):
+    best = {(row["arm"], row["seed"]): 0.0 for row in rows_of("gpu/accuracy")}
+    for row in rows_of("gpu/accuracy"):
         of = row["arm"], row["seed"]
         if row["arm"] == "plain" or float(row["clock (s)"]) < 20.5:
             best[of] = max(best[of], float(row["accuracy"]))
     assert best["factor R", "1"] == best["factor R", "2"] == 0.9995
     assert (round(best["plain", "1"], 2), round(best["plain", "2"], 2)) == (0.88, 0.96)
-
-
-def rows_of(table: str) -> list[dict[str, str]]:
-    with (ROOT / "benchmarks" / "results" / "gpu" / f"{table}.csv").open() as file:
-        return list(csv.DictReader(file))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -187,39 +188,37 @@ class Kind(NamedTuple):
     in_readme: str = ""  # its name there; empty: it is left out
 
 
+def mapped(data: Dataset[Any]) -> Callable[[Path], Any]:
+    return lambda folder: DataLoader(data, BATCH, shuffle=True)
+
+
+def streamed(make: Callable[[], IterableDataset[Any]]) -> Callable[[Path], Any]:
+    return lambda folder: DataLoader(make(), BATCH)
+
+
+def two_loaders(folder: Path) -> Any:
+    return {"a": DataLoader(Whole(), BATCH, shuffle=True), "b": DataLoader(Staged(), BATCH)}
+
+
+TORCHVISION = "torchvision's data sets and their convention (`transform`, `transforms`)"
+WITHOUT_STATE, WITH_STATE = "an `IterableDataset` without a state", "an `IterableDataset` with `state_dict` and `load_state_dict`"
 KINDS = (
-    Kind("torchvision's data sets and their convention (`transform`, `transforms`)", image_folder, "torchvision's data sets"),
-    Kind("`StagedDataset` with `load` and `augment`", lambda _: DataLoader(Staged(), BATCH, shuffle=True)),
-    Kind(
-        "`StagedDataset` with `read`, `decode` and `augment`",
-        lambda _: DataLoader(Raw(), BATCH, shuffle=True),
-        "a `StagedDataset` that can `read`",
-    ),
+    Kind(TORCHVISION, image_folder, "torchvision's data sets"),
+    Kind("`StagedDataset` with `load` and `augment`", mapped(Staged())),
+    Kind("`StagedDataset` with `read`, `decode` and `augment`", mapped(Raw()), "a `StagedDataset` that can `read`"),
     Kind("MONAI's `Dataset` with its `Compose`", monai, "MONAI's `Dataset`"),
-    Kind(
-        "a data set that does everything in `__getitem__`",
-        lambda _: DataLoader(Whole(), BATCH, shuffle=True),
-        "any other data set",
-    ),
+    Kind("a data set that does everything in `__getitem__`", mapped(Whole()), "any other data set"),
     Kind("Hugging Face `datasets` with `set_transform`", hugging_face, "Hugging Face `datasets`"),
-    Kind("an `IterableDataset` without a state", lambda _: DataLoader(Stream(), BATCH), "an `IterableDataset` without a state"),
-    Kind(
-        "an `IterableDataset` with `state_dict` and `load_state_dict`",
-        lambda _: DataLoader(StreamWithState(), BATCH),
-        "an `IterableDataset` with a state",
-    ),
+    Kind(WITHOUT_STATE, streamed(Stream), WITHOUT_STATE),
+    Kind(WITH_STATE, streamed(StreamWithState), "an `IterableDataset` with a state"),
     Kind("Hugging Face `datasets`, streaming", hugging_face_stream),
     Kind("WebDataset in a `DataLoader`", webdataset_stream),
     Kind("WebDataset's `WebLoader`", webdataset_loader),
     Kind("litdata's `StreamingDataLoader`", litdata_loader),
     Kind("torchdata's `StatefulDataLoader`", stateful),
     Kind("a `batch_sampler` of your own", buckets, "a `batch_sampler` of your own"),
-    Kind("any other iterable of batches", lambda _: Batches(), "any other iterable of batches"),
-    Kind(
-        "a dict of loaders",
-        lambda _: {"a": DataLoader(Whole(), BATCH, shuffle=True), "b": DataLoader(Staged(), BATCH)},
-        "a dict of loaders",
-    ),
+    Kind("any other iterable of batches", lambda folder: Batches(), "any other iterable of batches"),
+    Kind("a dict of loaders", two_loaders, "a dict of loaders"),
 )
 
 
@@ -287,18 +286,16 @@ def train(loader: Any, folder: Path, point: str, *, epochs: int = 1, ckpt_path: 
     return Run(model.seen, model.end, echoed, " and ".join(points))
 
 
-class Quiet:
+@contextmanager
+def quiet() -> Iterator[None]:
     """What libraries say and warn of while the table is filled is their business."""
-
-    def __enter__(self) -> None:
-        self._warnings = warnings.catch_warnings()
-        self._warnings.__enter__()
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         logging.disable(logging.WARNING)
-
-    def __exit__(self, *error: object) -> None:
-        logging.disable(logging.NOTSET)
-        self._warnings.__exit__(None, None, None)
+        try:
+            yield
+        finally:
+            logging.disable(logging.NOTSET)
 
 
 def works_at(kind: Kind, point: str, folder: Path) -> bool:
@@ -346,6 +343,6 @@ class Row(NamedTuple):
 def fill(kind: Kind, folder: Path) -> Row:
     """Trains with a kind of loader at each point, and resumes with it."""
     folder.mkdir(exist_ok=True)
-    with Quiet():
+    with quiet():
         points = {point.value: works_at(kind, point.value, folder / point.value) for point in POINTS}
         return Row(points, taken_by_auto(kind, folder / "auto"), resumes(kind, folder / "resumed"))
