@@ -37,14 +37,9 @@ class SavesQuietly(Data):
         self.save_hyperparameters(logger=False)
 
 
-@pytest.fixture(autouse=True)
-def _no_arguments_of_pytest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["program"])
-
-
-def saved_by(folder: Path, *arguments: str, data: Any = None) -> tuple[Recorder, dict[str, Any]]:
+def saved_by(folder: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str, data: Any = None) -> tuple[Recorder, dict[str, Any]]:
     """The model that LightningCLI trained, and a checkpoint of its first epoch."""
-    folder.mkdir()
+    monkeypatch.setattr(sys, "argv", ["program"])
     save = SaveAt(folder, [3])
     cli = LightningCLI(
         Recorder,
@@ -54,50 +49,49 @@ def saved_by(folder: Path, *arguments: str, data: Any = None) -> tuple[Recorder,
         save_config_callback=None,
         seed_everything_default=False,
     )
-    return cli.model, torch.load(save.path(3), weights_only=True)
-
-
-def options(hparams: dict[str, Any]) -> dict[str, Any]:
-    """Without what newer versions of LightningCLI note for themselves."""
-    return {name: value for name, value in hparams.items() if name not in ("_class_path", "_instantiator")}
+    found = torch.load(save.path(3), weights_only=True)
+    for name in ("_class_path", "_instantiator"):  # what newer versions of LightningCLI note for themselves
+        found["datamodule_hyper_parameters"].pop(name, None)
+    return cli.model, found
 
 
 @pytest.mark.parametrize("user", [Saves, SavesQuietly])
-def test_hyperparameters_are_recorded_as_without_echoing(user: type[Saves], tmp_path: Path) -> None:
+def test_hyperparameters_are_recorded_as_without_echoing(
+    user: type[Saves], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = f"{user.__module__}.{user.__name__}"
-    plain, expected = saved_by(tmp_path / "plain", f"--data={path}", "--data.batch_size=4")
-    outer = ["--data=lightning_echo.EchoDataModule", "--data.factor=2.5"]
-    model, found = saved_by(tmp_path / "echoed", *outer, f"--data.datamodule={path}", "--data.datamodule.batch_size=4")
+    plain, expected = saved_by(tmp_path, monkeypatch, f"--data={path}", "--data.batch_size=4")
+    outer = ["--data=lightning_echo.EchoDataModule", "--data.factor=2.5", f"--data.datamodule={path}"]
+    model, found = saved_by(tmp_path, monkeypatch, *outer, "--data.datamodule.batch_size=4")
     assert expected["datamodule_hyper_parameters"]["batch_size"] == 4
-    assert options(found["datamodule_hyper_parameters"]) == options(expected["datamodule_hyper_parameters"])
-    assert found["datamodule_hparams_name"] == expected["datamodule_hparams_name"]
+    for name in ("datamodule_hyper_parameters", "datamodule_hparams_name"):
+        assert found[name] == expected[name]
     assert model.sizes == plain.sizes == [[4, 4, 4, 4, 4, 2]]
     assert model.trainer.datamodule.factor == 2.5  # type: ignore[attr-defined]
     inner = model.trainer.datamodule.datamodule  # type: ignore[attr-defined]
-    assert inner.hparams_initial == inner.hparams == found["datamodule_hyper_parameters"]
+    assert inner.hparams_initial == inner.hparams
+    assert inner.hparams.batch_size == user.load_from_checkpoint(tmp_path / "step-3.ckpt").hparams.batch_size == 4
     assert inner._log_hyperparams is (user is Saves)  # what the user said about the logger
-    restored = user.load_from_checkpoint(tmp_path / "echoed" / "step-3.ckpt")
-    assert restored.hparams.batch_size == 4
 
 
-def test_hyperparameters_are_recorded_where_the_script_names_the_echo_data_module(tmp_path: Path) -> None:
+def test_hyperparameters_are_recorded_where_the_script_names_the_echo_data_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     chosen = ["--data.datamodule=test_cli_datamodule.Saves", "--data.datamodule.batch_size=4", "--data.factor=2"]
-    model, found = saved_by(tmp_path / "echoed", *chosen, data=EchoDataModule)
+    model, found = saved_by(tmp_path, monkeypatch, *chosen, data=EchoDataModule)
     assert found["datamodule_hyper_parameters"] == {"batch_size": 4, "path": "here"}
     assert model.sizes == [[4, 4, 4, 4, 4, 2]]
 
 
-def test_hyperparameters_of_a_data_module_built_in_code_are_left_alone() -> None:
+@pytest.mark.parametrize(
+    "given",
+    [{}, {"class_path": "elsewhere.Other", "init_args": {"batch_size": 2}}],
+    ids=["of a module built in code", "of a wrapper of the user's own, with an option of the same name"],
+)
+def test_other_hyperparameters_are_left_alone(given: dict[str, Any]) -> None:
     user = Saves(batch_size=4, path="there")
+    if given:
+        user.hparams.clear()
+        user.save_hyperparameters({"datamodule": given, "_instantiator": "lightning.pytorch.cli.instantiate_module"})
     EchoDataModule(user, 2)
-    assert dict(user.hparams) == {"batch_size": 4, "path": "there"}
-
-
-def test_hyperparameters_of_another_class_are_left_alone() -> None:
-    """Those of a wrapper of the user's own, which holds another data module in an option of the same name."""
-    user = Saves()
-    user.hparams.clear()
-    node = {"class_path": "elsewhere.Other", "init_args": {"batch_size": 2}}
-    user.save_hyperparameters({"datamodule": node, "_instantiator": "lightning.pytorch.cli.instantiate_module"})
-    EchoDataModule(user, 2)
-    assert user.hparams["datamodule"] == node
+    assert user.hparams["datamodule"] == given if given else dict(user.hparams) == {"batch_size": 4, "path": "there"}

@@ -88,9 +88,6 @@ def test_trainings_side_by_side_read_their_data_once(tmp_path: Path) -> None:
     assert sum(others) < EXAMPLES_OF_A_PASS // 2, "each training looks at a few examples, to see whether the data is the same"
 
 
-# ------------------------------------------------------------------ instantiate
-
-
 def made(node: dict[str, Any], convert: str) -> Any:
     from hydra.utils import instantiate
     from omegaconf import OmegaConf
@@ -98,47 +95,36 @@ def made(node: dict[str, Any], convert: str) -> Any:
     return instantiate(OmegaConf.create({**node, "_convert_": convert}))
 
 
-CONVERT = ["none", "partial", "object", "all"]
+CONVERT = pytest.mark.parametrize("convert", ["none", "partial", "object", "all"])
+CACHE, SHARE = {"size": "8MiB", "hold": "loaded"}, {"name": "sweep", "wait_for": 2}
+SCHEDULE = {"_target_": "lightning_echo.FactorSchedule", "factors": {0: 2, 2: 3}}
 
 
-@pytest.mark.parametrize("convert", CONVERT)
-def test_options_reach_callback_and_data_module_in_whatever_way_hydra_converts_them(convert: str) -> None:
-    cache, share = {"size": "8MiB", "hold": "loaded"}, {"name": "sweep", "wait_for": 2}
-    both = {"factor": 2, "cache": cache, "share": share}
+@CONVERT
+def test_objects_of_the_package_are_made_in_whatever_way_hydra_converts_their_options(convert: str) -> None:
+    both: dict[str, Any] = {"factor": 2, "cache": CACHE, "share": SHARE}
     assert made({"_target_": "lightning_echo.EchoConfig", **both}, convert) == EchoConfig(**both)
-    options = {"factor": 2, "buffer_size": 5, "cache": cache}
-    for given in (options, {"echo": options}):
-        run = fit(Data(), callbacks=[made({"_target_": "lightning_echo.EchoCallback", **given}, convert)], max_epochs=1)
-        loader = run.trainer.train_dataloader
-        assert (loader.factor, loader.buffer_size, loader.cache) == (2, 5, CacheConfig("8MiB", hold="loaded"))
-    assert made({"_target_": "lightning_echo.CacheConfig", **cache}, convert) == CacheConfig(**cache)
-    assert made({"_target_": "lightning_echo.ShareConfig", **share}, convert) == ShareConfig(**share)
-
-
-@pytest.mark.parametrize("convert", CONVERT)
-def test_a_trainer_with_its_callbacks_trains_as_one_that_is_made_by_hand(convert: str) -> None:
-    options = {"factor": 2, "insertion_point": "after_augmentation", "seed": 7}
-    by_hand = fit(Data(), callbacks=[EchoCallback(**options)])
-    node = {"_target_": "lightning_echo.EchoCallback", "echo": options}
-    quiet = {"accelerator": "cpu", "max_epochs": 3, "logger": False, "num_sanity_val_steps": 0}
-    hidden = {"enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
-    trainer = made({"_target_": "lightning.Trainer", "callbacks": [node], **quiet, **hidden}, convert)
-    model = made({"_target_": "trainer_runs.Recorder"}, convert)
-    trainer.fit(model, datamodule=made({"_target_": "trainer_runs.Data"}, convert))
-    assert model.batches == by_hand.model.batches
-
-
-@pytest.mark.parametrize("convert", CONVERT)
-def test_a_data_module_with_options_for_each_loader_is_made(convert: str) -> None:
+    assert made({"_target_": "lightning_echo.CacheConfig", **CACHE}, convert) == CacheConfig("8MiB", hold="loaded")
+    assert made({"_target_": "lightning_echo.ShareConfig", **SHARE}, convert) == ShareConfig("sweep", wait_for=2)
+    guard = {"_target_": "lightning_echo.MetricGuard", "controller": SCHEDULE, "patience": 2}
+    callback = made({"_target_": "lightning_echo.EchoCallback", "controller": guard, "factor": 2}, convert)
+    assert repr(callback.controller) == repr(MetricGuard(FactorSchedule({0: 2, 2: 3}), patience=2))
     loaders = {"labelled": {"factor": 2}, "rest": {"factor": 3, "cache": {"size": "8MiB"}}}
-    inner = {"_target_": "trainer_runs.Data"}
-    found = made({"_target_": "lightning_echo.EchoDataModule", "datamodule": inner, "loaders": loaders}, convert)
-    assert str(found) == "EchoDataModule(Data, labelled factor 2, rest factor 3)"
+    module = {"_target_": "lightning_echo.EchoDataModule", "datamodule": {"_target_": "trainer_runs.Data"}, "loaders": loaders}
+    assert str(made(module, convert)) == "EchoDataModule(Data, labelled factor 2, rest factor 3)"
 
 
-@pytest.mark.parametrize("convert", CONVERT)
-def test_controllers_are_made_with_their_options(convert: str) -> None:
-    schedule = {"_target_": "lightning_echo.FactorSchedule", "factors": {0: 2, 2: 3}}
-    guard = {"_target_": "lightning_echo.MetricGuard", "controller": schedule, "patience": 2}
-    found = made({"_target_": "lightning_echo.EchoCallback", "controller": guard, "factor": 2}, convert)
-    assert repr(found.controller) == repr(MetricGuard(FactorSchedule({0: 2, 2: 3}), patience=2))
+@CONVERT
+def test_a_trainer_with_its_callbacks_trains_as_one_that_is_made_by_hand(convert: str) -> None:
+    options: dict[str, Any] = {"factor": 2, "insertion_point": "after_augmentation", "seed": 7, "buffer_size": 5, "cache": CACHE}
+    by_hand = fit(Data(), callbacks=[EchoCallback(**options)], max_epochs=2)
+    for given in (options, {"echo": options}):
+        node = {"_target_": "lightning_echo.EchoCallback", **given}
+        quiet = {"accelerator": "cpu", "max_epochs": 2, "logger": False, "num_sanity_val_steps": 0}
+        hidden = {"enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+        trainer = made({"_target_": "lightning.Trainer", "callbacks": [node], **quiet, **hidden}, convert)
+        model = made({"_target_": "trainer_runs.Recorder"}, convert)
+        trainer.fit(model, datamodule=made({"_target_": "trainer_runs.Data"}, convert))
+        loader = trainer.train_dataloader
+        assert (loader.factor, loader.buffer_size, loader.cache) == (2, 5, CacheConfig("8MiB", hold="loaded"))
+        assert model.batches == by_hand.model.batches
