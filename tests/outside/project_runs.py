@@ -1,4 +1,4 @@
-"""What the tests of public projects share: a model that remembers what it was given, two ways into a Trainer, what must hold.
+"""What the tests of public projects share: a model that remembers what it was given, three ways into a Trainer, what must hold.
 
 A project's own data set, loader or data module is trained on as it is: nothing of it is exchanged. A test says how a batch is
 taken apart into examples: the number that the test has written into each, and what the model sees of it. Which of them are fresh
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +21,7 @@ import torch
 from lightning_echo import EchoCallback, EchoConfig, EchoDataModule, EchoLoader
 
 WAYS = [(0, "callback"), (2, "datamodule")]  # with the number of workers
+LENGTH, BATCH, STEPS = 22, 4, 6  # of most data sets: examples, and how a pass is cut into batches
 FACTOR = 2
 
 See = Callable[[Any], Iterable[tuple[int, Any]]]
@@ -38,11 +40,14 @@ class Watcher(pl.LightningModule):
 
     Args:
         see: Number and value of each example in a batch.
+        on_device: What `on_after_batch_transfer` does.
     """
 
-    def __init__(self, see: See) -> None:
+    def __init__(self, see: See, on_device: Callable[[Any], Any] | None = None) -> None:
         super().__init__()
         self.see = see
+        if on_device is not None:
+            self.on_after_batch_transfer = lambda batch, dataloader_idx: on_device(batch)  # type: ignore[method-assign]
         self.weight = torch.nn.Parameter(torch.ones(()))
         self.batches: list[list[Use]] = []
         self.epochs: list[int] = []  # for each batch the epoch that it came in
@@ -58,22 +63,6 @@ class Watcher(pl.LightningModule):
 
     def configure_optimizers(self) -> Any:
         return torch.optim.SGD(self.parameters(), lr=0.01)
-
-
-class WatcherWithHook(Watcher):
-    """A model that augments on the device.
-
-    Args:
-        see: As above.
-        on_device: What `on_after_batch_transfer` does.
-    """
-
-    def __init__(self, see: See, on_device: Callable[[Any], Any]) -> None:
-        super().__init__(see)
-        self.on_device = on_device
-
-    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        return self.on_device(super().on_after_batch_transfer(batch, dataloader_idx))
 
 
 class Module(pl.LightningDataModule):
@@ -109,9 +98,6 @@ class Run:
         """Batches of each epoch."""
         return [self.model.epochs.count(epoch) for epoch in sorted(set(self.model.epochs))]
 
-    def values_of(self, index: int) -> list[Any]:
-        return [use.value for use in self.uses if use.index == index]
-
 
 def train(
     data: pl.LightningDataModule | Callable[[], Any],
@@ -127,8 +113,7 @@ def train(
 ) -> Run:
     """Trains on a project's data module, or on what makes its loader, at factor 2; ``how`` are further options of the echo."""
     how = {"factor": FACTOR, "seed": seed, **how}
-    module = data if isinstance(data, pl.LightningDataModule) else Module(data)
-    model = Watcher(see) if on_device is None else WatcherWithHook(see, on_device)
+    model = Watcher(see, on_device)
     echo = [EchoCallback(echo=EchoConfig(**how), summary=False)] if way == "callback" else []
     trainer = pl.Trainer(
         accelerator="cpu",
@@ -141,23 +126,42 @@ def train(
         limit_val_batches=0,
         callbacks=[*callbacks, *echo],
     )
-    datamodule = EchoDataModule(module, **how) if way == "datamodule" else module
-    trainer.fit(model, datamodule=datamodule, ckpt_path=ckpt_path)
+    if way == "loader":
+        assert callable(data)
+        with closing(EchoLoader(data(), **how)) as loader:
+            trainer.fit(model, loader, ckpt_path=ckpt_path)
+    else:
+        module = data if isinstance(data, pl.LightningDataModule) else Module(data)
+        trainer.fit(model, datamodule=EchoDataModule(module, **how) if way == "datamodule" else module, ckpt_path=ckpt_path)
     return Run(model, trainer.train_dataloader, trainer)
 
 
 # ------------------------------------------------------------------ what must hold
 
 
-def assert_exact(run: Run, plain: Sequence[int], *, passes: int = 1) -> None:
+def assert_right(
+    run: Run,
+    plain: Sequence[int],
+    *,
+    point: str | None = None,
+    steps: int | None = None,
+    passes: int = 1,
+    values: dict[int, Any] | None = None,
+    noise: str | None = None,
+) -> None:
     """Counts are exact, and each pass delivers what the plain loader delivers, fresh exactly once.
 
     Args:
         run: A run that was not resumed.
         plain: The numbers of a pass, in any order.
+        point: Where it must be echoed.
+        steps: Of each epoch. None: it has no length, so that each epoch must be a pass.
         passes: As many at least must be through.
+        values: What the plain loader delivers: every use of an example must be that.
+        noise: "redone": each use has random numbers of its own; "reused": an echo repeats those of the fresh use.
     """
     fresh, length = run.fresh, len(plain)
+    assert point is None or run.loader.insertion_point == point
     assert len(fresh) >= passes * length
     for start in range(0, len(fresh), length):
         part = fresh[start : start + length]
@@ -167,12 +171,20 @@ def assert_exact(run: Run, plain: Sequence[int], *, passes: int = 1) -> None:
             assert not Counter(part) - Counter(plain), "the pass that was cut short"
     assert run.loader.counts.fresh == len(fresh)
     assert run.loader.counts.echoed == len(run.uses) - len(fresh) > 0
-    read, used = Counter(fresh), Counter(use.index for use in run.uses)
-    if run.loader.reuse == "each":
-        assert all(used[index] <= FACTOR * read[index] for index in used)
+    assert_echoes_from_memory(run)
+    if steps is None:
+        with pytest.raises(TypeError):
+            len(run.loader)
+        assert len(fresh) == len(run.steps) * length
     else:
-        assert_echoes_from_memory(run)
-    assert max(used[index] - read[index] for index in used) > 0
+        assert_epochs(run, steps)
+    if values is not None:
+        assert_unchanged(run, values)
+    if noise == "redone":
+        assert len({(use.index, use.value) for use in run.uses}) == len(run.uses)
+    elif noise == "reused":
+        assert {use.value for use in run.uses if not use.fresh} <= {use.value for use in run.uses if use.fresh}
+        assert len({(use.index, use.value) for use in run.uses}) == len(run.fresh)
 
 
 def assert_echoes_from_memory(run: Run) -> None:
@@ -195,24 +207,14 @@ def assert_echoes_from_memory(run: Run) -> None:
 
 def assert_epochs(run: Run, steps: int) -> None:
     """Epochs are as long as without echoing."""
-    assert len(run.loader) == steps
+    assert len(run.loader) == run.trainer.num_training_batches == steps
     assert run.steps == [steps] * len(run.steps)
+    assert run.loader.counts.delivered == len(run.uses)
 
 
-def assert_unchanged(run: Run, plain: dict[int, Any]) -> None:
+def assert_unchanged(run: Run, values: dict[int, Any]) -> None:
     """Every use of an example is what the plain loader delivers."""
-    assert [(use.index, use.value) for use in run.uses if use.value != plain[use.index]] == []
-
-
-def assert_noise_redone(run: Run) -> None:
-    """Each use of an example has random numbers of its own."""
-    assert len({(use.index, use.value) for use in run.uses}) == len(run.uses)
-
-
-def assert_noise_reused(run: Run) -> None:
-    """An echo repeats the random numbers of the fresh use that it comes from; each fresh one has its own."""
-    assert {use.value for use in run.uses if not use.fresh} <= {use.value for use in run.uses if use.fresh}
-    assert len({(use.index, use.value) for use in run.uses}) == len(run.fresh)
+    assert [(use.index, use.value) for use in run.uses if use.value != values[use.index]] == []
 
 
 def assert_repeatable(train_once: Callable[[int], Run]) -> None:
@@ -263,11 +265,58 @@ def assert_resumes_exactly(data: Callable[[], Any], see: See, folder: Path, step
         assert resumed.loader.counts.echoed == whole.loader.counts.echoed
 
 
-# ------------------------------------------------------------------ what was said
-
-
 def said(caplog: Any) -> str:
     """The lines of a fit that say where the loader is echoed, and why there: one begins them, and the next two belong to it."""
     messages = [record.getMessage() for record in caplog.records if record.name == "lightning_echo"]
     (first,) = [number for number, message in enumerate(messages) if "live" in message and "reuse [" in message]
     return "\n".join(messages[first : first + 3])
+
+
+# ------------------------------------------------------------------ examples that are their numbers
+
+
+def see_numbers(batch: Any) -> Iterable[tuple[int, int]]:
+    """Of a batch with nothing in it but the numbers of its examples."""
+    return ((index, index) for index in batch["index"].tolist())
+
+
+class OwnOrder:
+    """What must hold of a sized loader with an order and a state of its own, and of its data set in a plain ``DataLoader``.
+
+    A subclass says how loader and data set are made; its module has a fixture ``folder`` with `LENGTH` examples.
+    """
+
+    def data(self, folder: str) -> Any:
+        raise NotImplementedError
+
+    def loader(self, folder: str, workers: int, **options: Any) -> Any:
+        raise NotImplementedError
+
+    @pytest.mark.parametrize(("workers", "way"), [*WAYS, (2, "loader")])
+    def test_each_pass_is_fresh_exactly_once_in_the_loaders_own_order(self, workers: int, way: str, folder: str) -> None:
+        run = train(lambda: self.loader(folder, workers), see_numbers, way=way, epochs=4)
+        assert_right(run, range(LENGTH), point="after_batching", passes=2, steps=STEPS)
+        plain = self.loader(folder, workers)
+        orders = [[index for batch in plain for index in batch["index"].tolist()] for _ in range(2)]
+        assert run.fresh[: 2 * LENGTH] == [*orders[0], *orders[1]]
+        assert orders[0] != orders[1]
+
+    def test_two_epochs_are_as_long_as_without_echoing_where_the_rest_is_dropped(self, folder: str) -> None:
+        run = train(lambda: self.loader(folder, 2, drop_last=True), see_numbers, epochs=2)
+        assert_epochs(run, LENGTH // BATCH)
+
+    @pytest.mark.parametrize("workers", [0, 2])
+    def test_a_killed_run_goes_on_with_the_same_batches(self, workers: int, folder: str, tmp_path: Path) -> None:
+        assert_resumes_exactly(lambda: self.loader(folder, workers), see_numbers, tmp_path, (1, 6, 11, 15), epochs=4)
+
+    def test_in_a_plain_loader_its_data_set_is_a_stream_that_cannot_be_set_back(self, folder: str, tmp_path: Path) -> None:
+        """The data set's own state wants to be told how many examples were delivered, which only its own loader knows."""
+
+        def make() -> Any:
+            return torch.utils.data.DataLoader(self.data(folder), BATCH, num_workers=2)
+
+        run = train(make, see_numbers)
+        assert run.loader.insertion_point == "after_augmentation"
+        assert sorted(run.fresh[:LENGTH]) == list(range(LENGTH))
+        with pytest.raises(ValueError, match="state_dict"):
+            train(make, see_numbers, ckpt_path=kill(make, see_numbers, tmp_path, 3))

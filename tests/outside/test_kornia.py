@@ -7,15 +7,7 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
-from project_runs import (
-    WAYS,
-    assert_epochs,
-    assert_exact,
-    assert_noise_redone,
-    assert_repeatable,
-    assert_unchanged,
-    train,
-)
+from project_runs import BATCH, LENGTH, STEPS, WAYS, Run, assert_repeatable, assert_right, train
 from torch.utils.data import DataLoader, Dataset
 
 kornia = pytest.importorskip("kornia", reason="kornia is not installed: pip install 'lightning-echo[test-outside]'")
@@ -24,8 +16,6 @@ from kornia import augmentation as aug  # noqa: E402
 
 # Lightning says so of a model with this hook beside any data module.
 pytestmark = pytest.mark.filterwarnings("ignore:You have overridden `on_after_batch_transfer` in `LightningModule`")
-
-LENGTH, BATCH = 22, 4
 
 
 def image(number: int) -> torch.Tensor:
@@ -61,7 +51,9 @@ def see(batch: Any) -> Any:
     return [(number, tuple(one)) for number, one in zip(numbers.tolist(), images.flatten(1).tolist(), strict=True)]
 
 
-PLAIN = {number: tuple(image(number).flatten().tolist()) for number in range(LENGTH)}
+def assert_near_plain(run: Run) -> None:
+    for use in run.uses:
+        assert (torch.tensor(use.value) - image(use.index).flatten()).abs().max() < 0.1
 
 
 class AugmentingData(pl.LightningDataModule):
@@ -83,48 +75,21 @@ class AugmentingData(pl.LightningDataModule):
 @pytest.mark.parametrize("point", ["auto", "after_batching", "after_transfer"])
 def test_augmentation_in_the_models_hook_is_redone_for_each_use_at_any_point(point: str, workers: int, way: str) -> None:
     run = train(lambda: make(workers), see, way=way, on_device=on_device, insertion_point=point)
-    assert run.loader.insertion_point == ("before_augmentation" if point == "auto" else point)
-    assert_exact(run, range(LENGTH))
-    assert_epochs(run, 6)
-    assert_noise_redone(run)
-    for use in run.uses:
-        assert (torch.tensor(use.value) - torch.tensor(PLAIN[use.index])).abs().max() < 0.1
+    taken = "before_augmentation" if point == "auto" else point
+    assert_right(run, range(LENGTH), point=taken, steps=STEPS, noise="redone")
+    assert_near_plain(run)
 
 
 @pytest.mark.parametrize(("workers", "way"), WAYS)
-@pytest.mark.parametrize("point", ["auto", "after_transfer"])
-def test_augmentation_in_the_data_modules_hook_is_redone(point: str, workers: int, way: str) -> None:
-    run = train(AugmentingData(workers), see, way=way, insertion_point=point)
-    assert_exact(run, range(LENGTH))
-    assert_epochs(run, 6)
-    assert_noise_redone(run)
-
-
-def test_an_augmentation_that_changes_its_input_in_place_does_not_reach_the_echo() -> None:
-    def in_place(batch: Any) -> Any:
-        batch[0].copy_(noise()(batch[0]))
-        return batch
-
-    with pytest.warns(UserWarning, match="in place"):
-        run = train(lambda: make(0), see, on_device=in_place, insertion_point="after_transfer")
-    assert_exact(run, range(LENGTH))
-    for use in run.uses:
-        assert (torch.tensor(use.value) - torch.tensor(PLAIN[use.index])).abs().max() < 0.1
+def test_augmentation_in_the_data_modules_hook_is_redone(workers: int, way: str) -> None:
+    run = train(AugmentingData(workers), see, way=way, insertion_point="after_transfer")
+    assert_right(run, range(LENGTH), steps=STEPS, noise="redone")
 
 
 @pytest.mark.parametrize(("workers", "way"), WAYS)
 def test_in_a_data_sets_transform_it_is_redone_in_the_workers(workers: int, way: str) -> None:
     run = train(lambda: make(workers, noise()), see, way=way)
-    assert run.loader.insertion_point == "before_augmentation"
-    assert_exact(run, range(LENGTH))
-    assert_epochs(run, 6)
-    assert_noise_redone(run)
-
-
-def test_without_augmentation_images_come_as_they_are() -> None:
-    run = train(lambda: make(2), see)
-    assert_exact(run, range(LENGTH))
-    assert_unchanged(run, PLAIN)
+    assert_right(run, range(LENGTH), point="before_augmentation", steps=STEPS, noise="redone")
 
 
 def test_two_runs_draw_alike_where_the_models_random_state_is_the_same() -> None:

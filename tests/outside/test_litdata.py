@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from outside_runs import BATCH, LENGTH, stamped
-from own_order import OwnOrder
+from project_runs import BATCH, LENGTH, OwnOrder
 
 litdata = pytest.importorskip("litdata", reason="litdata is not installed: pip install 'lightning-echo[test-loaders]'")
 
@@ -28,7 +27,7 @@ def folder(tmp_path: Path) -> str:
 
 class TestLitdata(OwnOrder):
     def data(self, folder: str) -> Any:
-        return litdata.StreamingDataset(folder, shuffle=True, transform=stamped)
+        return litdata.StreamingDataset(folder, shuffle=True)
 
     def loader(self, folder: str, workers: int, **options: Any) -> Any:
         return litdata.StreamingDataLoader(self.data(folder), batch_size=BATCH, num_workers=workers, **options)

@@ -7,17 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from outside_runs import BATCH, LENGTH, stamped
-from own_order import OwnOrder
+from project_runs import BATCH, LENGTH, OwnOrder
 
 streaming = pytest.importorskip(
     "streaming", reason="mosaicml-streaming is not installed, which needs an older numpy: make test-mosaic"
 )
-
-
-class Stamped(streaming.StreamingDataset):  # type: ignore[misc]
-    def __getitem__(self, at: Any) -> Any:
-        return stamped(super().__getitem__(at))
 
 
 @pytest.fixture
@@ -33,9 +27,8 @@ def folder(tmp_path: Path) -> Iterator[str]:
 
 class TestMosaicmlStreaming(OwnOrder):
     def data(self, folder: str) -> Any:
-        return Stamped(
-            local=folder, batch_size=BATCH, shuffle=True, shuffle_seed=5, num_canonical_nodes=1, shuffle_block_size=1 << 18
-        )
+        own: dict[str, Any] = {"shuffle_seed": 5, "num_canonical_nodes": 1, "shuffle_block_size": 1 << 18}
+        return streaming.StreamingDataset(local=folder, batch_size=BATCH, shuffle=True, **own)
 
     def loader(self, folder: str, workers: int, **options: Any) -> Any:
         return streaming.StreamingDataLoader(self.data(folder), batch_size=BATCH, num_workers=workers, **options)
