@@ -1,6 +1,5 @@
 """Property tests are the same in every run, and never fail because a machine is slow. Ctrl-C interrupts, as at a terminal."""
 
-import gc
 import logging
 import os
 import signal
@@ -14,6 +13,7 @@ import fast_python
 import pytest
 import torch
 from grids import covering
+from huge_pages import prepare_forks
 from hypothesis import HealthCheck, settings
 from torch.utils.data import DataLoader
 
@@ -105,9 +105,7 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish() -> None:
-    """Spares the garbage collector modules and tests: some 100 MB of objects, which each forked process has, too."""
-    gc.collect()
-    gc.freeze()
+    prepare_forks()
 
 
 @pytest.fixture(autouse=True)

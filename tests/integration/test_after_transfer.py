@@ -11,10 +11,12 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
+from lightning.pytorch.plugins.precision import DoublePrecision
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.trainer.connectors.data_connector import warning_cache
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from trainer_runs import At, Data, Killed, Recorder, Run, SaveAt, fit, trainer
+from torch.utils.data import DataLoader
+from trainer_runs import At, Data, Killed, Recorder, Run, SaveAt, Scans, fit, trainer
 
 from lightning_echo import EchoCallback, EchoConfig, EchoDataModule, EchoLoader, FactorSchedule
 
@@ -187,6 +189,38 @@ def test_in_place_edits_do_no_harm_and_are_warned_of_once(where: str, hooked: bo
     if hooked:
         assert data.calls[HOOKS[1], "train"] == 18, "each use is transferred"
         assert data.calls[HOOKS[0], "train"] == fresh_batches(model) < 10, "but prepared once"
+
+
+class Counting(DoublePrecision):
+    """Counts the batches whose tensors it converts."""
+
+    converted = 0
+
+    def convert_input(self, data: Any) -> Any:
+        self.converted += any(isinstance(value, torch.Tensor) for value in data.values())
+        return super().convert_input(data)
+
+
+def test_a_precision_plugin_converts_each_fresh_batch_once() -> None:
+    class Double(PlainModel):
+        def train_dataloader(self) -> Any:
+            return DataLoader(Halves(), 4, shuffle=True)
+
+        def val_dataloader(self) -> Any:
+            return Data().val_dataloader()
+
+        def loss(self, batch: Any) -> Any:
+            return self.layer(batch["noise"]).sum()
+
+    class Halves(Scans):
+        def augment(self, example: Any) -> Any:
+            return {**super().augment(example), "half": torch.zeros(2)}
+
+    plugin, model = Counting(), Double()
+    fit_by("callback", None, model, plugins=[plugin], limit_val_batches=0)
+    assert {batch["half"].dtype for batch in model.whole} == {torch.float64}
+    assert plugin.converted == fresh_batches(model) < 10
+    assert len(model.batches) == 18
 
 
 class FailsAt(pl.Callback):

@@ -184,3 +184,11 @@ def test_a_reload_that_returns_the_same_loaders_keeps_the_echo_loaders() -> None
     assert len(found) == 3
     assert len(set(found)) == 1
     assert all(type(each) is DataLoader for each in given.values()), "what was given is left as it was"
+
+
+@pytest.mark.parametrize("kind", ["dict", "list"])
+def test_a_collection_can_be_passed_to_from_dataloaders(kind: str) -> None:
+    given = Several(kind).train_dataloader()
+    data = EchoDataModule.from_dataloaders(given, VALIDATION, factor=FACTOR, insertion_point="after_augmentation", seed=SEED)
+    model = several(data).model
+    assert model.of(1) == alone("short", model.names[1], 18)

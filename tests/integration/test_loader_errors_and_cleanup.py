@@ -162,7 +162,13 @@ class Interrupts:
 
 
 @pytest.mark.parametrize(
-    ("point", "num_workers", "every"), [("after_augmentation", 0, 3), ("after_batching", 0, 5), ("after_augmentation", 1, 17)]
+    ("point", "num_workers", "every"),
+    [
+        pytest.param("after_augmentation", 0, 3, marks=pytest.mark.slow),
+        ("after_augmentation", 0, 13),
+        ("after_batching", 0, 11),
+        ("after_augmentation", 1, 23),
+    ],
 )
 def test_an_interrupt_anywhere_before_a_batch_is_handed_out_loses_none_and_repeats_none(point, num_workers, every):
     def loader():
@@ -436,6 +442,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.program
 @pytest.mark.own_interpreter  # sees how an interpreter ends
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("interrupted", [False, True])

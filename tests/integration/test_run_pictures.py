@@ -59,6 +59,13 @@ def assert_is_the_picture(png: bytes) -> None:
     assert {(0x00, 0x72, 0xB2), (0xD5, 0x5E, 0x00), (0x00, 0x9E, 0x73), (0x56, 0xB4, 0xE9)} <= colors
 
 
+def test_tensorboard_has_it_at_the_last_step(tmp_path: Path) -> None:
+    train(tensorboard(tmp_path))
+    ((step, png),) = of_tensorboard(tmp_path)
+    assert step == 2 * STEPS - 1
+    assert_is_the_picture(png)
+
+
 def test_an_interrupted_training_leaves_it_too(tmp_path: Path) -> None:
     with pytest.raises(Killed):
         train(tensorboard(tmp_path), SaveAt(tmp_path, [STEPS + 2], dies=True))

@@ -11,6 +11,8 @@ import pytest
 from lightning_echo.share.config import names
 from lightning_echo.share.sharing import status_of
 
+pytestmark = pytest.mark.program
+
 SETTINGS = "SCALE = 64\n"
 PROGRAM = """
 import functools, logging, sys

@@ -205,6 +205,7 @@ def test_a_run_that_failed_can_be_fitted_again() -> None:
     assert again.batches == fit(echoed(workers=1), max_epochs=5).model.batches[8 : 8 + 18]
 
 
+@pytest.mark.program
 @pytest.mark.own_interpreter  # its workers are looked for
 @pytest.mark.parametrize("kind", ["module", pytest.param("bare", marks=pytest.mark.slow)])
 def test_ctrl_c_at_the_terminal_ends_training_and_all_its_workers(kind: str, tmp_path: Path) -> None:

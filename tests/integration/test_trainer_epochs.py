@@ -42,7 +42,7 @@ def undisturbed() -> Recorder:
         ({"max_epochs": -1, "callbacks": [At({1: lambda runner: setattr(runner, "should_stop", True)})]}, [6, 6], [6, 12], 12),
         ({"fast_dev_run": True}, [1], [1], 1),
     ],
-    ids=str,
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else str(value),
 )
 def test_options_that_count_batches_count_as_without_echoing_and_move_nothing(
     undisturbed: Recorder, options: Any, steps: list[int], validated_at: list[int], optimizer_steps: int

@@ -12,7 +12,8 @@ import fast_python
 import psutil
 import pytest
 
-pytestmark = [pytest.mark.own_interpreter, pytest.mark.timeout(120)]  # the server imports first: up to a minute under load
+# The server imports first: up to a minute under load.
+pytestmark = [pytest.mark.program, pytest.mark.own_interpreter, pytest.mark.timeout(120)]
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from analyses import ANALYSIS
 
 import lightning_echo
 
-pytestmark = pytest.mark.own_interpreter  # what is imported is seen
+pytestmark = [pytest.mark.program, pytest.mark.own_interpreter]  # what is imported is seen
 
 ROOT = Path(lightning_echo.__file__).parent
 FOREIGN = (

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import array
 import atexit
-import gc
 import importlib
 import inspect
 import json
@@ -33,6 +32,8 @@ from contextlib import contextmanager, suppress
 from multiprocessing import spawn
 from pathlib import Path
 from typing import Any, NoReturn
+
+from huge_pages import prepare_forks
 
 LOADED = ("torch", "torchvision", "torchmetrics", "lightning.pytorch", "lightning_echo", "lightning_echo.share.process")
 # Variables that an interpreter or a library reads only at start.
@@ -305,8 +306,7 @@ def _serve(fd: int, executable: str) -> None:
     del sys.path[: 1 + len(begun_with)]
     sys.executable = executable
     spawn.set_executable(executable)
-    gc.collect()
-    gc.freeze()
+    prepare_forks()
     program = _Server(socket.socket(fileno=fd)).next_program()
     _run(program)
 

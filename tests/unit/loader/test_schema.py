@@ -50,8 +50,10 @@ class Stream(Ends, IterableDataset):
 OTHER_REFUSALS = "the state is of a pass of", "the state was saved within a pass"
 
 
-def loader(data, factor=2.0, reuse="each", **options):
-    return EchoLoader(data, factor, seed=0, reuse=reuse, **options)
+def loader(data, factor=2.0, reuse="each", buffer_size=16, **options):
+    return EchoLoader(
+        data, factor, seed=0, reuse=reuse, buffer_size=buffer_size, **options
+    )  # a default forks, to look at the data
 
 
 LOADERS = {

@@ -55,7 +55,7 @@ BY_EPOCH = [(0, 2), (1, 2), (1, 4), (2, 4)]
         pytest.param(decided(*USES, FactorUse(100, 106, 8.0)), [(0, 1), (0.5, 2), (1.2, 4), (2, 4)], id="too late to be used"),
         pytest.param(
             decided(*USES, FactorUse(120, 125, 8.0)),
-            [(0, 1), (0.5, 2), (1.2, 4), (2.5, 8), (2.5, 8)],
+            [(0, 1), (0.5, 2), (1.2, 4), (2.5, 8), (2.5, 8)],  # its line ends where it begins: no report says how long it is
             id="in an epoch without a report",
         ),
         pytest.param(decided(USES[0], FactorUse(20, {"a": 30, "b": 25}, 2.0)), [(0, 1), (0.5, 2), (2, 2)], id="several loaders"),
