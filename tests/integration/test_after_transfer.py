@@ -192,12 +192,14 @@ def test_in_place_edits_do_no_harm_and_are_warned_of_once(where: str, hooked: bo
 
 
 class Counting(DoublePrecision):
-    """Counts the batches whose tensors it converts."""
+    """Counts the batches in which it finds tensors to convert."""
 
     converted = 0
 
     def convert_input(self, data: Any) -> Any:
-        self.converted += any(isinstance(value, torch.Tensor) for value in data.values())
+        found: list[Any] = []
+        torch.utils._pytree.tree_map_only(torch.Tensor, found.append, data)
+        self.converted += bool(found)
         return super().convert_input(data)
 
 
