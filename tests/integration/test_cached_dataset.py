@@ -123,6 +123,7 @@ RANKS = """
 import sys, torch.distributed
 sys.path.insert(0, {tests!r})
 from test_cached_dataset import *
+from torch.utils.data import Subset
 rank, store, path = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 torch.distributed.init_process_group('gloo', init_method='file://' + store, rank=rank, world_size=2)
 if rank == 0:  # no collective is in it
