@@ -300,7 +300,7 @@ def main(command: str) -> None:
         run_one(row, columns)
         with writing:
             write(rows)
-            print(row["number"], row["part"], row["function"], *(row[name] for name in columns), flush=True)
+            print(row["number"], row["part"], row["function"], *(row.get(name, "") for name in columns), flush=True)
 
     with ThreadPoolExecutor(AT_ONCE) as threads:
         list(threads.map(run, [row for row in rows if not row.get(columns[0])]))
