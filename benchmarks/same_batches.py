@@ -28,7 +28,7 @@ import random
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -343,39 +343,50 @@ _SHARED: tuple[Setting, ...] = tuple(
 
 def settings() -> list[Setting]:
     """Returns the settings, the same in each run."""
-    accepted = [dict(zip(_RULED, values, strict=True)) for values in itertools.product(*(DIMENSIONS[name] for name in _RULED))]
-    accepted = [setting for setting in accepted if is_accepted(setting)]
+    found = covering(DIMENSIONS, _RULED, is_accepted, COUNT - len(_SHARED))
+    assert len(found) == COUNT - len(_SHARED), f"the pairs of values need {len(found)} settings"
+    return [*found, *_SHARED]
+
+
+def covering(
+    dimensions: Mapping[str, Sequence[Any]], ruled: Sequence[str], accepts: Callable[[Setting], bool], count: int = 0
+) -> list[Setting]:
+    """Returns settings that hold every pair of values that can occur together, and at least ``count``; the same in each run.
+
+    ``accepts`` looks at the dimensions in ``ruled`` alone, and says whether their values can occur together.
+    """
+    accepted = [dict(zip(ruled, values, strict=True)) for values in itertools.product(*(dimensions[name] for name in ruled))]
+    accepted = [setting for setting in accepted if accepts(setting)]
+    free = {name: values for name, values in dimensions.items() if name not in ruled}
     chosen = random.Random(SEED)
-    missing = dict.fromkeys(_possible_pairs(accepted))  # in a fixed order, unlike a set
+    missing = dict.fromkeys(_possible_pairs(dimensions, ruled, accepted))  # in a fixed order, unlike a set
     found: list[Setting] = []
-    while len(found) < COUNT - len(_SHARED):
+    while missing or len(found) < count:
         fixed = dict(next(iter(missing))) if missing else {}
         fitting = [setting for setting in accepted if all(setting.get(name, value) == value for name, value in fixed.items())]
-        candidates = [_drawn(chosen, fitting, fixed) for _ in range(_CANDIDATES if missing else 1)]
+        candidates = []
+        for _ in range(_CANDIDATES if missing else 1):
+            both = {**{name: chosen.choice(values) for name, values in free.items()}, **fixed, **chosen.choice(fitting)}
+            candidates.append({name: both[name] for name in dimensions})
         best = max(candidates, key=lambda setting: sum(pair in missing for pair in _pairs(setting)))
         for pair in _pairs(best):
             missing.pop(pair, None)
         if best not in found:
             found.append(best)
-    assert not missing, f"{len(missing)} pairs of values have no room in {COUNT} settings"
-    return [*found, *_SHARED]
-
-
-def _drawn(chosen: random.Random, fitting: Sequence[Setting], fixed: Setting) -> Setting:
-    free = {name: chosen.choice(values) for name, values in DIMENSIONS.items() if name not in _RULED}
-    both = {**free, **fixed, **chosen.choice(fitting)}
-    return {name: both[name] for name in DIMENSIONS}
+    return found
 
 
 def _pairs(setting: Setting) -> Iterator[tuple[tuple[str, Any], tuple[str, Any]]]:
     return itertools.combinations(setting.items(), 2)
 
 
-def _possible_pairs(accepted: Sequence[Setting]) -> Iterator[tuple[tuple[str, Any], tuple[str, Any]]]:
+def _possible_pairs(
+    dimensions: Mapping[str, Sequence[Any]], ruled: Sequence[str], accepted: Sequence[Setting]
+) -> Iterator[tuple[tuple[str, Any], tuple[str, Any]]]:
     of_ruled = {pair for setting in accepted for pair in _pairs(setting)}
-    for (one, firsts), (other, seconds) in itertools.combinations(DIMENSIONS.items(), 2):
+    for (one, firsts), (other, seconds) in itertools.combinations(dimensions.items(), 2):
         for pair in itertools.product([(one, value) for value in firsts], [(other, value) for value in seconds]):
-            if not (one in _RULED and other in _RULED) or pair in of_ruled:
+            if not (one in ruled and other in ruled) or pair in of_ruled:
                 yield pair
 
 

@@ -142,6 +142,12 @@ def _no_silence_left_behind() -> Iterator[None]:
 
 
 @pytest.fixture
+def read_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Examples are read in this process, since a fork for each loader would take most of the time of some tests."""
+    monkeypatch.setattr("lightning_echo.data.elsewhere._here_is_elsewhere", True)
+
+
+@pytest.fixture
 def one_thread() -> Iterator[None]:
     """Threads of a small model wait for each other actively: beside other tests that takes many times as long."""
     before = torch.get_num_threads()

@@ -8,7 +8,7 @@ and with the same training without cache and Trainer.
 from __future__ import annotations
 
 import itertools
-import random
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,6 +18,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from loader_cases import ReadLog, case_id
+from same_batches import covering
 from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, IterableDataset, get_worker_info
 from trainer_runs import SaveAt, trainer
 
@@ -166,17 +167,8 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "batch_size": (4, 7),
     "epoch_length": ("fixed", "full_pass"),
 }
-RULED = (
-    "kind",
-    "point",
-    "cache",
-    "way",
-    "share",
-    "ranks",
-    "shuffle",
-    "drop_last",
-    "workers",
-)  # those that `is_accepted` looks at
+# Those that `is_accepted` looks at.
+RULED = ("kind", "point", "cache", "way", "share", "ranks", "shuffle", "drop_last", "workers")
 MADE: dict[str, Any] = {"plain": Plain, "together": Together, "stream": Stream, "sized stream": SizedStream}
 POINTS_OF = {
     "staged": VALUES["point"],
@@ -190,7 +182,7 @@ POINTS_OF = {
 Case = dict[str, Any]
 
 
-def is_accepted(case: Case) -> bool:
+def is_accepted(case: Mapping[str, Any]) -> bool:
     """Whether the package accepts a combination."""
     kind, indexed = case["kind"], case["kind"] in ("staged", "plain", "together")
     return (
@@ -204,32 +196,7 @@ def is_accepted(case: Case) -> bool:
     )
 
 
-def cases() -> list[Case]:
-    """Cases that hold every pair of values of two names that an accepted case can hold, the same in each run."""
-    drawn, found = random.Random(1), list[Case]()
-    ruled = [dict(zip(RULED, values, strict=True)) for values in itertools.product(*(VALUES[name] for name in RULED))]
-    ruled = [case for case in ruled if is_accepted(case)]
-    free = {name: values for name, values in VALUES.items() if name not in RULED}
-    missing = dict.fromkeys(pair for case in ruled for pair in itertools.combinations(case.items(), 2))
-    of_ruled = dict.fromkeys(item for case in ruled for item in case.items())
-    of_free = [(name, value) for name, values in free.items() for value in values]
-    missing.update(dict.fromkeys(itertools.product(of_ruled, of_free)))
-    missing.update(dict.fromkeys(pair for pair in itertools.combinations(of_free, 2) if pair[0][0] != pair[1][0]))
-    while missing:
-        wanted = next(iter(missing))
-        fitting = [case for case in ruled if all(case.get(name, value) == value for name, value in wanted)]
-        tried = [
-            {**drawn.choice(fitting), **{name: drawn.choice(values) for name, values in free.items()}, **dict(wanted)}
-            for _ in range(40)
-        ]
-        best = max(tried, key=lambda case: sum(pair in missing for pair in itertools.combinations(case.items(), 2)))
-        for pair in itertools.combinations(best.items(), 2):
-            missing.pop(pair, None)
-        found.append(best)
-    return found
-
-
-CASES = cases()
+CASES: list[Case] = [dict(case) for case in covering(VALUES, RULED, is_accepted)]
 
 # ---------------------------------------------------------------------- runs
 
@@ -379,7 +346,7 @@ def check_echoes(case: Case, delivered: Sequence[Delivered], loader: EchoLoader)
     size = 11 if case["kind"] == "batch sampler" else case["batch_size"] if loader.insertion_point == "after_batching" else 1
     assert abs(len(first) - uses.total() / case["factor"]) <= loader.buffer_size * size
     if case["reuse"] == "each":
-        assert max(uses.values()) <= -(-case["factor"] // 1)
+        assert max(uses.values()) <= math.ceil(case["factor"])
 
 
 @pytest.mark.parametrize("case", CASES, ids=case_id)
@@ -401,5 +368,8 @@ def test_training(case: Case, tmp_path: Path, own_folder: None) -> None:
         each.without_stamps for each in whole[SAVED_AT:]
     ]
     if (case["cache"], case["way"]) != ("none", "loader") and not case["share"]:  # a shared reader has an order of its own
-        alone, _, _ = run({**case, "cache": "none", "way": "loader"}, folders[2])
+        by_hand = {**case, "cache": "none", "way": "loader"}
+        alone, _, loader = run(by_hand, folders[2])
         assert [each.without_stamps for each in alone] == [each.without_stamps for each in whole]
+        check_passes(by_hand, alone, tmp_path)
+        check_echoes(by_hand, alone, loader)

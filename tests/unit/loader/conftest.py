@@ -1,8 +1,7 @@
-"""Examples are read in this process, since a fork for each loader takes most of the time: another one is for tests/unit/data."""
+"""Loaders read here; that another process does it otherwise: tests/unit/data."""
 
 import pytest
 
 
 @pytest.fixture(autouse=True)
-def _read_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lightning_echo.data.elsewhere._here_is_elsewhere", True)
+def _read_here(read_here: None) -> None: ...
