@@ -157,7 +157,7 @@ def own_sampler(folder: Path) -> Any:
 
 
 def passed(folder: Path) -> Any:
-    """Loaders that are passed to fit: Lightning puts its sampler into them, anew for each reload, before they are echoed."""
+    """Loaders that are passed to fit: Lightning puts its sampler into them at each reload, before they are echoed."""
     samplers = []
 
     def run(*callbacks: Any, **options: Any) -> Any:

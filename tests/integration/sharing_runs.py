@@ -60,7 +60,7 @@ def epochs_of(loader, count, before_batch=lambda: None):
 
 
 def resumed(make, batches, epochs):
-    """All batches of a run, and those of one that goes on from its state after so many batches with another reader."""
+    """All batches of a run, and those of one that is resumed from its state after so many batches with another reader."""
     loader, found, state = make(), [], None
     for _ in range(epochs):
         for batch in loader:

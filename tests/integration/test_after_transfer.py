@@ -129,7 +129,7 @@ def test_the_hooks_that_lightning_would_call_run_once_per_fresh_batch_and_the_la
         }
     marks = {(batch["prepared"], batch["transferred"], batch["augmented"]) for batch in model.whole}
     assert marks == {(1, 1, 1)}, "done once to each use"
-    assert len({batch["drawn"][0].item() for batch in model.whole}) == 18, "drawn anew for each use"
+    assert len({batch["drawn"][0].item() for batch in model.whole}) == 18, "drawn for each use"
     assert len({batch["noise"].data_ptr() for batch in model.whole}) == fresh, "the memory is that of its fresh batch"
     assert said[0] == said[1]
     assert bool(said[0]) == (make_model is HookedModel), "Lightning warns as without echoing"

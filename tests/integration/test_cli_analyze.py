@@ -149,12 +149,12 @@ def test_the_analysis_is_saved_whatever_happens_when_its_advice_is_tried(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(*args: Any) -> None:
-        raise ValueError("there is no second storage here")
+        raise ValueError("a second storage is missing here")
 
     monkeypatch.setattr(StallAnalyzer, "check", refuse)
     with caplog.at_level("INFO"):
         run("analyze", "--verify=true")
-    assert "the recommended setting was not tried: there is no second storage here" in caplog.text
+    assert "the recommended setting was not tried: a second storage is missing here" in caplog.text
     monkeypatch.setattr(StallAnalyzer, "check", lambda *args: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         run("analyze", "--verify")

@@ -28,6 +28,16 @@ def test_two_runs_give_the_same_pixels_and_another_seed_gives_others(point, work
     assert not same(epochs(loader(point, workers, seed=2), 3), first)
 
 
+def test_the_number_of_workers_changes_which_examples_are_echoed_but_not_the_fresh_ones():
+    orders = []
+    for workers in (0, 1, 2):
+        batches = list(loader("after_augmentation", workers, dataset=Noisy(60)))
+        orders.append(list(dict.fromkeys(index for batch in batches for index in batch[:, 0].tolist())))
+    shortest = min(map(len, orders))
+    assert shortest > 20  # of 60 at factor 2.37, over as many batches as the plain loader has
+    assert orders[0][:shortest] == orders[1][:shortest] == orders[2][:shortest]
+
+
 class Drawing:
     """A sampler that says how to repeat a pass, and draws from the global random states all the same."""
 

@@ -59,7 +59,7 @@ def test_within_a_pass_another_order_is_refused_by_name(before, now):
     with pytest.raises(EchoStateError, match=rf"within a pass, with an order by {before}.* \(now by {now}"):
         echo(ORDERS[now]).load_state_dict(state)
     echo(ORDERS[before]).load_state_dict(state)
-    state = after(LENGTH // 4, ORDERS[before], factor=4)  # an epoch has ended, which is no whole pass
+    state = after(LENGTH // 4, ORDERS[before], factor=4)  # an epoch has ended, which is not a whole pass
     with pytest.raises(EchoStateError, match=f"within a pass, with an order by {before}"):
         echo(ORDERS[now], 4).load_state_dict(state)
 

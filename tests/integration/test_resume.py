@@ -1,4 +1,4 @@
-"""Exact resume: killed right after a checkpoint, a run goes on as if nothing had happened."""
+"""Exact resume: killed right after a checkpoint, a run resumes as if nothing had happened."""
 
 from __future__ import annotations
 

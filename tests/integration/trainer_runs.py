@@ -247,7 +247,7 @@ def counts(run: Run) -> dict[str, tuple[int, int]]:
 
 
 def assert_resumes(make: Callable[..., Run], folder: Path, steps: Iterable[int]) -> Run:
-    """From checkpoints after these steps, a run goes on as if nothing had happened. Returns the uninterrupted run.
+    """From checkpoints after these steps, a run resumes as if nothing had happened. Returns the uninterrupted run.
 
     ``make(*callbacks, ckpt_path=...)`` trains.
     """

@@ -37,7 +37,7 @@ def is_arranged(values: list[int]) -> bool:
 @pytest.mark.parametrize(("workers", "way"), WAYS)
 @pytest.mark.parametrize("point", ["after_batching", "auto"])
 def test_whole_batches_stay_as_they_were_arranged(point: str, workers: int, way: str) -> None:
-    """Single examples are mixed anew, since only a part of a batch is fresh: ask for whole batches where classes matter."""
+    """Single examples are mixed again, since only a part of a batch is fresh: ask for whole batches where classes matter."""
     run = train(lambda: make(workers), see, way=way, epochs=4, insertion_point=point)
     assert_epochs(run, LENGTH // BATCH)
     assert_unchanged(run, dict(enumerate(CLASSES.tolist())))
