@@ -194,6 +194,7 @@ def test_a_training_that_comes_late_gets_the_rest_of_the_pass_and_then_whole_one
     had = [rows(next(epoch)) for _ in range(5)]
 
     def goes_on():
+        wait_until(lambda: status()["count"] == 2, "the late one is there")
         return [rows(batch) for batch in epoch], *closing(first, 3)()
 
     (rest, *later), late = together(goes_on, closing(second, 3))

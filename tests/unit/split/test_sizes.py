@@ -1,5 +1,7 @@
 """What examples weigh is estimated from some that are spread over the data, and never ends anything."""
 
+import time
+
 import pytest
 import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset
@@ -47,6 +49,24 @@ def test_only_what_can_be_read_is_weighed_and_an_example_that_raises_is_left_out
 @pytest.mark.parametrize("dataset", [Sized([None] * 20), Sized([]), object()], ids=["all raise", "empty", "no length"])
 def test_where_nothing_can_be_read_nothing_is_known(dataset):
     assert size_of_examples(dataset, uncut_stages) is None
+
+
+@pytest.mark.timeout(60, method="thread")  # a timer of its own would be left alone, and no read be cut
+def test_of_a_source_that_hangs_one_example_is_begun_however_long_its_stages_take_to_make():
+    begun = []
+
+    class Hangs(Sized):
+        def __getitem__(self, index):
+            begun.append(index)
+            time.sleep(3)
+            return super().__getitem__(index)
+
+    def make(dataset):
+        time.sleep(0.2)  # as the copy of a large data set; the timer of reads runs meanwhile
+        return uncut_stages(dataset)
+
+    assert size_of_examples(Hangs([10] * 20), make) is None
+    assert begun == [0]
 
 
 def test_the_largest_of_all_and_the_mean():
