@@ -183,7 +183,7 @@ class EchoCallback(DecidesFactor, pl.Callback):
         if controller is not None and not isinstance(controller, Controller):
             raise TypeError(
                 f"controller must be a Controller such as TargetIdle(), or None, got {in_words(controller)}; a factor is given "
-                "by EchoCallback(factor=...)"
+                "by EchoCallback(factor=...), a rule of your own by a subclass of Controller"
             )
         options = given_options(
             factor=factor,

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias, get_type_hints
 
 from lightning_echo.cache.kept import CacheConfig, read_cache_config
 from lightning_echo.data.copies import bytes_from_words
+from lightning_echo.data.objects import in_words
 from lightning_echo.insertion import InsertionPoint
 from lightning_echo.plan.plan import MOST_FACTOR, Reuse
 from lightning_echo.share.config import ShareConfig, read_share_config
@@ -98,8 +99,8 @@ class EchoConfig:
     def __post_init__(self) -> None:
         if isinstance(self.factor, str) and self.factor != AUTO_FACTOR:
             raise TypeError(
-                f"factor must be a real number >= 1 (1: no echoing) or 'auto', got {self.factor!r}; a controller is given by the "
-                "argument controller"
+                f"factor must be a real number >= 1 (1: no echoing) or 'auto', got {self.factor!r}; a controller is given by "
+                "the argument controller"
             )
         self.factor = AUTO_FACTOR if isinstance(self.factor, str) else check_factor(self.factor)
         self.insertion_point = check_point(self.insertion_point).value
@@ -258,7 +259,7 @@ _BUFFER_SIZES = (
 def check_factor(factor: Any) -> float:
     """Returns the echo factor as a float."""
     if isinstance(factor, bool) or not isinstance(factor, Real):
-        raise TypeError(f"factor must be a real number >= 1 (1: no echoing), got {factor!r}")
+        raise TypeError(f"factor must be a real number >= 1 (1: no echoing), got {in_words(factor)}")
     value = float(factor)
     if not math.isfinite(value) or value < 1:
         raise ValueError(f"factor must be a finite number >= 1, got {factor!r}; use 1 to switch echoing off")

@@ -67,9 +67,11 @@ def names_options(cls: _C) -> _C:
 def in_words(value: Any) -> str:
     """Returns a value that is refused, for a message. A class in the place of an instance is the usual mistake.
 
-    >>> in_words(4), in_words(dict)
-    ('4', 'the class dict: pass an instance, dict(...)')
+    >>> in_words(4), in_words(dict), in_words(in_words)
+    ('4', 'the class dict: pass an instance, dict(...)', 'the function in_words')
     """
+    if isinstance(value, types.FunctionType):
+        return f"the function {value.__name__}"
     return f"the class {value.__name__}: pass an instance, {value.__name__}(...)" if isinstance(value, type) else repr(value)
 
 

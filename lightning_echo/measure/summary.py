@@ -227,11 +227,11 @@ def _why(observation: Observation) -> tuple[str, ...]:
     if idle is None or seconds is None:
         return ()
     waits, works = (three_digits(1e3 * seconds * share) for share in (idle, 1 - idle))
-    host = f"a batch of fresh examples takes the host {three_digits(1e3 * costs.host_seconds(1))} ms" if costs else ""
+    loading = f"loading a batch of fresh examples takes {three_digits(1e3 * costs.host_seconds(1))} ms" if costs else ""
     return (
         f"idle {percent(idle)}{over_last(observation.steps)}",
         f"each step: {works} ms compute, {waits} ms waiting for data",
-        host or f"the echo factor was {observation.factor:g}",
+        loading or f"the echo factor was {observation.factor:g}",
     )
 
 

@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 
 from lightning_echo.data.copies import bytes_from_words
 from lightning_echo.data.machine import free_memory_bytes
+from lightning_echo.data.objects import in_words
 
 # ---------------------------------------------------------------------- share config
 
@@ -82,7 +83,7 @@ class ShareConfig:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
-            raise TypeError(f"share must be a name, a ShareConfig or a dict of its options, got {self.name!r}")
+            raise TypeError(f"share must be a name, a ShareConfig or a dict of its options, got {in_words(self.name)}")
         if not re.fullmatch(r"[\w.-]{1,64}", self.name, re.ASCII) or self.name.startswith("."):
             raise ValueError(
                 f"share.name must be 1 to 64 letters, digits, '_', '-' or '.', not beginning with '.', got {self.name[:80]!r}"

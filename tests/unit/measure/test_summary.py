@@ -318,7 +318,7 @@ def test_three_figures_say_why():
     assert advise(starved, Decision(2.09, Reason.starved, "")).why == (
         "idle 50% (last 100 steps)",
         "each step: 10 ms compute, 10 ms waiting for data",
-        "a batch of fresh examples takes the host 20 ms",
+        "loading a batch of fresh examples takes 20 ms",
     )
     assert advise(observed(2, None), Decision(2, Reason.fits, "")).why == (
         "idle 0% (last 100 steps)",
