@@ -13,7 +13,8 @@ table: no code in another file names a point. To add a sixth point, you would ch
 
 * This table: add a row. If the point needs of the loader what no other point needs, add a member to `Needs`. If it reuses
   something that is not a stage yet, add an entry to `STAGES`. If its live items are in a new place, add a member to `Place`.
-* ``pipeline/choice.py``, function `choose`: whether a loader allows the point, and the stages that the workers run for it.
+* ``pipeline/choice.py``: whether a loader allows the point (`choose`), which examples are read to find out (`_look_once`), and
+  the stages that the workers run for it (`_chosen`). A third place to cut a data set at widens `Split.raw` (``split/prove.py``).
 * The code that keeps and hands out live items. There is code for examples (``pipeline/worker.py``, for a stream
   ``pipeline/streams.py``), and for batches (``pipeline/batches.py``, on the device ``training/hooks.py``). Write more only if
   none of them fits. A `Kind` in ``pipeline/kinds.py`` starts that code.
@@ -38,7 +39,7 @@ STAGES = {
 
 
 class Needs(Enum):
-    """What the loader must be for an insertion point. A loader that is one of these is also each of those below."""
+    """What the loader must be for an insertion point. The levels are nested: a loader that meets one meets all below it, too."""
 
     raw_items = "a data set that is read by index and can be cut after reading"
     split = "a data set that is read by index and can be cut before its augmentation"

@@ -27,7 +27,8 @@ import numpy.typing as npt
 
 from lightning_echo.data.machine import free_memory_bytes
 
-# ---------------------------------------------------------------------- arena file
+# ---------------------------------------------------------------------- arena
+# file
 # `ArenaFile`: the file of an arena in one process: its layout, its descriptor, its locks, reading and writing.
 #
 # ::
@@ -45,10 +46,10 @@ from lightning_echo.data.machine import free_memory_bytes
 # alone: a forked process opens the file once more. So it ends with the process, and stays when somebody closes another descriptor
 # of the file. It does not exclude other threads of the process: a lock between threads does.
 #
-# **The lock of those who have the file.** A file on a disk may outlive its processes. Each process that has the file holds a
-# second lock, which all of them share. It belongs to the open file, and so forked processes have it, too. A process that opens
-# the file while no other has it looks it over first (`look_over`). Then a key that a killed process had claimed is free again,
-# and a damaged file is refused. (``flock`` cannot be used: on network storage it excludes the first lock.)
+# **The lock of all processes that have the file open.** A file on a disk may outlive its processes. Each process that has the
+# file holds a second lock, which all of them share. It belongs to the open file, and so forked processes have it, too. A process
+# that opens the file while no other has it looks it over first (`look_over`). Then a key that a killed process had claimed is
+# free again, and a damaged file is refused. (``flock`` cannot be used: on network storage it excludes the first lock.)
 
 T = TypeVar("T")
 
@@ -381,8 +382,8 @@ def aligned(size: Any, to: int = ALIGNMENT) -> Any:
 
 # ---------------------------------------------------------------------- arena
 # Nothing is evicted. When the budget is used up, or memory or the disk is running short, the arena is frozen: it takes nothing
-# more, and its records stay until the job ends. A named one stays on its disk, and may take more when the next job has looked it
-# over.
+# more, and its records stay until no process has the arena any more. A named one stays on its disk, and may take more when the
+# next job has looked it over.
 #
 # A writer takes the lock, claims the key, reserves space and releases the lock. Then it writes the record, and last the index
 # word. If the writer is killed in between, the reserved space is lost, and the key stays claimed (in a named file, until the next

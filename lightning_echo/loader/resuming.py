@@ -1,6 +1,8 @@
 """Where a run continues from a loaded state: pure functions from one state to another.
 
-A run continues at the place of the state, or at the same place of a pass that is cut differently, or with the next pass.
+A run continues at the place of the state, or at the same place of a pass that is cut differently, or with the next pass. The plan
+and the order find that place in ``pipeline/requests.py`` (`_PlannedRequests`), the count of an epoch's batches in
+``loader/epochs.py`` (`Delivery.continue_at`).
 
 A stream, and a loader without a length, cannot start at a given place. Without a state of their own, they can only begin their
 next pass. In the middle of a pass, that would repeat data silently, so it is an error. Between two passes it is right, but the

@@ -247,7 +247,7 @@ class JobSteps(NamedTuple):
     idle_fraction: float
     slowest_rank: int  # its wait was the longest most often
     wait_seconds: float  # the longest wait of any rank, mean over steps
-    step_seconds: float  # the time in which no rank waited, mean over steps
+    busy_seconds: float  # the time in which no rank waited, mean over steps
     idle_low: float | None = None  # lower end of the 95% interval of the idle fraction; None if there are too few steps
 
 

@@ -34,12 +34,12 @@ _MOST_COMPARED_BYTES = 64 * 2**20
 
 
 def choose_later(reason: str) -> Choice:
-    """Returns the choice of the earliest point at which no data set is cut, because of a ``reason`` that ``auto`` has."""
+    """Returns the choice of the earliest point at which no data set is cut. ``reason``: why ``auto`` takes it."""
     return _uncut(earliest(Needs.examples), reason)
 
 
 def choose(kind: Kind, point: InsertionPoint, cache: CacheConfig | None = None) -> Choice:
-    """Returns the insertion point to use. Examples are read in another process (data/elsewhere.py), all in the same one.
+    """Returns the insertion point to use. All examples are read in one other process (``data/elsewhere.py``).
 
     ``point`` is the user's; for ``auto`` it is the earliest that is possible, from ``before_augmentation`` on. ``cache`` has the
     options of a cache; None: the choice has no ``holds``. Raises a ValueError if the point, or the cache, is impossible with this

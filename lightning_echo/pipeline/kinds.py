@@ -71,7 +71,7 @@ from lightning_echo.pipeline.requests import (
     samplers_of_ranks,
 )
 from lightning_echo.pipeline.streams import StreamEcho
-from lightning_echo.pipeline.worker import EchoCollate, EchoDataset, ExampleCache, Request
+from lightning_echo.pipeline.worker import EchoCollate, EchoDataset, LiveExamples, Request
 from lightning_echo.plan.memory import make_plan, plan_from_state
 from lightning_echo.plan.order import Order, SequentialOrder, ShuffledOrder
 from lightning_echo.plan.plan import Plan, PlanShape, Reuse, mix
@@ -550,8 +550,8 @@ class Indexed(Kind):
         *,
         is_seeded: bool = True,
     ) -> DataLoader[Any]:
-        """Returns the user's ``DataLoader``, rebuilt around requests. ``is_seeded`` is as in `ExampleCache`."""
-        cache = ExampleCache(self.loader.dataset, make_stages, key, self.loader.collate_fn, caching, is_seeded=is_seeded)
+        """Returns the user's ``DataLoader``, rebuilt around requests. ``is_seeded`` is as in `LiveExamples`."""
+        cache = LiveExamples(self.loader.dataset, make_stages, key, self.loader.collate_fn, caching, is_seeded=is_seeded)
         return _rebuilt(self.loader, requests, cache, key, workers)
 
 

@@ -314,7 +314,8 @@ class _PlannedRequests(Iterator[Request]):
         self._begin_spreading = begin_spreading  # called once, when echoing begins
         self._batches_per_snapshot = max(_SNAPSHOT_BATCHES, 4 * plan.shape.buffer_size // plan.shape.batch_size)
         self._snapshots: deque[dict[str, Any]] = deque([plan.state()])
-        # In a resumed run, live items are not held yet. These are their positions, each with the call in which it was read.
+        # In a resumed run, live items are not held yet. These are their positions, each with the call in which it was read. Since
+        # no worker holds anything, it does not matter that torch begins with worker 0, whichever buffer the next batch is from.
         self._to_read_again = {item.position: item.call for item in plan.live()}
         oldest = min((first for first, _ in self._to_read_again.values()), default=plan.position)
         order.seek(oldest)
@@ -332,7 +333,7 @@ class _PlannedRequests(Iterator[Request]):
     def state(self, delivered: int) -> dict[str, Any]:
         """Returns the states of plan and order after ``delivered`` batches, in plain types. They are the same on all ranks.
 
-        ``delivered`` is at least the attribute less one, since earlier snapshots are gone.
+        ``delivered`` is at least ``self.delivered - 1``, since earlier snapshots are gone.
         """
         with self._lock:
             snapshot = next(state for state in reversed(self._snapshots) if state["number"] <= delivered)
@@ -574,7 +575,7 @@ class RequestsInRounds(Iterator[Request]):
         request = next(self._requests)
         if self._order is not None and self._rounds.exchange is not None:
             by_batches = isinstance(self._requests, BatchRequests)
-            reads_again = request.number >= self._first_position if by_batches else bool(request.fresh)
-            self._rounds.exchange.ask(self._order.taken.popleft() if reads_again else [])
+            reads_fresh = request.number >= self._first_position if by_batches else bool(request.fresh)
+            self._rounds.exchange.ask(self._order.taken.popleft() if reads_fresh else [])
         self._count += 1
         return request._replace(round=self._count - 1)

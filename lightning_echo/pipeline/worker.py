@@ -119,7 +119,8 @@ class Report(NamedTuple):
 class StageSeconds:
     """Seconds that workers have spent on the batches delivered so far on this rank, added up over workers.
 
-    ``source`` was measured for ``examples``, and so was ``rest`` if whole batches are reused; ``collate`` for ``batches``.
+    ``source`` was spent on ``examples`` (fresh ones, and those that were read again), ``rest`` and ``collate`` on ``batches``. If
+    whole batches are reused, ``batches`` are those that were read.
     """
 
     source: float = 0.0
@@ -133,9 +134,9 @@ class StageSeconds:
 
 
 # ---------------------------------------------------------------------- dataset
-# The batch sampler in the main process sends a `Request`. `ExampleCache` answers it with the examples of the batch. It reads an
+# The batch sampler in the main process sends a `Request`. `LiveExamples` answers it with the examples of the batch. It reads an
 # example at its first use, and keeps it for as long as the plan requires. For data that is read by index, the plan decides
-# (``plan/plan.py``), and the request passes this on. After a resume, an example may be live but not held. Then `ExampleCache`
+# (``plan/plan.py``), and the request passes this on. After a resume, an example may be live but not held. Then `LiveExamples`
 # reads it again, under the same seeds. So this can make training slower, but not wrong. If the cache of the node has an example
 # in memory, it is not kept here a second time.
 #
@@ -183,7 +184,7 @@ NOT_PLANNED = Request(-1, (), 0, [], b"")
 """Stands for a batch that could not be planned. It is answered by None twice, so that the batches before it are not lost."""
 
 
-class ExampleCache:
+class LiveExamples:
     """Answers requests in one process.
 
     ``key`` is the seed of this rank's random numbers. ``caching`` is the cache through which examples are read; None: only live
@@ -403,7 +404,7 @@ class ExampleCache:
 
 
 class Fetcher(Protocol):
-    """Answers requests in one process: an `ExampleCache` or a `StreamEcho`. ``dataset`` is the user's."""
+    """Answers requests in one process: an `LiveExamples` or a `StreamEcho`. ``dataset`` is the user's."""
 
     dataset: Any
 

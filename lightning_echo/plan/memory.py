@@ -36,7 +36,8 @@ from lightning_echo.plan.plan import Call, LiveItem, Plan, PlanShape, Reuse, mix
 class _Memory:
     """The items that one worker holds, oldest first (``positions`` from ``start`` on), and the counts of its batches.
 
-    ``delivered`` counts the items since the factor changed or too few items were held, ``fresh`` the fresh ones among them.
+    ``delivered`` counts the items since the factor changed, without batches for which too few items were held, and ``fresh`` the
+    fresh ones among them.
     ``counts``: whether the next batch is counted. ``forget`` has the positions that the worker may drop, and that no batch has
     named yet.
     """

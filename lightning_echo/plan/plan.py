@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from fractions import Fraction
@@ -178,189 +177,6 @@ class PlanShape:
         return self.last_batch_size if ends_pass else self.batch_size
 
 
-# ---------------------------------------------------------------------- buffer
-
-_STATE = ("warming", "owed", "staggered", "delivered", "fresh")  # attributes that are saved besides the live items
-
-
-class Call(NamedTuple):
-    """The fresh items of one batch: first position, and number. A data set that reads whole batches reads them in one call."""
-
-    first: int
-    size: int
-
-
-@dataclass(slots=True, eq=False)
-class Live:
-    """A live item, with its uses left and uses so far, the call that read it, and its index in a list of `Buffer.by_left`."""
-
-    position: int
-    left: int
-    used: int
-    call: Call
-    list_index: int = 0
-
-
-class Buffer:
-    """The live items of one worker, drawn at random and dropped by age, both in constant time for each item.
-
-    Attributes:
-        by_left: The live items by their uses left.
-        by_age: The items, oldest first. Those that are no longer live may still be among them.
-        forget: Positions whose remaining uses were dropped, and that no batch has named yet.
-        warming: Whether the buffer is warming.
-        owed: Uses that later items are owed. Below 0: uses that later items lose.
-        staggered: Number of items that got staggered uses in this warming.
-        delivered: Number of items in this worker's batches since warming ended or the factor changed. The steady number of fresh
-            items follows from it and from `fresh`.
-        fresh: Number of fresh items among them.
-    """
-
-    def __init__(self) -> None:
-        self.by_left: dict[int, list[Live]] = {}
-        self.by_age: deque[Live] = deque()
-        self.forget: list[int] = []
-        self.warming = True
-        self.owed = self.staggered = self.delivered = self.fresh = 0
-        self._count = 0
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __iter__(self) -> Iterator[Live]:
-        return chain.from_iterable(self.by_left.values())
-
-    @property
-    def oldest_call(self) -> int:
-        return min(item.call.first for item in self)
-
-    @property
-    def last_use_count(self) -> int:
-        """Number of items with one use left. Each of them that is drawn makes room for another item."""
-        return len(self.by_left.get(1, ()))
-
-    def with_fewest_left(self) -> list[Live]:
-        return self.by_left[min(self.by_left)] if self.by_left else []
-
-    def state(self) -> dict[str, Any]:
-        """Returns plain types, without `forget`: the worker of a resumed run holds nothing. The order of the items matters."""
-        live = [[item.position, item.left, item.used, *item.call] for item in self]
-        uses_left = sum(item.left for item in self)  # follows from `live`, so that a missing item in a state is noticed
-        return {"live": live, "uses_left": uses_left, **{name: getattr(self, name) for name in _STATE}}
-
-    @classmethod
-    def from_state(cls, state: dict[str, Any]) -> Buffer:
-        buffer = cls()
-        for name in _STATE:
-            setattr(buffer, name, state[name])
-        items = [Live(position, left, used, Call(*call)) for position, left, used, *call in state["live"]]
-        for item in items:
-            buffer.put(item)
-        buffer.by_age = deque(sorted(items, key=lambda item: item.position))
-        return buffer
-
-    def clear(self) -> None:
-        """Takes out all items. The caller puts them back, with other uses left."""
-        self.by_left, self._count, self.staggered = {}, 0, 0
-
-    def put(self, item: Live) -> None:
-        others = self.by_left.setdefault(item.left, [])
-        item.list_index = len(others)
-        others.append(item)
-        self._count += 1
-
-    def remove(self, item: Live) -> None:
-        """Takes out an item. The last one of its list takes its place."""
-        others = self.by_left[item.left]
-        last = others.pop()
-        if last is not item:
-            others[item.list_index] = last
-            last.list_index = item.list_index
-        if not others:
-            del self.by_left[item.left]
-        self._count -= 1
-
-    def draw(self, count: int, least_last: int, most_last: int, rand: Callable[[], float]) -> list[Live]:
-        """Takes out ``count`` items at random. Each item has the same probability, and each number of uses left gets its share.
-
-        If items were drawn one by one, the number of items that come to their last use would change much from batch to batch.
-        Systematic sampling over the items, ordered by uses left, keeps that number steady. So even a buffer that is hardly larger
-        than a batch is large enough.
-
-        Of the items with one use left, at least ``least_last`` are drawn, if there are so many, because the plan needs their
-        room. At most ``most_last`` are drawn, if the others are enough: the next batch needs the rest.
-        """
-        ones, live = self.last_use_count, self._count
-        last = int(ones * count / live + rand()) if live else 0
-        last = min(max(min(last, most_last), least_last, count - (live - ones), 0), ones, count)
-        drawn = self._draw_from(1, last, rand) if last else []
-        count, live, offset = count - last, live - ones, rand()
-        before = passed = 0
-        for left in sorted(self.by_left) if count else ():
-            if left > 1:
-                passed += len(self.by_left[left])
-                upto = int(passed * count / live + offset) if passed < live else count
-                if upto > before:
-                    drawn += self._draw_from(left, upto - before, rand)
-                    before = upto
-                    if before == count:
-                        break
-        return drawn
-
-    def _draw_from(self, left: int, count: int, rand: Callable[[], float]) -> list[Live]:
-        others = self.by_left.get(left, [])
-        if count < len(others):
-            drawn = []
-            for _ in range(count):
-                drawn.append(others[int(rand() * len(others))])
-                self.remove(drawn[-1])
-            return drawn
-        self._count -= len(self.by_left.pop(left, []))
-        return others
-
-    def drop_until(self, position: int) -> bool:
-        """Drops the items up to a position, whose uses are owed to later items. Returns whether there were any."""
-        dropped = False
-        while self.by_age and (self.by_age[0].left == 0 or self.by_age[0].position <= position):
-            item = self.by_age.popleft()
-            if item.left:
-                self.remove(item)
-                self.owed += item.left
-                item.left, dropped = 0, True
-                self.forget.append(item.position)
-        return dropped
-
-    def restrict(self, most_uses: int) -> None:
-        """Drops uses, so that no item gets more than ``most_uses`` in all."""
-        items = [item for item in self.by_age if item.left]
-        self.clear()
-        self.by_age = deque()
-        for item in items:
-            item.left = min(item.left, most_uses - item.used)
-            if item.left > 0:
-                self.put(item)
-                self.by_age.append(item)
-            else:
-                item.left = 0
-                self.forget.append(item.position)
-
-    def urgent(self, newest: int, max_age: int, advance: int, most_left: int) -> list[Live]:
-        """Returns the items that grow too old unless this batch and every later one draws them.
-
-        ``newest`` is the position of the newest item after this batch. From one batch of this worker to the next one there are
-        ``advance`` positions. An item has at most ``most_left`` uses left.
-        """
-        found = []
-        too_old = newest + 1 - max_age  # an item here must be drawn in this batch, an item ``advance`` later in the next one
-        young = too_old + most_left * advance
-        for item in self.by_age:
-            if item.position >= young:
-                break
-            if item.left * advance > item.position - too_old:
-                found.append(item)
-        return found
-
-
 # ---------------------------------------------------------------------- plan
 # Words of this folder:
 #
@@ -382,6 +198,13 @@ class Buffer:
 # * The random draws of a batch are seeded with seed and batch number. So the state needs to hold no random state.
 
 P = TypeVar("P", bound="Plan")
+
+
+class Call(NamedTuple):
+    """The fresh items of one batch: first position, and number. A data set that reads whole batches reads them in one call."""
+
+    first: int
+    size: int
 
 
 class PlannedBatch(NamedTuple):

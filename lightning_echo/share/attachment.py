@@ -364,7 +364,8 @@ class Succession:
 #   twice.
 # * A stream, or whole batches: a reader cannot begin within a pass. The training ends with a `ReaderError`. With
 #   ``share.restart="pass"`` it continues with the next pass (`SharedStream.follow`).
-# * With ``share.restart=False``, or if a reader dies where the one before it died, the training ends with a `ReaderError`.
+# * With ``share.restart=False`` (True by default), or if a reader dies where the one before it died, the training ends with a
+#   `ReaderError`.
 #
 # The ranks of a training must miss the same items. So they ask the reader before they take a round of items, and it gives all
 # ranks the same answer (``server.py``).
@@ -436,12 +437,12 @@ class Attachment:
         self.held_from = 0 if holds else None
         self._missed_to = 0  # items before this one were not taken
         self._agreed = 0  # with several ranks: they all take the items below this one
-        self._shift = 0  # with several ranks: how much later the taken items are, if this rank was too late for the agreed ones
+        self._shift = 0  # with several ranks: added to each agreed item that was overwritten before this rank took it
         self._again: tuple[int, int, bytes] | None = None  # the item that was taken last, if it may be asked for again
         self._kept: dict[int, list[tuple[int, bytes]]] = {}  # items that will be asked for later
         self.is_stopped, self._pid = False, os.getpid()  # stopped: a `take` that waits in another thread ends
         self.waited = Waited()
-        self.saved_cpu_seconds = 0.0  # for each example, the share that the other trainings have in its reading
+        self.saved_cpu_seconds = 0.0  # of reading that the other trainings paid for
         self.need_nanoseconds = 0  # per example, without waiting and without echoing. The reader gets it with the next place
         self.missed = 0  # examples that other trainings had, and not this rank
 

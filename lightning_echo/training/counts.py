@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import lightning.pytorch as pl
@@ -265,11 +265,16 @@ class AskingSteps:
         name = type(controller).__name__
         self.first_after_steps = as_count(f"{name}.first_after_steps", getattr(controller, "first_after_steps", None))
         self._every = as_count(f"{name}.every_n_steps", getattr(controller, "every_n_steps", None))
-        self._asked_after = frozenset(getattr(controller, "asked_after", ()))
+        asked_after = getattr(controller, "asked_after", ())
+        if not isinstance(asked_after, Collection) or isinstance(asked_after, str):
+            raise TypeError(
+                f"{name}.asked_after must be a collection of numbers of batches, such as (100, 1000), got {asked_after!r}"
+            )
+        self._asked_after = frozenset(as_count(f"each of {name}.asked_after", number) for number in asked_after)
         self.has_asked = False  # in this run
         self._is_possible = False
         self._steps = 0  # in this fit
-        self._early_at: int | None = None  # the same number at which the early decision is due
+        self._early_at: int | None = None  # the step of this fit at which the early decision is due, equal on all ranks
 
     def start(self, loader: Echoed | None, largest: Callable[[int], int]) -> None:
         """Begins to count, or continues after a resume. ``largest`` returns the largest of the ranks' values."""
@@ -344,7 +349,7 @@ class Decider:
             factor=factor,
             steps=0 if judged is None else judged.steps,
             idle_fraction=None if judged is None else judged.idle_fraction,
-            step_seconds=None if judged is None else judged.wait_seconds + judged.step_seconds,
+            step_seconds=None if judged is None else judged.wait_seconds + judged.busy_seconds,
             costs=costs,
             metrics=metrics,
             logged=newly_logged,

@@ -182,7 +182,7 @@ def report_of(
     whole, costs, cache, shared = measures.whole, measures.costs, together(measures.caches.values()), measures.shared
     fresh, echoed = meter.counts.totals
     factor, exchanged = 1.0 if loader is None else loader.factor_in_force, None if cache is None else cache.exchange_seconds
-    seconds = whole.steps * (whole.wait_seconds + whole.step_seconds) if whole is not None else 0
+    seconds = whole.steps * (whole.wait_seconds + whole.busy_seconds) if whole is not None else 0
     is_one_factor = observation.idle_fraction is not None and (
         loader is None or isinstance(loader, EchoLoader) or loader.has_one_factor
     )
@@ -199,7 +199,7 @@ def report_of(
         slowest_rank=slowest_rank,
         slowest_node=None if slowest_rank is None else meter.node_of(slowest_rank),
         data_wait_seconds=None if whole is None else whole.wait_seconds,
-        step_seconds=None if whole is None else whole.step_seconds,
+        step_seconds=None if whole is None else whole.busy_seconds,
         upstream_seconds=None if costs is None else costs.upstream_seconds,
         examples_per_second=(measures.fresh + measures.echoed) / seconds if seconds else None,
         recommended_factor=recommended.factor if is_one_factor else None,

@@ -506,14 +506,14 @@ class RunMeter:
             return None
         if loader is not None and any(seconds.is_known for seconds in chain.from_iterable(of_ranks.values())):
             batches = {self._loader_meters[name].batches(part) for name, part in parts_of(loader).items()}
-            return costs_of(loader, of_ranks, steps.step_seconds, in_step=len(batches) == 1)
+            return costs_of(loader, of_ranks, steps.busy_seconds, in_step=len(batches) == 1)
         if steps.idle_fraction < _LEAST_IDLE or (isinstance(loader, EchoLoaders) and not loader.fits_cost_model):
             return None
         workers = 1 if loader is not None else self._plain_workers
         if workers is None:
             return None
         factor = 1.0 if loader is None else loader.factor
-        return PipelineCosts.of_waiting(steps.wait_seconds + steps.step_seconds, steps.idle_fraction, factor, workers)
+        return PipelineCosts.of_waiting(steps.wait_seconds + steps.busy_seconds, steps.idle_fraction, factor, workers)
 
 
 def _workers_in(loaders: Any) -> int | None:

@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import Dataset
 
 from lightning_echo.pipeline.requests import ExampleRequests
-from lightning_echo.pipeline.worker import ExampleCache, Request
+from lightning_echo.pipeline.worker import LiveExamples, Request
 from lightning_echo.plan.each import EachPlan
 from lightning_echo.plan.order import ShuffledOrder
 from lightning_echo.plan.plan import PlanShape
@@ -82,7 +82,7 @@ class Tensors(StagedDataset):
 
 
 def make_cache(dataset, point="after_augmentation", key=7, collate_fn=listed):
-    return ExampleCache(dataset, uncut_stages if point == "after_augmentation" else make_stages, key, collate_fn)
+    return LiveExamples(dataset, uncut_stages if point == "after_augmentation" else make_stages, key, collate_fn)
 
 
 def make_requests(factor, whole_calls=False, state=None):

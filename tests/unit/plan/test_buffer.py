@@ -6,7 +6,8 @@ from math import ceil, floor
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_echo.plan.plan import Buffer, Call, Live
+from lightning_echo.plan.each import Buffer, Live
+from lightning_echo.plan.plan import Call
 
 LEFT = st.lists(st.integers(1, 4), min_size=1, max_size=30)
 

@@ -98,3 +98,16 @@ def test_nobody_is_asked_where_nothing_is_echoed_or_a_new_length_could_not_be_to
 def test_where_a_pass_ends_an_epoch_the_trainer_needs_no_length():
     its = loader(epoch_length="full_pass", has_length=False)
     assert list(asked(started(AskingSteps(controller(every=100)), its))) == [100, 200]
+
+
+@pytest.mark.parametrize(
+    ("after", "error", "message"),
+    [
+        (None, TypeError, r"asked_after must be a collection of numbers of batches, such as \(100, 1000\), got None"),
+        ([100.5], TypeError, r"each of SimpleNamespace.asked_after must be a number of steps \(an integer\), or None, got 100.5"),
+        ([0], ValueError, "each of SimpleNamespace.asked_after must be a number of steps >= 1, got 0"),
+    ],
+)
+def test_chosen_batches_that_are_no_numbers_are_refused(after, error, message):
+    with pytest.raises(error, match=message):
+        AskingSteps(controller(after=after))

@@ -13,7 +13,7 @@ from lightning_echo.measure.timing import JobSteps
 from lightning_echo.share.sharing import LoaderSharing
 from lightning_echo.training.counts import Decider, _within_surplus
 
-STEPS = JobSteps(steps=40, idle_fraction=0.25, slowest_rank=1, wait_seconds=0.005, step_seconds=0.015)
+STEPS = JobSteps(steps=40, idle_fraction=0.25, slowest_rank=1, wait_seconds=0.005, busy_seconds=0.015)
 COSTS = PipelineCosts("after_augmentation", 0.04, 0.0, 0.0, device_seconds=0.015, workers=2)
 
 
@@ -187,7 +187,7 @@ def test_what_is_recommended_rests_on_the_last_epochs_where_these_are_short():
     costs = PipelineCosts("after_augmentation", 0.04, 0.0, 0.0, device_seconds=0.01, workers=2)
     recommended = []
     for wait in (0.02, 0.0, 0.02, 0.0):
-        step = JobSteps(steps=1, idle_fraction=wait / (wait + 0.01), slowest_rank=0, wait_seconds=wait, step_seconds=0.01)
+        step = JobSteps(steps=1, idle_fraction=wait / (wait + 0.01), slowest_rank=0, wait_seconds=wait, busy_seconds=0.01)
         lately = decider.joined_with_recent(rank.observe(decider, measures(step, costs), factor=1.0))
         recommended.append(decider.recommend(None, lately, None).reason)
     assert (lately.steps, lately.idle_fraction) == (4, pytest.approx(0.5))
@@ -196,7 +196,7 @@ def test_what_is_recommended_rests_on_the_last_epochs_where_these_are_short():
 
 def test_the_last_epochs_survive_a_checkpoint(tmp_path):
     rank, decider, other = Rank({}), Decider(None), Decider(None)
-    few = JobSteps(steps=3, idle_fraction=0.5, slowest_rank=0, wait_seconds=0.01, step_seconds=0.01)
+    few = JobSteps(steps=3, idle_fraction=0.5, slowest_rank=0, wait_seconds=0.01, busy_seconds=0.01)
     decider.joined_with_recent(rank.observe(decider, measures(few)))
     torch.save(decider.recent_state(), tmp_path / "recent.pt")
     other.load_recent_state(torch.load(tmp_path / "recent.pt", weights_only=True))
