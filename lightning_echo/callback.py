@@ -474,11 +474,11 @@ class EchoCallback(DecidesFactor, pl.Callback):
             with inside("controller"):
                 self._decider.load_state_dict(entry(state_dict, "controller", dict))
             with inside("recent"):
-                self._decider.load_recent_state(entry(state_dict, "recent", dict, {}))
+                self._decider.load_recent_state(entry(state_dict, "recent", dict))
             self._decider.load_metrics_state(entry(state_dict, "metrics", dict, {}))
             self.reports = rows(state_dict, "reports", partial(record, EpochReport))
-            self.decisions = rows(state_dict, "decisions", partial(record, FactorUse), [])
-            self._asking.has_asked = entry(state_dict, "asked", bool, bool(self.reports))
+            self.decisions = rows(state_dict, "decisions", partial(record, FactorUse))
+            self._asking.has_asked = entry(state_dict, "asked", bool)
 
     def on_save_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]) -> None:
         if not self._has_failed:  # one rank alone must not read metrics: see _come_first

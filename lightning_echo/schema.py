@@ -95,10 +95,10 @@ def entry(state: Any, name: str, form: Any, default: Any = _REQUIRED) -> Any:
     return _read(form, state[name], name)
 
 
-def rows(state: Any, name: str, read: Callable[[Any], T], default: Any = _REQUIRED) -> list[T]:
+def rows(state: Any, name: str, read: Callable[[Any], T]) -> list[T]:
     """Reads each entry of a list in a saved dictionary with a function, and returns the results. See `entry`."""
     found = []
-    for number, row in enumerate(entry(state, name, list, default)):
+    for number, row in enumerate(entry(state, name, list)):
         with inside(f"{name}[{number}]"):
             found.append(read(row))
     return found

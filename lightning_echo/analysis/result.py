@@ -259,9 +259,10 @@ class StallAnalysis:
                 f"{path} is not an analysis: write one with StallAnalysis.to_json (lightning_echo_analysis must be the version "
                 f"of the format, got {version!r})"
             )
-        if version > _VERSION:
+        if version != _VERSION:
             raise ValueError(
-                f"{path} has version {version} of the format, and only versions up to {_VERSION} are known: update lightning_echo"
+                f"{path} has version {version} of the format, and only version {_VERSION} is known: update lightning_echo, or "
+                "analyze again"
             )
         try:
             saved = {name: value for name, value in state.items() if name != "advice"}  # which follows from the rest

@@ -62,7 +62,7 @@ class BufferState:
     """
 
     live: tuple[LiveItem, ...]
-    uses_left: int | None = None
+    uses_left: int
     warming: bool
     owed: Integer
     staggered: int
@@ -301,7 +301,7 @@ def check_plan(plan: PlanState, path: str, most: int, workers: int, reuse: Reuse
         _check_memory(memory, f"{path}.memories[{number}]", plan.position)
     for number, buffer in enumerate(plan.buffers or ()):
         where, live, uses = f"{path}.buffers[{number}].live", buffer.live, buffer.uses_left
-        require(uses is None or uses == sum(item.left for item in live), where, f"items with uses_left={uses} in all", live)
+        require(uses == sum(item.left for item in live), where, f"items with uses_left={uses} in all", live)
         for item in live:
             in_call = item.call_first <= item.position < item.call_first + item.call_size
             fits, found = in_call and item.position < plan.position, (item.position, item.call_first, item.call_size)
@@ -429,7 +429,7 @@ class EchoState:
     layout: Layout
     workers: int
     buffer_size: Size
-    reuse: Reuse = Reuse.each
+    reuse: Reuse
     order_by: str | None = None
     seed: Integer | None
     factor: float
@@ -442,7 +442,7 @@ class EchoState:
     in_epoch: int
     delivered: int
     begin_at: Start
-    passes_over: int = 0
+    passes_over: int
     counts: Annotated[EchoCounts, ROW]
     plan: PlanState | None
     order: OrderState | None

@@ -174,8 +174,7 @@ class RunSummary:
         try:
             reports = rows(found, "reports", partial(record, EpochReport))
             decisions = rows(found, "decisions", partial(record, FactorUse))
-            verdict = entry(found, "verdict", RunVerdict | None, None)
-            return cls(reports, decisions, entry(found, "packages", dict, {}), verdict)
+            return cls(reports, decisions, entry(found, "packages", dict), entry(found, "verdict", RunVerdict | None))
         except FieldError as error:
             raise ValueError(f"the {FILE_NAME} is damaged: {error}") from None
 

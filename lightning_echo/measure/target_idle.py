@@ -144,11 +144,11 @@ class Trials:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._before_raises = rows(state, "raised", observation_from_state, [])
-        held = entry(state, "held", tuple[Any, Any, bool] | None, None)
+        self._before_raises = rows(state, "raised", observation_from_state)
+        held = entry(state, "held", tuple[Any, Any, bool] | None)
         with inside("held"):
             self._taken_back = held and TakenBack(observation_from_state(held[0]), observation_from_state(held[1]), held[2])
-        self._stretches = rows(state, "stretches", observation_from_state, [])
+        self._stretches = rows(state, "stretches", observation_from_state)
 
 
 def share_gained(before: Observation, now: Observation) -> float | None:
@@ -386,7 +386,7 @@ class TargetIdle(Controller):
             self._slowness, self._least_slowness = (entry(state_dict, name, float) for name in ("slowness", "least_slowness"))
             for name, part in (("recent", self._recent), ("lately", self._lately), ("trials", self._trials)):
                 with inside(name):
-                    part.load_state_dict(entry(state_dict, name, dict, {}))
+                    part.load_state_dict(entry(state_dict, name, dict))
 
 
 def recommend(observation: Observation, target: float = TARGET) -> Decision:

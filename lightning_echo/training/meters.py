@@ -436,7 +436,7 @@ class RunMeter:
         """Restores a state; raises a FieldError if a field is missing or wrong. Call it before `start`."""
         self.idle.reset()
         self.counts.load(entry(state, "counts", tuple[int, int]))
-        parts = entry(state, "parts", dict[str, tuple[int, int]], {})
+        parts = entry(state, "parts", dict[str, tuple[int, int]])
         self.part_counts = {name: RunCounts() for name in parts}
         for name, counts in self.part_counts.items():
             counts.load(parts[name])
@@ -445,7 +445,7 @@ class RunMeter:
         if per_step.ndim != 2 or len(per_step) != 2:
             raise FieldError("per_step", f"must have the shape (2, steps), got {tuple(per_step.shape)}")
         self.idle.update(*per_step)
-        self._stretch_start = entry(state, "stretch_start", int, 0)
+        self._stretch_start = entry(state, "stretch_start", int)
         self._saved_seconds = entry(state, "stages", dict[str, SecondsPerBatch])
 
     # ------------------------------------------------------------------ inside

@@ -164,7 +164,7 @@ def test_a_file_of_something_else_is_refused(text, message, path):
 @pytest.mark.parametrize(
     ("within", "changes", "message"),
     [
-        (None, {"lightning_echo_analysis": 3}, "has version 3 of the format, and only versions up to 2 are known: update"),
+        (None, {"lightning_echo_analysis": 3}, "has version 3 of the format, and only version 2 is known: update"),
         (None, {"real": None}, "is damaged: "),
         (None, {"stages": {"read": 3}}, "is damaged"),
         ("real", {"median": "slow"}, "is damaged: real.median must be a number, got str 'slow'"),
