@@ -64,7 +64,7 @@ test-all: ## run all tests, with full grids of parameters
 	$(SIDE_BY_SIDE) -m rest_of_pairs $(OF_PACKAGE) $(TESTED)
 
 test-ray: $(RAY_INSTALLED) ## run the tests on a Ray cluster of several nodes on this machine (CI does)
-	$(BIN)/python -m pytest -m ray tests/integration $(ARGS)
+	$(BIN)/python -m pytest -m ray $(wildcard tests/integration/test_ray_*.py) $(ARGS)
 
 lint: $(INSTALLED) ## check style, types, imports, messages, and files that must agree
 	$(BIN)/ruff check .

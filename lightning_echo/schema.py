@@ -104,16 +104,15 @@ def rows(state: Any, name: str, read: Callable[[Any], T]) -> list[T]:
     return found
 
 
-def record(cls: type[T], state: Any, required: Sequence[str] = (), path: str = "") -> T:
+def record(cls: type[T], state: Any, saved: Sequence[str] | None = None, path: str = "") -> T:
     """Returns an object of a dataclass from a saved dictionary. The types of its fields are their forms, see `entry`.
 
-    A field that has a default may be missing, unless it is ``required``.
+    ``saved``: the fields that were saved, none of which may be missing; None: all of them.
     """
     _check(state, Mapping, path)
-    known = {each.name: each for each in fields(cls) if each.init}  # type: ignore[arg-type]
-    for name, each in known.items():
-        has_default = each.default is not MISSING or each.default_factory is not MISSING
-        if name not in state and (name in required or not has_default):
+    known = [each.name for each in fields(cls) if each.init]  # type: ignore[arg-type]
+    for name in known if saved is None else saved:
+        if name not in state:
             raise FieldError(_joined(path, name), "is missing")
     if unknown := [name for name in state if name not in known]:
         raise FieldError(_joined(path, str(unknown[0])), "is not known here: it is of a later lightning_echo, or wrong")

@@ -6,7 +6,7 @@ import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -265,8 +265,7 @@ class StallAnalysis:
                 "analyze again"
             )
         try:
-            saved = {name: value for name, value in state.items() if name != "advice"}  # which follows from the rest
-            return record(cls, saved, required=[each.name for each in fields(cls)])
+            return record(cls, {name: value for name, value in state.items() if name != "advice"})  # which follows from the rest
         except FieldError as error:
             raise ValueError(f"{path} is damaged: {error}. Write another one with StallAnalysis.to_json") from None
 

@@ -439,7 +439,7 @@ def observation_state(observation: Observation) -> dict[str, Any]:
 
 def observation_from_state(state: dict[str, Any]) -> Observation:
     """Returns an observation without its metrics; raises a FieldError if a field is missing, wrong or unknown."""
-    return record(Observation, state, required=(*_MEASURED, "costs"))
+    return record(Observation, state, saved=(*_MEASURED, "costs"))
 
 
 def are_of_same_pipeline(one: PipelineCosts, other: PipelineCosts) -> bool:

@@ -10,7 +10,6 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from lightning_echo.data.objects import in_words
 from lightning_echo.measure.control import (
     Controller,
     Decision,
@@ -72,7 +71,7 @@ class MetricGuard(Controller):
         shrink: float = 0.5,
     ) -> None:
         if not isinstance(controller, Controller):
-            raise TypeError(f"controller must be a Controller to guard, e.g. TargetIdle(), got {in_words(controller)}")
+            raise TypeError(f"controller must be a Controller to guard, e.g. TargetIdle(), got {controller!r}")
         if mode not in ("min", "max"):
             raise ValueError(f"mode must be 'min' or 'max', got {mode!r}")
         if isinstance(patience, bool) or not isinstance(patience, int):

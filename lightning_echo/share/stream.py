@@ -80,7 +80,7 @@ class SharedStream(IterableDataset[Any]):
             )
         with state_of(f"share={self._config.name!r}"):
             number, offset = entry(state, "pass", int | None), entry(state, "offset", int)
-            self._saved_rows = entry(state, "rows", int | None)
+            self._saved_rows = entry(state, "rows", int | None, None)
         self._at = None if number is None else At(number, offset)
 
     # ------------------------------------------------------------------ entering

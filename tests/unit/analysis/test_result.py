@@ -99,20 +99,6 @@ def test_a_file_has_the_advice_for_other_programs_with_the_remedies_in_their_ord
     ]
 
 
-def test_a_file_of_version_1_is_read_as_it_was(path):
-    """It knows no cache: neither what an example costs there, nor the form of a share that was tried."""
-    found = analysis(80, 50).with_check(CheckedSetting(TrainingSetting(cached_fraction=0.5), Spread.exactly(50 * MS)))
-    found.to_json(path)
-    state = {**json.loads(path.read_text()), "lightning_echo_analysis": 1}
-    del state["advice"]
-    for name in ("in_cache", "examples", "free_bytes"):
-        del state["stages"][name]
-    for name in ("hold", "cache_size"):
-        del state["checked"][0]["setting"][name]
-    path.write_text(json.dumps(state))
-    assert StallAnalysis.from_json(path) == found
-
-
 def test_of_several_machines_the_cache_fits_into_the_one_with_the_least_memory():
     memory = ((8 * 10**9, 10), (2 * 10**9, 1), (None, 2))
     ranks = [cached_analysis(free_bytes=free, read=Spread.exactly(read * MS)) for free, read in memory]

@@ -126,12 +126,12 @@ def named(path):
 @pytest.mark.parametrize("name", LOADERS)
 def test_a_state_that_lacks_anything_is_refused_by_its_name(name):
     state = saved(name)
-    optional = {"factor_before", "factor_since", "passes_over", "uses_left", "sampler", "passes", "loader", "distances", "reuse"}
+    optional = {"sampler", "passes", "loader", "distances", "pending", "factors", "order_by"}
     accepted = []
     for path in paths(state):
         if path and path != ("version",) and not is_refused(name, changed(state, path, removes=True), named(path)):
             accepted.append(path)
-    assert {named(path) for path in accepted} <= optional | {"pending", "factors", "order_by"}, accepted
+    assert {named(path) for path in accepted} <= optional, accepted
 
 
 @pytest.mark.parametrize("name", LOADERS)
@@ -180,16 +180,7 @@ def test_an_order_without_a_plan_is_refused_but_where_a_pass_begins_that_has_no_
         assert is_refused("without a length", {**begins, "order": wrong}, "order")
 
 
-def test_what_older_versions_did_not_save_may_be_missing():
-    state = saved("shuffled")
-    older = changed(changed(state, ("passes_over",), removes=True), ("plan", "buffers", 0, "uses_left"), removes=True)
-    found = EchoState.from_dict(older, by_index=True)
-    assert (found.passes_over, found.plan.buffers[0].uses_left, found.trainer, found.stream) == (0, None, None, None)
-    assert not is_refused("shuffled", older, "passes_over")
-
-
 def test_the_last_columns_of_a_row_are_left_out_where_they_say_nothing_new():
-    """So older versions can read what they could have written."""
     order = OrderState(distances=(Distance(0, 0), Distance(1, 4, 2)))
     assert plain(order) == {"distances": [[0, 0], [1, 4, 2]]}
     assert read(OrderState, plain(order)) == order

@@ -31,7 +31,7 @@ def test_the_job_s_steps_are_those_of_the_definition():
     job = job_steps(torch.tensor(waited), torch.tensor(seconds))
     assert (job.steps, job.idle_fraction) == (4, pytest.approx((9 + 0.25 + 0.5 + 0.5) / 13.25))
     assert job.slowest_rank == 1  # longest most often, though rank 0 waited most
-    assert (job.wait_seconds, job.step_seconds) == (pytest.approx(10.25 / 4), pytest.approx((13.25 - 10.25) / 4))
+    assert (job.wait_seconds, job.busy_seconds) == (pytest.approx(10.25 / 4), pytest.approx((13.25 - 10.25) / 4))
 
 
 @given(
@@ -48,7 +48,7 @@ def test_whatever_ranks_measured_the_job_is_that_of_the_definition(steps):
     idle, total, was_longest = the_job(waited, seconds)
     assert job.idle_fraction == pytest.approx(idle / total if total else 0.0)
     assert 0 <= job.idle_fraction <= 1
-    assert (job.wait_seconds * job.steps, job.step_seconds * job.steps) == (pytest.approx(idle), pytest.approx(total - idle))
+    assert (job.wait_seconds * job.steps, job.busy_seconds * job.steps) == (pytest.approx(idle), pytest.approx(total - idle))
     if was_longest.count(max(was_longest)) == 1 and sum(was_longest) == np.count_nonzero(waited.max(axis=0)) == len(steps):
         assert job.slowest_rank == int(np.argmax(was_longest))
 

@@ -98,12 +98,17 @@ def test_a_decision_that_was_passed_over_is_an_error(tmp_path, after):
         FactorSchedule.from_summary(written(tmp_path)).decide(Observation(0, 1.0, batches=after))
 
 
-BEGIN = {"step": 0, "batch": 0, "factor": 1.0}
+BEGIN = {"step": 0, "batch": 0, "factor": 1.0, "reason": "none", "message": ""}
 NO_BEGIN = "does not tell with which factor the run began"
 
 
 def broken(*decisions, **changes):
-    return {"version": 1, "reports": [], "decisions": list(decisions or [BEGIN]), "packages": {}, **changes}
+    found = {"version": 1, "reports": [], "decisions": list(decisions or [BEGIN]), "packages": {}, "verdict": None}
+    return {**found, **changes}
+
+
+def later(step, batch, factor=2.0):
+    return BEGIN | {"step": step, "batch": batch, "factor": factor}
 
 
 @pytest.mark.parametrize(
@@ -116,10 +121,10 @@ def broken(*decisions, **changes):
         (broken(decisions=3), "is damaged"),
         (broken(decisions=[]), NO_BEGIN),
         (broken({"step": 0}), "is damaged"),
-        (broken({"step": 9, "batch": 9, "factor": 2.0}), NO_BEGIN),
-        (broken(BEGIN, {"step": None, "batch": 9, "factor": 2.0}), "factor 2 from batch 9 on was not"),
-        (broken(BEGIN, {"step": "5", "batch": 9, "factor": 2.0}), r"decisions\[1\]\.step must be an integer, got str '5'"),
-        (broken({"step": 0, "batch": 0, "factor": 0.5}), "a factor must be a finite number >= 1, got 0.5"),
+        (broken(later(9, 9)), NO_BEGIN),
+        (broken(BEGIN, later(None, 9)), "factor 2 from batch 9 on was not"),
+        (broken(BEGIN, later("5", 9)), r"decisions\[1\]\.step must be an integer, got str '5'"),
+        (broken(later(0, 0, 0.5)), "a factor must be a finite number >= 1, got 0.5"),
     ],
 )
 def test_a_file_that_cannot_be_replayed_is_refused_by_its_name(tmp_path, content, message):

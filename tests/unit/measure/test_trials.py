@@ -195,10 +195,3 @@ def test_it_goes_on_from_its_state(saved_after, tmp_path):
     told = run(saves=False)
     assert [None if held is None else held[0].factor for held, _ in told][4:] == [2, 2, 2, None, None, None, None, None, 4]
     assert run(saves=True) == told
-
-
-def test_an_empty_state_is_that_of_a_new_run():
-    trials = failed()
-    trials.load_state_dict({})
-    assert trials.state_dict() == Trials(TARGET).state_dict()
-    assert trials.taken_back is None

@@ -38,7 +38,7 @@ def test_what_happens_between_epochs_is_no_part_of_them():
     run.now += 1000.0
     run.step(wait=9.0, work=1.0)
     whole = run.meter.end_epoch(run.loader).whole
-    assert (whole.wait_seconds, whole.step_seconds) == (9.0, 1.0)
+    assert (whole.wait_seconds, whole.busy_seconds) == (9.0, 1.0)
 
 
 ONCE, NEVER, EACH = ([0.0, 0.9, 0.9], [9.0, None, None]), ([0.9] * 3, [None] * 3), ([0.0] * 3, [9.0] * 3)
@@ -195,9 +195,9 @@ def test_costs_are_those_of_a_batch_were_all_its_examples_fresh():
     for _ in range(6):
         run.step()
     measures = run.meter.end_epoch(loader)
-    expected = PipelineCosts("after_augmentation", 0.8, 0.2, 0.1, measures.judged.step_seconds, 2)
+    expected = PipelineCosts("after_augmentation", 0.8, 0.2, 0.1, measures.judged.busy_seconds, 2)
     assert vars(measures.costs) == pytest.approx(vars(expected))
-    assert measures.judged.step_seconds == pytest.approx(0.75)
+    assert measures.judged.busy_seconds == pytest.approx(0.75)
 
 
 def test_a_plain_loader_costs_what_its_waiting_says():
