@@ -24,8 +24,8 @@ def world() -> tuple[int, int]:
 
 def ranks_of_launcher() -> int:
     """Returns how many ranks this node has, if the launcher reports it (torchrun does); otherwise 1."""
-    said = os.environ.get("LOCAL_WORLD_SIZE", "")
-    return int(said) if said.isdigit() and int(said) else 1
+    text = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return int(text) if text.isdigit() and int(text) else 1
 
 
 def ranks_on_node() -> int:

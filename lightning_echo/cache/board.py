@@ -46,16 +46,16 @@ class Partition:
 
     keepers: npt.NDArray[np.int16]
 
-    def settle(self, keys: Integers, needing: Integers, said: Integers, is_full: Sequence[bool]) -> None:
+    def settle(self, keys: Integers, needing: Integers, answers: Integers, is_full: Sequence[bool]) -> None:
         """Decides who keeps the needed examples that no node holds: the first node that needs the example and has room.
 
         If that node becomes full before it has kept the example, another node may keep it. For each of the needed ``keys``,
-        ``needing`` has the node that needs it, and ``said`` the largest number that was told. ``is_full``, of each node's cache,
+        ``needing`` has the node that needs it, ``answers`` the largest answer of all nodes. ``is_full``, of each node's cache,
         was asked before that.
         """
         keepers = self.keepers
-        is_held = said > 0
-        keepers[keys[is_held]] = ((said[is_held] & ((1 << _NODE_BITS) - 1)) + 1).astype(np.int16)
+        is_held = answers > 0
+        keepers[keys[is_held]] = ((answers[is_held] & ((1 << _NODE_BITS) - 1)) + 1).astype(np.int16)
         full = np.array([False, *is_full])  # place 0 stands for no node, which is never full
         present = keepers[keys]
         may = ~is_held & ((present == 0) | full[present]) & ~full[1:][needing]
@@ -86,13 +86,13 @@ class Transfers(NamedTuple):
         return blocks
 
 
-def transfers_of(keys: Integers, needing: Integers, said: Integers, capacities: Sequence[int]) -> Transfers:
+def transfers_of(keys: Integers, needing: Integers, answers: Integers, capacities: Sequence[int]) -> Transfers:
     """Returns the records that are sent for a round. A record is sent to a node once, however many of its ranks need it.
 
     The arguments are those of `Partition.settle`. A record that does not fit into an empty ring (``capacities``) is not sent.
     """
-    lengths, holders = (said >> _NODE_BITS) - 2, said & ((1 << _NODE_BITS) - 1)
-    places = np.flatnonzero((said > 0) & (lengths >= 0) & (holders != needing))
+    lengths, holders = (answers >> _NODE_BITS) - 2, answers & ((1 << _NODE_BITS) - 1)
+    places = np.flatnonzero((answers > 0) & (lengths >= 0) & (holders != needing))
     pairs = holders[places] * len(capacities) + needing[places]
     _, first = np.unique(pairs * (keys.max(initial=0) + 1) + keys[places], return_index=True)
     first = first[np.lexsort((first, pairs[first]))]

@@ -237,12 +237,12 @@ class Exchange:
                 "cache.partitioned=True needs an order that every rank can compute, and the nodes have computed different ones: "
                 "the sampler does not yield the same on all ranks. Seed it alike on all ranks, or leave partitioned out"
             )
-        said, begin = largest[3:], 0
+        answers, begin = largest[3:], 0
         has_key = keys >= 0
-        self._partition.settle(keys[has_key], needing[has_key], said[has_key], is_full)
+        self._partition.settle(keys[has_key], needing[has_key], answers[has_key], is_full)
         for of_round, _ in needs:
             part = slice(begin, begin + len(of_round))
-            transfers = transfers_of(keys[part], needing[part], said[part], self._capacities)
+            transfers = transfers_of(keys[part], needing[part], answers[part], self._capacities)
             self._pending.append((transfers, transfers.block_bytes(self._nodes)))
             begin = part.stop
         self._known += count
@@ -487,7 +487,7 @@ def _board_of_node(here: Sequence[int], keys: int, part: Part, example_bytes: in
         except (OSError, ValueError) as error:
             failure = f"rank {me} has no memory for what comes from {nodes - 1} other nodes: {error}"
     made: list[tuple[Any, str]] = gathered((None if board is None else board.address, failure))
-    if failures := [said for _, said in made if said]:
+    if failures := [failure for _, failure in made if failure]:
         raise RuntimeError(failures[0])
     return Board.attach(made[here[0]][0]) if board is None else board
 

@@ -261,10 +261,10 @@ def open_together(
     if not is_distributed():
         return before or make(), ""
     rank = torch.distributed.get_rank()
-    said: list[tuple[Place, Identity]] = gathered((place_of_process(), identity))
-    nodes = nodes_of([place for place, _ in said])
+    of_ranks: list[tuple[Place, Identity]] = gathered((place_of_process(), identity))
+    nodes = nodes_of([place for place, _ in of_ranks])
     here = [other for other, node in enumerate(nodes) if node == nodes[rank]]
-    leader = next((other for other in here if identity.is_like(said[other][1])), rank)
+    leader = next((other for other in here if identity.is_like(of_ranks[other][1])), rank)
     cache, failure = None, None
     if leader == rank:
         try:

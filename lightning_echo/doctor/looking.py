@@ -51,14 +51,14 @@ class UserCodeError(Exception):
     """The user's code has raised ``error`` while it was ``doing`` something."""
 
     def __init__(self, doing: str, error: Exception) -> None:
-        super().__init__(f"{doing} raised {said(error)}")
+        super().__init__(f"{doing} raised {in_short(error)}")
         self.doing, self.error = doing, error
 
 
-def said(error: BaseException) -> str:
+def in_short(error: BaseException) -> str:
     """Returns the type and the message of an exception, in one line. Of a worker's traceback, only the last line is left.
 
-    >>> said(KeyError("image"))
+    >>> in_short(KeyError("image"))
     "KeyError: 'image'"
     """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -176,7 +176,7 @@ def _section(path: str) -> dict[str, Any]:
     except OSError as error:
         raise ValueError(f"--config {path}: cannot be read: {error.strerror}") from error
     except (YAMLError, OmegaConfBaseException) as error:
-        raise ValueError(f"--config {path}: {said(error)}") from error
+        raise ValueError(f"--config {path}: {in_short(error)}") from error
     if not isinstance(found, dict):
         raise ValueError(f"--config {path}: data: must be a mapping with class_path and init_args, got {found!r}")
     return found
@@ -334,8 +334,8 @@ def _holds_of(kind: Kind, choice: Choice) -> tuple[tuple[Hold, ...], str]:
     try:
         return tuple(holds_of(kind.loader.dataset, kind.readable_indices, choice.split, AUTO)), ""
     except ValueError as error:
-        said, impossible, reason = str(error).partition(_IMPOSSIBLE)
-        return (), reason if impossible else said
+        message, impossible, reason = str(error).partition(_IMPOSSIBLE)
+        return (), reason if impossible else message
     except Exception as error:  # an error of the data set: its sampler may yield indices of another kind
         return (), f"reading an example raised {type(error).__name__}: {error}"
 
@@ -447,7 +447,7 @@ def _try(parts: dict[str, Any], dump: Callable[[Any, Any], object]) -> tuple[int
         try:
             dump(value, file)
         except Exception as problem:  # an object of the user's may raise anything when it is pickled
-            return file.bytes, f"{name}: {said(problem)}"
+            return file.bytes, f"{name}: {in_short(problem)}"
     return file.bytes, ""
 
 
@@ -531,7 +531,7 @@ def _cache(looked: Looked, free_bytes: int | None) -> Finding:
         return ok("cache", f"A cache can hold nothing of it: {looked.no_cache.rstrip('.')}.", possible=False)
     examples = looked.examples or 0
     figures: dict[str, Any] = {"possible": True, "examples": examples}
-    said, fits = [], False
+    lines, fits = [], False
     for hold in looked.holds:
         whole = hold.example_bytes * examples
         figures[f"{hold.name}_bytes"] = whole
@@ -541,8 +541,8 @@ def _cache(looked: Looked, free_bytes: int | None) -> Finding:
             figures[f"{hold.name}_fraction"] = share
             fits = fits or share == 1
             line += f", of which {100 * share:.0f}% fit"
-        said.append(line)
-    sentence = f"A cache of all {examples:,} examples: {'; '.join(said)}."
+        lines.append(line)
+    sentence = f"A cache of all {examples:,} examples: {'; '.join(lines)}."
     if free_bytes is not None and not fits:
         way_out = "A cache would hold a part of it; every example that it holds is one that need not be read."
         return warning("cache", sentence, way_out, **figures)

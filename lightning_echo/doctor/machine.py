@@ -264,10 +264,10 @@ def _openmp(machine: Machine) -> Finding:
     if number is None and cores < machine.affinity:
         sentence = f"torch will use {machine.affinity} threads for the {cores} cores that the container's quota allows."
         return warning("openmp", sentence, f"Set OMP_NUM_THREADS={cores}.", **figures)
-    said = f"OMP_NUM_THREADS={threads or '(not set)'}, OMP_WAIT_POLICY={policy or '(not set)'}."
+    sentence = f"OMP_NUM_THREADS={threads or '(not set)'}, OMP_WAIT_POLICY={policy or '(not set)'}."
     if policy.lower() != "passive":
-        said += " If workers and training compete for cores, OMP_WAIT_POLICY=passive makes waiting threads leave theirs."
-    return ok("openmp", said, **figures)
+        sentence += " If workers and training compete for cores, OMP_WAIT_POLICY=passive makes waiting threads leave theirs."
+    return ok("openmp", sentence, **figures)
 
 
 # ---------------------------------------------------------------------- versions

@@ -242,10 +242,10 @@ class BufferSize:
         needed = smallest_buffer(sizing.batch_size, factor, sizing.workers)
         if self.value < needed:
             is_memory = isinstance(asked, float | str)
-            said = f"{asked!r} ({self.value} live {sizing.what})" if is_memory else str(self.value)
+            in_words = f"{asked!r} ({self.value} live {sizing.what})" if is_memory else str(self.value)
             takes = f" ({bytes_in_words(needed * sizing.item_bytes)})" if is_memory else ""
             raise ValueError(
-                f"buffer_size={said} is too small for factor={factor:g}: a batch of {sizing.batch_size} needs "
+                f"buffer_size={in_words} is too small for factor={factor:g}: a batch of {sizing.batch_size} needs "
                 f"{needed // sizing.workers} live {sizing.what} in each of {sizing.workers} workers. Use at least {needed}"
                 f"{takes}, or leave it out"
             )

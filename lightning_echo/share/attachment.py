@@ -651,15 +651,15 @@ class Attachment:
     def _succeed(self, link: Link, is_over: Callable[[], bool]) -> Link:
         """Returns the connection to the reader that follows a dead one, or raises a `ReaderError`. Runs in a thread."""
         window, config = link.window, self._config
-        said = said_last(link.connection, "failed")  # with ``at``; empty if the reader was killed
-        why = f" ({said['failed']})" if said else ""
+        last = said_last(link.connection, "failed")  # with ``at``; empty if the reader was killed
+        why = f" ({last['failed']})" if last else ""
         if not config.restart:
             raise ReaderError(
                 f"the reader of share={config.name!r} has died{why}, and share.restart is False. {log_tail(config.name)}"
             )
         first = max(self._next, link.place.item)  # this thread may be ahead of the training
         lacking = window.end_from(first)
-        died_at = said.get("at")
+        died_at = last.get("at")
         if died_at is None:
             died_at = lacking if self._follow is None else lacking - link.place.item
         self._connector.note_death(died_at, why)

@@ -255,10 +255,10 @@ def start_reader(name: str, payload: Payload) -> bool:
             process.communicate(payload.to_bytes())
         except BrokenPipeError:  # it has died: its log has the reason
             process.wait()
-        said = status.readline()
-    if said == FAILED:
+        line = status.readline()
+    if line == FAILED:
         raise ReaderError(f"the reader of share={name!r} could not begin. {log_tail(name)}")
-    return said == READY
+    return line == READY
 
 
 def log_tail(name: str) -> str:

@@ -483,10 +483,10 @@ class Server:
         self._expected = 0
         window.low = self._trainings.low(window.low, now)
 
-    def _welcome(self, peer: _Peer, said: dict[str, Any]) -> None:
+    def _welcome(self, peer: _Peer, hello: dict[str, Any]) -> None:
         if peer.training is not None:
             raise WireError("a second hello")
-        theirs = said["print"]
+        theirs = hello["print"]
         if not isinstance(theirs, dict) or not all(isinstance(text, str) for text in theirs.values()):
             raise WireError("a print of another kind")
         if differs := difference(theirs, self._print):
@@ -502,18 +502,18 @@ class Server:
         for other in [each for each in self._peers.values() if each.training is not None]:
             while self._hear(other):  # a training that has left before this one came is not at work
                 pass
-        wish = said["wish"]
+        wish = hello["wish"]
         peer.training = Training(
             pid=peer.pid,
-            label=str(said["label"])[:200],
-            behind=_one_of(said["behind"], ("wait", "skip")),
-            join=_one_of(said["join"], ("now", "pass")),
-            wait_for=_item(said["wait_for"]),
+            label=str(hello["label"])[:200],
+            behind=_one_of(hello["behind"], ("wait", "skip")),
+            join=_one_of(hello["join"], ("now", "pass")),
+            wait_for=_item(hello["wait_for"]),
             wish=None if wish is None else _item(wish),
-            goes_on=bool(said["goes_on"]),
-            group=str(said["group"])[:100],
-            ranks=_item(said["ranks"]),
-            patient_until=time.monotonic() + _seconds(said["wait_seconds"]),
+            goes_on=bool(hello["goes_on"]),
+            group=str(hello["group"])[:100],
+            ranks=_item(hello["ranks"]),
+            patient_until=time.monotonic() + _seconds(hello["wait_seconds"]),
         )
         peer.tell_at = time.monotonic() + _TELL_FIRST_SECONDS
         self._trainings.all.append(peer.training)

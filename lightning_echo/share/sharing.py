@@ -373,9 +373,9 @@ def _shown(name: str, show: Callable[[str], None] | None) -> Iterator[None]:
     def run() -> None:
         written, text = 0, ""
         while not over.wait(_BETWEEN_SHOWS_SECONDS):
-            if (said := status_of(name)) is not None and show is not None:
-                rate = max(said["written"] - written, 0) / _BETWEEN_SHOWS_SECONDS
-                written, before, text = said["written"], text, "\n".join(lines_about(name, said, rate))
+            if (status := status_of(name)) is not None and show is not None:
+                rate = max(status["written"] - written, 0) / _BETWEEN_SHOWS_SECONDS
+                written, before, text = status["written"], text, "\n".join(lines_about(name, status, rate))
                 if text != before:
                     show(text)
 
@@ -397,44 +397,44 @@ def status_of(name: str) -> dict[str, Any] | None:
         try:
             connection.connect(socket_of(name))
             send(connection, {"status": 1})
-            said: dict[str, Any] = receive(connection)[0]["status"]
+            status: dict[str, Any] = receive(connection)[0]["status"]
         except (Gone, OSError):
             return None
-    return said
+    return status
 
 
 def shared_readers() -> str:
     """Returns the text of ``lightning-echo shared``: the status of all readers of this user."""
-    before = {name: said for name in names() if (said := status_of(name)) is not None}
+    before = {name: status for name in names() if (status := status_of(name)) is not None}
     if not before:
         return "No shared readers are running."
     time.sleep(_BETWEEN_LOOKS_SECONDS)
-    now = {name: said for name in before if (said := status_of(name)) is not None}
+    now = {name: status for name in before if (status := status_of(name)) is not None}
     return "\n".join(
         line
-        for name, said in now.items()
-        for line in lines_about(name, said, (said["written"] - before[name]["written"]) / _BETWEEN_LOOKS_SECONDS)
+        for name, status in now.items()
+        for line in lines_about(name, status, (status["written"] - before[name]["written"]) / _BETWEEN_LOOKS_SECONDS)
     )
 
 
-def lines_about(name: str, said: dict[str, Any], examples_per_second: float) -> list[str]:
-    """Returns lines of text, for people, about a reader with the status ``said``.
+def lines_about(name: str, status: dict[str, Any], examples_per_second: float) -> list[str]:
+    """Returns lines of text, for people, about a reader with the status ``status``.
 
-    >>> said = {"pid": 7, "data": "Images of 1,000", "count": 1, "length": 1000, "window_bytes": 2**30, "is_full": True}
+    >>> status = {"pid": 7, "data": "Images of 1,000", "count": 1, "length": 1000, "window_bytes": 2**30, "is_full": True}
     >>> training = {"label": "a.py (process 9)", "behind": "wait", "at": 1500}
-    >>> for line in lines_about("sweep", {**said, "trainings": [training], "slowest": "a.py (process 9)"}, 80.0):
+    >>> for line in lines_about("sweep", {**status, "trainings": [training], "slowest": "a.py (process 9)"}, 80.0):
     ...     print(line)
     sweep: process 7 reads Images of 1,000 for 1 training, 80 examples/s, window 1 GiB; waits for a.py (process 9)
       a.py (process 9): pass 1, 50%, behind="wait"
     """
-    count = said["count"]
-    waits = f"; waits for {said['slowest']}" if said["is_full"] and said["slowest"] else ""
+    count = status["count"]
+    waits = f"; waits for {status['slowest']}" if status["is_full"] and status["slowest"] else ""
     head = (
-        f"{name}: process {said['pid']} reads {said['data']} for {count} training{'' if count == 1 else 's'}, "
-        f"{examples_per_second:.3g} examples/s, window {bytes_in_words(said['window_bytes'])}{waits}"
+        f"{name}: process {status['pid']} reads {status['data']} for {count} training{'' if count == 1 else 's'}, "
+        f"{examples_per_second:.3g} examples/s, window {bytes_in_words(status['window_bytes'])}{waits}"
     )
-    lines, length = [head], said["length"]
-    for training in said["trainings"]:
+    lines, length = [head], status["length"]
+    for training in status["trainings"]:
         at, behind = training["at"], f'behind="{training["behind"]}"'
         if at is None:
             place = "waits for other trainings"

@@ -382,8 +382,8 @@ class Decider:
         if not isinstance(decision, Decision):
             raise TypeError(f"{type(self._controller).__name__}.decide must return a Decision, got {decision!r}")
         decision = _within_surplus(decision, observation.factor, loader)
-        said = (decision.factor, decision.reason.value, decision.message, decision.since)
-        factor, reason, message, since = trainer.strategy.broadcast(said)
+        fields = (decision.factor, decision.reason.value, decision.message, decision.since)
+        factor, reason, message, since = trainer.strategy.broadcast(fields)
         return Decision(factor, Reason(reason), message, since)
 
     def joined_with_recent(self, observation: Observation) -> Observation:

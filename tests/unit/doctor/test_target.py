@@ -7,7 +7,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 from lightning_echo import EchoDataModule, EchoLoader
-from lightning_echo.doctor.looking import UserCodeError, data_of, said, training_loaders
+from lightning_echo.doctor.looking import UserCodeError, data_of, in_short, training_loaders
 
 MODULE = """
 import lightning.pytorch as pl
@@ -150,4 +150,4 @@ def test_an_exception_of_a_hook_names_the_hook():
 
     with pytest.raises(UserCodeError, match=r"^setup\('fit'\) of Broken raised RuntimeError: no disk last line$"):
         training_loaders(Broken())
-    assert said(StopIteration()) == "StopIteration"
+    assert in_short(StopIteration()) == "StopIteration"
