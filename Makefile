@@ -2,6 +2,8 @@
 
 PYTHON ?= python3
 ARGS ?=
+# Compiled modules are kept, even where the environment forbids it: else each process that starts compiles the package once more.
+export PYTHONDONTWRITEBYTECODE :=
 
 BIN := .venv/bin
 OLDEST_BIN := .venv-oldest/bin
