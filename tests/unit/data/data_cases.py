@@ -32,6 +32,14 @@ class Frozen:
     label: int = 3
 
 
+class SlotsAndMore(Slotted):
+    """Has a ``__dict__``, too."""
+
+    def __init__(self, extra):
+        super().__init__([0])
+        self.extra = extra
+
+
 class Tagged(dict):
     """Has attributes, too, as in data libraries."""
 
@@ -43,7 +51,6 @@ def tagged(value):
 
 
 def objects(*members):
-    """An array of objects."""
     made = np.empty(len(members), dtype=object)
     for place, member in enumerate(members):
         made[place] = member

@@ -1,13 +1,12 @@
-"""What counts as a difference between two examples."""
+"""What counts as a difference between two examples; batches that are handed out without a copy, of which an edit is seen."""
 
-import copy
 import functools
 import io
 import random
 import re
 import struct
 import weakref
-from collections import UserDict
+from collections import UserDict, defaultdict
 
 import numpy as np
 import pytest
@@ -16,7 +15,7 @@ from data_cases import Pair, Plain, Sample, Slotted, objects
 from PIL import Image
 from torchvision import tv_tensors
 
-from lightning_echo.data.difference import difference
+from lightning_echo.data.difference import LentBatch, difference, rebuild, separate, tensors_in
 
 nan = float("nan")
 
@@ -201,30 +200,8 @@ def test_a_difference_is_found_both_ways_and_said(left, right, text):
     assert difference(left, right, exactly=True) is not None
 
 
-def test_where_equality_compares_contents_it_decides_and_where_it_is_identity_it_does_not():
-    one = ByIdentity(x=1)
-    assert one != copy.copy(one)
-    assert difference(Rounded(1.1), Rounded(1.2)) is None
-
-
 def test_the_address_that_a_trace_notes_down_does_not_count():
     assert difference([trace(number=1)], [trace(number=2)]) is None
-
-
-@pytest.mark.parametrize("kind", ["PNG", "JPEG"])
-def test_an_opened_file_is_like_its_copy_and_unlike_another_image(kind, tmp_path):
-    image(color=1).save(tmp_path / "image", kind)
-    opened = Image.open(tmp_path / "image")
-    assert type(opened) is not type(opened.copy())
-    assert difference(opened, opened.copy()) is None
-    assert difference(opened.copy(), opened) is None
-    assert difference(opened, image(color=200)) == "images with different pixels"
-
-
-def test_an_attribute_that_only_one_has_is_a_difference():
-    fewer = Slotted(1)
-    del fewer.label
-    assert difference(fewer, Slotted(1)) == "objects of Slotted with different attributes"
 
 
 @pytest.mark.parametrize("dtype", [torch.complex32, torch.float8_e5m2, torch.uint16, torch.bfloat16])
@@ -281,3 +258,177 @@ def test_objects_may_be_compared_by_what_their_pickle_would_hold():
     assert difference(one, other, takes_apart=True) is not None
     assert difference(object(), object(), takes_apart=True) is None
     assert difference(torch.Generator(), torch.Generator().manual_seed(3), takes_apart=True) is not None
+
+
+class Encoding(UserDict):
+    """As in transformers: ``to`` changes the object that it is called on, and pickling has rules of its own."""
+
+    def to(self, device):
+        self.data = {key: value.to(device) for key, value in self.data.items()}
+        return self
+
+    def __getstate__(self):
+        return {"data": self.data}
+
+    def __setstate__(self, state):
+        self.data = state["data"]
+
+
+CONTAINERS = {
+    "tensor": lambda x: x,
+    "nested": lambda x: {"a": [({"x": x}, 3)]},
+    "defaultdict": lambda x: defaultdict(list, x=x),
+    "namedtuple": lambda x: Pair(x, 1),
+    "set": lambda x: {x},
+    "dataclass": Sample,
+    "slots": Slotted,
+    "slots of a base class, one without a value": type("MoreSlots", (Slotted,), {"__slots__": ("missing",)}),
+    "plain object": Plain,
+    "object with a rule for pickling": lambda x: Encoding(x=x),
+}
+
+
+@pytest.fixture(params=CONTAINERS)
+def container(request):
+    return CONTAINERS[request.param]
+
+
+def test_each_use_has_containers_of_its_own_and_shares_the_memory(container):
+    x = torch.arange(3.0)
+    lent = LentBatch(container(x))
+    uses = [lent.hand_out() for _ in range(2)]
+    assert [type(use) for use in uses] == [type(lent.batch)] * 2
+    assert len({id(lent.batch), *map(id, uses)}) == 3
+    (first,), (second,) = map(tensors_in, uses)
+    assert len({id(x), id(first), id(second)}) == 3
+    assert first.data_ptr() == second.data_ptr() == x.data_ptr()
+    assert first.tolist() == [0, 1, 2]
+
+
+def test_what_is_popped_appended_or_edited_beside_the_tensors_comes_back():
+    lent = LentBatch({"x": torch.zeros(2), "list": [1], "pair": ("a", {"b": 2}), "array": np.zeros(2), "bytes": bytearray(b"ab")})
+    use = lent.hand_out()
+    use.pop("x")
+    use["list"].append(2)
+    use["pair"][1].clear()
+    use["new"] = 1
+    use["array"][:] = 1
+    use["bytes"].clear()
+    again = lent.hand_out()
+    assert list(again) == ["x", "list", "pair", "array", "bytes"]
+    assert (again["list"], again["pair"]) == ([1], ("a", {"b": 2}))
+    assert (again["array"].tolist(), again["bytes"]) == ([0, 0], b"ab")
+    assert not lent.is_edited()
+
+
+@pytest.mark.parametrize(
+    "rebind",
+    [
+        lambda x: x.requires_grad_(),
+        lambda x: setattr(x, "data", torch.ones(7)),
+        lambda x: setattr(x, "note", "mine"),
+        lambda x: setattr(x, "grad", torch.ones(2, 3)),
+    ],
+)
+def test_what_is_only_rebound_stays_with_the_use(rebind):
+    lent = LentBatch(torch.zeros(2, 3))
+    rebind(lent.hand_out())
+    assert not lent.is_edited()
+    again = lent.hand_out()
+    assert (again.shape, again.requires_grad, again.grad, vars(again)) == ((2, 3), False, None, {})
+    assert again.sum() == 0
+
+
+def test_subclasses_keep_class_and_metadata_and_are_watched():
+    boxes = tv_tensors.BoundingBoxes(torch.zeros(1, 4), format="XYXY", canvas_size=(5, 6))
+    lent = LentBatch([boxes, tv_tensors.Image(torch.zeros(3, 2, 2)), torch.nn.Parameter(torch.zeros(2))])
+    use = lent.hand_out()
+    assert [type(each) for each in use] == [tv_tensors.BoundingBoxes, tv_tensors.Image, torch.nn.Parameter]
+    assert (use[0].format, use[0].canvas_size) == (boxes.format, (5, 6))
+    assert use[0].data_ptr() == boxes.data_ptr()
+    use[0].canvas_size = (1, 1)
+    assert not lent.is_edited()
+    assert lent.hand_out()[0].canvas_size == (5, 6)
+    use[1][0] += 1
+    assert lent.is_edited()
+
+
+def test_tensors_that_hang_on_a_tensor_are_aliases_too():
+    x = torch.zeros(2)
+    x.mask, x.notes = torch.ones(2), ["a"]
+    lent = LentBatch([x])
+    use = lent.hand_out()[0]
+    assert use.mask is not x.mask
+    assert use.mask.data_ptr() == x.mask.data_ptr()
+    use.notes.append("b")
+    assert lent.hand_out()[0].notes == ["a"]
+    use.mask.zero_()
+    assert lent.is_edited()
+
+
+UNUSUAL = {
+    "sparse": lambda: torch.eye(3).to_sparse(),
+    "nested": lambda: torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)], layout=torch.jagged),
+    "conjugate": lambda: torch.zeros(2, dtype=torch.complex64).conj(),
+    "empty": lambda: torch.zeros(0),
+}
+
+
+@pytest.mark.parametrize("kind", UNUSUAL)
+def test_unusual_tensors(kind):
+    x = UNUSUAL[kind]()
+    lent = LentBatch({"x": x})
+    use = lent.hand_out()["x"]
+    assert (type(use), use.layout, use.is_conj(), use.ndim) == (type(x), x.layout, x.is_conj(), x.ndim)
+    assert not lent.is_edited()
+    use.mul_(2)
+    assert lent.is_edited()
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda x: x[:, 0].mul_(2),
+        lambda x: x.copy_(torch.ones(2, 3)),
+        lambda x: torch.add(x, 1, out=x),
+        lambda x: torch._foreach_add_([x], 1.0),
+        lambda x: x.unbind()[0].zero_(),
+    ],
+)
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+def test_in_place_edits_of_a_use_are_seen_and_those_from_before_are_not(edit, mode):
+    lent = LentBatch({"y": torch.zeros(1), "x": torch.zeros(2, 3).add_(1)})
+    lent.hand_out()
+    assert not lent.is_edited()
+    with mode():
+        edit(lent.hand_out()["x"])
+    assert lent.is_edited()
+
+
+def test_inference_tensors_have_no_version_and_are_handed_out_all_the_same():
+    with torch.inference_mode():
+        x = torch.zeros(2)
+    lent = LentBatch([x, torch.zeros(1)])
+    assert not lent.is_edited()
+    assert lent.hand_out()[0].data_ptr() == x.data_ptr()
+    lent.hand_out()[1].add_(1)
+    assert lent.is_edited()
+
+
+def test_rebuilt_containers_are_new_and_tensors_the_same(container):
+    x = torch.zeros(2)
+    batch = container(x)
+    rebuilt = rebuild(batch)
+    assert [id(tensor) for tensor in tensors_in(rebuilt)] == [id(x)]
+    assert (rebuilt is batch) == (batch is x)
+
+
+def test_of_two_batches_only_what_shares_memory_is_copied(container):
+    shared, own = torch.zeros(4), torch.ones(2)
+    batch = {"shared": container(shared), "own": own}
+    apart = separate(batch, LentBatch([shared[1:], torch.ones(2)]))
+    (copied,) = tensors_in(apart["shared"])
+    assert copied.data_ptr() != shared.data_ptr()
+    assert torch.equal(copied, shared)
+    assert apart["own"] is own
+    assert separate(batch, LentBatch({"x": torch.zeros(2)})) is batch

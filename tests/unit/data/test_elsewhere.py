@@ -4,7 +4,6 @@ import logging
 import os
 import random
 import signal
-import socket
 import threading
 
 import numpy as np
@@ -58,13 +57,6 @@ def test_a_spawned_worker_gets_the_data_set_too_and_what_cannot_be_sent_there_is
 
 
 @in_both_ways
-def test_a_function_that_runs_there_asks_in_place(options):
-    loader = DataLoader(Prepared(), **options)
-    outer, (inner, _) = read_elsewhere(loader, lambda dataset: (os.getpid(), read_elsewhere(loader, first)))
-    assert outer == inner != os.getpid()
-
-
-@in_both_ways
 def test_the_random_states_do_not_move(options):
     def noise(dataset):
         return torch.rand(1), np.random.rand(), random.random()
@@ -86,21 +78,6 @@ def test_a_file_that_is_open_already_keeps_its_position(options, tmp_path):
 
         assert read_elsewhere(DataLoader([1], **options), read_on) == (b"\0\1\2", 10_000, bytes(range(5)))
         assert (file.read(2), file.seek(0), file.read(2)) == (b"\0\1", 0, b"\0\1")
-
-
-def test_a_connection_that_is_open_already_is_not_used_by_two_processes():
-    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as mine:
-        other, _ = server.accept()
-        with other:
-
-            def ask(dataset):
-                assert mine.recv(1), "closed by the other side"
-
-            other.send(b"a")
-            answer = read_elsewhere(DataLoader([1]), ask)
-            assert "AssertionError: closed by the other side" in answer.reason
-            assert answer.error is None, "it is not certain that a training would raise it"
-            assert mine.recv(1) == b"a"
 
 
 @in_both_ways

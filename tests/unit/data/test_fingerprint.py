@@ -11,7 +11,6 @@ import threading
 import types
 from collections import deque
 
-import cloudpickle
 import numpy as np
 import pytest
 import torch
@@ -91,8 +90,8 @@ def made(source, **names):
     return namespace["made"]
 
 
-def with_label(place, dtype=torch.int64):
-    labels = torch.zeros(1000, dtype=dtype)
+def with_label(place):
+    labels = torch.zeros(1000, dtype=torch.int64)
     labels[place] = 1
     return labels
 
@@ -136,14 +135,6 @@ PAIRS = {
         *both(lambda by: of_methods("prepared", by, 0, 0), 1, 2),
         "the code of script.Data.prepared is other code",
     ),
-    "which method is called": (
-        *both(lambda name: of_methods(name, 1, 0, 0), "prepared", "other"),
-        "the code of script.Data.__getitem__ is other code",
-    ),
-    "an attribute of a global": (
-        *(made("made = lambda i: i * C.size", C=types.SimpleNamespace(size=size)) for size in (1, 10)),
-        "script.C.size: 1 and 10",
-    ),
     "a variable of the function around": (Images(scaled(2)), Images(scaled(3)), "x.transform.factor: 2 and 3"),
     "an argument": (functools.partial(max, 2), functools.partial(max, 3), "x.args: tuple [2] and tuple [3]"),
     "a default": (
@@ -151,7 +142,6 @@ PAIRS = {
         "x.__defaults__: tuple [1] and tuple [2]",
     ),
     "one label in a tensor": (TensorDataset(with_label(3)), TensorDataset(with_label(4)), "x.tensors[0]"),
-    "a type": (TensorDataset(with_label(3)), TensorDataset(with_label(3, torch.int32)), "x.tensors[0]"),
     "one of many paths": (*both(lambda odd: [(f"{n}.png", n == odd) for n in range(2000)], 7, 8), "x: list of 2,000"),
     "one of many objects": (*both(lambda odd: [Erase(n == odd) for n in range(2000)], 7, 8), "x: list of 2,000"),
     "a data set inside": (*both(lambda p: ConcatDataset([Images(), Images(p=p)]), 1, 2), "x.datasets[1].p: 1 and 2"),
@@ -202,12 +192,6 @@ SAME = {
 def test_what_decides_nothing_is_no_difference(case):
     one, other = SAME[case]()
     assert fingerprint({"x": one}).difference(fingerprint({"x": other})) == ""
-
-
-def test_where_a_name_is_put_together_any_method_counts():
-    dynamic = METHOD.replace("self.{0}(index)", "getattr(self, '{0}')(index)")
-    one, other = (of_methods("prepared", 1, *more, source=dynamic) for more in ((0, 0), (5, 0)))
-    assert fingerprint({"x": one}).difference(fingerprint({"x": other})) == "the code of script.Data.other is other code"
 
 
 def test_globals_and_class_attributes_are_seen_when_they_change(monkeypatch):
@@ -307,13 +291,6 @@ def test_nothing_raises_and_no_code_of_the_users_runs(take, tmp_path):
         texts = take({"x": things, **{str(number): thing for number, thing in enumerate(things)}})
         assert not [path for path, text in texts.items() if "AssertionError" in text]
         assert all(type(part) is str for item in texts.items() for part in item)
-
-
-def test_a_copy_in_another_process_has_the_same_code():
-    sent = {"x": Images(scaled(2), labels=np.arange(3)), "f": lambda value: value * SCALE + len(CONFIG.folder)}
-    back = cloudpickle.loads(cloudpickle.dumps(sent))
-    assert fingerprint(sent).difference(fingerprint(back)) == ""
-    assert fingerprint(sent).code == fingerprint(back).code
 
 
 @pytest.mark.parametrize("make", [np.zeros, torch.zeros], ids=["array", "tensor"])

@@ -2,16 +2,14 @@
 
 import functools
 import random
-import threading
-import zipfile
 
 import numpy as np
 import pytest
 import torch
 from data_cases import Holding, Slotted
-from torch.utils.data import ConcatDataset, Dataset, Subset
+from torch.utils.data import Dataset, Subset
 
-from lightning_echo.data.randomness import generator_state, places_of_generators
+from lightning_echo.data.randomness import places_of_generators
 from lightning_echo.split.check import WatchedStages
 from lightning_echo.split.describe import SplitRefused
 from lightning_echo.split.prove import find_split, make_stages
@@ -57,12 +55,6 @@ def test_those_of_the_data_sets_and_of_what_they_hold():
     assert found_in(outer) == sorted(map(id, expected))
 
 
-@pytest.mark.parametrize("wrap", [lambda d: d, lambda d: Subset(d, [0]), lambda d: ConcatDataset([Subset(d, [0])])])
-def test_but_not_those_of_transforms_that_are_taken_out(wrap):
-    split = Holding(transform=Noise(), rng=random.Random(1))
-    assert found_in(wrap(split)) == [id(split.rng)]
-
-
 def test_what_a_method_or_a_partial_function_draws_from():
     rng, other, bound = np.random.default_rng(1), random.Random(2), Noise()
     dataset = Holding(draw=rng.normal, noise=bound.__call__, shuffle=functools.partial(sorted, key=other))
@@ -88,18 +80,6 @@ def test_one_that_takes_the_place_of_another_is_found_there():
     assert [place.state() for place in places if place.held is not dataset.noise.R] == [None] * 3
 
 
-def test_long_containers_are_looked_into_no_further_than_their_start():
-    numbers = [random.Random(number) for number in range(1000)]
-    found = found_in(Holding(samples=numbers))
-    assert 0 < len(found) < 50
-    assert set(found) <= {id(each) for each in numbers[:50]}
-
-
-def test_objects_of_the_standard_library_are_left_alone_and_the_operating_systems_has_no_state():
-    assert found_in(Holding(lock=threading.Lock(), path=zipfile.Path)) == []
-    assert generator_state(random.SystemRandom()) is None
-
-
 class Inner(Dataset):
     def __init__(self, noise):
         self.transform = noise
@@ -112,8 +92,6 @@ class Inner(Dataset):
 
 
 class Outer(Inner):
-    """Has a transform that can be taken out, and draws elsewhere."""
-
     def __init__(self, read):
         self.read, self.transform = read, lambda value: value + float(torch.rand(()))
 

@@ -1,16 +1,18 @@
-"""The memory of an example: the elements that it holds, counted once, and a little for the objects that hold them."""
+"""The memory of an example: its elements, counted once; examples in the same memory are found, those beside each other not."""
 
 import sys
-from collections import UserDict
+from collections import UserDict, deque
 
 import numpy as np
+import PIL.Image
 import pytest
 import torch
 from data_cases import Plain, Sample, Slotted, objects
 from PIL import Image
 from torchvision import tv_tensors
 
-from lightning_echo.data.copies import bytes_from_words, bytes_in_words, nbytes
+from lightning_echo.data.copies import nbytes
+from lightning_echo.data.difference import Overlaps
 
 KIB = 1024
 
@@ -62,33 +64,55 @@ def test_what_is_held_twice_counts_once_also_what_holds_itself():
     assert nbytes(pair) == sys.getsizeof(pair) + KIB
 
 
-@pytest.mark.parametrize(
-    ("number", "words"),
-    [
-        (0, "0 bytes"),
-        (1023, "1,023 bytes"),
-        (1024, "1 KiB"),
-        (2**20 - 1, "1,024 KiB"),
-        (5 * 2**18, "1.25 MiB"),
-        (2**45, "32,768 GiB"),
-    ],
-)
-def test_bytes_have_the_largest_unit_of_which_there_is_one(number, words):
-    assert bytes_in_words(number) == words
+TENSOR, ARRAY, BYTES = torch.zeros(4, 6), np.zeros((4, 6)), bytearray(24)
+GRAY = np.zeros((4, 4), np.uint8)
+PICTURE = PIL.Image.new("L", (4, 4))
+ITSELF = [TENSOR[1]]
+ITSELF.append(ITSELF)
+
+
+def overlap(*examples):
+    overlaps = Overlaps()
+    return [overlaps.add(index, example) for index, example in enumerate(examples)][-1]
 
 
 @pytest.mark.parametrize(
-    ("text", "number"),
+    ("one", "other", "is_found"),
     [
-        ("8B", 8),
-        ("2kB", 2000),
-        ("2KiB", 2048),
-        ("3 MB", 3 * 10**6),
-        (" 1.5 GiB ", 3 * 2**29),
-        (".5tb", 5 * 10**11),
-        ("8G", 8 * 10**9),
-        *[(text, None) for text in ("", "8", "GiB", "-1GiB", "8 apples", "1,5GiB", "1e3B", "8GiB more")],
+        (TENSOR[0], TENSOR[0], True),
+        (TENSOR[0, :4], TENSOR[0, 3:], True),
+        (TENSOR[:, 0], TENSOR[1], True),
+        ((TENSOR[0], 3), {"image": [TENSOR[0]]}, True),
+        (Sample(TENSOR[0]), Slotted(TENSOR[0]), True),
+        (tv_tensors.Image(TENSOR), tv_tensors.Image(TENSOR), True),
+        (ARRAY[1], ARRAY, True),
+        (ARRAY[::-1], ARRAY[2, 2:3], True),
+        (torch.from_numpy(ARRAY), ARRAY[3], True),
+        (BYTES, memoryview(BYTES)[3:4], True),
+        (np.frombuffer(BYTES, np.uint8), BYTES, True),
+        (PICTURE, (PICTURE, 1), True),
+        (PIL.Image.fromarray(GRAY), PIL.Image.fromarray(GRAY), True),
+        (deque([TENSOR[0]]), [TENSOR[0]], True),
+        (TENSOR[0], TENSOR[1], False),
+        (TENSOR[0, :3], TENSOR[0, 3:], False),
+        (TENSOR[0], ITSELF, False),
+        (TENSOR[:0], TENSOR[:0], False),
+        (ARRAY[0], ARRAY[1], False),
+        (memoryview(BYTES)[:3], memoryview(BYTES)[3:], False),
+        (PICTURE, PICTURE.copy(), False),
+        (("a", 1, None, b"bytes", 2.5), ("a", 1, None, b"bytes", 2.5), False),
+        (torch.zeros(3).to_sparse(), torch.zeros(3).to_sparse(), False),
     ],
 )
-def test_a_number_with_a_unit_is_bytes_and_nothing_else_is(text, number):
-    assert bytes_from_words(text) == number
+def test_the_same_memory_is_found_and_other_memory_is_not(one, other, is_found):
+    assert overlap(one, other) is overlap(other, one) is is_found
+    assert overlap(torch.zeros(3), one, np.zeros(3), other) is is_found
+
+
+def test_the_same_index_may_give_the_same_memory_and_what_was_cleared_is_forgotten():
+    overlaps = Overlaps()
+    assert not overlaps.add(5, TENSOR[0])
+    assert not overlaps.add(5, TENSOR[0])
+    assert overlaps.add(6, TENSOR[0])
+    overlaps.clear()
+    assert not overlaps.add(1, TENSOR)

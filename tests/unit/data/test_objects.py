@@ -3,25 +3,13 @@
 import io
 import types
 
-import numpy as np
 import pytest
 import torch
 from data_cases import Plain, Slotted
 from own_states import Ends
-from PIL import Image
 from torch.utils.data import ConcatDataset, DataLoader, Subset, random_split
 
-from lightning_echo.data.objects import (
-    attributes_of,
-    has_dict,
-    is_concat,
-    is_in_main_memory,
-    is_made_of_attributes,
-    is_plain,
-    is_stateful,
-    is_subset,
-    slots_of,
-)
+from lightning_echo.data.objects import has_dict, is_concat, is_made_of_attributes, is_plain, is_stateful, is_subset
 
 
 class Both(Slotted):
@@ -64,29 +52,6 @@ class OwnNew(Plain):
 )
 def test_a_class_says_where_its_objects_hold_what_they_hold(kind, plain, of_attributes, with_dict):
     assert (is_plain(kind), is_made_of_attributes(kind), has_dict(kind)) == (plain, of_attributes, with_dict)
-
-
-@pytest.mark.parametrize("kind", [np.ufunc, io.FileIO])
-def test_a_class_in_c_with_memory_of_its_own_is_not_made_of_attributes(kind):
-    """Even if ``object`` makes its instances: those of ufunc on every Python, those of files from 3.12 on."""
-    assert not is_plain(kind)
-    assert not is_made_of_attributes(kind)
-
-
-def test_attributes_are_found_in_the_dictionary_and_in_slots():
-    both = Both(1, 2)
-    both.c = 3
-    assert (attributes_of(both), slots_of(Both)) == ({"value": 1, "label": 2, "c": 3}, {"value", "label"})
-    assert (attributes_of(Private()), slots_of(Private)) == ({"_Private__a": 1}, {"_Private__a", "b"})
-
-
-def test_an_opened_image_is_not_in_main_memory_before_it_is_decoded_and_one_of_an_own_class_never(tmp_path):
-    Image.new("L", (2, 2)).save(tmp_path / "image.png")
-    with Image.open(tmp_path / "image.png") as image:
-        assert not is_in_main_memory(image)
-        image.load()
-        assert is_in_main_memory(image)
-    assert not is_in_main_memory(type("Own", (Image.Image,), {})())
 
 
 class Wrong:

@@ -1,17 +1,23 @@
-"""Random states are seeded together, put back exactly, and kept apart where a user's iterator has its own."""
+"""Random states are seeded together, put back, kept apart; no two batches, examples or transforms draw the same numbers."""
 
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from data_cases import Holding
 
 from lightning_echo.data.randomness import (
+    BATCH,
+    EXAMPLE,
     DrawingTrap,
     OwnRandomStates,
     PreservingIterator,
+    Seeding,
     preserved_random_states,
     seed_all,
+    seeders,
 )
 
 
@@ -88,17 +94,6 @@ def test_own_states_and_those_outside_do_not_move_each_other_and_go_on_where_the
 DRAWS = {"torch": lambda: torch.rand(()), "numpy": np.random.rand, "random": random.random}
 
 
-@pytest.mark.parametrize("name", DRAWS)
-def test_a_trap_names_the_generator_that_was_drawn_from(name):
-    trap = DrawingTrap()
-    for _ in range(2):
-        trap.set()
-        assert trap.drawn_from() == ""
-        trap.set()
-        DRAWS[name]()
-        assert trap.drawn_from() == name
-
-
 @pytest.mark.parametrize("count", [312, 624])
 def test_a_trap_sees_so_many_draws_that_the_position_is_the_same_again(count):
     trap = DrawingTrap()
@@ -129,3 +124,75 @@ def test_a_trap_watches_all_of_them_and_making_one_draws_nothing():
     for draw_one in (*DRAWS.values(), generator.random):
         draw_one()
     assert trap.drawn_from() == "torch and numpy and random and a generator that the data set holds"
+
+
+class Albumentations:
+    def __init__(self, transforms=()):
+        self.transforms, self.seeds = list(transforms), []
+
+    def set_random_seed(self, seed):
+        self.seeds.append(seed)
+
+
+class Monai:
+    def __init__(self):
+        self.seeds = []
+
+    def set_random_state(self, seed=None, state=None):
+        self.seeds.append(seed)
+
+
+class OtherState:
+    def set_random_state(self, state):
+        raise AssertionError("it takes no seed")
+
+
+class Anything:
+    """Answers to any name."""
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lambda *args, **kwargs: 1 / 0
+
+
+def found_in(dataset, *transforms):
+    for place, seed in enumerate(seeders(dataset).values()):
+        seed(place)
+    return [bool(transform.seeds) for transform in transforms]
+
+
+def test_they_are_found_in_data_sets_containers_and_chains_of_transforms():
+    one, two, three, four, five, inside = Albumentations(), Monai(), Monai(), Monai(), Albumentations(), Albumentations()
+    inner = Holding(transform=SimpleNamespace(transforms=[two, OtherState(), Anything()]), by_name={"image": three})
+    dataset = Holding(dataset=inner, transform=one, steps=[four, (five,)], same=one, alone=Albumentations([inside]))
+    dataset.itself = [dataset]
+    assert len(seeders(dataset)) == 6
+    assert found_in(dataset, one, two, three, four, five, dataset.alone) == [True] * 6
+    assert inside.seeds == [], "one that seeds its members itself is seeded alone"
+
+
+def test_each_batch_and_example_of_each_rank_draws_numbers_of_its_own_and_the_same_ones_again():
+    def drawn():
+        return float(torch.rand(())), float(np.random.rand()), random.random()
+
+    seen = []
+    for key in (1, 2):
+        seeding = Seeding(Holding(), key)
+        for purpose in (BATCH, EXAMPLE):
+            for number in range(50):
+                seeding.seed(purpose, number)
+                seen.append(drawn())
+                seeding.seed(purpose, number)
+                assert drawn() == seen[-1]
+    for each in zip(*seen, strict=True):
+        assert len(set(each)) == len(seen), "in each of the three generators"
+
+
+def test_two_transforms_never_get_the_same_seed():
+    one, two = Monai(), Albumentations()
+    seeding = Seeding(Holding(transforms=[one, two]), 7)
+    for number in range(20):
+        seeding.seed(EXAMPLE, number)
+    assert len({*one.seeds, *two.seeds}) == 40
+    assert all(0 <= seed < 2**31 for seed in one.seeds + two.seeds)
