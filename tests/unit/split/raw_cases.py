@@ -45,8 +45,6 @@ class Words(StagedDataset):
 
 
 class ShapeOfWords(Dataset):
-    """The same without the base class."""
-
     read, decode, augment, __len__ = Words.read, Words.decode, Words.augment, Words.__len__
 
     def __getitem__(self, index):
@@ -61,8 +59,6 @@ class NotAugmented(Dataset):
 
 
 class Raws(Dataset):
-    """A data set of bytes."""
-
     def __getitem__(self, index):
         return str(index).encode()
 

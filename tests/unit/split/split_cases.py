@@ -96,7 +96,6 @@ class Arrays(Dataset):
 
 
 def of_getitem(getitem, kind=Arrays, **attributes):
-    """Arrays with another ``__getitem__``."""
     return type("Own", (kind,), {"__getitem__": getitem})(**attributes)
 
 

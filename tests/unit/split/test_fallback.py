@@ -1,13 +1,16 @@
-"""Examples that do not fit a split are read whole for each use; too many of them, or an insertion point asked for, end it."""
+"""Examples that do not fit a split are read whole for each use; no example that draws hidden numbers is ever echoed."""
 
+import random
+
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import Dataset
 
 from lightning_echo.data.copies import copy_example
 from lightning_echo.split.check import WHOLE, SplitFails, WatchedStages
-from lightning_echo.split.describe import ReadRefused, SplitRefused
-from lightning_echo.split.prove import make_stages
+from lightning_echo.split.describe import SplitRefused
+from lightning_echo.split.prove import check_deterministic, find_split, make_stages
 
 
 class Partly(Dataset):
@@ -65,15 +68,6 @@ def test_one_that_fits_is_loaded_once_and_one_that_does_not_is_read_whole_for_ea
     assert copy_example(WHOLE) is WHOLE
 
 
-@pytest.mark.parametrize(("refusal", "where"), [(SplitRefused, "before its augmentation"), (ReadRefused, "after reading")])
-def test_where_it_is_refused_the_first_one_ends_it(refusal, where):
-    stages = watched(Partly(3), refusal)
-    stages.load(2)
-    with pytest.raises(refusal, match=f"cannot be split {where}: example 3: it calls its transform 0 times") as refused:
-        stages.load(3)
-    assert "insertion_point='" in str(refused.value)
-
-
 def test_a_third_of_many_examples_ends_it_and_of_few_does_not():
     few = watched(Partly(*range(0, 127)), may_fail=True)
     assert [few.load(index) for index in range(127)] == [WHOLE] * 127
@@ -87,17 +81,6 @@ def test_a_third_of_many_examples_ends_it_and_of_few_does_not():
         third.load(300)
 
 
-def test_where_nothing_can_take_the_place_of_the_split_any_number_is_read_whole():
-    stages = watched(Partly(*range(200)))
-    assert [stages.load(index) for index in range(200)] == [WHOLE] * 200
-
-
-def test_examples_that_were_read_in_calls_count_as_read():
-    stages = watched(PartlyInCalls(*range(1000, 1200)), may_fail=True)
-    stages.load_many(list(range(600)))
-    assert stages.load_many(list(range(1000, 1200))) == [WHOLE] * 200  # of 800
-
-
 @pytest.mark.parametrize("refusal", [None, SplitRefused])
 @pytest.mark.parametrize("kind", [Partly, PartlyInCalls])
 def test_an_error_that_does_not_come_again_is_not_the_splits_and_one_that_does_is_raised(kind, refusal):
@@ -106,19 +89,6 @@ def test_an_error_that_does_not_come_again_is_not_the_splits_and_one_that_does_i
     assert stages.note == ""
     with pytest.raises(OSError, match="broken file"):
         loaded(stages, 6, 7)
-
-
-def test_a_call_that_fails_by_itself_as_well_raises_what_the_data_set_raises():
-    class OneAtATime(PartlyInCalls):
-        def __getitems__(self, indices):
-            if len(indices) > 1:
-                raise OSError("one at a time")
-            return super().__getitems__(indices)
-
-    stages = watched(OneAtATime())
-    with pytest.raises(OSError, match="one at a time"):
-        stages.load_many([1, 2])
-    assert stages.load_many([1]) == [(1, "label")]
 
 
 def test_draws_are_looked_for_only_in_examples_that_are_kept_and_from_the_first_on_one_by_one():
@@ -141,19 +111,108 @@ def test_draws_are_looked_for_only_in_examples_that_are_kept_and_from_the_first_
     assert not stages.must_repeat()
 
 
-def test_what_reading_an_example_whole_draws_is_not_taken_for_a_draw_of_loading():
-    class FailsInStages(Partly):
-        @staticmethod
-        def transform(number):
-            return number + torch.rand(())
+def seldom(generator):
+    return 1000 if generator.random() < 0.02 else 0
 
-        def __getitem__(self, index):
-            if "transform" in vars(self):
-                raise RuntimeError("exchanged")
-            return super().__getitem__(index)
 
-    stages = watched(FailsInStages())
-    stages.begin()
-    assert stages.load(1) is WHOLE
-    assert not stages.must_repeat()
-    assert "loading it in stages raised RuntimeError: exchanged" in stages.note
+class Noisy(Dataset):
+    """Adds, before its transform, what ``draw`` returns: seldom another number than 0."""
+
+    def __init__(self, length=64):
+        self.length, self.transform = length, float
+
+    def draw(self, index):
+        return 0
+
+    def __getitem__(self, index):
+        return self.transform(index + self.draw(index))
+
+    def __len__(self):
+        return self.length
+
+
+GLOBAL_RNG, late_rng = np.random.default_rng(), None
+
+
+def from_the_seed(self, index):
+    return np.random.default_rng(torch.initial_seed() + index).random()
+
+
+def made_late(self, index):
+    self.rng = getattr(self, "rng", None) or np.random.default_rng()
+    return seldom(self.rng)
+
+
+def made_late_inside(self, index):
+    return seldom(self.inside.setdefault("rng", random.Random()))
+
+
+def helper():
+    return seldom(GLOBAL_RNG)
+
+
+def made_late_in_a_global(self, index):
+    global late_rng
+    if late_rng is None:
+        late_rng = np.random.default_rng()
+    return seldom(late_rng)
+
+
+def in_a_default(self, index, rng=np.random.default_rng()):  # noqa: B008 - the point
+    return seldom(rng)
+
+
+def in_a_closure(rng):
+    return lambda index: seldom(rng)
+
+
+@pytest.mark.parametrize(
+    ("draw", "attributes"),
+    [
+        (from_the_seed, {}),
+        (made_late, {}),
+        (made_late_inside, {"inside": {}}),
+        (lambda self, index: helper(), {}),
+        (made_late_in_a_global, {}),
+        (in_a_default, {}),
+        (None, {"draw": in_a_closure(np.random.default_rng())}),
+    ],
+    ids=["a seed", "made late", "made late inside", "a global of a function", "late in a global", "a default", "a closure"],
+)
+def test_what_depends_on_a_seed_or_draws_from_a_generator_wherever_it_is_is_neither_split_nor_held_whole(draw, attributes):
+    dataset = type("Own", (Noisy,), {"draw": draw})()
+    vars(dataset).update(attributes)
+    with pytest.raises(SplitRefused, match=r"under|draws random numbers from a generator that the data set holds"):
+        find_split(dataset)
+    with pytest.raises(SplitRefused):
+        check_deterministic(dataset, [0, 63])
+
+
+class LateOf(Noisy):
+    rng, reads = None, 0
+
+    def __init__(self, first):
+        super().__init__(1000)
+        self.first = first
+
+    def draw(self, index):
+        self.reads += 1
+        if self.reads < self.first:
+            return 0
+        self.rng = self.rng or np.random.default_rng()
+        return self.rng.random()
+
+
+@pytest.mark.parametrize(("first", "batch"), [(1, 0), (10, 1), (60, 12)])
+def test_a_generator_that_is_made_in_a_worker_is_found_at_the_1st_10th_and_100th_read(first, batch):
+    dataset = LateOf(first)
+    stages, whole = WatchedStages(make_stages(dataset), dataset, refusal=None), []
+    for number in range(14):
+        for _ in range(2):
+            stages.begin()
+            loaded = [stages.load(8 * number + place) for place in range(8)]
+            if not stages.must_repeat():
+                break
+        stages.end()
+        whole.append(loaded == [WHOLE] * 8)
+    assert whole == [number >= batch for number in range(14)]

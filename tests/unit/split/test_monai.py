@@ -8,13 +8,12 @@ import copy
 import numpy as np
 import pytest
 import torch
-from split_cases import behaves_like, same
+from split_cases import same
 from torch.utils.data import Dataset
 from torchvision.transforms import v2
 
-from lightning_echo.data.randomness import seeders
-from lightning_echo.split.describe import SplitRefused, cut_chain, is_deterministic, recorder_like
-from lightning_echo.split.prove import find_split, make_stages, read_plainly
+from lightning_echo.split.describe import SplitRefused, cut_chain, is_deterministic
+from lightning_echo.split.prove import find_split, make_stages
 
 
 def of_monai(module):
@@ -107,8 +106,6 @@ class Lambda(Transform):
 
 
 class Plain(Dataset):
-    """MONAI's ``Dataset``: calls its transform with the item."""
-
     def __init__(self, data, transform):
         self.data, self.transform = data, transform
 
@@ -207,31 +204,3 @@ def test_a_cache_that_cuts_later_than_is_known_to_be_safe_is_refused():
     """Its first part holds a function of the user's: it may draw, and what is cached would be drawn once."""
     with pytest.raises(SplitRefused, match=r"start=2 \(and Lambda, number 1, counts as random\)"):
         find_split(Cache(items(), Compose([Scale(), Lambda(lambda value: value + 1), RandNoise()])))
-
-
-def test_an_empty_compose_is_a_transform_too():
-    dataset = Plain(items(), Compose())
-    assert not dataset.transform
-    behaves_like(dataset, make_stages(dataset))
-
-
-def test_the_recorder_is_a_compose_and_leaves_the_original_as_it_is():
-    compose, recorded = Compose([Scale(), RandNoise()]), []
-    recorder = recorder_like(compose, lambda *values: recorded.append(values))
-    assert isinstance(recorder, Compose)
-    assert torch.equal(recorder(torch.ones(1), end=1), torch.full((1,), 2.0))  # runs what is to be kept
-    recorder("image")
-    recorder("image", 0, 1)  # by position, which no convention fits
-    assert recorded == [("image",), ("image", 0, 1)]
-    assert type(compose) is Compose
-
-
-def test_the_proof_seeds_no_transform_that_its_copies_share_with_the_user():
-    class Shared(RandNoise):
-        def __deepcopy__(self, memo):
-            return self
-
-    dataset = Plain(items(), Shared())
-    assert set(seeders(dataset)) == {id(dataset.transform)}
-    read_plainly(dataset, [0])
-    assert vars(dataset.transform) == {}  # seeding sets R

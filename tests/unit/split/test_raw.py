@@ -1,24 +1,28 @@
-"""Splits after reading: what is read is reused, decoding and augmenting are redone; proved like any other split."""
+"""Splits after reading: what is read is reused, the rest redone; the way from a raw item to a loaded example, proved."""
 
+import os
 import random
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
-import torchvision
+import torch
 from PIL import Image
 from raw_cases import RANDOM, Letters, NotAugmented, Raws, ShapeOfWords, Words
 from split_cases import Staged, behaves_like, noisy, proved
-from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset
+from torch.utils.data import ConcatDataset, IterableDataset, Subset
 from torchvision import datasets
 from torchvision import transforms as v1
+from torchvision.datasets import ImageFolder
 from torchvision.datasets import folder as torchvision_folder
 
-from lightning_echo.loader.loader import EchoLoader
+from lightning_echo.data.difference import difference
+from lightning_echo.pipeline.worker import ExampleCache, Request
 from lightning_echo.split.describe import Convention, ReadRefused, SplitRefused
-from lightning_echo.split.prove import find_split, make_stages
-from lightning_echo.split.staged import StagedDataset, is_raw
+from lightning_echo.split.prove import Split, find_split, make_decoding, make_stages, prove_decoding
+from lightning_echo.split.staged import StagedDataset
 
 
 @pytest.mark.parametrize(
@@ -55,69 +59,6 @@ def test_a_named_augmentation_leads_each_raw_item_to_the_decoder_that_it_is_for(
     assert stages.augment(0, stages.load(0)) == "1 REBMUN DROW"
 
 
-def test_decoding_may_draw_from_a_generator_of_the_data_set_where_it_is_redone_but_not_where_it_is_reused():
-    class OwnGenerator:
-        def __init__(self):
-            self.rng = np.random.default_rng(1)
-
-        def __call__(self, raw):
-            return int(raw) + self.rng.random()
-
-    decode = OwnGenerator()
-    dataset = StagedDataset.of(Raws(), decode=decode, augment=abs)
-    assert find_split(dataset, raw=True).redone == ("decode", "augment")
-    for each, of_which in ((dataset, "a generator that"), (Words(), "random"), (ShapeOfWords(), "random")):
-        with pytest.raises(SplitRefused, match=rf"would be reused \(load\) draws random numbers from {of_which}"):
-            find_split(each)
-    assert decode.rng.random() == np.random.default_rng(1).random(), "the proof draws from a copy"
-
-
-class LoadsToo(Letters):
-    def load(self, index):
-        return ["abcde"[index]] * 3
-
-
-@pytest.mark.parametrize("dataset", [Letters(), LoadsToo(), StagedDataset.of(Raws(), decode=int, augment=noisy)])
-def test_before_augmentation_decoding_is_loading(dataset):
-    split = find_split(dataset)
-    assert (split.reused, split.redone, split.raw) == (("load",), ("augment",), False)
-    assert find_split(dataset, raw=True).redone[:2] == ("decode", "augment")
-
-
-def test_a_staged_data_set_that_loads_may_call_a_helper_read():
-    class Reads(Staged):
-        def read(self, path):
-            raise AssertionError("open(0) would close standard input")
-
-        def decode(self, data):
-            return data
-
-    assert not is_raw(Reads())
-    with pytest.raises(ReadRefused, match=r"Reads has no read\(index\) and decode\(raw\)"):
-        find_split(Reads(), raw=True)
-    assert find_split(Reads()).reused == ("load",)
-
-
-@pytest.mark.parametrize("inside", [lambda cut: cut, lambda cut: StagedDataset.of(cut, augment=abs)])
-def test_batched_reading_is_kept_by_a_named_cut(inside):
-    class Batched(Raws):
-        def __init__(self):
-            self.calls = []
-
-        def __getitems__(self, indices):
-            self.calls.append(list(indices))
-            return [self[index] for index in indices]
-
-    inner = Batched()
-    dataset = inside(StagedDataset.of(inner, decode=int, augment=lambda example: example * 2))
-    stages = make_stages(dataset, raw=True)
-    assert stages.load_many([5, 2]) == [b"5", b"2"]
-    assert stages.augment(5, b"5") == 10
-    assert [batch.tolist() for batch in DataLoader(dataset, batch_size=4)] == [[0, 2, 4, 6], [8, 10]]
-    assert inner.calls == [[5, 2], [0, 1, 2, 3], [4, 5]]
-    assert find_split(dataset, raw=True).redone[:2] == ("decode", "augment")
-
-
 @pytest.mark.parametrize(
     ("options", "names"),
     [
@@ -149,22 +90,6 @@ def test_files_of_every_kind_are_decoded_as_torchvision_does(tmp_path):
     assert behaves_like(dataset, make_stages(dataset, raw=True))
 
 
-def of_general(images):
-    return datasets.DatasetFolder(images, loader=torchvision_folder.default_loader, extensions=(".jpg",), transform=RANDOM)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda images: ConcatDataset([of_general(images), Subset(datasets.ImageFolder(images), [0, 7])]),
-        lambda images: StagedDataset.of(Subset(datasets.ImageFolder(images), [4, 5]), augment=lambda pair: (RANDOM(pair[0]), 1)),
-    ],
-    ids=["concat", "named augmentation"],
-)
-def test_folders_of_other_classes_and_inside_others(images, make):
-    assert proved(make(images), raw=True)[0].reused == ("read",)
-
-
 def own(method):
     return type("WithPaths", (datasets.ImageFolder,), {method: lambda self, index: index})
 
@@ -184,27 +109,6 @@ def own(method):
 def test_a_folder_that_is_decoded_in_another_way_is_refused(images, make, reason):
     with pytest.raises(ReadRefused, match=reason):
         find_split(make(images), raw=True)
-
-
-def test_another_image_backend_is_refused(images):
-    dataset = datasets.ImageFolder(images)
-    torchvision.set_image_backend("accimage")
-    try:
-        with pytest.raises(ReadRefused, match="torchvision's image backend is accimage"):
-            find_split(dataset, raw=True)
-    finally:
-        torchvision.set_image_backend("PIL")
-
-
-def test_in_a_worker_it_is_refused_if_it_is_no_longer_what_it_was(images):
-    dataset = datasets.ImageFolder(images)
-    conventions = find_split(dataset, raw=True).conventions
-    dataset.loader = Image.open
-    with pytest.raises(ReadRefused, match="its loader is open"):
-        make_stages(dataset, conventions, raw=True)
-    dataset.read, dataset.decode = dataset.samples.__getitem__, lambda raw: raw
-    with pytest.raises(SplitRefused, match="ImageFolder no longer has files that torchvision's default loader decodes"):
-        make_stages(dataset, conventions, raw=True)
 
 
 def test_a_default_loader_that_decodes_otherwise_is_found_by_the_proof_and_both_reasons_are_given(images, monkeypatch):
@@ -267,16 +171,6 @@ def test_what_is_not_its_raw_item_decoded_and_augmented_is_refused(base, methods
         find_split(type("Own", (base,), methods)(), raw=True)
 
 
-@pytest.mark.parametrize("dataset", [Raws(), StagedDataset.of(Raws(), augment=len)])
-def test_the_refusal_of_a_loader_says_what_to_implement_and_hides_no_way_out(dataset):
-    with pytest.raises(ValueError, match=r"^insertion_point='after_read' is impossible here: ") as refused:
-        EchoLoader(DataLoader(dataset, batch_size=2), 2, insertion_point="after_read")
-    for way in ("read(index)", "decode(raw)", "StagedDataset", "StagedDataset.of(", "decode=...", "'before_augmentation'"):
-        assert way in str(refused.value)
-    assert "before its augmentation" not in str(refused.value)
-    assert str(refused.value).count("Raws") == 1
-
-
 @pytest.mark.slow
 @pytest.mark.own_interpreter  # blocks imports
 def test_torchvision_is_neither_needed_nor_imported():
@@ -296,3 +190,73 @@ def test_torchvision_is_neither_needed_nor_imported():
     )
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert run.stdout.splitlines() == ["after_read, factor 2: reuse [read], redo [decode]", "True"]
+
+
+def held_bytes(cache):
+    """The bytes of all raw items in a cache, which have to be nothing but bytes and targets."""
+    assert {(type(data), type(target)) for data, target in cache._held.values()} == {(bytes, int)}
+    return sum(len(data) for data, _ in cache._held.values())
+
+
+def test_what_is_held_are_the_bytes_of_the_files(images):
+    dataset = datasets.ImageFolder(images, RANDOM)
+    sizes = [os.path.getsize(path) for path, _ in dataset.samples]
+    cache = ExampleCache(dataset, lambda dataset: make_stages(dataset, raw=True), 0, list)
+    cache.fetch(Request(0, [0, 1, 2], 3, [4, 5, 6], b"\1\1\1"))
+    assert held_bytes(cache) == sizes[4] + sizes[5] + sizes[6]
+    cache.fetch(Request(1, [3, 0], 1, [7, 4], b"\1\0", forget=(1,)))
+    assert held_bytes(cache) == sizes[6] + sizes[7]
+    decoded = 160 * 120 * 4  # Pillow's RGB
+    assert max(sizes) < decoded / 10, "or the test shows nothing"
+
+
+def assert_decodes(dataset, indices):
+    raw, loaded = find_split(dataset, raw=True), find_split(dataset)
+    prove_decoding(dataset, raw, loaded)
+    two, one = make_decoding(dataset, raw, loaded), make_stages(dataset, loaded.conventions)
+    for index in indices:
+        assert difference(two.augment(index, two.load(index)), one.load(index)) is None
+    return two
+
+
+def test_an_image_folder_decodes_and_applies_what_is_not_random_also_inside_others(images):
+    folder = ImageFolder(str(images), RANDOM, target_transform=lambda target: target + 100)
+    two = assert_decodes(folder, range(6))
+    content, target = two.load(0)
+    assert content == Path(folder.samples[0][0]).read_bytes()
+    image, after = two.augment(0, (content, target))
+    assert (image.size, after) == ((16, 12), 0), "a function that nobody knows may draw: it comes after the cut"
+    assert_decodes(ConcatDataset([Subset(folder, [3]), folder, Letters()]), [0, 1, 6, 9, 13])
+
+
+class More(Letters):
+    def load(self, index):
+        return [*super().load(index), "more"]
+
+    def augment(self, example):
+        return example[:3]
+
+
+class Draws(Letters):
+    def load(self, index):
+        return ["x"]
+
+    def decode(self, raw):
+        torch.rand(1)
+        return ["x"]
+
+    def augment(self, example):
+        return example
+
+
+@pytest.mark.parametrize(
+    ("dataset", "reason"),
+    [
+        (More(), r"dataset\[0\] is loaded otherwise than it is read and decoded"),
+        (Draws(), "decoding draws random numbers from torch"),
+    ],
+)
+def test_another_load_than_read_and_decode_or_a_decode_that_draws_is_refused(dataset, reason):
+    raw = Split(("read",), ("decode", "augment"), 3, find_split(Letters(), raw=True).conventions, raw=True)
+    with pytest.raises(SplitRefused, match=reason):
+        prove_decoding(dataset, raw, find_split(dataset))

@@ -3,7 +3,6 @@
 import contextlib
 import copy
 import pickle
-from collections import namedtuple
 from collections.abc import Mapping
 
 import numpy as np
@@ -13,7 +12,7 @@ from PIL import Image
 from torch.utils.data import default_collate
 from torchvision.transforms import v2
 
-from lightning_echo.split.check import LookedAt, ReadCheck
+from lightning_echo.split.check import ReadCheck
 from lightning_echo.split.describe import Convention, SplitRefused
 
 
@@ -29,63 +28,7 @@ class Data:
         self.load_many = check.checked_many(lambda indices: [self.getitem(self, index) for index in indices])
 
 
-Pair = namedtuple("Pair", ["image", "label"])
 ONE, PAIR, JOINT = ("transform",), ("transform", "target_transform"), ("transforms",)
-ALL = (*PAIR, "transforms")
-USUAL = ("image 3", 3)
-
-
-def target_first(self, index):
-    target = self.target_transform(index)
-    return self.transform(f"image {index}"), target
-
-
-def two_by_name(self, index):
-    done = self.transform(image=f"image {index}", mask=index)
-    return done["image"], done["mask"]
-
-
-FITTING = {
-    "a pair": (lambda self, i: (self.transform(f"image {i}"), i), Convention.transform, ONE, USUAL),
-    "alone": (lambda self, i: self.transform(f"image {i}"), Convention.transform, ONE, "image 3"),
-    "a list": (lambda self, i: [self.transform(f"image {i}"), i], Convention.transform, ONE, ["image 3", 3]),
-    "a named tuple": (lambda self, i: Pair(self.transform(f"image {i}"), i), Convention.transform, ONE, Pair(*USUAL)),
-    "with a target": (
-        lambda self, i: (self.transform(f"image {i}"), self.target_transform(i), "more"),
-        *(Convention.transform, PAIR, (*USUAL, "more")),
-    ),
-    "the target first": (target_first, Convention.transform, PAIR, USUAL),
-    "a target alone": (
-        lambda self, i: (f"image {i}", self.target_transform(i)),
-        Convention.transform,
-        ("target_transform",),
-        USUAL,
-    ),
-    "torchvision's pair, one by one": (
-        lambda self, i: (self.transform(f"image {i}"), self.target_transform(i)),
-        *(Convention.transform, ALL, USUAL),
-    ),
-    "torchvision's pair, as one": (lambda self, i: self.transforms(f"image {i}", i), Convention.transform, ALL, USUAL),
-    "several values": (lambda self, i: self.transform(f"image {i}", i), Convention.transform_joint, ONE, USUAL),
-    "the whole sample": (lambda self, i: self.transform((f"image {i}", i)), Convention.transform_whole, ONE, USUAL),
-    "transforms of one": (lambda self, i: (self.transforms(f"image {i}"), i), Convention.transforms, JOINT, USUAL),
-    "transforms of several": (lambda self, i: self.transforms(f"image {i}", i), Convention.transforms_joint, JOINT, USUAL),
-    "by name": (lambda self, i: (self.transform(image=f"image {i}")["image"], i), Convention.transform_image, ONE, USUAL),
-    "two by name": (two_by_name, Convention.transform_image_mask, ONE, USUAL),
-}
-
-
-@pytest.mark.parametrize("name", FITTING)
-def test_what_fits_comes_back_as_if_the_transforms_did_nothing_and_without_a_call_it_is_refused(name):
-    getitem, convention, names, expected = FITTING[name]
-    data = Data(getitem, convention, names)
-    for loaded in (data.load(3), data.load_many([5, 3])[1]):
-        assert loaded == expected
-        assert type(loaded) is type(expected)
-    data.getitem = lambda self, index: (f"image {index}", index)
-    for load in (data.load, lambda index: data.load_many([index])):
-        with pytest.raises(SplitRefused, match="0 times where 1 would be expected"):
-            load(3)
 
 
 def looks(look, times=1):
@@ -166,39 +109,6 @@ def test_one_that_does_not_fit_is_enough_to_refuse_a_batch():
     with pytest.raises(SplitRefused, match="calls its transform 0 times where 1 would be expected"):
         data.load(7)
     assert data.load(10) == ("image", 10)  # it was refused alone
-
-
-def test_one_result_in_two_samples_of_a_batch_is_refused():
-    check = ReadCheck(Convention.transform, ONE)
-    transform = check.recorder("transform")
-
-    def load_many(indices):
-        results = [transform(index) for index in indices]
-        return [(results[0], index) for index in indices]
-
-    with pytest.raises(SplitRefused, match=ELSEWHERE):
-        check.checked_many(load_many)([1, 2])
-
-
-def test_the_order_of_two_transforms_counts_where_both_draw():
-    data = Data(target_first, Convention.transform, PAIR, in_order=True)
-    for load in (data.load, lambda index: data.load_many([index])):
-        with pytest.raises(SplitRefused, match="target_transform before the transform of the image"):
-            load(0)
-    assert Data(FITTING["with a target"][0], Convention.transform, PAIR, in_order=True).load(0) == ("image 0", 0, "more")
-
-
-def test_a_placeholder_that_is_found_later_says_what_is_wrong():
-    kept = []
-    with pytest.raises(SplitRefused):
-        Data(lambda self, index: (kept.append(self.transform("image")), index)).load(0)
-    with pytest.raises(LookedAt, match=r"the data set must only return that result\. Use insertion_point='after_augmentation'"):
-        default_collate(kept)
-
-
-def test_without_transforms_nothing_is_checked():
-    check = ReadCheck(Convention.transform, [])
-    assert check.checked(len) is check.checked_many(len) is len
 
 
 ASKING = {

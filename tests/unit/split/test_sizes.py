@@ -1,13 +1,24 @@
-"""What examples weigh is estimated from some that are spread over the data, and never ends anything."""
+"""What examples weigh is estimated from some of them; images that a data set only opened are decoded where they are read."""
 
 import time
 
+import numpy as np
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, Dataset, Subset
+from PIL import Image
+from torch.utils.data import ConcatDataset, Dataset
 
+from lightning_echo.pipeline.worker import ExampleCache, Request
 from lightning_echo.split.prove import find_split, weighed
-from lightning_echo.split.staged import ExampleSize, StagedDataset, size_of, size_of_examples, sizes_joined, uncut_stages
+from lightning_echo.split.staged import (
+    ExampleSize,
+    StagedDataset,
+    Stages,
+    add_decoding,
+    size_of_examples,
+    unchanged,
+    uncut_stages,
+)
 
 
 class Sized(Dataset):
@@ -41,11 +52,6 @@ def test_the_first_and_the_last_example_may_be_unlike_all_others_and_a_copy_is_r
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_only_what_can_be_read_is_weighed_and_an_example_that_raises_is_left_out():
-    assert size_of_examples(Sized([9, None, 11, 10**6]), uncut_stages, [0, 1, 2]) == ExampleSize(11, 10)
-    assert size_of_examples(Subset(Sized([9, None, 11]), [2]), uncut_stages) == ExampleSize(11, 11)
-
-
 @pytest.mark.parametrize("dataset", [Sized([None] * 20), Sized([]), object()], ids=["all raise", "empty", "no length"])
 def test_where_nothing_can_be_read_nothing_is_known(dataset):
     assert size_of_examples(dataset, uncut_stages) is None
@@ -69,12 +75,6 @@ def test_of_a_source_that_hangs_one_example_is_begun_however_long_its_stages_tak
     assert begun == [0]
 
 
-def test_the_largest_of_all_and_the_mean():
-    sizes = [size_of(torch.zeros(1), torch.zeros(3)), ExampleSize(100, 100)]
-    assert sizes == [(12, 8), (100, 100)]
-    assert sizes_joined(sizes) == (100, 54)
-
-
 class Quiet(Sized):
     def __getitem__(self, index):
         return torch.zeros(self.sizes[index], dtype=torch.uint8)
@@ -87,3 +87,55 @@ def test_a_split_that_is_weighed_keeps_the_largest_example_of_its_proof():
     assert (split.example_bytes, split.packed_bytes) == (9000, (1000 + 10 + 9000) // 3)
     assert weighed(dataset, split) == split.__class__(**{**vars(split), "packed_bytes": (1000 + 6 * 2000 + 9000) // 8})
     assert weighed(dataset, split, [2, 3, 1000]).example_bytes == 9000
+
+
+# Many, and not to be compressed: a small file is in the buffer with its header.
+PIXELS = np.random.default_rng(0).integers(0, 256, (100, 100, 3), dtype=np.uint8)
+SHAPES = {
+    "alone": lambda image: image,
+    "tuple": lambda image: (1, image),
+    "list": lambda image: [image, 1],
+    "dict": lambda image: {"label": 1, "image": image},
+}
+
+
+def make_opened(folder, number=0):
+    """An image of which nothing but the header was read."""
+    Image.fromarray(PIXELS).save(folder / f"{number}.png")
+    return Image.open(folder / f"{number}.png")
+
+
+def is_right_without_its_file(image, folder, number=0):
+    (folder / f"{number}.png").write_bytes(b"")
+    return np.array_equal(np.asarray(image), PIXELS)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("many", [False, True])
+def test_opened_images_are_decoded_when_they_are_loaded(shape, many, tmp_path):
+    image = make_opened(tmp_path)
+    example = SHAPES[shape](image)
+    stages = Stages(lambda index: example, unchanged, reused=(), redone=(), load_many=lambda indices: [example])
+    add_decoding(stages)
+    loaded = stages.load_many([0])[0] if many else stages.load(0)
+    assert loaded is example
+    assert is_right_without_its_file(image, tmp_path)
+
+
+@pytest.mark.parametrize("kept", [b"\0\0", b"\0\1"])
+def test_a_worker_decodes_before_it_augments(kept, tmp_path):
+    class Files(Dataset):
+        def __getitem__(self, index):
+            return make_opened(tmp_path, index), index
+
+    def make_stages(dataset):
+        return Stages(
+            dataset.__getitem__,
+            lambda index, example: is_right_without_its_file(example[0], tmp_path, example[1]),
+            reused=(),
+            redone=(),
+        )
+
+    cache = ExampleCache(Files(), make_stages, 0, None)
+    examples, _ = cache.fetch(Request(number=0, positions=[0, 1], fresh=2, indices=[0, 1], stays_live=kept))
+    assert examples == [True, True]

@@ -1,18 +1,18 @@
-"""Data sets are split where they can be, and the split is proved: nested ones, those with stages as methods, those with gaps."""
+"""Data sets are split where they can be, and the split is proved: nested ones, stages as methods, gaps, whole batches."""
 
 import random
 
 import numpy as np
 import pytest
 import torch
-from split_cases import CROP_AND_FLIP, Arrays, Staged, flip_or_not, noisy, of_getitem, proved
-from torch.utils.data import ConcatDataset, Subset, TensorDataset, random_split
+from split_cases import CALLED, CROP_AND_FLIP, Arrays, Staged, flip_or_not, noisy, proved, same, seed
+from torch.utils.data import ConcatDataset, Dataset, Subset, random_split
 from torchvision import datasets
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 from lightning_echo.split.describe import Convention, SplitRefused
-from lightning_echo.split.prove import find_split
+from lightning_echo.split.prove import find_split, make_stages
 from lightning_echo.split.staged import StagedDataset
 
 
@@ -35,34 +35,7 @@ def test_subset_concat_and_random_split_in_any_order(images):
     assert dataset.indices.tolist() == [-1, 1, -10]
 
 
-def test_each_data_set_inside_is_proved_on_what_is_presented_of_it():
-    read = {}
-
-    class Recorded(Arrays):
-        def image(self, index):
-            read.setdefault(self.name, []).append(int(index))
-            return super().image(index)
-
-    a, b, c = (Recorded(transform=CROP_AND_FLIP, name=name) for name in "abc")
-    inside = ConcatDataset([Subset(a, [4, 1, 2]), b, Subset(a, [3, 5])])
-    find_split(Subset(ConcatDataset([inside, c]), [1, 9, 8, 4, 2, 6]))
-    assert {name: sorted(set(indices)) for name, indices in read.items()} == {"a": [1, 2], "b": [3, 5]}
-    assert all(read[name].count(index) == 3 for name in read for index in set(read[name])), "by itself, and twice in stages"
-
-
-def test_one_wrong_data_set_inside_is_enough_to_refuse():
-    good = Arrays(transform=CROP_AND_FLIP)
-    wrong = of_getitem(lambda self, index: (self.transform(self.transform(self.image(index))), index), transform=CROP_AND_FLIP)
-    assert find_split(ConcatDataset([good, good])).redone == ("RandomCrop", "RandomHorizontalFlip")
-    with pytest.raises(SplitRefused, match="calls its transform 2 times"):
-        find_split(ConcatDataset([good, wrong]))
-    with pytest.raises(SplitRefused, match="TensorDataset has neither"):
-        find_split(ConcatDataset([good, TensorDataset(torch.zeros(3))]))
-
-
 class ShapeOfStaged:
-    """The protocol without the base class."""
-
     load, augment, __len__ = Staged.load, Staged.augment, Staged.__len__
 
     def __getitem__(self, index):
@@ -77,19 +50,6 @@ class ShapeOfStaged:
 def test_the_stages_are_the_data_sets_own(dataset):
     split, _ = proved(dataset, is_sent=True)
     assert (split.reused, split.redone, split.conventions) == (("load",), ("augment",), (Convention.protocol,))
-
-
-def test_a_generator_that_the_data_set_holds_may_augment():
-    class OwnGenerator(Staged):
-        def __init__(self):
-            self.rng = np.random.default_rng(1)
-
-        def augment(self, example):
-            return example[0] + self.rng.random(), example[1]
-
-    dataset = OwnGenerator()
-    assert find_split(dataset).redone == ("augment",)
-    assert dataset.rng.random() == np.random.default_rng(1).random()
 
 
 def loads(draw):
@@ -155,3 +115,55 @@ def test_none_in_the_place_of_an_example_stays_none(kind, gap):
 def test_of_none_alone_nothing_is_proved():
     with pytest.raises(SplitRefused, match=r"it returns None for dataset\[0\] and dataset\[\d+\]"):
         find_split(WithGaps(transform=CROP_AND_FLIP, gaps=range(6)))
+
+
+class Rows(Dataset):
+    calls = []  # noqa: RUF012 - of all copies
+
+    def __init__(self, transform=None):
+        self.transform = transform
+
+    def __getitem__(self, index):
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices):
+        self.calls.append(list(indices))
+        rows = [torch.full((1, 1, 4), float(index)) for index in indices]
+        if self.transform is not None:
+            rows = [self.transform(row) for row in rows]
+        return list(zip(rows, indices, strict=True))
+
+    def __len__(self):
+        return 20
+
+
+@pytest.fixture
+def calls():
+    Rows.calls.clear()
+    return Rows.calls
+
+
+def test_a_batch_stays_one_call(calls):
+    subset = Subset(Subset(Rows(transform=v2.Compose([v2.Pad(1), CALLED])), range(10, 20)), [5, 3, 1])
+    stages = make_stages(subset, find_split(subset).conventions)
+    assert calls == [[15, 11]] * 3  # by itself, and twice in stages
+    calls.clear()
+    loaded = stages.load_many([2, 0])
+    assert calls == [[11, 15]]
+    assert [image.shape for image, _ in loaded] == [(1, 3, 6), (1, 3, 6)], "what comes before the cut is applied to each"
+    seed(1)
+    augmented = [stages.augment(index, example) for index, example in zip([2, 0], loaded, strict=True)]
+    seed(1)
+    assert same(augmented, subset.__getitems__([2, 0]))
+
+
+def test_augmentation_of_a_whole_batch_at_once_is_refused():
+    class Mixed(Rows):
+        def __getitems__(self, indices):
+            rows = torch.stack([torch.full((1, 1, 4), float(index)) for index in indices])
+            if self.transform is not None:
+                rows = self.transform(rows)
+            return list(zip(rows, indices, strict=True))
+
+    with pytest.raises(SplitRefused, match=r"looks at what its transform returns \(__iter__\)"):
+        find_split(Mixed(transform=v2.RandomHorizontalFlip()))

@@ -1,4 +1,4 @@
-"""Public data sets are split as they are: torchvision's, and those that follow other conventions."""
+"""Public data sets are split as they are; what only looks as if it could be split is refused, and why is said."""
 
 import random
 import threading
@@ -7,9 +7,8 @@ from collections import namedtuple
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from split_cases import CALLED, CROP_AND_FLIP, Arrays, of_getitem, proved, same, seed
-from torch.utils.data import Subset, random_split
+from torch.utils.data import IterableDataset, Subset, TensorDataset
 from torchvision import datasets, tv_tensors
 from torchvision import transforms as v1
 from torchvision.transforms import v2
@@ -18,27 +17,6 @@ from lightning_echo.split.describe import Convention, SplitRefused
 from lightning_echo.split.prove import find_split, make_stages
 
 Pair = namedtuple("Pair", ["image", "label"])
-
-
-def test_an_image_folder_is_cut_before_the_first_random_transform(images):
-    augmentation = v1.Compose(
-        [
-            v1.Resize(16),
-            v1.Compose([v1.CenterCrop(14), v1.RandomCrop(8)]),
-            v1.ColorJitter(0.5),
-            v1.ToTensor(),
-            v1.Normalize([0.5] * 3, [0.5] * 3, inplace=True),
-        ]
-    )
-    split, stages = proved(datasets.ImageFolder(images, transform=augmentation), is_sent=True)
-    assert split.reused == ("load", "Resize", "CenterCrop")
-    assert split.redone == ("RandomCrop", "ColorJitter", "ToTensor", "Normalize")
-    assert 14 * 14 * 4 <= split.example_bytes <= 14 * 14 * 4 + 200  # Pillow holds four bytes per pixel
-    image, label = stages.load(5)
-    with Image.open(images / "dog" / "1.jpg") as opened:
-        assert same((image, label), (v1.CenterCrop(14)(v1.Resize(16)(opened.convert("RGB"))), 1))
-    crops = [stages.augment(4, (image.copy(), label))[0] for _ in range(8)]
-    assert any(not torch.equal(crops[0], crop) for crop in crops[1:])
 
 
 class Shapes(datasets.VisionDataset):
@@ -182,46 +160,6 @@ def test_data_sets_that_follow_other_conventions(getitem, attributes, convention
         assert stages.load(2)[1]["mask"].shape == (8, 6)  # the target was resized with the image
 
 
-def test_a_subset_that_transforms_is_a_data_set_of_its_own():
-    class Transformed(Subset):
-        """Found in many Lightning projects: each part of a random_split with transforms of its own."""
-
-        def __init__(self, subset, transform):
-            super().__init__(subset.dataset, subset.indices)
-            self.transform = transform
-
-        def __getitem__(self, index):
-            image, label = super().__getitem__(index)
-            return self.transform(image), label
-
-        def __getitems__(self, indices):
-            return [self[index] for index in indices]
-
-    part, _ = random_split(Arrays(transform=v2.Pad(1)), [4, 2])
-    split, stages = proved(Transformed(part, CROP_AND_FLIP))
-    assert (split.reused, split.redone) == (("load", "Resize"), ("RandomCrop", "RandomHorizontalFlip"))
-    assert stages.load(0)[0].shape == (3, 8, 8)
-
-
-class Shift:
-    """As Albumentations."""
-
-    def __init__(self):
-        self.rng, self.py = np.random.default_rng(5), random.Random(5)
-
-    def __call__(self, image):
-        return image * self.rng.random() + self.py.randrange(1000)
-
-
-@pytest.mark.parametrize("attributes", [{}, {"lock": threading.Lock()}], ids=["copied deeply", "not copied deeply"])
-def test_the_generators_of_a_transform_do_not_move_and_both_reads_start_from_the_same_state(attributes):
-    shift = Shift()
-    vars(shift).update(attributes)
-    split = find_split(Arrays(transform=v2.Compose([v2.Resize(4), shift])))
-    assert (split.reused, split.redone) == (("load", "Resize"), ("Shift",))
-    assert (shift.rng.random(), shift.py.random()) == (np.random.default_rng(5).random(), random.Random(5).random())
-
-
 class Flip:
     """As Albumentations is called in most data sets."""
 
@@ -254,19 +192,102 @@ def test_image_and_mask_by_name(with_mask, share):
     assert same(stages.augment(3, stages.load(3)), (image.flip(-1), mask.flip(-1) if with_mask else mask, 3))
 
 
-def test_other_names_are_refused():
+WRONG = {
+    "twice": (lambda self, index: (self.transform(self.transform(self.image(index))), index), "2 times"),
+    "through another attribute": (lambda self, index: (self.hidden(self.image(index)), index), "0 times where 1 would be"),
+    "after another random one": (
+        lambda self, index: (self.transform(self.hidden(self.image(index))), index),
+        "draws random numbers from torch",
+    ),
+    "with more behind": (
+        lambda self, index: (self.transform(self.image(index)).float() / 255, index),
+        r"looks at what its transform returns \(float\)",
+    ),
+    "by keyword": (lambda self, index: (self.transform(image=self.image(index)), index), r"by keyword \(image\)"),
+    "beside a draw of its own": (
+        lambda self, index: (self.transform(self.image(index)), index + random.random()),
+        "draws random numbers from random",
+    ),
+    "with what cannot be copied": (
+        lambda self, index: (self.transform(self.image(index)), threading.Lock()),
+        r"augmenting dataset\[0\] .* TypeError: .*_thread.lock",
+    ),
+}
+
+
+class Rare:
+    """A flip that hardly ever happens, so that equal values prove nothing."""
+
+    def __init__(self):
+        self.flip = v2.RandomHorizontalFlip(1e-6)
+
+    def __call__(self, image):
+        return self.flip(image)
+
+
+@pytest.mark.parametrize("way", WRONG)
+def test_a_transform_that_is_used_in_another_way_is_refused(way):
+    use, reason = WRONG[way]
+    with pytest.raises(SplitRefused, match=reason) as refused:
+        find_split(of_getitem(use, transform=Rare(), hidden=Rare()))
+    assert str(refused.value).endswith("or use insertion_point='after_augmentation'")
+    assert "StagedDataset" in str(refused.value)
+    assert "StagedDataset" not in refused.value.reason
+
+
+def test_the_order_of_image_and_target_counts_where_both_draw():
     def getitem(self, index):
-        return tuple(self.transform(image=self.image(index), bboxes=[]).values())
+        target = self.target_transform(index)
+        return self.transform(self.image(index)), target
 
-    with pytest.raises(SplitRefused, match=r"calls its transform by keyword \(image, bboxes\)"):
-        find_split(of_getitem(getitem, transform=lambda **data: data))
+    with pytest.raises(SplitRefused, match="it calls its target_transform before the transform of the image"):
+        make_stages(of_getitem(getitem, transform=CALLED, target_transform=CALLED)).load(1)
+    for transforms in ((v2.Identity(), CALLED), (CALLED, v2.Identity())):
+        dataset = of_getitem(getitem, transform=transforms[0], target_transform=transforms[1])
+        assert make_stages(dataset).load(1)[1] == 1
 
 
-def test_a_data_set_that_has_no_index_zero():
-    def getitem(self, key):
-        return self.transform(self.image("abcdef".index(key))), key
+generator = random.Random(0)
 
-    dataset = of_getitem(getitem, transform=CROP_AND_FLIP)
-    split = find_split(dataset, indices=["b", "e", "c"])
-    assert split.redone == ("RandomCrop", "RandomHorizontalFlip")
-    assert make_stages(dataset, split.conventions).load("d")[1] == "d"
+
+class Stream(IterableDataset):
+    transform = abs
+
+    def __iter__(self):
+        return iter([1])
+
+
+@pytest.mark.parametrize(
+    ("dataset", "reason"),
+    [
+        (TensorDataset(torch.zeros(3)), "TensorDataset has neither load"),
+        (Subset([1, 2, 3], [0]), "list has neither load"),
+        (Subset(Arrays(transform=abs), []), "it holds no example"),
+        *[(of_getitem(lambda self, i: self.image(i), transform=value), "Own has neither") for value in ("resize", {"size": 3})],
+        (Stream(), "Stream is a stream"),
+        (Arrays(transform=lambda image: image + generator.randrange(10**6)), "differently when read again under the same seeds"),
+    ],
+    ids=["no stages", "in a subset", "empty", "a word", "a dictionary", "stream", "draws that cannot be repeated"],
+)
+def test_nothing_to_split_or_to_prove(dataset, reason):
+    with pytest.raises(SplitRefused, match=reason):
+        find_split(dataset)
+
+
+def broken(self, index):
+    raise OSError(f"cannot read {index}")
+
+
+def picky(self, index):
+    assert self.transform is CALLED  # a placeholder is not
+    return self.transform(self.image(index)), index
+
+
+def test_the_exceptions_of_data_set_and_transform_come_through_and_those_of_the_stages_alone_are_refusals():
+    with pytest.raises(OSError, match="cannot read 0"):
+        find_split(of_getitem(broken, transform=CROP_AND_FLIP))
+    with pytest.raises(ZeroDivisionError):
+        find_split(Arrays(transform=lambda image: image + 1 // 0))
+    with pytest.raises(SplitRefused, match=r"loading dataset\[0\] .* raised Assertion") as got:
+        find_split(of_getitem(picky, transform=CALLED))
+    assert isinstance(got.value.__cause__, AssertionError)

@@ -1,30 +1,15 @@
 """The two stages of a data set, as methods, as a named cut, and routed through Subset and ConcatDataset."""
 
-import copy
-import pickle
 from pathlib import Path
 
 import pytest
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset
+from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset
 
 from lightning_echo.split.make import concat_stages, method_stages, subset_stages
-from lightning_echo.split.staged import StagedDataset, Stages, is_raw, is_staged, unchanged, uncut_stages
-
-
-class Squares(StagedDataset):
-    def load(self, index):
-        return index * index
-
-    def augment(self, example):
-        return -example
-
-    def __len__(self):
-        return 10
+from lightning_echo.split.staged import StagedDataset, Stages, is_raw, is_staged, uncut_stages
 
 
 class Numbers(Dataset):
-    """A data set with some attributes and no batched reading."""
-
     def __init__(self, size=10, offset=0):
         self.size, self.offset = size, offset
 
@@ -41,8 +26,6 @@ class Numbers(Dataset):
 
 
 class Batched(Numbers):
-    """A data set that reads whole batches, and counts its calls."""
-
     def __init__(self, *args):
         super().__init__(*args)
         self.calls = []
@@ -52,38 +35,13 @@ class Batched(Numbers):
         return [self[index] for index in indices]
 
 
-class Digits(StagedDataset):
-    def read(self, index):
-        return str(index).encode()
-
-    def decode(self, raw):
-        return int(raw) * 10
-
-    def augment(self, example):
-        return -example
-
-
 class Stream(IterableDataset):
-    def __iter__(self):
-        return iter([1])
-
-
-class Endless(Dataset):
-    def __getitem__(self, index):
-        return index
-
     def __iter__(self):
         return iter([1])
 
 
 def double(example):
     return example * 2
-
-
-def test_an_item_is_read_then_decoded_then_augmented_or_loaded_then_augmented():
-    assert [Squares()[index] for index in range(4)] == [0, -1, -4, -9]
-    dataset = Digits()
-    assert (dataset.read(3), dataset.decode(b"3"), dataset.load(3), dataset[3]) == (b"3", 30, 30, -30)
 
 
 @pytest.mark.parametrize("call", ["read", "decode", "load", "augment"])
@@ -141,29 +99,6 @@ def test_a_named_cut_augments_the_items_of_the_inner_data_set_and_has_its_attrib
     assert (decoded.read(1), decoded.load(1), decoded[1]) == (102, "102", "102102")
 
 
-@pytest.mark.parametrize("duplicate", [lambda d: pickle.loads(pickle.dumps(d)), copy.copy, copy.deepcopy])
-def test_a_named_cut_can_be_pickled_and_copied(duplicate):
-    again = duplicate(StagedDataset.of(Numbers(3, 7), augment=double))
-    assert [again[index] for index in range(3)] == [14, 16, 18]
-    assert again.size == 3
-
-
-@pytest.mark.parametrize("kind", [Numbers, Batched])
-def test_a_plain_loader_sees_augmented_batches_read_in_one_call_where_that_is_possible(kind):
-    inner = kind(6)
-    loader = DataLoader(StagedDataset.of(inner, augment=double), batch_size=4)
-    assert [batch.tolist() for batch in loader] == [[0, 2, 4, 6], [8, 10]]
-    assert getattr(inner, "calls", [[0, 1, 2, 3], [4, 5]]) == [[0, 1, 2, 3], [4, 5]]
-
-
-def test_special_methods_of_the_inner_data_set_do_not_speak_for_a_named_cut():
-    dataset = StagedDataset.of(Endless(), augment=double)
-    assert dataset[1000] == 2000
-    assert not hasattr(dataset, "__iter__")
-    with pytest.raises(TypeError, match="len"):
-        len(dataset)
-
-
 @pytest.mark.parametrize(
     ("dataset", "options", "reason"),
     [
@@ -188,16 +123,6 @@ def test_a_concat_leads_each_example_to_the_stages_that_it_came_from():
     assert seen == [(0, 0, 0), (0, 2, 2), (2, 0, 100), (2, 3, 103), (2, 3, 103), (0, 0, 0)]
     assert [stages.load(index) for index in range(-7, 7)] == [concat[index] for index in range(-7, 7)]
     assert (stages.reused, stages.redone) == (("load",), ("flip",))
-
-
-def test_a_concat_of_which_nothing_is_redone_redoes_nothing_and_joins_names_without_repeats():
-    concat = ConcatDataset([Numbers(2), Subset(Numbers(9), [8])])
-    stages = concat_stages(concat, [uncut_stages(part) for part in concat.datasets])
-    assert stages.augment is unchanged
-    assert [stages.load(index) for index in range(3)] == [0, 1, 8]
-    flips = Stages(abs, abs, reused=("load", "Resize"), redone=("Flip",))
-    crops = Stages(abs, abs, reused=("load", "Pad"), redone=("Crop", "Flip"))
-    assert repr(concat_stages(concat, [flips, crops])) == "reuse [load, Resize, Pad], redo [Flip, Crop]"
 
 
 def test_batched_reading_is_kept_through_subsets_and_named_cuts():

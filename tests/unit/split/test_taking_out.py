@@ -1,13 +1,9 @@
 """Transforms are taken out of a copy alone: whatever a data set shares with others, nobody's object is written to."""
 
-import weakref
-from functools import cached_property
-
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
+from torch.utils.data import Dataset
 
-from lightning_echo import EchoLoader
 from lightning_echo.split.describe import Convention, SplitRefused
 from lightning_echo.split.prove import find_split, make_stages
 
@@ -53,7 +49,6 @@ class Slotted(Plain):
 
 
 def by_property(get, put, base=Plain):
-    """A class whose transform is a property."""
     return type("Own", (base,), {"transform": property(get, put)})
 
 
@@ -80,40 +75,6 @@ def put_and_count(self, value):
 def refuse(self, value):
     if value is not add:
         raise ValueError("this one or none")
-
-
-class Cached(Plain):
-    def __getitem__(self, index):
-        return self.pipeline(torch.tensor(float(index))), index
-
-    @cached_property
-    def pipeline(self):
-        return self.transform
-
-
-class Weak(Plain):
-    """Refers to itself."""
-
-    def __init__(self):
-        super().__init__()
-        self.me = weakref.ref(self)
-
-    def __getitem__(self, index):
-        return self.me().transform(torch.tensor(float(index))), index
-
-
-class OneState(Plain):
-    """All instances share their attributes."""
-
-    shared = {}  # noqa: RUF012
-
-    def __new__(cls):
-        made = super().__new__(cls)
-        made.__dict__ = cls.shared
-        return made
-
-    def __copy__(self):
-        return OneState()
 
 
 class SingleInSlots:
@@ -150,8 +111,6 @@ class Private(Dataset):
 
 
 class Method(Plain):
-    """A method of that name applies the transform, as in MONAI's ``Dataset``."""
-
     def _transform(self, index):
         return Plain.__getitem__(self, index)
 
@@ -170,7 +129,6 @@ KINDS = {
     "a private attribute": (Private, SPLIT),
     "a method of that name": (Method, SPLIT),
     "a property of its own": (by_property(own, put_own), SPLIT),
-    "a cached pipeline": (Cached, SPLIT),
     "wrapped by a property": (lambda: by_inside(Plain()), SHARED),
     "wrapped twice by properties, around slots": (lambda: by_inside(by_inside(Slotted())), SHARED),
     "wrapped by getattr": (lambda: ByGetattr(Plain()), ZERO),
@@ -179,8 +137,6 @@ KINDS = {
     "a property that counts": (by_property(own, put_and_count), ELSE),
     "a property that refuses": (by_property(lambda self: add, refuse), "its setter raised ValueError: this one or none"),
     "a property without a setter": (lambda: type("Own", (Private,), {"transform": property(own)})(), "without a setter"),
-    "a weak reference": (Weak, ZERO),
-    "one state for all": (OneState, "a copy of OneState is not independent of it"),
     "a single one in slots": (SingleInSlots, "a copy of SingleInSlots is not independent of it"),
 }
 
@@ -221,26 +177,6 @@ def test_no_object_of_the_users_is_written_to(name):
             make_stages(dataset, [Convention.transform])  # as in a worker, which has no copy to throw away
     assert contents(dataset) == before
     assert dataset[3][0] >= 1003  # as an evaluation over the same data
-
-
-@pytest.mark.parametrize("name", ["plain", "wrapped by a property", "wrapped by getattr"])
-def test_nor_by_a_loader(name):
-    make, reason = KINDS[name]
-    dataset = make()
-    before = contents(dataset)
-    loader = EchoLoader(DataLoader(dataset, batch_size=4), 2, seed=0)
-    assert loader.insertion_point == ("before_augmentation" if reason is SPLIT else "after_augmentation")
-    for images, labels in [batch for _ in range(4) for batch in loader]:
-        assert ((images - labels >= 1000) & (images - labels < 1001)).all()
-    assert contents(dataset) == before
-
-
-def test_of_a_data_set_that_is_met_twice_they_are_taken_out_once():
-    sets = []
-    dataset = by_property(own, lambda self, value: (sets.append(value), put_own(self, value)))()
-    sets.clear()
-    make_stages(ConcatDataset([dataset, Subset(dataset, [0]), dataset]))
-    assert len(sets) == 1
 
 
 def test_a_private_place_without_a_transform_is_a_place_too():
