@@ -1,4 +1,4 @@
-"""Data sets for the workers' cache, and requests for it."""
+"""Data sets for the workers' cache and requests for it; the shape of a plan whose items are whole batches."""
 
 import random
 
@@ -18,7 +18,6 @@ LENGTH, BATCH_SIZE = 40, 6
 
 
 def noise():
-    """One draw from each of the three global generators."""
     return float(torch.rand(())), float(np.random.rand()), random.random()
 
 
@@ -37,8 +36,6 @@ class Plain(Dataset):
 
 
 class Whole(Plain):
-    """Reads whole batches; ``calls`` is the log of that."""
-
     def __init__(self):
         super().__init__()
         self.calls = []
@@ -69,8 +66,6 @@ def listed(examples):
 
 
 class Tensors(StagedDataset):
-    """Augments in place."""
-
     def load(self, index):
         return torch.full((3,), float(index))
 
@@ -100,3 +95,8 @@ def request(positions, fresh, indices=None, stays_live="", number=0, **kwargs):
     indices = positions if indices is None else indices
     stays_live = bytes(map(int, stays_live)) if stays_live else bytes(len(positions))
     return Request(number, list(positions), fresh, list(indices), stays_live, **kwargs)
+
+
+def batches_shape(batches_per_pass=13, buffer_size=4, seed=0):
+    sizes = {"batch_size": 1, "last_batch_size": 1, "batches_per_pass": batches_per_pass, "buffer_size": buffer_size}
+    return PlanShape(**sizes, workers=1, seed=seed, distinct=False)

@@ -1,5 +1,6 @@
-"""Whole batches are kept while uses are left, handed out so that edits do no harm, and read again where they are lost."""
+"""Whole batches are kept while uses are left, and read again where they are lost; passes of a plain iterable are read forward."""
 
+import random
 import weakref
 from collections import UserDict
 from dataclasses import dataclass
@@ -8,9 +9,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from batch_cases import batches_shape
+from cache_cases import batches_shape
+from own_states import Ends, RollsOver
 
-from lightning_echo.pipeline.batches import BatchEcho, count_examples, size_of
+from lightning_echo.pipeline.batches import BatchEcho, PassOver, PassReader, count_examples, size_of
 from lightning_echo.pipeline.requests import BatchedOrder, BatchRequests, Step
 from lightning_echo.pipeline.worker import Report
 from lightning_echo.plan.each import EachPlan
@@ -46,38 +48,7 @@ def requests(factor, batches_per_pass=9):
     return BatchRequests(EachPlan(batches_shape(batches_per_pass), factor), BatchedOrder(SequentialOrder(35, 35), 4, 3, 9))
 
 
-def counted_batches():
-    """Returns a function that reads batches, and all of them and of their copies that are alive."""
-    held = weakref.WeakSet()
-
-    class Batch(list):
-        __hash__ = object.__hash__
-
-        def __init__(self):
-            super().__init__([0] * 4)
-            held.add(self)
-
-        def __deepcopy__(self, memo):
-            return Batch()
-
-    return lambda position: Batch(), held
-
-
 class TestEchoingBatches:
-    @pytest.mark.parametrize("factor", [1, 1.5, 2, 4])
-    def test_each_batch_is_read_once_and_counted_by_its_examples(self, factor):
-        asked, plain = requests(factor), [list(range(start, min(start + 4, 35))) for start in range(0, 35, 4)]
-        batches = BatchEcho(asked, with_seconds(lambda position: [(position, index) for index in next(asked).indices]))
-        seen = []
-        for _ in range(90):
-            batch, counts = next(batches)
-            ((position,), indices) = {position for position, _ in batch}, [index for _, index in batch]
-            assert indices == plain[position % 9]
-            assert counts == (Report(0, len(batch)) if position in seen else Report(len(batch), **SECONDS))
-            seen += [] if position in seen else [position]
-        assert seen == list(range(len(seen)))
-        assert len(seen) == pytest.approx(90 / factor, abs=4)
-
     def test_what_reading_looked_up_counts_for_fresh_examples_and_what_it_says_always_reaches_the_user(self):
         steps = step(0, fresh=True, stays_live=True), step(0), step(1, read=True, stays_live=True), step(1)
         source = SimpleNamespace(read=lambda position: (torch.zeros(4), Report(note=f"about {position}", hits=3, misses=1)))
@@ -86,56 +57,37 @@ class TestEchoingBatches:
         assert [report.note for report in reports] == ["about 0", "", "about 1", ""]
         assert [(report.hits, report.misses) for report in reports] == [(3, 1), (0, 0), (0, 0), (0, 0)]
 
-    def test_the_first_use_is_what_was_read_and_the_last_one_what_was_kept(self):
-        copies = []
-
-        class Batch:
-            def __deepcopy__(self, memo):
-                copies.append(Batch())
-                return copies[-1]
-
-        original = Batch()
-        steps = step(0, fresh=True, stays_live=True), step(0, stays_live=True), step(0), step(1, fresh=True)
-        first, second, last, only = [next(batches)[0] for batches in [echo(*steps, read=lambda _: original)] for _ in steps]
-        assert first is only is original
-        assert [second, last] == copies[::-1]
-
     def test_a_loader_may_use_its_memory_again(self):
-        """As one with a ring of slots does."""
         slot = torch.zeros(2)
         fresh = [step(number, fresh=True, stays_live=number < 2) for number in range(3)]
         steps = fresh[0], fresh[1], step(0, stays_live=True), step(1), fresh[2], step(0)
         batches = echo(*steps, read=lambda position: slot.fill_(position))
         assert [batch.tolist() for batch, _ in (next(batches) for _ in range(6))] == [[i] * 2 for i in (0, 1, 0, 1, 2, 0)]
 
-    def test_only_live_batches_are_held(self):
-        read, held = counted_batches()
-        asked, live = requests(3), set()
-        steps = requests(3)
-        batches = BatchEcho(asked, with_seconds(read))
-        for _ in range(80):
+    def test_what_has_no_use_left_or_is_to_be_forgotten_is_let_go(self):
+        held = weakref.WeakSet()
+
+        class Batch(list):
+            __hash__ = object.__hash__
+
+            def __init__(self):
+                super().__init__([0] * 4)
+                held.add(self)
+
+            def __deepcopy__(self, memo):
+                return Batch()
+
+        steps = [step(number, fresh=True, stays_live=True) for number in (0, 1)]
+        steps += [step(0), step(2, fresh=True, forget=(1,))]
+        batches, alive = echo(*steps, read=lambda position: Batch()), []
+        for _ in steps:
             next(batches)
-            now = steps.step()
-            (live.add if now.stays_live else live.discard)(now.position)
-            assert len(held) == len(live) <= 4
-        batches = echo(step(0, fresh=True, stays_live=True), step(1, fresh=True, forget=(0,)), read=read)
-        next(batches)
-        assert len(held) == 1
-        next(batches)
-        assert len(held) == 0, "what is to be forgotten is let go"
+            alive.append(len(held))
+        assert alive == [1, 2, 1, 0]
 
     def test_a_live_batch_that_is_held_nowhere_is_read_again_and_counted(self):
         batches = echo(step(5, read=True, stays_live=True), step(5))
         assert [next(batches)[1] for _ in range(2)] == [Report(0, 4, 4, **SECONDS), Report(0, 4)]
-
-    def test_examples_are_counted_in_the_batch_where_nobody_knows_them_beforehand(self):
-        batches = echo(step(0, fresh=True, stays_live=True, size=-1), step(0, size=-1), read=lambda position: torch.zeros(5, 2))
-        assert [next(batches)[1] for _ in range(2)] == [Report(5, **SECONDS), Report(0, 5)]
-
-    def test_of_a_rebuilt_loader_the_batches_come_in_the_order_in_which_they_were_asked_for(self):
-        read = ("a", Report(4, 0, 0, 1, 2, 3)), ("b", Report(4, 0, 0, 4, 5, 6))
-        batches = BatchEcho(Steps(step(0, fresh=True), step(1, fresh=True)), iter(read))
-        assert (next(batches), next(batches)) == read
 
 
 @dataclass
@@ -179,13 +131,6 @@ def test_examples_of_an_unknown_batch_are_counted_as_collate_functions_usually_l
     assert count_examples(batch) == expected
 
 
-def test_attributes_that_are_not_fields_of_a_dataclass_count_too():
-    """Other code adds its tensors to a batch."""
-    batch = Pairs("scans", None)
-    batch.x = torch.zeros(5, 3)
-    assert count_examples(batch) == 5
-
-
 def test_a_batch_that_cannot_be_asked_has_no_size_and_counts_as_one_example():
     class Lazy:
         @property
@@ -193,3 +138,134 @@ def test_a_batch_that_cannot_be_asked_has_no_size_and_counts_as_one_example():
             raise OSError
 
     assert (size_of(Lazy()), count_examples(Lazy())) == (None, 1)
+
+
+class Passes:
+    """A plain iterable of batches: 5 in each pass, told the number of the pass."""
+
+    def __init__(self, length=5):
+        self.length, self.log, self.epochs = length, [], []
+
+    def __iter__(self):
+        self.log.append("iter")
+        for i in range(self.length):
+            self.log.append(i)
+            yield i, float(torch.rand(())), float(np.random.rand()), random.random()
+
+
+class Watched(Ends):
+    """Remembers what it was told, and when its state was loaded."""
+
+    def __init__(self, lengths):
+        super().__init__(*lengths)
+        self.log = []
+
+    def set_epoch(self, epoch):
+        self.log.append(epoch)
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        self.log.append("state")
+
+
+def noise():
+    return torch.get_rng_state().tolist(), np.random.get_state()[1].tolist(), random.getstate()
+
+
+def values(reader, positions):
+    return [reader.read(position)[0] for position in positions]
+
+
+def firsts(reader, positions):
+    return [batch[0] for batch in values(reader, positions)]
+
+
+class TestReading:
+    def test_ascending_positions_iterate_each_pass_once_a_resumed_run_from_the_start_of_that_of_its_oldest_batch(self):
+        source = Passes()
+        assert firsts(PassReader(source, 5), range(12)) == [*range(5), *range(5), 0, 1]
+        assert source.log == ["iter", *range(5), "iter", *range(5), "iter", 0, 1]
+        source = Passes()
+        reader = PassReader(source, 5)
+        reader.seek(12)
+        reader.may_come_late = frozenset([])
+        assert firsts(reader, range(13, 17)) == [3, 4, 0, 1]
+        assert source.log == ["iter", *range(5), "iter", 0, 1]
+
+    def test_a_pass_that_is_read_again_draws_the_same_random_numbers_and_none_of_the_training(self):
+        torch.manual_seed(0)
+        np.random.seed(0)
+        random.seed(0)
+        before = noise()
+        batches = values(PassReader(Passes(), 5, seed=3), range(15))
+        assert noise() == before
+        assert len(set(batches)) == 15
+        resumed = PassReader(Passes(), 5, seed=3)
+        resumed.seek(7)
+        assert values(resumed, range(7, 15)) == batches[7:]
+        assert values(PassReader(Passes(), 5, seed=4), [0]) != batches[:1]
+
+    def test_an_iterable_that_yields_more_than_its_length_is_cut_and_one_that_ends_before_is_reported(self):
+        assert firsts(PassReader(Passes(length=8), 5), range(10)) == [*range(5), *range(5)]
+        reader = PassReader(Passes(length=3), 5)
+        values(reader, range(3))
+        with pytest.raises(RuntimeError, match=r"the loader ended after 3 batches, but its length is 5. Correct its __len__"):
+            reader.read(3)
+
+
+KINDS = {"ends": Ends, "rolls over": RollsOver}
+
+
+def run(reader, count):
+    """The next ``count`` batches, with None where a pass ends; the states before each."""
+    found, states, position = [], [], reader.position
+    while len(found) < count:
+        states.append(reader.state(position))
+        try:
+            found.append(reader.read(position)[0])
+            position += 1
+        except PassOver:
+            found.append(None)
+    return found, states
+
+
+class TestALoaderWithAStateOfItsOwn:
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_with_a_length_a_run_goes_on_from_every_state_without_reading_anything_twice(self, kind):
+        batches, states = run(PassReader(KINDS[kind](4), 4), 14)
+        assert batches == [100 * (i // 4) + i % 4 for i in range(14)]
+        for position, state in enumerate(states):
+            loader = KINDS[kind](4)
+            resumed = PassReader(loader, 4)
+            resumed.load(state)
+            resumed.seek(position)
+            assert values(resumed, range(position, 14)) == batches[position:]
+            assert loader.read <= 14 - position
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_without_a_length_too(self, kind):
+        lengths = [3, 1, 4, 2, 5, 9]
+        batches, states = run(PassReader(KINDS[kind](*lengths), None), 14)
+        assert batches == [0, 1, 2, None, 100, None, 200, 201, 202, 203, None, 300, 301, None]
+        for at, state in enumerate(states):
+            if kind == "rolls over" and batches[at] is None:
+                continue  # its state is that of the next pass already, and nobody knows a length
+            resumed = PassReader(KINDS[kind](*lengths), None)
+            resumed.load(state)
+            position = sum(batch is not None for batch in batches[:at])
+            resumed.seek(position)
+            assert run(resumed, 14 - at)[0] == batches[at:]
+
+    @pytest.mark.parametrize("length", [4, None], ids=["sized", "unsized"])
+    def test_a_resumed_loader_is_told_its_pass_once_before_its_state_is_loaded_and_later_ones_as_they_begin(self, length):
+        reader = PassReader(Watched([4] * 9), length)
+        run(reader, 6)
+        at = 6 if length else 5  # without a length the end of the first pass is one of the six
+        resumed = PassReader(Watched([4] * 9), length)
+        resumed.load(reader.state(at))
+        resumed.seek(at)
+        run(resumed, 2)
+        assert resumed._batches.log == [1, "state"]
+        resumed.take(2)
+        run(resumed, 3)
+        assert resumed._batches.log == [1, "state", 2]

@@ -35,33 +35,18 @@ def live_batch(**tensors):
     return live
 
 
-class TestPreparing:
-    @pytest.mark.parametrize("changed", [[1, 2], None], ids=["", "to nothing"])
-    def test_the_host_batch_is_changed_once(self, changed):
-        live, calls = LiveBatch([1]), []
-
-        def change(batch):
-            calls.append(batch)
-            return changed
-
-        for _ in range(3):
-            live.prepare(live.use(False).host, change)
-        assert calls == [[1]]
-        assert live.transfer(lambda batch: batch, is_last=True) == changed
-
-    def test_a_precision_plugin_reaches_the_host_batch_which_uses_carry_until_one_of_them_has_prepared_it(self):
-        """Lightning may drop a batch that it has fetched."""
-        live = LiveBatch({"x": torch.zeros(2), "i": torch.arange(2), "name": "a"})
-        dropped, used = live.use(False), live.use(False)
-        assert dropped.host is used.host
-        use = apply_to_collection(used, torch.Tensor, lambda tensor: tensor.double())
-        assert type(use) is BatchUse
-        assert use.live is live
-        live.prepare(use.host, lambda batch: batch)
-        assert live.transfer(dict, is_last=False)["x"].dtype is torch.float64
-        echo = apply_to_collection(live.use(True), torch.Tensor, lambda tensor: tensor.half())
-        assert echo == BatchUse(live, None, True)
-        assert live.transfer(dict, is_last=True)["x"].dtype is torch.float64
+def test_a_precision_plugin_reaches_the_host_batch_which_uses_carry_until_one_of_them_has_prepared_it():
+    live = LiveBatch({"x": torch.zeros(2), "i": torch.arange(2), "name": "a"})
+    dropped, used = live.use(False), live.use(False)
+    assert dropped.host is used.host
+    use = apply_to_collection(used, torch.Tensor, lambda tensor: tensor.double())
+    assert type(use) is BatchUse
+    assert use.live is live
+    live.prepare(use.host, lambda batch: batch)
+    assert live.transfer(dict, is_last=False)["x"].dtype is torch.float64
+    echo = apply_to_collection(live.use(True), torch.Tensor, lambda tensor: tensor.half())
+    assert echo == BatchUse(live, None, True)
+    assert live.transfer(dict, is_last=True)["x"].dtype is torch.float64
 
 
 class TestTransferring:
@@ -105,7 +90,6 @@ class TestTransferring:
         assert [each is host for each in moved] == [True] * 3
 
     def test_what_shares_memory_only_in_part_is_apart_in_that_part(self):
-        """A hook that leaves the lengths on the host, say."""
         host = {"x": torch.zeros(2), "lengths": torch.ones(2)}
         live = live_batch(**host)
         for is_last in (False, False, True):
@@ -115,26 +99,8 @@ class TestTransferring:
             assert use["x"].data_ptr() != host["x"].data_ptr()
             use["lengths"].add_(1)
 
-    def test_the_only_use_is_transferred_as_it_is(self):
-        x = torch.zeros(2)
-        assert live_batch(x=x).transfer(lambda batch: batch, is_last=True)["x"] is x
-
-    def test_its_bytes_are_those_on_the_device_and_the_last_use_keeps_nothing(self):
-        host = torch.zeros(5)
-        live, move = live_batch(x=host, i=torch.arange(2)), Moves()
-        assert live.nbytes == 0
-        live.transfer(move, is_last=False)
-        assert live.nbytes == 36
-        use = live.transfer(move, is_last=True)
-        assert live.nbytes == 0
-        gone = weakref.ref(host), weakref.ref(use["x"])
-        del host, use
-        assert [ref() for ref in gone] == [None, None]
-
 
 class Noisy(StagedDataset):
-    """Examples are (index, noise)."""
-
     def load(self, index):
         return torch.tensor([float(index), 0.0])
 
@@ -198,27 +164,6 @@ def test_batches_counts_lengths_and_states_are_those_of_after_batching(factors, 
             assert state_of(batching) == state_of(transfer)
         assert (batching.counts, batching.passes) == (transfer.counts, transfer.passes)
         assert transfer.counts.fresh > 0
-
-
-def test_of_the_uses_of_a_batch_the_last_one_is_marked_with_memory_none_and_at_factor_1_each():
-    """With reuse from memory, a batch leaves a full buffer when another one is read, and so not at a use of its own."""
-    for reuse in ("each", "memory"):
-        loader = echo(factor=3, reuse=reuse, buffer_size=4)
-        uses = [use for _ in range(6) for use in loader]
-        whole = [[use.is_last for use in uses if use.live is live] for live in dict.fromkeys(use.live for use in uses)]
-        assert len(whole) > 12
-        expected = {(*[False] * others, True) for others in range(4)}
-        assert {tuple(marks) for marks in whole[:-4]} <= expected if reuse == "each" else not any(map(any, whole))
-        assert all(use.is_last for use in echo(factor=1, reuse=reuse))
-
-
-def test_a_batch_that_was_fetched_and_dropped_comes_with_its_next_use():
-    expected = [batch for batch, *_ in steps(echo(), 3)]
-    loader, seen = echo(), []
-    for number, item in enumerate(item for _ in range(3) for item in loader):
-        if number % 3:
-            seen.append(on_device(item).tolist())
-    assert seen == [batch for number, batch in enumerate(expected) if number % 3]
 
 
 @pytest.mark.parametrize("reuse", ["each", "memory"])

@@ -1,7 +1,6 @@
-"""What is found out about the user's loader before anything runs."""
+"""What is found out about the user's loader before anything runs, and what other code may read of it."""
 
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,9 +9,6 @@ from torch.utils.data import (
     DataLoader,
     Dataset,
     IterableDataset,
-    Sampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
     get_worker_info,
 )
 
@@ -29,8 +25,6 @@ def chosen(loader: Any, point: str = "auto") -> Choice:
 
 
 class Transformed(Dataset[Any]):
-    """Follows torchvision's convention."""
-
     transform: Any = float
 
     def __len__(self) -> int:
@@ -65,64 +59,6 @@ def test_what_only_a_worker_can_read_is_read_there_and_elsewhere_its_own_error_i
         next(iter(EchoLoader(unreadable, 2)))
     with pytest.raises(AssertionError, match="not opened"):
         EchoLoader(unreadable, 2, insertion_point="before_augmentation")
-
-
-class Named(Transformed):
-    """Its indices are names."""
-
-    transform = staticmethod(str)
-
-    def __getitem__(self, name: Any) -> str:
-        return {"a": "first", "b": "second", "c": "third"}[name]
-
-
-class Names(Sampler[str]):
-    def __iter__(self) -> Any:
-        return iter("cab")
-
-    def __len__(self) -> int:
-        return 3
-
-
-def test_auto_falls_back_where_only_the_sampler_knows_the_indices_and_says_so() -> None:
-    by_name = DataLoader(Named(), batch_size=3, sampler=Names())
-    echoed = EchoLoader(by_name, 1)
-    assert echoed.insertion_point == "after_augmentation"
-    assert list(echoed) == [["third", "first", "second"]]
-    reason = chosen(by_name).reason
-    assert "its sampler (Names) seems to yield no integers: reading an example raised KeyError: " in reason
-    assert reason.endswith(
-        "if the data set augments, its echoes repeat that augmentation, which a StagedDataset can redo for each use"
-    )
-
-
-def test_reading_an_example_before_training_leaves_the_users_data_as_it_is() -> None:
-    class InPlace(Transformed):
-        def __init__(self) -> None:
-            self.rows, self.records = torch.ones(8, 3), [{"label": 1} for _ in range(1000)]
-
-        def __getitem__(self, index: int) -> torch.Tensor:
-            row = self.rows[index]
-            row -= self.records[index].pop("label")
-            return row
-
-    dataset = InPlace()
-    EchoLoader(DataLoader(dataset, batch_size=4), 1)
-    assert dataset.rows.tolist() == [[1, 1, 1]] * 8
-    assert dataset.records == [{"label": 1}] * 1000
-
-
-def test_an_error_that_does_not_come_again_is_no_reason_against_a_split(tmp_path: Path) -> None:
-    class FailsOnce(Transformed):
-        """As over a network: its first read of all fails."""
-
-        def __getitem__(self, index: int) -> float:
-            if not (tmp_path / "read").exists():
-                (tmp_path / "read").touch()
-                raise OSError("network")
-            return super().__getitem__(index)
-
-    assert chosen(DataLoader(FailsOnce(), 4)).point == "before_augmentation"
 
 
 class Staged(StagedDataset):
@@ -166,7 +102,6 @@ KINDS: dict[str, tuple[Any, str, str, str]] = {
     "own iteration": (OwnIteration(Transformed(), 4), "after_batching", "after_batching", "__iter__ of its own"),
     "iterable": ([torch.zeros(4)], "after_batching", "after_batching", "list is an iterable of batches"),
 }
-STAGES = ["read", "decode", "load", "augment", "collate", "transfer"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -187,29 +122,6 @@ def test_auto_takes_the_earliest_and_what_is_asked_for_is_taken_or_refused_with_
             assert re.search(ways_out.get(auto, "Use 'after_batching' or 'auto'"), str(raised.value))
 
 
-@pytest.mark.parametrize(("point", "reused"), [("after_augmentation", 4), ("after_batching", 5), ("after_transfer", 6)])
-def test_what_comes_before_the_point_is_reused_and_what_comes_after_it_is_redone(point: str, reused: int) -> None:
-    choice = chosen(KINDS["all in one"][0], point)
-    assert list(choice.reused) == STAGES[2:reused]
-    assert list(choice.redone) == (STAGES[reused:] or ["on_after_batch_transfer"])
-
-
-@pytest.mark.parametrize(("point", "expected"), [("after_augmentation", 1024), ("after_batching", 4 * 1024)])
-def test_memory_is_that_of_an_example_or_of_a_batch(point: str, expected: int) -> None:
-    rows = [torch.zeros(256) for _ in range(12)]
-    assert chosen(DataLoader(rows, 4), point).item_bytes == expected  # type: ignore[arg-type]
-
-
-def test_a_subset_sampler_says_which_examples_may_be_read() -> None:
-    class OnlyFrom5To8(Transformed):
-        def __getitem__(self, index: int) -> float:
-            if not 5 <= index <= 8:
-                raise IndexError(index)
-            return super().__getitem__(index)
-
-    assert chosen(DataLoader(OnlyFrom5To8(), 2, sampler=SubsetRandomSampler([5, 6, 7, 8]))).point == "before_augmentation"
-
-
 class Queue(Dataset[int]):
     """As TorchIO's: returns what comes next from a list of its own, whatever index it is asked for."""
 
@@ -227,91 +139,23 @@ class Queue(Dataset[int]):
         return self.patches.pop()
 
 
-class RunningQueue(Queue):
-    """Returns what its own loader yields next. By default that loader has begun before anything is asked."""
-
-    def __init__(self, begins: bool) -> None:
-        super().__init__()
-        self.running = iter(self.loader()) if begins else None
-
-    def loader(self) -> DataLoader[int]:
-        return DataLoader(range(16), batch_size=None, shuffle=True)  # type: ignore[arg-type]
-
-    def __getitem__(self, index: int) -> int:
-        self.running = self.running or iter(self.loader())
-        return next(self.running)
-
-
-class Counting(Queue):
-    """Counts its reads, and returns what it is asked for."""
-
-    def __getitem__(self, index: int) -> int:
-        return index + 0 * super().__getitem__(index)
-
-
-class Noisy(Queue):
-    """Draws at each read."""
-
-    def __getitem__(self, index: int) -> Any:
-        return torch.rand(())
-
-
-class Once(Queue):
-    """Can be read once."""
-
-    def __getitem__(self, index: int) -> int:
-        if self.filled:
-            raise RuntimeError("only once")
-        return super().__getitem__(index)
-
-
-class Endless(Dataset[int]):
-    """Has no length, and a sampler that needs none."""
-
-    def __getitem__(self, index: int) -> int:
-        return index
-
-
-@pytest.mark.parametrize(
-    ("dataset", "point"),
-    [
-        (Queue(), "auto"),
-        (RunningQueue(True), "auto"),
-        (RunningQueue(False), "after_augmentation"),
-        (RunningQueue(True), "after_batching"),
-    ],
-)
-def test_a_data_set_that_ignores_its_index_is_found_by_its_answers_and_said(dataset: Any, point: str) -> None:
+@pytest.mark.parametrize("point", ["auto", "after_augmentation", "after_batching"])
+def test_a_data_set_that_ignores_its_index_is_found_by_its_answers_and_said(point: str) -> None:
+    dataset = Queue()
     caution = chosen(DataLoader(dataset, 4), point).caution
-    assert caution.startswith(f"{type(dataset).__name__} returns what comes next, whatever index it is asked for")
+    assert caution.startswith("Queue returns what comes next, whatever index it is asked for")
     assert (dataset.patches, dataset.filled) == ([], 0)  # asked of copies
 
 
-@pytest.mark.parametrize(
-    ("dataset", "sampler"),
-    [
-        (Counting(), None),
-        (Noisy(), None),
-        (Once(), None),
-        ([1, 1], None),
-        (Endless(), WeightedRandomSampler([1.0] * 8, 8)),
-        (Queue(), SubsetRandomSampler([5])),  # no other example may be asked for
-    ],
-)
-def test_of_others_nothing_is_said(dataset: Any, sampler: Any) -> None:
-    choice = chosen(DataLoader(dataset, 4, sampler=sampler))
-    assert (choice.point, choice.caution) == ("after_augmentation", "")
+def test_the_plain_loaders_attributes_can_be_read():
+    plain = DataLoader(range(10), batch_size=4, drop_last=True, collate_fn=list)
+    echoed = EchoLoader(plain, 2)
+    assert echoed.dataset is plain.dataset
+    assert (echoed.batch_size, echoed.drop_last, echoed.collate_fn) == (4, True, list)
+    assert not hasattr(EchoLoader([1, 2, 3], 2), "batch_size"), "what the plain loader lacks"
 
 
-@pytest.mark.parametrize(("size", "reads"), [(100, "0 0 0 0 1 2 3 4 5 6 7 "), (2**40, "0 ")], ids=["small", "huge"])
-def test_examples_over_all_the_data_are_weighed_and_a_huge_one_is_read_once(size: int, reads: str, tmp_path: Path) -> None:
-    class Seen(Transformed):
-        """What was asked of it and of its copies is remembered; its examples say that they have so many bytes."""
-
-        def __getitem__(self, index: int) -> Any:
-            with (tmp_path / "log").open("a") as log:  # of all processes
-                log.write(f"{index} ")
-            return torch.zeros(1, dtype=torch.uint8).expand(size)
-
-    chosen(DataLoader(Seen(), 4), "after_augmentation")
-    assert sorted((tmp_path / "log").read_text().split()) == reads.split(), "in whatever order"
+@pytest.mark.parametrize(("loader", "name"), [(DataLoader(range(8)), "sampler"), (DataLoader(Stream()), "dataset")])
+def test_what_a_plain_loader_could_be_built_from_is_refused_with_what_to_do(loader: Any, name: str):
+    with pytest.raises(AttributeError, match=rf"has no '{name}'.* ignore_data_skip=True .*\.loader\.{name}$"):
+        getattr(EchoLoader(loader, 2), name)

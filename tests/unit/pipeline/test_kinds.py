@@ -1,4 +1,4 @@
-"""The kind of a loader, what follows from it, and what a rebuilt loader keeps of the user's."""
+"""The kind of a loader, what follows from it, how its passes are cut, and what a rebuilt loader keeps of the user's."""
 
 import multiprocessing
 
@@ -18,8 +18,7 @@ from torch.utils.data import (
 )
 
 from lightning_echo.insertion import InsertionPoint
-from lightning_echo.pipeline.kinds import Indexed, IndexedBatches, Opaque, OwnBatches, StreamBatches, kind_of
-from lightning_echo.pipeline.kinds import Stream as Stream_
+from lightning_echo.pipeline.kinds import kind_of
 from lightning_echo.pipeline.prefetch import WorkerProcesses
 from lightning_echo.pipeline.worker import Request
 from lightning_echo.plan.plan import Reuse
@@ -32,16 +31,6 @@ OTHER = TensorDataset(torch.arange(12))
 class Stream(IterableDataset):
     def __iter__(self):
         return iter(range(8))
-
-
-class OwnIteration(DataLoader):
-    def __iter__(self):
-        return super().__iter__()
-
-
-class OwnIterator(DataLoader):
-    def _get_iterator(self):
-        return super()._get_iterator()
 
 
 class Drawing(Sampler):
@@ -57,27 +46,6 @@ class Drawing(Sampler):
 class WithoutLength(Sampler):
     def __iter__(self):
         return iter(range(12))
-
-
-@pytest.mark.parametrize(
-    ("loader", "kind", "by_batches"),
-    [
-        (DataLoader(DATA, 4), Indexed, IndexedBatches),
-        (DataLoader(DATA, batch_sampler=[[0, 1], [2]]), OwnBatches, OwnBatches),
-        (DataLoader(Stream(), 4), Stream_, StreamBatches),
-        (DataLoader(Stream(), None), Opaque, Opaque),
-        (DataLoader(DATA, None), Opaque, Opaque),
-        (OwnIteration(DATA, 4), Opaque, Opaque),
-        (OwnIterator(DATA, 4), Opaque, Opaque),
-        ([torch.zeros(4)], Opaque, Opaque),
-    ],
-)
-def test_only_a_loader_that_torch_makes_batches_for_is_rebuilt(loader, kind, by_batches):
-    found = kind_of(loader)
-    assert type(found) is kind
-    assert type(found.at(InsertionPoint.after_batching)) is type(found.at(InsertionPoint.after_transfer)) is by_batches
-    if not found.by_batches:
-        assert found.at(InsertionPoint.after_augmentation) is found
 
 
 GENERATOR = torch.Generator()
@@ -181,16 +149,6 @@ def test_a_rebuilt_loader_keeps_the_options_of_the_users():
     assert started == [1]
 
 
-def test_a_rebuilt_loader_reads_what_is_requested_and_making_its_iterator_draws_nothing():
-    ((batch, report),) = rebuilt()
-    assert [values.tolist() for values in batch] == [[5, 3]]
-    assert (report.fresh, report.echoed, report.refetched) == (2, 0, 0)
-    assert rebuilt(generator=GENERATOR).generator is GENERATOR
-    before = torch.get_rng_state()
-    iter(rebuilt())
-    assert torch.equal(torch.get_rng_state(), before)
-
-
 class SizedStream(Stream):
     def __len__(self):
         return 8
@@ -233,59 +191,18 @@ def test_the_passes_of_a_kind_how_far_it_plans_ahead_and_when_its_buffer_of_20_i
     assert [kind.filling_batches(layout, 20, reuse) for reuse in (Reuse.each, Reuse.memory)] == fills
 
 
-@pytest.mark.parametrize(
-    ("name", "point", "order", "deals_out", "watched", "distinct", "in_workers", "index"),
-    [
-        ("indexed", EXAMPLES, "shuffle=False", True, True, True, False, 0),
-        ("indexed", BATCHES, "shuffle=False", True, True, False, False, 0),
-        ("own batches", BATCHES, "list()", True, True, False, False, None),
-        ("stream", EXAMPLES, None, False, True, False, True, None),
-        ("stream", BATCHES, None, False, True, False, False, None),
-        ("iterable", BATCHES, None, False, False, False, False, None),
-    ],
-)
-def test_what_decides_the_data_of_a_kind(name, point, order, deals_out, watched, distinct, in_workers, index):
-    kind = kind_of(OF[name]).at(point)
-    assert (kind.order_by, kind.deals_out, bool(kind.watched_parts())) == (order, deals_out, watched)
-    assert (kind.distinct, kind.plans_in_workers, kind.readable_index) == (distinct, in_workers, index)
-    assert kind.shape(kind.layout(1), 20, 0).distinct is distinct
-
-
-def test_lasting_workers_see_no_change_of_the_data():
-    for data in (DATA, Stream()):
-        assert kind_of(DataLoader(data, 4, num_workers=1, persistent_workers=True)).watched_parts() == {}
-    assert kind_of(DataLoader(Stream(), 4)).watched_parts() == {}, "a stream that is read here changes by being read"
-
-
-class ToldLoader(DataLoader):
-    def set_epoch(self, number): ...
-
-
-class ToldSampler(Drawing):
-    def set_epoch(self, number): ...
-
-
-def test_the_number_of_a_pass_goes_to_a_sampler_of_the_users_and_not_to_a_stream_or_to_torchs():
-    sampler = ToldSampler()
-    assert kind_of(DataLoader(DATA, 4, sampler=sampler)).hearers() == (sampler,)
-    assert kind_of(DataLoader(DATA, 4, sampler=DistributedSampler(DATA, 2, 0))).hearers() == ()
-    told = ToldLoader(DATA, 4)
-    assert kind_of(told).hearers() == (told,)
-    for point in (EXAMPLES, BATCHES):
-        assert kind_of(ToldLoader(Stream(), 4)).at(point).hearers() == ()
-
-
-def test_the_part_of_a_rank_in_a_cache_of_several_nodes():
-    examples, own = kind_of(OF["indexed"]), kind_of(OF["own batches"])
-    part = examples.part_in_cache(examples.layout(2), (2, 1))
-    assert (part.shares, part.share, part.workers, part.batch_size, part.ahead) == (2, 1, 2, 5, 6 + 2)
-    assert own.part_in_cache(own.layout(2), (2, 1)).batch_size == 64, "a guess: the batches are the user's"
-    dealt = kind_of(DataLoader(DATA, 5, sampler=DistributedSampler(DATA, 3, 2)))
-    part = dealt.part_in_cache(dealt.layout(1), (1, 0))
-    assert (part.shares, part.share, part.refusal) == (3, 2, "")
-
-    class Own(Drawing):
-        num_replicas, rank = 2, 0
-
-    refused = kind_of(DataLoader(DATA, 5, sampler=Own()))
-    assert "Own divides its indices among the ranks by itself" in refused.part_in_cache(refused.layout(1), (1, 0)).refusal
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("length", [1, 6, 7, 13, 43])
+def test_the_layout_of_a_pass_is_what_a_loader_with_a_distributed_sampler_delivers(length, drop_last, replicas):
+    sampler = DistributedSampler(range(length), num_replicas=replicas, rank=0, shuffle=False)
+    sizes = [len(batch) for batch in DataLoader(range(length), batch_size=6, sampler=sampler, drop_last=drop_last)]
+    plain = DataLoader(range(length), batch_size=6, drop_last=drop_last)
+    if not len(plain):
+        with pytest.raises(ValueError, match="has no batch"):
+            kind_of(plain)
+    else:
+        layout = kind_of(plain).layout(replicas)
+        assert layout.batches_per_pass == len(sizes), "none where the share of a rank is smaller than a batch"
+        assert (layout.batch_size, layout.last_batch_size) == (6, sizes[-1] if sizes else 6)
+        assert (layout.pass_length, layout.length, layout.replicas) == (sum(sizes), length, replicas)

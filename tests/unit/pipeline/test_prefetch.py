@@ -106,17 +106,6 @@ def test_whatever_the_steps_items_come_in_order_and_never_too_far_ahead(steps, d
         items.close()
 
 
-@pytest.mark.parametrize("options", [{"depth": 1}, {"depth": 5}, {}], ids=["1", "5", "as a change of factor counts with"])
-def test_during_long_steps_the_source_is_read_ahead_by_the_depth_and_no_further(prefetcher, long_steps, options):
-    source, depth = Watched(100), options.get("depth", DEPTH)
-    items = prefetcher(source, **options)
-    assert next(items) == 1
-    for asked in range(1, 50):
-        source.wait_for(asked + depth)  # without being asked
-        assert source.read == asked + depth
-        assert next(items) == asked + 1
-
-
 @pytest.mark.parametrize("long", [0, 1, 10])
 def test_from_the_first_short_step_on_nothing_is_handed_from_thread_to_thread(prefetcher, monkeypatch, long):
     """What was fetched ahead by then comes first. How long the first step takes is not known, so it counts as long."""
@@ -138,18 +127,6 @@ def test_an_exception_arrives_where_the_item_would_have_and_then_it_stays_at_the
             next(items)
 
 
-def test_after_an_exception_the_source_is_not_asked_again(prefetcher, long_steps):
-    """Although the thread was asked to fetch further ahead."""
-    source, resting = Watched(3, ValueError), threading.Event()
-    items = prefetcher(source)
-    wait = items._stop.wait
-    items._stop.wait = lambda: resting.set() or wait()
-    with pytest.raises(ValueError, match="that was all"):
-        list(items)
-    assert resting.wait(PATIENCE)
-    assert len(source.readers) == 4
-
-
 @pytest.mark.parametrize("taken", [0, 2, 100])
 def test_closing_ends_the_thread_and_lets_the_source_go_and_may_be_done_twice(steps, threads, taken):
     source = Watched(100)
@@ -165,43 +142,6 @@ def test_closing_ends_the_thread_and_lets_the_source_go_and_may_be_done_twice(st
     del source
     gc.collect()
     assert reference() is None
-
-
-def test_the_thread_gives_the_memory_back_and_keeps_one_item_more_for_it(long_steps):
-    """Each item is fetched only when the one DEPTH + 1 before it has been let go of by who asked for it."""
-
-    class Item:
-        pass
-
-    done_with = [threading.Event() for _ in range(20)]
-    alive, most_alive, ended_in = set(), [], []
-
-    def end(number):
-        alive.remove(number)
-        ended_in.append(threading.current_thread().name)
-
-    def source():
-        for number in range(20):
-            if number > DEPTH:
-                assert done_with[number - DEPTH - 1].wait(PATIENCE)
-            item = Item()
-            alive.add(number)
-            most_alive.append(len(alive))
-            weakref.finalize(item, end, number)
-            yield item
-            del item
-        assert done_with[-1].wait(PATIENCE)
-
-    items = Prefetcher(source())
-    for number in range(20):
-        item = next(items)
-        del item
-        done_with[number].set()
-    with pytest.raises(StopIteration):
-        next(items)
-    assert ended_in == [THREAD] * 20, "without being closed: of a source that has ended nothing is kept"
-    items.close()
-    assert max(most_alive) == DEPTH + 2  # those ahead, the one being fetched, and the one that is done with
 
 
 class Stuck:
@@ -270,20 +210,3 @@ def test_where_a_connection_breaks_it_is_waited_for_who_is_dying(prefetcher, ste
     with pytest.raises(RuntimeError if waits else error, match="worker 7 is dead" if waits else "that was all") as raised:
         next(items)
     assert not waits or isinstance(raised.value.__cause__, error)
-
-
-def test_what_says_the_same_is_not_said_twice(prefetcher, steps):
-    class Dead(RuntimeError):
-        pass
-
-    items = prefetcher(Watched(0, Dead), lost=lambda within: RuntimeError("that was all"))
-    with pytest.raises(Dead, match="that was all") as raised:
-        next(items)
-    assert raised.value.__cause__ is None
-
-
-def test_while_items_arrive_nobody_asks_whether_something_was_lost_nor_at_the_end(prefetcher, steps):
-    asked = []
-    items = prefetcher(iter(range(300)), lost=lambda within: asked.append(within) or RuntimeError("workers end at the end"))
-    assert list(items) == list(range(300))
-    assert asked == []

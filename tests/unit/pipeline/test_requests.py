@@ -1,18 +1,23 @@
-"""What is asked of the workers: the plan's positions with the order's indices, and a state at any delivered batch."""
+"""What is asked of the workers and how far ahead: the positions of the plan, the indices of the order; a state at any batch."""
 
 import copy
 import json
 import threading
-import weakref
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
-from batch_cases import batches_shape
+from cache_cases import batches_shape
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from ledger import plain_batch_sizes, shape_of
-from torch.utils.data import RandomSampler, Sampler
+from torch.utils.data import DataLoader, RandomSampler
 
 from lightning_echo.pipeline.batches import PassReader
+from lightning_echo.pipeline.kinds import IndexedBatches
+from lightning_echo.pipeline.pipelines import IndexPipeline
+from lightning_echo.pipeline.prefetch import DEPTH
 from lightning_echo.pipeline.requests import BatchedOrder, BatchRequests, ExampleRequests, SamplerOrder
 from lightning_echo.plan.each import EachPlan
 from lightning_echo.plan.order import SequentialOrder, ShuffledOrder
@@ -62,8 +67,6 @@ def test_what_the_plan_says_is_asked_for_by_the_indices_that_stand_there(kind, f
 
 
 class TestGoingOn:
-    """A run that knows the state alone asks for the rest as the uninterrupted one did."""
-
     BATCHES, AHEAD = 140, 9
 
     def played(self, kind, factor, workers=2, whole_calls=False, changes=()):
@@ -134,45 +137,8 @@ class TestGoingOn:
             assert wanted == rebuilt == live
             assert len(calls) == len(set(calls))
 
-    @pytest.mark.parametrize("factor", [1, 3])
-    def test_what_a_lower_factor_has_dropped_is_never_rebuilt(self, factor):
-        """It would stay in a worker's cache for good: nobody tells the worker to forget it again."""
-        _, states = self.played("shuffled", 8, whole_calls=True)
-        for delivered in range(0, self.BATCHES, 13):
-            requests, forgotten = self.resumed(states[delivered], "shuffled", whole_calls=True), set()
-            requests.change_factor(delivered, factor)
-            for _ in range(60):
-                request = next(requests)
-                forgotten.update(request.forget)
-                assert not forgotten & {position for _, _, live in request.rebuild for position in live}
-
-    @pytest.mark.parametrize("batches_per_pass", [6, 9, 13, 32])
-    def test_a_pass_of_a_sampler_is_remembered_while_a_state_may_need_it(self, batches_per_pass):
-        """Where the plan, which runs ahead, is in the next pass already when it takes a snapshot."""
-        sizes, ahead = [4] * batches_per_pass, 9
-        shape = shape_of(sizes, 4, 2, 16, 1)
-
-        def start(state=None):
-            order = make_order("sampler", sum(sizes), sum(sizes), distance=shape.distance)
-            if state is not None:
-                order.load(state["order"])
-            plan = EachPlan(shape, 2) if state is None else EachPlan.from_state(shape, state["plan"])
-            return ExampleRequests(plan, order, whole_calls=False)
-
-        requests = start()
-        asked, states = [next(requests) for _ in range(ahead)], {}
-        for delivered in range(150):
-            requests.delivered = delivered
-            if delivered % 64 > 48:
-                states[delivered] = copy.deepcopy(requests.state(requests.delivered))
-            asked.append(next(requests))
-        for delivered, state in states.items():
-            resumed, expected = start(state), [it.indices for it in asked[delivered : delivered + ahead]]
-            assert [next(resumed).indices for _ in range(ahead)] == expected
-
 
 def test_two_threads_may_plan_and_ask_for_the_state():
-    """The state taken while another thread plans is the one that is taken at rest."""
     racing = make_requests("shuffled", 4)
     for _ in range(40):
         next(racing)
@@ -185,33 +151,6 @@ def test_two_threads_may_plan_and_ask_for_the_state():
         states.add(json.dumps(racing.state(racing.delivered)))
     thread.join()
     assert states == {expected}
-
-
-@pytest.mark.parametrize("factors", [(4, 4), (8, 1)])
-def test_only_the_indices_of_live_examples_are_remembered(factors):
-    class Index:
-        pass
-
-    made = weakref.WeakSet()
-
-    class Made(Sampler):
-        def __iter__(self):
-            for _ in range(LENGTH):
-                index = Index()
-                made.add(index)
-                yield index
-
-        def __len__(self):
-            return LENGTH
-
-    shape = shape_for()
-    requests = ExampleRequests(EachPlan(shape, factors[0]), SamplerOrder(Made(), LENGTH, LENGTH, seed=0), whole_calls=False)
-    for number in range(200):
-        if number == 100:
-            requests.change_factor(number, factors[1])
-        next(requests)
-        requests.delivered = number
-        assert len(made) <= shape.buffer_size
 
 
 class TestBatches:
@@ -263,3 +202,66 @@ class TestBatches:
                     assert next(resumed).indices == batches[step.position]
                 (held.add if step.stays_live else held.discard)(step.position)
                 assert len(held) <= 4
+
+
+class Requests:
+    order = SimpleNamespace(exact=False)
+    delivered = 0
+
+    def change_factor(self, number, factor):
+        self.changed = number, factor
+
+    def state(self, delivered):
+        return {"plan": delivered, "order": None}
+
+
+class Log(list):
+    """Stands in for workers and reader: notes in which order they are let go of."""
+
+    def close(self):
+        self.append("reader closed")
+
+    def end_others(self):
+        self.append("others ended")
+
+
+def pipeline(batches, requests=None, **options):
+    return IndexPipeline(requests or Requests(), batches, Log(), **options)
+
+
+FACTORS = st.one_of(st.just(1.0), st.floats(1, 9), st.sampled_from([1.5, 2.0, 4.0, 8.0]))
+
+
+@settings(max_examples=25)
+@given(
+    factor=FACTORS,
+    changes=st.lists(st.tuples(st.integers(0, 120), FACTORS), max_size=4),
+    buffer_size=st.integers(1, 20),
+    prefetched=st.integers(1, 12),
+)
+def test_no_more_whole_batches_are_in_flight_than_it_looks_ahead_however_fast_the_workers_are(
+    factor, changes, buffer_size, prefetched
+):
+    """A change that came too late would be refused by the plan: batches are planned as they are asked of torch's loader.
+
+    That asks for ``prefetched`` batches at the start, and for one more whenever it hands one out; the thread fetches `DEPTH`
+    ahead of the training, and has begun with the one after.
+    """
+    shape = batches_shape(50, buffer_size)
+    order = BatchedOrder(SequentialOrder(200, 200, 1, 0, 0), 4, 4, 50)
+    plan = EachPlan(shape, factor)
+    kind = IndexedBatches(DataLoader(range(200), 4, num_workers=1, prefetch_factor=prefetched))
+    requests = BatchRequests(plan, order)
+    for _ in range(prefetched):
+        next(requests)
+    fetched, largest = 0, factor
+    for delivered in range(1, 200):
+        while fetched < delivered + DEPTH + 1:
+            if requests.step().is_read:
+                next(requests)
+            fetched += 1
+        assert plan.number <= delivered + kind.lookahead(largest)
+        for at, value in changes:
+            if at == delivered:
+                requests.change_factor(delivered + kind.lookahead(largest), value)
+                largest = max(largest, value)

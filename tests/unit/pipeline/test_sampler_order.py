@@ -1,28 +1,34 @@
-"""The order of a user's sampler: followed pass by pass, asked for no more than is needed, and found again."""
+"""The order of a user's sampler, and that of all ranks at once, which gives each rank what its own order gives it."""
 
+import copy
 import random
 
 import numpy as np
 import pytest
 import torch
-from samplers import BATCH_SAMPLERS, SAMPLERS, CountingSampler, passes_of
-from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, Sampler, SequentialSampler
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from samplers import SAMPLERS, CountingSampler
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, Sampler, SequentialSampler
 
 from lightning_echo.data.randomness import seed_all
-from lightning_echo.pipeline.requests import SamplerOrder, draws_by_itself
+from lightning_echo.insertion import InsertionPoint
+from lightning_echo.pipeline.kinds import kind_of
+from lightning_echo.pipeline.requests import (
+    AllRanksOrder,
+    BatchedOrder,
+    BatchRequests,
+    ExampleRequests,
+    RequestsInRounds,
+    SamplerOrder,
+    draws_by_itself,
+    samplers_of_ranks,
+)
+from lightning_echo.plan.memory import make_plan
 
 
-@pytest.mark.parametrize("name", [*SAMPLERS, *BATCH_SAMPLERS])
-def test_a_sampler_is_followed_pass_by_pass_and_says_that_it_can_be_found_again(name):
-    make = {**SAMPLERS, **BATCH_SAMPLERS}[name]
-    length = len(make(0))
-    order = SamplerOrder(make(0), length, length, seed=0)
-    assert [order.take(length) for _ in range(4)] == passes_of(make(0), 4)
-    assert order.exact or name == "SequentialSampler"
-
-
-def test_a_sampler_is_asked_for_a_pass_only_when_its_first_item_is_needed_and_read_no_further_than_that():
-    asked, read, told = [], [], []
+def test_a_sampler_is_asked_for_a_pass_and_told_its_number_only_when_its_first_item_is_needed():
+    asked, told = [], []
 
     class Watched(SequentialSampler):
         def set_epoch(self, epoch):
@@ -30,19 +36,12 @@ def test_a_sampler_is_asked_for_a_pass_only_when_its_first_item_is_needed_and_re
 
         def __iter__(self):
             asked.append(len(asked))
-            for index in super().__iter__():
-                read.append(index)
-                yield index
+            yield from super().__iter__()
 
     order = SamplerOrder(Watched(range(10)), 10, 10, seed=0)
     for count, passes in ((0, 0), (10, 1), (1, 2)):
         order.take(count)
         assert asked == told == list(range(passes))
-    read.clear()
-    order = SamplerOrder(Watched(range(1000)), 1000, 1000, distance=10, seed=0)
-    order.begin_spreading()
-    order.take(5)
-    assert len(read) <= 6
     told.clear()
     SamplerOrder(BatchSampler(Watched(range(10)), 5, drop_last=False), 2, 2, seed=0).take(6)
     assert told == [0, 1, 2], "also the sampler inside a batch sampler"
@@ -79,8 +78,6 @@ class PartlyByGenerator(Sampler):
 
 
 class PartlyInBatches(PartlyByGenerator):
-    """Looks like a batch sampler of torch's."""
-
     batch_size = 1
 
     def __init__(self, generator=None):
@@ -129,3 +126,124 @@ def test_whoever_draws_from_the_global_states_does_so_from_states_of_its_own(mak
 )
 def test_only_torchs_own_classes_are_known_to_leave_the_global_states_alone(sampler, expected):
     assert draws_by_itself(sampler) is expected
+
+
+def own_and_all(loader, replicas, rank, distance, seed=3):
+    kind = kind_of(loader).at(InsertionPoint.after_batching)  # which puts the random states back
+    layout = kind.layout(replicas)
+    own = kind.order(layout, distance, seed, rank)
+    kind = kind_of(copy.deepcopy(loader)).at(InsertionPoint.after_batching)  # the two do not draw from one generator
+    return own, AllRanksOrder(kind.order(layout, distance, seed, rank, is_whole=True), replicas, rank)
+
+
+def plain(length, shuffle):
+    return DataLoader(range(length), batch_size=3, shuffle=shuffle)
+
+
+orders = st.tuples(st.integers(1, 40), st.booleans(), st.integers(1, 4), st.integers(0, 9))
+
+
+@settings(max_examples=20)
+@given(orders, st.integers(0, 100), st.integers(0, 60), st.integers(1, 60))
+def test_a_rank_gets_what_its_own_order_gives_it_wherever_it_is_entered_and_when_passes_are_spread(
+    which, first, spread_at, count
+):
+    length, shuffle, replicas, distance = which
+    columns, rows = [], []
+    for rank in range(replicas):
+        both = own_and_all(plain(length, shuffle), replicas, rank, distance)
+        seen = []
+        for order in both:
+            order.seek(first)
+            taken = order.take(spread_at)
+            order.begin_spreading()
+            seen.append([*taken, *order.take(count)])
+            assert order.position == first + spread_at + count
+        assert seen[0] == seen[1]
+        assert both[0].state(first) == both[1].state(first)
+        columns.append(seen[0])
+        rows.append([entry for row in both[1].taken for entry in row])
+    assert rows == [[entry for row in zip(*columns, strict=True) for entry in row]] * replicas
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_the_order_of_a_sampler_is_the_same_too_and_goes_on_from_the_same_state(name, replicas):
+    loader = DataLoader(range(20), batch_size=3, sampler=SAMPLERS[name](0))
+    own, of_all = own_and_all(loader, replicas, replicas - 1, 2)
+    for order in (own, of_all):
+        order.begin_spreading()
+    assert own.take(25) == of_all.take(25)
+    assert own.exact == of_all.exact
+    state = of_all.state(20)
+    expected = own.take(30)
+    for again in own_and_all(loader, replicas, replicas - 1, 2):
+        again.load(copy.deepcopy(state))
+        again.seek(20)
+        assert again.take(35)[5:] == expected
+
+
+class Asked:
+    """Stands in for an exchange, and for the rounds of it."""
+
+    def __init__(self):
+        self.exchange, self.rows = self, []
+
+    def ask(self, rows):
+        self.rows.append(rows)
+
+
+def requests_of_rank(by_batches, factor, rank, *, exchanges, position=0):
+    point = InsertionPoint.after_batching if by_batches else InsertionPoint.after_augmentation
+    kind = kind_of(DataLoader(range(30), batch_size=4, shuffle=True)).at(point)
+    layout = kind.layout(2)
+    shape = kind.shape(layout, 16, 3)
+    own, of_all = own_and_all(kind.loader, 2, rank, shape.distance)
+    order = of_all if exchanges else own
+    plan = make_plan(shape, factor)
+    plan.position = position
+    if by_batches:
+        made = BatchRequests(plan, BatchedOrder(order, layout.batch_size, layout.last_batch_size, layout.batches_per_pass))
+    else:
+        made = ExampleRequests(plan, order, whole_calls=False)
+    asked = Asked()
+    return RequestsInRounds(made, asked, of_all if exchanges else None), asked
+
+
+@pytest.mark.parametrize("by_batches", [False, True])
+@pytest.mark.parametrize("factor", [1, 2.37])
+def test_a_leader_asks_in_each_round_for_what_all_ranks_read_for_their_request_of_that_number(by_batches, factor):
+    leader, asked = requests_of_rank(by_batches, factor, 0, exchanges=True)
+    others = [requests_of_rank(by_batches, factor, rank, exchanges=False)[0] for rank in range(2)]
+    for number in range(40):
+        mine, *of_ranks = next(leader), *map(next, others)
+        assert [request.round for request in (mine, *of_ranks)] == [number] * 3
+        assert mine == of_ranks[0], "the leader's own request is what it is without an exchange"
+        rows = asked.rows[number]
+        flat = [index for row in rows for index in (row if isinstance(row, list) else [row])]
+        assert sorted(flat) == sorted(index for request in of_ranks for index in request.indices[: request.fresh])
+
+
+@pytest.mark.parametrize("distance", [0, 4])
+def test_orders_of_ranks_are_those_of_their_distributed_samplers_also_when_passes_are_spread(distance):
+    def own(rank):
+        return SamplerOrder(DistributedSampler(range(37), 3, rank, seed=8), 13, 13, 1, 0, distance, seed=5)
+
+    samplers = samplers_of_ranks(DistributedSampler(range(37), 3, 1, seed=8))
+    of_ranks = [SamplerOrder(each, 13, 13, 1, 0, distance, seed=5) for each in samplers]
+    mine, alone = AllRanksOrder(of_ranks, 3, 1), [own(rank) for rank in range(3)]
+    for order in (mine, *alone):
+        order.begin_spreading()
+    for count in (5, 0, 13, 30):
+        columns = [order.take(count) for order in alone]
+        assert mine.take(count) == columns[1]
+        assert mine.taken.pop() == [columns[rank][place] for place in range(count) for rank in range(3)]
+    assert mine.position == 48
+    assert mine.exact
+    assert mine.state(30) == alone[1].state(30)
+    again = AllRanksOrder([own(rank) for rank in range(3)], 3, 1)
+    again.load(alone[1].state(30))
+    again.seek(30)
+    expected = own(1)
+    expected.begin_spreading()
+    assert again.take(20) == expected.take(50)[30:]

@@ -1,12 +1,11 @@
 """Passes begin and factors change at the same request in every run, also in a resumed one; nobody's turn is lost."""
 
 import pickle
-import weakref
 
 import pytest
 
 from lightning_echo.pipeline.pipelines import StreamAnswers, StreamPipeline, StreamPlace, StreamRequests
-from lightning_echo.pipeline.streams import StreamNote, StreamRequest
+from lightning_echo.pipeline.streams import StreamNote
 from lightning_echo.pipeline.worker import Report
 
 REPORT, NOTHING_MADE = Report(fresh=4), Report()
@@ -117,7 +116,6 @@ def test_a_run_goes_on_from_every_place_with_the_factors_that_were_to_come(lengt
 
 @pytest.mark.parametrize(("lengths", "ahead"), CASES)
 def test_a_factor_counts_from_the_first_batch_that_cannot_be_asked_for(lengths, ahead):
-    """With streams that do not end, to the batch."""
     run = Run([10**6] * len(lengths), ahead)
     for _ in range(7):
         run.next()
@@ -127,32 +125,7 @@ def test_a_factor_counts_from_the_first_batch_that_cannot_be_asked_for(lengths, 
     assert [run.next()[3] for _ in range(ahead + 4)] == [1.0] * ahead + [4.0] + [2.0] * 3
 
 
-def test_a_stream_without_any_batch_is_reported():
-    with pytest.raises(RuntimeError, match=r"the stream yielded no batch in pass 0: it must have examples each time"):
-        Run([0, 0], 4).next()
-
-
-def test_worker_0_is_asked_first_even_if_it_is_not_its_turn():
-    place = StreamPlace(7, 0, True, frozenset(), (4, 3), (b"one", b"two"))
-    requests = StreamRequests(place, [(7, 2.0)], [], 4)
-    assert [next(requests) for _ in range(4)] == [
-        StreamRequest(-1, 1.0, b"one"),
-        StreamRequest(0, 2.0, b"two"),
-        StreamRequest(0, 2.0, None),
-        StreamRequest(0, 2.0, None),
-    ]
-
-
-def test_a_place_is_saved_in_plain_types():
-    place = StreamPlace(7, 1, True, frozenset({1}), (4, 3), (None, None))
-    state = place.state()
-    assert state == {"request": 7, "pass": 1, "begun": True, "ended": [1], "batches": [4, 3], "workers": [None, None]}
-    assert StreamPlace.from_state(state) == place
-
-
 class Log(list):
-    """Stands in for the workers."""
-
     def end_others(self):
         self.append("others ended")
 
@@ -160,31 +133,3 @@ class Log(list):
 def pipeline(lengths, delivered=0):
     run = Run(lengths, 0, delivered=delivered)
     return StreamPipeline(run.requests, run.answers, Log(), run.place, delivered)
-
-
-def test_batches_come_with_their_reports_and_none_between_two_passes_where_the_state_is_of_the_next():
-    started = pipeline([2])
-    handed_out = [started.next_batch(delivered) for delivered in (0, 1, 2)]
-    assert handed_out == [((0, 0, 0, 1.0), REPORT), ((0, 0, 1, 1.0), REPORT), None]
-    state = started.state(2)
-    assert (state["plan"], state["order"]) == (None, None)
-    assert (state["stream"]["pass"], state["stream"]["begun"], state["stream"]["ended"]) == (1, False, [])
-    assert started.next_batch(2) == ((1, 0, 0, 1.0), REPORT)
-
-
-def test_a_state_is_that_after_the_last_batch_or_after_the_one_before():
-    """Whoever hands batches out may be interrupted before one is counted."""
-    started = pipeline([9], delivered=4)
-    started.next_batch(4)
-    started.next_batch(5)
-    assert [started.state(delivered)["stream"]["batches"] for delivered in (5, 6)] == [[1], [2]]
-
-
-def test_closing_lets_go_of_the_answers_and_of_the_workers():
-    run, log = Run([3], 0), Log()
-    started = StreamPipeline(run.requests, run.answers, log, run.place, 0)
-    answers = weakref.ref(run.answers)
-    del run
-    started.close()
-    assert answers() is None
-    assert log == ["others ended"]

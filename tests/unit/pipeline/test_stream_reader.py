@@ -5,7 +5,6 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from PIL import Image
 from torch.utils.data import IterableDataset
 
 from lightning_echo.data.randomness import Seeding
@@ -125,25 +124,6 @@ def test_a_state_of_the_end_of_a_pass_is_gone_on_with_in_the_next(done):
     assert (reader.pass_number, reader.state) == (1, {"done": 3})
 
 
-def test_one_that_has_ended_is_not_asked_again():
-    assert [len(reader.pull(0, batch, 4)) for reader in [reader_of(Stream())] for batch in range(3)] == [4, 1, 0]
-
-    class Rewinds:
-        """Begins anew after its end."""
-
-        def __init__(self):
-            self.left = iter([])
-
-        def __iter__(self):
-            return self
-
-        def __next__(self):
-            left, self.left = self.left, iter([1, 2])
-            return next(left)
-
-    assert reader_of(Rewinds()).pull(0, 0, 2) == []
-
-
 def test_a_state_is_loaded_when_its_pass_was_told_and_nothing_is_told_after_it():
     reader = reader_of(Stream())
     reader.resume({"done": 3}, 2, goal=3)
@@ -151,13 +131,6 @@ def test_a_state_is_loaded_when_its_pass_was_told_and_nothing_is_told_after_it()
     assert reader._dataset.log == [2, "load", "iter"]
     reader.pull(3, 1, 9)
     assert reader._dataset.log == [2, "load", "iter", 3, "iter"]
-
-
-def test_of_a_worker_that_had_read_nothing_nothing_is_loaded():
-    reader = reader_of(Stream())
-    reader.resume(None, -1, goal=0)
-    assert reader.pull(0, 0, 2) == [(0, 0), (0, 1)]
-    assert reader._dataset.log == [0, "iter"]
 
 
 @pytest.mark.parametrize("number", [-1, 0])
@@ -174,11 +147,3 @@ def test_a_pass_after_a_state_of_the_end_of_one_draws_what_it_would_have_drawn()
     resumed.resume({"done": 5}, 0, goal=1)
     assert plain.pull(1, 1, 3) == resumed.pull(1, 1, 3)
     assert plain._dataset.drawn == resumed._dataset.drawn
-
-
-def test_images_that_a_stream_only_opened_are_decoded_where_they_are_read(tmp_path):
-    for number in range(3):
-        Image.new("RGB", (100, 100), (number, 7, 9)).save(tmp_path / f"{number}.png")
-    images = reader_of([Image.open(tmp_path / f"{number}.png") for number in range(3)]).pull(0, 0, 3)
-    assert [image.fp for image in images] == [None] * 3, "Pillow closes the file when it has decoded it"
-    assert [image.getpixel((0, 0)) for image in images] == [(number, 7, 9) for number in range(3)]
