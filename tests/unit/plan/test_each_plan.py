@@ -203,25 +203,6 @@ def test_the_plan_depends_on_its_seed_alone_and_leaves_the_global_random_state_a
     assert planned(seed=1, noise=2) != planned(seed=2, noise=2)
 
 
-def test_two_data_sets_whose_passes_are_longer_than_the_run_are_planned_alike():
-    short, long = (EachPlan(shape_of([8] * batches, 8, 2, 32), factor=2.37) for batches in (1_000, 10**7))
-    assert [short.next_batch() for _ in range(500)] == [long.next_batch() for _ in range(500)]
-
-
-def test_echoes_are_drawn_from_the_whole_buffer():
-    run = Run(8_000, 8, False, 0, 80, [(4, 0)])
-    last_use, gaps = {}, []
-    for number in range(600):
-        for position in run.step().positions:
-            if number > 100 and position in last_use:
-                gaps.append(number - last_use[position])
-            last_use[position] = number
-    # About 43 items are live and 6 of them are drawn from each batch: a mean gap of about 7, geometrically distributed.
-    assert 4 < sum(gaps) / len(gaps) < 12
-    assert gaps.count(1) < len(gaps) / 4
-    assert max(gaps) > 20
-
-
 @pytest.mark.grid
 @pytest.mark.parametrize("factor", FACTORS)
 @pytest.mark.parametrize("buffer_size", [1, 4, 20])
@@ -254,7 +235,6 @@ def plans(draw):
 
 @given(plans())
 def test_any_plan_keeps_to_the_ledger_and_goes_on_from_its_state(arguments):
-    """Whatever the sizes, also where a pass is shorter than the buffer or than a batch."""
     run = Run(*arguments)
     resumed = EachPlan.from_state(run.shape, json.loads(json.dumps(run.plan.state())))
     for _ in range(30):

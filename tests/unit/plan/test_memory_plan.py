@@ -103,11 +103,6 @@ def test_every_held_item_is_drawn_equally_often():
     assert chi_squared < 85.4  # exceeded once in a thousand times, with 49 degrees of freedom
 
 
-def test_other_seeds_draw_otherwise_and_the_same_seed_alike():
-    one, same, other = ([list(batch.positions) for batch in batches(MemoryPlan(plan_shape(seed=n), 4), 30)] for n in (1, 1, 2))
-    assert one == same != other
-
-
 def test_factor_1_lets_go_what_was_held():
     plan, ledger = MemoryPlan(plan_shape(), 4), Ledger([8] * 125, 1, 64, 1000)
     for batch in batches(plan, 30):

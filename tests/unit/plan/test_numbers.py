@@ -1,15 +1,14 @@
-"""Error diffusion against its definition in exact fractions; seeds from a published hash; the sizes of a plan."""
+"""Error diffusion against its definition in exact fractions; seeds from a published hash; the live items against a plain list."""
 
+import random
 from fractions import Fraction
 from itertools import product
 from math import ceil, floor
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ledger import plain_batch_sizes, shape_of
 
-from lightning_echo.plan.plan import EchoRatio, PlanShape, mix, named_seed, smallest_buffer
+from lightning_echo.plan.plan import Buffer, Call, EchoRatio, Live, mix, named_seed
 
 ratios = st.tuples(st.integers(1, 400), st.integers(1, 100)).map(lambda pair: Fraction(1) + Fraction(pair[0] - 1, pair[1]))
 
@@ -69,21 +68,73 @@ def test_a_name_makes_a_seed_its_own_and_no_name_leaves_it():
     assert named_seed(7, "a") == mix(7, 97) // 2  # the same on every machine, unlike hash()
 
 
-def test_the_smallest_buffer_holds_the_echoes_of_a_batch_for_each_worker():
-    for batch_size, factor in product([1, 7, 10, 32], [1, 1.1, 2, 2.37, 3.3, 100]):
-        echoes = batch_size - floor(batch_size / Fraction(str(factor)))
-        assert [smallest_buffer(batch_size, factor, workers) for workers in (0, 1, 3)] == [echoes, echoes, 3 * echoes]
+LEFT = st.lists(st.integers(1, 4), min_size=1, max_size=30)
 
 
-@pytest.mark.parametrize(("length", "drop_last"), [(320, False), (325, False), (325, True), (5, False)])
-def test_batches_have_the_sizes_of_the_plain_loader_pass_after_pass(length, drop_last):
-    sizes = plain_batch_sizes(length, 8, drop_last)
-    shape = shape_of(sizes, 8, 2, 32)
-    assert [shape.size_of(number) for number in range(3 * len(sizes))] == 3 * sizes
-    assert shape.pass_length == sum(sizes)
+def filled(left):
+    """Returns a buffer whose items have so many uses left, at the positions 0, 1, 2, ...; each was used once."""
+    buffer = Buffer()
+    for position, uses in enumerate(left):
+        item = Live(position, uses, 1, Call(position, 1))
+        buffer.put(item)
+        buffer.by_age.append(item)
+    return buffer
 
 
-def test_a_short_pass_leaves_the_next_one_freedom_to_be_shuffled():
-    """400 examples, four workers with two batches of 32 each: keeping indices a whole pass apart would freeze the order."""
-    shape = PlanShape(batch_size=32, last_batch_size=16, batches_per_pass=13, workers=4, buffer_size=256, seed=0)
-    assert shape.buffer_size + shape.batch_size <= shape.max_age <= shape.pass_length - 50
+def rows(buffer):
+    return sorted([item.position, item.left, item.used] for item in buffer)
+
+
+@given(LEFT, st.floats(0, 1), st.integers(0, 9))
+def test_as_many_items_are_drawn_as_asked_for_each_once_and_of_all_uses_left_by_their_share(left, share, seed):
+    """Strata of two or more uses left, one after the other: up to each border the share is even."""
+    buffer, count, ones = filled(left), round(share * len(left)), left.count(1)
+    items = buffer.draw(count, 0, len(left), random.Random(seed).random)
+    positions, drawn = [item.position for item in items], [item.left for item in items]
+    assert len(set(positions)) == len(positions) == count == len(left) - len(buffer)
+    assert sorted(positions + [position for position, _, _ in rows(buffer)]) == list(range(len(left)))
+    exact, others, rest = ones * count / len(left), len(left) - ones, count - drawn.count(1)
+    assert floor(exact) <= drawn.count(1) <= ceil(exact) or drawn.count(1) == max(count - others, 0)
+    for border in (2, 3) if others else ():
+        passed = sum(1 < uses <= border for uses in left) * rest / others
+        assert floor(passed) <= sum(1 < uses <= border for uses in drawn) <= ceil(passed)
+
+
+@given(LEFT, st.floats(0, 1), st.integers(0, 4), st.integers(0, 4), st.integers(0, 9))
+def test_places_are_freed_as_the_caller_needs_it(left, share, least, most, seed):
+    buffer, ones = filled(left), left.count(1)
+    count, least = round(share * len(left)), min(least, most)
+    freed = [item.left for item in buffer.draw(count, least, most, random.Random(seed).random)].count(1)
+    others = len(left) - ones
+    assert freed >= min(least, ones, count)
+    assert freed <= max(most, count - others), "more than asked for only where the others do not suffice"
+
+
+def test_each_item_is_drawn_with_the_same_probability():
+    rand, drawn, tries = random.Random(1).random, [0] * 10, 8_000
+    for _ in range(tries):
+        for item in filled([1, 1, 1, 2, 2, 2, 2, 3, 3, 4]).draw(4, 0, 10, rand):
+            drawn[item.position] += 1
+    deviation = (tries * 0.4 * 0.6) ** 0.5
+    assert all(abs(times - tries * 0.4) < 5 * deviation for times in drawn)
+
+
+@given(LEFT, st.integers(1, 5))
+def test_a_lower_factor_takes_uses_away_and_drops_what_had_as_many_already(left, most):
+    buffer = filled(left)  # each was used once
+    buffer.restrict(most)
+    assert rows(buffer) == [[at, min(uses, most - 1), 1] for at, uses in enumerate(left) if most > 1]
+    assert buffer.forget == ([] if most > 1 else list(range(len(left))))
+    assert [item.position for item in buffer.by_age] == [at for at, _, _ in rows(buffer)]
+
+
+@given(LEFT, st.integers(1, 6), st.integers(1, 40))
+def test_urgent_is_what_cannot_be_used_up_in_time_unless_every_batch_from_now_on_uses_it(left, step, max_age):
+    """Counted batch by batch: while the stream moves on by ``step``, how many more batches may an item be drawn in?"""
+    buffer, newest = filled(left), len(left) - 1
+    urgent = {item.position for item in buffer.urgent(newest, max_age, step, max(left))}
+    for position, uses in enumerate(left):
+        chances, at = 0, newest + 1
+        while at - position <= max_age:
+            chances, at = chances + 1, at + step
+        assert (position in urgent) is (chances <= uses), (chances, uses)

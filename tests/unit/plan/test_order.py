@@ -1,7 +1,6 @@
 """Which index stands where; the model is what a sampler yields pass by pass, dealt out as ``DistributedSampler`` documents it."""
 
 import copy
-import io
 import math
 import tracemalloc
 from collections import Counter
@@ -16,7 +15,6 @@ from samplers import BATCH_SAMPLERS, SAMPLERS, dealt, generator, kept_of, passes
 from torch.utils.data import DistributedSampler, RandomSampler
 
 from lightning_echo.pipeline.requests import ExampleRequests, SamplerOrder
-from lightning_echo.plan import order as order_module
 from lightning_echo.plan.each import EachPlan
 from lightning_echo.plan.order import SequentialOrder, ShuffledOrder, entry_key, permute, spread
 from lightning_echo.plan.plan import PlanShape
@@ -39,11 +37,6 @@ class TestPermutations:
         for length in (*range(1, 70), 128, 1000, 4097):
             for key in range(3):
                 assert sorted(permuted(length, key)) == list(range(length))
-
-    def test_can_be_looked_up_anywhere(self):
-        slots = np.array([999, 0, 500, 500, 31], dtype=np.uint64)
-        assert permute(slots, 1000, 3).tolist() == permuted(1000, 3)[slots].tolist()
-        assert slots.tolist() == [999, 0, 500, 500, 31], "what is asked for is left as it was"
 
     @pytest.mark.parametrize("length", [5, 13])
     def test_put_every_number_in_every_slot_equally_often(self, length):
@@ -109,7 +102,6 @@ ORDERS = {
 @pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("name", ORDERS)
 def test_an_order_that_knows_the_state_alone_goes_on_at_every_position(name, replicas, distance):
-    """Also where the one that saved the state was ahead."""
     length, make = ORDERS[name]
     distance = 0 if name in BATCH_SAMPLERS else distance
     for pass_length in {math.ceil(length / replicas), length // replicas - 1}:
@@ -205,26 +197,6 @@ def test_spreading_by_another_distance_takes_the_place_of_the_one_that_a_state_h
     assert order.state(0)["distances"] == [[0, 0], [1, 6]]
 
 
-def test_states_of_samplers_are_the_same_on_all_ranks_few_and_loaded_with_weights_only():
-    states, sizes = [], []
-    for rank in range(3):
-        order = SamplerOrder(SAMPLERS["RandomSampler"](0), 23, 8, 3, rank, 2, seed=0)
-        order.begin_spreading()
-        for number in range(30):
-            order.take(8)
-            sizes.append(len(order.state(8 * number + 4)["sampler"]))
-        file = io.BytesIO()
-        torch.save(order.state(235), file)
-        file.seek(0)
-        states.append(torch.load(file, weights_only=True))
-    assert max(sizes) <= 5, "no more passes than are needed"
-    for other in states[1:]:
-        assert other["distances"] == states[0]["distances"]
-        for (number, state), (other_number, other_state) in zip(states[0]["sampler"], other["sampler"], strict=True):
-            assert number == other_number
-            assert torch.equal(state, other_state)
-
-
 @pytest.mark.parametrize(
     ("entries", "last_seen", "expected"),
     [
@@ -311,30 +283,6 @@ def test_spreading_moves_only_the_start_of_a_pass(kind):
     for ours, theirs in zip(spread_out, plain, strict=True):
         assert ours[40:] == theirs[40:]
         assert sorted(ours[:40]) == sorted(theirs[:40])
-
-
-@pytest.mark.parametrize(
-    ("length", "replicas", "distance", "first", "count", "most_calls", "most_entries"),
-    [(10**9, 1, 100, -50, 300, 1, 200), (10**9, 4096, 100, -50, 300, 1, 200), (30, 1, 20, 0, 30 * 40, 40, 40)],
-    ids=["one rank", "many ranks", "short passes"],
-)
-def test_each_pass_is_rearranged_once_from_a_ranks_own_entries(
-    monkeypatch, length, replicas, distance, first, count, most_calls, most_entries
-):
-    looked_at = []
-
-    def counted(*args):
-        places, entries = spread(*args)
-        looked_at.append(len(entries))
-        return places, entries
-
-    monkeypatch.setattr(order_module, "spread", counted)
-    order = shuffled(length, -(-length // replicas), replicas, replicas - 1, distance)
-    order.begin_spreading()
-    order.seek(first % order.pass_length)
-    order.take(count)
-    assert 1 <= len(looked_at) <= most_calls
-    assert max(looked_at) <= most_entries
 
 
 @pytest.mark.parametrize(("kind", "replicas"), [("sequential", 1), ("shuffled", 1), ("shuffled", 4096)])
