@@ -8,8 +8,6 @@ import pickle
 import random
 import resource
 import signal
-import subprocess
-import sys
 import threading
 import time
 import zlib
@@ -18,7 +16,7 @@ import numpy as np
 import pytest
 
 from lightning_echo.cache import arena as arena_module
-from lightning_echo.cache.arena import Arena, ArenaAddress, ArenaError
+from lightning_echo.cache.arena import Arena, ArenaError
 
 MIB = 2**20
 STEP = arena_module._GROWTH_STEP_BYTES
@@ -145,14 +143,6 @@ class TestRunningShort:
         assert added == [True, True, False, False, False]
         assert (arena.counts.is_frozen, arena.get(0), arena.get(2)) == (True, bytes(MIB), None)
 
-    def test_memory_is_asked_for_before_each_step_of_growth(self, monkeypatch):
-        asked = []
-        monkeypatch.setattr(arena_module, "free_memory_bytes", lambda: asked.append(arena.counts.bytes) or 100 * STEP)
-        arena = Arena.create(1000, 4 * STEP, reserve_bytes=STEP)
-        for key in range(20):
-            assert arena.put(key, [memoryview(bytes(STEP // 10))])
-        assert [taken // (STEP // 10) for taken in asked] == [0, 9, 19]
-
     def test_below_the_reserve_it_is_frozen(self, monkeypatch):
         left = [5 * STEP]
         monkeypatch.setattr(arena_module, "free_memory_bytes", lambda: left[0])
@@ -180,24 +170,6 @@ class TestSeveralProcesses:
         assert method == "threads" or [writer.exitcode for writer in writers] == [0] * 3
         assert held(arena) == list(range(300))
         assert arena.counts[:2] == (bytes_of_all(300), 300)
-
-    def test_a_process_of_the_same_user_finds_it_by_its_address_or_its_pickle(self, make):
-        arena = make(10, MIB)
-        program = (
-            "import pickle, sys\n"
-            "from lightning_echo.cache.arena import Arena, ArenaAddress\n"
-            f"assert Arena.attach({arena.address!r}).put(5, [b'from outside'])\n"
-            "assert pickle.load(sys.stdin.buffer).put(6, [b'by a pickle'])\n"
-        )
-        subprocess.run([sys.executable, "-c", program], input=pickle.dumps(arena), check=True, timeout=60)
-        assert [bytes(arena.get(key)) for key in (5, 6)] == [b"from outside", b"by a pickle"]
-
-    def test_an_address_of_nothing(self, tmp_path):
-        with pytest.raises(OSError, match="No such file"):
-            Arena.attach(ArenaAddress(os.getpid(), 10**6, b""))
-        for path in (os.devnull, tmp_path / "other"):
-            with open(path, "w") as other, pytest.raises(ArenaError, match="not a cache of lightning_echo"):
-                Arena.attach(ArenaAddress(os.getpid(), other.fileno(), b""))
 
     def test_a_process_has_one_descriptor_of_it_which_the_last_arena_takes_along(self):
         arena = Arena.create(10, MIB)
@@ -260,14 +232,6 @@ def test_a_writer_that_is_killed_with_the_lock_loses_it(make):
 
 
 class TestPickles:
-    def test_keep_no_descriptor_and_start_no_thread(self, make):
-        arena = make(10, MIB)
-        assert arena.put(3, [bytes(1000)])
-        before = os.listdir("/proc/self/fd"), os.listdir("/proc/self/task")
-        pickles = [pickle.dumps(arena) for _ in range(5)]
-        assert (os.listdir("/proc/self/fd"), os.listdir("/proc/self/task")) == before
-        assert max(map(len, pickles)) < 400, "without what it holds"
-
     def test_after_the_end_of_its_process_hold_nothing_take_nothing_and_say_why(self):
         receives, sends = multiprocessing.Pipe(duplex=False)
         process = in_a_fork(lambda: sends.send_bytes(pickle.dumps(Arena.create(10, MIB))))

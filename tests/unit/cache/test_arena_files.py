@@ -83,12 +83,6 @@ def test_on_a_file_system_that_has_no_nameless_files(path, tmp_path, monkeypatch
     assert Arena.open_file(path).counts.records == 1
 
 
-@pytest.mark.parametrize("make", [Arena.create_file, Arena.create_nameless])
-def test_a_folder_that_is_not_there(make, tmp_path):
-    with pytest.raises(FileNotFoundError):
-        make(str(tmp_path / "no" / "arena"), 10, MIB)
-
-
 def test_it_is_for_this_user_alone(written, monkeypatch):
     assert os.stat(written).st_mode & 0o777 == 0o600
     monkeypatch.setattr(os, "geteuid", lambda: os.stat(written).st_uid + 1)
@@ -192,10 +186,6 @@ def claiming(path):
     os.close(writer)
 
 
-def expect_claimed(path):
-    assert not Arena.open_file(path).put(4, [b"x"])
-
-
 class TestAClaimOfAKilledProcess:
     def test_is_free_when_the_file_is_opened_again_by_whoever_is_alone(self, path, claiming):
         arenas, process = claiming
@@ -209,15 +199,6 @@ class TestAClaimOfAKilledProcess:
         assert again.counts == (taken, 0, False)
         assert again.put(4, [b"written"])
         assert again.get(4) == b"written"
-
-    def test_stays_while_another_process_has_the_file(self, path, claiming):
-        claiming[1].kill()
-        claiming[1].join()
-        child = multiprocessing.get_context("spawn").Process(target=expect_claimed, args=(path,))
-        child.start()
-        child.join(60)
-        assert child.exitcode == 0
-        assert word(path, 4) == 1
 
     def test_stays_while_a_worker_that_has_lost_its_parent_may_still_write(self, path, claiming):
         claiming[0].clear()  # as if the parent had ended
@@ -245,15 +226,3 @@ class TestFrozen:
         assert (arena.counts.is_frozen, arena.shortage) == (True, "")
         del arena
         assert Arena.open_file(path).counts.is_frozen
-
-
-def test_the_lock_of_those_who_have_it_ends_with_them(written):
-    fd = os.open(written, os.O_RDWR)
-    assert arena_module.lock_alone(fd)
-    os.close(fd)
-    arena = Arena.open_file(written)
-    fd = os.open(written, os.O_RDWR)
-    assert not arena_module.lock_alone(fd)
-    del arena  # before its other descriptor is closed, which would drop the lock of this process
-    assert arena_module.lock_alone(fd)
-    os.close(fd)

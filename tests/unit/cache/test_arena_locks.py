@@ -94,7 +94,6 @@ def put_one(arena):
 
 
 def test_an_interrupt_at_the_moment_of_locking_leaves_nothing_locked(monkeypatch):
-    """The interrupt's traceback is still there, as in a notebook."""
     arena, lock = Arena.create(10, MIB), fcntl.fcntl
 
     def interrupted(fd, command, *rest):

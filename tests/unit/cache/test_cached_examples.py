@@ -1,7 +1,8 @@
-"""A `CachedDataset` returns what its data set returns, bit by bit, with the same random numbers, and reads less."""
+"""A `CachedDataset` returns what its data set returns, bit by bit, and reads less; examples are counted, audited, and checked."""
 
 import copy
-import gc
+import dataclasses
+import multiprocessing
 import random
 
 import numpy as np
@@ -11,9 +12,9 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset
 from torchvision.transforms.v2 import CenterCrop
 
 from lightning_echo import CacheConfig, CachedDataset, StagedDataset
-from lightning_echo.cache import arena as arena_file
-from lightning_echo.cache import loader_cache as cached_dataset
-from lightning_echo.cache.reads import StaleCacheError
+from lightning_echo.cache.arena import Arena
+from lightning_echo.cache.reads import MISSING, ExampleStore, StaleCacheError
+from lightning_echo.cache.record import encode, owner_of
 from lightning_echo.data.difference import difference
 from lightning_echo.data.randomness import random_states, seed_all
 
@@ -21,7 +22,6 @@ COUNT = 12
 
 
 def noise():
-    """Numbers from all three global generators."""
     return torch.rand(()).item() + float(np.random.rand()) + random.random()
 
 
@@ -64,8 +64,6 @@ class Convention(Dataset):
 
 
 class Many(Staged):
-    """Reads a batch in one call."""
-
     def __getitems__(self, indices):
         return [self.augment(example) for example in map(self.load, indices)]
 
@@ -79,8 +77,6 @@ class Whole(Dataset):
 
 
 class DrawsSometimes(Staged):
-    """Every third example draws where it should not."""
-
     def load(self, index):
         example = super().load(index)
         if index % 3 == 1:
@@ -172,43 +168,6 @@ class TestReading:
         assert cached.cache_counts.examples == 1
         assert cached["3"]["name"] == "example 3", "without a word"
 
-    def test_a_batch_after_one_that_has_failed_is_its_own(self):
-        class FailsOnce(Staged):
-            failing = True
-
-            def augment(self, example):
-                if example["name"] == "example 5" and self.failing:
-                    self.failing = False
-                    raise OSError("once")
-                return super().augment(example)
-
-        cached = cached_of(FailsOnce())
-        with pytest.raises(OSError, match="once"):
-            cached.__getitems__([5, 6, 7])
-        assert [example["name"] for example in cached.__getitems__([8, 5])] == ["example 8", "example 5"]
-
-    def test_a_call_for_many_that_gives_fewer_is_an_error(self):
-        class Fewer(Whole):
-            most = 2
-
-            def __getitems__(self, indices):
-                return [self[index] for index in indices[: self.most]]
-
-        with pytest.raises(ValueError, match=r"__getitems__ of the data set returned 2 examples for . indices"):
-            cached_of(Fewer(), hold="whole")
-        Fewer.most = 5
-        cached = cached_of(Fewer(), hold="whole")
-        with pytest.raises(ValueError, match="__getitems__ of the data set returned 5 examples for 6 indices"):
-            cached.__getitems__([1, 2, 3, 4, 5, 6])
-
-    def test_a_misfit_is_told_once(self):
-        cached = cached_of(DrawsSometimes())
-        with pytest.warns(UserWarning, match=r"example 1 does not fit the split.*draws random numbers") as said:
-            cached.__getitems__([*range(COUNT), *range(COUNT)])
-        cached.__getitems__(list(range(COUNT)))
-        assert len(said) == 1
-        assert cached.cache_counts.examples == 8
-
 
 class TestAttributes:
     @pytest.mark.parametrize("by", ["the data set", "the cache", "a subset"])
@@ -231,18 +190,6 @@ class TestAttributes:
         cached.transform = CenterCrop(2)
         with pytest.raises(StaleCacheError, match="example 3 has changed"):
             cached[3]
-
-    def test_nothing_stays_when_it_goes(self):
-        gc.collect()
-        opened, known = set(arena_file._open), len(cached_dataset._reads)
-        cached = cached_of(Staged())
-        cached[3]
-        assert len(set(arena_file._open) - opened) == 1
-        del cached
-        while gc.collect():  # Python 3.13 needs two rounds
-            pass
-        assert set(arena_file._open) <= opened
-        assert len(cached_dataset._reads) <= known
 
 
 class Stream(IterableDataset):
@@ -280,11 +227,67 @@ def test_what_cannot_have_a_cache_is_refused(dataset, cache, error, said):
         CachedDataset(dataset, cache)
 
 
-def test_a_cache_too_small_for_an_example_is_told():
-    class Large(Staged):
-        def load(self, index):
-            return {**super().load(index), "image": torch.zeros(2**19)}
+MIB = 2**20
 
-    with pytest.warns(UserWarning, match="holds nothing: an example takes 2 MiB"):
-        cached = cached_of(Large())
-    assert len(cached[0]["image"]) == 2**19
+
+@dataclasses.dataclass
+class Example:
+    image: torch.Tensor
+
+
+def make_store(name=None):
+    return ExampleStore(Arena.create(20, MIB), name)
+
+
+class TestWhoseRecordItIs:
+    def test_so_is_one_of_other_data_and_one_that_another_node_sends_for_another_example(self):
+        arena = Arena.create(20, MIB)
+        one, other = (ExampleStore(arena, data=data) for data in (7, 8))
+        one.put(1, "one")
+        assert one.decoded(1, arena.get(1)) == "one"
+        for store, key in ((other, 1), (one, 2)):
+            with pytest.raises(StaleCacheError, match=f"the record of example {key} is"):
+                store.decoded(key, arena.get(1))
+
+    def test_workers_know_of_which_data_it_is(self):
+        store = ExampleStore(Arena.create(20, MIB), data=7)
+        store.put(1, "one")
+        assert multiprocessing.reduction.ForkingPickler.loads(multiprocessing.reduction.ForkingPickler.dumps(store)).data == 7
+
+
+def test_an_audit_is_due_for_that_hit_among_several_and_for_no_miss():
+    store = make_store()
+    store.put(0, "a")
+    assert store.look_up([0], are_fresh=False).to_audit == [], "what is not counted"
+    assert store.look_up([5, 0, 0]) == ([MISSING, "a", "a"], [0], [1])
+    assert store.look_up([0, 0, 5, 0, 0]).to_audit == []  # hits 3 to 6
+    assert store.look_up([5, 0, 0, 5, 0, 0, 0]).to_audit == [5]  # hits 7 to 11
+    assert store.look_up([0] * 1000).to_audit == [100 - 12, 1000 - 12]
+
+
+class TestUnderAName:
+    def make(self, tmp_path, make_new=True):
+        path = str(tmp_path / "arena")
+        return ExampleStore(Arena.create_file(path, 20, MIB) if make_new else Arena.open_file(path), "train")
+
+    def test_a_pickled_one_in_the_file_is_not_read(self, tmp_path):
+        store = self.make(tmp_path)
+        store.arena.put(
+            3, encode(Example(torch.ones(1)), checksum=True, owner=owner_of(0, 3)).parts
+        )  # as somebody might have written it there
+        with pytest.raises(ValueError, match="may only be read by the job that has written it"):
+            store.get(3)
+
+    @pytest.mark.parametrize("place", [0, 20, 60, -1])
+    def test_a_changed_byte_is_noticed_at_the_first_hit(self, tmp_path, place):
+        store = self.make(tmp_path)
+        store.put(3, b"x" * 100)
+        assert self.make(tmp_path, make_new=False).get(3) == b"x" * 100
+        data = (tmp_path / "arena").read_bytes()
+        start = data.index(b"x" * 100)
+        with open(tmp_path / "arena", "r+b") as file:
+            file.seek(start + place % 100)
+            file.write(b"y")
+        again = self.make(tmp_path, make_new=False)
+        with pytest.raises(StaleCacheError, match=r"the cache 'train' is damaged: the record of example 3.*Remove its file"):
+            again.get(3)

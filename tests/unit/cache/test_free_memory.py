@@ -1,4 +1,8 @@
-"""What is free is the least of the machine and of all control groups around the process."""
+"""What memory is free in all control groups around a process, and what is let go for the next copies."""
+
+import platform
+import subprocess
+import sys
 
 import pytest
 
@@ -61,6 +65,29 @@ def test_the_smallest_limit_counts_and_what_is_used_of_it(membership, groups, fr
     assert free_memory_bytes(proc, cgroups) == free * MIB
 
 
-def test_this_machine_says_something_plausible():
-    free = free_memory_bytes()
-    assert free is None or 2**20 < free < 2**46
+PROGRAM = """
+import resource
+from lightning_echo.cache.reads import keep_freed_memory
+
+def pages_cleared():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+keep_freed_memory()
+example = bytes(150_000)
+before_first = pages_cleared()
+[bytearray(example) for _ in range(32)]
+first = pages_cleared() - before_first
+for _ in range(20):
+    [bytearray(example) for _ in range(32)]
+print(first, (pages_cleared() - before_first - first) / 20)
+"""
+
+
+@pytest.mark.program
+@pytest.mark.own_interpreter  # counts pages of memory
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library keeps memory by rules of its own")
+def test_a_batch_takes_over_the_memory_of_the_batch_before_it():
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
+    first, later = map(float, done.stdout.split())
+    assert first > 0
+    assert later < first / 5

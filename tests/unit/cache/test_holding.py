@@ -2,14 +2,11 @@
 
 import pytest
 import torch
-from PIL import Image
 from torch.utils.data import Dataset
 
 from lightning_echo import StagedDataset
 from lightning_echo.cache import holding
-from lightning_echo.cache.arena import Arena
 from lightning_echo.cache.holding import holds_of, measured, quickest
-from lightning_echo.cache.reads import ExampleStore
 from lightning_echo.split.describe import SplitRefused
 from lightning_echo.split.prove import find_split, make_stages
 from lightning_echo.split.staged import uncut_stages
@@ -46,14 +43,6 @@ def test_what_fits_stands_before_what_an_echo_reuses_the_earliest_cut_first(spli
     assert [(hold.name, hold.what) for hold in holds] == [("raw", "read"), ("loaded", "load")][:number]
 
 
-@pytest.mark.parametrize(
-    ("split", "name", "others"), [(RAW, "loaded", "'raw'"), (RAW, "whole", "'raw'"), (LOADED, "whole", "'raw' or 'loaded'")]
-)
-def test_what_does_not_fit_is_refused_with_what_does(split, name, others):
-    with pytest.raises(ValueError, match=f"cache.hold='{name}' does not fit the insertion point.* Use {others}"):
-        holds_of(Texts(), None, split, name)
-
-
 def test_a_data_set_is_held_whole_if_its_owner_says_so_and_two_reads_agree():
     (hold,) = holds_of(Whole(), None, None, "whole")
     held = hold.make(Whole(), uncut_stages(Whole()))
@@ -68,47 +57,12 @@ def test_a_data_set_is_held_whole_if_its_owner_says_so_and_two_reads_agree():
         holds_of(Random(), None, None, "whole")
 
 
-@pytest.mark.parametrize(("name", "least_bytes"), [("raw", 100), ("loaded", 8000)])
-def test_what_is_held_and_finished_is_what_the_data_set_returns(name, least_bytes):
-    (hold,) = holds_of(Texts(), None, None, name)
-    assert least_bytes <= hold.example_bytes < least_bytes + 300
-    held = hold.make(Texts(), uncut_stages(Texts()))
-    example = held.stages.load(3)
-    torch.manual_seed(1)
-    finished = held.finish(3, example)
-    torch.manual_seed(1)
-    assert torch.equal(finished, Texts()[3])
-    assert held.may_draw
-
-
 def test_a_raw_item_before_a_loaded_example_is_only_decoded():
     (hold,) = holds_of(Texts(), None, LOADED, "raw")
     held = hold.make(Texts(), make_stages(Texts(), LOADED.conventions))
     assert held.stages.load(3) == bytes([3]) * 100
     assert torch.equal(held.finish(3, held.stages.load(3)), Texts().load(3))
     assert not held.may_draw
-
-
-class Pictures(StagedDataset):
-    """Images, which Pillow holds with four bytes per pixel and a record with three."""
-
-    def load(self, index):
-        return Image.new("RGB", (400, 100 + index))
-
-    def augment(self, example):
-        return example
-
-    def __len__(self):
-        return 5
-
-
-@pytest.mark.parametrize("dataset", [Pictures(), Texts()], ids=["images", "small raw items"])
-def test_the_bytes_of_a_hold_are_about_those_that_the_arena_takes(dataset):
-    hold = holds_of(dataset, None, None, "auto")[0]
-    arena = Arena.create(len(dataset), 2**22)
-    store, load = ExampleStore(arena), hold.make(dataset, uncut_stages(dataset)).stages.load
-    assert all(store.put(index, load(index)) for index in range(len(dataset)))
-    assert arena.counts.bytes / len(dataset) == pytest.approx(hold.example_bytes, rel=0.01, abs=128)
 
 
 @pytest.mark.parametrize(
@@ -132,33 +86,3 @@ def test_what_saves_most_seconds_per_byte_is_held_measured_on_examples_of_its_ow
     holds = measured(Texts(), holds_of(Texts(), None, None, "auto"), uncut_stages, range(20), size)
     assert quickest(holds, 20, size).name == name
     assert looks in (None, timed)
-
-
-def test_where_no_example_fits_one_is_taken_all_the_same():
-    holds = holds_of(Texts(), None, None, "auto")
-    assert quickest(holds, 20, 1) in holds
-
-
-class Padded(Dataset):
-    """Pads the examples of a batch to the longest of them."""
-
-    def __getitems__(self, indices):
-        return [torch.full((max(indices) + 1,), index) for index in indices]
-
-    def __getitem__(self, index):
-        return self.__getitems__([index])[0]
-
-    def __len__(self):
-        return 20
-
-
-def test_a_data_set_that_makes_examples_fit_the_others_of_a_batch_is_refused():
-    """What one batch needs would be delivered in another one."""
-    why = r"its __getitems__ returns dataset\[0\] otherwise when it is asked for other examples, too \(tensors of shape"
-    with pytest.raises(SplitRefused, match=why):
-        holds_of(Padded(), None, None, "whole")
-    cut = StagedDataset.of(Padded(), augment=torch.neg)
-    with pytest.raises(ValueError, match=why):
-        holds_of(cut, None, None, "auto")
-    with pytest.raises(ValueError, match=why):
-        holds_of(cut, None, find_split(cut), "loaded")

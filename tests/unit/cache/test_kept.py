@@ -1,4 +1,4 @@
-"""A cache under a name is found again by the next job, refused where it is that of something else, and shared by jobs."""
+"""The cache of a loader is opened once and given on; under a name the next job finds it again, if it is of the same data."""
 
 import os
 import re
@@ -9,7 +9,6 @@ import pytest
 import torch
 from word_data import WORDS, OtherWords, Words, cache_of
 
-from lightning_echo import StagedDataset
 from lightning_echo.cache import kept
 from lightning_echo.cache.arena import Arena, ArenaError
 from lightning_echo.cache.kept import CacheConfig, Contents, file_of, open_kept
@@ -53,16 +52,6 @@ class TestContents:
         assert one.data_sets != other.data_sets
         assert Contents.from_bytes(one.to_bytes()) == one
 
-    def test_say_in_which_way_they_differ(self):
-        assert CONTENTS.difference(CONTENTS) == ""
-        assert CONTENTS.difference(CONTENTS._replace(data_sets="Words of 19")) == (
-            "it was made of [Words of 20], and the data set here is [Words of 19]"
-        )
-        assert CONTENTS.difference(CONTENTS._replace(what="load, CenterCrop")) == (
-            "it holds [load, Resize] (loaded), and here [load, CenterCrop] (loaded) would be held"
-        )
-        assert CONTENTS.difference(CONTENTS._replace(hold="raw"))
-
 
 class TestTheFile:
     def test_is_made_with_a_few_examples_and_found_again(self, config, tmp_path):
@@ -102,20 +91,6 @@ class TestTheFile:
             open_kept(config, path_of(config), 21, 0, lambda: (CONTENTS, {3: object()}))
         assert os.listdir(tmp_path) == []
 
-    def test_that_is_something_else_is_refused_with_its_path(self, config):
-        with open(path_of(config), "wb") as file:
-            file.write(b"something else")
-        said = r"cache\.name='train' cannot be used: .* not a cache of lightning_echo.*train-loaded-\w+\.cache"
-        with pytest.raises(ValueError, match=said):
-            open_kept(config, path_of(config), 21, 0, lambda: (CONTENTS, {}))
-
-
-class SometimesNoise(Words):
-    """Every third example draws where it should not."""
-
-    def load(self, index):
-        return f"{self.words[index]}{torch.rand(()).item() if index % 3 == 2 else ''}"
-
 
 class InFile(Words):
     def __init__(self, path):
@@ -124,20 +99,6 @@ class InFile(Words):
 
     def load(self, index):
         return self.path.read_text()
-
-
-class Numbers(StagedDataset):
-    def read(self, index):
-        return b"%d" % index
-
-    def decode(self, raw):
-        return int(raw)
-
-    def augment(self, example):
-        return example
-
-    def __len__(self):
-        return 20
 
 
 def job(dataset, config, *, warns=None, split=False):
@@ -202,22 +163,6 @@ class TestTheNextJob:
         with pytest.raises(ValueError, match="is kept for something else: example 0 was another one when it was put there"):
             cache_of(InFile(tmp_path / "word"), config, whole=True).open()
 
-    def test_is_told_nothing_by_a_file_that_cannot_be_read(self, config, tmp_path):
-        (tmp_path / f"train-loaded-{'0' * 16}.cache").write_text("something else")
-        assert job(Words(WORDS), config).describe().endswith("second pass on")
-
-    def test_does_not_find_what_may_not_be_held(self, config):
-        cache = job(SometimesNoise(WORDS), config)
-        held = [key for key in range(20) if key in cache.caching().store.arena]
-        assert held
-        assert all(key % 3 != 2 for key in held)
-
-    def test_holds_something_else_in_another_file_and_takes_that_of_the_file_where_it_may_choose(self, config):
-        assert job(Numbers(), replace(config, hold="raw")).counts.hold == "raw"
-        assert job(Numbers(), config).counts.hold == "raw", "although loaded is what a cache for all of them would hold"
-        assert job(Numbers(), replace(config, hold="whole")).counts.hold == "whole"
-        assert len(os.listdir(config.path)) == 2
-
     @pytest.mark.parametrize(("size", "warns"), [("2MiB", True), (2**22, True), (0.0001, False)])
     def test_is_told_that_another_size_is_not_used_unless_it_is_a_share_which_is_never_the_same(self, filled, size, warns):
         said = "is not used: the cache 'train' was made with 1 MiB" if warns else None
@@ -232,3 +177,90 @@ class TestTheNextJob:
             file.write(new)
         with pytest.raises(StaleCacheError, match="the cache 'train' is damaged: the record of example 0"):
             cache_of(Words(WORDS), filled, whole=True).open()
+
+
+CONFIG = CacheConfig("1MiB")
+
+
+def cache_with(dataset, keys=range(20)):
+    cache = cache_of(dataset, CONFIG)
+    assert cache.open() == ""
+    for key in keys:
+        assert cache.caching().store.put(key, dataset.load(key))
+    return cache
+
+
+def followed_by(before, dataset):
+    after = cache_of(dataset, CONFIG)
+    after.follow(before)
+    return after, after.open()
+
+
+def test_opened_again_it_is_what_it_was_and_a_copy_in_another_process_opens_its_own():
+    cache = cache_with(Words(WORDS))
+    assert cache.open() == ""
+    assert cache.counts.examples == 20
+    assert 0 < cache.memory_to_come == MIB - cache.counts.bytes
+    state = cache.__getstate__()
+    assert (state["_opened"], state["_readers"]) == (None, ())
+
+
+class TestAReload:
+    def test_of_the_same_data_goes_on(self):
+        after, said = followed_by(cache_with(Words(WORDS)), Words(list(WORDS)))
+        assert (said, after.counts.examples) == ("", 20)
+
+    @pytest.mark.parametrize(
+        ("held", "data", "why"),
+        [
+            (range(20), Words(WORDS[::-1]), "(dataset.words: list of 20 "),
+            ([7], Words([*WORDS[:7], "another word", *WORDS[8:]]), "(dataset.words: list of 20 "),
+            (range(20), Words(WORDS[:-1]), "(20 examples, and now 19)"),
+            (range(20), OtherWords(WORDS), "(dataset: word_data.Words and word_data.OtherWords"),
+        ],
+        ids=["another order", "one other example", "filtered", "another class"],
+    )
+    def test_of_other_data_begins_anew(self, held, data, why):
+        after, said = followed_by(cache_with(Words(WORDS), held), data)
+        assert f"the data set has changed {why}" in said
+        assert said.endswith(": the cache is emptied")
+        assert after.counts.examples == 0
+
+    def test_of_other_files_begins_anew_which_no_attribute_shows(self, tmp_path):
+        class InFile(Words):
+            def load(self, index):
+                return (tmp_path / "word").read_text()
+
+        (tmp_path / "word").write_text("one")
+        before = cache_with(InFile(WORDS))
+        (tmp_path / "word").write_text("other")
+        after, said = followed_by(before, InFile(WORDS))
+        assert "example 0 was another one when it was put there" in said
+        assert after.counts.examples == 0
+
+
+def test_a_cache_smaller_than_an_example_says_so_once():
+    cache = cache_of(Words(["x" * 2 * MIB] * 2), CONFIG)
+    assert "the cache of 1 MiB holds nothing: an example takes 2 MiB. Give it a larger size" in cache.open()
+    assert cache.open() == ""
+    assert followed_by(cache, Words(["x" * 2 * MIB] * 2))[1] == "", "it was said before the reload"
+
+
+@pytest.mark.parametrize(("differs", "check_at", "kept"), [(False, [], 8), (True, [0, 2, 5, 8, 10, 13, 16, 19], 0)])
+def test_where_only_workers_have_the_data_set_they_compare_it_and_a_kept_file_begins_empty(differs, check_at, kept, tmp_path):
+    cache = cache_of(Words(WORDS), CacheConfig("1MiB", path=str(tmp_path), name="train"), differs=differs)
+    cache.open()
+    assert list(cache.caching().check_at) == check_at
+    assert cache.counts.examples == kept
+
+
+def test_the_line_says_what_is_held_where_and_what_share_and_comes_once(tmp_path):
+    cache = cache_with(Words([f"{number:100000}" for number in range(20)]), [])
+    line = cache.describe()
+    assert line.startswith("cache: holds [load] (loaded), 97.8 KiB per example; 1 MiB hold 50% of 20 examples: ")
+    assert line.endswith("from the second pass on 50% are read, which makes reading 2 times faster")
+    assert cache.describe() == ""
+    cache = cache_of(Words(WORDS), CacheConfig("1MiB", path=str(tmp_path)), [*range(20)] * 3)  # indices that lead to them thrice
+    cache.open()
+    line = cache.describe()
+    assert f"1 MiB on the disk of {tmp_path} hold 100% of 20 examples: nothing is read from the second pass on" in line

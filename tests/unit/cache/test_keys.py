@@ -5,10 +5,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, random_split
+from torch.utils.data import ConcatDataset, Dataset, Subset, random_split
 
 from lightning_echo import StagedDataset
-from lightning_echo.cache.reads import Keys, NoKeysError
+from lightning_echo.cache.reads import Keys
 
 
 class Numbers(Dataset):
@@ -101,22 +101,3 @@ def of_or_none(keys, index):
         return keys.of(index)
     except (IndexError, TypeError):
         return None
-
-
-class Stream(IterableDataset):
-    def __iter__(self):
-        return iter(range(3))
-
-
-class Endless(Dataset):
-    def __getitem__(self, index):
-        return index
-
-
-@pytest.mark.parametrize(
-    ("dataset", "said"),
-    [(Stream(), "Stream is a stream: its examples have no index"), (Endless(), r"Endless has no length.*add __len__")],
-)
-def test_what_has_no_index_or_no_length_has_no_keys(dataset, said):
-    with pytest.raises(NoKeysError, match=said):
-        Keys(dataset)

@@ -1,36 +1,16 @@
-"""The cache of a node: made as its options say, found by other processes, counted, shared by the ranks that may."""
+"""The options of a cache, and the cache of a node: made as they say, found by other processes, shared by the ranks that may."""
 
+import math
 import os
 
 import pytest
+from omegaconf import OmegaConf
 
 from lightning_echo.cache import arena, node_cache
-from lightning_echo.cache.kept import CacheConfig, Contents
-from lightning_echo.cache.node_cache import CacheCounts, Identity, NodeCache, Place, nodes_of, place_of_process
-from lightning_echo.split.staged import sample_places
+from lightning_echo.cache.kept import CacheConfig, read_cache_config
+from lightning_echo.cache.node_cache import Identity, NodeCache, Place, nodes_of, place_of_process
 
 MIB = 2**20
-
-
-def test_counts_are_those_of_the_arena_and_of_all_that_add_lookups():
-    cache = NodeCache.make(CacheConfig("1MiB"), "raw", 10)
-    assert cache.keys == 10
-    assert cache.store().put(3, b"some bytes")
-    assert cache.store().arena.put(10, [b"a digest, as workers agree on one: no example"])
-    other = NodeCache.attach(cache.address)
-    other.add_lookups(2, 5)
-    cache.add_lookups(1, 0)
-    counts = cache.counts
-    assert (counts.examples, counts.hits, counts.misses, counts.is_full) == (1, 3, 5, False)
-    assert (counts.hold, counts.size) == ("raw", MIB)
-    assert 10 <= counts.bytes < 400
-    assert other.counts == counts
-    assert other.store().get(3) == b"some bytes"
-
-
-def test_the_hit_fraction_is_0_before_the_first_lookup():
-    assert CacheCounts(0, 0, 0, 0, is_full=False, hold="raw", size=MIB).hit_fraction == 0
-    assert CacheCounts(0, 0, 3, 1, is_full=False, hold="raw", size=MIB).hit_fraction == 0.75
 
 
 def test_a_size_beyond_the_free_memory_is_refused(monkeypatch):
@@ -54,13 +34,6 @@ def test_a_fifth_of_the_free_memory_and_at_most_2_gib_stays_free_whoever_adds(mo
             assert cache.store().put(3, b"some bytes") is fits
 
 
-def test_on_a_disk_no_file_has_a_name_and_what_is_put_is_found(tmp_path):
-    cache = NodeCache.make(CacheConfig("1MiB", path=str(tmp_path)), "raw", 10)
-    assert cache.store().put(1, [1, 2.5, "three"])
-    assert NodeCache.attach(cache.address).store().get(1) == [1, 2.5, "three"]
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize(
     ("path", "size", "writable", "said"),
     [
@@ -75,17 +48,6 @@ def test_a_place_where_no_cache_can_be_is_refused(path, size, writable, said, tm
     monkeypatch.setattr(os, "access", lambda *_: writable)  # a superuser may write everywhere
     with pytest.raises(ValueError, match=said):
         NodeCache.check(CacheConfig(size, path=str(tmp_path / path)))
-
-
-def test_the_other_ranks_know_the_name(tmp_path):
-    contents = Contents("Words of 10", "raw", "read")
-    config = CacheConfig("1MiB", path=str(tmp_path), name="train")
-    cache, found = NodeCache.make_kept(config, str(tmp_path / "train.cache"), 10, 7, lambda: (contents, {2: "two"}))
-    cache.add_lookups(3, 4)
-    other = NodeCache.attach(cache.address)
-    assert found == contents
-    assert (other.store().name, other.hold, other.counts) == ("train", "raw", cache.counts)
-    assert (other.counts.examples, other.counts.hits, other.counts.misses) == (1, 3, 4)
 
 
 HERE, THERE = ("host", "boot", "0"), ("host", "boot", "1")
@@ -121,14 +83,6 @@ def test_a_process_says_where_it_runs_by_what_its_launcher_has_set(environment, 
     assert place.machine[:2] == place_of_process({}).machine[:2]
 
 
-@pytest.mark.parametrize("count", [0, 1, 2, 7, 8, 9, 100, 10**7])
-def test_samples_are_at_most_eight_in_order_from_the_first_to_the_last(count):
-    places = sample_places(count)
-    assert len(places) == min(count, 8)
-    assert sorted(set(places)) == places
-    assert not count or (places[0], places[-1]) == (0, count - 1)
-
-
 def test_data_sets_are_alike_in_class_number_and_samples_and_if_samples_could_be_read():
     mine = Identity("Images", 10, b"same")
     assert mine.is_like(Identity("Images", 10, b"same"))
@@ -136,3 +90,94 @@ def test_data_sets_are_alike_in_class_number_and_samples_and_if_samples_could_be
     for other in (*others, Identity("Images", 10, b"same", "other")):
         assert not mine.is_like(other)
     assert not Identity("Images", 10, None).is_like(Identity("Images", 10, None))
+
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [
+        *[("8GiB", 8 * GIB), ("8 gib", 8 * GIB), ("1.5 GiB", 3 * 2**29), (".5GiB", 2**29), ("500MB", 500_000_000)],
+        *[("2 TB", 2 * 10**12), (" 1048576 B ", 2**20), (2**20, 2**20), (10**10, 10**10)],
+        *[(0.5, 2 * GIB), (0.999, int(4 * GIB * 0.999))],
+    ],
+)
+def test_a_size_in_bytes(size, expected):
+    assert CacheConfig(size).bytes_of(free_bytes=4 * GIB) == expected
+
+
+UNIT = r'cache\.size must be a string with a unit such as "8GiB".*, got '
+BETWEEN = r"cache\.size as a share of the free memory must be between 0 and 1, got .*bytes"
+BAD_SIZES = [
+    *((size, ValueError, UNIT) for size in ("8 apples", "8", "GiB", "", "-1GiB", "1e3MB", "1,5GiB", "8GiB of it", "nanGiB")),
+    *((size, ValueError, BETWEEN) for size in (0.0, 1.0, 1.5, -0.5, math.nan, math.inf)),
+    *((size, TypeError, UNIT) for size in (None, True, [1], b"8GiB", 1j)),
+    *((size, ValueError, "is less than one MiB: a cache holds examples$") for size in ("1000 B", "0GiB", "0.5MiB")),
+    *((size, ValueError, r"is less than one MiB \(an integer is a number of bytes\)$") for size in (0, -5)),
+    (8, ValueError, r'cache\.size=8 is less than one MiB .*did you mean "8GiB"\?'),
+]
+
+
+@pytest.mark.parametrize(("size", "error", "said"), BAD_SIZES, ids=[repr(row[0]) for row in BAD_SIZES])
+def test_an_impossible_size(size, error, said):
+    with pytest.raises(error, match=said):
+        CacheConfig(size)
+
+
+def test_a_share_of_memory_that_nobody_knows(monkeypatch):
+    monkeypatch.setattr("lightning_echo.cache.kept.free_memory_bytes", lambda: None)
+    assert CacheConfig("1GiB").bytes_of() == GIB
+    with pytest.raises(ValueError, match=r"cache\.size=0\.5 is a share .* give bytes"):
+        CacheConfig(0.5).bytes_of()
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "said"),
+    [
+        ({"hold": "decoded"}, ValueError, r"cache\.hold must be one of 'auto', 'raw', 'loaded', 'whole', got 'decoded'"),
+        ({"path": 7}, TypeError, r"cache\.path must be a string or None, got 7"),
+        ({"path": ""}, TypeError, r"cache\.path must be a string or None, got ''"),
+        ({"name": "train"}, ValueError, r"cache\.name='train' needs a folder on a local disk: give cache\.path"),
+        ({"name": "../train", "path": "/d"}, ValueError, r"cache\.name must be 1 to 64 letters.*got '\.\./train'"),
+        ({"name": ".train", "path": "/d"}, ValueError, r"cache\.name must be .*not beginning with '\.'"),
+        ({"name": "a" * 65, "path": "/d"}, ValueError, r"cache\.name must be 1 to 64"),
+        ({"ignore": "log_dir"}, TypeError, r"cache\.ignore must be names of attributes, such as \[\"log_dir\"\], got 'log_dir'"),
+        ({"ignore": [3]}, TypeError, r"cache\.ignore must be names"),
+        ({"partitioned": 1}, TypeError, r"cache\.partitioned must be True or False, got 1"),
+        ({"partitioned": True, "name": "a", "path": "/d"}, ValueError, r"cache\.partitioned=True and cache\.name='a' exclude"),
+    ],
+)
+def test_an_impossible_option(options, error, said):
+    with pytest.raises(error, match=said):
+        CacheConfig("1GiB", **options)
+
+
+CONFIG = CacheConfig("2GiB", hold="raw")
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("2GiB", CacheConfig("2GiB")),
+        (0.25, CacheConfig(0.25)),
+        ({"size": "2GiB", "hold": "raw"}, CONFIG),
+        (OmegaConf.create({"size": "2GiB", "hold": "raw", "name": None}), CONFIG),
+        (CONFIG, CONFIG),
+        (None, None),
+    ],
+)
+def test_the_forms_in_which_it_may_be_given(given, expected):
+    assert read_cache_config(given) == expected != CacheConfig("1GiB")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"hold": "raw"}, "cache needs a size"),
+        ({"sise": "2GiB", "hild": "raw"}, "cache has unknown options sise, hild: known are size, hold, path, name, partitioned"),
+    ],
+)
+def test_unknown_options_and_no_size(given, said):
+    with pytest.raises(ValueError, match=said):
+        read_cache_config(given)
