@@ -1,18 +1,18 @@
-"""Workers of a reader that are spawned, with classes and functions of the training's script."""
+"""Workers of a reader: spawned with classes and functions of the training's script, or begun when the reader is dead already."""
 
+import multiprocessing
 import os
 import threading
-import time
 import types
+from functools import partial
 
 import pytest
 from torch.utils.data import DataLoader
 
 from lightning_echo.pipeline.kinds import kind_of
-from lightning_echo.share.reading import At, Reading, StreamReading
+from lightning_echo.share.reading import At, Reading, StreamReading, WorkerStart
 from lightning_echo.share.window import unpack
 
-WITHIN_SECONDS = 60
 SCRIPT = """
 import functools
 from torch.utils.data import Dataset, IterableDataset
@@ -68,28 +68,24 @@ def test_a_class_of_the_script_is_read_in_spawned_workers_and_worker_init_fn_get
     assert unpack(kind, data) == (7, 81)
 
 
-class Dies:
-    """A data set whose workers die at one index."""
-
-    def __init__(self, at):
-        self.at, self.maker = at, os.getpid()
-
-    def __len__(self):
-        return 640
-
-    def __getitem__(self, index):
-        if index == self.at and os.getpid() != self.maker:
-            os._exit(3)
-        return index
+def start(parent, worker):
+    """Runs what a worker runs first, in a process whose parent in the system has this number; None: as it is."""
+    if parent is not None:
+        os.getppid = lambda: parent
+    WorkerStart([], partial(os._exit))(worker)
 
 
-@pytest.mark.parametrize(("begin", "at"), [(45, 130), pytest.param(7, 7, marks=pytest.mark.slow)])
-def test_a_reading_says_at_which_item_a_worker_has_died(begin, at):
-    loader = DataLoader(Dies(at), num_workers=2)
-    reading = Reading(kind_of(loader), 0, begin, 2**20, lambda error: None)
-    with pytest.raises(RuntimeError, match="exited unexpectedly"):  # from torch's signal handler
-        time.sleep(WITHIN_SECONDS)
-    try:
-        assert reading.lost_at() == at
-    finally:
-        reading.close()
+@pytest.mark.parametrize(
+    ("method", "parent", "status"),
+    [
+        ("fork", None, 7),  # the user's function runs, which ends the process
+        ("fork", 1, 1),  # the reader is dead, though another worker still holds its pipe open
+        ("spawn", None, 7),
+        ("forkserver", None, 7),  # whose parent is the server
+    ],
+)
+def test_a_forked_worker_whose_parent_has_changed_has_lost_its_reader(method, parent, status):
+    process = multiprocessing.get_context(method).Process(target=start, args=(parent, 7))
+    process.start()
+    process.join(60)
+    assert process.exitcode == status

@@ -29,8 +29,6 @@ def folder(tmp_path, monkeypatch):
 
 
 class Sampler:
-    """Yields so many of 64 indices, or raises an error."""
-
     def __init__(self, yields):
         self.yields = yields
 
@@ -119,7 +117,6 @@ def connector(data=DATA, name="data", **share):
 
 
 def enters(each):
-    """Enters, and leaves. Returns the place."""
     link = each.connect(None, goes_on=False)
     link.hang_up()
     link.close()
@@ -182,28 +179,6 @@ def test_a_second_one_is_an_error_and_without_restart_the_first(started, restart
     assert len(threads) == len(several)
 
 
-def test_a_reader_that_ends_because_its_data_is_outdated_does_not_count_as_killed(started):
-    wanted, threads = started
-    wanted.append(lambda name: reads(name, linger_seconds=WITHIN_SECONDS))
-    assert enters(connector()) == 0
-    edited = {**DATA, "dataset.p": "0.5"}
-    wanted.append(lambda name: reads(name, edited))
-    assert enters(connector(edited, restart=False)) == 0
-    assert len(threads) == 2
-
-
-def test_a_path_as_long_as_a_sockets_may_be_has_a_reader(started, tmp_path, monkeypatch):
-    path_bytes = 107
-    folder = tmp_path / ("f" * (path_bytes - len(os.fsencode(tmp_path)) - len("//data.sock")))
-    folder.mkdir(mode=0o700)
-    monkeypatch.setenv("LIGHTNING_ECHO_SHARED", str(folder))
-    assert len(os.fsencode(socket_of("data"))) == path_bytes
-    wanted, threads = started
-    wanted.append(reads)
-    assert enters(connector()) == 0
-    assert len(threads) == 1
-
-
 def answers_soon(monkeypatch):
     """Readers say every 0.1 s that they are there, and are taken for mute after 2 s."""
     monkeypatch.setattr(connecting, "_MOST_MUTE_SECONDS", 2.0)
@@ -232,24 +207,3 @@ def test_a_reader_that_waits_for_others_is_not_taken_for_a_mute_one_and_begins_a
     assert len(threads) == 1
     assert "waits for other trainings (wait_for=2)" in caplog.text
     assert "begins with 1 of 2 trainings (wait_for): no more have come within 2.5 s (wait_seconds)" in caplog.text
-
-
-def test_a_reader_of_the_name_in_another_folder_is_named_and_not_a_dead_one(started, tmp_path, monkeypatch, caplog):
-    monkeypatch.delenv("LIGHTNING_ECHO_SHARED")
-    wanted, threads = started
-    for folder in ("here", "there", "dead"):
-        (tmp_path / folder).mkdir()
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "dead"))
-    is_mute("far").close()
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "there"))
-    wanted += [reads, reads]
-    link = connector(name="far").connect(None, goes_on=False)  # while it is there, its reader is
-    assert "looks in" not in caplog.text
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "here"))
-    assert enters(connector(name="far")) == 0
-    link.hang_up()
-    link.close()
-    assert len(threads) == 2
-    assert f"there is a reader of this name in {tmp_path}/there/lightning_echo (process {os.getpid()})" in caplog.text
-    assert f"this training looks in {tmp_path}/here/lightning_echo, and starts its own" in caplog.text
-    assert caplog.text.count("looks in") == 1

@@ -1,14 +1,15 @@
-"""The reader's order: every pass has each index once, an index comes again late enough, and any reader may begin anywhere."""
+"""The reader's order, in which each pass has each index once; and which item of it stands at which position of a training."""
 
 from itertools import islice
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from lightning_echo.pipeline.kinds import Layout, kind_of
-from lightning_echo.plan.memory import make_plan
 from lightning_echo.plan.plan import PlanShape, Reuse
-from lightning_echo.share.pipeline import shared_shape
+from lightning_echo.share.pipeline import item_at, shared_shape, start_at
 from lightning_echo.share.reading import chunks, distance_of, order_of
 from lightning_echo.share.window import CHUNK
 
@@ -38,11 +39,6 @@ def test_each_pass_has_each_index_once_and_two_uses_are_a_third_of_a_pass_apart(
         last_seen[index] = item
 
 
-@pytest.mark.parametrize(("length", "apart"), [(2, 0), (61, 20), (786_431, 262_143), (10**10, 262_144)])
-def test_what_lies_between_two_uses_is_a_third_of_a_pass_and_not_more_than_can_be_arranged_in_a_moment(length, apart):
-    assert distance_of(length) == apart
-
-
 @pytest.mark.parametrize(("length", "replicas", "drop_last"), [(61, 1, False), (61, 4, False), (10**9, 3, True)])
 def test_a_training_holds_no_example_for_longer_than_the_reader_keeps_two_uses_apart(length, replicas, drop_last):
     here = -(-length // replicas)
@@ -56,17 +52,6 @@ def test_a_training_holds_no_example_for_longer_than_the_reader_keeps_two_uses_a
     assert 4 <= found.buffer_size <= found.most_distance <= distance_of(length) / replicas
 
 
-@pytest.mark.parametrize(("batch_size", "distinct"), [(20, True), (21, False)])
-def test_batches_larger_than_what_the_reader_keeps_apart_have_exact_counts_and_may_repeat_an_index(batch_size, distinct):
-    layout = Layout(60, 1, batch_size, 60 % batch_size or batch_size, -(-60 // batch_size))
-    sizes = {"batch_size": batch_size, "last_batch_size": layout.last_batch_size, "batches_per_pass": layout.batches_per_pass}
-    found = shared_shape(PlanShape(**sizes, workers=0, buffer_size=40, seed=0), 0, layout)
-    assert found.distinct == distinct
-    plan = make_plan(found, 2)
-    fresh = sum(plan.next_batch().fresh for _ in range(30))
-    assert fresh < 0.6 * sum(found.size_of(number) for number in range(30))
-
-
 def test_a_reader_that_begins_within_a_pass_has_the_same_indices_in_chunks_cut_at_the_same_items():
     whole = stream()
     for begin in (1, 32, 60, 61, 150):
@@ -74,3 +59,47 @@ def test_a_reader_that_begins_within_a_pass_has_the_same_indices_in_chunks_cut_a
     first, second = islice(chunks(order_of(source(), 7), 40), 2)
     assert (first.first, first.skipped, len(first.indices)) == (CHUNK, 40 - CHUNK, CHUNK)
     assert (second.first, second.skipped) == (2 * CHUNK, 0)
+
+
+def layout_of(length, replicas, batch_size, drop_last):
+    """A layout as that of a ``DataLoader`` over so many examples."""
+    here = -(-length // replicas)
+    batches = here // batch_size if drop_last else -(-here // batch_size)
+    last = batch_size if drop_last else here - (batches - 1) * batch_size
+    return Layout(length=length, replicas=replicas, batch_size=batch_size, last_batch_size=last, batches_per_pass=batches)
+
+
+layouts = st.builds(layout_of, st.integers(1, 60), st.integers(1, 4), st.integers(1, 9), st.booleans()).filter(
+    lambda layout: layout.batches_per_pass > 0
+)
+
+
+@given(layouts, st.integers(0, 3))
+def test_the_ranks_together_have_each_item_of_a_pass_and_fill_up_with_their_last_ones(layout, number):
+    first = number * layout.pass_length
+    of_ranks = [
+        [item_at(layout, rank, first + offset) - number * layout.length for offset in range(layout.pass_length)]
+        for rank in range(layout.replicas)
+    ]
+    slots = sorted(slot for rank in of_ranks for slot in rank)
+    delivered = layout.pass_length * layout.replicas
+    if delivered <= layout.length:
+        assert slots == list(range(delivered))  # the tail is dropped
+    else:
+        assert set(slots) == set(range(layout.length))
+        assert len(slots) - layout.length < layout.replicas
+    for rank in of_ranks:
+        assert rank == sorted(rank)
+
+
+@given(layouts, st.integers(0, 300))
+def test_a_start_is_at_a_batch_of_its_own_of_which_nothing_is_gone(layout, item):
+    start = start_at(layout, item)
+    number, offset = divmod(start.position, layout.pass_length)
+    assert offset % layout.batch_size == 0
+    assert start.number == number * layout.batches_per_pass + offset // layout.batch_size
+    assert item_at(layout, 0, start.position) >= item
+    if start.number:  # the batch before would begin with what is gone
+        before_pass, before_batch = divmod(start.number - 1, layout.batches_per_pass)
+        before = before_pass * layout.pass_length + before_batch * layout.batch_size
+        assert item_at(layout, 0, before) < item

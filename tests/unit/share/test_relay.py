@@ -1,13 +1,21 @@
-"""A relay beside a node that is played by the test: what comes is written, what is missing or late is seen, nothing hangs."""
+"""A relay beside a node that is played by the test, and what the actor runs there, called as Ray would call it."""
 
 import threading
 import time
 from contextlib import contextmanager
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
 
-from lightning_echo.share.ray import Chunk, FarLost, Piece, Relay
+from lightning_echo.pipeline.kinds import kind_of
+from lightning_echo.share import ray as handing
+from lightning_echo.share.process import ReaderError, run_reader
+from lightning_echo.share.ray import Chunk, ChunkError, FarLost, Handing, Piece, Relay
 from lightning_echo.share.server import Start
+from lightning_echo.share.sharing import status_of
 from lightning_echo.share.window import ERROR, unpack
 
 DEADLINE_SECONDS = 20
@@ -15,8 +23,6 @@ FRESH = Start(0, False, "now")
 
 
 class PlayedFar:
-    """A node that has given chunks, then none."""
-
     def __init__(self, *chunks, fails_after=None):
         self.chunks, self.fails_after = list(chunks), fails_after
         self.entered, self.left, self.asked, self.needed, self.needs = [], [], 0, 0, []
@@ -60,8 +66,6 @@ def until(holds):
 
 
 class Here:
-    """Stands for workers of this node."""
-
     closed = False
     window = None
 
@@ -99,18 +103,6 @@ def test_what_comes_is_in_the_window_at_its_items():
     assert far.left == [name]
 
 
-def test_a_full_window_asks_for_no_more():
-    far = PlayedFar(*[chunk(first, 2, size=1000) for first in range(0, 100, 2)])
-    with relaying(far, window_bytes=8192) as (_, begin, _, _, _):
-        window = until(begin).window
-        until(lambda: window.is_full)
-        asked = far.asked
-        time.sleep(0.1)
-        assert far.asked == asked < 8
-        window.low = 4
-        until(lambda: far.asked > asked)
-
-
 @pytest.mark.parametrize(
     ("far", "message"),
     [
@@ -125,16 +117,6 @@ def test_a_node_that_is_lost_ends_it_with_the_reason(far, message):
         (error,) = until(lambda: lost)
         assert isinstance(error, FarLost)
         assert str(error) == message
-
-
-def test_nobody_is_let_in_before_the_first_example_also_if_it_is_lost():
-    with relaying(PlayedFar()) as (_, begin, lost, _, _):
-        assert [begin() for _ in range(5)] == [None] * 5
-        assert lost == []
-    with relaying(PlayedFar(fails_after=0)) as (_, begin, lost, _, _):
-        assert begin() is None
-        until(lambda: lost)
-        assert begin() is None
 
 
 def test_who_goes_on_and_comes_too_late_reads_for_itself_and_who_is_new_enters_where_the_others_are():
@@ -158,3 +140,120 @@ def test_an_example_that_is_larger_than_this_window_is_an_error_at_its_item():
         with pytest.raises(Exception, match=r"give share\.window more"):
             unpack(kind, data)
         assert lost == []
+
+
+pieces = st.lists(st.builds(Piece, st.integers(0, 255), st.binary(max_size=40)), max_size=6)
+
+
+@given(first=st.integers(0, 2**62), given=pieces, nanoseconds=st.integers(0, 2**62), cpu=st.integers(0, 2**62))
+def test_what_goes_in_comes_out(first, given, nanoseconds, cpu):
+    array = Chunk(first, given, nanoseconds, cpu).to_array()
+    assert array.dtype == np.uint8
+    found = Chunk.from_array(array)
+    assert (found.first, found.nanoseconds, found.cpu_nanoseconds) == (first, nanoseconds, cpu)
+    assert [(kind, bytes(data)) for kind, data in found.pieces] == [tuple(piece) for piece in given]
+
+
+def test_what_is_no_chunk_is_refused():
+    array = Chunk(3, [Piece(0, b"abc"), Piece(1, b"de")]).to_array()
+    for end in range(len(array)):
+        with pytest.raises(ChunkError, match="chunk"):
+            Chunk.from_array(array[:end])
+    with pytest.raises(ChunkError, match="has 53 bytes, and it has 54"):
+        Chunk.from_array(np.concatenate([array, array[:1]]))
+
+
+LENGTH = 50
+PRINT = {"data set": "numbers"}
+
+
+@pytest.fixture
+def own_folder(tmp_path_factory, monkeypatch):
+    folder = tmp_path_factory.mktemp("s")
+    folder.chmod(0o700)
+    monkeypatch.setenv("LIGHTNING_ECHO_SHARED", str(folder))
+
+
+@pytest.fixture
+def reader(own_folder):
+    """A reader of 50 numbers in the order of their indices, whose window holds a few of them."""
+    source, failures, ready = kind_of(DataLoader(range(LENGTH), num_workers=1)), [], threading.Event()
+
+    def run():
+        try:
+            options = {"data_print": PRINT, "window_bytes": 4096, "linger_seconds": 0.2, "when_ready": ready.set}
+            run_reader("n", source, **options)
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    assert ready.wait(DEADLINE_SECONDS)
+    yield
+    thread.join(DEADLINE_SECONDS)
+    assert not thread.is_alive()
+    assert failures == []
+
+
+def asked_for(actor, relay, needed=0):
+    """The examples that a relay is given when it asks, with their items."""
+    first, pieces, _, _ = Chunk.from_array(actor.take(relay, needed))
+    return [(first + place, unpack(kind, bytearray(data))) for place, (kind, data) in enumerate(pieces)]
+
+
+def taken(actor, relay, count):
+    """So many examples of a relay or more; it needs all of them."""
+    found = []
+    until(lambda: found.extend(asked_for(actor, relay)) or len(found) >= count)
+    return found
+
+
+def test_each_relay_has_each_item_once_and_in_order(reader):
+    actor = Handing("n", "node 1", "10.0.0.1", PRINT)
+    try:
+        for relay in "ab":
+            actor.enter(relay, f"node {relay}", 0, False, "now")
+        found = {"a": [], "b": []}
+        until(lambda: status_of("n")["count"] == 2)
+        # Each relay connects in a thread of its own, so either may be first.
+        assert sorted(one["label"] for one in status_of("n")["trainings"]) == ["node a", "node b"]
+
+        def ask_both():
+            for relay, items in found.items():
+                items += asked_for(actor, relay, len(items))
+            return min(map(len, found.values())) >= 2 * LENGTH
+
+        until(ask_both)
+        for items in found.values():
+            assert [item for item, _ in items] == list(range(len(items)))
+            assert [value for _, value in items] == [item % LENGTH for item, _ in items]
+        assert actor.stay("a", 0) == 1, "the other relay: no training of this node"
+    finally:
+        actor.leave("a")
+        actor.leave("b")
+
+
+def test_a_relay_that_says_nothing_is_let_go(reader, monkeypatch):
+    actor = Handing("n", "node 1", "10.0.0.1", PRINT)
+    actor.enter("a", "node a", 0, False, "now")
+    taken(actor, "a", 1)
+    monkeypatch.setattr(handing, "MOST_SILENT_SECONDS", 0.3)
+    until(lambda: status_of("n") is None or status_of("n")["count"] == 0)
+    with pytest.raises(ReaderError, match=r"10\.0\.0\.1 has let this node go, since it was silent"):
+        actor.take("a", 0)
+    with pytest.raises(ReaderError, match="has let this node go"):
+        actor.stay("a", 0)
+
+
+def test_a_relay_that_follows_a_dead_one_of_its_node_is_one(reader):
+    actor = Handing("n", "node 1", "10.0.0.1", PRINT)
+    actor.enter("dead", "node a", 0, False, "now")
+    before = taken(actor, "dead", 3)
+    actor.enter("next", "node a", before[-1][0] + 1, True, "now")
+    try:
+        assert taken(actor, "next", 3)[0][0] == before[-1][0] + 1
+        until(lambda: status_of("n")["count"] == 1)
+        with pytest.raises(ReaderError, match="has let this node go"):
+            actor.take("dead", 0)
+    finally:
+        actor.leave("next")

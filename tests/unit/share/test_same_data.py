@@ -1,7 +1,8 @@
-"""What is compared of two trainings' data, and what is not."""
+"""What the reader gets of a loader; what is compared of two trainings' data, and what is not."""
 
 import json
-import threading
+import pickle
+import random
 
 import numpy as np
 import pytest
@@ -12,15 +13,27 @@ from torch.utils.data import (
     Dataset,
     IterableDataset,
     RandomSampler,
+    Sampler,
     SequentialSampler,
     Subset,
     TensorDataset,
     WeightedRandomSampler,
 )
 
+from lightning_echo.data.randomness import seed_all
 from lightning_echo.pipeline.kinds import kind_of
 from lightning_echo.share.config import MOST_BYTES
-from lightning_echo.share.same_data import difference, in_short, print_of, trained_parts
+from lightning_echo.share.same_data import (
+    ReplayedSampler,
+    Unit,
+    difference,
+    in_short,
+    loader_of,
+    parts_of,
+    print_of,
+    trained_parts,
+    unit_of,
+)
 
 
 class Squares(Dataset):
@@ -92,8 +105,6 @@ def test_files_that_were_edited_are_told_apart(tmp_path):
 
 
 class Noisy(Squares):
-    """Has a generator of its own, which nobody has seeded."""
-
     def __init__(self):
         super().__init__()
         self.rng = np.random.default_rng()
@@ -117,59 +128,6 @@ def test_examples_that_are_others_each_time_are_not_compared(make):
     assert not [name for name in one if name.startswith("example")]
     assert difference(one, other) == ""
     assert getattr(dataset, "calls", 0) == 0, "nothing is read in the process of the training"
-
-
-def test_the_number_of_threads_changes_no_example():
-    class Sums(Squares):
-        def __getitem__(self, index):
-            return torch.randn(1_000_003).sum()
-
-    threads, found = torch.get_num_threads(), []
-    try:
-        for number in (1, 4):
-            torch.set_num_threads(number)
-            found.append(print_for(Sums()))
-    finally:
-        torch.set_num_threads(threads)
-    assert [name for name in found[0] if name.startswith("example")]
-    assert difference(*found) == ""
-
-
-def test_a_thread_that_draws_meanwhile_changes_no_example_and_reading_them_no_random_state(expected):
-    is_over, drawn, state = threading.Event(), [], torch.get_rng_state()
-    assert print_for(Squares()) == expected
-    assert torch.equal(torch.get_rng_state(), state)
-
-    def draw():
-        while not is_over.wait(0.001):  # as the steps of a training do
-            drawn.append(float(torch.rand(())))
-
-    thread = threading.Thread(target=draw)
-    thread.start()
-    try:
-        found = [print_for(Squares()) for _ in range(2)]
-    finally:
-        is_over.set()
-        thread.join()
-    assert drawn
-    assert found == [expected] * 2
-
-
-def stream_print(length, batch_size=4, ignore=()):
-    class Lines(IterableDataset):
-        def __init__(self):
-            self.length, self.path = length, f"/data/{length}.txt"
-
-        def __iter__(self):
-            raise AssertionError("nothing may be read")
-
-    return print_of(kind_of(DataLoader(Lines(), batch_size=batch_size)), ignore)
-
-
-def test_streams_are_compared_by_their_attributes_and_nothing_is_read():
-    assert difference(stream_print(8), stream_print(8, batch_size=2)) == ""
-    assert difference(stream_print(8), stream_print(9)) == "dataset.length: 8 and 9"
-    assert difference(stream_print(8, ignore=["length", "path"]), stream_print(9)) == ""
 
 
 class Batches:
@@ -208,3 +166,88 @@ def test_a_print_that_is_too_long_for_a_message_is_compared_as_a_whole():
     last = in_short({**long, "dataset.a4999": "z"})
     assert difference(in_short(long), last) == "something that is too long to be named"
     assert difference(in_short(long), in_short({**long, "dataset.a1": "z"})) == f"dataset.a1: {'y' * 50} and z"
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(range(5))
+
+
+class OwnWay(DataLoader):
+    def __iter__(self):
+        return iter([torch.zeros(2)])
+
+
+LOADERS = {
+    Unit.indexed: [DataLoader(range(8), batch_size=2), DataLoader(range(8), shuffle=True, generator=torch.Generator())],
+    Unit.streamed: [DataLoader(Stream(), batch_size=2)],
+    Unit.examples_of_batch: [DataLoader(range(8), batch_sampler=BatchSampler(SequentialSampler(range(8)), 3, False))],
+    Unit.batch: [
+        DataLoader(Stream(), batch_size=None),
+        DataLoader(range(8), batch_size=None),
+        OwnWay(range(8)),
+        [[0, 1], [2, 3]],
+    ],
+}
+
+
+@pytest.mark.parametrize(("unit", "loader"), [(unit, loader) for unit, loaders in LOADERS.items() for loader in loaders])
+def test_a_loader_that_is_put_together_again_shares_the_same(unit, loader):
+    assert unit_of(kind_of(loader)) is unit
+    parts = parts_of(kind_of(loader))
+    again = kind_of(loader_of(pickle.loads(pickle.dumps(parts)), seed=1))
+    assert unit_of(again) is unit
+
+
+class Remembering(Sampler):
+    """Its order depends on how often it was iterated, on two generators, and on the pass that it was told."""
+
+    def __init__(self, dataset):
+        self.dataset, self.times, self.told = dataset, 0, []
+        self.generator = torch.Generator()
+
+    def __len__(self):
+        return len(self.dataset)
+
+    def set_epoch(self, number):
+        self.told.append(number)
+
+    def __iter__(self):
+        order = torch.randperm(len(self), generator=self.generator).tolist()
+        places = random.sample(range(len(self)), len(self))
+        yield from (1000 * self.times + 100 * self.told[-1] + order[place] for place in places)
+        self.times += 1  # when the pass has ended
+
+
+def passes_of(sampler, *numbers):
+    """The orders of these passes, as the reader asks for them."""
+    found = []
+    for number in numbers:
+        sampler.set_epoch(number)
+        seed_all(number)  # of no account
+        found.append(list(sampler))
+    return found
+
+
+def test_a_sampler_with_a_memory_has_the_same_pass_wherever_a_reader_begins():
+    dataset = range(6)
+    in_order = passes_of(ReplayedSampler(Remembering(dataset), dataset, 5), 0, 1, 2, 3)
+    assert [each[0] // 1000 for each in in_order] == [0, 1, 2, 3]
+    assert in_order[0] != [index - 1100 for index in in_order[1]]
+    for number in range(4):
+        assert passes_of(ReplayedSampler(Remembering(dataset), dataset, 5), number) == [in_order[number]]
+    assert passes_of(ReplayedSampler(Remembering(dataset), dataset, 5), 2, 0, 1, 3) == [in_order[each] for each in (2, 0, 1, 3)]
+    one, other = Remembering(dataset), Remembering(dataset)
+    other.generator.manual_seed(99)
+    assert passes_of(ReplayedSampler(one, dataset, 5), 0) == passes_of(ReplayedSampler(other, dataset, 5), 0)
+    assert passes_of(ReplayedSampler(one, dataset, 5), 0) != passes_of(ReplayedSampler(one, dataset, 6), 0)
+
+
+def test_the_data_set_is_not_copied_and_a_generator_of_the_trainings_not_sent():
+    dataset = list(range(6))
+    replayed = ReplayedSampler(Remembering(dataset), dataset, 5)
+    iter(replayed)
+    assert replayed._sampler.dataset is dataset
+    sampler = RandomSampler(range(8), generator=torch.Generator())
+    assert parts_of(kind_of(DataLoader(range(8), sampler=sampler)))["sampler"].generator is None
+    assert sampler.generator is not None

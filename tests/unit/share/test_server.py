@@ -1,8 +1,7 @@
-"""The reader's side of the socket: whatever a peer sends ends its own connection at most; who waits for whom after a death."""
+"""The reader's side of the socket: what a peer sends ends its own connection at most; who enters where and waits for whom."""
 
 import json
 import os
-import re
 import socket
 import threading
 import time
@@ -17,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from lightning_echo.pipeline.kinds import kind_of
 from lightning_echo.share.config import Gone, new_socket, receive, send
-from lightning_echo.share.server import CannotBegin, Server, Training
+from lightning_echo.share.server import HOLD_SECONDS, Agreement, CannotBegin, Server, Training, Trainings
 
 HELLO = {
     **{"label": "test", "behind": "wait", "join": "now", "wait_for": 2, "wait_seconds": 600, "wish": None},  # nothing is read
@@ -67,12 +66,6 @@ def status(path):
     with connected(path) as connection:
         send(connection, {"status": 1})
         return receive(connection)[0]["status"]
-
-
-def test_it_says_who_is_there(path):
-    said = status(path)
-    assert (said["count"], said["length"], said["data"]) == (1, 8, "range of 8")
-    assert said["trainings"] == [{"pid": said["pid"], "label": "test", "behind": "wait", "at": None}]
 
 
 def hello(**changed):
@@ -139,16 +132,6 @@ def test_random_messages_end_nothing_but_their_connection(path, messages):
     end = time.monotonic() + 10
     while status(path)["count"] != 1:
         assert time.monotonic() < end
-
-
-def test_other_data_is_refused_with_what_differs(path):
-    with connected(path) as connection:
-        send(connection, hello(print={"data set": "range of 9"}))
-        message, _ = receive(connection)
-        assert message["refused"] == "data set: range of 9 and range of 8"
-        assert re.fullmatch(rf"process {os.getpid()}, started \d+ s ago by serve", message["whose"])
-        with pytest.raises((Gone, socket.timeout)):
-            receive(connection)
 
 
 @pytest.fixture
@@ -227,6 +210,145 @@ def test_a_reader_that_follows_a_dead_one_lets_nobody_in_before_its_trainings(id
     assert begun == [40, 0]
 
 
+def test_who_has_left_before_another_one_comes_is_not_at_work_whatever_is_still_unheard(tmp_path):
+    path = str(tmp_path / "s")
+    thread = threading.Thread(target=listening(path, 64).run)
+    first, second = connected(path), connected(path)
+    first_hello = hello(print={"data set": "range of 64"}, wait_for=1)
+    send(first, first_hello)
+    thread.start()
+    welcome, descriptors = receive(first)
+    assert welcome["welcome"]["place"] == 0
+    for item in range(1, 60):
+        send(first, {"at": item, "need": 0})
+    first.shutdown(socket.SHUT_RDWR)  # the forked worker holds the socket open
+    first.close()
+    send(second, {"hello": {**first_hello["hello"], "group": "another"}})
+    welcome, more = receive(second)
+    second.shutdown(socket.SHUT_RDWR)
+    second.close()
+    thread.join(30)
+    for descriptor in (*descriptors, *more):
+        os.close(descriptor)
+    assert (welcome["welcome"]["place"], welcome["welcome"]["others"]) == (0, 0)
+
+
+def training(**options):
+    defaults = {"pid": 1, "label": "one", "behind": "wait", "join": "now", "wait_for": 1, "wish": None}
+    return Training(**{**defaults, "goes_on": False, "group": str(id(object())) + str(len(options)), "ranks": 1, **options})
+
+
+def come(trainings, begin=0, low=0, **options):
+    """Lets a training come; returns its entry, or None if it waits."""
+    trainings.all.append(training(group=f"g{len(trainings.all)}", **options))
+    return next((one for one in trainings.entries(begin, low) if one.training is trainings.all[-1]), None)
+
+
+@pytest.mark.parametrize(
+    ("join", "wish", "goes_on", "place", "is_late"),
+    [
+        ("now", None, False, 130, True),  # where the fastest is
+        ("pass", None, False, 200, True),  # or at the next pass
+        # One that stood somewhere goes on there if that is there.
+        *[("now", 60, False, 60, False), ("now", 40, False, 130, True), ("now", 150, False, 130, True)],
+        *[("now", 150, True, 150, False), ("now", 40, True, 50, True)],
+    ],
+)
+def test_where_one_enters_that_comes_when_others_are_at_work(join, wish, goes_on, place, is_late):
+    trainings = Trainings(100)
+    come(trainings).training.cursor = 130
+    come(trainings).training.cursor = 50
+    entry = come(trainings, low=50, join=join, wish=wish, goes_on=goes_on)
+    assert (entry.place, entry.others, entry.is_late) == (place, 2, is_late)
+
+
+@pytest.mark.parametrize(("join", "place"), [("now", 130), ("pass", 200)])
+def test_one_that_comes_with_or_after_those_of_a_dead_reader_finds_them_at_work(join, place):
+    trainings = Trainings(100)
+    come(trainings, begin=130, low=130, wish=130, goes_on=True)
+    entry = come(trainings, begin=130, low=130, join=join)
+    assert (entry.place, entry.is_late) == (place, True), "though nothing was taken"
+    trainings = Trainings(100)
+    trainings.all += [training(group="new", join=join), training(group="old", wish=130, goes_on=True)]
+    assert trainings.begin_at(0.0) == 130
+    old, new = trainings.entries(130, 130)
+    assert (old.training.group, old.place, old.is_late, old.others) == ("old", 130, False, 0)
+    assert (new.training.group, new.place, new.is_late, new.others) == ("new", place, True, 1)
+
+
+def test_ranks_enter_together():
+    trainings = Trainings(100)
+    trainings.all.append(training(group="a", ranks=2))
+    assert trainings.begin_at(0.0) is None
+    assert trainings.entries(0, 0) == []
+    trainings.all.append(training(group="a", ranks=2))
+    assert [entry.place for entry in trainings.entries(0, 0)] == [0, 0]
+    assert trainings.count == 1
+
+
+@given(st.lists(st.tuples(st.sampled_from(["wait", "skip"]), st.integers(0, 100)), max_size=6), st.integers(0, 50))
+def test_low_is_that_of_the_slowest_that_is_waited_for_and_never_falls(cursors, before):
+    trainings = Trainings(100)
+    trainings.all = [training(behind=behind, group=str(number)) for number, (behind, _) in enumerate(cursors)]
+    for one, (_, cursor) in zip(trainings.all, cursors, strict=True):
+        one.cursor = cursor
+    waited_for = [cursor for behind, cursor in cursors if behind == "wait"]
+    low = trainings.low(before, 0.0)
+    if waited_for:
+        assert low == max(before, min(waited_for))
+        assert trainings.slowest().cursor == min(waited_for)
+    else:
+        assert low == max([before, *(cursor for _, cursor in cursors)])
+        assert trainings.slowest() is None
+
+
+class Rank:
+    """Asks for one round after the other, and goes where it is told."""
+
+    def __init__(self, agreement, block):
+        self.agreement, self.block = agreement, block
+        self.next = self.until = 0
+        self.taken = []
+
+    def step(self, low):
+        if self.next >= self.until:
+            is_jump, item = self.agreement.answer(self.next, self.next + self.block, low, 0.0)
+            if is_jump:
+                self.next = item
+                return
+            self.until = item
+        self.taken.append(self.next)
+        self.next += 1
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 30)), max_size=200), st.integers(1, 9))
+def test_all_ranks_take_the_same_rounds(moves, block):
+    agreement, low = Agreement(), 0
+    ranks = [Rank(agreement, block) for _ in range(3)]
+    for number, step in moves:
+        low += step if step > 20 else 0  # the window moves on now and then
+        ranks[number].step(low)
+        agreement.forget(min(rank.next for rank in ranks))
+    longest = max((rank.taken for rank in ranks), key=len)
+    for rank in ranks:
+        assert rank.taken == longest[: len(rank.taken)]
+    assert longest == sorted(set(longest))
+
+
+def test_what_was_agreed_on_is_held_for_the_slowest_for_a_moment_and_what_all_have_jumped_over_forgotten():
+    agreement = Agreement()
+    assert agreement.held_from(0, 0.0) is None
+    agreement.answer(0, 8, 0, now=1.0)
+    assert agreement.held_from(3, 1.0) == 3
+    assert agreement.held_from(8, 1.0) is None
+    assert agreement.held_from(3, 1.0 + HOLD_SECONDS) is None
+    agreement = Agreement()
+    agreement.answer(0, 8, low=20, now=0.0)
+    assert agreement.answer(4, 8, low=50, now=0.0) == (True, 20)
+    agreement.forget(20)
+    assert agreement.answer(4, 8, low=50, now=0.0) == (True, 50)
+
+
 @pytest.mark.parametrize(("lost_at", "kind"), [(7, RuntimeError), (None, CannotBegin)])
 def test_a_workers_death_that_is_told_while_a_training_enters_keeps_nobody_out(idle_server, monkeypatch, lost_at, kind):
     """torch raises its error in the main thread, wherever that is."""
@@ -253,70 +375,11 @@ def test_a_training_that_does_not_know_its_place_hears_that_another_reader_follo
     assert said == [{"failed": "killed", "at": 3} if knows_place else {"over": "killed", "at": 3}]
 
 
-class PlayedElsewhere:
-    """Another node whose examples begin at an item, or at the one that is wished for."""
-
-    nodes = 1
-
-    def __init__(self, first=None):
-        self.first, self.starts = first, []
-
-    def begin(self, start, read_here, when_lost):
-        self.starts.append(start.item)
-        window = window_from(start.item if self.first is None else self.first)
-        return SimpleNamespace(window=window, close=lambda: None)
-
-    def leave(self):
-        pass
-
-
-def enters(server, **training):
-    server._peers[len(server._peers)] = SimpleNamespace(training=comes(server, **training))
-    server._let_enter()
-
-
-@pytest.mark.parametrize("how_many", [1, 2])
-def test_a_reader_over_a_cluster_waits_for_all_that_a_dead_one_had(idle_server, monkeypatch, how_many):
-    server = idle_server(follows=True, expected=2, gather_seconds=20.0)
-    elsewhere = server._elsewhere = PlayedElsewhere()
-    monkeypatch.setattr(server, "_tell_place", lambda *args: None)
-    enters(server, group="a", wish=40, goes_on=True)
-    assert elsewhere.starts == [], "another one is missing"
-    if how_many == 2:
-        enters(server, group="b", wish=25, goes_on=True)
-    else:
-        server._begun -= 30  # it does not come
-        server._let_enter()
-    assert elsewhere.starts == [25 if how_many == 2 else 40], "the earliest item"
-
-
-@pytest.mark.parametrize(("wish", "first", "is_late"), [(None, 30, True), (None, 0, False), (30, 30, False), (20, 30, True)])
-def test_who_enters_after_what_another_node_has_fetched_is_told_so(idle_server, monkeypatch, wish, first, is_late):
-    server, told = idle_server(), []
-    server._elsewhere = PlayedElsewhere(first)
-    monkeypatch.setattr(server, "_tell_place", lambda peer, reading, place, others, is_late: told.append((place, is_late)))
-    enters(server, group="a", wish=wish)
-    assert told == [(first, is_late)]
-
-
-def test_who_has_left_before_another_one_comes_is_not_at_work_whatever_is_still_unheard(tmp_path):
-    path = str(tmp_path / "s")
-    thread = threading.Thread(target=listening(path, 64).run)
-    first, second = connected(path), connected(path)
-    first_hello = hello(print={"data set": "range of 64"}, wait_for=1)
-    send(first, first_hello)
-    thread.start()
-    welcome, descriptors = receive(first)
-    assert welcome["welcome"]["place"] == 0
-    for item in range(1, 60):
-        send(first, {"at": item, "need": 0})
-    first.shutdown(socket.SHUT_RDWR)  # the forked worker holds the socket open
-    first.close()
-    send(second, {"hello": {**first_hello["hello"], "group": "another"}})
-    welcome, more = receive(second)
-    second.shutdown(socket.SHUT_RDWR)
-    second.close()
-    thread.join(30)
-    for descriptor in (*descriptors, *more):
-        os.close(descriptor)
-    assert (welcome["welcome"]["place"], welcome["welcome"]["others"]) == (0, 0)
+@pytest.mark.parametrize("place", [0, 37])
+def test_the_first_one_enters_at_the_start_or_where_it_wishes_and_before_anything_was_taken_nobody_is_late(place):
+    trainings = Trainings(100)
+    trainings.all.append(training(wish=place or None))
+    assert trainings.begin_at(0.0) == place
+    (entry,) = trainings.entries(place, place)
+    assert (entry.place, entry.others, entry.is_late) == (place, 0, False)
+    assert come(trainings, begin=place, low=place, wish=place).is_late is False

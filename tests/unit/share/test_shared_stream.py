@@ -1,16 +1,12 @@
 """A stream of the reader's items, over a reader that is told what to say."""
 
-import logging
-
 import pytest
 import torch
 
-from lightning_echo.share import stream as shared_stream
 from lightning_echo.share.attachment import Missed, NextReader, Place
 from lightning_echo.share.config import ShareConfig
-from lightning_echo.share.process import ReaderError
-from lightning_echo.share.reading import At, first_item, first_pass
-from lightning_echo.share.stream import SharedBatches, SharedStream, SizedSharedStream
+from lightning_echo.share.reading import At, first_item
+from lightning_echo.share.stream import SharedBatches, SharedStream
 from lightning_echo.share.window import END, pack
 
 
@@ -71,29 +67,6 @@ def test_a_pass_ends_where_the_readers_does(place, expected):
     assert [list(stream) for _ in expected] == expected
 
 
-def test_the_numbers_of_two_readers_are_never_the_same():
-    assert first_pass(first_item(7)) == 7
-    assert first_item(7) - first_item(6) == 2**40
-
-
-def test_one_that_comes_within_a_pass_says_what_it_gets_of_it(caplog):
-    caplog.set_level(logging.INFO, "lightning_echo")
-    stream = SizedSharedStream(ShareConfig("data"), 4)
-    stream.attach(FakeReader(passes(4, 2), place=1))
-    assert [list(stream), list(stream)] == [[1, 2, 3], [100, 101]]
-    assert "it gets 75% of this pass" in caplog.text
-    assert list(stream_over(FakeReader(passes(4), place=3))) == [3]
-    assert "3 items of this pass have gone by" in caplog.text
-
-
-def test_one_that_joins_at_the_next_pass_begins_with_that_and_shows_how_far_the_others_are(caplog, monkeypatch):
-    caplog.set_level(logging.INFO, "lightning_echo")
-    monkeypatch.setattr(shared_stream, "_SAY_AGAIN_SECONDS", -1.0)  # each time
-    stream = stream_over(FakeReader(passes(4, 2), place=1), join="pass")
-    assert list(stream) == [100, 101]
-    assert [f"{gone} items of this one have gone by" in caplog.text for gone in (1, 2, 3, 4)] == [True, True, True, False]
-
-
 @pytest.mark.parametrize(
     ("gone", "expected", "missed"),
     [
@@ -130,22 +103,7 @@ def test_a_state_goes_on_where_it_was_taken(taken):
     assert reader.wishes == [None if not taken else first_item(state["pass"])]
 
 
-def test_a_state_of_a_run_without_sharing_is_refused():
-    with pytest.raises(ValueError, match="the state is of a run with share=None, and this loader has share='data'"):
-        stream_over(FakeReader(passes(1))).load_state_dict({"at": 3})
-
-
-def test_with_the_reader_the_rest_of_its_pass_is_lost_and_the_next_one_is_whole():
-    items = {item: passes(4)[item] for item in range(2)}
-    stream = stream_over(FakeReader(items, successor=passes(2, first=1)), restart="pass")
-    assert [list(stream), list(stream)] == [[0, 1], [100, 101]]
-    between = stream_over(FakeReader(passes(2), successor=passes(3, first=1)), restart="pass")
-    assert [list(between), list(between)] == [[0, 1], [100, 101, 102]]
-
-
 class FakeWindow:
-    """A window with the items of a reader that has died."""
-
     def __init__(self, items):
         self.items, self.begin = items, min(items)
 
@@ -164,11 +122,6 @@ def test_the_next_reader_begins_with_the_pass_after_what_was_published(published
     stream = stream_over(FakeReader(items), restart="pass")
     next(iter(stream))
     assert stream.follow(FakeWindow(items), 1) == first_item(next_pass)
-
-
-def test_without_restart_at_a_pass_it_is_an_error():
-    with pytest.raises(ReaderError, match=r"no other one finds its place.*share\.restart='pass' continues with the next pass"):
-        stream_over(FakeReader(passes(1))).follow(FakeWindow(passes(1)), 0)
 
 
 # ---------------------------------------------------------------------- whole batches
@@ -205,12 +158,3 @@ def test_a_state_within_a_pass_goes_on_at_its_row_whatever_the_reader_reads(size
         resumed = batches_over(size, reads_again)
         resumed.load_state_dict(state)
         assert [batch.tolist() for batch in resumed] == found[number:]
-
-
-def test_a_loader_with_a_length_keeps_it_where_it_comes_within_a_pass_and_one_without_has_none():
-    stream = stream_over(FakeReader(passes(4, 4, 4), place=3))
-    assert len(SharedBatches(stream, 4, None, lambda number: number)) == 4
-    loader = SharedBatches(stream, 4, None, None)
-    assert [list(loader), list(loader)] == [[3, 100, 101, 102], [103, 200, 201, 202]]
-    with pytest.raises(TypeError, match="not known"):
-        len(SharedBatches(stream_over(FakeReader(passes(1))), None, None, None))

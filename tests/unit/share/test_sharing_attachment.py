@@ -1,4 +1,4 @@
-"""What a training reckons with of the trainings that share its reading."""
+"""What a training reckons with of those that share its reading, and its connections to readers, one after the other."""
 
 import socket
 import threading
@@ -7,8 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from lightning_echo.share.attachment import Attachment, Group, Missed, Place
+from lightning_echo.share.attachment import Attachment, Group, Link, Missed, Place, Succession
 from lightning_echo.share.config import Gone, ShareConfig, new_socket, receive, send
+from lightning_echo.share.process import ReaderError
 from lightning_echo.share.server import Agreement
 from lightning_echo.share.window import pack
 
@@ -40,8 +41,6 @@ def test_examples_come_as_fast_as_the_reader_or_the_slowest_other_training(own, 
 
 
 class Shelf:
-    """A window that has all items up to one."""
-
     low, slowest_label, last_written, begin, cpu_seconds_per_example = 0, "", 0, 0, 0.1
 
     def __init__(self, end, trainings=1):
@@ -96,16 +95,6 @@ def rank_of_two(window, tell_every=4):
     there.close()
 
 
-def test_what_sharing_saves_is_the_others_share_of_what_its_examples_took():
-    attachment = taking(Shelf(200, trainings=4))
-    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with here, there:
-        attachment._link.connection, attachment._told = here, 0
-        for item in range(100):
-            attachment.take(item)
-    assert attachment.saved_cpu_seconds == pytest.approx(7.5)  # of 100 examples of 0.1 s
-
-
 def test_a_rank_saves_its_part_asks_once_for_what_it_takes_at_once_and_says_when_it_has_it():
     with rank_of_two(Shelf(200, trainings=4), tell_every=8) as (attachment, heard):
         for item in range(1, 16, 2):
@@ -134,16 +123,6 @@ def test_of_a_reader_from_which_nothing_was_taken_yet_all_that_it_has_published_
     assert wishes == [(20, True)]
 
 
-def test_a_rank_misses_from_the_round_on_that_the_reader_says():
-    window = Shelf(200)
-    with rank_of_two(window) as (attachment, _):
-        attachment.take(1)
-        window.low = 50
-        with pytest.raises(Missed) as missed:
-            attachment.take(5)
-    assert (missed.value.item, missed.value.low) == (4, 50)
-
-
 def test_a_rank_that_comes_too_late_for_what_was_agreed_on_takes_later_items_once_each():
     window = Shelf(200)
     with rank_of_two(window, tell_every=8) as (attachment, _):
@@ -154,23 +133,6 @@ def test_a_rank_that_comes_too_late_for_what_was_agreed_on_takes_later_items_onc
         assert attachment.missed == 3
         with pytest.raises(Missed):
             attachment.take(9)
-
-
-@pytest.mark.parametrize(
-    ("is_blocked", "is_late", "item", "said"),
-    [
-        (True, True, 100, "b.py (process 7), which is slower"),
-        (False, False, 100, "examples to be read"),  # the pass that it is in
-        (False, True, 100, "the next pass: 59 examples of this one come first"),
-        (False, True, 40, "examples to be read"),  # the next pass begins just now
-    ],
-)
-def test_a_training_says_what_it_waits_for(is_blocked, is_late, item, said):
-    attachment = taking()
-    window = attachment._link.window
-    window.slowest_label, window.last_written = "b.py (process 7)", 40
-    attachment._link.place, attachment._next = Place(item, 1, is_late), item
-    assert attachment._what(item, is_blocked) == said
 
 
 def test_what_is_kept_is_given_as_often_as_it_will_be_asked_for_and_is_its_own_each_time():
@@ -185,8 +147,85 @@ def test_what_is_kept_is_given_as_often_as_it_will_be_asked_for_and_is_its_own_e
         attachment.take(7)
 
 
-def test_the_last_item_may_be_taken_again_where_ranks_fill_a_pass_up():
-    with rank_of_two(Shelf(20)) as (attachment, _):
-        assert [attachment.take(item)["item"] for item in (5, 7, 7)] == [5, 7, 7]
-        with pytest.raises(RuntimeError, match="item 5 is asked for again"):
-            attachment.take(5)
+WITHIN_SECONDS = 20.0
+
+
+class Reader:
+    def __init__(self, item):
+        here, self.there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.link = Link(here, -1, self, Place(item, 0, False))
+        self.is_window_closed = False
+
+    def close(self):  # as a window
+        self.is_window_closed = True
+
+    def die(self):
+        self.there.close()
+
+
+@pytest.fixture
+def readers():
+    made = [Reader(item) for item in (0, 10, 20)]
+    yield made
+    for reader in made:
+        reader.die()
+        reader.link.connection.close()
+
+
+def test_it_attaches_to_reader_after_reader_while_the_training_still_takes_from_the_first(readers):
+    asked, attached = [], threading.Event()
+
+    def succeed(link, is_over):
+        assert not is_over()
+        asked.append(link.place.item)
+        if len(asked) == 2:
+            attached.set()
+        return readers[len(asked)].link
+
+    succession = Succession(readers[0].link, succeed)
+    assert succession.following(0.0) is None
+    readers[0].die()
+    readers[1].die()
+    assert attached.wait(WITHIN_SECONDS)
+    assert asked == [0, 10]
+    for reader in readers[1:]:
+        while succession.following(WITHIN_SECONDS) is not reader.link:
+            pass
+        succession.go_over()
+    assert succession.following(0.0) is None
+    succession.end()
+
+
+def test_the_error_comes_after_the_readers_before_it(readers):
+    def succeed(link, is_over):
+        if link is readers[0].link:
+            return readers[1].link
+        raise OSError("no process could be started")
+
+    succession = Succession(readers[0].link, succeed)
+    readers[0].die()
+    readers[1].die()
+    assert succession.following(WITHIN_SECONDS) is readers[1].link
+    succession.go_over()
+    succession._thread.join(WITHIN_SECONDS)
+    with pytest.raises(ReaderError, match="no other reader could begin: no process could be started"):
+        succession.following(0.0)
+    succession.end()
+
+
+def test_at_its_end_it_leaves_closes_what_nobody_has_used_and_asks_for_no_other_reader(readers):
+    succession = Succession(readers[0].link, lambda link, is_over: readers[1].link)
+    readers[0].die()
+    assert succession.following(WITHIN_SECONDS) is readers[1].link
+    succession.end()
+    assert readers[1].is_window_closed
+    assert readers[1].there.recv(1) == b""
+    Succession(readers[2].link, lambda link, is_over: pytest.fail("it attaches to another reader")).end()
+    assert readers[2].there.recv(1) == b""
+
+
+def test_a_round_has_an_item_for_each_rank_and_the_rest_of_a_pass_counts_for_the_round_before():
+    group = Group("g", ranks=3, pass_items=8)
+    assert [group.round_of(item) for item in range(10)] == [0, 0, 0, 3, 3, 3, 3, 3, 8, 8]
+    assert [Group("g", ranks=4, pass_items=3).round_of(item) for item in range(7)] == [0, 0, 0, 3, 3, 3, 6]
+    assert [Group.of_one().round_of(item) for item in (0, 5)] == [0, 5]

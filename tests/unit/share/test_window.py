@@ -1,8 +1,6 @@
 """The window: what is written is read, nothing that is needed is overwritten, and nobody but its writers may write."""
 
 import os
-import pickle
-import random
 import threading
 
 import numpy as np
@@ -102,15 +100,6 @@ def test_a_worker_that_waits_ends_with_the_reader(make, ending):
         ring.put(1, 0, [bytes(3000)], 3000)
 
 
-def test_workers_take_turns_by_chunks_and_items_of_a_slot_are_of_one(make):
-    window = make(workers=3, begin=40)
-    assert [window.worker_of(item) for item in (40, 63, 64, 96, 128)] == [0, 0, 1, 2, 0]
-    assert window.slots % (CHUNK * 3) == 0
-    generator = random.Random(0)
-    for item in (generator.randrange(40, 10**6) for _ in range(100)):
-        assert window.worker_of(item) == window.worker_of(item + window.slots)
-
-
 def test_a_training_can_neither_write_nor_shrink_it(make):
     window = make()
     Ring(window, 0).put(0, 0, [b"kept"], 4)
@@ -141,25 +130,6 @@ def test_what_is_no_window_or_cannot_be_one_is_refused(make, tmp_path):
         os.close(descriptor)
 
 
-def test_it_is_handed_to_another_process_by_its_descriptor(make):
-    window = make(begin=5)
-    other = pickle.loads(pickle.dumps(window))
-    Ring(window, 0).put(5, 1, [b"seen"], 4)
-    assert other.copy(5) == (1, bytearray(b"seen"))
-    assert other.begin == 5
-    other.close()
-
-
-def test_the_time_of_an_example_is_that_of_all_workers_together(make):
-    window = make(workers=2)
-    assert window.seconds_per_example == 0
-    assert window.cpu_seconds_per_example == 0
-    Ring(window, 0).note_prepared(30, 6_000_000_000, 1_000_000_000)
-    Ring(window, 1).note_prepared(10, 2_000_000_000, 500_000_000)
-    assert window.seconds_per_example == pytest.approx(8 / 40 / 2)
-    assert window.cpu_seconds_per_example == pytest.approx(1.5 / 40)  # however many workers
-
-
 def test_a_copy_of_what_was_overwritten_meanwhile_is_thrown_away(make, monkeypatch):
     window = make()
     Ring(window, 0).put(0, 0, [b"old"], 3)
@@ -173,13 +143,6 @@ def test_a_copy_of_what_was_overwritten_meanwhile_is_thrown_away(make, monkeypat
 
     monkeypatch.setattr(window, "_bytes", Overwritten())
     assert window.copy(0) is None
-
-
-def test_it_says_who_is_waited_for(make):
-    window = make()
-    assert window.slowest_label == ""
-    window.slowest_label = "é" * 100  # cut within a letter
-    assert window.slowest_label.startswith("é" * 60)
 
 
 @pytest.mark.parametrize("begin", [0, 40])
