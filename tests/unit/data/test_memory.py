@@ -1,6 +1,5 @@
 """The memory of an example: its elements, counted once; examples in the same memory are found, those beside each other not."""
 
-import sys
 from collections import UserDict, deque
 
 import numpy as np
@@ -55,13 +54,6 @@ def test_a_kibibyte_weighs_a_kibibyte_and_what_holds_it_little(value):
 )
 def test_tensors_count_by_their_elements_and_images_by_their_pixels(value, weight):
     assert nbytes(value) == weight
-
-
-def test_what_is_held_twice_counts_once_also_what_holds_itself():
-    tensor = zeros()
-    pair = [tensor, tensor]
-    pair.append(pair)
-    assert nbytes(pair) == sys.getsizeof(pair) + KIB
 
 
 TENSOR, ARRAY, BYTES = torch.zeros(4, 6), np.zeros((4, 6)), bytearray(24)

@@ -22,8 +22,6 @@ def noise():
 
 
 class Plain(Dataset):
-    """Reads ``(index, noise)`` and keeps a log of it."""
-
     def __init__(self):
         self.log = []
 

@@ -12,7 +12,7 @@ import torch
 from cache_cases import batches_shape
 from own_states import Ends, RollsOver
 
-from lightning_echo.pipeline.batches import BatchEcho, PassOver, PassReader, count_examples, size_of
+from lightning_echo.pipeline.batches import BatchEcho, PassOver, PassReader, count_examples
 from lightning_echo.pipeline.requests import BatchedOrder, BatchRequests, Step
 from lightning_echo.pipeline.worker import Report
 from lightning_echo.plan.each import EachPlan
@@ -129,15 +129,6 @@ class Pairs:
 )
 def test_examples_of_an_unknown_batch_are_counted_as_collate_functions_usually_lay_them_out(batch, expected):
     assert count_examples(batch) == expected
-
-
-def test_a_batch_that_cannot_be_asked_has_no_size_and_counts_as_one_example():
-    class Lazy:
-        @property
-        def batch_size(self):
-            raise OSError
-
-    assert (size_of(Lazy()), count_examples(Lazy())) == (None, 1)
 
 
 class Passes:

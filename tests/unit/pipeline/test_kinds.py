@@ -1,7 +1,5 @@
 """The kind of a loader, what follows from it, how its passes are cut, and what a rebuilt loader keeps of the user's."""
 
-import multiprocessing
-
 import pytest
 import torch
 from torch.utils.data import (
@@ -136,17 +134,6 @@ def rebuilt(workers=None, **options):
     loader = DataLoader(DATA, 4, **options)
     requests = [Request(0, [0, 1], 2, [5, 3], bytes(2))]
     return kind_of(loader).rebuild(requests, uncut_stages, 7, workers or WorkerProcesses())
-
-
-def test_a_rebuilt_loader_keeps_the_options_of_the_users():
-    started = []
-    workers = WorkerProcesses(worker_init_fn=started.append)
-    context = multiprocessing.get_context("spawn")
-    loader = rebuilt(workers, num_workers=2, prefetch_factor=3, timeout=5, pin_memory=True, multiprocessing_context=context)
-    assert (loader.num_workers, loader.prefetch_factor, loader.timeout, loader.pin_memory) == (2, 3, 5, True)
-    assert loader.multiprocessing_context.get_start_method() == "spawn"
-    loader.worker_init_fn(1)
-    assert started == [1]
 
 
 class SizedStream(Stream):

@@ -260,3 +260,12 @@ def test_another_load_than_read_and_decode_or_a_decode_that_draws_is_refused(dat
     raw = Split(("read",), ("decode", "augment"), 3, find_split(Letters(), raw=True).conventions, raw=True)
     with pytest.raises(SplitRefused, match=reason):
         prove_decoding(dataset, raw, find_split(dataset))
+
+
+def test_a_named_cut_that_is_read_inside_decodes_all_that_stands_before_it():
+    class Plain(Letters):
+        def augment(self, example):
+            return [*example, "!"]
+
+    two = assert_decodes(StagedDataset.of(Plain(), augment=lambda example: [*example, noisy(0)]), range(5))
+    assert two.augment(2, two.load(2)) == ["c", "c", "c", "!"]
