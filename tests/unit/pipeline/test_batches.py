@@ -9,14 +9,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from cache_cases import batches_shape
 from own_states import Ends, RollsOver
 
 from lightning_echo.pipeline.batches import BatchEcho, PassOver, PassReader, count_examples
-from lightning_echo.pipeline.requests import BatchedOrder, BatchRequests, Step
+from lightning_echo.pipeline.requests import Step
 from lightning_echo.pipeline.worker import Report
-from lightning_echo.plan.each import EachPlan
-from lightning_echo.plan.order import SequentialOrder
 
 
 class Steps:
@@ -42,10 +39,6 @@ def with_seconds(read):
 
 def echo(*steps, read=lambda position: torch.full((4,), float(position))):
     return BatchEcho(Steps(*steps), with_seconds(read))
-
-
-def requests(factor, batches_per_pass=9):
-    return BatchRequests(EachPlan(batches_shape(batches_per_pass), factor), BatchedOrder(SequentialOrder(35, 35), 4, 3, 9))
 
 
 class TestEchoingBatches:

@@ -17,10 +17,7 @@ from torch.utils.data import (
 
 from lightning_echo.insertion import InsertionPoint
 from lightning_echo.pipeline.kinds import kind_of
-from lightning_echo.pipeline.prefetch import WorkerProcesses
-from lightning_echo.pipeline.worker import Request
 from lightning_echo.plan.plan import Reuse
-from lightning_echo.split.staged import uncut_stages
 
 DATA = TensorDataset(torch.arange(12))
 OTHER = TensorDataset(torch.arange(12))
@@ -128,12 +125,6 @@ def test_the_length_is_asked_for_anew_and_needed_only_where_the_loader_is_rebuil
     assert kind_of(DataLoader(Stream(), 4)).length is None
     with pytest.raises(TypeError, match=r"loader must have a length.*Give its sampler \(or its data set\) a __len__"):
         kind_of(DataLoader(DATA, 2, sampler=WithoutLength()))
-
-
-def rebuilt(workers=None, **options):
-    loader = DataLoader(DATA, 4, **options)
-    requests = [Request(0, [0, 1], 2, [5, 3], bytes(2))]
-    return kind_of(loader).rebuild(requests, uncut_stages, 7, workers or WorkerProcesses())
 
 
 class SizedStream(Stream):

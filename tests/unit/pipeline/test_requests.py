@@ -4,7 +4,6 @@ import copy
 import json
 import threading
 from itertools import pairwise
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,7 +15,6 @@ from torch.utils.data import DataLoader, RandomSampler
 
 from lightning_echo.pipeline.batches import PassReader
 from lightning_echo.pipeline.kinds import IndexedBatches
-from lightning_echo.pipeline.pipelines import IndexPipeline
 from lightning_echo.pipeline.prefetch import DEPTH
 from lightning_echo.pipeline.requests import BatchedOrder, BatchRequests, ExampleRequests, SamplerOrder
 from lightning_echo.plan.each import EachPlan
@@ -202,31 +200,6 @@ class TestBatches:
                     assert next(resumed).indices == batches[step.position]
                 (held.add if step.stays_live else held.discard)(step.position)
                 assert len(held) <= 4
-
-
-class Requests:
-    order = SimpleNamespace(exact=False)
-    delivered = 0
-
-    def change_factor(self, number, factor):
-        self.changed = number, factor
-
-    def state(self, delivered):
-        return {"plan": delivered, "order": None}
-
-
-class Log(list):
-    """Stands in for workers and reader: notes in which order they are let go of."""
-
-    def close(self):
-        self.append("reader closed")
-
-    def end_others(self):
-        self.append("others ended")
-
-
-def pipeline(batches, requests=None, **options):
-    return IndexPipeline(requests or Requests(), batches, Log(), **options)
 
 
 FACTORS = st.one_of(st.just(1.0), st.floats(1, 9), st.sampled_from([1.5, 2.0, 4.0, 8.0]))

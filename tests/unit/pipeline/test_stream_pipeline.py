@@ -1,10 +1,11 @@
 """Passes begin and factors change at the same request in every run, also in a resumed one; nobody's turn is lost."""
 
 import pickle
+from types import SimpleNamespace
 
 import pytest
 
-from lightning_echo.pipeline.pipelines import StreamAnswers, StreamPipeline, StreamPlace, StreamRequests
+from lightning_echo.pipeline.pipelines import RestartablePipeline, StreamAnswers, StreamPlace, StreamRequests
 from lightning_echo.pipeline.streams import StreamNote
 from lightning_echo.pipeline.worker import Report
 
@@ -125,11 +126,16 @@ def test_a_factor_counts_from_the_first_batch_that_cannot_be_asked_for(lengths, 
     assert [run.next()[3] for _ in range(ahead + 4)] == [1.0] * ahead + [4.0] + [2.0] * 3
 
 
-class Log(list):
-    def end_others(self):
-        self.append("others ended")
-
-
-def pipeline(lengths, delivered=0):
-    run = Run(lengths, 0, delivered=delivered)
-    return StreamPipeline(run.requests, run.answers, Log(), run.place, delivered)
+def test_at_rest_the_state_one_batch_earlier_is_known_if_that_batch_came_from_this_pipeline():
+    pipeline, restartable = SimpleNamespace(state=lambda delivered: {"at": delivered}, close=lambda: None), RestartablePipeline()
+    restartable.start(pipeline, 2)
+    assert [restartable.reaches(delivered) for delivered in (1, 2, 4)] == [False, True, True]
+    restartable.stop(5)
+    assert restartable.reaches(4)
+    assert [restartable.state(delivered) for delivered in (4, 99)] == [{"at": 4}, {"at": 5}]
+    restartable.start(pipeline, 5)
+    restartable.stop(5)
+    assert not restartable.reaches(4)
+    assert restartable.state(4) == {"at": 5}
+    restartable.wait_with({"at": 6})
+    assert not restartable.reaches(5)

@@ -1,6 +1,7 @@
 """A worker that echoes a stream: exact counts, a clean end of each pass, and a state that brings all back."""
 
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -143,3 +144,23 @@ def test_edits_of_what_is_handed_out_do_not_reach_the_next_use_and_where_collati
     echo = echo_of(Stream(200), collate_fn=default_collate)
     examples, _, _ = echo.fetch(StreamRequest(0, 4.0))
     assert any(example is held for example in examples for held in echo._held.values())
+
+
+@pytest.fixture
+def as_worker(monkeypatch):
+    def run_as(number):
+        info = SimpleNamespace(id=number, num_workers=2, dataset=None)
+        monkeypatch.setattr("lightning_echo.pipeline.streams.get_worker_info", lambda: info)
+
+    return run_as
+
+
+def test_two_runs_draw_the_same_numbers_and_other_ranks_and_workers_others(as_worker):
+    def noise(key, worker):
+        as_worker(worker)
+        echo = echo_of(Noisy(30), key=key)
+        return {float(example[1]) for _ in range(9) for example in echo.fetch(StreamRequest(0, 2.0))[0]}
+
+    assert noise(1, 0) == noise(1, 0)
+    assert not noise(1, 0) & noise(2, 0)
+    assert not noise(1, 0) & noise(1, 1)

@@ -383,3 +383,4 @@ def test_the_first_one_enters_at_the_start_or_where_it_wishes_and_before_anythin
     (entry,) = trainings.entries(place, place)
     assert (entry.place, entry.others, entry.is_late) == (place, 0, False)
     assert come(trainings, begin=place, low=place, wish=place).is_late is False
+    assert come(trainings, begin=place, low=place).is_late is (place > 0), "within a pass the reader follows a dead one"
