@@ -184,3 +184,13 @@ def test_the_layout_of_a_pass_is_what_a_loader_with_a_distributed_sampler_delive
         assert layout.batches_per_pass == len(sizes), "none where the share of a rank is smaller than a batch"
         assert (layout.batch_size, layout.last_batch_size) == (6, sizes[-1] if sizes else 6)
         assert (layout.pass_length, layout.length, layout.replicas) == (sum(sizes), length, replicas)
+
+
+class ToldSampler(Drawing):
+    def set_epoch(self, number): ...
+
+
+def test_a_sampler_of_the_users_hears_the_number_of_a_pass_and_torchs_does_not():
+    sampler = ToldSampler()
+    assert kind_of(DataLoader(DATA, 4, sampler=sampler)).hearers() == (sampler,)
+    assert kind_of(DataLoader(DATA, 4, sampler=DistributedSampler(DATA, 2, 0))).hearers() == ()
