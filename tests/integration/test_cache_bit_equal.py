@@ -25,7 +25,7 @@ def batches_of(loader, number=None):
     return [(plain_values(batch[0]), loader.last_batch_counts.fresh) for batch in itertools.islice(loader, number)]
 
 
-def delivered(loader, passes=3):
+def delivered(loader, passes=2):
     batches = [batch for _ in range(math.ceil(passes * loader.factor)) for batch in batches_of(loader)]
     if counts := loader.cache_counts:
         assert counts.hits + counts.misses == loader.counts.fresh
@@ -47,7 +47,7 @@ def test_examples_of_any_kind_are_the_same_from_the_cache(kind, point, hold, fac
 
 @pytest.mark.parametrize(("name", "point", "hold"), [(name, *use) for name in DATASETS for use in DATASETS[name][1]])
 def test_data_sets_of_any_kind_give_the_same_through_the_cache(name, point, hold):
-    workers = 2 if name in ("nested", "misfits") else 0
+    workers = 2 if (name, hold) in (("nested", "loaded"), ("misfits", "raw")) else 0
     plain, cached = (loader_of(DATASETS[name][0](), point, each, workers=workers) for each in (None, hold))
     assert delivered(cached) == delivered(plain)
     assert cached.insertion_point == plain.insertion_point
@@ -57,7 +57,6 @@ RESUMED = [  # by data set: insertion point, hold, workers, and whether there is
     ("tensor", "before_augmentation", "loaded", 1, True, False),
     ("dataclass", "after_augmentation", "whole", 0, False, True),
     ("batched, whole", "after_augmentation", "whole", 1, True, True),
-    ("nested", "before_augmentation", "loaded", 0, True, True),
     ("misfits", "after_augmentation", "auto", 0, True, True),
 ]
 
@@ -69,13 +68,12 @@ def test_a_run_resumed_in_the_middle_of_a_pass_goes_on_as_without_a_cache(name, 
         return loader_of(dataset, point, hold if has_cache else None, workers=workers)
 
     whole = delivered(make(False))
-    for stop in (1, len(whole) // 2 + 1):
-        first, resumed, seen, rest = make(before), make(after), [], []
-        while len(seen) < stop:
-            seen += batches_of(first, stop - len(seen))
-        resumed.load_state_dict(first.state_dict())
-        first.close()
-        while len(rest) < len(whole) - stop:
-            rest += batches_of(resumed)
-        resumed.close()
-        assert rest[: len(whole) - stop] == whole[stop:]
+    stop, first, resumed, seen, rest = len(whole) // 2 + 1, make(before), make(after), [], []
+    while len(seen) < stop:
+        seen += batches_of(first, stop - len(seen))
+    resumed.load_state_dict(first.state_dict())
+    first.close()
+    while len(rest) < len(whole) - stop:
+        rest += batches_of(resumed)
+    resumed.close()
+    assert rest[: len(whole) - stop] == whole[stop:]

@@ -83,7 +83,7 @@ def powers_of_ten(count):
     return len(str(count)) if count else 0
 
 
-def ledger(dataset, factor, size, *, workers=0, point="after_augmentation", hold="whole", passes=4, pass_length=None, **options):
+def ledger(dataset, factor, size, *, workers=0, point="after_augmentation", hold="whole", passes=3, pass_length=None, **options):
     """Delivers some passes, and checks them.
 
     The order is that of the data set if several workers read: then an example is never asked for again before it is held.
@@ -114,7 +114,7 @@ SIZES = {
 @pytest.mark.parametrize(
     "case",
     pairwise(
-        workers=(0, 1, 3),
+        workers=(0, 2),
         factor=(1, 2.37),
         size=tuple(SIZES),
         point=("after_augmentation", "after_batching"),
@@ -137,7 +137,7 @@ class Calls(Sized):
         return [self[index] for index in indices]
 
 
-@pytest.mark.parametrize(("point", "workers"), [("after_augmentation", 0), ("after_batching", 0), ("after_augmentation", 2)])
+@pytest.mark.parametrize(("point", "workers"), [("after_batching", 0), ("after_augmentation", 2)])
 def test_a_data_set_that_reads_whole_batches_is_asked_for_what_is_missing_alone(point, workers):
     assert ledger(Calls([EXAMPLE_BYTES] * COUNT), 2.37, "1.5MiB", workers=workers, point=point).hits
 
@@ -155,26 +155,20 @@ def test_several_workers_and_a_shuffled_order_have_as_many_hits_as_are_held_in_e
     plain = DataLoader(data, batch_size=4, shuffle=True, num_workers=workers, collate_fn=told)
     loader = EchoLoader(plain, 1, insertion_point="after_augmentation", seed=2, cache={"size": "1.5MiB", "hold": "whole"})
     hits = []
-    for _ in range(5):
+    for _ in range(4):
         read = [index for batch in loader for index in batch[2]]
         hits.append(loader.cache_counts.hits)
         counts = loader.cache_counts
         assert counts.hits + counts.misses == loader.counts.fresh
     assert counts.is_full
     assert 0 < counts.examples < COUNT
-    assert [late - early for early, late in itertools.pairwise(hits)][1:] == [counts.examples] * 3
+    assert [late - early for early, late in itertools.pairwise(hits)][1:] == [counts.examples] * 2
     assert COUNT - counts.examples <= len(read) <= COUNT - counts.examples + workers, "the rest, and an audit per worker at most"
     loader.close()
 
 
 @pytest.mark.parametrize(
-    ("kind", "workers", "point"),
-    [
-        (Sized, 0, "after_augmentation"),
-        (Sized, 2, "after_batching"),
-        (Calls, 2, "after_augmentation"),
-        (Calls, 0, "after_batching"),
-    ],
+    ("kind", "workers", "point"), [(Sized, 1, "after_batching"), (Calls, 0, "after_augmentation")]
 )
 def test_what_is_read_again_after_a_resume_counts_as_neither_hit_nor_miss(kind, workers, point):
     def make():
@@ -191,7 +185,7 @@ def test_what_is_read_again_after_a_resume_counts_as_neither_hit_nor_miss(kind, 
     first.close()
     resumed = make()
     resumed.load_state_dict(state)
-    for _ in range(6):
+    for _ in range(4):
         list(resumed)
         counts = resumed.cache_counts
         assert counts.hits + counts.misses == resumed.counts.fresh - first.counts.fresh

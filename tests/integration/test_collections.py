@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import itertools
 from typing import Any
 
 import lightning.pytorch as pl
@@ -10,10 +10,11 @@ import pytest
 from collection_runs import FACTOR, LENGTHS, SEED, Several, SeveralRecorder, alone, echoed, plain_loader
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch.utils.data import DataLoader
-from trainer_runs import POINTS, Run, Scans, SetFactor, chunks, first_uses, fit, fresh_stream
+from trainer_runs import POINTS, Run, Scans, SetFactor, chunks, fit, fresh_stream
 
 from lightning_echo import EchoConfig, EchoDataModule, EchoLoader
 
+pytestmark = pytest.mark.usefixtures("read_here")
 STEPS = {"dict": 6, "list": 6, "tuple": 6, "nested": 6, "min_size": 3, "max_size": 6, "max_size_cycle": 6}
 NAMES = {"list": ["0", "1"], "tuple": ["0", "1"], "nested": ["a/0", "b/c/0"]}
 POSITION = {"long": 0, "short": 1}
@@ -30,46 +31,23 @@ def per_epoch(kind: str, length: str) -> int:
     return {"min_size": 3, "max_size": own}.get(kind, 6)
 
 
-@pytest.mark.parametrize("kind", STEPS)
-def test_epochs_have_as_many_steps_as_with_the_plain_loaders_and_batches_the_same_structure(kind: str) -> None:
-    plain, run = several(Several(kind), max_epochs=2).model, several(echoed(kind), max_epochs=2).model
-    assert run.steps == plain.steps == [STEPS[kind]] * 2
-    assert run.containers == plain.containers
-    assert run.names == plain.names == NAMES.get(kind, ["long", "short"])
+# `after_transfer` is refused in a collection.
+CASES = list(zip(STEPS, itertools.cycle(point for point in POINTS if point != "after_transfer"), strict=False))
+
+
+@pytest.mark.parametrize(("kind", "point"), CASES)
+def test_steps_and_structure_are_those_of_the_plain_loaders_and_each_gives_what_it_gives_alone(kind: str, point: str) -> None:
+    plain, model = several(Several(kind), max_epochs=2).model, several(echoed(kind, point=point), max_epochs=2).model
+    assert model.steps == plain.steps == [STEPS[kind]] * 2
+    assert model.containers == plain.containers
+    assert model.names == plain.names == NAMES.get(kind, ["long", "short"])
     there = [[part is not None for part in step] for step in plain.batches]
-    assert [[part is not None for part in step] for step in run.batches] == there
+    assert [[part is not None for part in step] for step in model.batches] == there
     assert all(map(all, there)) is (kind != "max_size")
-    sizes = [[0 if part is None else len(part[0]) for part in step] for step in run.batches]
-    if kind in ("min_size", "max_size_cycle"):  # how the short one's batches fall differs: its passes go on across epochs
-        assert {size for step in sizes for size in step} == {4, 2}
-
-
-@pytest.mark.grid
-@pytest.mark.parametrize("point", [point for point in POINTS if point != "after_transfer"])  # refused in a collection
-@pytest.mark.parametrize("kind", STEPS)
-def test_each_loader_gives_what_it_would_give_alone_under_the_seed_of_its_name(kind: str, point: str) -> None:
-    model = several(echoed(kind, point=point)).model
     for length, position in POSITION.items():
-        expected = 3 * per_epoch(kind, length)
+        expected = 2 * per_epoch(kind, length)
         assert len(model.of(position)) == expected
-        assert model.of(position) == alone(length, model.names[position], expected, point=point)
-
-
-@pytest.mark.parametrize(("kind", "reuse"), [("min_size", "memory"), ("max_size", "each")])
-def test_counts_of_each_loader_are_those_of_what_came(kind: str, reuse: str) -> None:
-    run = several(echoed(kind, reuse=reuse), max_epochs=6)
-    for length, position in POSITION.items():
-        batches = run.model.of(position)
-        fresh = sum(map(len, first_uses(batches)))
-        counts = run.data.loader.iterables[length].counts
-        assert (counts.fresh, counts.delivered) == (fresh, sum(len(indices) for indices, _ in batches))
-        uses = Counter(noise for _, noises in batches for noise in noises)
-        if reuse == "each":
-            assert {2, 3} <= set(uses.values()) <= {1, 2, 3}  # 2.5 times; those that are live at the end less often
-        else:  # after the first batch, which is all fresh, one in 2.5
-            assert abs(counts.delivered - 4 - FACTOR * (fresh - 4)) < FACTOR
-        for one in chunks(fresh_stream(batches), LENGTHS[length]):
-            assert sorted(one) == list(range(LENGTHS[length]))
+        assert model.of(position) == alone(length, model.names[position], expected, point=point), "with the seed of its name"
 
 
 def test_iterated_by_hand_a_sequential_collection_has_the_plain_length_and_goes_through_one_after_the_other() -> None:
@@ -79,9 +57,8 @@ def test_iterated_by_hand_a_sequential_collection_has_the_plain_length_and_goes_
     assert found == [(i, 0) for i in range(6)] + [(i, 1) for i in range(3)]
 
 
-@pytest.mark.parametrize(("kind", "steps"), [("min_size", [3, 9, 4]), ("max_size", [6, 18, 9])])
-def test_a_new_factor_with_full_passes_gives_the_next_epoch_its_length_and_validation_runs(kind: str, steps: list[int]) -> None:
-    data = echoed(kind, factor=1, epoch_length="full_pass")
+def test_a_new_factor_with_full_passes_gives_the_next_epoch_its_length_and_validation_runs() -> None:
+    data, steps = echoed("min_size", factor=1, epoch_length="full_pass"), [3, 9, 4]
     run = several(data, callbacks=[SetFactor(data, {0: 3, 1: 1.5})])
     assert run.model.steps == steps
     assert run.model.validated_at == [sum(steps[: n + 1]) for n in range(3)]
@@ -130,8 +107,7 @@ def test_what_does_not_fit_the_loaders_is_refused_with_their_names(make: Any, me
         several(make())
 
 
-@pytest.mark.parametrize("seed", [SEED, None])
-@pytest.mark.parametrize("are_same", [True, False])
+@pytest.mark.parametrize(("seed", "are_same"), [(SEED, True), (None, False)])
 def test_loaders_over_the_same_data_share_neither_order_nor_noise(seed: int | None, are_same: bool) -> None:
     class Twins(Several):
         def train_dataloader(self) -> Any:
@@ -186,9 +162,8 @@ def test_a_reload_that_returns_the_same_loaders_keeps_the_echo_loaders() -> None
     assert all(type(each) is DataLoader for each in given.values()), "what was given is left as it was"
 
 
-@pytest.mark.parametrize("kind", ["dict", "list"])
-def test_a_collection_can_be_passed_to_from_dataloaders(kind: str) -> None:
-    given = Several(kind).train_dataloader()
+def test_a_collection_can_be_passed_to_from_dataloaders() -> None:
+    given = Several("list").train_dataloader()
     data = EchoDataModule.from_dataloaders(given, VALIDATION, factor=FACTOR, insertion_point="after_augmentation", seed=SEED)
     model = several(data).model
     assert model.of(1) == alone("short", model.names[1], 18)

@@ -12,7 +12,7 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Rando
 
 from lightning_echo import EchoLoader
 
-BATCHES, EPOCHS = 5, 3
+BATCHES, EPOCHS = 5, 2
 
 
 BY_EACH_RULE = pytest.mark.parametrize("reuse", ["memory", "each"])
@@ -32,7 +32,7 @@ def test_a_run_resumed_after_any_batch_goes_on_as_the_uninterrupted_one(point, w
     def make():
         return loader(point, workers, reuse=reuse)
 
-    assert_goes_on(make, EPOCHS, 4 if workers else 1)
+    assert_goes_on(make, EPOCHS, 3)
 
 
 class Stateful(Sampler):
@@ -86,7 +86,7 @@ def test_a_users_sampler_with_a_state_or_a_generator_is_resumed_exactly(sampler,
             return EchoLoader(DataLoader(Noisy(19), batch_sampler=BatchSampler(shuffled, 4, False)), 2, seed=1)
         return loader(point, **SAMPLERS[sampler]())
 
-    assert_goes_on(make, EPOCHS, 3)
+    assert_goes_on(make, EPOCHS, 4)
 
 
 class RandomBatches:
@@ -206,15 +206,14 @@ def test_asking_for_the_state_changes_nothing_and_says_the_same_twice():
         assert same(batch, next(other))
 
 
-@pytest.mark.parametrize(("saved", "now"), [(2, 0), (0, 3)])
-def test_resuming_with_other_workers_warns_and_leaves_nothing_of_the_pass_out(saved, now):
+def test_resuming_with_other_workers_warns_and_leaves_nothing_of_the_pass_out():
     def make(workers):
         plain = DataLoader(Values(40), batch_size=4, shuffle=True, num_workers=workers)
         return EchoLoader(plain, 1, insertion_point="after_augmentation", seed=1)
 
-    first = make(saved)
+    first = make(0)
     delivered = take(first, 6)
-    resumed = make(now)
+    resumed = make(3)
     resumed.load_state_dict(first.state_dict())
     with pytest.warns(UserWarning, match="workers=.*the run continues at the same place of the pass and leaves nothing out"):
         rest = take(resumed, 4)
@@ -242,5 +241,5 @@ def test_a_pending_change_of_the_factor_survives_resuming(workers, reuse):
         return delivered
 
     expected = run(None)
-    for cut in (11, 14, 21) if workers else (11, 12, 14, 21, 23, 32):
+    for cut in (14, 21) if workers else (11, 12, 23, 32):
         assert same(run(cut), expected)

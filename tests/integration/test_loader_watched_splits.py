@@ -75,10 +75,9 @@ def delivered(dataset, *, factor=4, workers=0, epochs=8, point="auto", **options
     return uses, [str(each.message) for each in caught if issubclass(each.category, UserWarning)], loader
 
 
-@pytest.mark.grid
-@pytest.mark.parametrize("factor", [1, 4])
 @pytest.mark.parametrize(
-    ("dataset", "workers"), [(Images(mostly), 0), (InCalls(mostly), 2), (Subset(Images(mostly), range(LENGTH)), 1)]
+    ("dataset", "workers", "factor"),
+    [(Images(mostly), 0, 4), (InCalls(mostly), 2, 4), (Subset(Images(mostly), range(LENGTH)), 0, 1)],
 )
 def test_examples_that_stay_as_they_are_are_left_as_they_are(dataset, workers, factor):
     uses, said, loader = delivered(dataset, factor=factor, workers=workers)
@@ -99,7 +98,7 @@ def test_where_the_point_was_asked_for_such_an_example_is_an_error():
     assert "insertion_point='after_augmentation'" in str(refused.value)
 
 
-@pytest.mark.parametrize(("workers", "factor"), [(0, 1), (2, 4)])
+@pytest.mark.parametrize(("workers", "factor"), [(0, 1), (1, 4)])
 def test_where_many_examples_do_not_fit_the_run_continues_at_a_later_point(workers, factor):
     uses, said, loader = delivered(Images(seldom), factor=factor, workers=workers, epochs=12)
     assert loader.insertion_point == "after_augmentation"
@@ -165,11 +164,10 @@ class NoisyStages(Noisy, StagedDataset):
     [
         (Noisy(), 2),
         (Noisy(lambda self: np.random.rand()), 0),
-        (Noisy(lambda self: random.random()), 0),
-        (Noisy(lambda self: self.generator.random()), 2),
+        (Noisy(lambda self: self.generator.random()), 1),
         (NoisyStages(), 0),
     ],
-    ids=["torch", "numpy", "random", "own generator", "stages"],
+    ids=["torch", "numpy", "own generator", "stages"],
 )
 def test_noise_that_only_some_examples_have_is_drawn_anew_for_each_use(dataset, workers):
     uses, said, loader = delivered(dataset, workers=workers)
@@ -187,8 +185,8 @@ def test_noise_that_only_some_examples_have_is_drawn_anew_for_each_use(dataset, 
 @pytest.mark.filterwarnings("ignore:.*does not fit the split", "ignore:.*continues at")
 @pytest.mark.parametrize(
     ("dataset", "workers"),
-    [(Images(mostly), 1), (InCalls(mostly), 0), (Noisy(), 0), (NoisyStages(), 1), (Images(seldom), 0)],
-    ids=["partly", "in calls", "noisy", "noisy stages", "a run that leaves the split"],
+    [(InCalls(mostly), 1), (Noisy(), 0), (Images(seldom), 0)],
+    ids=["partly, in calls", "noisy", "a run that leaves the split"],
 )
 def test_a_resumed_run_goes_on_bit_equal(dataset, workers):
     def run():
@@ -202,7 +200,7 @@ def test_a_resumed_run_goes_on_bit_equal(dataset, workers):
             points.append(first.insertion_point)
     first.close()
     assert (points[43] == "after_augmentation") == (dataset.transforms_it is seldom)
-    for at in [at for at in (2, 20, 43) if points[at] == points[43]]:
+    for at in [at for at in (20, 43) if points[at] == points[43]]:
         second = run()
         second.load_state_dict(states[at])
         expected, found = batches[at + 1 :], []

