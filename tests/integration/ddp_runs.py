@@ -16,9 +16,9 @@ import torch
 from collection_runs import SeveralRecorder
 from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import DataLoader, DistributedSampler, Subset, SubsetRandomSampler
-from trainer_runs import Data, Killed, Recorder, Run, SaveAt, Scans, SetFactor, echoed, trainer
+from trainer_runs import Data, Killed, Recorder, Run, SaveAt, Scans, echoed, trainer
 
-from lightning_echo import Controller, EchoCallback, EchoConfig, EchoDataModule, EchoLoader, FactorSchedule
+from lightning_echo import Controller, EchoCallback, EchoConfig, EchoDataModule, EchoLoader
 from lightning_echo.analysis.analyzer import StallAnalyzer
 from lightning_echo.measure.control import Decision, Observation, Reason
 
@@ -74,10 +74,6 @@ def module(folder: Path) -> Any:
     return seen(fit(echoed(2, workers=2, **UNEVEN), max_epochs=6))
 
 
-def batches(folder: Path) -> Any:
-    return seen(fit(echoed(2, point="after_batching", workers=2, **UNEVEN), max_epochs=6))
-
-
 def resumed_bare(folder: Path) -> Any:
     def run(*callbacks: Any, **options: Any) -> Any:
         return seen(fit(bare(workers=2), *callbacks, max_epochs=6, **options))
@@ -85,25 +81,10 @@ def resumed_bare(folder: Path) -> Any:
     return whole_and_resumed(run, folder / "bare", 11)
 
 
-def resumed_limited(folder: Path) -> Any:
-    def run(*callbacks: Any, **options: Any) -> Any:
-        model = TwoRankRecorder(reads_stepping=True)
-        return seen(fit(echoed(2, workers=2, **UNEVEN), *callbacks, model=model, limit_train_batches=5, **options))
-
-    return whole_and_resumed(run, folder / "limited", 10)
-
-
 def users_sampler(folder: Path) -> Any:
-    """Samplers that know nothing of ranks: all ranks must see the same order to take their shares from it."""
-    generator = torch.Generator().manual_seed(5)
-    samplers = {
-        "with a generator": SubsetRandomSampler(range(0, 122, 2), generator=generator),
-        "without": SubsetRandomSampler(range(0, 122, 2)),
-    }
-    return {
-        name: seen(fit(echoed(2, length=122, loader_options={"sampler": sampler}), max_epochs=6))
-        for name, sampler in samplers.items()
-    }
+    """One that knows nothing of ranks: all of them must see the same order to take their shares from it."""
+    sampler = SubsetRandomSampler(range(0, 122, 2))
+    return seen(fit(echoed(2, length=122, loader_options={"sampler": sampler}), max_epochs=4))
 
 
 def unsharded(folder: Path) -> Any:
@@ -123,7 +104,6 @@ def users_own_division(folder: Path) -> Any:
     data, options = OwnHalf(length=48), {"max_epochs": 4, "use_distributed_sampler": False}
     return {
         "callback": seen(fit(data, EchoCallback(factor=2, summary=False, **OPTIONS), **options)),
-        "cache": seen(fit(data, EchoCallback(cache="1MiB", seed=7, summary=False), **options)),
         "module": seen(fit(EchoDataModule(data, 2, **OPTIONS), EchoCallback(summary=False), **options)),
     }
 
@@ -150,10 +130,9 @@ class Sharded(Data):
 
 
 def own_sampler(folder: Path) -> Any:
-    users = [Sharded(workers, **UNEVEN) for workers in (0, 2)]
-    echoes = (EchoDataModule(users[0], 2, **OPTIONS), EchoLoader(users[1].train_dataloader(), 2, **OPTIONS))
-    runs = [seen(fit(echo, max_epochs=6)) for echo in echoes]
-    return {name: {**run, "told": user.sampler.told} for name, run, user in zip(("module", "bare"), runs, users, strict=True)}
+    users = Sharded(2, **UNEVEN)
+    run = seen(fit(EchoDataModule(users, 2, **OPTIONS), max_epochs=6))
+    return {**run, "told": users.sampler.told}
 
 
 def passed(folder: Path) -> Any:
@@ -169,11 +148,6 @@ def passed(folder: Path) -> Any:
 
     found = whole_and_resumed(run, folder / "passed", 11)
     return {**found, "samplers": samplers[0], "reloaded": run(reload_dataloaders_every_n_epochs=1)}
-
-
-def passed_unsharded(folder: Path) -> Any:
-    echo = EchoCallback(factor=2, **OPTIONS)
-    return seen(fit(Data(**UNEVEN).train_dataloader(), echo, max_epochs=4, use_distributed_sampler=False))
 
 
 class LocalDecisions(Controller):
@@ -196,15 +170,12 @@ class LogsItsRank(TwoRankRecorder):
 
 def controller(folder: Path) -> Any:
     """Ranks that measure, log and would decide differently."""
-    found = {}
-    for epoch_length in ("fixed", "full_pass"):
-        decisions = LocalDecisions()
-        echo = EchoCallback(decisions, factor=2, epoch_length=epoch_length, **OPTIONS)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="It is recommended to use `self.log")
-            run = fit(Data(2, delay=0.002 * RANK, **UNEVEN), echo, model=LogsItsRank(), max_epochs=4)
-        found[epoch_length] = {**seen(run), "reports": [report.state() for report in echo.reports], "shown": decisions.seen}
-    return found
+    decisions = LocalDecisions()
+    echo = EchoCallback(decisions, factor=2, epoch_length="full_pass", **OPTIONS)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="It is recommended to use `self.log")
+        run = fit(Data(2, delay=0.002 * RANK, **UNEVEN), echo, model=LogsItsRank(), max_epochs=4)
+    return {**seen(run), "reports": [report.state() for report in echo.reports], "shown": decisions.seen}
 
 
 class AsksEarly(LocalDecisions):
@@ -228,22 +199,6 @@ def early(folder: Path) -> Any:
         return {**seen(done), "shown": decisions.seen, "uses": uses}
 
     return whole_and_resumed(run, folder / "early", 24)
-
-
-def reports_resumed(folder: Path) -> Any:
-    """Counts of all ranks, when a run was saved in the middle of an epoch and goes on."""
-
-    def run(*callbacks: Any, **options: Any) -> Any:
-        echo = EchoCallback(FactorSchedule({0: 2.0, 2: 1.5}), factor=2, **OPTIONS)
-        fit(Data(2, **UNEVEN), echo, *callbacks, **options)
-        return [report.state() for report in echo.reports]
-
-    return whole_and_resumed(run, folder / "reports", 11)
-
-
-def changing_factor(folder: Path) -> Any:
-    data = echoed(1, workers=2, epoch_length="full_pass", **UNEVEN)
-    return seen(fit(data, SetFactor(data, {0: 3, 1: 1.5}), max_epochs=4))
 
 
 def plain(folder: Path) -> Any:
@@ -331,19 +286,8 @@ def analysis(folder: Path) -> Any:
 
 
 SCENARIOS: tuple[Callable[[Path], Any], ...] = (
-    *(module, batches, resumed_bare, resumed_limited, users_sampler, unsharded, users_own_division, own_sampler, passed),
-    *(
-        passed_unsharded,
-        controller,
-        early,
-        reports_resumed,
-        changing_factor,
-        plain,
-        collection,
-        drawn_seeds,
-        default_run,
-        analysis,
-    ),
+    *(module, resumed_bare, users_sampler, unsharded, users_own_division, own_sampler, passed),
+    *(controller, early, plain, collection, drawn_seeds, default_run, analysis),
 )
 
 

@@ -26,23 +26,10 @@ _ENTRY = struct.Struct("qq")
 
 
 def pairwise(**values):
-    """Dicts that together hold every pair of values of two names at least once: a greedy covering sample."""
-    names = list(values)
-    missing = {((a, x), (b, y)) for a, b in itertools.combinations(names, 2) for x in values[a] for y in values[b]}
-    order = {pair: i for i, pair in enumerate(sorted(missing, key=repr))}
-    cases = []
-    while missing:
-        case = dict(min(missing, key=order.get))
-        for name in names:
-            if name not in case:
-                case[name] = max(values[name], key=lambda value: len(missing & _pairs({**case, name: value}, names)))
-        missing -= _pairs(case, names)
-        cases.append({name: case[name] for name in names})
-    return cases
+    """Dicts that together hold every pair of values of two names at least once."""
+    from same_batches import covering
 
-
-def _pairs(case, names):
-    return set(itertools.combinations([(name, case[name]) for name in names if name in case], 2))
+    return covering(values, (), lambda case: True)
 
 
 def case_id(case):

@@ -68,6 +68,12 @@ def alone(*program: object) -> str:
     return _run([[sys.executable, *map(str, program)]], [{}])
 
 
+def with_ranks(ranks: int, folder: Path, file: str, patience: float = PATIENCE) -> tuple[str, list[Any]]:
+    """Runs a program that starts its ranks itself, with a folder; what it printed, and what each rank has written there."""
+    printed = _run([[sys.executable, file, str(folder)]], [{}], patience)
+    return printed, [torch.load(folder / f"rank-{rank}.pt", weights_only=True) for rank in range(ranks)]
+
+
 def side_by_side(ranks: int, folder: Path, *program: object) -> list[Any]:
     """Runs a program for each rank, which it is told after the folder; what each has written to ``FOLDER/rank-R.pt``."""
     file, *arguments = map(str, program)
@@ -81,7 +87,7 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _run(commands: Sequence[list[str]], variables: Sequence[dict[str, object]]) -> str:
+def _run(commands: Sequence[list[str]], variables: Sequence[dict[str, object]], patience: float = PATIENCE) -> str:
     """Runs all commands side by side; a failure of one shows what all of them printed."""
     bare = {name: value for name, value in os.environ.items() if not name.startswith(_OF_LAUNCHERS)}
     here = str(Path(__file__).parents[2])  # before an installed copy of the package
@@ -94,7 +100,7 @@ def _run(commands: Sequence[list[str]], variables: Sequence[dict[str, object]]) 
             )
             for command, own, file in zip(commands, variables, files, strict=True)
         ]
-        end = time.monotonic() + PATIENCE
+        end = time.monotonic() + patience
         try:
             ended = [process.wait(timeout=max(end - time.monotonic(), 0)) for process in started]
         except subprocess.TimeoutExpired:

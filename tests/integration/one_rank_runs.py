@@ -7,7 +7,6 @@ allows all that the callbacks here do.
 
 from __future__ import annotations
 
-import itertools
 import multiprocessing
 import os
 import sys
@@ -103,11 +102,10 @@ def scenario_plain(folder: Path) -> Any:
 
 def scenario_reads(folder: Path) -> Any:
     found = {}
-    for (name, echo), hooks in itertools.product(echoes().items(), (AT_ENDS, EVERYWHERE)):
-        before, between, after = (ReadsOnRankZero(hooks) for _ in range(3))
-        checkpoint = ModelCheckpoint(folder / f"{name} {len(hooks)}", monitor="rank_epoch", save_on_train_epoch_end=True)
-        callbacks = [before, checkpoint, between, echo, after]
-        found[f"{name}, {'ends' if hooks is AT_ENDS else 'everywhere'}"] = fit(callbacks, folder, enable_checkpointing=True)
+    for name, echo in echoes().items():
+        before, between, after = (ReadsOnRankZero(EVERYWHERE) for _ in range(3))
+        checkpoint = ModelCheckpoint(folder / name, monitor="rank_epoch", save_on_train_epoch_end=True)
+        found[name] = fit([before, checkpoint, between, echo, after], folder, enable_checkpointing=True)
     return found
 
 
@@ -135,12 +133,7 @@ def scenario_model_parallel(folder: Path) -> Any:
 
 
 def scenario_bars(folder: Path) -> Any:
-    found = {}
-    for place in ("before", "after"):
-        echo, bar = EchoCallback(summary=False), TQDMProgressBar()
-        callbacks = [bar, echo] if place == "before" else [echo, bar]
-        found[place] = fit(callbacks, folder, enable_progress_bar=True)
-    return found
+    return fit([EchoCallback(summary=False), TQDMProgressBar()], folder, enable_progress_bar=True)
 
 
 def main(folder: Path) -> None:

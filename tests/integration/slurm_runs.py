@@ -22,23 +22,13 @@ def digest(tensors: Iterable[torch.Tensor]) -> str:
 
 
 class Ledger(pl.Callback):
-    """Writes a line with each batch's hash, and one with that of the weights at the end; sends SIGUSR1 after or within a step.
+    """Writes a line with each batch's hash, and one with that of the weights at the end; sends SIGUSR1 after a step.
 
-    The time of the job is over after ``signal_after`` steps of the run (0: it is not): when that step ends, or in the hook
-    ``signal_in`` of the step that follows.
+    The time of the job is over after ``signal_after`` steps of the run (0: it is not).
     """
 
-    def __init__(self, path: str, signal_after: int = 0, signal_in: str = "") -> None:
+    def __init__(self, path: str, signal_after: int = 0) -> None:
         self.path, self.signal_after = Path(path), signal_after
-        self._is_sent = False
-        if signal_in:
-            setattr(self, signal_in, self._signal)
-        self._signals_at_end = not signal_in
-
-    def _signal(self, trainer: pl.Trainer, *_: Any) -> None:
-        if trainer.global_step == self.signal_after and self.signal_after and not self._is_sent:
-            self._is_sent = True
-            os.kill(os.getpid(), signal.SIGUSR1)
 
     def _note(self, *words: object) -> None:
         with self.path.open("a") as file:
@@ -47,8 +37,8 @@ class Ledger(pl.Callback):
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         del pl_module, outputs
         self._note(trainer.global_step, trainer.current_epoch, batch_idx, *batch[1].tolist(), digest(batch))
-        if self._signals_at_end:
-            self._signal(trainer)
+        if trainer.global_step == self.signal_after:
+            os.kill(os.getpid(), signal.SIGUSR1)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._note("weights", digest(pl_module.state_dict().values()))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import warnings
 from collections import Counter
 from pathlib import Path
@@ -104,8 +103,8 @@ def bound_hooks(*instances: Any) -> list[str]:
 
 @pytest.mark.parametrize(
     ("make_data", "make_model", "how"),
-    [(HookedData, PlainModel, "data module"), (Data, HookedModel, "callback"), (HookedData, HookedModel, "callback")],
-    ids=["on the data module", "on the model", "on both"],
+    [(HookedData, PlainModel, "data module"), (HookedData, HookedModel, "callback")],
+    ids=["on the data module", "on both"],
 )
 def test_the_hooks_that_lightning_would_call_run_once_per_fresh_batch_and_the_last_for_every_use(
     make_data: Any, make_model: Any, how: str
@@ -135,18 +134,6 @@ def test_the_hooks_that_lightning_would_call_run_once_per_fresh_batch_and_the_la
     assert bool(said[0]) == (make_model is HookedModel), "Lightning warns as without echoing"
 
 
-def test_without_hooks_lightnings_own_transfer_runs_once_per_fresh_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    import lightning.pytorch.core.hooks as module
-
-    moved: list[Any] = []
-    move = module.move_data_to_device
-    monkeypatch.setattr(module, "move_data_to_device", lambda batch, device: moved.append(device) or move(batch, device))
-    model = PlainModel()
-    fit_by("data module", Data(), model, limit_val_batches=0)
-    assert moved == [HERE] * fresh_batches(model)
-    assert len(moved) < len(model.batches) == 18
-
-
 def test_batches_and_weights_are_those_of_after_batching() -> None:
     runs = [
         fit(EchoDataModule(Data(1), **{**OPTIONS, "insertion_point": point}, epoch_length="full_pass"), max_epochs=2)
@@ -160,8 +147,8 @@ def test_batches_and_weights_are_those_of_after_batching() -> None:
 
 @pytest.mark.parametrize(
     ("where", "hooked", "how"),
-    [("training_step", True, "data module"), ("training_step", False, "callback"), (HOOKS[2], True, "callback")],
-    ids=["step, other memory", "step, the host's memory", "hook"],
+    [("training_step", False, "callback"), (HOOKS[2], True, "data module")],
+    ids=["step, the host's memory", "hook, other memory"],
 )
 def test_in_place_edits_do_no_harm_and_are_warned_of_once(where: str, hooked: bool, how: str) -> None:
     factor = 2 if where == HOOKS[2] else 1
@@ -236,11 +223,7 @@ class FailsAt(pl.Callback):
 
 @pytest.mark.parametrize(
     ("how", "ends", "make"),
-    [
-        ("data module", "fit", (HookedData, PlainModel)),
-        ("callback", "exception", (HookedData, PlainModel)),
-        ("data module", "exception", (Data, HookedModel)),
-    ],
+    [("data module", "fit", (HookedData, PlainModel)), ("callback", "exception", (Data, HookedModel))],
 )
 def test_the_hooks_are_there_during_fit_and_gone_afterwards(make: Any, ends: str, how: str) -> None:
     data, model = make[0](), make[1]()
@@ -275,20 +258,6 @@ def test_another_fit_with_another_model_binds_that_one_beside_hooks_that_are_put
         assert not [name for name in HOOKS if hasattr(vars(data).get(name), "__wrapped__")]
     assert [len(model.batches) for model in models] == [18, 18]
     assert data.datamodule.calls[HOOKS[1], "train"] == sum(map(fresh_batches, models))
-
-
-def said_of_memory(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.message for record in caplog.records if "device memory, buffer_size=" in record.message]
-
-
-def test_a_reload_of_the_users_each_epoch_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    options = {"reload_dataloaders_every_n_epochs": 1, "limit_val_batches": 0}
-    with caplog.at_level(logging.INFO):
-        run = fit_by("data module", HookedData(length=24), PlainModel(), **options)
-    assert run.data.datamodule.asked["train"] == 3
-    read_again = run.loader.counts.refetched // 4
-    assert run.data.datamodule.calls[HOOKS[1], "train"] == fresh_batches(run.model) + read_again < 18
-    assert len(said_of_memory(caplog)) == 1, "it is not said again"
 
 
 def test_a_resumed_run_prepares_and_transfers_what_it_reads_again(tmp_path: Path) -> None:

@@ -136,7 +136,3 @@ def test_what_a_streams_collate_function_draws_is_drawn_for_each_use():
     rows = [tuple(row) for _ in range(2) for batch in loader for row in batch.tolist()]
     assert loader.counts.echoed > 0
     assert len({noise for _, noise in rows}) == len(rows)
-
-
-def test_the_latest_point_is_only_taken_on_request():
-    assert EchoLoader(DataLoader(Plain(), 4), 2, insertion_point="after_transfer").insertion_point == "after_transfer"

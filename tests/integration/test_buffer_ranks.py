@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from typing import Any
 
 import buffer_ranks_runs
+import node_launch
 import pytest
-import torch
 from buffer_ranks_runs import FREE, RANKS
 
 pytestmark = pytest.mark.program
@@ -20,17 +17,7 @@ TENTH = 4 * 8  # of its 50 examples, as a power of two of batches
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    folder = tmp_path_factory.mktemp("ranks")
-    command = [sys.executable, buffer_ranks_runs.__file__, str(folder)]
-    launched = ("PL_GLOBAL_SEED", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-    environment = {name: value for name, value in os.environ.items() if name not in launched}
-    started = [
-        subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
-        for rank in range(RANKS)
-    ]
-    printed = [process.communicate(timeout=120)[0] for process in started]
-    assert [process.returncode for process in started] == [0] * RANKS, "\n".join(printed)[-6000:]
-    return [torch.load(folder / f"rank-{rank}.pt", weights_only=True) for rank in range(RANKS)]
+    return node_launch.side_by_side(RANKS, tmp_path_factory.mktemp("ranks"), buffer_ranks_runs.__file__)
 
 
 def of(ranks: list[dict[str, Any]], scenario: str, name: str) -> list[Any]:

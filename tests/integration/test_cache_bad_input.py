@@ -1,11 +1,9 @@
 """A cache that cannot be is refused before training: which argument, what was expected, what came, and the way out."""
 
-import re
-
 import pytest
 import torch
 from cached_data_cases import Kind, Loaded
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset
 
 from lightning_echo import CacheConfig, EchoLoader, StagedDataset
 from lightning_echo.cache import node_cache
@@ -18,19 +16,6 @@ class Random(Loaded):
 
     def __getitem__(self, index):
         return super().__getitem__(index) + torch.rand(())
-
-
-class Stream(IterableDataset):
-    def __iter__(self):
-        return iter(torch.arange(24))
-
-    def __len__(self):
-        return 24
-
-
-class Opaque(DataLoader):
-    def __iter__(self):
-        return super().__iter__()
 
 
 class Endless(Dataset):
@@ -63,11 +48,9 @@ NOT_TWICE = (
 )
 DATA_SETS = {
     "no split": (Loaded("tensor"), "2MiB", NO_SPLIT),
-    "no split, raw": (Loaded("tensor"), {"size": "2MiB", "hold": "raw"}, NO_SPLIT),
     "not the same twice": (Random("tensor"), WHOLE, NOT_TWICE),
     "images that cannot be read without decoding": (IMAGES, {"size": "2MiB", "hold": "raw"}, "^cache is impossible here: "),
     "no example that can be read": (Broken("tensor"), WHOLE, "^disk$"),
-    "impossible size": (Kind("tensor"), {"size": "8 apples"}, 'cache.size must be a string with a unit such as "8GiB"'),
     "too large": (Kind("tensor"), "900TiB", r"'900TiB' is more than the [\d.e+]+ GiB of memory that are free.*on a local disk"),
     "nowhere": (Kind("tensor"), {"size": "2MiB", "path": "/nowhere"}, "does not exist"),
 }
@@ -77,25 +60,6 @@ DATA_SETS = {
 def test_what_cannot_be_held_is_refused_with_the_reason_and_the_way_out(dataset, cache, said):
     with pytest.raises((ValueError, OSError), match=said):
         EchoLoader(DataLoader(dataset, 4, collate_fn=list), 2, cache=cache)
-
-
-@pytest.mark.parametrize(
-    ("make", "why"),
-    [
-        (lambda: DataLoader(Stream(), batch_size=4), "the data set is a stream, which has no index"),
-        (lambda: DataLoader(Stream(), batch_size=None), "the data set is a stream, which has no index"),
-        (lambda: Opaque(Kind("tensor"), batch_size=4), "Opaque does not tell which examples are in its batches"),
-        (lambda: DataLoader(Kind("tensor"), batch_size=None), "DataLoader does not tell which examples are in its batches"),
-        (lambda: [torch.zeros(4)] * 3, "list does not tell which examples are in its batches"),
-    ],
-    ids=["stream", "stream of batches", "opaque", "batches of the data set", "list"],
-)
-@pytest.mark.parametrize("partitioned", [False, True])
-def test_streams_and_opaque_loaders_are_refused_with_what_works_instead(make, why, partitioned):
-    with pytest.raises(ValueError, match=re.escape(f"cache is impossible here: {why}, so that an example")) as told:
-        EchoLoader(make(), 2, cache=CacheConfig("2MiB", partitioned=partitioned))
-    for way in ("Leave the cache out", "copy a stream to a local disk", "a DataLoader over a map-style data set"):
-        assert way in str(told.value)
 
 
 @pytest.mark.parametrize(

@@ -167,9 +167,7 @@ def test_several_workers_and_a_shuffled_order_have_as_many_hits_as_are_held_in_e
     loader.close()
 
 
-@pytest.mark.parametrize(
-    ("kind", "workers", "point"), [(Sized, 1, "after_batching"), (Calls, 0, "after_augmentation")]
-)
+@pytest.mark.parametrize(("kind", "workers", "point"), [(Sized, 1, "after_batching"), (Calls, 0, "after_augmentation")])
 def test_what_is_read_again_after_a_resume_counts_as_neither_hit_nor_miss(kind, workers, point):
     def make():
         options = {"batch_size": 5, "shuffle": True, "num_workers": workers, "drop_last": True}

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 from lightning_echo import EchoLoader, StagedDataset
 from lightning_echo.cache import arena
 
-KILLS = 20
+KILLS = 12
 
 
 class Sizes(StagedDataset):

@@ -166,8 +166,7 @@ class Values(Dataset):
 def set_offset(number):
     """Seeds, as many do. What else it does, its code does not show."""
     np.random.seed(number)
-    offset = os.environ.get("OFFSET", "0")
-    torch.utils.data.get_worker_info().dataset.dataset.offset = number if offset == "number" else int(offset)
+    torch.utils.data.get_worker_info().dataset.dataset.offset = int(os.environ.get("OFFSET", "0"))
 
 
 def values_of(path, part, workers=1):
@@ -186,7 +185,7 @@ def values_of(path, part, workers=1):
 
 def test_parts_of_the_data_share_a_kept_cache_also_with_a_harmless_worker_init_fn(tmp_path):
     held = set()
-    for part in ([*range(30)], [*range(10, 40)], [39, 0, 20, 21], [*range(40)]):
+    for part in ([*range(30)], [*range(10, 40)], [*range(40)]):
         values, counts, said = values_of(tmp_path, part)
         assert values == [[(index, index) for index in sorted(part)]] * 2
         assert counts.hits == 2 * len(part) - len({*part} - held)
@@ -195,13 +194,10 @@ def test_parts_of_the_data_share_a_kept_cache_also_with_a_harmless_worker_init_f
     assert len(os.listdir(tmp_path)) == 1
 
 
-@pytest.mark.parametrize(
-    ("offset", "than"), [("7", r"in the cache 'train' \("), ("number", "in the (cache 'train'|one that has)")]
-)
-def test_a_part_whose_workers_have_other_data_is_refused(tmp_path, monkeypatch, offset, than):
+def test_a_part_whose_workers_have_other_data_is_refused(tmp_path, monkeypatch):
     values_of(tmp_path, [*range(30)])
-    monkeypatch.setenv("OFFSET", offset)
-    with pytest.raises(RuntimeError, match=f"another one in this worker, after worker_init_fn, than {than}"):
+    monkeypatch.setenv("OFFSET", "7")
+    with pytest.raises(RuntimeError, match=r"another one in this worker, after worker_init_fn, than in the cache 'train' \("):
         values_of(tmp_path, [*range(10, 40)], workers=2)
 
 

@@ -1,8 +1,5 @@
 """What is logged of a cache, against what the data set itself was asked for."""
 
-import logging
-import re
-
 import lightning.pytorch as pl
 import torch
 from callback_cases import Remembering
@@ -64,17 +61,3 @@ def test_hits_of_an_epoch_are_the_fresh_examples_that_were_not_read():
         assert LENGTH - hits <= read <= LENGTH - hits + 2, "a few hits are read again, to see whether the data set is as it was"
         assert values["echo/cached_examples"] == held
         assert held * EXAMPLE_BYTES < values["echo/cache_bytes"] <= BUDGET
-
-
-def test_the_summary_says_what_is_held_and_what_it_was_good_for(caplog):
-    loader = loader_of(Counted())
-    with caplog.at_level(logging.INFO, logger="lightning_echo"):
-        fit(Sleeper(0.0, loader), echo=EchoCallback(), max_epochs=2)
-    counts = loader.cache_counts
-    assert counts is not None
-    (summary,) = [record.getMessage() for record in caplog.records if "fresh and" in record.getMessage()]
-    (said,) = re.findall("the cache holds.*? came from it", " ".join(summary.split()))
-    assert counts.bytes < BUDGET
-    held = f"{counts.examples} loaded examples in {counts.bytes / 2**20:.3g} MiB"
-    share = f"{100 * counts.examples / LENGTH:.0f}%"
-    assert said == f"the cache holds {held}, nothing more fits; {share} of the last epoch's fresh examples came from it"

@@ -9,7 +9,6 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from lightning_echo import EchoLoader, StagedDataset
-from lightning_echo.loader import sizing
 
 LENGTH = 64
 EXAMPLE_BYTES = 4096
@@ -74,37 +73,6 @@ def test_one_that_has_found_no_room_there_is_kept_beside_it():
         pass
     assert loader.cache_counts.examples == before
     assert drawings() == loader.counts.fresh - before
-    loader.close()
-
-
-class Kibibytes(Dataset):
-    """Examples of 1 KiB."""
-
-    def __getitem__(self, index):
-        return torch.full((256,), float(index))
-
-    def __len__(self):
-        return 2000
-
-
-@pytest.mark.parametrize(
-    ("size", "options", "live"),
-    [
-        (None, {}, 64),  # a tenth of 1,000 KiB, as a power of two of batches
-        ("1MiB", {}, 64),  # 1,000 examples find no room there, and there is none for them here
-        ("3MiB", {}, (2000 - 8) // 2),  # all of them do: half of a pass
-        ("1900KiB", {"buffer_size": 0.9}, 2000 - 8),  # there is room for those that are left
-        ("3MiB", {"buffer_size": 0.2, "reuse": "each"}, 200),  # which has to be filled first
-    ],
-)
-def test_the_size_of_the_buffer_counts_what_the_cache_has(monkeypatch, size, options, live):
-    monkeypatch.setattr(sizing, "free_memory_bytes", lambda: 1000 * 2**10 + (0 if size is None else 3 * 2**20))
-    plain = DataLoader(Kibibytes(), batch_size=8, shuffle=True)
-    cache = None if size is None else {"size": size, "hold": "whole"}
-    monkeypatch.setattr("lightning_echo.cache.loader_cache.LoaderCache.memory_to_come", 3 * 2**20)
-    loader = EchoLoader(plain, 4, insertion_point="after_augmentation", seed=3, cache=cache, **{"reuse": "memory", **options})
-    next(iter(loader))
-    assert loader.buffer_size == live
     loader.close()
 
 

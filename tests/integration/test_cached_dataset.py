@@ -78,34 +78,6 @@ def test_batches_are_those_of_the_data_set_itself_and_are_read_once(workers, met
     assert COUNT < int(dataset.reads.sum()) <= COUNT + audits
 
 
-def test_the_validation_and_prediction_of_a_trainer_are_the_same():
-    import lightning  # spawned workers of the other tests need not wait for it
-
-    class Model(lightning.LightningModule):
-        def __init__(self):
-            super().__init__()
-            self.seen = []
-
-        def validation_step(self, batch, number):
-            self.seen.append(batch["image"][:, 0].tolist())
-            batch["image"].zero_()
-
-        def predict_step(self, batch, number):
-            return batch["index"]
-
-    models, validated = (Model(), Model()), (Images(), CachedDataset(Images(), "1MiB"))
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
-    for model, dataset in zip(models, validated, strict=True):
-        lightning.seed_everything(1, verbose=False)
-        trainer, loader = lightning.Trainer(accelerator="cpu", **quiet), DataLoader(dataset, BATCH, num_workers=1)
-        for _ in range(2):
-            trainer.validate(model, loader, verbose=False)
-        assert torch.cat(trainer.predict(model, loader)).tolist() == list(range(COUNT))
-    assert models[0].seen == models[1].seen
-    counts = validated[1].cache_counts
-    assert (counts.hits, counts.misses) == (2 * COUNT, COUNT)
-
-
 def test_an_echo_loader_over_it_redoes_the_augmentation_and_cannot_cut_after_reading():
     cached = CachedDataset(Images(), "1MiB")
     uses = {}

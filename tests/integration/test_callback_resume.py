@@ -14,6 +14,8 @@ from trainer_runs import Data, Killed, Recorder, SaveAt, fit
 
 from lightning_echo import EchoCallback, EchoDataModule, EchoLoader
 
+pytestmark = pytest.mark.usefixtures("read_here")
+
 
 def test_a_checkpoint_loads_with_weights_only(tmp_path: Path) -> None:
     step = STEPS + 2
@@ -74,32 +76,13 @@ def test_without_the_callback_lightning_refuses_the_loaders_state(tmp_path: Path
         fit(Data(), ckpt_path=SaveAt(tmp_path, []).path(4))
 
 
-@pytest.mark.parametrize("reads_stepping", [False, True])
-def test_what_is_saved_when_fit_is_over_resumes_like_any_other_checkpoint(tmp_path: Path, reads_stepping: bool) -> None:
+def test_what_is_saved_when_fit_is_over_resumes_like_any_other_checkpoint(tmp_path: Path) -> None:
     path = str(tmp_path / "end.ckpt")
     whole = fit(Data(), callbacks=[echo(2)], max_epochs=2)
     fit(Data(), callbacks=[echo(2)], max_epochs=1).trainer.save_checkpoint(path, weights_only=False)
-    run = fit(Data(), model=Recorder(reads_stepping), callbacks=[echo(2)], max_epochs=2, ckpt_path=path)
+    run = fit(Data(), model=Recorder(True), callbacks=[echo(2)], max_epochs=2, ckpt_path=path)
     assert run.model.batches == whole.model.batches[STEPS:]
     assert fit(Data(), callbacks=[EchoCallback()], max_epochs=2, ckpt_path=path).model.steps == [STEPS], "echoing switched off"
-
-
-@pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before the epoch ended")  # a plain loader
-@pytest.mark.parametrize("reads_stepping", [False, True])
-def test_what_is_saved_on_an_exception_resumes_like_any_other_checkpoint(tmp_path: Path, reads_stepping: bool) -> None:
-    path = str(tmp_path / "on-exception.ckpt")
-
-    class SaveOnException(pl.Callback):
-        def on_exception(self, trainer: pl.Trainer, pl_module: Any, exception: BaseException) -> None:
-            trainer.save_checkpoint(path, weights_only=False)
-
-    whole = fit(Data(), model=Recorder(reads_stepping), callbacks=[echo(2)], max_epochs=2)
-    model = Recorder(reads_stepping)
-    with pytest.raises(Killed):
-        fit(Data(), model=model, callbacks=[echo(2), SaveAt(tmp_path, [4], dies=True), SaveOnException()], max_epochs=2)
-    run = fit(Data(), model=Recorder(reads_stepping), callbacks=[echo(2)], max_epochs=2, ckpt_path=path)
-    assert run.model.batches == whole.model.batches[4:]
-    assert fit(Data(), callbacks=[EchoCallback()], max_epochs=2, ckpt_path=path).trainer.global_step > STEPS
 
 
 def test_the_factor_is_set_on_the_callback_before_a_fit_and_after_resuming(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import pytest
-from collection_runs import FACTOR, LENGTHS, SEED, Several, SeveralRecorder, alone, echoed, plain_loader
+from collection_runs import FACTOR, SEED, Several, SeveralRecorder, alone, echoed, plain_loader
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch.utils.data import DataLoader
 from trainer_runs import POINTS, Run, Scans, SetFactor, chunks, fit, fresh_stream

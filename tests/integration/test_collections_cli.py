@@ -83,9 +83,3 @@ def test_echo_cli_takes_options_by_name_on_the_command_line(tmp_path: Path) -> N
     loaders = cli.trainer.train_dataloader
     assert loaders["short"].factor == 4
     assert not hasattr(loaders["long"], "factor")
-
-
-def test_echo_cli_refuses_options_for_all_beside_those_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        run(EchoCLI, {"echo": {"loaders": LOADERS, "factor": 2}}, tmp_path, data=Several)
-    assert "leave factor and the other options out" in capsys.readouterr().err

@@ -9,11 +9,10 @@ import pytest
 import torch
 from collection_runs import SEED, Several, SeveralRecorder, echoed, plain_loader
 from lightning.pytorch.utilities import CombinedLoader
-from test_trainer_streams import Stateful, StatefulBatches
 from torch.utils.data import DataLoader
-from trainer_runs import Run, SaveAt, Scans, SetFactor, assert_resumes, counts, fit, trainer
+from trainer_runs import Run, SaveAt, Scans, SetFactor, assert_resumes, counts, fit
 
-from lightning_echo import EchoCallback, EchoConfig, EchoDataModule, EchoLoader, EchoStateError
+from lightning_echo import EchoCallback, EchoConfig, EchoDataModule, EchoStateError
 
 pytestmark = pytest.mark.usefixtures("read_here")
 MODES = ("min_size", "max_size", "max_size_cycle")
@@ -89,18 +88,6 @@ class Uneven(Several):
         return CombinedLoader(loaders, self.mode)  # type: ignore[arg-type]
 
 
-def test_within_an_epoch_a_loader_that_is_through_keeps_the_length_that_the_epoch_began_with(tmp_path: Path) -> None:
-    """The very short loader's third cycle begins after the factor has changed: its new length is that of the next epoch."""
-
-    def make(*callbacks: Any, **options: Any) -> Run:
-        configs = {"long": EchoConfig(1, seed=1), "short": EchoConfig(1, epoch_length="full_pass", seed=2)}
-        data = EchoDataModule(Uneven(8), loaders=configs)
-        return fit(data, model=SeveralRecorder(), callbacks=[InTheMiddle(data, 1, 5), *callbacks], max_epochs=2, **options)
-
-    whole = assert_resumes(make, tmp_path, (3, 9))
-    assert whole.model.steps == [6, 10]
-
-
 def test_a_run_that_the_callback_echoes_resumes_exactly(tmp_path: Path) -> None:
     def make(*callbacks: Any, **options: Any) -> Run:
         echo = EchoCallback(echo=EchoConfig(2.5, "after_augmentation", seed=SEED))
@@ -121,24 +108,6 @@ def test_a_checkpoint_that_is_saved_when_fit_is_over_begins_a_new_epoch(tmp_path
     whole, resumed = make(max_epochs=3), make(max_epochs=3, ckpt_path=tmp_path / "over.ckpt")
     assert resumed.model.batches == whole.model.batches[8:]
     assert counts(resumed) == counts(whole)
-
-
-def test_where_only_one_loader_is_echoed_that_one_resumes_exactly(tmp_path: Path) -> None:
-    """A plain loader begins anew, as Lightning says, where a run is resumed within an epoch."""
-
-    def make(**options: Any) -> Run:
-        configs = {"short": EchoConfig(2.5, "after_augmentation", seed=SEED)}
-        return fit(echoed("max_size", loaders=configs), model=SeveralRecorder(), max_epochs=2, **options)
-
-    save = SaveAt(tmp_path, (4, 6))
-    whole = make(callbacks=[save])
-    for step in save.steps:
-        if step % 6:
-            with pytest.warns(UserWarning, match="your dataloader is not resumable"):
-                resumed = make(ckpt_path=save.path(step))
-        else:
-            resumed = make(ckpt_path=save.path(step))
-        assert [batch[1] for batch in resumed.model.batches] == [batch[1] for batch in whole.model.batches[step:]]
 
 
 class Counting:
@@ -218,31 +187,3 @@ def test_a_state_taken_before_the_first_step_of_another_fit_begins_a_new_epoch(t
     whole = fit(data, model=SeveralRecorder(), max_epochs=1, callbacks=[save])
     resumed = fit(echoed("max_size"), model=SeveralRecorder(), max_epochs=1, ckpt_path=save.path(0))
     assert resumed.model.batches == whole.model.batches
-
-
-def test_echo_loaders_passed_to_fit_resume_exactly_where_they_are_through_together(tmp_path: Path) -> None:
-    def make(*callbacks: Any, ckpt_path: Any = None) -> Run:
-        loaders = {name: EchoLoader(plain_loader("long"), 2.5, seed=seed) for seed, name in enumerate("ab")}
-        run = Run(SeveralRecorder(), loaders, trainer(callbacks=list(callbacks), max_epochs=2))
-        run.trainer.fit(run.model, loaders, Several().val_dataloader(), ckpt_path=ckpt_path)
-        return run
-
-    assert_resumes(make, tmp_path, (6, 8))
-
-
-class Mixed(Several):
-    """A stream, an iterable of batches, and a loader with a length: of all of them Lightning fetches a batch ahead."""
-
-    def train_dataloader(self) -> Any:
-        loaders = {"stream": DataLoader(Stateful(30), 4), "batches": StatefulBatches(9), "sized": DataLoader(Scans(40), 4)}
-        return CombinedLoader(loaders, "min_size")
-
-
-def test_streams_with_states_of_their_own_resume_exactly_where_lightning_does(tmp_path: Path) -> None:
-    """Of ``min_size`` Lightning has no state but the loaders'."""
-
-    def make(*callbacks: Any, **options: Any) -> Run:
-        data = EchoDataModule(Mixed(), 2, buffer_size=4, seed=7)
-        return fit(data, model=SeveralRecorder(), callbacks=list(callbacks), max_epochs=2, **options)
-
-    assert assert_resumes(make, tmp_path, [8]).model.steps[0] > 8

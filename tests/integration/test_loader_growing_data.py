@@ -69,26 +69,6 @@ def test_the_next_epoch_begins_a_pass_over_all_that_is_there(name, factor, new_l
     loader.close()
 
 
-def test_a_state_that_was_saved_then_resumes_exactly():
-    data = Growing(24)
-    options = {"insertion_point": "after_augmentation", "seed": 0, "buffer_size": 8}
-    first = EchoLoader(shuffled(data), 2, **options)
-    list(first)
-    data.length = 36
-    iterator = iter(first)
-    with pytest.warns(UserWarning, match="a pass has 36 examples now"):
-        next(iterator)
-    next(iterator)
-    state = first.state_dict()
-    rest = [*iterator, *first]
-    second = EchoLoader(shuffled(Growing(36)), 2, **options)
-    second.load_state_dict(state)
-    found = [*second, *second]
-    assert all(
-        torch.equal(one, other) for left, right in zip(rest, found, strict=True) for one, other in zip(left, right, strict=True)
-    )
-
-
 def test_a_data_set_that_has_become_empty_is_an_error():
     data = Growing(24)
     loader = EchoLoader(shuffled(data), 2, insertion_point="after_augmentation", seed=0)

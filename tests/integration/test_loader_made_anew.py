@@ -50,16 +50,6 @@ def test_one_for_each_epoch_delivers_what_one_for_all_of_them_does(every: int, w
     assert model.batches == whole.batches
 
 
-def test_what_a_later_one_could_go_on_from_still_ends_with_its_own_loader() -> None:
-    data = Scans(LENGTH)
-    first = loader(data, num_workers=1)
-    workers = {batch["pid"][0].item() for batch in first}
-    later = loader(data)
-    assert later._run.predecessor is first._run
-    del first
-    assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
-
-
 def test_a_state_that_lightning_leaves_out_is_said(tmp_path: Path) -> None:
     class SaveAtEnds(SaveAt):
         def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:

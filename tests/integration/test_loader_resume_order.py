@@ -37,7 +37,7 @@ ORDERS = {
     "WeightedRandomSampler\\(replacement=True\\)": {"sampler": WeightedRandomSampler(torch.ones(LENGTH), LENGTH)},
 }
 NAMES = list(ORDERS)
-PAIRS = list(zip(NAMES, NAMES[1:] + NAMES[:1], strict=True))
+PAIRS = list(zip(NAMES[1:], NAMES[2:] + NAMES[:1], strict=True))
 
 
 def echo(order, factor=1, **options):

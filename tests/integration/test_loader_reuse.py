@@ -4,13 +4,11 @@ The model beside it is a list: of each worker the examples that it has read last
 one process holds whole batches.
 """
 
-from collections import Counter
 from fractions import Fraction
-from itertools import islice
 
 import pytest
 import torch
-from loader_cases import POINTS, LoggedDataset, Noisy, ReadLog, assert_goes_on, case_id, pairwise, same, take
+from loader_cases import POINTS, LoggedDataset, Noisy, ReadLog, assert_goes_on, case_id, pairwise, take
 from torch.utils.data import DataLoader, SubsetRandomSampler
 
 from lightning_echo import EchoLoader
@@ -64,22 +62,6 @@ def test_echoes_are_among_what_was_read_last_and_the_share_of_fresh_examples_is_
     assert counts.refetched == 0
 
 
-def uses(reuse):
-    loader = echo(Noisy(1000), 4, buffer_size=16, reuse=reuse)
-    counted = Counter(index for batch in take(loader, 200) for index in batch[:, 0].tolist())
-    loader.close()
-    return Counter(counted.values())
-
-
-def test_uses_follow_chance_and_not_the_factor_while_the_mean_is_the_factor():
-    each, memory = uses("each"), uses("memory")
-    assert max(each) == 4
-    assert max(memory) > 4
-    assert 1 in memory, "an example may leave the buffer without an echo"
-    assert sum(count * times for times, count in memory.items()) == sum(count * times for times, count in each.items()) == 800
-    assert 800 / sum(memory.values()) == pytest.approx(4, rel=0.05)
-
-
 class Doubled(Noisy):
     """Reads whole batches: an example depends on with which others it was read."""
 
@@ -103,40 +85,3 @@ def test_what_a_users_sampler_gave_in_an_earlier_pass_is_found_again(point):
         return echo(Noisy(23), 1.5, 0, point, buffer_size=4 if point == "after_batching" else 8, shuffle=None, sampler=sampler)
 
     assert_goes_on(make, 4, 7)
-
-
-@pytest.mark.parametrize(("buffer_size", "workers"), [(64, 2), (1000, 0)])
-def test_no_example_is_twice_in_a_batch_though_the_buffer_could_hold_a_pass(buffer_size, workers):
-    loader = echo(Noisy(40), 4, workers, buffer_size=buffer_size)
-    for batch in take(loader, 80):
-        assert len(set(batch[:, 0].tolist())) == BATCH
-    loader.close()
-
-
-def test_a_state_that_says_no_rule_is_one_of_the_papers_rule():
-    before = echo(Noisy(64), 2, reuse="each", buffer_size=8)
-    batches = take(before, 12)
-    before.close()
-    again = echo(Noisy(64), 2, reuse="each", buffer_size=8)
-    take(again, 5)
-    state = again.state_dict()
-    again.close()
-    assert "reuse" not in state, "older versions know no such field"
-    resumed = echo(Noisy(64), 2, reuse="each", buffer_size=8)
-    resumed.load_state_dict(state)
-    assert same(take(resumed, 7), batches[5:])
-    resumed.close()
-
-
-@pytest.mark.parametrize("point", ["before_augmentation", "after_batching"])
-def test_its_fresh_share_is_level_after_the_first_batch_of_each_worker(point, caplog):
-    loader = echo(Noisy(400), 4, 2, point)
-    assert loader.settled_at == (1 if point == "after_batching" else 2)
-    fresh = [loader.last_batch_counts.fresh for _ in islice(loader, 20)]
-    loader.close()
-    assert fresh[: loader.settled_at] == [BATCH] * loader.settled_at
-    assert sum(fresh[loader.settled_at :][:16]) == 16
-    with caplog.at_level("INFO", "lightning_echo"):
-        take(again := echo(Noisy(64), 4, 0, point), 1)
-    again.close()
-    assert f"{again.buffer_size} live {'batches' if point == 'after_batching' else 'examples'}" in caplog.text

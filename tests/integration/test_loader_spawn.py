@@ -81,7 +81,7 @@ def test_workers_that_inherit_nothing_deliver_what_forked_ones_do(dataset, metho
     assert same([batch[:2] for epoch in delivered for batch in epoch], [batch[:2] for epoch in forked for batch in epoch])
 
 
-@pytest.mark.parametrize(("point", "workers"), [("before_augmentation", 0), ("after_augmentation", 1), ("after_batching", 1)])
+@pytest.mark.parametrize(("point", "workers"), [("before_augmentation", 0), ("after_batching", 1)])
 def test_a_pickled_loader_goes_on_where_it_was_pickled_without_taking_workers_along(point, workers):
     def make():
         return EchoLoader(

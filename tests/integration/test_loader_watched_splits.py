@@ -3,7 +3,6 @@
 What each example may be is known from the data set alone: it is recomputed here from its index.
 """
 
-import random
 import re
 import warnings
 from collections import Counter
@@ -114,20 +113,6 @@ def test_with_a_cache_as_many_as_do_not_fit_are_read_whole():
     assert loader.insertion_point == "before_augmentation"
     assert "does not fit the split" in said[0]
     check(uses, seldom)
-
-
-def test_a_data_set_that_looks_at_what_its_transform_returns_is_not_split():
-    class Retried(Images):
-        """Where the transform leaves nothing, another example is taken: the usual way."""
-
-        def __getitem__(self, index):
-            image = self.transform(self.image(index)) * (torch.rand(()) < 0.5)
-            return self[random.randrange(LENGTH)] if image[0].sum() == 0 and index else (image, index)
-
-    uses, said, loader = delivered(Retried())
-    assert loader.insertion_point == "after_augmentation"
-    assert not said
-    assert all(image[0].sum() > 0 for label, images in uses.items() if label for image in images)
 
 
 def of_torch(self):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
@@ -11,7 +10,7 @@ from callback_cases import OwnLoaders
 from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch.utils.data import DataLoader
-from trainer_runs import Data, Recorder, Run, SaveAt, echoed, fit, trainer
+from trainer_runs import Data, Recorder, Run, echoed, fit, trainer
 
 from lightning_echo import EchoCallback, EchoConfig, EchoLoader, FactorSchedule, TargetIdle
 
@@ -43,8 +42,8 @@ def test_a_hook_that_is_replaced_after_the_setup_of_callbacks_is_echoed() -> Non
     assert run.model.batches == fit(echoed()).model.batches
 
 
-@pytest.mark.parametrize("options", [{"reload_dataloaders_every_n_epochs": 1}, {"val_check_interval": 2}])
-def test_validation_loaders_are_left_alone(options: dict[str, Any]) -> None:
+def test_validation_loaders_are_left_alone() -> None:
+    options: dict[str, Any] = {"reload_dataloaders_every_n_epochs": 1, "val_check_interval": 2}
     loaders, seen = [Data().val_dataloader(), passed()], []
 
     class Look(pl.Callback):
@@ -72,15 +71,6 @@ def test_the_loader_that_is_trained_on_may_be_the_one_to_validate_on() -> None:
     assert model.steps == [6, 6, 6]
 
 
-def test_a_checkpoint_fits_runs_with_a_data_module_and_without_echoing(tmp_path: Path) -> None:
-    save = SaveAt(tmp_path, [6])
-    whole = fit(passed(), callbacks=[callback(), save])
-    with_module = fit(Data(), callbacks=[callback()], ckpt_path=save.path(6))
-    assert with_module.model.batches == whole.model.batches[6:]
-    plain = fit(passed(), callbacks=[EchoCallback()], ckpt_path=save.path(6))
-    assert len(plain.model.batches) == 12
-
-
 def two(kind: str) -> Any:
     loaders = {"long": passed(), "short": passed(length=10)}
     return {
@@ -92,9 +82,16 @@ def two(kind: str) -> Any:
     }[kind]
 
 
-@pytest.mark.grid
-@pytest.mark.parametrize("kind", ["a dict", "a list", "a CombinedLoader", "a dict of one", "over the same data"])
-@pytest.mark.parametrize("echo", ["options", "controller", "names"])
+@pytest.mark.parametrize(
+    ("kind", "echo"),
+    [
+        ("a dict", "options"),
+        ("a list", "controller"),
+        ("a CombinedLoader", "names"),
+        ("a dict of one", "options"),
+        ("over the same data", "options"),
+    ],
+)
 def test_several_loaders_are_refused_before_the_first_step_with_the_ways_out(kind: str, echo: str) -> None:
     made = {
         "options": callback(),

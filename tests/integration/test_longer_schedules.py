@@ -12,7 +12,7 @@ import torch
 from torch.optim.lr_scheduler import LambdaLR, LinearLR
 from trainer_runs import Data, Recorder, SetFactor, echoed, fit, trainer
 
-from lightning_echo import EchoCallback, EchoConfig, EchoLoader, FactorSchedule
+from lightning_echo import EchoCallback, EchoConfig, FactorSchedule
 
 STEPS, EPOCHS = 6, 3  # of an epoch at factor 1
 
@@ -73,15 +73,6 @@ def test_it_is_warned_of_once_by_whom_and_with_what_schedule_ever(by: str) -> No
     kind = LambdaLR if by == "controller of any schedule" else LinearLR
     with warned(kind.__name__, "up to 2" if by == "user" else "up to 3"):
         fit(data, model=Decaying(schedule=kind), callbacks=callbacks)
-
-
-def test_a_loader_that_was_passed_to_fit_is_seen_too() -> None:
-    for reads in (True, False):
-        loader = EchoLoader(Data().train_dataloader(), 1, epoch_length="full_pass", seed=7)
-        model = Decaying(None if reads else STEPS)
-        with warned(*["LinearLR"] * reads):
-            fit(loader, model=model, callbacks=[EchoCallback(FactorSchedule({1: 2}), summary=False)])
-        assert model.steps == [STEPS, 2 * STEPS, 2 * STEPS]
 
 
 class Unscheduled(Recorder):

@@ -28,9 +28,10 @@ class Job(NamedTuple):
         return values[:: len(values) // self.nodes]
 
 
-@pytest.fixture(scope="module", params=[(2, 2), (4, 2)], ids=lambda param: f"{param[0]} ranks on {param[1]} nodes")
-def job(request, tmp_path_factory):
-    ranks, nodes = request.param
+@pytest.fixture(scope="module")
+def job(tmp_path_factory):
+    """One rank on each node: test_partitioned_trainer.py."""
+    ranks, nodes = 4, 2
     program = (partitioned_runs.__file__, ranks, nodes)
     return Job(node_launch.side_by_side(ranks, tmp_path_factory.mktemp("ranks"), *program), nodes)
 

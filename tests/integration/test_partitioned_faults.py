@@ -62,11 +62,3 @@ def test_a_node_that_hangs_ends_the_other_one_within_the_time_out_of_its_own_col
     assert status > 0
     assert "in all_reduce" in printed, "the error is that of the training's own collective"
     assert TIME_OUT_SECONDS < time.monotonic() - began < TIME_OUT_SECONDS + 60, "not the two minutes of the exchange's own"
-
-
-def test_an_exception_on_one_node_ends_both(tmp_path):
-    (other, printed), (own, said) = ranks_of("exception", tmp_path)
-    assert own > 0
-    assert other > 0
-    assert "ValueError: this rank has had enough" in said
-    assert "in all_reduce" in printed

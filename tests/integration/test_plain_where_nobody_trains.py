@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import lightning.pytorch as pl
@@ -76,11 +77,11 @@ LOOKS = {
 }
 
 
-@pytest.mark.grid
 @pytest.mark.filterwarnings("ignore:lightning_echo. only a training is echoed")
-@pytest.mark.parametrize("look", LOOKS)
-@pytest.mark.parametrize("hook", HOOKS)
-@pytest.mark.parametrize("echo", ["callback", "module", "cache"])
+@pytest.mark.parametrize(
+    ("echo", "hook", "look"),
+    list(zip(itertools.cycle(["callback", "module", "cache"]), HOOKS, itertools.cycle(LOOKS), strict=False)),
+)
 def test_a_look_at_the_training_data_in_a_hook_sees_all_of_it_and_takes_nothing_from_the_training(
     echo: str, hook: str, look: str
 ) -> None:
@@ -105,20 +106,6 @@ def test_a_look_at_the_training_data_in_a_hook_sees_all_of_it_and_takes_nothing_
     assert asked == [ALL] * len(asked)
     assert asked or (look, hook) == ("trainer", "on_fit_start")
     assert [batch[0] for batch in looking.batches] == [batch[0] for batch in plain.batches]
-
-
-def test_auto_hears_the_plain_length_from_a_hook_that_asks_for_it() -> None:
-    lengths = []
-
-    class Asks(Recorder):
-        def on_train_epoch_start(self) -> None:
-            lengths.append(len(self.trainer.datamodule.train_dataloader()))  # type: ignore[attr-defined]
-
-    callback = EchoCallback(factor=2, epoch_length="full_pass", insertion_point="after_augmentation", summary=False)
-    model = Asks()
-    trainer(max_epochs=2, callbacks=[callback]).fit(model, datamodule=Data(length=LENGTH))
-    assert lengths == [4, 4]
-    assert model.steps == [8, 8]
 
 
 @pytest.mark.parametrize("stage", ["validate", "predict"])

@@ -169,13 +169,18 @@ def test_other_options_than_the_saved_ones_resume_with_a_warning_and_leave_nothi
         assert resumed.model.steps[1:] == [17, 17]
 
 
-def test_another_data_set_is_refused_and_another_factor_is_said_and_not_used(tmp_path: Path) -> None:
+def test_another_data_set_is_refused(tmp_path: Path) -> None:
+    save = SaveAt(tmp_path, [4])
+    fit(echoed(), callbacks=[save], max_epochs=1)
+    with pytest.raises(EchoStateError, match=r"22 items.*has 23"):
+        fit(echoed(length=23), ckpt_path=save.path(4))
+
+
+def test_another_factor_than_the_saved_one_is_said_and_not_used_and_what_was_live_is_read_again(tmp_path: Path) -> None:
     save = SaveAt(tmp_path, [8])
     whole = fit(echoed(2.5, workers=1), callbacks=[save], max_epochs=2)
-    with pytest.raises(EchoStateError, match=r"22 items.*has 23"):
-        fit(echoed(length=23, workers=1), ckpt_path=save.path(8))
     with pytest.warns(UserWarning, match="factor=4 is not used"):
         resumed = fit(echoed(4, workers=1), ckpt_path=save.path(8), max_epochs=2)
     assert resumed.model.batches == whole.model.batches[8:]
     assert resumed.data.factor == 2.5
-    assert 0 < resumed.loader.counts.refetched <= resumed.loader.buffer_size, "what was live is read again"
+    assert 0 < resumed.loader.counts.refetched <= resumed.loader.buffer_size

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,9 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.pytorch.callbacks import OnExceptionCheckpoint
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from test_trainer_streams import Saves as Place  # noqa: F401 (test_trainer_steps.py has it from here)
+from test_trainer_streams import Stateful, StatefulBatches
+from torch.utils.data import DataLoader
 from trainer_runs import Data, Recorder, SaveAt, Scans, trainer
 
 from lightning_echo import EchoCallback, EchoLoader, FactorSchedule
@@ -19,50 +20,12 @@ pytestmark = pytest.mark.usefixtures("read_here")
 BATCH, LENGTH, EPOCHS = 3, 17, 2
 
 
-class Place:
-    """Knows its place in a pass, as a state of its own."""
-
-    at = 0
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"at": self.at}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.at = state["at"]
-
-
-class Stream(Place, IterableDataset[Any]):
-    """Examples of `Scans`, divided among the workers."""
-
-    def __iter__(self) -> Iterator[Any]:
-        info, scans = get_worker_info(), Scans(LENGTH)
-        first, step = (0, 1) if info is None else (info.id, info.num_workers)
-        places = list(range(first, LENGTH, step))
-        while self.at < len(places):
-            self.at += 1
-            yield scans.augment(scans.decode(scans.read(places[self.at - 1])))
-        self.at = 0
-
-
-class Batches(Place):
-    """Batches of `Scans` that do not tell what is in them. It has no length."""
-
-    def __iter__(self) -> Iterator[Any]:
-        scans = Scans(LENGTH)
-        while self.at < LENGTH // BATCH:
-            self.at += 1
-            indices = range(self.at * BATCH - BATCH, self.at * BATCH)
-            examples = [scans.augment(scans.decode(scans.read(index))) for index in indices]
-            yield torch.utils.data.default_collate(examples)
-        self.at = 0
-
-
 KINDS: dict[str, Any] = {
     "by index": lambda: DataLoader(Scans(LENGTH), BATCH, shuffle=True),
     "by index, workers": lambda: DataLoader(Scans(LENGTH), BATCH, shuffle=True, num_workers=2),
-    "stream": lambda: DataLoader(Stream(), BATCH),
-    "stream, workers": lambda: DataLoader(Stream(), BATCH, num_workers=2),
-    "batches": Batches,
+    "stream": lambda: DataLoader(Stateful(LENGTH), BATCH),
+    "stream, workers": lambda: DataLoader(Stateful(LENGTH), BATCH, num_workers=2),
+    "batches": lambda: StatefulBatches(5),
 }
 # A bare `EchoLoader` without a length does not hear which batch is in use.
 CASES = [(kind, True) for kind in KINDS] + [("by index", False), ("by index, workers", False)]

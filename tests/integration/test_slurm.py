@@ -37,11 +37,11 @@ class Slurm:
         path.write_text(f"#!/bin/bash\n{does}\n")
         path.chmod(0o755)
 
-    def start(self, signal_after: int, signal_in: str = "") -> list[str]:
+    def start(self, signal_after: int) -> list[str]:
         """Starts the job, whose time is over as in `slurm_runs.Ledger`; returns the lines that it has written."""
         ledger = self.folder / f"ledger-{signal_after}.txt"
         added = ["--trainer.callbacks+=slurm_runs.Ledger", f"--trainer.callbacks.path={ledger}"]
-        added += [f"--trainer.callbacks.signal_after={signal_after}", f"--trainer.callbacks.signal_in={signal_in}"]
+        added += [f"--trainer.callbacks.signal_after={signal_after}"]
         others = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "PL_GLOBAL_"))}
         path = os.pathsep.join([str(self.folder / "bin"), str(Path(sys.executable).parent), others["PATH"]])
         modules = os.pathsep.join([str(EXAMPLES.parent), str(TESTS)])
@@ -81,14 +81,3 @@ def test_a_job_that_is_requeued_in_mid_epoch_twice_ends_as_one_that_nobody_inter
     saved = sorted(path.name for path in (tmp_path / "requeued" / "runs").glob("*.ckpt"))
     assert saved == ["hpc_ckpt_1.ckpt", "hpc_ckpt_2.ckpt"]
     assert found == [expected[:FIRST], expected[FIRST:SECOND], expected[SECOND:]]
-
-
-@pytest.mark.program
-def test_it_does_so_wherever_in_a_step_the_signal_comes(tmp_path: Path, expected: list[str]) -> None:
-    job, done = Slurm(tmp_path), 0
-    for signal_after, hook in ((FIRST, "on_train_batch_start"), (SECOND, "on_after_backward")):
-        found = job.start(signal_after, hook)
-        assert found in (expected[done:signal_after], expected[done : signal_after + 1]), "the step under way may still end"
-        done = signal_after  # it does not count: the next job does that step again
-    assert job.start(0) == expected[done:]
-    assert job.asked.read_text().splitlines() == ["requeue 4711"] * 2

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from typing import Any
 
+import node_launch
 import pytest
 import tensor_parallel_runs
-import torch
 from trainer_runs import fresh_stream
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """What both ranks saw."""
-    folder = tmp_path_factory.mktemp("tensor_parallel")
-    environment = {name: value for name, value in os.environ.items() if name not in ("PL_GLOBAL_SEED", "LOCAL_RANK")}
-    command = [sys.executable, tensor_parallel_runs.__file__, str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment, check=False)
-    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
-    return [torch.load(folder / f"rank-{rank}.pt", weights_only=True) for rank in (0, 1)]
+    return node_launch.with_ranks(2, tmp_path_factory.mktemp("tensor_parallel"), tensor_parallel_runs.__file__)[1]
 
 
 def indices(run: Any) -> list[tuple[int, ...]]:
