@@ -8,7 +8,8 @@ from math import ceil, floor
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_echo.plan.plan import Buffer, Call, EchoRatio, Live, mix, named_seed
+from lightning_echo.plan.each import Buffer, Live
+from lightning_echo.plan.plan import Call, EchoRatio, mix, named_seed
 
 ratios = st.tuples(st.integers(1, 400), st.integers(1, 100)).map(lambda pair: Fraction(1) + Fraction(pair[0] - 1, pair[1]))
 

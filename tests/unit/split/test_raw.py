@@ -19,7 +19,7 @@ from torchvision.datasets import ImageFolder
 from torchvision.datasets import folder as torchvision_folder
 
 from lightning_echo.data.difference import difference
-from lightning_echo.pipeline.worker import ExampleCache, Request
+from lightning_echo.pipeline.worker import LiveExamples, Request
 from lightning_echo.split.describe import Convention, ReadRefused, SplitRefused
 from lightning_echo.split.prove import Split, find_split, make_decoding, make_stages, prove_decoding
 from lightning_echo.split.staged import StagedDataset
@@ -201,7 +201,7 @@ def held_bytes(cache):
 def test_what_is_held_are_the_bytes_of_the_files(images):
     dataset = datasets.ImageFolder(images, RANDOM)
     sizes = [os.path.getsize(path) for path, _ in dataset.samples]
-    cache = ExampleCache(dataset, lambda dataset: make_stages(dataset, raw=True), 0, list)
+    cache = LiveExamples(dataset, lambda dataset: make_stages(dataset, raw=True), 0, list)
     cache.fetch(Request(0, [0, 1, 2], 3, [4, 5, 6], b"\1\1\1"))
     assert held_bytes(cache) == sizes[4] + sizes[5] + sizes[6]
     cache.fetch(Request(1, [3, 0], 1, [7, 4], b"\1\0", forget=(1,)))

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 from torch.utils.data import ConcatDataset, Dataset
 
-from lightning_echo.pipeline.worker import ExampleCache, Request
+from lightning_echo.pipeline.worker import LiveExamples, Request
 from lightning_echo.split.prove import find_split, weighed
 from lightning_echo.split.staged import (
     ExampleSize,
@@ -136,6 +136,6 @@ def test_a_worker_decodes_before_it_augments(kept, tmp_path):
             redone=(),
         )
 
-    cache = ExampleCache(Files(), make_stages, 0, None)
+    cache = LiveExamples(Files(), make_stages, 0, None)
     examples, _ = cache.fetch(Request(number=0, positions=[0, 1], fresh=2, indices=[0, 1], stays_live=kept))
     assert examples == [True, True]
