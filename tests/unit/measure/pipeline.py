@@ -178,13 +178,13 @@ class Pipeline:
         return sum(seconds) * (1 + world.unseen_share) + world.unseen
 
 
-SKIPPED, STEADY = 150, 600
+SKIPPED, STEADY = 150, 500
 
 
 @cache
-def steady_shares(items, factor):
+def steady_shares(items, factor, steps=STEADY):
     """Shares of fresh items at a constant factor: for all worlds that have as many workers."""
-    return list(itertools.islice(fresh_shares(plan_of(items, factor)), SKIPPED + STEADY))
+    return list(itertools.islice(fresh_shares(plan_of(items, factor)), SKIPPED + steps))
 
 
 def steady_idle(world, factor):

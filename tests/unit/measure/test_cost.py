@@ -78,11 +78,6 @@ def test_feeding_factors_by_hand(costs, share, factor):
     assert PipelineCosts(*costs).feeding_factor(share) == pytest.approx(factor)
 
 
-def test_where_nothing_takes_time_nothing_is_idle_and_nothing_gained():
-    nothing = PipelineCosts("after_augmentation", 0.0, 0.0, 0.0, 0.0, workers=1)
-    assert (nothing.idle_fraction(1), nothing.speedup(2)) == (0, 1)
-
-
 def test_each_later_point_reuses_more_of_the_same_work():
     first = PipelineCosts("before_augmentation", 0.1, 0.03, 0.01, 0.02, 2)
     examples, batches = later = first.at_later_points()

@@ -121,13 +121,6 @@ def test_the_ceiling_begins_at_the_factor_in_force_and_lets_smaller_ones_pass():
     assert factors_of(guard, [1.0, 1.0, 1.0, 0.9, 0.8, 0.7]) == [4, 2, 1, 1.5, 4, 4]
 
 
-def test_a_check_is_counted_while_the_factor_is_below_the_ceiling():
-    guard = MetricGuard(Wants(1), patience=2)
-    factors_of(guard, [1.0, 1.0, 1.0], factor=1.0)
-    guard.controller.factor = 4.0
-    assert guard.decide(check(3, 1.0, factor=1.0)).factor == 1, "the factor in force was 1 already: nothing above it"
-
-
 def test_the_reason_names_the_metric_and_its_values():
     guard = MetricGuard(Wants(4), monitor="val_acc", mode="max", patience=1)
     guard.decide(check(0, 0.75, name="val_acc"))
@@ -173,23 +166,6 @@ def test_before_the_first_validation_and_within_epochs_it_waits_without_limit(un
         guard.decide(Observation(21, 4.0))
 
 
-def test_a_check_within_an_epoch_counts_and_the_ceiling_holds_there():
-    guard = MetricGuard(Wants(4), patience=1)
-    assert [guard.decide(check(0, value, moment=Moment.within_epoch)).factor for value in (1.0, 2.0)] == [4, 2]
-    assert guard.decide(Observation(1, 4.0, metrics={"val_loss": 2.0}, moment=Moment.early)).reason is Reason.guarded
-
-
-@pytest.mark.parametrize("epochs_before", [1, 2])
-def test_a_late_metric_is_waited_for_again_after_a_resume(tmp_path, epochs_before):
-    """Lightning begins with empty metrics then."""
-    guard = MetricGuard(Wants(4), patience=1)
-    guard.decide(Observation(0, 4.0))
-    factors_of(guard, [1.0] * (epochs_before - 1))
-    resumed = MetricGuard(Wants(4), patience=1)
-    resumed.load_state_dict(through_a_checkpoint(guard.state_dict(), tmp_path))
-    assert resumed.decide(Observation(epochs_before, 4.0)).factor == 4
-
-
 def test_the_ceiling_stays_while_the_metric_is_missing_after_a_resume():
     guard, resumed = MetricGuard(Wants(4), patience=1), MetricGuard(Wants(4), patience=1)
     assert factors_of(guard, [0.5, 0.6]) == [4, 2]
@@ -228,12 +204,9 @@ SHRINK = "shrink must be a number between 0 and 1, both excluded, got"
         ({"mode": "auto"}, ValueError, "mode must be 'min' or 'max', got 'auto'"),
         ({"patience": 0}, ValueError, "patience must be a number of checks >= 1, got 0"),
         ({"patience": 1.5}, TypeError, r"patience must be an integer \(a number of checks\), got 1\.5"),
-        ({"patience": True}, TypeError, "patience must be an integer .*, got True"),
         ({"min_delta": -0.1}, ValueError, r"min_delta must be a finite number >= 0, got -0\.1; 0 counts any improvement"),
-        ({"min_delta": math.inf}, ValueError, "min_delta must be a finite number >= 0, got inf"),
         ({"shrink": 0}, ValueError, f"{SHRINK} 0; 0.5 halves the ceiling"),
         ({"shrink": 1}, ValueError, f"{SHRINK} 1"),
-        ({"shrink": math.nan}, ValueError, f"{SHRINK} nan"),
     ],
 )
 def test_an_impossible_option_is_refused_with_its_name_its_value_and_the_way_out(options, error, message):

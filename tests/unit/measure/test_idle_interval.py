@@ -48,25 +48,3 @@ def test_that_of_a_job_is_of_the_longest_waits_as_a_share_of_the_slowest_ranks_t
     assert idle.steps(10).idle_low == pytest.approx(batch_means([0.5, 0.0] * 5, [1.0] * 10))
     steady = job_steps(torch.full((2, 50), 0.2), torch.stack([torch.ones(50), torch.full((50,), 2.0)]))
     assert (steady.idle_fraction, steady.idle_low) == (pytest.approx(0.1), pytest.approx(0.1))
-
-
-def bursts(source, mean):
-    first = source.randrange(16)
-    return [mean * 16 * source.lognormvariate(-0.005, 0.1) if (i + first) % 16 == 0 else 0.0 for i in range(50)]
-
-
-SIMULATED = {
-    "independent": lambda source, mean: [mean * source.lognormvariate(-0.045, 0.3) for _ in range(50)],
-    "bursts of 16": bursts,
-    "rare": lambda source, mean: [mean / 0.05 * source.expovariate(1) * (source.random() < 0.05) for _ in range(50)],
-}
-
-
-@pytest.mark.parametrize("kind", SIMULATED)
-def test_it_is_seldom_too_high(kind):
-    """Waits of 5% of the time on average: 97.5% of the lower ends must not lie above that."""
-    source, too_high = random.Random(0), 0
-    for _ in range(400):
-        waited = torch.tensor(SIMULATED[kind](source, 0.05 / 0.95))
-        too_high += idle_low(waited, 1 + waited) > 0.05
-    assert too_high <= 20

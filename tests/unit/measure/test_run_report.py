@@ -6,7 +6,7 @@ import pytest
 from runs import FIRST, RUN, SECOND, SHARED, USES, VERDICT
 
 from lightning_echo.measure.run_report import headline, page, picture, report, save_page, save_png, tables
-from lightning_echo.measure.summary import EpochReport, FactorUse, RunSummary
+from lightning_echo.measure.summary import FactorUse, RunSummary
 
 
 def blocks(summary):
@@ -63,25 +63,6 @@ def test_each_factor_has_its_reason_and_its_batches_and_one_factor_needs_no_tabl
     ]
     assert list(found[0]) == ["why", "factor", "decided after batch", "from batch"]
     assert [table.title for table in tables(replace(RUN, decisions=USES[:1]))] == ["Epochs"]
-
-
-def test_no_line_is_longer_than_a_hundred_columns_but_the_one_to_paste():
-    counts = {"fresh_examples": 10**11, "echoed_examples": 10**11, "missed_examples": 10**11, "examples_per_second": 1e6}
-    shares = {"passes": 1e4, "idle_fraction": 0.5, "cache_hit_fraction": 1.0, "first_batch_seconds": 123.4}
-    large = EpochReport(10**6, 10**9, 12.25, **counts, **shares)
-    text = report(RunSummary([large], (USES[0], replace(USES[1], message="many words " * 30))))
-    assert max(map(len, text.splitlines())) <= 100
-    line = "EchoCallback(" + ", ".join(f"option_{number}={number}" for number in range(20)) + ")"
-    assert f"\n  {line}\n" in report(replace(RUN, verdict=replace(VERDICT, next_line=line)))
-
-
-def test_of_a_thousand_epochs_the_end_is_shown_and_the_rest_is_counted():
-    long = RunSummary([replace(FIRST, epoch=epoch) for epoch in range(1000)])
-    assert len(report(long).splitlines()) < 60
-    (shown,) = tables(long, most_rows=40)
-    assert [row[0] for row in shown.rows] == [str(epoch) for epoch in range(960, 1000)]
-    assert shown.remarks[0] == "960 earlier rows are left out here; the page (--html) has all."
-    assert len(tables(long)[0].rows) == 1000
 
 
 def test_page_and_picture_show_the_verdict_once_and_files_hold_what_is_shown(tmp_path):

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from lightning_echo.measure.control import Observation, Reason
 from lightning_echo.measure.guard import FactorSchedule
-from lightning_echo.measure.summary import FactorUse, RunSummary
 
 schedules = st.dictionaries(st.integers(0, 30), st.floats(1, 16), min_size=1, max_size=6)
 
@@ -62,40 +61,6 @@ KEYS = r"factors must have epochs \(integers\) as keys, got"
 def test_an_impossible_schedule_is_refused_with_what_was_expected_and_the_way_out(factors, error, message):
     with pytest.raises(error, match=message):
         FactorSchedule(factors)
-
-
-USES = [FactorUse(0, 0, 1.0), FactorUse(66, 72, 3.0, "starved", "as measured"), FactorUse(400, 406, 2.5)]
-
-
-def written(folder, uses=USES):
-    path = folder / "echo_summary.json"
-    path.write_text(RunSummary([], uses).to_json())
-    return path
-
-
-def test_a_replay_decides_what_was_decided_after_the_same_batches_and_for_the_same_batches(tmp_path):
-    schedule = FactorSchedule.from_summary(written(tmp_path))
-    assert (schedule.initial_factor(), schedule.largest_factor(), schedule.asked_after) == (1.0, 3.0, {66, 400})
-    assert (schedule.first_after_steps, schedule.every_n_steps) == (None, None)
-    decisions = [
-        schedule.decide(Observation(0, factor, batches=at)) for at, factor in ((50, 1), (66, 1), (100, 3), (400, 3), (500, 2.5))
-    ]
-    assert [(each.factor, each.since) for each in decisions] == [(1, None), (3, 72), (3, None), (2.5, 406), (2.5, None)]
-    assert {each.reason for each in decisions} == {Reason.scheduled}
-    assert "after batch 66 of" in decisions[1].message
-
-
-def test_of_several_loaders_each_gets_a_new_factor_as_soon_as_it_can(tmp_path):
-    uses = [FactorUse(0, {"a": 0, "b": 0}, 1.0), FactorUse(66, {"a": 72, "b": 66}, 3.0)]
-    decision = FactorSchedule.from_summary(str(written(tmp_path, uses))).decide(Observation(0, 1.0, batches=66))
-    assert (decision.factor, decision.since) == (3, None)
-
-
-@pytest.mark.parametrize("after", [80, 400])
-def test_a_decision_that_was_passed_over_is_an_error(tmp_path, after):
-    message = rf"factor 3 from the decision after batch 66 on, but after batch {after} the factor is 1.*Use the epoch_length"
-    with pytest.raises(ValueError, match=message):
-        FactorSchedule.from_summary(written(tmp_path)).decide(Observation(0, 1.0, batches=after))
 
 
 BEGIN = {"step": 0, "batch": 0, "factor": 1.0, "reason": "none", "message": ""}

@@ -4,11 +4,13 @@ The ideal factor is found by trying constant factors one by one, and idle time i
 Workers hand over what no clock sees, so that the costs alone would mislead.
 """
 
+import copy
 import math
 import random
 import re
 import statistics
 from dataclasses import replace
+from functools import cache
 from itertools import pairwise
 
 import pytest
@@ -19,10 +21,9 @@ from pipeline import (
     TARGET,
     Pipeline,
     World,
-    fresh_shares,
     ideal_factor,
-    plan_of,
     steady_idle,
+    steady_shares,
     train,
 )
 
@@ -69,7 +70,6 @@ def test_the_simulated_pipeline_is_fed_at_the_factor_that_anyone_would_work_out(
     assert steady_idle(world, 3.05) < 0.01
     assert ideal_factor(world, TARGET) == pytest.approx(3 * 0.95, rel=0.01)
     assert ideal_factor(replace(world, unseen=0.2), TARGET) == pytest.approx(3 / (1 / 0.95 - 0.1), rel=0.01)
-    assert ideal_factor(replace(world, unseen_share=0.1), TARGET) == pytest.approx(3.3 * 0.95, rel=0.01)
     assert 1.005 < ideal_factor(replace(world, jitter=0.2), TARGET) / (3 * 0.95) < 1.15
     in_turn = World(point="after_augmentation", source=1.0, workers=0)
     assert Pipeline(in_turn).epoch(100).idle_fraction == pytest.approx(0.5, abs=0.01)
@@ -80,9 +80,9 @@ def test_the_simulated_pipeline_is_fed_at_the_factor_that_anyone_would_work_out(
 @pytest.mark.parametrize("ratio", [1.5, 3, 6])
 @pytest.mark.parametrize("point", POINTS)
 def test_two_decisions_lead_to_within_a_tenth_of_the_ideal_factor_and_then_it_does_not_oscillate(point, ratio, workers, hidden):
-    """Twenty epochs after the second decision: never down, and up at most once more, by a little."""
+    """Six epochs after the second decision: never down, and up at most once more, by a little."""
     world = world_of(point, ratio, workers, **HIDDEN[hidden])
-    seen, decided = train(Pipeline(world), TargetIdle(TARGET, max_factor=8), epochs=22)
+    seen, decided = train(Pipeline(world), TargetIdle(TARGET, max_factor=8), epochs=8)
     assert decided[0].reason is Reason.starved
     assert decided[1].factor <= 1.1 * ideal_factor(world, TARGET)
     assert seen[2].idle_fraction <= TARGET
@@ -94,12 +94,11 @@ def test_two_decisions_lead_to_within_a_tenth_of_the_ideal_factor_and_then_it_do
     assert max(observation.idle_fraction for observation in seen[4:]) <= TARGET * 1.5
 
 
-@pytest.mark.parametrize("point", ["after_augmentation", "after_batching"])
-def test_short_epochs_whose_steps_vary_do_not_make_it_oscillate(point):
+def test_short_epochs_whose_steps_vary_do_not_make_it_oscillate():
     """Epochs of 16 steps, whose device time varies by 5%. Each judged alone, there are nine changes and more in 80 of them."""
     changes, found = 0, []
-    for seed in range(4):
-        world, varied = replace(world_of(point, 4, 2, jitter=0.15), seed=seed), random.Random(seed)
+    for seed in range(2):
+        world, varied = replace(world_of("after_augmentation", 4, 2, jitter=0.15), seed=seed), random.Random(seed)
         pipeline, controller = Pipeline(world), TargetIdle(TARGET, max_factor=8)
         factors = []
         for _ in range(80):
@@ -107,16 +106,15 @@ def test_short_epochs_whose_steps_vary_do_not_make_it_oscillate(point):
             factors += [decision.factor for decision in train(pipeline, controller, epochs=1, steps=16)[1]]
         changes += sum(before != after for before, after in pairwise(factors))
         found.append(factors[-1] / ideal_factor(world, TARGET))
-    assert changes <= 4 * 6
+    assert changes <= 2 * 6
     assert 0.97 <= statistics.mean(found) <= 1.2
 
 
-@pytest.mark.parametrize("point", ["before_augmentation", "after_batching"])
-def test_it_comes_down_when_the_source_gets_faster_and_goes_up_again_when_it_gets_slower(point):
-    slow, fast = (world_of(point, ratio, 2, **HIDDEN["jitter"]) for ratio in (6, 2))
-    pipeline, controller = Pipeline(slow), TargetIdle(TARGET, max_factor=8)
-    train(pipeline, controller, epochs=3)
-    for world in (fast, slow, fast):
+def test_it_goes_up_when_the_source_gets_slower_and_comes_down_again_when_it_gets_faster():
+    slow, fast = (world_of("before_augmentation", ratio, 2, **HIDDEN["jitter"]) for ratio in (6, 2))
+    pipeline, controller = Pipeline(fast), TargetIdle(TARGET, max_factor=8)
+    train(pipeline, controller, epochs=2)
+    for world in (slow, fast):
         pipeline.world = world
         seen, decided = train(pipeline, controller, epochs=3)
         assert ideal_factor(world, TARGET) * 0.97 <= decided[1].factor <= 1.1 * ideal_factor(world, TARGET)
@@ -124,7 +122,7 @@ def test_it_comes_down_when_the_source_gets_faster_and_goes_up_again_when_it_get
     assert Reason.cheaper_source in {decision.reason for decision in decided}
 
 
-@pytest.mark.parametrize(("steps", "maximum"), [(1, 8.0), (8, 4.0), (200, 4.0)])
+@pytest.mark.parametrize(("steps", "maximum"), [(1, 8.0), (200, 4.0)])
 def test_it_comes_down_when_a_cache_makes_the_source_cheaper_although_no_factor_was_enough(steps, maximum):
     """While means over short epochs hold waiting of before and costs of now, the host seems to be far slower than its costs."""
     world = world_of("before_augmentation", 10.0, 2)
@@ -161,7 +159,7 @@ def test_one_epoch_that_was_slow_for_no_reason_that_its_costs_show_is_overcome(p
 def test_a_host_that_is_far_slower_than_its_costs_for_good_is_doubted_for_an_epoch_or_two(point, unseen_share, tries):
     """Then it is clear that it was no passing one, and the factor stays."""
     world = replace(world_of(point, 3, 2), unseen_share=unseen_share)
-    seen, decided = train(Pipeline(world), TargetIdle(TARGET, max_factor=8), epochs=16)
+    seen, decided = train(Pipeline(world), TargetIdle(TARGET, max_factor=8), epochs=10)
     assert sum(observation.idle_fraction > TARGET for observation in seen[2:]) == tries
     assert len({decision.factor for decision in decided[2 * tries + 1 :]}) == 1
     assert decided[-1].factor <= 1.1 * ideal_factor(world, TARGET)
@@ -197,31 +195,29 @@ SLOW_READS = World(point="after_augmentation", source=1.6, workers=2, slow_share
 HANGS = World(point="after_augmentation", source=4.0, workers=2, hangs_every=50.0, hangs_seconds=12.0)
 
 
-def waits(world, factor, epochs=1, steps=10_000):
+@cache
+def waits(world, factor):
     """Waiting per step at a constant factor, in steps of the device."""
-    pipeline = Pipeline(world, factor, shares=fresh_shares(plan_of(world.items, factor)))
+    pipeline = Pipeline(world, factor, shares=steady_shares(world.items, factor, 2000))
     pipeline.epoch(SKIPPED)
-    seen = pipeline.epoch(steps)
+    seen = pipeline.epoch(2000)
     return seen.idle_fraction * seen.step_seconds
 
 
 def test_in_the_simulation_no_factor_cures_slow_reads_and_a_source_that_hangs_hears_of_none():
     """A larger prefetch_factor and more workers do: this is what is advised."""
-    for factor in (1.0, 2.5, 4.0, 8.0):
+    for factor in (1.0, 2.5, 8.0):
         assert waits(SLOW_READS, factor) > 2 * TARGET
     assert waits(HANGS, 8.0) == pytest.approx(waits(HANGS, 2.67), rel=0.2)
     for world in (SLOW_READS, HANGS):
-        before = waits(world, 2.67)
         for change in ({"prefetch_factor": 8}, {"workers": 4}):
-            assert waits(replace(world, **change), 2.67) < 0.6 * before
+            assert waits(replace(world, **change), 2.67) < 0.6 * waits(world, 2.67)
         assert waits(replace(world, prefetch_factor=16, workers=4), 2.67) < TARGET
 
 
-@pytest.mark.parametrize(("maximum", "steps"), [(8, 100), (4, 500)])
-def test_where_the_source_hangs_more_of_the_factor_is_given_up_again(maximum, steps):
+def test_where_the_source_hangs_more_of_the_factor_is_given_up_again():
     """It goes back to what is needed between two hangs, and stays: there the device waits hardly more than at 8, at 2 it does."""
-    epochs = 25 if steps > 100 else 60
-    seen, decided = train(Pipeline(HANGS), TargetIdle(TARGET, max_factor=maximum), epochs, steps)
+    seen, decided = train(Pipeline(HANGS), TargetIdle(TARGET, max_factor=8), epochs=60, steps=100)
     kept = decided[-1].factor
     assert max(observation.factor for observation in seen) > 1.25 * kept
     assert {(decision.factor, decision.reason) for decision in decided[-15:]} == {(kept, Reason.no_gain)}
@@ -229,13 +225,12 @@ def test_where_the_source_hangs_more_of_the_factor_is_given_up_again(maximum, st
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("maximum", "epochs"), [(4, 30), (8, 60)])  # to 8 there are more raises, and each is tried first
-def test_where_single_reads_are_slow_more_of_the_factor_is_given_up_again(maximum, epochs):
+def test_where_single_reads_are_slow_more_of_the_factor_is_given_up_again():
     """Going on from what feeds the device between slow reads to 4 brings less than half: seen in most runs, and then for good."""
     went_back = 0
     for seed in range(10):
         world = replace(SLOW_READS, seed=seed)
-        seen, decided = train(Pipeline(world), TargetIdle(TARGET, max_factor=maximum), epochs)
+        seen, decided = train(Pipeline(world), TargetIdle(TARGET, max_factor=4), epochs=30)
         largest = max(observation.factor for observation in seen)
         assert largest > 3.2
         assert len({decision.factor for decision in decided[-12:]}) == 1
@@ -266,35 +261,7 @@ def test_a_source_that_gets_slower_just_when_the_factor_is_raised_is_not_mistake
     assert seen[-1].idle_fraction <= TARGET
 
 
-@pytest.mark.parametrize("size", [2, 4])
-def test_a_source_that_gets_slower_for_good_without_a_clock_to_show_it_is_found_out(size):
-    """By going back, where it is so slow that the raise seems to have brought nothing."""
-    world = world_of("after_augmentation", 3, 2, **HIDDEN["jitter"])
-    pipeline, controller = Pipeline(world), TargetIdle(TARGET, max_factor=20)
-    train(pipeline, controller, epochs=1)
-    pipeline.world = replace(world, unseen_share=(1 + world.unseen_share) * size - 1)
-    seen, decided = train(pipeline, controller, epochs=30)
-    assert len({decision.factor for decision in decided[-12:]}) == 1
-    assert decided[-1].factor <= 1.1 * ideal_factor(pipeline.world, TARGET)
-    assert seen[-1].idle_fraction <= TARGET
-
-
-def test_what_was_given_up_is_tried_again_once_costs_have_changed():
-    pipeline, controller = Pipeline(HANGS), TargetIdle(TARGET, max_factor=8)
-    _, decided = train(pipeline, controller, epochs=20)
-    assert decided[-1].reason is Reason.no_gain
-    for source in (8.0, 4.0):  # twice as slow, then as before
-        pipeline.world = replace(HANGS, source=source)
-        _, decided = train(pipeline, controller, epochs=20)
-        needed = ideal_factor(replace(pipeline.world, hangs_every=0.0), TARGET)
-        assert decided[-1].factor >= needed
-    kept = decided[-1].factor
-    pipeline.world = replace(HANGS, source=1.6, hangs_every=0.0)
-    _, decided = train(pipeline, controller, epochs=8)
-    assert decided[-1].factor < kept / 1.25
-
-
-def test_what_was_given_up_is_said_with_its_figures_and_what_helps():
+def test_what_was_given_up_is_said_with_its_figures_stays_given_up_and_is_tried_again_once_costs_have_changed():
     pipeline, controller = Pipeline(HANGS), TargetIdle(TARGET, max_factor=8)
     seen, decided = train(pipeline, controller, epochs=12)
     doubted = next(decision for decision in decided if decision.reason is Reason.no_gain)
@@ -310,15 +277,19 @@ def test_what_was_given_up_is_said_with_its_figures_and_what_helps():
     )
     assert float(said[1]) == pytest.approx(100 * came, abs=5)
 
+    fed, without_waiting = replace(seen[-1], idle_fraction=0.04, step_seconds=1.0), copy.deepcopy(controller)
+    decision = without_waiting.decide(fed)
+    assert (decision.factor, decision.reason) == (kept, Reason.fits)
+    decision = without_waiting.decide(replace(fed, factor=kept / 2))  # as where a guard had lowered it
+    assert (decision.factor, decision.reason) == (kept, Reason.no_gain)
 
-def test_at_a_factor_that_was_gone_back_to_an_epoch_without_waiting_changes_nothing():
-    pipeline, controller = Pipeline(HANGS), TargetIdle(TARGET, max_factor=8)
-    seen, decided = train(pipeline, controller, epochs=12)
+    pipeline.world = replace(HANGS, source=8.0)  # twice as slow
+    _, decided = train(pipeline, controller, epochs=12)
+    assert decided[-1].factor >= ideal_factor(replace(pipeline.world, hangs_every=0.0), TARGET)
     kept = decided[-1].factor
-    fed = replace(seen[-1], idle_fraction=0.04, step_seconds=1.0)
-    assert (controller.decide(fed).factor, controller.decide(fed).reason) == (kept, Reason.fits)
-    elsewhere = replace(fed, factor=kept / 2)  # as where a guard had lowered it
-    assert (controller.decide(elsewhere).factor, controller.decide(elsewhere).reason) == (kept, Reason.no_gain)
+    pipeline.world = replace(HANGS, source=1.6, hangs_every=0.0)
+    _, decided = train(pipeline, controller, epochs=8)
+    assert decided[-1].factor < kept / 1.25
 
 
 VARIED = world_of("before_augmentation", 3, 2, **HIDDEN["jitter"])
@@ -332,7 +303,7 @@ def hangs(epoch, varied):
     return HANGS if epoch < 10 else replace(HANGS, source=8.0)
 
 
-@pytest.mark.parametrize(("course", "steps", "epochs"), [(jumps, STEPS, 8), (jumps, 16, 40), (jumps, 1, 60), (hangs, STEPS, 16)])
+@pytest.mark.parametrize(("course", "steps", "epochs"), [(jumps, 16, 40), (jumps, 1, 60), (hangs, STEPS, 14)])
 def test_a_run_that_goes_on_from_its_state_decides_the_same(course, steps, epochs, tmp_path):
     def run(resumes):
         pipeline, controller, decided = Pipeline(course(0, random.Random(0))), TargetIdle(TARGET, max_factor=8), []

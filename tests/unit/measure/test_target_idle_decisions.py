@@ -41,12 +41,10 @@ LIMIT = "max_factor is 8"
 @pytest.mark.parametrize(
     ("options", "seen", "factor", "reason", "message"),
     [
-        # Under the target a change under a tenth is no change: what would be chosen is 3.01, 3.36, 5.09 and twice 1.
+        # Under the target a change under a tenth is no change: what would be chosen is 3.01, 5.09 and 1.
         ({}, observe(3.3, 0.04, costs_of(0.0296)), 3.3, Reason.fits, "idle 4%, target 5%"),
-        ({}, observe(3.3, 0.04, costs_of(0.033)), 3.3, Reason.fits, "idle 4%, target 5%"),
         ({}, observe(3.3, 0.04, costs_of(0.05)), 3.3, Reason.fits, "idle 4%, target 5%"),
         ({}, observe(1.05, 0.04, costs_of(0.005)), 1.05, Reason.fits, "idle 4%, target 5%"),
-        ({}, observe(1.0, 0.04, costs_of(0.005)), 1, Reason.fits, "idle 4%, target 5%"),
         # 2.85 / 1.053 = 2.7075, 7% above it: 2.897
         ({}, observe(3.3, 0.0, costs_of(0.0285)), 2.9, Reason.cheaper_source, "idle 0%, target 5%: a factor of 2.9 is enough"),
         ({"target": 0.25}, observe(2.0, 0.25, costs_of(0.03)), 2, Reason.fits, ""),  # exactly at the target
@@ -63,16 +61,12 @@ LIMIT = "max_factor is 8"
         ({}, observe(8.0, 0.2, costs_of(0.1)), 8, Reason.at_maximum, LIMIT),  # 100 ms / 8 for a step of 10 ms
         ({"max_factor": 4.07}, observe(1.0, 0.75, costs_of(0.04)), 4.07, Reason.starved, ""),
         ({}, observe(12.0, 0.0, costs_of(0.1)), 8, Reason.at_maximum, LIMIT),
-        ({}, observe(12.0, 0.5, costs_of(0.24)), 8, Reason.at_maximum, LIMIT),
         ({}, observe(12.0, 0.0), 8, Reason.at_maximum, LIMIT),
         ({"min_factor": 2}, observe(4.0, 0.0, costs_of(0.005)), 2, Reason.at_minimum, FEWER),
-        ({"min_factor": 2}, observe(2.0, 0.0, costs_of(0.005)), 2, Reason.at_minimum, FEWER),
         ({"min_factor": 2}, observe(2.15, 0.0, costs_of(0.005)), 2.15, Reason.at_minimum, FEWER),  # under a tenth: no change
         ({"min_factor": 2}, observe(2.2, 0.0, costs_of(0.005)), 2, Reason.at_minimum, FEWER),
         ({"min_factor": 2}, observe(1.0, 0.0, costs_of(0.005)), 2, Reason.at_minimum, "min_factor is 2"),
-        ({"min_factor": 2}, observe(1.0, 0.3), 2, Reason.at_minimum, "min_factor is 2"),
         ({"min_factor": 2}, UNKNOWN, 2, Reason.at_minimum, "min_factor is 2"),
-        ({"min_factor": 2}, observe(1.0, 0.6, costs_of(0.025)), 2.55, Reason.starved, ""),
         ({"min_factor": 2, "max_factor": 2}, observe(2.0, 0.8, costs_of(0.1)), 2, Reason.at_maximum, ""),
         # Per batch, all workers on it: augmentation 12 ms, collate 2 ms, reading 60 ms. The first point that works is named.
         (
@@ -136,17 +130,6 @@ def test_the_last_time_that_the_device_waited_says_how_much_slower_the_host_is()
     assert decision.factor == pytest.approx(6.6 * 0.95 * 1.07, abs=0.01)
 
 
-@pytest.mark.parametrize(("idle", "times"), [(0.051, 1), (0.1, 3)])
-def test_a_little_waiting_while_the_factor_is_larger_than_needed_does_not_keep_it_there(idle, times):
-    """A cache has made the source half as dear. The epochs after that wait a little, as on a busy machine; later ones do not."""
-    controller = TargetIdle(max_factor=8)
-    controller.decide(observe(4.0, 0.0, costs_of(0.04)))
-    factor = 4.0
-    for idle_now in [*[idle] * times, *[0.02] * 4]:
-        factor = controller.decide(observe(factor, idle_now, costs_of(0.02))).factor
-    assert 2 * 0.95 < factor < 2 * 0.95 * 1.07 * 1.1
-
-
 @pytest.mark.parametrize(("idle", "slowness"), [(0.15, 2.3), (0.4, 3.3)])
 def test_much_waiting_does_although_the_costs_tell_of_time_to_spare(idle, slowness):
     """The host takes as long as a step lasts, whatever its clocks say: 5 ms per batch at factor 4."""
@@ -172,13 +155,10 @@ IDLE, SMALLEST, LARGEST = (
     [
         ({"target": 0}, ValueError, f"{IDLE} between 0 and 1, both excluded, got 0; 0.05 is usual"),
         ({"target": 1}, ValueError, f"{IDLE} .*, got 1;"),
-        ({"target": math.nan}, ValueError, f"{IDLE} .*, got nan;"),
         ({"target": "0.05"}, TypeError, "target must be a number, got '0.05'"),
         ({"min_factor": 0.5}, ValueError, rf"{SMALLEST} 0\.5; 1 lets echoing be switched off"),
-        ({"min_factor": math.inf}, ValueError, f"{SMALLEST} inf"),
         ({"min_factor": 9}, ValueError, f"{LARGEST} a finite number >= min_factor=9, got 8.0; 8 is the default"),
         ({"max_factor": math.inf}, ValueError, f"{LARGEST} a finite number .*, got inf"),
-        ({"max_factor": True}, TypeError, f"{LARGEST} a number, got True"),
         ({"first_after_steps": 0}, ValueError, "first_after_steps must be a number of steps >= 1, got 0"),
         ({"every_n_steps": 0}, ValueError, "every_n_steps must be a number of steps >= 1, got 0"),
     ],
@@ -198,7 +178,6 @@ def early(idle, low, costs=None, factor=1.0, steps=50):
         ({}, early(2 / 3, 0.6, costs_of(0.03)), 3.05, Reason.starved, ""),  # 3 * 0.95 = 2.85, 7% above it
         # While the waiting may be chance, it waits.
         ({}, early(2 / 3, None, costs_of(0.03)), 1, Reason.not_measured, "not known"),
-        ({}, early(2 / 3, 0.0, costs_of(0.03)), 1, Reason.not_measured, "at least 0%"),
         ({}, early(2 / 3, 0.05, costs_of(0.03)), 1, Reason.not_measured, "at least 5%"),
         ({}, early(2 / 3, 0.6, None), 1, Reason.not_measured, "not known"),
         # It never lowers the factor, and raises it to no minimum without need.

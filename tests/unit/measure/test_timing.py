@@ -182,12 +182,6 @@ def device_truth(run):
     return waited, lasted
 
 
-def test_fetching_and_copying_count_as_waiting_and_nothing_else_does():
-    steps = Step(fetch=9, work=1), Step(fetch=0.5, copy=0.25, hooks=2, launch=1, work=4, after=8), Step(fetch=1, work=4)
-    run = run_of(*steps, on_device=False)
-    assert measured(run) == ([0, 0.75, 1], [1, 7.75, 8 + 1 + 4])
-
-
 @pytest.mark.parametrize("resumes", [True, False])
 def test_a_validation_before_a_first_batch_that_is_waited_for_is_no_part_of_the_time(resumes):
     """As where a callback begins an epoch by validating."""
@@ -214,16 +208,6 @@ def test_what_follows_the_last_step_of_an_epoch_does_not_count():
     assert run.timer.first_batch_seconds == 3
     assert measured(run) == ([0], [2])
     assert (run.timer.waited_seconds, run.timer.seconds) == (0, 2)
-
-
-def test_steps_for_which_no_batch_was_seen_to_come_are_not_counted():
-    run = Run(on_device=False)
-    for _ in range(3):
-        run.timer.begin_step()
-        run.machine.host(1)
-        run.timer.end_step()
-    assert run.timer.take() == ([], [])
-    assert (run.timer.seconds, run.timer.first_batch_seconds) == (0, None)
 
 
 durations = st.integers(0, 40).map(lambda n: n * MS)
@@ -257,14 +241,6 @@ def test_host_times_are_those_of_the_definition(steps, fetches_itself, goes_on):
     assert all(0 <= wait <= seconds for wait, seconds in zip(waited, lasted, strict=True))
     assert (run.timer.waited_seconds, run.timer.seconds) == (sum(waited), sum(lasted))
     assert run.timer.seconds == run.ends[-1] - run.begun - sum(run.paused[:-1])
-
-
-def test_a_host_that_runs_ahead_of_the_device_starves_it_of_nothing():
-    """It waits 4 of 10 ms for each batch, while the device still has work."""
-    run = run_of(*[Step(fetch=4 * MS, launch=1 * MS, work=10 * MS)] * 20, on_device=True)
-    waited, lasted = measured(run)
-    assert waited == pytest.approx([0] * 20, abs=1e-12)
-    assert lasted == pytest.approx([11 * MS] + [10 * MS] * 19)
 
 
 def test_a_step_that_was_not_said_to_begin_counts_from_its_end():
@@ -388,16 +364,3 @@ def test_a_fork_that_collects_a_timer_frees_no_event(steps, has_passed):
         gc.collect()
         os.close(read)
         os.close(write)
-
-
-def test_the_next_timer_uses_the_events_of_one_that_was_closed():
-    machine = Machine()
-    events = DeviceEvents(machine.new_event)
-    for _ in range(3):
-        timer = StepTimer(events, machine.clock)
-        steps_of(timer, machine, 5)
-        timer.begin_step()
-        timer.close()
-        timer.close()
-    assert events.made == 1 + 5 * 2 + 1
-    assert len(set(map(id, [events.take() for _ in range(12)]))) == 12, "none is given back twice"

@@ -108,15 +108,6 @@ def test_a_raise_has_failed_after_three_stretches_and_a_thousand_steps(steps, ne
     assert after(trials, seen(4, 9, steps)) == (2, 4)
 
 
-def test_short_epochs_are_stretches_together():
-    """Of 63 epochs of 16 steps every tenth waits 60 ms, the others 4: 9 ms on average, of stretches of 64 steps 18 or 4."""
-    trials = raised()
-    after(trials, *(seen(4, 60 if epoch % 10 == 0 else 4, 16) for epoch in range(63)))
-    tried = trials.taken_back.tried
-    assert 900 <= tried.steps < 1008
-    assert tried.step_seconds - 0.01 == pytest.approx(9e-3, abs=1e-3)
-
-
 def test_the_worst_stretch_is_left_out():
     """As where a source was slow for an epoch: 30 ms once, 4 otherwise, which is 12.7 on average."""
     assert after(raised(), seen(4, 30), seen(4, 4), seen(4, 4)) is None
@@ -140,13 +131,6 @@ def test_it_stays_taken_back_until_the_costs_change():
     assert after(failed(), *[seen(2, 10, costs=replace(COSTS, device_seconds=0.016))] * 3) is None
 
 
-def test_costs_between_those_of_the_two_factors_are_no_others():
-    """A source that hangs at times costs more per fresh batch where fewer are fresh: 40 ms at factor 2, and 70 at 4."""
-    trials = raised()
-    assert after(trials, *[seen(4, 40, costs=COSTS.slower(1.75))] * 3) == (2, 4)
-    assert after(trials, *[seen(2, 10, costs=COSTS.slower(ratio)) for ratio in [1.0, 1.75, 0.7, 2.6] * 10]) == (2, 4)
-
-
 @pytest.mark.parametrize(
     ("factor", "waited", "held"),
     [
@@ -160,17 +144,6 @@ def test_going_back_shows_whether_the_raise_was_right_after_all(factor, waited, 
     trials = failed()
     assert after(trials, *[seen(factor, waited)] * 2) == (2, 4), "not seen for long enough"
     assert after(trials, seen(factor, waited)) == ((2, 4) if held else None)
-
-
-def test_a_raise_that_was_right_after_all_is_made_again_and_not_doubted_but_what_follows_it_is():
-    trials = failed()
-    after(trials, *[seen(2, 40)] * 3)
-    trials.note_raise()
-    assert after(trials, *[seen(4, 40)] * 9) is None
-    assert trials.before_failed_raise() is None
-    trials.add(seen(4, 15))
-    trials.note_raise()
-    assert after(trials, *[seen(8, 40)] * 3) == (4, 8)
 
 
 @pytest.mark.parametrize("saved_after", range(12))
