@@ -123,6 +123,11 @@ def test_the_page_has_each_environment_variable() -> None:
 # ------------------------------------------------------------------ messages.md
 
 
+@cache
+def nodes_of_the_package() -> dict[str, list[ast.AST]]:
+    return {str(path.relative_to(PACKAGE)): list(ast.walk(ast.parse(path.read_text()))) for path in PACKAGE.rglob("*.py")}
+
+
 def text_of(node: ast.expr) -> str:
     """A text of the source, with an ellipsis in the place of each field."""
     if isinstance(node, ast.Constant):
@@ -134,8 +139,7 @@ def text_of(node: ast.expr) -> str:
 
 def test_each_message_that_is_told_is_still_said_like_this() -> None:
     kinds = (ast.Constant, ast.JoinedStr, ast.BinOp)
-    trees = [ast.parse(path.read_text()) for path in PACKAGE.rglob("*.py")]
-    texts = "\n".join(text_of(node) for tree in trees for node in ast.walk(tree) if isinstance(node, kinds))
+    texts = "\n".join(text_of(node) for nodes in nodes_of_the_package().values() for node in nodes if isinstance(node, kinds))
     texts = re.sub("…+", "…", re.sub(r"%[rsd]", "…", texts))
     quoted = re.findall(r"^`([^`]+)`\n: ", page("messages"), re.MULTILINE)
     assert len(quoted) == len(set(quoted)) > 40
@@ -181,15 +185,10 @@ def test_the_page_has_each_public_name_once() -> None:
     assert sorted(listed) == sorted(lightning_echo.__all__)
 
 
-@cache
-def trees_of_the_package() -> dict[str, ast.Module]:
-    return {str(path.relative_to(PACKAGE)): ast.parse(path.read_text()) for path in PACKAGE.rglob("*.py")}
-
-
 def names_of_the_package() -> set[str]:
     """All names that the package defines or takes: classes, functions, arguments, attributes, options, modules."""
-    names = {Path(path).stem for path in trees_of_the_package()}
-    for node in (node for tree in trees_of_the_package().values() for node in ast.walk(tree)):
+    names = {Path(path).stem for path in nodes_of_the_package()}
+    for node in (node for nodes in nodes_of_the_package().values() for node in nodes):
         if isinstance(node, ast.ClassDef | ast.FunctionDef):
             names.add(node.name)
         elif isinstance(node, ast.arg | ast.keyword):
@@ -204,8 +203,8 @@ def names_of_the_package() -> set[str]:
 def test_a_name_in_a_docstring_is_one_of_the_package() -> None:
     """In single backticks stand names of ours: the site makes links of them, and says nothing where there is no such name."""
     there, documented, wrong = names_of_the_package(), ast.Module | ast.ClassDef | ast.FunctionDef, []
-    for path, tree in trees_of_the_package().items():
-        texts = [ast.get_docstring(node) or "" for node in ast.walk(tree) if isinstance(node, documented)]
+    for path, nodes in nodes_of_the_package().items():
+        texts = [ast.get_docstring(node) or "" for node in nodes if isinstance(node, documented)]
         named = {name for text in texts for name in re.findall(r"(?<!`)`([A-Za-z_][\w.]*)`(?!`)", text)}
         wrong += [(path, name) for name in named if not set(name.removesuffix(".py").split(".")) <= there]
     assert wrong == []

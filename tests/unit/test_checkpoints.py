@@ -67,12 +67,6 @@ def test_loader_states_stay_where_the_run_that_resumes_can_take_them(saved, echo
     assert adapted(checkpoint_of(saved), echoed_before=echoed_before, echoes=echoes) == kept
 
 
-def test_a_state_of_ours_that_lacks_a_field_is_kept_so_that_the_loader_refuses_it():
-    for lacking in OURS:
-        damaged = {name: value for name, value in OURS.items() if name != lacking}
-        assert adapted(checkpoint_of([damaged]), echoed_before=True, echoes=True) == [damaged]
-
-
 @pytest.mark.parametrize("echoes", [False, True])
 def test_a_checkpoint_without_loader_states_is_left_as_it_is(echoes):
     for checkpoint in ({}, {"loops": {"fit_loop": {}}}, checkpoint_of()):

@@ -7,11 +7,10 @@ from typing import Any
 
 import lightning.pytorch as pl
 import pytest
-from lightning.fabric.utilities.exceptions import MisconfigurationException
 from torch.utils.data import DataLoader
 from trainers import asked_by_lightning, trainer_in_fit
 
-from lightning_echo import EchoCallback, EchoConfig, EchoDataModule, EchoLoader, FactorSchedule, TargetIdle
+from lightning_echo import EchoCallback, EchoConfig, EchoLoader, FactorSchedule
 
 
 class Data(pl.LightningDataModule):
@@ -48,13 +47,6 @@ def test_options_that_do_not_go_together_are_refused(arguments: Any, error: type
         EchoCallback(**arguments)
 
 
-def test_auto_is_a_controller_with_its_defaults() -> None:
-    controller = EchoCallback(factor="auto").controller
-    assert type(controller) is TargetIdle
-    assert repr(controller) == repr(TargetIdle())
-    assert EchoCallback(factor=4).controller is None
-
-
 def test_the_callback_comes_before_all_others_from_setup_on() -> None:
     """Lightning iterates over the list while setup moves the callback in it: no other may be called twice or not at all."""
     called: list[pl.Callback] = []
@@ -86,58 +78,6 @@ def test_a_checkpoint_of_a_rank_that_failed_reads_no_metrics() -> None:
         assert checkpoint["callbacks"][callback.state_key] == ({} if has_failed else {"metrics": {}})
 
 
-@pytest.mark.parametrize(("callback", "stage"), [(EchoCallback(), "fit"), (EchoCallback(factor=4), "validate")])
-def test_where_nothing_is_to_be_echoed_nothing_is_attached(callback: EchoCallback, stage: str) -> None:
-    data = Data()
-    trainer = set_up(callback, data, stage=stage)
-    before = vars(trainer.strategy).keys()
-    assert isinstance(data.train_dataloader(), DataLoader)
-    assert callback.attachment.trainer is None
-    callback.teardown(trainer, Model(), stage)
-    assert vars(trainer.strategy).keys() == before
-
-
-def test_the_first_factor_is_the_controllers() -> None:
-    data = Data()
-    trainer = set_up(EchoCallback(FactorSchedule({0: 3})), data)
-    assert asked_by_lightning(trainer, data).factor == 3
-    echoed = EchoDataModule(Data(), 2)
-    set_up(EchoCallback(FactorSchedule({0: 3})), echoed)
-    assert echoed.factor == 3
-
-
-def test_a_controller_does_not_begin_where_loaders_have_different_factors() -> None:
-    options = {"a": EchoConfig(2), "b": EchoConfig(4)}
-    for callback, data in (
-        (EchoCallback(FactorSchedule({0: 3}), echo=options), Data()),
-        (EchoCallback(FactorSchedule({0: 3})), EchoDataModule(Data(), loaders=options)),
-    ):
-        with pytest.raises(MisconfigurationException, match=r"different echo factors \(a 2, b 4\)"):
-            set_up(callback, data)
-
-
-def test_two_of_them_in_a_trainer_are_refused() -> None:
-    with pytest.raises(MisconfigurationException, match="the Trainer has 2 EchoCallbacks, of which only one can echo and decide"):
-        set_up(EchoCallback(), others=[EchoCallback(factor=2)])
-
-
-def test_a_second_fit_is_refused_and_leaves_the_first_one_echoed() -> None:
-    callback, data = EchoCallback(factor=4), Data()
-    trainer = set_up(callback, data)
-    with pytest.raises(MisconfigurationException, match=r"^EchoCallback is in use by another Trainer") as refused:
-        set_up(callback, Data())
-    callback.on_exception(SimpleNamespace(), Model(), refused.value)  # type: ignore[arg-type]  # of the Trainer that was refused
-    assert isinstance(asked_by_lightning(trainer, data), EchoLoader)
-
-
-def test_a_data_module_that_leaves_the_factor_open_is_decided_for_by_a_callback_without_options() -> None:
-    callback, data = EchoCallback(), EchoDataModule(Data(), "auto")
-    set_up(callback, data)
-    assert data.factor == 1
-    assert callback.state_dict()["controller"] != {}
-    assert EchoCallback().state_dict()["controller"] == {}
-
-
 def test_the_state_says_whether_the_loader_was_echoed_here_and_where_it_stands() -> None:
     callback, data = EchoCallback(factor=4, seed=3), Data()
     trainer = set_up(callback, data)
@@ -152,12 +92,3 @@ def test_the_state_says_whether_the_loader_was_echoed_here_and_where_it_stands()
     callback.teardown(trainer, Model(), "fit")
     assert callback.state_dict()["attached"], "a checkpoint may be saved after the fit"
     assert isinstance(data.train_dataloader(), DataLoader)
-
-
-@pytest.mark.parametrize(("callback", "kept"), [(EchoCallback(), False), (EchoCallback(factor=4), True)])
-def test_a_loaders_state_stays_in_the_checkpoint_only_where_it_can_be_taken(callback: EchoCallback, kept: bool) -> None:
-    trainer = set_up(callback, Data())
-    loop = {"combined_loader": [EchoLoader(DataLoader(range(16), 4), 4).state_dict()]}  # type: ignore[arg-type]
-    saved = {"callbacks": {callback.state_key: {"wrapped": True}}, "loops": {"fit_loop": {"state_dict": loop}}}
-    callback.on_load_checkpoint(trainer, Model(), saved)
-    assert ("combined_loader" in loop) is kept

@@ -46,12 +46,6 @@ def test_options_are_those_of_the_callback() -> None:
     assert EchoOptions(loaders=named).callback().attachment.echo.factors == {"a": 2, "b": 3}
 
 
-@pytest.mark.parametrize("more", [[], ["--echo.factor=2"], ["--echo.enabled=false"], ["--echo.loaders={a: {factor: 2}}"]])
-def test_the_summary_can_be_left_out_and_a_picture_asked_for(more: list[str]) -> None:
-    callback = callback_of(*more, "--echo.summary=false", "--echo.plot=true")
-    assert (callback.summary, callback.plot) == (False, True)
-
-
 def controller(callback: EchoCallback) -> tuple[type, float]:
     return type(callback.controller), vars(callback.controller)["max_factor"]
 
@@ -61,30 +55,28 @@ def config(callback: EchoCallback) -> EchoConfig:
     return callback.attachment.echo._wrapping.configs[""]
 
 
-# An argument in a file, how it is seen in the callback that is built from it, and as what.
 TARGET_IDLE = {"class_path": "lightning_echo.TargetIdle", "init_args": {"max_factor": 6}}
-IN_A_FILE: dict[str, tuple[Any, Callable[[EchoCallback], Any], Any]] = {
-    "controller": (TARGET_IDLE, controller, (TargetIdle, 6.0)),
-    "factor": (2.5, config, EchoConfig(2.5)),
-    "insertion_point": ("after_batching", config, EchoConfig(insertion_point="after_batching")),
-    "buffer_size": ("4GiB", config, EchoConfig(buffer_size="4GiB")),
-    "reuse": ("each", config, EchoConfig(reuse="each")),
-    "epoch_length": ("full_pass", config, EchoConfig(epoch_length="full_pass")),
-    "seed": (7, config, EchoConfig(seed=7)),
-    "cache": ("8GiB", config, EchoConfig(cache="8GiB")),
-    "share": ("sweep", config, EchoConfig(share="sweep")),
-    "echo": ({"factor": 3.0, "seed": 1}, config, EchoConfig(3.0, seed=1)),
-    "summary": (False, lambda callback: callback.summary, False),
-    "plot": (True, lambda callback: callback.plot, True),
+OF_A_LOADER = {
+    **{"factor": 2.5, "insertion_point": "after_batching", "buffer_size": "4GiB", "reuse": "each"},
+    **{"epoch_length": "full_pass", "seed": 7, "cache": "8GiB"},
 }
+# Arguments in a file, how they are seen in the callback that is built from it, and as what.
+IN_A_FILE: list[tuple[dict[str, Any], Callable[[EchoCallback], Any], Any]] = [
+    ({"controller": TARGET_IDLE, "summary": False}, controller, (TargetIdle, 6.0)),
+    ({**OF_A_LOADER, "plot": True}, config, EchoConfig(**OF_A_LOADER)),
+    ({"share": "sweep"}, config, EchoConfig(share="sweep")),
+    ({"echo": {"factor": 3.0, "seed": 1}}, config, EchoConfig(3.0, seed=1)),
+]
 
 
-@pytest.mark.parametrize("name", signature(EchoCallback).parameters)
-def test_a_callback_in_a_file_takes_each_argument(name: str, tmp_path: Path) -> None:
-    value, seen, expected = IN_A_FILE[name]
-    callbacks = [{"class_path": "lightning_echo.EchoCallback", "init_args": {name: value}}]
+@pytest.mark.parametrize(("arguments", "seen", "expected"), IN_A_FILE)
+def test_a_callback_in_a_file_takes_each_argument(arguments: dict[str, Any], seen: Any, expected: Any, tmp_path: Path) -> None:
+    assert {name for given, *_ in IN_A_FILE for name in given} == set(signature(EchoCallback).parameters)
+    callbacks = [{"class_path": "lightning_echo.EchoCallback", "init_args": arguments}]
     (tmp_path / "train.yaml").write_text(yaml.safe_dump({"trainer": {"callbacks": callbacks}}))
-    assert seen(callback_of("--config", str(tmp_path / "train.yaml"))) == expected
+    callback = callback_of("--config", str(tmp_path / "train.yaml"))
+    assert seen(callback) == expected
+    assert (callback.summary, callback.plot) == (arguments.get("summary", True), arguments.get("plot", False))
 
 
 def test_a_cache_alone_is_an_option_with_factor_one() -> None:

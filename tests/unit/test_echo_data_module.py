@@ -15,8 +15,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.utils.data import DataLoader
 from trainers import trainer_in_fit
 
-from lightning_echo import CacheConfig, EchoConfig, EchoDataModule, EchoLoader, StagedDataset
-from lightning_echo.datamodule import DecidesFactor
+from lightning_echo import EchoConfig, EchoDataModule
 
 OPTIONS: dict[str, Any] = {"insertion_point": "after_augmentation", "seed": 0}
 
@@ -65,45 +64,6 @@ def attach(module: EchoDataModule, *callbacks: Any, status: TrainerStatus = Trai
     trainer = trainer_in_fit(callbacks=callbacks)
     trainer.state.status = status
     module.trainer = trainer
-
-
-def test_the_factor_that_is_set_before_or_after_the_loader_is_made_is_the_loaders() -> None:
-    module = echoed(2)
-    with pytest.raises(MisconfigurationException, match="no EchoLoader is in use"):
-        _ = module.loader
-    module.factor = 3
-    loader = module.train_dataloader()
-    assert (type(loader), loader.factor_owner, module.loader) == (EchoLoader, "EchoDataModule", loader)
-    assert (module.factor, loader.factor) == (3, 3)
-    module.factor = 4
-    assert (module.factor, loader.factor) == (4, 4)
-
-
-def staged() -> DataLoader[Any]:
-    """Can be cut, so that something can be kept of it."""
-    return DataLoader(StagedDataset.of(list(range(16)), augment=float, decode=int), batch_size=4)  # type: ignore[arg-type]
-
-
-def test_only_the_loaders_that_are_named_are_echoed_with_factors_and_caches_of_their_own() -> None:
-    loaders = {name: staged() for name in "abc"}
-    options: Any = {"a": EchoConfig(2, cache=CacheConfig("8MiB", hold="raw"), **OPTIONS), "b": {"factor": 3, **OPTIONS}}
-    module = EchoDataModule.from_dataloaders(loaders, loaders=options)
-    assert str(module) == "EchoDataModule(LightningDataModule, a factor 2, b factor 3)"
-    given = module.train_dataloader()
-    assert module.loader is given
-    assert given["c"] is loaders["c"]
-    assert [(given[name].factor, given[name].cache) for name in "ab"] == [(2, CacheConfig("8MiB", hold="raw")), (3, None)]
-    with pytest.raises(MisconfigurationException, match=r"different echo factors \(a 2, b 3\)"):
-        module.check_one_factor()
-    module.factor = 4
-    module.check_one_factor()
-    assert (given["a"].factor, given["b"].factor) == (4, 4)
-
-
-def test_a_cache_is_the_loaders_and_with_factor_one_there_is_nothing_else() -> None:
-    loader = EchoDataModule.from_dataloaders(staged(), factor=1, cache={"size": "8MiB"}, **OPTIONS).train_dataloader()
-    assert (loader.factor, loader.cache) == (1, CacheConfig("8MiB"))
-    assert echoed().train_dataloader().cache is None
 
 
 def test_a_cache_of_the_users_own_is_not_hidden() -> None:
@@ -161,24 +121,6 @@ def test_what_does_not_go_together_or_has_nothing_to_echo_is_refused(make: Any, 
         make()
 
 
-class Decides(DecidesFactor, pl.Callback):
-    """Stands for an `EchoCallback`."""
-
-
-def test_a_factor_that_nobody_decides_on_is_refused_in_fit_alone() -> None:
-    data = Data()
-    module = echoed("auto", data)
-    assert (module.is_auto, module.factor, echoed(2).is_auto) == (True, 1, False)
-    attach(module)
-    module.setup("validate")
-    with pytest.raises(MisconfigurationException, match=r"EchoDataModule\(factor='auto'\) needs an EchoCallback in the Trainer"):
-        module.setup("fit")
-    attach(module, status=TrainerStatus.FINISHED)
-    attach(module, Decides())
-    module.setup("fit")
-    assert data.calls == ["setup validate", "setup fit"]
-
-
 @pytest.mark.parametrize("fails", [False, True])
 @pytest.mark.parametrize("name", ["teardown", "on_exception"])
 def test_at_the_end_workers_are_ended_whatever_the_users_hook_does(name: str, fails: bool) -> None:
@@ -202,17 +144,3 @@ def test_the_failure_of_another_trainer_to_attach_does_not_end_this_fit() -> Non
     module.trainer.state.status = TrainerStatus.INTERRUPTED
     module.on_exception(KeyError())
     assert data.calls == ["on_exception"]
-
-
-def test_the_users_state_and_the_loaders_come_back() -> None:
-    module, again = echoed(), echoed()
-    module.seen = 5
-    loader = module.train_dataloader()
-    stream = iter(loader)
-    for _ in range(3):
-        next(stream)
-    state = module.state_dict()
-    assert state == {"datamodule": {"seen": 5}, "loader": loader.state_dict()}
-    again.load_state_dict(state)
-    assert again.seen == 5
-    assert again.train_dataloader().delivered_batches == 3

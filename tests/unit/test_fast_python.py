@@ -26,7 +26,6 @@ def run(*command, **options):
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=100, **options)
 
 
-AT = '  File "<string>", line 1, in <module>'
 SEEN = "import json, os, sys; print(json.dumps([sys.argv, os.getcwd(), os.environ.get('MARK'), 'lightning' in sys.modules]))"
 
 
@@ -67,18 +66,6 @@ def test_input_and_open_files_arrive_under_their_numbers_also_beside_many_other_
 
     with ThreadPoolExecutor(8) as threads:
         assert list(threads.map(one, range(40))) == [("", str(number)) for number in range(40)]
-
-
-def test_a_pool_of_spawned_processes_works(python, tmp_path):
-    script = tmp_path / "pool.py"
-    script.write_text(
-        "import multiprocessing, operator\n"
-        "if __name__ == '__main__':\n"
-        "    with multiprocessing.get_context('spawn').Pool(2) as pool:\n"
-        "        print(pool.map(abs, range(-4, 0)))\n"
-    )
-    done = run(python, script)
-    assert (done.stdout, done.stderr) == ("[4, 3, 2, 1]\n", "")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])

@@ -30,8 +30,3 @@ def test_a_large_grid_is_thinned_and_pairs_build_on_the_values():
     assert len(values) == 4  # as many as the argument with the most values
     assert pairs[: len(values)] == values
     assert 12 <= len(pairs) < len(grid) / 2  # 3 x 4 pairs need 12 cases
-
-
-def test_a_combination_that_no_case_has_is_not_waited_for():
-    grid = {case: case for case in [("a0", "b0"), ("a0", "b1"), ("a1", "b0")]}
-    assert sorted(covering(grid, 2)) == sorted(grid)

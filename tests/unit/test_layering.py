@@ -47,11 +47,6 @@ def test_the_package_imports_lightning_only_for_the_data_module():
     assert ran("from lightning_echo import EchoConfig, EchoLoader, StagedDataset")[1] == []
 
 
-@pytest.mark.slow
-def test_the_checks_above_can_fail():
-    assert {"lightning", "torchvision"} <= set(ran("from lightning_echo import EchoDataModule; import torchvision")[1])
-
-
 def test_version_and_help_need_neither_torch_nor_lightning():
     """The command begins at once."""
     program = """

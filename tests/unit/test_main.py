@@ -62,14 +62,6 @@ def test_what_cannot_be_written_ends_in_one_line(option, saved, tmp_path, capsys
     assert not (tmp_path / "file").exists()
 
 
-@pytest.mark.parametrize("arguments", [[], ["something"], ["report"]])
-def test_other_commands_are_refused(arguments, capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(arguments)
-    assert ended.value.code == 2
-    assert "usage: lightning-echo" in capsys.readouterr().err
-
-
 def test_as_a_program_and_as_the_script_of_the_package_it_ends_with_the_status(tmp_path):
     program = [sys.executable, "-m", "lightning_echo", "report", str(tmp_path / "missing.json")]
     ended = subprocess.run(program, capture_output=True, text=True, timeout=120)
