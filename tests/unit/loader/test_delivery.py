@@ -1,13 +1,12 @@
 """Counts and progress are those of the batch in use, also where the next one is fetched before it is done with."""
 
 import contextlib
-import pickle
 
 import pytest
 
 from lightning_echo.loader.epochs import BatchesUsed, Delivery, Progress
 from lightning_echo.loader.state import EchoCounts
-from lightning_echo.pipeline.worker import Report, StageSeconds
+from lightning_echo.pipeline.worker import Report
 
 
 def item(number, fresh=1, echoed=2):
@@ -61,17 +60,6 @@ def test_a_batch_that_is_fetched_ahead_does_not_count_until_it_is_taken():
     assert trainer.take() == 2
     assert (delivery.is_ahead, delivery.counts, delivery.batches) == (True, EchoCounts(2, 4), 2)
     assert delivery.in_use.progress == Progress(epoch=0, epoch_batches=-1, in_epoch=2, delivered=2)
-
-
-def test_at_the_end_of_an_epoch_everything_is_in_use():
-    delivery, trainer = training()
-    assert [trainer.take() for _ in range(3)] == [1, 2, 3]
-    assert (delivery.is_ahead, delivery.counts, delivery.batches) == (False, EchoCounts(3, 6), 3)
-    assert delivery.in_use.progress == Progress(epoch=0, epoch_batches=3, in_epoch=3, delivered=3)
-    trainer.begin()
-    assert (delivery.is_ahead, delivery.batches, delivery.progress.epoch) == (True, 3, 1)
-    assert trainer.take() == 5  # the fourth was no batch but an end
-    assert delivery.batches == 4
 
 
 def test_of_several_loaders_each_knows_by_what_was_taken_whether_its_last_batch_was():
@@ -146,53 +134,3 @@ def test_a_pass_that_ended_before_a_batch_was_fetched_ahead_is_over_when_that_ba
     assert (trainer.take(), delivery.ended_passes) == (1, 0)
     trainer.source = lambda delivered: item(3)
     assert (trainer.take(), delivery.ended_passes) == (2, 1)
-
-
-def test_what_was_not_used_is_kept_for_who_comes_next_or_fetched_again():
-    delivery, trainer = training()
-    trainer.take()
-    delivery.settle()
-    assert (delivery.is_ahead, delivery.batches) == (True, 1)
-    for _ in range(2):
-        delivery.forget_unused()
-        assert (delivery.is_ahead, delivery.batches, delivery.counts) == (False, 1, EchoCounts(1, 2))
-    assert delivery.fetch(lambda delivered: item(2)) == 2
-
-
-def test_going_elsewhere_forgets_what_was_fetched():
-    delivery, _ = training()
-    delivery.continue_at(Progress(delivered=7), EchoCounts(5, 5), 2)
-    assert (delivery.batches, delivery.counts, delivery.last, delivery.ended_passes) == (7, EchoCounts(5, 5), EchoCounts(), 2)
-    assert not delivery.is_ahead
-
-
-def test_another_process_gets_what_was_fetched_and_nothing_that_waits():
-    delivery, _ = training()
-    copied = pickle.loads(pickle.dumps(delivery))
-    assert (copied.counts, copied.batches, copied.batches_used, copied.is_ahead) == (EchoCounts(1, 2), 1, None, False)
-
-
-def test_counts_and_seconds_are_added_up_also_of_what_is_read_again():
-    delivery, asked = Delivery(), []
-    reports = [Report(3, 0, 0, 3.0, 0.75, 0.125), Report(0, 8, 0), Report(1, 2, 2, 1.0, 0.75, 0.125)]
-
-    def next_batch(delivered):
-        asked.append(delivered)
-        return delivered, reports[delivered]
-
-    assert [delivery.fetch(next_batch) for _ in range(3)] == asked == [0, 1, 2]
-    assert (delivery.counts, delivery.last, delivery.batches) == (EchoCounts(4, 10, 2), EchoCounts(1, 2, 2), 3)
-    assert delivery.seconds == StageSeconds(source=4.0, rest=1.5, collate=0.25, examples=6, batches=2)
-    assert not delivery.is_ahead
-
-
-@pytest.mark.parametrize("goes_on", [True, False])
-def test_passes_are_counted_and_an_epoch_ends_with_one_or_goes_on(goes_on):
-    delivery, items = Delivery(), [item(1), None, item(2)]
-    delivery.fetch(lambda delivered: items.pop(0))
-    if goes_on:
-        assert delivery.fetch(lambda delivered: items.pop(0), lambda: True) == 2
-    else:
-        with pytest.raises(StopIteration):
-            delivery.fetch(lambda delivered: items.pop(0), lambda: False)
-    assert (delivery.ended_passes, delivery.batches) == (1, 1 + goes_on)

@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from lightning_echo.insertion import InsertionPoint
-from lightning_echo.loader.run import Beginning, EchoRun, EpochListener, predecessor_of
+from lightning_echo.loader.run import Beginning, EchoRun, predecessor_of
 from lightning_echo.loader.setting import Setting
 
 STEPS = 6
@@ -37,15 +37,6 @@ def told(data, epoch, **options):
     run = run_over(data, **options)
     run.heard_epoch = epoch
     return run
-
-
-def test_another_run_follows_it_where_it_stands():
-    before, alone = run_over(numbers()), run_over(numbers())
-    epoch_of(before)
-    after = run_over(numbers(), seed=99)
-    after.follow(before)
-    assert (after.seed, after.delivery.counts) == (5, before.delivery.counts)
-    assert [epoch_of(alone), epoch_of(alone)][1] == epoch_of(after)
 
 
 def test_a_later_one_over_the_same_data_goes_on_in_the_next_epoch_with_its_own_factor():
@@ -134,14 +125,6 @@ def data():
     return Data()
 
 
-def test_the_run_that_was_made_last_over_the_same_data_is_found_by_whatever_loader(data):
-    first = Run(Loader(data))
-    second = Run(Loader(data))
-    third = Run(Loader(data))
-    assert [run.predecessor for run in (first, second, third)] == [None, first, second]
-    assert third.beginning.before is second.beginning
-
-
 @pytest.mark.parametrize("make", [Data, lambda: torch.arange(3)], ids=["equal", "tensor"])
 def test_data_that_is_equal_is_not_the_same_data(make):
     data, others = make(), make()
@@ -149,23 +132,6 @@ def test_data_that_is_equal_is_not_the_same_data(make):
     assert Run(Loader(others)).predecessor is None
     second = Run(data)  # an iterable without a data set is the data itself
     assert second.predecessor is first
-
-
-def test_of_one_that_is_gone_only_how_it_began_is_known(data):
-    beginning = Run(Loader(data)).beginning
-    gc.collect()
-    later = Run(Loader(data))
-    assert later.predecessor is None
-    assert later.beginning.before is beginning
-
-
-def test_one_that_was_made_and_never_used_is_passed_over(data):
-    used = Run(Loader(data))
-    unused = Run(Loader(data), epochs=0)
-    later = Run(Loader(data))
-    assert unused.predecessor is used
-    assert later.predecessor is used
-    assert later.beginning.before is used.beginning
 
 
 def test_data_is_not_kept_alive_and_neither_is_a_run():
@@ -184,11 +150,3 @@ def test_data_is_not_kept_alive_and_neither_is_a_run():
 @pytest.mark.parametrize("data", [[1, 2], {"a": 1}, 7], ids=repr)
 def test_over_data_that_cannot_be_referred_to_weakly_nothing_is_found(data):
     assert [Run(Loader(data)).predecessor for _ in range(2)] == [None, None]
-
-
-def test_lightning_finds_a_sampler_to_tell_the_epoch():
-    told = []
-    listener = EpochListener(6, told.append)
-    listener.sampler.set_epoch(3)
-    assert told == [3]
-    assert (listener.batch_size, listener.sampler.batch_size) == (6, 6)

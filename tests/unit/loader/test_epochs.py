@@ -34,14 +34,6 @@ class Run:
         return self.progress.delivered
 
 
-def test_epochs_follow_one_another_and_take_the_length_of_their_beginning():
-    run = Run(3)
-    assert list(run) == [1, 2, 3]
-    run.length = 2
-    assert list(run) == [4, 5]
-    assert run.progress == Progress(epoch=1, epoch_batches=2, in_epoch=2, delivered=5)
-
-
 @pytest.mark.parametrize(
     ("limit", "resuming"), [(None, True), (3, True), (2, False), (0.5, False), (0.7, False), (0.75, True), (9, True)]
 )
@@ -61,15 +53,6 @@ def test_where_several_loaders_make_up_an_epoch_the_state_says_whether_it_goes_o
     assert progress.resuming is goes_on
     progress.begin(4)
     assert (progress.epoch, progress.in_epoch) == ((1, in_epoch) if goes_on else (2, 0))
-
-
-def test_a_kept_length_is_given_up_with_the_first_epoch_that_begins_unless_it_is_kept_on():
-    progress = Progress()
-    progress.kept_length = 3
-    progress.begin(3, keeps_length=True)
-    assert progress.kept_length == 3
-    progress.begin(3)
-    assert progress.kept_length is None
 
 
 def test_an_iteration_goes_on_with_a_state_that_is_loaded_meanwhile():

@@ -4,12 +4,11 @@ Without workers, so that hundreds of small runs take seconds; tests/integration 
 """
 
 import logging
-import math
 from itertools import islice
 
 import pytest
 import torch
-from echo_cases import BATCH_SIZE, LENGTH, POINTS, STEPS, delivered_indices, echo, plain_loader, played, values
+from echo_cases import BATCH_SIZE, LENGTH, POINTS, STEPS, echo, plain_loader, played, values
 from torch.utils.data import (
     DataLoader,
     TensorDataset,
@@ -17,20 +16,6 @@ from torch.utils.data import (
 
 from lightning_echo.loader.loader import EchoLoader
 from lightning_echo.loader.state import EchoCounts
-from lightning_echo.pipeline.worker import StageSeconds
-from lightning_echo.split.staged import StagedDataset
-
-
-@pytest.mark.parametrize("point", POINTS)
-def test_shuffled_every_example_comes_once_per_pass_in_an_order_of_seed_and_pass_alone(point):
-    loader = echo(1, point)
-    passes = [delivered_indices(loader) for _ in range(3)]
-    assert all(sorted(order) == list(range(LENGTH)) for order in passes)
-    assert len(set(map(tuple, passes))) == 3
-    torch.manual_seed(99)
-    again, other = echo(1, point), echo(1, point, seed=6)
-    assert [delivered_indices(again) for _ in range(3)] == passes
-    assert delivered_indices(other) != passes[0]
 
 
 class TestEpochs:
@@ -39,13 +24,6 @@ class TestEpochs:
         loader = echo(factor, epoch_length="full_pass")
         assert len(loader) == steps
         assert [len(list(loader)) for _ in range(2)] == [steps] * 2
-
-    @pytest.mark.parametrize("epoch_length", ["fixed", "full_pass"])
-    def test_epochs_are_stretches_of_one_stream_that_does_not_depend_on_their_length(self, epoch_length):
-        stream = played(echo(4, epoch_length="full_pass"), 2)
-        loader = echo(4, epoch_length=epoch_length)
-        batches = played(loader, 2)
-        assert batches == stream[: len(batches)]
 
     def test_a_full_pass_follows_the_factor_from_epoch_to_epoch(self):
         loader = echo(2, epoch_length="full_pass", buffer_size=30)
@@ -78,15 +56,6 @@ class TestASecondIteration:
         batches += values(first)
         assert batches == stream[:STEPS]
 
-    def test_of_the_loader_inside_neither_moves_the_position_nor_the_counts(self):
-        stream, loader = played(echo(), 2), echo()
-        first = iter(loader)
-        batches = values(islice(first, 3))
-        counts = loader.counts
-        assert len(list(loader.loader)) == STEPS
-        assert loader.counts == counts
-        assert batches + values(first) == stream[:STEPS]
-
     def test_after_the_first_was_dropped_is_the_next_epoch(self):
         stream, loader = played(echo(), 2), echo()
         first = iter(loader)
@@ -101,14 +70,6 @@ class TestASecondIteration:
         with pytest.raises(RuntimeError, match=r"is over, drop its iterator"):
             next(second)
         assert values(first) == played(echo(), 1)
-
-
-def test_counts_are_none_before_the_first_batch_and_add_up_field_by_field():
-    assert echo().counts == echo().last_batch_counts == EchoCounts(0, 0, 0)
-    assert EchoCounts().factor == 1
-    assert EchoCounts(fresh=10, echoed=30) + EchoCounts(5, 5, 2) == EchoCounts(15, 35, 2)
-    counts = EchoCounts(fresh=10, echoed=30, refetched=5)
-    assert (counts.factor, counts.delivered) == (4, 40)
 
 
 class TestPassesAndSeconds:
@@ -136,11 +97,6 @@ class TestPassesAndSeconds:
         seconds.source = -1
         assert loader.seconds.source > 0, "what was asked for is a copy"
 
-    def test_an_opaque_loader_says_nothing_about_its_seconds(self):
-        loader = echo(2, "auto", loader=[torch.zeros(4)] * 5)
-        played(loader, 3)
-        assert loader.seconds == StageSeconds()
-
 
 class TestSeedAndRandomness:
     def test_it_is_that_of_seed_everything_if_there_was_one(self, monkeypatch):
@@ -165,41 +121,8 @@ class TestSeedAndRandomness:
         assert resumed.seed == loader.seed
         assert played(resumed, 2) == played(loader, 2)
 
-    def test_ranks_share_neither_examples_nor_noise(self):
-        ranks = [echo(3, "before_augmentation", num_replicas=2, rank=rank) for rank in range(2)]
-        batches = [played(loader, 1) for loader in ranks]
-        assert len(batches[0]) == len(batches[1]) == len(ranks[0]) == math.ceil(22 / BATCH_SIZE)
-        noises = [{noise for batch in each for _, noise in batch} for each in batches]
-        assert not noises[0] & noises[1]
-        seen = [{index for batch in played(loader, 12) for index, _ in batch} for loader in ranks]
-        assert seen[0] | seen[1] == set(range(LENGTH))
-
-
-MEBIBYTES = torch.zeros(8, 2**18)  # examples of 1 MiB
-
 
 class TestWhatItSays:
-    @pytest.mark.parametrize(
-        ("make", "said"),
-        [
-            (
-                lambda: echo(2.5, "before_augmentation", DataLoader(StagedDataset.of(MEBIBYTES, augment=torch.clone), 4)),
-                "before_augmentation, factor 2.5: reuse [load], redo [augment]; 4 live examples, 4 MiB; 0 workers",
-            ),
-            (
-                lambda: echo(4, "after_batching", DataLoader(MEBIBYTES, batch_size=4, num_workers=2)),
-                "after_batching, factor 4: reuse [load, augment, collate], redo [transfer]; 2 live batches, 8 MiB; 2 workers",
-            ),
-            (
-                lambda: EchoLoader([1, 2, 3], 2),
-                "after_batching, factor 2: reuse [load, augment, collate], redo [transfer]; 3 live batches; 0 workers",
-            ),
-        ],
-        ids=["examples", "batches", "memory is not known"],
-    )
-    def test_point_factor_parts_live_items_their_memory_and_workers(self, make, said):
-        assert repr(make()) == said
-
     def test_what_was_chosen_is_logged_once_with_the_reason(self, caplog):
         loader = EchoLoader(DataLoader(TensorDataset(torch.arange(20)), batch_size=4), 2, seed=0)
         with caplog.at_level(logging.INFO, logger="lightning_echo"):
@@ -231,9 +154,8 @@ def test_starting_over_is_the_run_from_its_start():
     assert played(loader, 2) == first
 
 
-@pytest.mark.parametrize("point", POINTS)
-def test_it_runs_from_its_first_batch_until_it_is_closed_or_goes_elsewhere(point):
-    loader = echo(point=point)
+def test_it_runs_from_its_first_batch_until_it_is_closed_or_goes_elsewhere():
+    loader = echo()
     assert not loader.is_running
     batches = iter(loader)
     assert not loader.is_running, "nothing happens before the first batch"

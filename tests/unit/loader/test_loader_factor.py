@@ -3,7 +3,7 @@
 from contextlib import closing
 
 import pytest
-from echo_cases import LENGTH, POINTS, STEPS, delivered_indices, echo, plain_loader, played
+from echo_cases import LENGTH, STEPS, delivered_indices, echo, plain_loader, played
 from torch.utils.data import DataLoader
 
 from lightning_echo import EchoLoader
@@ -40,12 +40,7 @@ class TestSettingTheFactor:
         loader.set_factor(4, since=0)
         assert (loader.factor_since, loader.factor_in_force) == (0, 4)
 
-    def test_before_the_first_batch_it_counts_from_there(self):
-        changed, plain = echo(2), echo(4, buffer_size=echo(2).buffer_size)
-        changed.factor = 4
-        assert played(changed, 3) == played(plain, 3)
-
-    @pytest.mark.parametrize("point", POINTS)
+    @pytest.mark.parametrize("point", ["before_augmentation", "after_batching"])
     def test_without_workers_it_counts_from_the_next_batch(self, point):
         loader = echo(4, point)
         played(loader, 3)
@@ -73,14 +68,6 @@ class TestSettingTheFactor:
             loader.factor = 8
         assert loader.factor == 1.5
         assert len(played(loader, 1)) == STEPS
-
-    def test_to_the_same_value_changes_nothing(self):
-        loader, untouched = echo(3), echo(3)
-        batches, expected = [], played(untouched, 4)
-        for _ in range(4):
-            batches += played(loader, 1)
-            loader.factor = 3
-        assert batches == expected
 
 
 class TestTakingThePlaceOfAnother:

@@ -1,7 +1,5 @@
 """States from within a pass that cannot be gone on with are refused; those from between two passes begin the next."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from own_states import Ends
@@ -13,13 +11,12 @@ from lightning_echo.insertion import InsertionPoint
 from lightning_echo.loader.resuming import (
     adapt_state,
     begin_next_pass,
-    follow_state,
     has_own_states,
     order_to_go_on,
     where_to_go_on,
 )
 from lightning_echo.loader.setting import Setting
-from lightning_echo.loader.state import Distance, EchoState, FactorChange, OrderState, PassEnd, PassStart
+from lightning_echo.loader.state import Distance, EchoState, OrderState, PassEnd, PassStart
 from lightning_echo.pipeline.kinds import Layout
 from lightning_echo.pipeline.pipelines import Start
 from lightning_echo.plan.plan import Reuse
@@ -243,15 +240,6 @@ def test_closed_between_two_passes_it_reads_none_of_them_twice(make, point):
         assert (loader.counts.fresh, loader.counts.refetched) == (12 * number, 0)
 
 
-def test_a_stream_begins_its_next_pass_with_the_factor_in_force_and_those_to_come():
-    state = end_of_pass(of(Stream()))
-    factors, pending = (FactorChange(0, 2.0), FactorChange(4, 3.0)), (FactorChange(9, 4.0),)
-    state = replace(state, stream=replace(state.stream, factors=factors, pending=pending))
-    begun = adapt_state(state, setting(of(Stream()))).stream
-    assert begun.factors == ((begun.request, 3.0),)
-    assert begun.pending == pending
-
-
 def test_a_resumed_stream_knows_the_factor_in_force_until_the_new_one_counts():
     loader, resumed = (echo(of(Stream(), num_workers=1), epoch_length="full_pass") for _ in range(2))
     list(loader)
@@ -260,23 +248,6 @@ def test_a_resumed_stream_knows_the_factor_in_force_until_the_new_one_counts():
     assert loader.factor_since > loader.delivered_batches, "a worker is ahead"
     resumed.load_state_dict(loader.state_dict())
     assert (resumed.factor, resumed.factor_since, resumed.factor_in_force) == (4, loader.factor_since, 2)
-
-
-def test_passes_that_are_over_and_the_largest_factor_come_with_the_state():
-    loader, resumed = echo(Batches()), echo(Batches())
-    for factor in (5, 3, 3):
-        list(loader)
-        loader.factor = factor
-    resumed.load_state_dict(loader.state_dict())
-    assert resumed.passes == loader.passes == 3
-    assert resumed.state_dict()["largest_factor"] == 5
-
-
-def test_other_workers_begin_the_next_pass_of_a_stream_anew_and_the_first_of_them_is_asked_first():
-    begun = adapt_state(end_of_pass(of(Stateful())), setting(of(Stateful(), num_workers=2), buffer_size=8)).stream
-    assert (begun.pass_, begun.workers, begun.batches) == (1, (None, None), (0, 0))
-    assert begun.request > 0
-    assert begun.request % 2 == 0
 
 
 def test_several_ranks_hear_that_the_own_state_of_a_loader_is_that_of_one(monkeypatch):
@@ -338,24 +309,6 @@ class TestTakingThePlaceOfAnother:
         begins = 100 if isinstance(after.loader, DataLoader) and point == "auto" else 0  # a stream is told its pass
         assert delivered >= {begins, begins + 1, begins + 2, begins + 3}
         assert min(delivered) == begins
-
-    @pytest.mark.filterwarnings("error")
-    def test_between_two_passes_the_next_one_begins(self):
-        before, after = echo(of(Stream())), echo(of(Stream()))
-        first = list(before)
-        before.close()
-        after.follow(before)
-        assert len(list(after)) == len(first)
-        assert (after.counts.fresh, after.loader.dataset.epoch) == (24, 1)
-
-    def test_another_buffer_begins_the_next_pass_of_a_stream(self):
-        state, before = state_after(of(Stateful()), 2), setting(of(Stateful()))
-        assert follow_state(state, before, before) == (state, False)
-        other = setting(of(Stateful()), buffer_size=9)
-        followed, is_cut = follow_state(state, before, other)
-        assert is_cut
-        assert (followed.stream.pass_, followed.stream.begun) == (1, False)
-        assert followed.conditions == other.conditions() != state.conditions
 
     def test_data_by_index_in_the_place_of_a_stream_begins_anew_and_goes_on_counting(self):
         before, after = echo(of(Sized())), echo(by_index(), seed=3)

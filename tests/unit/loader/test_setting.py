@@ -108,16 +108,3 @@ def test_ranks_that_share_their_data_are_still_told_apart(monkeypatch):
     assert setting(ranks=(4, 3)).rank_of_process() == 1, "the job's rank, where there is a job"
     monkeypatch.undo()
     assert setting(ranks=(4, 3)).rank_of_process() == 3
-
-
-@pytest.mark.parametrize(("point", "size", "batches"), [(EXAMPLES, 8, 2), (EXAMPLES, 9, 3), (BATCHES, 5, 5)])
-def test_a_buffer_is_filled_by_as_many_batches_as_hold_it(point, size, batches):
-    made = setting(point, size)
-    assert made.kind.filling_batches(made.layout(), made.buffer_size, made.reuse) == batches
-
-
-def test_what_a_run_depends_on_changes_with_each_part_of_it():
-    plain = setting().conditions()
-    others = [setting(BATCHES), setting(buffer_size=6), setting(ranks=(2, 0)), setting(num_workers=1)]
-    assert plain.insertion_point == "after_augmentation"
-    assert [plain, *(other.conditions() for other in others)].count(plain) == 1

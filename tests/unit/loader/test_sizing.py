@@ -125,26 +125,6 @@ def test_where_sizes_or_a_length_are_not_known_a_default_is_so_many_batches(reus
     assert EchoLoader(DataLoader(Sized(), 8), 2, reuse=reuse).buffer_size == (50 if reuse == "each" else 200)
 
 
-@pytest.mark.parametrize(("length", "batch_size", "workers"), [(64, 16, 2), (20, 16, 0), (500, 64, 4)])
-def test_the_default_of_memory_allows_any_factor_later_on(length, batch_size, workers):
-    echoed = EchoLoader(DataLoader(range(length), batch_size, num_workers=workers), 1, reuse="memory")
-    assert echoed.check_factor(1000) == 1000
-
-
-def test_the_line_about_a_loader_says_that_it_does_not_follow_the_memory(caplog):
-    said = "buffer_size is a default that does not follow the memory: how much memory live examples take is not known"
-    for loader, number in (
-        (EchoLoader(DataLoader(Stream(), 8), 2, reuse="memory", seed=0), 1),
-        (over_mebibytes(reuse="memory", workers=0, seed=0), 0),
-        (EchoLoader(DataLoader(Stream(), 8), 2, reuse="each", seed=0), 0),
-    ):
-        caplog.clear()
-        with caplog.at_level("INFO", "lightning_echo"):
-            next(iter(loader))
-        assert caplog.messages
-        assert [said in line for line in caplog.messages].count(True) == number
-
-
 @pytest.mark.parametrize(
     ("asked", "options", "size"),
     [
@@ -196,14 +176,6 @@ def test_a_size_that_cannot_be_is_refused_with_the_one_that_can(free, mebibytes,
     needs = r"a batch of 8 needs 6 live examples in each of 2 workers\. Use at least 12 \(12 MiB\), or leave it out"
     with pytest.raises(ValueError, match="buffer_size" + said.replace("{needs}", needs)):
         over_mebibytes(**options)
-
-
-def test_the_least_size_is_taken_and_a_factor_that_needs_more_is_refused_with_the_bytes(free):
-    free(1000)
-    loader = over_mebibytes(factor=4, buffer_size="12MiB")
-    assert loader.buffer_size == 12
-    with pytest.raises(ValueError, match=r"buffer_size='12MiB' .* factor=8: .* Use at least 14 \(14 MiB\)"):
-        loader.factor = 8
 
 
 @pytest.mark.parametrize("asked", ["1GiB", 0.1])
@@ -265,11 +237,6 @@ class TestSettling:
         assert size.settle(2.0, room, self.others(*told)) == ""
         assert (size.value, size.is_settled) == (value, True)
 
-    def test_a_number_is_settled_from_the_start(self):
-        size = self.size(40)
-        size.keep(30)
-        assert (size.value, size.is_settled) == (40, True)
-
     @pytest.mark.parametrize("asked", [None, 0.5, "50B"])
     def test_keeps_the_size_of_a_saved_run_where_all_ranks_have_room_for_it(self, asked):
         size = self.size(asked)
@@ -284,16 +251,6 @@ class TestSettling:
         size.keep(777)
         assert size.settle(2.0, Room(room), self.others((50, others))) == ""
         assert size.value == 50
-
-    def test_a_saved_run_that_is_left_again_is_forgotten_and_one_of_the_same_size_changes_nothing(self):
-        size = self.size()
-        size.keep(777)
-        size.keep(None)
-        size.settle(2.0, Room(2000), self.others())
-        size.keep(128)
-        assert (size.value, size.is_settled) == (128, True)
-        size.keep(60)
-        assert not size.is_settled
 
     def test_where_another_rank_has_too_little_for_a_batch_all_of_them_refuse(self):
         with pytest.raises(ValueError, match=r"buffer_size=0\.5 \(3 live examples\) is too small for factor=2"):
@@ -324,11 +281,3 @@ def test_beside_a_cache_as_much_as_the_pass_allows_is_live_where_there_is_room_f
     assert sizing_of_bytes(Reuse.each, most=992).size("100B", 2.0, room) == (100, "")
     by_default = sizing_of_bytes(most=992).size(None, 2.0, room._replace(bytes=1000))
     assert by_default == (496 if live == 992 else 64, "")
-
-
-@pytest.mark.parametrize(
-    ("size", "not_cached", "fits"),
-    [(900, 500, True), (900, 501, False), (900, None, False), (500, 900, True), (501, 900, False), (500, None, True)],
-)
-def test_a_saved_size_fits_where_there_is_room_for_what_the_cache_has_not(size, not_cached, fits):
-    assert sizing_of_bytes().fits(size, Room(500, not_cached=not_cached)) is fits

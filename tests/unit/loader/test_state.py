@@ -1,6 +1,5 @@
 """A state says what has changed since it was saved, and when a new factor counts; until then the one before is in force."""
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -8,7 +7,7 @@ from states import echo_state, plan_state
 
 from lightning_echo.insertion import InsertionPoint
 from lightning_echo.loader.run import RunFactor
-from lightning_echo.loader.state import Conditions, EchoState, FactorChange, OrderState, StreamState
+from lightning_echo.loader.state import Conditions, FactorChange, StreamState
 from lightning_echo.pipeline.kinds import Layout
 from lightning_echo.pipeline.pipelines import Start
 from lightning_echo.plan.plan import Reuse
@@ -51,19 +50,6 @@ def test_before_the_first_batch_there_is_nothing_to_change_and_the_place_is_wher
     assert (state.position, replace(state, plan=plan_state(9)).position) == (7, 9)
 
 
-def test_what_a_pipeline_goes_on_from_is_plain_and_comes_back():
-    for state in (echo_state(), echo_state(plan=plan_state(3), order=OrderState()), echo_state(stream=stream_state((9, 3.0)))):
-        pipeline = state.pipeline()
-        assert json.loads(json.dumps(pipeline)) == pipeline
-        assert ("stream" in pipeline) == (state.stream is not None)
-        assert EchoState.parts_of(pipeline) == (state.plan, state.order, state.stream)
-
-
-def test_other_conditions_change_nothing_else():
-    other = conditions(workers=5)
-    assert echo_state().under(other) == replace(echo_state(), workers=5, insertion_point=other.insertion_point)
-
-
 def test_a_change_before_the_last_one_counts_leaves_the_factor_before_both_in_force():
     factor = RunFactor(2.0)
     factor.change(4.0, since=10, delivered=3)
@@ -71,14 +57,6 @@ def test_a_change_before_the_last_one_counts_leaves_the_factor_before_both_in_fo
     factor.change(1.0, since=12, delivered=5)
     assert [factor.in_force(number) for number in (5, 11, 12)] == [2.0, 2.0, 1.0]
     assert (factor.value, factor.since, factor.largest) == (1.0, 12, 4.0)
-
-
-@pytest.mark.parametrize(("again", "value"), [(None, 2.0), (5.0, 5.0)])
-def test_another_start_forgets_changes_and_not_what_was_constructed(again, value):
-    factor = RunFactor(2.0)
-    factor.change(6.0, since=1, delivered=1)
-    factor.restart(again)
-    assert (factor.value, factor.largest, factor.since, factor.in_force(0), factor.constructed) == (value, value, 0, value, 2.0)
 
 
 def test_a_state_brings_it_back_with_the_change_that_is_still_to_come():

@@ -92,17 +92,6 @@ def nodes(*sizes: int) -> tuple[Job, list[Loader], list[Cache]]:
     return Job(*({"": loader} for loader in loaders)), loaders, caches
 
 
-def test_hits_and_misses_are_those_of_the_epoch() -> None:
-    job, (loader,), _ = nodes(1)
-    loader.deliver(0, 40)
-    assert job.end()[""].hit_fraction == 0
-    loader.deliver(30, 10)
-    assert job.end()[""].hit_fraction == 0.75
-    assert job.end()[""].hit_fraction is None, "nothing fresh was delivered"
-    loader.deliver(1, 3)
-    assert job.end()[""] == CacheUse(1.0, 4, 50, 5000, True, "loaded")
-
-
 def test_what_came_from_other_nodes_is_added_up_and_the_longest_exchange_counts() -> None:
     """Two nodes of two ranks; hits and what was received are counts of a node."""
     caches = [PartOfACache(), PartOfACache()]
@@ -161,18 +150,6 @@ def test_without_a_cache_nothing_is_gathered() -> None:
         raise AssertionError("the ranks exchange something for nothing")
 
     assert meter.end_epoch(parts, gather) == {}  # type: ignore[arg-type]
-
-
-def test_a_loader_that_was_made_anew_counts_from_where_it_is() -> None:
-    loaders = [Loader(Cache()), Loader(Cache())]
-    job = Job({"": loaders[0]})
-    loaders[0].deliver(0, 40)
-    job.end()
-    loaders[1].deliver(100, 300)  # with somebody else
-    job.ranks = [{"": loaders[1]}]
-    job.begin()
-    loaders[1].deliver(4, 4)
-    assert job.end()[""].hit_fraction == 0.5
 
 
 @pytest.mark.parametrize(("hits", "misses"), [(0, 12), (3, 9), (3, 400), (40, 5)])

@@ -53,13 +53,6 @@ def test_a_single_loader_has_the_empty_name(loader: Any) -> None:
     assert with_leaves(loader, {"": A}) is A
 
 
-def test_a_combined_loader_within_a_collection_is_one_loader() -> None:
-    inner = CombinedLoader([A, B])
-    assert leaves_of({"a": inner, "b": C}) == {"a": inner, "b": C}
-    assert CombinedLoader({"a": inner, "b": C}).flattened == [inner, C]
-    assert with_leaves({"a": inner, "b": C}, {"a": A, "b": B}) == {"a": A, "b": B}
-
-
 @pytest.mark.parametrize(("loaders", "leaves"), COLLECTIONS)
 def test_the_collection_with_other_leaves_is_of_the_same_types_in_the_same_order(loaders: Any, leaves: Any) -> None:
     new = {name: object() for name in leaves}

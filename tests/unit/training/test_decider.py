@@ -120,11 +120,6 @@ def test_without_a_controller_nothing_is_read_of_what_was_logged():
     assert Decider(None).metrics_state(rank.trainer) == {}
 
 
-def test_metrics_are_the_mean_of_the_ranks_that_have_logged_them():
-    rank = Rank({"val_loss": 1.0, "mine": 5.0}, others=[{"val_loss": 2.0}, {"val_loss": 6.0}])
-    assert rank.observe(Decider(Fixed())).metrics == {"val_loss": 3.0, "mine": 5.0}
-
-
 def test_what_rank_0_has_logged_counts_for_all_ranks():
     """``self.log(..., rank_zero_only=True)`` leaves the other ranks without it."""
     rank = Rank(
@@ -179,19 +174,6 @@ def test_what_is_no_decision_is_refused_by_the_name_of_the_controller():
     rank, decider = Rank({}), Decider(Number())
     with pytest.raises(TypeError, match=r"Number.decide must return a Decision, got 2.0"):
         decider.decide(rank.trainer, rank.observe(decider))
-
-
-def test_what_is_recommended_rests_on_the_last_epochs_where_these_are_short():
-    """Four epochs of a step each, of which two waited: half of the time."""
-    rank, decider = Rank({}), Decider(None)
-    costs = PipelineCosts("after_augmentation", 0.04, 0.0, 0.0, device_seconds=0.01, workers=2)
-    recommended = []
-    for wait in (0.02, 0.0, 0.02, 0.0):
-        step = JobSteps(steps=1, idle_fraction=wait / (wait + 0.01), slowest_rank=0, wait_seconds=wait, busy_seconds=0.01)
-        lately = decider.joined_with_recent(rank.observe(decider, measures(step, costs), factor=1.0))
-        recommended.append(decider.recommend(None, lately, None).reason)
-    assert (lately.steps, lately.idle_fraction) == (4, pytest.approx(0.5))
-    assert recommended == [*[Reason.not_measured] * 3, Reason.starved]
 
 
 def test_the_last_epochs_survive_a_checkpoint(tmp_path):

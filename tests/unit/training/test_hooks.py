@@ -14,27 +14,6 @@ class Data:
         return [1]
 
 
-def test_an_instance_without_an_attribute_of_its_own_has_that_of_its_class_again() -> None:
-    data, hooks = Data(), BoundHooks()
-    hooks.bind(data, "batches", lambda: [2])
-    assert data.batches() == [2]
-    hooks.unbind()
-    assert data.batches() == [1]
-    assert vars(data) == {}
-
-
-def test_they_may_be_unbound_at_any_time_and_bound_again() -> None:
-    data, hooks = Data(), BoundHooks()
-    hooks.unbind()
-    for _ in range(2):
-        assert not hooks.are_bound
-        hooks.bind(data, "batches", lambda: [2])
-        assert hooks.are_bound
-        hooks.unbind()
-        hooks.unbind()
-        assert data.batches() == [1]
-
-
 def test_what_somebody_else_has_put_there_meanwhile_stays() -> None:
     replaced, removed, hooks = Data(), Data(), BoundHooks()
     for data in (replaced, removed):

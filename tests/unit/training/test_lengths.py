@@ -9,10 +9,9 @@ import pytest
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from torch.optim.lr_scheduler import LambdaLR, OneCycleLR
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 from lightning_echo import EchoLoader
-from lightning_echo.training.loaders import EchoLoaders
 from lightning_echo.training.trainer import Reload, StepsEstimate, check_factor_during_training, forecast, too_short_schedules
 
 
@@ -102,12 +101,6 @@ def test_schedules_that_count_steps_forbid_longer_epochs_or_are_through_too_soon
         assert f"(up to {factor:g} here)" in said
 
 
-def test_a_factor_that_the_buffer_cannot_hold_is_refused():
-    loader = EchoLoader(DataLoader(range(22), 4), 1.5, insertion_point="after_augmentation", buffer_size=2)
-    with pytest.raises(ValueError, match="buffer_size=2 is too small for factor=8"):
-        check_factor_during_training(scheduled(None), loader, 8.0)
-
-
 def sixteen_batches(factor: float = 4.0, **options: Any) -> EchoLoader:
     """Returns a loader of 16 batches in a pass."""
     data: Any = list(range(64))
@@ -163,25 +156,3 @@ def test_a_short_run_is_told_how_far_it_really_comes(reuse: str, epochs: int, fa
 )
 def test_where_it_makes_no_difference_nothing_is_line_of_it(reuse: str, epochs: int, factor: float) -> None:
     assert "first batches" not in forecast(trainer_for(max_epochs=epochs), sixteen_batches(factor, reuse=reuse))
-
-
-@pytest.mark.parametrize("told", [{"max_epochs": None}, {"max_epochs": -1}, {"limit_train_batches": 0}])
-def test_nothing_is_line_of_a_run_without_an_end_or_without_steps(told: Any) -> None:
-    assert forecast(trainer_for(**told), sixteen_batches()) == ""
-
-
-def test_without_a_length_passes_end_epochs() -> None:
-    class Stream(IterableDataset[int]):
-        def __iter__(self) -> Any:
-            return iter(range(8))
-
-    loader = EchoLoader(DataLoader(Stream(), 4), 3)
-    assert (
-        forecast(trainer_for(), loader) == "an epoch ends where a pass over the data ends, and has factor 3 times as many steps"
-    )
-
-
-def test_of_several_loaders_their_names_are_line() -> None:
-    loaders = {"scans": sixteen_batches(), "text": sixteen_batches()}
-    assert forecast(trainer_for(), EchoLoaders(loaders)) == "loaders that are echoed: scans, text"
-    assert forecast(trainer_for(), EchoLoaders(loaders, ("rest",))) == "loaders that are echoed: scans, text; not echoed: rest"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +13,7 @@ from lightning_echo.loader.state import EchoCounts
 from lightning_echo.measure.control import PipelineCosts
 from lightning_echo.pipeline.worker import StageSeconds
 from lightning_echo.training.loaders import EchoLoaders
-from lightning_echo.training.meters import NOT_KNOWN, LoaderMeter, SecondsPerBatch, costs_of
+from lightning_echo.training.meters import LoaderMeter, SecondsPerBatch, costs_of
 
 DEVICE = 0.01
 
@@ -87,13 +86,6 @@ def test_batches_that_are_left_out_where_workers_start_again_are_not_taken_for_d
     assert (meter.batches(one), meter.judged_batches(one)) == (5, judged)
 
 
-def test_an_epoch_in_which_nothing_was_measured_keeps_what_was() -> None:
-    one = loader()
-    meter = LoaderMeter(one, SecondsPerBatch(1.0, 2.0, 3.0))
-    assert meter.measure(one) == (1.0, 2.0, 3.0)
-    assert LoaderMeter(one).measure(one) is NOT_KNOWN
-
-
 def costs(parts: dict[str, Any], seconds: Any, *, in_step: bool = True, beside: Any = ()) -> PipelineCosts | None:
     """What is made of seconds of source, rest and collate: by name of a loader, one triple for each rank."""
     of_ranks = {name: [SecondsPerBatch(*each) for each in ranks] for name, ranks in seconds.items()}
@@ -129,12 +121,3 @@ def test_without_workers_loaders_take_turns_and_their_costs_add_up() -> None:
 def test_where_it_cannot_be_told_nothing_is_said(parts: Any, options: Any) -> None:
     stages = {"a": [(0.8, 0.1, 0.0)], "b": [(0.2, 0.0, 0.0)]}
     assert costs(parts, stages, **options) is None
-
-
-def test_a_loader_that_no_rank_has_measured_leaves_the_costs_unknown() -> None:
-    parts = {"a": loader(), "b": loader()}
-    nothing = (math.nan,) * 3
-    assert costs(parts, {"a": [(0.8, 0.1, 0.0), nothing], "b": [nothing, nothing]}) is None
-    found = costs(parts, {"a": [(0.8, 0.1, 0.0), nothing], "b": [nothing, (0.2, 0.0, 0.0)]})
-    assert found is not None
-    assert found.source_seconds == 0.8

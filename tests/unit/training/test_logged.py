@@ -8,8 +8,7 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from torch.utils.data import DataLoader
 
 from lightning_echo import EchoLoader, TargetIdle
-from lightning_echo.measure.summary import FactorUse, RunSummary
-from lightning_echo.training.logged import ProgressText, log_directory, log_hyperparameters, log_metrics, write_summary
+from lightning_echo.training.logged import ProgressText, log_directory, log_hyperparameters, log_metrics
 
 
 class Logger:
@@ -90,25 +89,8 @@ def test_hyperparameters_are_what_auto_and_defaults_came_to_in_plain_types(tmp_p
         assert torch.load(tmp_path / "params.pt", weights_only=True) == params
 
 
-def test_without_a_controller_none_is_named_and_without_echoing_nothing_is_logged():
-    logger = Logger()
-    log_hyperparameters(trainer_with(logger), None, TargetIdle())
-    assert logger.hyperparameters == []
-    log_hyperparameters(trainer_with(logger), echo_loader(), None)
-    assert logger.hyperparameters[0]["echo"]["controller"] is None
-
-
 def items_of(bar):
     return bar.get_metrics("trainer", "module")
-
-
-def test_the_text_is_among_the_bar_s_items_once_there_is_one():
-    said = iter(["", "2.0x idle 3%", "3.0x"])
-    bar, progress = Bar(v_num=3), ProgressText(said.__next__)
-    progress.show(trainer_with(bar=bar))
-    assert items_of(bar) == {"v_num": 3}
-    assert items_of(bar) == {"v_num": 3, "echo": "2.0x idle 3%"}
-    assert items_of(bar) == {"v_num": 3, "echo": "3.0x"}
 
 
 def test_what_somebody_else_has_put_on_the_bar_is_asked_and_put_back():
@@ -122,16 +104,6 @@ def test_what_somebody_else_has_put_on_the_bar_is_asked_and_put_back():
     assert items_of(bar) == {"others": 1, "echo": "2.0x"}
     progress.hide()
     assert vars(bar)["get_metrics"] is others
-
-
-def test_showing_it_twice_shows_it_once_and_another_bar_may_follow():
-    one, two, progress = Bar(one=1), Bar(two=2), ProgressText(lambda: "2.0x")
-    for bar in (one, one, two):
-        progress.show(trainer_with(bar=bar))
-    assert "get_metrics" not in vars(one)
-    assert items_of(two) == {"two": 2, "echo": "2.0x"}
-    progress.hide()
-    assert "get_metrics" not in vars(two)
 
 
 def run_with(loggers, *, fast_dev_run=False, log_dir="there"):
@@ -152,17 +124,3 @@ def test_where_a_logger_keeps_all_runs_in_one_folder_each_run_has_its_own_in_it(
     logger = Logger()
     logger.name, logger.version = "digits", version
     assert log_directory(run_with([logger])) == f"there/digits/{folder}"
-
-
-def test_a_log_directory_is_made_if_the_logger_has_not_written_yet(tmp_path):
-    summary = RunSummary([], [FactorUse(0, 0, 2.0)])
-    for _ in range(2):
-        write_summary(str(tmp_path / "a" / "b"), summary)
-        assert RunSummary.from_json((tmp_path / "a" / "b" / "echo_summary.json").read_text()) == summary
-
-
-def test_where_no_directory_can_be_made_there_is_a_warning(tmp_path):
-    (tmp_path / "file").write_text("")
-    for directory in (tmp_path / "file", "nowhere-known://bucket"):
-        with pytest.warns(UserWarning, match=rf"{directory}/echo_summary.json could not be written"):
-            write_summary(str(directory), RunSummary())

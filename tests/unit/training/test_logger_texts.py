@@ -4,7 +4,7 @@ from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
-from lightning.pytorch.loggers import CometLogger, CSVLogger, MLFlowLogger, TensorBoardLogger, WandbLogger
+from lightning.pytorch.loggers import CometLogger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.utilities import rank_zero_only
 
 from lightning_echo.training.logged import log_text
@@ -43,8 +43,3 @@ def test_no_rank_but_the_first_logs_it(monkeypatch):
     logger = logger_of(MLFlowLogger)
     log_text(SimpleNamespace(loggers=[logger]), "echo/summary", "one", 7)
     assert logger.client.mock_calls == []
-
-
-def test_a_logger_that_takes_no_text_is_asked_for_nothing(tmp_path):
-    log_text(SimpleNamespace(loggers=[CSVLogger(tmp_path)]), "echo/summary", "one", 7)
-    assert list(tmp_path.iterdir()) == []

@@ -20,17 +20,6 @@ def test_a_fit_is_under_way_while_it_runs(fn, status):
     assert is_in_fit(trainer(fn, status)) is (fn == "fit" and status == "running")
 
 
-@pytest.mark.parametrize(("fn", "status"), [each for each in STATES if each != (TrainerFn.FITTING, TrainerStatus.RUNNING)])
-def test_beside_anything_else_a_fit_may_begin(fn, status):
-    one, other = trainer(), trainer(fn, status)
-    refuse_second_fit("the data", one, other)
-    refuse_second_fit("the data", other, one)
-    refuse_second_fit("the data", one, one)
-    refuse_second_fit("the data", one, None)
-    assert is_in_fit(one)
-    assert not is_in_fit(other)
-
-
 def test_two_fits_over_the_same_are_refused_with_the_ways_out():
     message = "^the data is in use by another Trainer, .* of its own, or let one fit end before the next begins$"
     with pytest.raises(MisconfigurationException, match=message):

@@ -125,33 +125,6 @@ def test_only_steps_planned_with_the_factor_in_force_and_from_running_workers_ar
     assert (measures.judged.steps if measures.judged else None) == (judged or None)
 
 
-def test_fresh_and_echoed_are_the_loader_s_in_the_epoch_and_in_the_run():
-    run = Run(Loader())
-    assert [(measures.fresh, measures.echoed) for measures in (run.epoch(3, fresh=2), run.epoch(5, fresh=8))] == [
-        (6, 18),
-        (40, 0),
-    ]
-    assert run.meter.counts.totals == (46, 18)
-
-
-def test_counting_in_between_counts_nothing_twice():
-    run = Run(Loader())
-    run.meter.begin_epoch(run.loader)
-    for step in range(1, 6):
-        run.step(fresh=3)
-        assert run.meter.count(run.loader) == (3 * step, 5 * step)
-    measures = run.meter.end_epoch(run.loader)
-    assert (measures.fresh, measures.echoed, measures.whole.steps) == (15, 25, 5)
-
-
-def test_what_a_loader_has_delivered_before_the_training_belongs_to_the_run_but_not_to_its_first_epoch():
-    loader = Loader()
-    loader.deliver(8, (0, 0, 0))
-    run = Run(loader)
-    assert run.epoch(4, fresh=2).fresh == 8
-    assert run.meter.counts.totals == (16, 24)
-
-
 class Sharing(Loader):
     """A loader with a cache that another rank uses, too."""
 
@@ -251,14 +224,6 @@ def test_a_run_resumed_in_the_middle_of_an_epoch_comes_to_the_same(tmp_path):
     assert not resumed.meter.is_in_epoch
 
 
-def test_a_plain_run_goes_on_counting(tmp_path):
-    run = Run()
-    run.epoch(4)
-    resumed = Run(state=saved(run, tmp_path))
-    assert resumed.epoch(4).fresh == 32
-    assert resumed.meter.counts.totals == (64, 0)
-
-
 def test_a_checkpoint_s_totals_count_once_in_the_job(tmp_path):
     """Rank 0 saves what all ranks have; each of them loads it."""
     nothing = (float("nan"),) * 4
@@ -278,24 +243,6 @@ class Together(EchoLoaders):
     def deliver(self, fresh, stages):
         for loader in self.values():
             loader.deliver(fresh, stages)
-
-
-def test_steps_are_judged_once_every_loader_shows_its_factor():
-    run = Run(Together({"a": Loader(settled_at=2), "b": Loader(settled_at=6)}))
-    measures = run.epoch(11)
-    assert measures.whole.steps == 11
-    assert measures.judged.steps == 11 - 6
-
-
-def test_where_steps_have_not_taken_a_batch_of_each_loader_the_costs_are_not_known():
-    loaders = Together({"a": Loader(), "b": Loader()})
-    run = Run(loaders)
-    assert run.epoch(8).costs is not None
-    run.meter.begin_epoch(loaders)
-    for _ in range(8):
-        run.step()
-    loaders["a"].deliver(4, (0.4, 0.2, 0.1))
-    assert run.meter.end_epoch(loaders).costs is None
 
 
 def test_counts_of_each_loader_survive_being_saved_again_right_after_a_resume(tmp_path):
@@ -319,13 +266,6 @@ def test_plain_loaders_of_a_collection_take_turns_only_if_none_has_workers(worke
     run.meter.start(run.trainer, run.module, None)
     costs = run.epoch(8, wait=0.5, work=0.5).costs
     assert (None if costs is None else costs.workers) == found
-
-
-def test_the_largest_of_the_ranks_values_is_told_to_all():
-    run = Run(Loader())
-    assert run.meter.largest(7) == 7
-    run.module.all_gather = lambda values: torch.stack([values, values + 5, values - 3])
-    assert run.meter.largest(2**40) == 2**40 + 5
 
 
 @pytest.mark.parametrize(("nodes", "expected"), [([0, 0, 1], [0, 0, 1]), ([0, 1, 0, 1], [0, 1, 0, 1]), ([0, 0], [None, None])])

@@ -1,9 +1,7 @@
 """A stretch of an epoch, after which a controller is asked, is measured by itself; with fakes as in `meters`."""
 
 import pytest
-from meters import LateEvent, Loader, Run, saved
-
-from lightning_echo.measure.timing import DeviceEvents, StepTimer
+from meters import Loader, Run, saved
 
 
 def test_a_stretch_is_measured_by_itself_and_the_epoch_as_a_whole():
@@ -50,15 +48,3 @@ def test_a_stretch_goes_on_after_a_resume(tmp_path):
         resumed.step()
     measures = resumed.meter.end_epoch(None)
     assert (measures.whole.steps, measures.judged.steps) == (16, 8)
-
-
-def test_a_stretch_ends_when_the_device_has_passed_its_last_step():
-    run = Run(Loader(workers=0))
-    run.meter.timer = StepTimer(DeviceEvents(LateEvent), clock=lambda: run.now)
-    run.meter.stop()
-    run.meter.start(run.trainer, run.module, run.loader)
-    LateEvent.passed = False
-    run.meter.begin_epoch(run.loader)
-    for _ in range(8):
-        run.step()
-    assert run.meter.end_stretch(run.loader)[0].steps == 8

@@ -67,23 +67,6 @@ def test_where_a_batch_is_fetched_ahead_the_loader_hears_which_one_is_in_use():
     assert loader.batches_used() == (103, 3)
 
 
-def test_where_none_is_it_does_not(loader):
-    connected(trainer_at(3), loader)
-    assert loader.batches_used is None
-    stream = loader_over(Stream())
-    connected(trainer_at(3, length=10), stream)  # limit_train_batches gives it a length
-    assert stream.batches_used() is None
-
-
-def test_the_limit_is_that_of_the_trainer_if_there_is_one(loader):
-    link, attached = connected(trainer_at(), loader)
-    link.set_limit(loader)
-    assert loader.limit_train_batches == 0.5
-    attached.trainer = None
-    link.set_limit(loader)
-    assert loader.limit_train_batches is None
-
-
 def test_the_place_that_is_kept_is_none_of_a_training(loader):
     link, attached = connected(trainer_at(3, ckpt_path="x.ckpt"), loader)
     link.disconnect([loader])

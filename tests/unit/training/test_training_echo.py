@@ -72,19 +72,6 @@ def state_after(batches: int) -> Any:
     return loader.state_dict()
 
 
-def test_the_trainer_gets_the_users_loader_echoed_with_the_options() -> None:
-    users, echo = Users(), training_echo(config(2, epoch_length="full_pass"), make_trainer())
-    assert echo.loader is None
-    assert not echo.gives_loader
-    echo.begin_fit(echo._attached.trainer)
-    loader = asked(echo, users)
-    assert isinstance(loader, EchoLoader)
-    assert (loader.factor, loader.seed, len(loader)) == (2, 0, 8)
-    assert (echo.loader, echo.gives_loader, users.asked) == (loader, True, 1)
-    assert loader.factor_owner == "EchoCallback"
-    assert loader.limit_train_batches == 1.0
-
-
 def test_what_it_got_is_known_again_also_in_a_collection_that_lightning_has_made_anew() -> None:
     single, several = training_echo(), training_echo()
     loader = single.train_dataloader(plain)
@@ -94,25 +81,6 @@ def test_what_it_got_is_known_again_also_in_a_collection_that_lightning_has_made
     for echo in (single, several):
         assert not echo.is_in_use(plain())
         assert not echo.is_in_use({"a": EchoLoader(plain(), 2), "b": loaders["b"]})
-
-
-def test_how_long_the_run_will_be_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    trainer = make_trainer(max_epochs=4)
-    echo = training_echo(trainer=trainer)
-    with caplog.at_level("INFO"):
-        for _ in range(2):
-            echo.train_dataloader(plain)
-    said = [record.getMessage() for record in caplog.records if "passes over the data" in record.getMessage()]
-    assert len(said) == 1
-    assert said[0].startswith("lightning_echo: 4 epochs x 4 steps = 2 passes over the data at factor 2")
-
-
-def test_a_factor_that_is_set_before_there_is_a_loader_is_the_loaders() -> None:
-    echo = training_echo(config(2))
-    assert (echo.factor, echo.factors) == (2, {"": 2})
-    echo.factor = 3
-    assert (echo.factor, echo.factors) == (3, {"": 3})
-    assert echo.train_dataloader(plain).factor == 3
 
 
 def test_a_new_length_is_told_by_one_reload_which_the_user_does_not_see() -> None:
@@ -126,15 +94,6 @@ def test_a_new_length_is_told_by_one_reload_which_the_user_does_not_see() -> Non
     assert len(loader) == 8, "as the Trainer believes"
     assert asked(echo, users) is loader
     assert (len(loader), users.asked, trainer.reload_dataloaders_every_n_epochs) == (12, 1, 0)
-
-
-@pytest.mark.parametrize(("epoch_length", "training"), [("fixed", True), ("full_pass", False)])
-def test_no_reload_is_ordered_where_no_length_changes_or_nobody_trains(epoch_length: str, training: bool) -> None:
-    trainer = make_trainer(training=training)
-    echo = training_echo(config(2, epoch_length=epoch_length), trainer)
-    loader = echo.train_dataloader(plain)
-    echo.factor = 3
-    assert (loader.factor, trainer.reload_dataloaders_every_n_epochs) == (3, 0)
 
 
 def test_loaders_of_other_names_begin_anew_with_a_warning() -> None:
@@ -159,23 +118,3 @@ def test_an_adopted_loader_cannot_begin_with_another_length() -> None:
     loader = EchoLoader(plain(), 3, insertion_point=POINT, epoch_length="full_pass")
     echo.adopt(loader)
     assert echo.loader is loader
-
-
-def test_a_state_that_comes_before_the_loader_waits_for_it() -> None:
-    echo, state = training_echo(), state_after(3)
-    assert echo.state_dict() is None
-    echo.load_state_dict(state)
-    assert echo.state_dict() == state
-    loader = echo.train_dataloader(plain)
-    assert loader.delivered_batches == 3
-    next(iter(loader))
-    assert echo.state_dict() == loader.state_dict()
-    assert echo.train_dataloader(plain).delivered_batches == 4, "it was loaded once"
-
-
-def test_a_state_without_a_loader_is_the_start_of_the_run() -> None:
-    echo = training_echo()
-    loader = echo.train_dataloader(plain)
-    loader.load_state_dict(state_after(3))
-    echo.load_state_dict(None)
-    assert (loader.delivered_batches, loader.is_at_start) == (0, True)

@@ -110,24 +110,6 @@ def test_any_other_batch_goes_straight_to_the_users_hook(batch: Any) -> None:
     assert model.transfer_batch_to_device(batch, HERE, 0)[1] is batch
 
 
-def test_the_last_use_leaves_nothing_on_the_device() -> None:
-    model, hooks = Plain(), TransferHooks()
-    follow(hooks, model)
-    live = LiveBatch(torch.zeros(2))
-    for is_last, nbytes in ((False, 8), (True, 0)):
-        model.transfer_batch_to_device(live.use(is_last), device=HERE, dataloader_idx=0)
-        assert live.nbytes == nbytes
-
-
-def test_a_loader_of_another_point_takes_the_hooks_away() -> None:
-    model, hooks = Overrides(), TransferHooks()
-    first = follow(hooks, model)
-    assert first.is_transferred
-    follow(hooks, model, point="after_batching")
-    assert not first.is_transferred
-    assert not set(NAMES) & set(vars(model))
-
-
 def test_a_second_loader_takes_the_place_of_the_first() -> None:
     model, hooks = Overrides(), TransferHooks()
     first, bound = follow(hooks, model), dict(vars(model))
@@ -136,13 +118,4 @@ def test_a_second_loader_takes_the_place_of_the_first() -> None:
     assert (first.is_transferred, second.is_transferred) == (False, True)
     hooks.unbind()
     assert not second.is_transferred
-    assert not set(NAMES) & set(vars(model))
-
-
-def test_where_nobody_trains_nothing_is_bound() -> None:
-    model, hooks = Overrides(), TransferHooks()
-    assert not follow(hooks, model, training=False).is_transferred
-    loader = EchoLoader(LOADERS, 2, insertion_point="after_transfer")
-    hooks.bind(loader, None)
-    assert not loader.is_transferred
     assert not set(NAMES) & set(vars(model))
