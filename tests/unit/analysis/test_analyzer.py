@@ -1,8 +1,6 @@
 """What a `StallAnalyzer` refuses, the model that it trains, its progress, advice and files. Whole analyses: tests/integration."""
 
-import inspect
 from dataclasses import replace
-from pathlib import Path
 from unittest.mock import PropertyMock
 
 import lightning.pytorch as pl
@@ -10,10 +8,9 @@ import pytest
 import yaml
 from analyses import ANALYSIS
 from lightning.pytorch.demos.boring_classes import BoringModel
-from lightning.pytorch.loggers import CSVLogger
 
 from lightning_echo import EchoConfig, StallAnalyzer
-from lightning_echo.analysis.analyzer import Analyzes, Progress, _copy_of, _log_directory, advice_yaml, analyzing, check_new
+from lightning_echo.analysis.analyzer import Progress, _copy_of, advice_yaml, check_new
 from lightning_echo.analysis.predict import TrainingSetting
 from lightning_echo.analysis.result import StallAnalysis
 
@@ -110,26 +107,3 @@ def test_names_of_files_that_exist_or_are_equal_are_refused(tmp_path, monkeypatc
         check_new(json=str(tmp_path / "other.json"), html=str(tmp_path / "page.html"), png=None)
     with pytest.raises(ValueError, match="json and png must be different files, got 'same' for both"):
         check_new(json=str(tmp_path / "same"), html=None, png="same")
-
-
-class Own(pl.Trainer):
-    """A Trainer of the user's."""
-
-
-def test_the_class_that_can_analyze_is_called_as_before_with_the_same_options():
-    made = analyzing(Own)
-    assert issubclass(made, Own)
-    assert issubclass(made, Analyzes)
-    assert (made.__name__, made.__module__, made.__doc__) == ("Own", Own.__module__, "A Trainer of the user's.")
-    assert analyzing(made) is made
-    assert inspect.signature(made) == inspect.signature(Own)
-
-
-def test_the_log_directory_is_the_loggers_else_the_trainers_root_else_the_working_directory(tmp_path):
-    def of(logger, root):
-        trainer = pl.Trainer(accelerator="cpu", logger=logger, default_root_dir=root, enable_checkpointing=False)
-        return _log_directory(trainer)
-
-    assert of(CSVLogger(tmp_path / "logs", name="mine", version=3), tmp_path) == tmp_path / "logs" / "mine" / "version_3"
-    assert of(False, tmp_path / "runs") == tmp_path / "runs"
-    assert of(False, "memory://bucket/runs") == Path()

@@ -101,14 +101,6 @@ def test_what_is_echoed_runs_over_the_same_indices_again_and_again(takes_ahead):
     assert hasattr(loader.sampler, "set_epoch") is takes_ahead, "with it, an EchoLoader takes batches ahead"
 
 
-def test_what_a_trial_takes_is_the_mean_over_fresh_and_echoed_batches():
-    """One step of 8 s and three of 1: each four of them take 2.75 s in the mean, wherever a block ends."""
-    training = in_parts()
-    training.clock_echoed = lambda *_, **__: SimpleNamespace(seconds=([8.0, 1.0, 1.0, 1.0] * 8)[:30])
-    tried = try_setting(training, TrainingSetting(factor=4, insertion_point="after_batching"), 30)
-    assert tried.median == pytest.approx(2.75)
-
-
 def cached(**setting):
     """Four batches of two, of which examples take a MiB in a cache."""
     training = in_parts(in_cache={"loaded": CachedExample(2**20, Spread.exactly(0.0))})
@@ -131,18 +123,6 @@ def test_a_cache_and_echoing_are_tried_together():
     _, steps, skipped, options = cached(cached_fraction=0.5, factor=3, insertion_point="before_augmentation")
     assert (steps, skipped) == (7, 6)
     assert (options["factor"], options["insertion_point"]) == (3, "before_augmentation")
-
-
-@pytest.mark.parametrize(("share", "first"), [(0.125, [7, 7]), (0.375, [2, 5, 7, 2])])
-def test_batches_that_fill_a_cache_are_full(share, first):
-    loader, *_ = cached(cached_fraction=share)
-    assert list(loader.sampler)[: len(first) + 2] == [*first, 0, 1]
-
-
-def test_a_cache_that_is_tried_is_not_smaller_than_one_may_be():
-    training = in_parts(in_cache={"raw": CachedExample(100, Spread.exactly(0.0))})
-    try_setting(training, TrainingSetting(cached_fraction=0.5, hold="raw"), 4)
-    assert training.ran[0][3]["cache"] == {"size": 2**20, "hold": "raw"}
 
 
 def as_a_whole():

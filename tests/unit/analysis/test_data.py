@@ -56,15 +56,6 @@ def test_no_more_than_a_fourth_of_the_free_memory_is_taken(monkeypatch, free, is
     assert found.too_large == ([] if is_copied else ["Tensors.tensor", "TensorDataset.tensors"])
 
 
-def test_nor_more_than_a_gibibyte_and_a_million_members(monkeypatch):
-    limits = []
-    monkeypatch.setattr(module, "ThrowAwayCopies", lambda *given: limits.append(given))
-    monkeypatch.setattr(module, "free_memory_bytes", lambda: 2**40)
-    monkeypatch.setattr(module, "_of_loaders", lambda loaders, copies: None)
-    TrainingData(None)
-    assert limits == [(1_000_000, 2**30)]
-
-
 @pytest.mark.parametrize("around", [lambda plain: plain, lambda plain: EchoLoader(plain, 2)], ids=["plain", "echoed"])
 def test_loaders_are_copies_without_echoing_in_the_same_collection(around):
     plain = DataLoader(TensorDataset(torch.zeros(20)))

@@ -164,18 +164,6 @@ def test_a_data_module_is_set_up_once_and_torn_down_when_nobody_needs_it_any_mor
     assert calls == ["prepare_data", "setup", "teardown 2"]
 
 
-def test_a_strategy_can_be_used_more_than_once_and_users_callbacks_and_loggers_take_no_part():
-    class Told(pl.Callback):
-        def setup(self, *args, **kwargs):
-            pytest.fail("it is called")
-
-    strategy = pl.strategies.SingleDeviceStrategy(CPU)
-    for _ in range(2):
-        model = Steps([0, 0])
-        fit(model, RepeatedBatch(BATCH, 2), 2, PreparedLoader(), {"strategy": strategy, "callbacks": [Told()], "logger": True})
-        assert model.steps == 2
-
-
 class Hooks:
     """In the place of a model or a data module."""
 
@@ -188,21 +176,6 @@ class Hooks:
 
     def transfer_batch_to_device(self, batch, device, dataloader_idx):
         return f"{batch} on {device}"
-
-
-def test_a_batch_that_is_on_the_device_is_left_as_it_is():
-    model, batch = Hooks(), object()
-    with transfers_skipped([model]):
-        assert model.on_before_batch_transfer(batch, 0) is batch
-        assert model.transfer_batch_to_device(batch, CPU, 0) is batch
-    assert model.before == []
-
-
-def test_lightning_finds_the_users_hook_below_the_one_that_notes():
-    """It compares ``__wrapped__`` with the hook of its own class, to see whether the hook was overridden."""
-    model = Hooks()
-    with transfers_noted([model], Transfers()):
-        assert model.transfer_batch_to_device.__wrapped__.__func__ is Hooks.transfer_batch_to_device
 
 
 @pytest.mark.parametrize("replaced", [transfers_skipped, lambda instances: transfers_noted(instances, Transfers())])

@@ -1,19 +1,15 @@
 """The page and its figures: well formed, closed in itself, drawn as worked out by hand, with the same figures as the text."""
 
 import re
-import struct
-import sys
 from dataclasses import replace
 from html.parser import HTMLParser
 
-import matplotlib
 import pytest
-from analyses import ANALYSIS, STREAM
+from analyses import ANALYSIS
 from measured_stages import MS
 
-from lightning_echo.analysis.predict import Spread, TrainingSetting
-from lightning_echo.analysis.report import _POINT_COLORS, as_svg, draw, page, save_page, save_png
-from lightning_echo.analysis.result import CheckedSetting
+from lightning_echo.analysis.predict import Spread
+from lightning_echo.analysis.report import _POINT_COLORS, draw, page, save_page
 from lightning_echo.insertion import POINTS
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}
@@ -49,12 +45,6 @@ class Reader(HTMLParser):
             self.texts.setdefault(self.open[-1], []).append(data.strip())
             if self.open[-1] == "td":
                 self.rows[-1].append(data)
-
-
-def test_the_check_of_tags_can_fail():
-    for text in ("<p><b></p></b>", "<p>"):
-        with pytest.raises(AssertionError):
-            Reader(text)
 
 
 def test_tags_match_nothing_is_fetched_and_it_says_what_the_text_says():
@@ -118,45 +108,3 @@ def test_the_bar_is_made_of_the_parts_and_the_lines_of_what_is_predicted():
     for point, factor, milliseconds in [*predicted, ("after_batching", 2, 34), ("after_transfer", 8, 20.125)]:
         assert lines_of(figure)[point][factor] == pytest.approx(68 / milliseconds)
     assert figure.axes[1].get_xlim()[1] == pytest.approx(8, abs=0.5)
-
-
-def test_of_a_stream_there_is_one_piece_and_a_line_for_each_possible_point():
-    figure = draw(STREAM)
-    assert bars_of(figure) == [pytest.approx(bar, abs=1e-9) for bar in ((0, 20), (20, 1), (21, 59))]
-    assert [name for name in lines_of(figure) if name.startswith("after")] == ["after_batching", "after_transfer"]
-
-
-def test_points_that_were_tried_are_relative_to_the_real_run_and_lines_reach_them():
-    tried = [
-        (TrainingSetting(factor=2), 40),
-        (TrainingSetting(2, factor=12, insertion_point="before_augmentation"), 32),  # two workers are those there were
-        (TrainingSetting(4, factor=4), 25),  # more are not on the line, nor is what follows
-        (TrainingSetting(factor=2, cached_fraction=0.5), 25),
-        (TrainingSetting(factor=2, step_speedup=2), 25),
-        (TrainingSetting(factor=2, storage_speedup=2), 25),
-    ]
-    checked = tuple(CheckedSetting(setting, Spread.exactly(milliseconds * MS)) for setting, milliseconds in tried)
-    figure = draw(replace(ANALYSIS, checked=checked))
-    found = [line.get_xydata().tolist()[0] for line in figure.axes[1].lines if line.get_marker() == "o"]
-    assert sorted(found) == [pytest.approx(point) for point in ([1, 1], [2, 80 / 40], [12, 80 / 32])]
-    assert max(lines_of(figure)["after_batching"]) == pytest.approx(12)
-
-
-def test_a_png_and_an_svg_are_what_they_are_called_and_settings_stay(tmp_path):
-    settings = ("svg.fonttype", "svg.hashsalt")
-    before = [matplotlib.rcParams[name] for name in settings]
-    save_png(ANALYSIS, tmp_path / "figure.png")
-    written = (tmp_path / "figure.png").read_bytes()
-    assert written[:8] == b"\x89PNG\r\n\x1a\n"
-    assert struct.unpack(">II", written[16:24]) == (960, 768)  # 8 by 6.4 inches of 120 dots
-    svg = as_svg(STREAM)
-    assert (svg[:5], svg[-6:]) == ("<svg ", "</svg>")
-    assert as_svg(STREAM) == svg
-    assert [matplotlib.rcParams[name] for name in settings] == before
-
-
-def test_without_matplotlib_the_way_out_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    for function in (draw, as_svg):
-        with pytest.raises(ModuleNotFoundError, match=r"not installed: pip install 'lightning-echo\[report\]'"):
-            function(ANALYSIS)

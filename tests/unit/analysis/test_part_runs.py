@@ -8,10 +8,10 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, get_worker_info
+from torch.utils.data import DataLoader, get_worker_info
 
 from lightning_echo import StagedDataset
-from lightning_echo.analysis.parts import Batches, FirstBatches, both_halves, first_half, options_of, run_part, whole
+from lightning_echo.analysis.parts import Batches, first_half, options_of, run_part, whole
 from lightning_echo.split.prove import find_split, make_stages
 
 READ, DECODE, AUGMENT, COLLATE = 0.004, 0.003, 0.002, 0.01
@@ -87,23 +87,6 @@ def test_a_run_ends_when_its_outputs_take_too_much_memory(monkeypatch):
     assert len(run_part(loader_of(), whole, BATCHES).batches) == 4
 
 
-def test_a_data_set_that_reads_whole_batches_is_asked_for_them():
-    class Whole(Dataset):
-        def __len__(self):
-            return 8
-
-        def __getitem__(self, index):
-            raise AssertionError("one by one")
-
-        def __getitems__(self, indices):
-            return [torch.tensor([float(index)]) for index in indices]
-
-    assert run_part(loader_of(Whole()), whole, BATCHES, keeps_outputs=True).outputs[1].tolist() == [2, 3]
-    loader, make = loader_of(StagedDataset.of(Whole(), augment=torch.neg)), partial(make_stages, conventions=None)
-    assert run_part(loader, partial(first_half, make), BATCHES, keeps_outputs=True).outputs[1].tolist() == [2, 3]
-    assert run_part(loader, partial(both_halves, make), BATCHES, keeps_outputs=True).outputs[1].tolist() == [-2, -3]
-
-
 def test_batches_are_made_anew_each_time_with_the_loaders_workers_or_others():
     class Workers(Sleeping):
         def __getitem__(self, index):
@@ -117,13 +100,6 @@ def test_batches_are_made_anew_each_time_with_the_loaders_workers_or_others():
     assert [batch.tolist() for batch in Batches(loader, whole, BATCHES[:1], workers=2)] == [[[0, 2], [1, 2]]]
 
 
-def test_the_first_batches_of_a_stream_are_its_first_each_time():
-    batches = FirstBatches(loader_of(), 3)
-    assert len(batches) == 3
-    for _ in range(2):
-        assert [batch.tolist() for batch in batches] == [[0, 1], [2, 3], [4, 5]]
-
-
 def test_options_of_the_users_workers_are_taken_over():
     waits = {"timeout": 7, "prefetch_factor": 5, "multiprocessing_context": multiprocessing.get_context("spawn")}
     started = []
@@ -134,18 +110,6 @@ def test_options_of_the_users_workers_are_taken_over():
         assert options == {"num_workers": workers, "pin_memory": True, **waiting}
     assert started == [3, 0]
     assert options_of(loader_of(), 2)["prefetch_factor"] == 2  # torch's own
-
-
-def test_a_worker_init_fn_sees_the_users_data_set():
-    class Prepared(Sleeping):
-        def read(self, index):
-            return index + self.offset
-
-    def prepare(worker):
-        get_worker_info().dataset.offset = 100
-
-    made = run_part(loader_of(Prepared(), 1, worker_init_fn=prepare), whole, BATCHES, keeps_outputs=True)
-    assert made.outputs[0].tolist() == [100, 101]
 
 
 @pytest.mark.parametrize("workers", [0, 1])

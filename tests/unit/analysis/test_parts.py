@@ -144,23 +144,3 @@ def test_data_sets_around_it_are_looked_into(around):
     timed = TimedTransforms(dataset)
     dataset[0]
     assert timed.take() == {"Takes": 0.25}
-
-
-@pytest.mark.usefixtures("clock")
-def test_a_transform_that_fails_is_timed_too_and_its_attributes_are_seen():
-    def fails(example):
-        Clock.now += 1.0
-        raise ValueError("a mistake")
-
-    dataset = Transformed(v2.Compose([Takes(0.25), fails]))
-    timed = TimedTransforms(dataset)
-    with pytest.raises(ValueError, match="a mistake"):
-        dataset[0]
-    assert timed.take() == {"Takes": 0.25, "fails": 1.0}
-    assert dataset.transform.transforms[0].seconds == 0.25
-
-
-def test_without_a_compose_nothing_is_timed():
-    circle = Transformed(torch.neg)
-    circle.myself = circle
-    assert TimedTransforms(circle).take() == {}

@@ -29,17 +29,11 @@ def test_runs_and_analyses_are_found_in_their_folders_and_under_any_name(run_dir
         assert read_saved(path).text() == text.report(ANALYSIS)
 
 
-def test_of_both_in_a_folder_the_run_is_shown_and_the_analysis_is_named(run_dir, tmp_path, capsys):
+def test_of_both_in_a_folder_the_run_is_shown_and_the_analysis_is_named(run_dir, capsys):
     ANALYSIS.to_json(run_dir / "analysis.json")
     said = f"There is a stall analysis, too: lightning-echo report {run_dir / 'analysis.json'}"
     assert main(["report", str(run_dir)]) == 0
     assert capsys.readouterr().out == f"{run_report.report(RUN)}\n\n{said}\n"
-    pytest.importorskip("matplotlib", reason="figures need matplotlib")
-    html, png = tmp_path / "run.html", tmp_path / "run.png"
-    assert main(["report", str(run_dir), "--html", str(html), "--png", str(png)]) == 0
-    assert capsys.readouterr().out == f"written: {html}\nwritten: {png}\n{said}\n"
-    assert html.read_text(encoding="utf-8") == run_report.page(RUN)
-    assert png.read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_folder_without_either_is_refused_and_those_below_are_named(tmp_path, capsys):

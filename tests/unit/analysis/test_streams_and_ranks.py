@@ -28,25 +28,6 @@ def test_of_one_that_has_ended_there_are_as_many_steps_as_batches_unless_more_ar
     assert (steps, len(phases.real)) == (20, 20)
 
 
-class OwnIteration(DataLoader):
-    def __iter__(self):
-        yield from super().__iter__()
-
-
-@pytest.mark.parametrize(
-    ("loader", "points"),
-    [
-        (DataLoader(Stream(), 4), ("after_augmentation", "after_batching", "after_transfer")),
-        (DataLoader(Stream(), None), ("after_batching", "after_transfer")),
-        (OwnIteration(Stream(), 4), ("after_batching", "after_transfer")),
-    ],
-    ids=["batches of examples", "opaque examples", "own iteration"],
-)
-def test_the_points_are_those_that_the_loader_allows(loader, points):
-    _, phases = measure_stream(loader, StepNumber(4, str), 4, 60.0, str)
-    assert phases.points == points
-
-
 @pytest.mark.parametrize(("asked", "batches", "steps"), [(None, 2000, 100), (200, 800, 200), (20, 20, 20), (None, 99, 99)])
 def test_steps_are_those_asked_for_or_a_hundred_and_fewer_are_told(asked, batches, steps):
     said = []

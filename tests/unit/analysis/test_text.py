@@ -8,7 +8,7 @@ from analyses import ANALYSIS, NOTHING, STREAM
 from measured_stages import CACHED, MS, STAGES
 
 from lightning_echo.analysis.predict import Spread, TrainingSetting
-from lightning_echo.analysis.report import in_words, milliseconds, questions, report, shares_of_step, tables
+from lightning_echo.analysis.report import milliseconds, questions, report, shares_of_step, tables
 from lightning_echo.analysis.result import CheckedSetting, RankSeconds, StallAnalysis
 
 
@@ -59,13 +59,6 @@ def test_it_begins_with_the_verdict_why_and_what_to_paste_and_goes_on_with_the_s
     assert [word for word in absent if word in text] == []
 
 
-def test_it_is_said_where_workers_take_longer_beside_the_training():
-    said = sentences(report(with_stages(contention=1.63)))
-    assert "Decoding and augmentation take 1.6 times as long during the training as alone" in said
-    assert "Predictions for other settings are less certain then." in said
-    assert "take 1.1 times as long" not in sentences(report(with_stages(contention=1.1)))
-
-
 def test_the_parts_of_the_step_time_have_bars_as_long_as_they_are():
     # 20 of 80 ms are 7.5 of 30 columns, rounded to even; 1 is 0.4, 29 are 10.9 and 30 are 11.25
     assert rows(ANALYSIS, "Where the step time goes") == [
@@ -98,15 +91,6 @@ def test_rates_are_examples_per_second():
     assert rows(with_stages(read=NOTHING), "Rates")[-1] == ["fetch, F: the most that the workers read", "no limit"]
 
 
-def test_the_costliest_are_named():
-    found = replace(ANALYSIS, transforms={"RandomCrop": 1.5 * MS, "Normalize": 0.5 * MS})
-    assert rows(found, "What takes a worker longest") == [
-        ["read", "10"],
-        ["decode and augment, without these transforms", "4"],  # 4 + 2 without 1.5 and 0.5
-        ["RandomCrop", "1.5"],
-    ]
-
-
 def test_what_if_has_the_predictions_with_their_range():
     found = rows(ANALYSIS, "What if")
     # as in test_predict; idle are all but the step's 20 ms
@@ -121,13 +105,6 @@ def test_what_if_has_the_predictions_with_their_range():
         assert row in found
     # two workers, 8 * (9 + 6) + 8 and 8 * (12 + 6) + 8 ms
     assert rows(with_stages(read=Spread(10 * MS, 9 * MS, 12 * MS)), "What if")[0][:3] == ["as measured", "68", "64 to 76"]
-
-
-def test_where_cores_are_the_limit_that_is_said():
-    # processors: 8 * (5 + 6) + 8 for the batch and 4 for the step, on two cores
-    busy = with_stages(prepare_cpu_share=1.0, read_cpu_share=0.5, cores=2, step_cpu_seconds=4 * MS, workers=8)
-    assert rows(busy, "What if")[0] == ["as measured", "50", "50 to 50", "60%", "1.00x", "cores"]
-    assert "Limited by cores: all processors are busy, so that more workers change nothing." in report(busy)
 
 
 def test_what_was_tried_stands_beside_what_was_predicted():
@@ -175,20 +152,6 @@ def test_no_line_is_longer_than_a_hundred_columns_and_nothing_is_lost():
     assert (milliseconds(0.0123456), milliseconds(1.5)) == ("12.3", "1,500")
 
 
-def test_the_line_to_paste_is_whole_if_something_is_echoed_or_cached():
-    # 0.7 leave 1.07 * (136 - 80 * 0.7) / 4 = 21.4 ms, for 22 / 0.95
-    lines = report(with_free(10**11)).splitlines()
-    pasted = ["  num_workers=4", '  EchoCallback(factor=1, cache={"size": "701MiB", "hold": "raw"})']
-    assert lines[lines.index("Next") :][1:3] == pasted
-    assert max(map(len, lines)) <= 100
-
-
-def test_only_parts_of_a_whole_have_bars_and_all_rows_a_cell_for_each_column():
-    assert [(each.title, len(each.shares)) for each in tables(ANALYSIS) if each.shares] == [("Where the step time goes", 4)]
-    for each in tables(ANALYSIS):
-        assert {len(row) for row in each.rows} == {len(each.columns)}, each.title
-
-
 def test_what_memory_holds_stands_beside_what_it_would_bring():
     """A GB is free, three fourths of which hold 0.71 of 1.05 GB and 0.11 of 6.3.
 
@@ -223,20 +186,6 @@ def words_of(analysis):
     return [words for words, _ in questions(analysis)]
 
 
-def test_each_question_has_its_words():
-    factors = [(factor, point) for point in ("after_read", "after_batching") for factor in (2, 4, 8)]
-    assert questions(with_stages(points=("after_read", "after_batching"))) == [
-        ("as measured", TrainingSetting()),
-        *((f"num_workers={workers}", TrainingSetting(workers=workers)) for workers in (1, 2, 4)),
-        ("storage 2x as fast", TrainingSetting(storage_speedup=2)),
-        ("50% of the data set in a cache of raw items", TrainingSetting(cached_fraction=0.5, hold="raw")),
-        ("100% of the data set in a cache of raw items", TrainingSetting(cached_fraction=1, hold="raw")),
-        ("4 such trainings that share the reading", TrainingSetting(shared_by=4)),
-        ("accelerator 2x as fast", TrainingSetting(step_speedup=2)),
-        *((f"factor {factor} at {point}", TrainingSetting(factor=factor, insertion_point=point)) for factor, point in factors),
-    ]
-
-
 @pytest.mark.parametrize(
     ("changes", "workers"),
     [({"cores": 1}, [1]), ({"cores": 3}, [1, 2, 3]), ({"cores": 9}, [1, 2, 4, 8, 9]), ({"can_have_workers": False}, [])],
@@ -252,14 +201,6 @@ def test_where_reading_was_not_measured_nothing_is_asked_of_storages(unknown):
     assert not [words for words in words_of(STREAM) if "cache" in words]
 
 
-def test_a_data_set_that_cannot_be_cut_may_be_in_the_memory_of_the_storage():
-    uncut = ("after_augmentation", "after_batching")
-    asked = [words for words in words_of(with_stages(points=uncut)) if "data set" in words]
-    assert asked == ["50% of the data set in memory", "100% of the data set in memory"]
-    # opening and reading the file take time
-    assert "50% of the data set in memory" in words_of(with_stages(points=uncut, read=NOTHING))
-
-
 @pytest.mark.parametrize(
     ("free", "raw", "loaded"),  # of 1.05 and 6.3 GB
     [(10**9, ["71%", "100%"], ["11%", "100%"]), (2 * 10**9, ["100%"], ["23%", "100%"]), (0, ["100%"], ["100%"])],
@@ -269,12 +210,3 @@ def test_of_each_form_what_memory_holds_is_asked_about(free, raw, loaded):
         *(f"{share} of the data set in a cache of raw items" for share in raw),
         *(f"{share} of the data set in a cache of loaded examples" for share in loaded),
     ]
-
-
-def test_a_setting_is_said_by_all_that_differs():
-    setting = TrainingSetting(0, 2.5, "after_transfer", cached_fraction=0.8, storage_speedup=3, step_speedup=0.5)
-    assert in_words(setting) == (
-        "num_workers=0, 80% of the data set in memory, storage 3x as fast, accelerator 0.5x as fast, factor 2.5 at after_transfer"
-    )
-    both = TrainingSetting(None, 2, "before_augmentation", 0.3, hold="loaded", cache_size="8GiB")
-    assert in_words(both) == "30% of the data set in a cache of loaded examples, factor 2 at before_augmentation"

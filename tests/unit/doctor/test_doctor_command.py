@@ -83,19 +83,6 @@ def test_what_a_data_module_prints_or_breaks_does_not_reach_the_document(tmp_pat
     assert printed.err == "setting up\n"
 
 
-def test_a_data_module_is_examined_with_its_hooks(tmp_path, capsys):
-    class Moving(pl.LightningDataModule):
-        def train_dataloader(self):
-            return plain(Examples())
-
-        def on_before_batch_transfer(self, batch, dataloader_idx):
-            return batch
-
-    status, found = document(capsys, Moving, machine(tmp_path, affinity=1))
-    assert status == 0
-    assert ("data", "transfer_hooks") in found
-
-
 def test_from_the_command_line_a_wrong_name_is_status_2_in_one_line(capsys, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
     assert main(["doctor", "no_such_module:loader"]) == 2
@@ -103,10 +90,3 @@ def test_from_the_command_line_a_wrong_name_is_status_2_in_one_line(capsys, monk
     assert printed.out == ""
     assert printed.err.startswith("error: there is no module 'no_such_module'")
     assert printed.err.count("\n") == 1
-
-
-def test_from_the_command_line_this_machine_is_looked_at(capsys):
-    status = main(["doctor", "--json"])
-    found = json.loads(capsys.readouterr().out)
-    assert status == (1 if found["status"] == "error" else 0)
-    assert {each["about"] for each in found["findings"]} == {"machine"}

@@ -4,7 +4,7 @@ import multiprocessing
 
 import pytest
 import torch
-from loaders_with_traps import Batches, Examples, Holding, Stream, Unreadable, good_loader
+from loaders_with_traps import Examples, Holding, Stream, Unreadable, good_loader
 from torch.utils.data import TensorDataset
 
 from lightning_echo.doctor.looking import (
@@ -111,12 +111,6 @@ def test_an_example_that_cannot_be_read_is_an_error_of_the_users_code():
     assert not {"split", "buffer", "cache"} & set(found)
 
 
-def test_a_loader_that_is_no_dataloader_has_workers_of_its_own():
-    found = {finding.name: finding for finding in check_loader(look(Batches()), 8)}
-    assert found["workers"].status is Status.ok
-    assert found["loader"].figures == {"kind": "Batches", "batches": 4}
-
-
 @pytest.mark.parametrize(
     ("loader", "message"),
     [
@@ -128,13 +122,6 @@ def test_a_loader_that_is_no_dataloader_has_workers_of_its_own():
 def test_what_cannot_be_echoed_at_all_is_refused(loader, message):
     with pytest.raises((TypeError, ValueError), match=message):
         look(loader)
-
-
-def test_what_a_stream_holds_is_not_known():
-    found = findings(good_loader(Stream(), shuffle=None))
-    assert "not known before" in found["example_bytes"].sentence
-    assert found["buffer"].figures["items_in_free_memory"] is None
-    assert found["cache"].figures == {"possible": False}
 
 
 def test_a_buffer_is_compared_with_the_free_memory():
@@ -160,13 +147,6 @@ def test_prefetched_batches_must_fit_into_shared_memory(free, status):
     first = FirstBatch(seconds=0.1, bytes=1000, tensors=1)
     found = check_queues(look(good_loader()), first, free)  # two workers prefetch two batches each
     assert (found.status, found.figures) == (status, {"batches": 4, "needed_bytes": 4000, "free_bytes": free})
-
-
-def test_without_workers_tensors_or_shared_memory_nothing_is_handed_over():
-    first = FirstBatch(seconds=0.1, bytes=1000, tensors=1)
-    assert check_queues(look(good_loader(num_workers=0, persistent_workers=False)), first, 10) is None
-    assert check_queues(look(good_loader()), FirstBatch(0.1, 1000, 0), 10) is None
-    assert check_queues(look(good_loader()), first, None) is None
 
 
 def test_the_first_batch_is_timed_weighed_and_told():

@@ -6,7 +6,6 @@ import pytest
 from machines import GIB, machine
 
 from lightning_echo.doctor.machine import (
-    Machine,
     Status,
     as_document,
     as_text,
@@ -14,12 +13,10 @@ from lightning_echo.doctor.machine import (
     check_versions,
     cores_of,
     error,
-    installed_version,
     memory_of,
     ok,
     warning,
     whole_cores,
-    worst,
 )
 
 V2, V1 = "0::/job\n", "4:cpu,cpuacct:/job\n3:memory:/job\n"
@@ -64,23 +61,18 @@ def test_cores_are_those_of_the_affinity_or_of_the_least_quota(files, cores, tmp
         ({}, 16 * GIB, 8 * GIB),
         ({"cgroups/job/memory.max": str(4 * GIB), "cgroups/job/memory.current": str(GIB)}, 4 * GIB, 3 * GIB),
         ({"cgroups/job/memory.max": "max", "cgroups/job/memory.current": str(GIB)}, 16 * GIB, 8 * GIB),
+        (
+            {
+                "proc/self/cgroup": V1,
+                "cgroups/memory/job/memory.limit_in_bytes": str(2 * GIB),
+                "cgroups/memory/job/memory.usage_in_bytes": str(GIB),
+            },
+            *(2 * GIB, GIB),
+        ),
     ],
 )
 def test_memory_is_that_of_the_machine_or_of_the_least_limit(files, limit, free, tmp_path):
     assert memory_of(machine(tmp_path, files={"proc/self/cgroup": V2, **files})) == (limit, free)
-
-
-def test_memory_of_a_control_group_of_version_1_counts_too(tmp_path):
-    folder = "cgroups/memory/job"
-    files = {f"{folder}/memory.limit_in_bytes": str(2 * GIB), f"{folder}/memory.usage_in_bytes": str(GIB)}
-    assert memory_of(machine(tmp_path, files={"proc/self/cgroup": V1, **files})) == (2 * GIB, GIB)
-
-
-def test_by_default_it_is_this_machine():
-    own = Machine()
-    assert 0 < cores_of(own) <= own.affinity
-    assert own.space_of(own.proc / "no-such-folder") is None
-    assert installed_version("pytest") == pytest.__version__
 
 
 def test_a_quota_is_told_with_the_number_to_count_with(tmp_path):
@@ -89,7 +81,7 @@ def test_a_quota_is_told_with_the_number_to_count_with(tmp_path):
     assert "2 for num_workers" in found.way_out
 
 
-LITTLE, ENOUGH = (f"MemTotal: 16777216 kB\nMemAvailable: {free} kB\n" for free in (500000, 2000000))
+LITTLE = "MemTotal: 16777216 kB\nMemAvailable: 500000 kB\n"
 
 
 @pytest.mark.parametrize(
@@ -97,9 +89,7 @@ LITTLE, ENOUGH = (f"MemTotal: 16777216 kB\nMemAvailable: {free} kB\n" for free i
     [
         ("cores", {"affinity": 1}, "warning"),
         ("memory", {"files": {"proc/meminfo": LITTLE}}, "warning"),
-        ("memory", {"files": {"proc/meminfo": ENOUGH}}, "ok"),
         ("memory", {"files": {"proc/meminfo": ""}}, "warning"),
-        ("shared_memory", {"space_of": lambda path: (64 * 2**20, 64 * 2**20)}, "warning"),
         ("shared_memory", {"space_of": lambda path: (8 * GIB, 0)}, "warning"),
         ("shared_memory", {"space_of": lambda path: None if str(path) == "/dev/shm" else (8 * GIB, 8 * GIB)}, "error"),
         ("shared_memory", {"space_of": lambda path: None, "platform": "darwin"}, "ok"),
@@ -109,15 +99,11 @@ LITTLE, ENOUGH = (f"MemTotal: 16777216 kB\nMemAvailable: {free} kB\n" for free i
         ("openmp", {"environ": {"OMP_WAIT_POLICY": "ACTIVE"}}, "warning"),
         ("openmp", {"files": QUOTA}, "warning"),
         ("openmp", {"files": QUOTA, "environ": {"OMP_NUM_THREADS": "2"}}, "ok"),
-        ("openmp", {"files": QUOTA, "environ": {"OMP_NUM_THREADS": "3"}}, "warning"),
         ("python", {"python": (3, 9, 20)}, "error"),
         ("python", {"python": (3, 10, 14)}, "warning"),  # forked workers may hang
         ("python", {"python": (3, 10, 15)}, "ok"),
-        ("python", {"python": (3, 11, 9)}, "warning"),
-        ("python", {"python": (3, 11, 10)}, "ok"),
         ("python", {"python": (3, 13, 1)}, "ok"),
         ("torch", {"packages": {"torch": "2.4.0"}}, "ok"),
-        ("torch", {"packages": {"torch": "2.15.0+cpu"}}, "ok"),
         ("torch", {"packages": {"torch": "3.0rc1"}}, "ok"),
         ("torchvision", {"packages": {"torchvision": None}}, "ok"),
         ("lightning_echo", {"packages": {"lightning-echo": None}}, "ok"),
@@ -154,13 +140,6 @@ def test_a_torchvision_of_another_torch_is_an_error_with_its_message(tmp_path):
     found = finding("torchvision", machine(tmp_path, import_operators=fails))
     assert found.status is Status.error
     assert found.sentence == "torchvision 0.24.0 does not fit torch 2.9.0: operator torchvision::nms does not exist."
-
-
-@pytest.mark.parametrize(
-    ("findings", "status"), [([], "ok"), ([FINE], "ok"), ([SLOW, FINE], "warning"), ([FINE, WRONG, SLOW], "error")]
-)
-def test_the_worst_finding_counts(findings, status):
-    assert worst(findings) is Status(status)
 
 
 def test_the_text_has_each_findings_status_and_way_out_in_wrapped_lines():

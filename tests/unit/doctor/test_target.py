@@ -100,10 +100,6 @@ def test_a_data_module_is_built_of_the_section_data_alone(text, module, tmp_path
     assert data_of(None, config(tmp_path, text.format(module))).size == 20
 
 
-def test_beside_a_class_the_section_holds_its_arguments(module, tmp_path):
-    assert data_of(f"{module}:Numbers", config(tmp_path, "data:\n  size: 20\n")).size == 20
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [

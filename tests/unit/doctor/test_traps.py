@@ -89,16 +89,6 @@ def test_many_tensors_in_flight_need_many_files(tensors, strategy, limit, names)
     assert set(traps_of(good_loader(), Surroundings(False, strategy, limit), first)) == names
 
 
-def test_without_a_first_batch_the_other_traps_are_seen():
-    assert set(traps_of(good_loader(shuffle=False), first=None)) == {"not_shuffled"}
-
-
-def test_this_process_has_surroundings():
-    own = Surroundings.of_this_process()
-    assert own.sharing_strategy in ("file_descriptor", "file_system")
-    assert own.open_files is None or own.open_files > 0
-
-
 def test_hooks_of_a_data_module_that_hide_those_of_the_model_are_named():
     class Moving(pl.LightningDataModule):
         def on_after_batch_transfer(self, batch, dataloader_idx):

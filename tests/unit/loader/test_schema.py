@@ -184,12 +184,6 @@ def test_an_order_without_a_plan_is_refused_but_where_a_pass_begins_that_has_no_
         assert is_refused("without a length", {**begins, "order": wrong}, "order")
 
 
-def test_the_last_columns_of_a_row_are_left_out_where_they_say_nothing_new():
-    order = OrderState(distances=(Distance(0, 0), Distance(1, 4, 2)))
-    assert plain(order) == {"distances": [[0, 0], [1, 4, 2]]}
-    assert read(OrderState, plain(order)) == order
-
-
 def test_that_nothing_is_known_of_the_epoch_is_another_state_than_that_nobody_was_asked():
     state = saved("shuffled")
     alone, unknown = (EchoState.from_dict(each, by_index=True) for each in (state, {**state, "epoch_goes_on": None}))
