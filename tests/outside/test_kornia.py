@@ -7,7 +7,7 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
-from project_runs import BATCH, LENGTH, STEPS, WAYS, Run, assert_repeatable, assert_right, train
+from project_runs import BATCH, LENGTH, STEPS, WAYS, Run, assert_right, train
 from torch.utils.data import DataLoader, Dataset
 
 kornia = pytest.importorskip("kornia", reason="kornia is not installed: pip install 'lightning-echo[test-outside]'")
@@ -90,13 +90,3 @@ def test_augmentation_in_the_data_modules_hook_is_redone(workers: int, way: str)
 def test_in_a_data_sets_transform_it_is_redone_in_the_workers(workers: int, way: str) -> None:
     run = train(lambda: make(workers, noise()), see, way=way)
     assert_right(run, range(LENGTH), point="before_augmentation", steps=STEPS, noise="redone")
-
-
-def test_two_runs_draw_alike_where_the_models_random_state_is_the_same() -> None:
-    """On the device Kornia draws from the training's own random state, which is the user's to seed."""
-
-    def once(seed: int) -> Any:
-        torch.manual_seed(seed)
-        return train(lambda: make(2), see, epochs=2, on_device=on_device, seed=seed)
-
-    assert_repeatable(once)

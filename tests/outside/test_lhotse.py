@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 from typing import Any
 
-import lightning.pytorch as pl
 import numpy as np
 import pytest
-import torch
-from project_runs import LENGTH, WAYS, Watcher, assert_repeatable, assert_resumes_exactly, assert_right, kill, said, train
+from project_runs import LENGTH, WAYS, assert_resumes_exactly, assert_right, kill, said, train
 from torch.utils.data import DataLoader
 
 from lightning_echo.schema import EchoStateError
@@ -115,38 +112,3 @@ def test_in_torchdatas_loader_a_killed_run_goes_on_exactly(workers: int, cuts: A
 
     one = len(train(make, see, epochs=1).model.batches)
     assert_resumes_exactly(make, see, tmp_path, (1, one - 1, one, one + 2), epochs=2)
-
-
-@pytest.mark.parametrize(("workers", "way"), WAYS)
-def test_fresh_batches_come_in_the_samplers_own_order(workers: int, way: str, cuts: Any) -> None:
-    """Epoch for epoch as in a run without echoing: the sampler shuffles by the epoch that Lightning tells it."""
-
-    class Plain(Watcher):
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            del batch_idx
-            self.batches.append([number for number, _ in self.see(batch)])
-            return self.weight * 1.0
-
-    unechoed = Plain(see)
-    quiet: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    trainer = pl.Trainer(accelerator="cpu", max_epochs=3, enable_model_summary=False, **quiet)
-    trainer.fit(unechoed, loader(cuts, "simple", workers))
-    run = train(lambda: loader(cuts, "simple", workers), see, way=way)
-    assert run.fresh == [number for batch in unechoed.batches for number in batch]
-
-
-class Louder(UnsupervisedWaveformDataset):
-    """Draws a volume for each batch that it reads."""
-
-    def __getitem__(self, cuts: Any) -> Any:
-        batch = super().__getitem__(cuts)
-        return {**batch, "audio": batch["audio"] + 0.01 * random.random()}
-
-
-def test_what_the_data_set_draws_is_reused_with_the_batch_and_follows_the_seed(cuts: Any) -> None:
-    def once(seed: int) -> Any:
-        torch.manual_seed(seed)  # of a loader that is not rebuilt torch seeds the workers, by the training's random state
-        return train(lambda: loader(cuts, "simple", 2, Louder()), see, seed=seed)
-
-    assert_right(once(7), range(LENGTH), passes=3, noise="reused")
-    assert_repeatable(once)

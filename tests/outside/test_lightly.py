@@ -11,7 +11,6 @@ from PIL import Image
 from project_runs import BATCH, LENGTH, STEPS, WAYS, assert_right, said, train
 from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
-from torchvision.transforms import ToTensor
 
 from lightning_echo import StagedDataset
 
@@ -33,11 +32,6 @@ def folder(tmp_path: Path) -> str:
     return str(tmp_path / "images")
 
 
-def see(batch: Any) -> Any:
-    images, _, names = batch
-    return [(int(Path(name).stem), tuple(one.flatten().tolist())) for name, one in zip(names, images, strict=True)]
-
-
 def see_views(batch: Any) -> Any:
     views, labels, names = batch
     numbers = [int(Path(name).stem) for name in names]
@@ -51,14 +45,6 @@ def views() -> Any:
 
 def of_views(data: Any, workers: int = 2) -> Any:
     return DataLoader(data, BATCH, shuffle=True, num_workers=workers, collate_fn=MultiViewCollate())
-
-
-@pytest.mark.parametrize(("workers", "way"), WAYS)
-def test_images_come_as_they_are(workers: int, way: str, folder: str) -> None:
-    data = LightlyDataset(folder, transform=ToTensor())
-    run = train(lambda: DataLoader(data, BATCH, shuffle=True, num_workers=workers), see, way=way)
-    plain = {number: value for batch in DataLoader(data, BATCH) for number, value in see(batch)}
-    assert_right(run, range(LENGTH), steps=STEPS, values=plain)
 
 
 @pytest.mark.parametrize("of", ["folder", "torchvision"])

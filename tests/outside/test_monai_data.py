@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import lightning.pytorch as pl
 import numpy as np
 import pytest
 from project_runs import BATCH, LENGTH, STEPS, WAYS, assert_resumes_exactly, assert_right, said, train
@@ -75,17 +74,6 @@ def test_the_deterministic_part_is_reused_and_the_noise_redone(
     assert all(abs(np.subtract(use.value, plain[use.index])).max() < 0.1 for use in run.uses)
 
 
-@pytest.mark.parametrize(("workers", "way"), WAYS)
-def test_its_threads_make_a_loader_of_batches(workers: int, way: str, files: Any) -> None:
-    def make(*steps: Any) -> Any:
-        data = Dataset(files, Compose([*deterministic(), *steps]))
-        return of_monai.ThreadDataLoader(data, batch_size=BATCH, shuffle=True, num_workers=workers)
-
-    run = train(lambda: make(noise()), see, way=way)
-    assert_right(run, range(LENGTH), point="after_batching", steps=STEPS, noise="reused")
-    assert_right(train(make, see, way=way), range(LENGTH), steps=STEPS, values=plain_of(Dataset(files, Compose(deterministic()))))
-
-
 def see_metadata(batch: Any) -> Any:
     """All that MONAI notes down of an image but the address of a transform, which is another one in each process."""
     for one in decollate_batch(batch):
@@ -136,42 +124,3 @@ def test_a_killed_run_goes_on_with_the_same_noise(workers: int, files: Any, tmp_
         return loader(Dataset(files, Compose([*deterministic(), noise()])), workers)
 
     assert_resumes_exactly(make, see, tmp_path, (1, 9), epochs=2)
-
-
-def test_an_example_that_is_several_crops_stays_together(files: Any) -> None:
-    """`list_data_collate` makes a batch of twice as many images; an example is what the data set returns."""
-    crops = transforms.RandSpatialCropSamplesd("image", roi_size=(2, 2), num_samples=2, random_size=False)
-
-    def see_pairs(batch: Any) -> Any:
-        seen = see(batch)
-        assert [number for number, _ in seen[::2]] == [number for number, _ in seen[1::2]]
-        return [(number, (one, other)) for (number, one), (_, other) in zip(seen[::2], seen[1::2], strict=True)]
-
-    run = train(lambda: loader(Dataset(files, Compose([*deterministic(), crops, noise()]))), see_pairs)
-    assert_right(run, range(LENGTH), point="before_augmentation", steps=STEPS, noise="redone")
-
-
-class ExchangeCache(pl.Callback):
-    """What MONAI asks for after each epoch."""
-
-    def __init__(self, dataset: Any) -> None:
-        self.dataset = dataset
-
-    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        del trainer, pl_module
-        self.dataset.update_cache()
-
-
-def test_a_cache_that_is_exchanged_between_epochs_is_seen_without_workers(files: Any) -> None:
-    """An index is another example from then on; an image is always that of its number."""
-    steps = Compose([*deterministic(), noise()])
-    data = of_monai.SmartCacheDataset(files, steps, replace_rate=0.5, cache_num=12, progress=False)
-    data.start()
-    try:
-        run = train(lambda: DataLoader(data, batch_size=BATCH), see, epochs=6, callbacks=[ExchangeCache(data)])
-    finally:
-        data.shutdown()
-    assert run.loader.counts.delivered == len({(use.index, use.value) for use in run.uses}) == 6 * 12
-    assert max(use.index for use in run.uses) >= 12  # what was not in the cache at first
-    plain = plain_of(Dataset(files, Compose(deterministic())))
-    assert all(abs(np.subtract(use.value, plain[use.index])).max() < 0.1 for use in run.uses)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from project_runs import WAYS, assert_repeatable, assert_right, said, train
+from project_runs import WAYS, assert_right, said, train
 
 pytorch_forecasting = pytest.importorskip(
     "pytorch_forecasting", reason="pytorch_forecasting is not installed: pip install 'lightning-echo[test-outside]'"
@@ -52,19 +52,3 @@ def test_windows_come_as_they_are(workers: int, way: str, caplog: pytest.LogCapt
     assert "TimeSeriesDataSet has neither load(index) and augment(example) nor a transform" in said(caplog)
     plain = {number: past_of(number) for number in WINDOWS}
     assert_right(run, WINDOWS, point="after_augmentation", steps=len(WINDOWS) // BATCH, values=plain)
-
-
-def test_a_drawn_length_is_reused_with_its_window_and_follows_the_seed() -> None:
-    """Its data set draws how much of the past is seen; windows of several lengths are padded in its collate function."""
-    data = dataset(min_encoder_length=1, randomize_length=(1.0, 1.0))
-
-    def once(seed: int) -> Any:
-        return train(lambda: data.to_dataloader(batch_size=SERIES, num_workers=2), see, seed=seed)
-
-    run = once(7)
-    plain = [number for batch in data.to_dataloader(train=False, batch_size=SERIES) for number, _ in see(batch)]
-    assert_right(run, plain, steps=len(plain) // SERIES)
-    assert len({len(use.value) for use in run.uses}) > 1
-    assert all(use.value == past_of(use.index, len(use.value)) for use in run.uses)
-    assert {use[:2] for use in run.uses} == {use[:2] for use in run.uses if use.fresh}
-    assert_repeatable(once)

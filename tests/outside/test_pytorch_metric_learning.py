@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from project_runs import WAYS, assert_epochs, assert_repeatable, assert_unchanged, train
+from project_runs import WAYS, assert_epochs, assert_unchanged, train
 from torch.utils.data import DataLoader, TensorDataset
 
 pytorch_metric_learning = pytest.importorskip(
@@ -45,7 +45,3 @@ def test_whole_batches_stay_as_they_were_arranged(point: str, workers: int, way:
     for start in (0, LENGTH):  # what the sampler drew for a pass
         assert all(count % EACH == 0 for count in Counter(values[start : start + LENGTH]).values())
     assert all(is_arranged([use.value for use in batch]) for batch in run.model.batches) is (point == "after_batching")
-
-
-def test_two_runs_with_the_same_seed_draw_the_same_classes() -> None:
-    assert_repeatable(lambda seed: train(make, see, epochs=2, seed=seed))

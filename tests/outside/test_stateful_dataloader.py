@@ -10,8 +10,6 @@ import torch
 from project_runs import BATCH, LENGTH, STEPS, WAYS, assert_resumes_exactly, assert_right, see_numbers, train
 from torch.utils.data import BatchSampler, Dataset, IterableDataset, RandomSampler, WeightedRandomSampler, get_worker_info
 
-from lightning_echo import EchoLoader
-
 torchdata = pytest.importorskip(
     "torchdata.stateful_dataloader", reason="torchdata is not installed: pip install 'lightning-echo[test-loaders]'"
 )
@@ -50,11 +48,6 @@ class Stream(IterableDataset[Any]):
         self.position, self.resumed = state["position"], True
 
 
-class Sized(Stream):
-    def __len__(self) -> int:
-        return LENGTH
-
-
 def numbers(workers: int, **options: Any) -> Any:
     return torchdata.StatefulDataLoader(Numbers(), BATCH, num_workers=workers, **{"shuffle": True, **options})
 
@@ -66,26 +59,6 @@ def test_each_pass_is_fresh_exactly_once_and_a_killed_run_goes_on(workers: int, 
     assert_resumes_exactly(lambda: numbers(workers), see_numbers, tmp_path, (1, 6, 11), way=way)
 
 
-def test_a_dropped_rest_is_in_no_pass() -> None:
-    run = train(lambda: numbers(2, shuffle=False, drop_last=True), see_numbers, epochs=2)
-    assert_right(run, range(20), steps=5)
-
-
-@pytest.mark.parametrize("factor", [1, 2])
-def test_without_workers_the_noise_of_each_batch_is_the_same_too(factor: float) -> None:
-    def make() -> EchoLoader:
-        return EchoLoader(numbers(0), factor, insertion_point="after_batching", seed=0)
-
-    first = make()
-    noise = [batch["noise"].tolist() for _ in range(2) for batch in first]
-    first = make()
-    states = [first.state_dict() for _ in range(2) for _ in first]
-    for at, state in enumerate(states[:-1], 1):
-        second = make()
-        second.load_state_dict(state)
-        assert next(iter(second))["noise"].tolist() == noise[at]
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_stream_ends_its_epoch_and_resumes_exactly(workers: int, tmp_path: Path) -> None:
     def make() -> Any:
@@ -94,18 +67,6 @@ def test_a_stream_ends_its_epoch_and_resumes_exactly(workers: int, tmp_path: Pat
     run = train(make, see_numbers, epochs=2)
     assert_right(run, range(LENGTH), passes=2)
     assert_resumes_exactly(make, see_numbers, tmp_path, (1, 5, run.steps[0] + 3), epochs=2)
-
-
-def test_a_stream_whose_workers_drop_their_own_rests_goes_on_with_the_next_pass(tmp_path: Path) -> None:
-    """torch's length says five batches, and three workers make four."""
-
-    def make() -> Any:
-        return torchdata.StatefulDataLoader(Sized(), BATCH, num_workers=3, drop_last=True)
-
-    kept = sorted(index for batch in make() for index in batch["index"].tolist())
-    assert (len(make()), len(kept)) == (5, 16)
-    assert_right(train(make, see_numbers), kept, steps=5)
-    assert_resumes_exactly(make, see_numbers, tmp_path, (3, 9, 12))
 
 
 @pytest.mark.parametrize("has_batch_sampler", [False, True])

@@ -13,10 +13,8 @@ from project_runs import (
     LENGTH,
     STEPS,
     WAYS,
-    assert_epochs,
     assert_resumes_exactly,
     assert_right,
-    assert_unchanged,
     said,
     train,
 )
@@ -25,7 +23,6 @@ torch_geometric = pytest.importorskip(
     "torch_geometric", reason="torch_geometric is not installed: pip install 'lightning-echo[test-outside]'"
 )
 
-from torch_geometric import loader as loaders  # noqa: E402
 from torch_geometric.data import Data, InMemoryDataset  # noqa: E402
 from torch_geometric.data.lightning import LightningDataset  # noqa: E402
 from torch_geometric.loader import DataLoader  # noqa: E402
@@ -112,31 +109,3 @@ def test_what_a_hook_does_to_a_batch_does_not_reach_its_echo(point: str, workers
 
     run = train(make, see_edited, on_device=on_device, insertion_point=point)
     assert_right(run, range(LENGTH), steps=STEPS, values=PLAIN)
-
-
-def test_batches_of_a_dynamic_size_are_counted_by_their_graphs() -> None:
-    """As many graphs as have twelve nodes together: two to four of them."""
-
-    def make() -> Any:
-        data = Graphs()
-        return DataLoader(data, batch_sampler=loaders.DynamicBatchSampler(data, max_num=12, shuffle=True, num_steps=5))
-
-    run = train(make, see)
-    assert run.loader.insertion_point == "after_batching"
-    assert len({len(batch) for batch in run.model.batches}) > 1
-    assert_epochs(run, 5)
-    assert_unchanged(run, PLAIN)
-
-
-@pytest.mark.parametrize(("workers", "way"), WAYS)
-def test_parts_of_one_large_graph(workers: int, way: str) -> None:
-    """The loader's examples are the numbers of nodes; a subgraph is cut out of them in collate, for echoes too."""
-    ring = torch.arange(LENGTH)
-    large = Data(x=ring[:, None].float(), edge_index=torch.stack([ring, ring.roll(1)]), number=ring)
-
-    def see_nodes(batch: Any) -> Any:
-        return [(int(number), float(x)) for number, x in zip(batch.number, batch.x, strict=True)]
-
-    run = train(lambda: loaders.RandomNodeLoader(large, num_parts=4, shuffle=True, num_workers=workers), see_nodes, way=way)
-    assert run.loader.counts.delivered == len(run.uses)
-    assert_unchanged(run, {number: float(number) for number in range(LENGTH)})

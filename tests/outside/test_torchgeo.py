@@ -16,7 +16,6 @@ from project_runs import (
     assert_repeatable,
     assert_resumes_exactly,
     assert_right,
-    assert_unchanged,
     said,
     train,
 )
@@ -26,7 +25,7 @@ torchgeo = pytest.importorskip("torchgeo", reason="torchgeo is not installed: pi
 
 import rasterio  # noqa: E402
 from kornia import augmentation as aug  # noqa: E402
-from torchgeo.datamodules import GeoDataModule, NonGeoDataModule  # noqa: E402
+from torchgeo.datamodules import NonGeoDataModule  # noqa: E402
 from torchgeo.datasets import NonGeoDataset, RasterDataset, stack_samples  # noqa: E402
 from torchgeo.samplers import GridGeoSampler, RandomGeoSampler  # noqa: E402
 
@@ -53,10 +52,6 @@ def folder(tmp_path: Path) -> str:
 
 class Fields(RasterDataset):
     filename_glob = "*.tif"
-
-    def __init__(self, paths: str, split: str = "train", transforms: Any = None) -> None:
-        del split
-        super().__init__(paths, transforms=transforms)
 
 
 class Scenes(NonGeoDataset):
@@ -113,22 +108,6 @@ def test_random_patches_follow_the_seed_and_a_killed_run_goes_on_with_them(worke
 
     assert_repeatable(lambda seed: train(make, see, epochs=2, seed=seed))
     assert_resumes_exactly(lambda: make(generator=torch.Generator().manual_seed(5)), see, tmp_path, (1, 4, 6), epochs=2)
-
-
-@pytest.mark.parametrize(("workers", "way"), WAYS)
-def test_its_data_module_for_places_is_echoed_by_batches(workers: int, way: str, folder: str) -> None:
-    """Its sampler makes the batches, its hook takes the place out of them and normalises them on the device."""
-    data = GeoDataModule(Fields, batch_size=BATCH, patch_size=PATCH, length=16, num_workers=workers, paths=folder)
-
-    def see_scaled(batch: Any) -> Any:
-        assert "bounds" not in batch or "crs" not in batch
-        return see({"image": (batch["image"] * 255).round()})
-
-    run = train(data, see_scaled, way=way)
-    assert run.loader.insertion_point == "after_batching"
-    assert run.loader.counts.echoed > 0
-    assert_epochs(run, 4)
-    assert_unchanged(run, {use.index: patch_at(use.index) for use in run.uses})
 
 
 class Noisy(NonGeoDataModule):

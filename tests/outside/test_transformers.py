@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset
 
 from lightning_echo import EchoLoader
 
@@ -29,11 +29,6 @@ class Numbers(Dataset[Any]):
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         return {"x": torch.tensor([float(index)]), "labels": torch.zeros(1)}
-
-
-class Stream(IterableDataset[Any]):
-    def __iter__(self) -> Any:
-        return (Numbers()[index] for index in range(EXAMPLES))
 
 
 class Model(torch.nn.Module):
@@ -106,32 +101,14 @@ def test_a_trainer_of_transformers_is_echoed_and_resumes_exactly_with_our_state(
     assert resumed.model.seen == full.model.seen[SAVED_AT:]
 
 
-@pytest.mark.parametrize("dataset", [Numbers(), Stream()])
-def test_accelerate_builds_no_plain_loader_of_an_echoed_one(dataset: Any) -> None:
-    echoed = EchoLoader(DataLoader(dataset, BATCH), 2, seed=1)
-    assert accelerate.Accelerator(cpu=True).prepare(echoed) is echoed
-    with pytest.raises(AttributeError, match="ignore_data_skip=True"):
-        accelerate.skip_first_batches(echoed, 3)
-
-
-def test_a_prepared_stream_says_that_it_cannot_resume_within_a_pass() -> None:
-    prepared = accelerate.Accelerator(cpu=True).prepare(DataLoader(Stream(), BATCH))
-    echoed = EchoLoader(prepared, 2, seed=1)
-    next(iter(echoed))
-    with pytest.raises(ValueError, match="within a pass"):
-        EchoLoader(prepared, 2, seed=1).load_state_dict(echoed.state_dict())
-
-
-def prepared(is_stateful: bool) -> EchoLoader:
-    configuration = accelerate.utils.DataLoaderConfiguration(use_stateful_dataloader=is_stateful)
-    accelerator = accelerate.Accelerator(cpu=True, dataloader_config=configuration)
+def prepared() -> EchoLoader:
     plain = DataLoader(Numbers(), BATCH, shuffle=True)
-    return EchoLoader(accelerator.prepare(plain), 1, insertion_point="after_batching", seed=1)
+    return EchoLoader(accelerate.Accelerator(cpu=True).prepare(plain), 1, insertion_point="after_batching", seed=1)
 
 
-def after(taken: int, is_stateful: bool) -> dict[str, Any]:
+def after(taken: int) -> dict[str, Any]:
     """The state after so many batches: eight are a pass."""
-    killed = prepared(is_stateful)
+    killed = prepared()
     for _ in range(taken // 8):
         list(killed)
     batches = iter(killed)
@@ -146,16 +123,7 @@ def numbers(loader: EchoLoader, epochs: int) -> list[list[float]]:
 
 @pytest.mark.parametrize("taken", [3, 8, 11])
 def test_a_prepared_loader_resumes_in_the_order_of_its_pass(taken: int) -> None:
-    full, resumed = numbers(prepared(False), 3), prepared(False)
-    resumed.load_state_dict(after(taken, False))
+    full, resumed = numbers(prepared(), 3), prepared()
+    resumed.load_state_dict(after(taken))
     assert sorted(index for batch in full[:8] for index in batch) == list(range(EXAMPLES))
     assert numbers(resumed, 3)[: len(full) - taken] == full[taken:]
-
-
-def test_a_prepared_loader_with_a_state_resumes_between_passes_alone() -> None:
-    """Its first iteration draws its order otherwise than later ones, so that the order of a pass is not known again."""
-    with pytest.raises(ValueError, match="within a pass"):
-        prepared(True).load_state_dict(after(11, True))
-    resumed = prepared(True)
-    resumed.load_state_dict(after(8, True))
-    assert sorted(index for batch in numbers(resumed, 1) for index in batch) == list(range(EXAMPLES))

@@ -72,11 +72,6 @@ def test_every_way_in_takes_it(kind: str, workers: int, way: str, shards: list[s
         assert_right(run, range(LENGTH), passes=2)
 
 
-def test_with_length_it_keeps_that_length(shards: list[str]) -> None:
-    run = train(lambda: loader(shards, "WebLoader", 2).with_length(6, silent=True), see_numbers, epochs=4)
-    assert_right(run, range(LENGTH), passes=2, steps=LENGTH // BATCH)
-
-
 def test_with_epoch_an_epoch_is_that_long(shards: list[str]) -> None:
     """A shuffle with replacement that never ends, cut into epochs of five batches."""
 

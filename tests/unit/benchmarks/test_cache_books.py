@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from pathlib import Path
 
-import cache
 import numpy as np
 import pytest
-import side_by_side
-import torch
-from keepers import KEEPERS, Books, Deliveries, PageCached, Run, Slow
+from keepers import KEEPERS, Books, Deliveries, Run, Slow
 
 BY_NAME = {keeper.name: keeper for keeper in KEEPERS}
 
@@ -41,13 +38,6 @@ def test_an_example_is_a_hit_if_nobody_has_read_it_since_it_was_delivered(books:
     assert [there.is_hit(3), there.is_hit(4), here.is_hit(4)] == [True, False, True]
 
 
-def test_what_the_page_cache_has_is_not_read(books: Books) -> None:
-    data = PageCached(books, 20, 0.0, kept=2)
-    found = [data[index] for index in (1, 2, 1, 3, 2)]
-    assert books.reads[:4].tolist() == [0, 1, 2, 1]
-    assert all(torch.equal(found[place][0], data.read(index)[0]) for place, index in enumerate((1, 2, 1, 3, 2)))
-
-
 @pytest.mark.parametrize(
     ("name", "hits"),
     [("bare DataLoader", 0), ("ours", 32), ("functools.lru_cache, half in each worker", None), ("LMDB on /dev/shm", None)],
@@ -72,22 +62,3 @@ def test_a_partner_delivers_every_example_once_a_pass(name: str, hits: int | Non
     elif hits is not None:
         assert found == [hits] * 3
     assert (held > 0) == (name != "bare DataLoader")
-
-
-def test_a_row_leaves_out_the_first_pass() -> None:
-    rounds = [
-        {"hits": [0, 5, 6], "bytes": 2**20, "seconds": [9.0, 1.0, 2.0]},
-        {"hits": [0, 7, 8], "bytes": 2**21, "seconds": [7.0, 3.0, 4.0]},
-    ]
-    row = side_by_side._row(BY_NAME["ours"], rounds)
-    assert row[2:] == (6.5, 1.5, 8.0, 2.5, 1.0, 4.0)
-
-
-@pytest.mark.parametrize(("share", "factor", "required"), [(0.25, 1, 0.95), (0.75, 1, 0.88), (0.5, 2, 0.88), (0.5, 1, 0.95)])
-def test_less_is_required_where_source_and_step_are_balanced(share: float, factor: float, required: float) -> None:
-    ours = max(16 * (1 - share) / factor, 4)
-    little = {cache._little(share, factor): [0.9 * ours]}
-    row = cache._speed_row(share, factor, 4.0, {"base": [16.0], "plain": [16.0], str((share, factor)): [ours], **little})
-    assert row[7] == pytest.approx(1.0)  # reached
-    assert row[10:12] == (required, "yes")
-    assert row[12:] == pytest.approx((900 * ours, 0.9))

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import sharing_peers
-import torch
 from sharing_peers import OURS, SHARERS, Outcome, Plan, row
 
 COLUMNS = sharing_peers._COLUMNS
@@ -43,27 +39,3 @@ def test_rates_are_divided_by_those_of_ours_in_the_same_round() -> None:
     found = named(row(OTHER, PLAN, theirs, mine))
     assert (found["examples/s"], found["of ours"]) == (10.0, pytest.approx(1 / 3))
     assert found["runs"] == "hung after 3 batches 1 of 2, ran 1 of 2"
-
-
-def test_the_readers_processor_time_is_divided_among_the_trainings() -> None:
-    facts = ran(1.0, (2, 50, 50), (2, 50, 50), own=0.5, reader=2.0)
-    assert named(row(OURS, PLAN, [Outcome("ran", [facts])], [Outcome("ran", [facts])]))["us per example"] == 50_000
-    assert sharing_peers.microseconds(Outcome("ran", [facts] * 4)) == pytest.approx(20_000)
-
-
-def test_a_training_says_how_far_it_is_and_what_it_got(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = iter([100.0, 107.0])  # at the end of the first pass, and of the last one
-    monkeypatch.setattr(sharing_peers.time, "perf_counter", lambda: next(now))
-    plan = Plan(trainings=1, batches=3, passes=3)
-    passes = iter([[torch.arange(4), torch.arange(3)], [torch.arange(4)], [torch.arange(2)]])
-
-    class Loader:
-        def __iter__(self) -> Any:
-            return ((None, numbers) for numbers in next(passes))
-
-    sharing_peers.take_passes(plan, "training-0", tmp_path, Loader(), os.getpid())
-    facts = json.loads((tmp_path / "training-0.json").read_text())
-    assert facts["passes"] == [[2, 7, 4], [1, 4, 4], [1, 2, 2]]
-    assert facts["seconds"] == 7.0
-    assert (tmp_path / "training-0.seen").read_text() == "4"
-    assert set(facts) == {"passes", "seconds", "own", "reader"}

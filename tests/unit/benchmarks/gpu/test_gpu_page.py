@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from gpu.page import RESULTS, is_evidence, page_of, take_over
 from gpu.plan import ALONE, CACHE, CEILING, DECODES, FACTOR, PLAIN, SHARED, TENSORSOCKET
-from gpu.rows import add_row, read_rows
+from gpu.rows import add_row
 
 ROOT = Path(__file__).parents[4]
 README = (ROOT / "README.md").read_text()
@@ -58,23 +58,6 @@ def test_goals_are_computed_from_the_rows(tmp_path: Path) -> None:
     assert found["images per second that share, over *each by itself*"] == ("2.73", "**no**")
     assert found["images per second that share, over *TensorSocket*"] == ("0.968", "yes")
     assert found["images lost in a shared pass"] == ("0", "yes")
-
-
-def test_rows_of_two_runs_on_one_kind_of_machine_are_joined(tmp_path: Path) -> None:
-    first, second, results = a_run(tmp_path / "1"), tmp_path / "2", tmp_path / "results"
-    add_row(first, "stages", stage="accuracy", part="plain, seed 1", outcome="not run")
-    add_row(first, "stages", stage="accuracy", part="plain, seed 2", outcome="not run", said="the time was over")
-    add_row(second, "stages", stage="accuracy", part="plain, seed 2", outcome="failed", said="a worker died")
-    add_row(second, "machine", what="scale", value="full")
-    add_row(second, "machine", what="card", value="a card")
-    add_row(second, "feed", network="resnet18", arm="loader alone", how="measured", R=4.0)
-    add_row(second, "accuracy", arm=PLAIN, seed=1, clock_s=5.0, steps=1, accuracy=0.5)
-    add_row(second, "stages", stage="accuracy", part="plain, seed 1", outcome="ran")
-    take_over([first, second], results)
-    assert len(read_rows(results, "feed")) == len(read_rows(first, "feed"))
-    assert len(read_rows(results, "accuracy")) == 1
-    found = [(row["part"], row["outcome"], row["said"]) for row in read_rows(results, "stages")]
-    assert found == [("plain, seed 1", "ran", ""), ("plain, seed 2", "failed", "a worker died")]
 
 
 def test_rows_of_another_card_or_of_no_card_are_refused(tmp_path: Path) -> None:

@@ -8,12 +8,10 @@ from itertools import product
 import pytest
 from learning.language_model import LANGUAGE_MODEL
 from learning.rules import (
-    FULL,
     Evaluation,
     Interval,
     best_rate,
     interval_of_median,
-    quality_at_end,
     ratios,
     reached_at,
     verdict,
@@ -33,26 +31,9 @@ def test_a_task_whose_metric_falls_is_reached_from_above() -> None:
     assert reached_at(LANGUAGE_MODEL, evaluations(5.0, 3.5, 3.3, 3.3, 3.3)) == Evaluation(400, 40, 3.3)
 
 
-def test_final_quality_is_the_mean_of_the_last_window_of_the_whole_budget() -> None:
-    values = evaluations(*range(10))
-    assert quality_at_end(SMALL, values, 1000) == 8.5
-    assert quality_at_end(SMALL, values, 1001) is None
-    assert quality_at_end(SMALL, [], 1000) is None
-
-
-def test_seeds_of_tuning_and_report_are_apart() -> None:
-    assert not set(FULL.tuning) & set(FULL.report)
-    assert len(FULL.report) == 8
-
-
 def test_the_best_rate_reaches_the_target_on_most_seeds_then_soonest() -> None:
     by_rate = {0.1: [(300, 90), (math.inf, 80)], 0.2: [(500, 90), (600, 90)], 0.4: [(400, 90), (650, 90)]}
     assert best_rate(SMALL, by_rate) == (0.4, 0.8)
-
-
-def test_a_best_rate_inside_the_grid_settles_it() -> None:
-    by_rate = {0.1: [(600, 90)], 0.2: [(400, 90)], 0.4: [(500, 90)]}
-    assert best_rate(SMALL, by_rate) == (0.2, None)
 
 
 def test_rates_that_miss_on_all_seeds_are_told_apart_by_the_last_metric() -> None:
@@ -77,11 +58,6 @@ def test_the_interval_of_the_median_is_that_of_all_resamples() -> None:
     share_of_lowest = medians.count(1.0) / len(medians)
     assert share_of_lowest > 0.025  # so the interval reaches the lowest value
     assert interval_of_median([4.0, 1.0, 2.0]) == Interval(1.0, 2.0, 4.0)
-
-
-def test_half_of_the_runs_missing_makes_the_median_infinite() -> None:
-    interval = interval_of_median([1.0] * 4 + [math.inf] * 4)
-    assert (interval.low, interval.middle, interval.high) == (1.0, math.inf, math.inf)
 
 
 @pytest.mark.parametrize(

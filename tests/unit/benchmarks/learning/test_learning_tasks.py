@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,10 +9,8 @@ import numpy as np
 import pytest
 import torch
 from learning import detection, glyphs
-from learning.detection import StagedCanvases
 from learning.digits import digits_split
 from learning.glyphs import CHARACTERS, rendered
-from learning.language_model import CONTEXT, library_files, text_split
 from torch import nn
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -42,39 +39,6 @@ def test_digits_that_are_trained_on_are_not_evaluated() -> None:
     every = as_set(np.round(load_digits().images * (255 / 16)).astype(np.uint8))
     assert (len(every), len(train)) == (1797, 1197)  # no scan is there twice
     assert train < every
-
-
-def test_accuracy_of_a_constant_answer_is_the_share_of_that_digit() -> None:
-    split = digits_split(1)
-    zeros = int((split.train.digits == 0).sum())
-    # stratified: as many zeros are held out as are in the scans and not in training
-    assert split.evaluate(Constant(torch.eye(10)[0])) == pytest.approx(100 * (178 - zeros) / 600)
-
-
-def test_text_is_split_by_file_and_bits_per_byte_of_knowing_nothing_is_eight() -> None:
-    split = text_split(1)
-    total = sum(path.stat().st_size for path in library_files())
-    assert 0.8 * total < len(split.train) * CONTEXT < total
-    assert not any("test" in path.parts or "site-packages" in path.parts for path in library_files())
-    assert split.evaluate(Constant(torch.zeros(256))) == pytest.approx(math.log2(256))
-
-
-@pytest.mark.parametrize("damage", ["cut short", "another pixel"])
-def test_a_damaged_file_of_characters_is_made_anew(tmp_path: Path, damage: str) -> None:
-    images, labels = rendered(5, tmp_path)
-    (path,) = tmp_path.iterdir()
-    if damage == "cut short":
-        path.write_bytes(path.read_bytes()[:500])
-    else:
-        with np.load(path) as kept:
-            parts = dict(kept)
-        parts["images"][2, 3, 4] ^= 1
-        np.savez(path, **parts)
-    for _ in range(2):  # the second time from the file
-        again, labels_again = rendered(5, tmp_path)
-        assert np.array_equal(images, again)
-        assert np.array_equal(labels, labels_again)
-    assert [one.name for one in tmp_path.iterdir()] == [path.name]
 
 
 def test_characters_that_are_trained_on_are_not_evaluated_and_each_seed_holds_out_others(
@@ -109,15 +73,6 @@ class Answers(nn.Module):
         self.asked.extend(images)
         nothing = {"boxes": torch.zeros(0, 4), "labels": torch.zeros(0, dtype=torch.int64), "scores": torch.zeros(0)}
         return [nothing] * len(images)
-
-
-def test_canvases_label_each_box_with_the_digit_whose_scan_is_in_it() -> None:
-    scans = np.stack([np.full((8, 8), (digit + 1) * 16 / 255) for digit in range(10)])  # of one brightness each: digit + 1
-    data = StagedCanvases(scans, np.arange(10), 60, 3)
-    for index in range(30):
-        canvas, boxes, labels = data.load(index)
-        for (left, top, right, bottom), label in zip(boxes.int().tolist(), labels.tolist(), strict=True):
-            assert set(np.array(canvas)[top:bottom, left:right].flat) == {label}
 
 
 def test_canvases_of_training_and_held_out_share_no_scan(monkeypatch: pytest.MonkeyPatch) -> None:

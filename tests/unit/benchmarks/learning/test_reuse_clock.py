@@ -23,16 +23,6 @@ def events(fresh: list[int], ratio: float, batch_size: int) -> float:
     return end
 
 
-def test_at_a_factor_of_r_only_the_first_batch_is_waited_for() -> None:
-    # the first batch takes 8 steps to read; from there on reading and stepping take equally long
-    assert replayed_time([32] + [4] * 99, 32, ratio=8) == pytest.approx(8 + 99)
-
-
-def test_what_is_read_ahead_is_not_waited_for() -> None:
-    # read by 4; stepped by 8; the last batch is read by 8, and the step of it ends with 9
-    assert replayed_time([8, 0, 0, 0, 0, 8], 8, ratio=4) == 9
-
-
 def test_time_is_that_of_a_reader_and_a_stepper_event_by_event() -> None:
     chance = random.Random(1)
     for _ in range(50):
@@ -53,9 +43,3 @@ def test_counts_come_back_from_their_text() -> None:
         counts += [0, 0, 1] * chance.randrange(30) + counts
         assert unpack_counts(pack_counts(counts)) == counts
     assert pack_counts([]) == ""
-
-
-@pytest.mark.parametrize("text", ["4", "4*", "*3", "4*3,", "a*3", "-4*3", "4,*3"])
-def test_a_damaged_text_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="counts must be patterns"):
-        unpack_counts(f"8*2 {text}")

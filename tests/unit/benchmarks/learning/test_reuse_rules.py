@@ -6,17 +6,14 @@ import math
 
 import pytest
 from learning.reuse.rules import (
-    FULL_SEEDS,
-    QUICK_SEEDS,
     Cell,
     default_reuse,
     falling_stays,
-    is_headline,
     is_tie,
     largest_factor,
     wins,
 )
-from learning.rules import FULL, Interval
+from learning.rules import Interval
 
 BETTER, OPEN, WORSE = Interval(0.7, 0.8, 0.9), Interval(0.8, 0.97, 1.2), Interval(1.05, 1.2, 1.4)
 
@@ -29,14 +26,6 @@ def cells(glyphs: list[Interval], language: list[Interval]) -> list[Cell]:
 
 LEVEL = cells([OPEN] * 3, [OPEN] * 3)
 WON = cells([BETTER, OPEN, OPEN], [OPEN, OPEN, BETTER])
-
-
-class TestSeeds:
-    def test_of_the_report_were_used_by_nothing_before(self) -> None:
-        assert len(FULL_SEEDS.report) == 8
-        assert len(FULL_SEEDS.tuning) == 3
-        assert not set(FULL_SEEDS.report) & {*FULL_SEEDS.tuning, *FULL.tuning, *FULL.report}
-        assert set(QUICK_SEEDS.tuning) <= set(FULL_SEEDS.tuning)
 
 
 class TestTies:
@@ -79,16 +68,3 @@ class TestMaxFactor:
     def test_is_the_largest_factor_at_which_both_tasks_keep_to_the_steps(self) -> None:
         fits, just, misses = Interval(0.9, 1, 1.1), Interval(1, 1.2, 1.25), Interval(1, 1.1, 1.26)
         assert largest_factor({4: [fits, fits], 8: [fits, fits], 16: [fits, just], 32: [just, misses]}) == 16
-
-    def test_is_never_less_than_today(self) -> None:
-        misses = Interval(2, 3, math.inf)
-        assert largest_factor({4: [misses, misses], 8: [misses, misses]}) == 4
-        assert largest_factor({}) == 4
-
-
-class TestHeadline:
-    def test_asks_for_a_fourth_of_the_time_in_each_task(self) -> None:
-        fourth, more = Interval(0.2, 0.25, 0.3), Interval(0.2, 0.26, 0.3)
-        assert is_headline([fourth, fourth])
-        assert not is_headline([fourth, more])
-        assert not is_headline([])

@@ -17,18 +17,6 @@ class Clock:
         return self.now
 
 
-def test_it_runs_from_its_start_and_stands_in_between() -> None:
-    clock = Clock()
-    watch = Stopwatch(clock)
-    assert (watch.is_started, watch.seconds) == (False, 0.0)
-    watch.start()
-    clock.now += 2
-    with watch.standing_still():
-        clock.now += 50
-    clock.now += 3
-    assert (watch.is_started, watch.seconds, watch.stood_seconds) == (True, 5.0, 50.0)
-
-
 class Told:
     """What an `EchoCallback` is told."""
 
