@@ -87,15 +87,6 @@ def test_omegaconf_takes_it_as_a_structured_config_and_overrides_it_from_a_dot_l
     assert OmegaConf.to_object(of_instance) == EchoConfig(factor=4.0, seed=1)
 
 
-@pytest.mark.parametrize(("said", "held"), [("64", 64), ("4GiB", "4GiB"), ("0.25", 0.25), ("null", None), ("1.5 GiB", "1.5 GiB")])
-def test_omegaconf_takes_a_buffer_size_in_each_form_and_over_each_other_one(said: str, held: Any) -> None:
-    for default in (None, 8, "1GiB", 0.5):
-        config = OmegaConf.structured(EchoConfig(buffer_size=default))
-        for given in (OmegaConf.from_dotlist([f"buffer_size={said}"]), OmegaConf.create(f"buffer_size: {said}")):
-            size = OmegaConf.to_object(OmegaConf.merge(config, given)).buffer_size
-            assert (size, type(size)) == (held, type(held))
-
-
 @pytest.mark.parametrize(
     ("said", "error", "message"),
     [

@@ -93,10 +93,3 @@ def test_with_other_options_variables_limits_or_without_a_server_the_real_one_ru
         alone.write_text(Path(path).read_text())
         alone.chmod(0o700)
     assert run(alone, "-c", WHO).stdout == f"{sys.executable}\n"
-
-
-def test_a_program_begins_without_imports_and_with_random_numbers_of_its_own(python):
-    text = "import random, time, numpy; print(random.random(), numpy.random.random(), time.process_time())"
-    first, second = run(python, "-c", text).stdout.split(), run(python, "-c", text).stdout.split()
-    assert set(first).isdisjoint(second)
-    assert float(second[2]) < 1  # processor seconds; torch alone takes more

@@ -118,13 +118,6 @@ def test_with_a_cache_the_share_comes_first_and_the_steps_that_count_read_the_re
     assert options == {"factor": 1.0, "cache": {"size": math.ceil(1.05 * 4 * 2**20), "hold": "loaded"}}
 
 
-def test_a_cache_and_echoing_are_tried_together():
-    """The four examples that are held come in 2 * 3 steps; the real run's four batches last for 12, less 5 of the beginning."""
-    _, steps, skipped, options = cached(cached_fraction=0.5, factor=3, insertion_point="before_augmentation")
-    assert (steps, skipped) == (7, 6)
-    assert (options["factor"], options["insertion_point"]) == (3, "before_augmentation")
-
-
 def as_a_whole():
     loader = DataLoader(range(8), batch_size=2, num_workers=0)
     return Training(loader, FirstBatches(loader, 3))

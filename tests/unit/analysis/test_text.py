@@ -199,14 +199,3 @@ def test_where_reading_was_not_measured_nothing_is_asked_of_storages(unknown):
     assert not [words for words in words_of(unknown) if "memory" in words or "storage" in words]
     assert "accelerator 2x as fast" in words_of(unknown)
     assert not [words for words in words_of(STREAM) if "cache" in words]
-
-
-@pytest.mark.parametrize(
-    ("free", "raw", "loaded"),  # of 1.05 and 6.3 GB
-    [(10**9, ["71%", "100%"], ["11%", "100%"]), (2 * 10**9, ["100%"], ["23%", "100%"]), (0, ["100%"], ["100%"])],
-)
-def test_of_each_form_what_memory_holds_is_asked_about(free, raw, loaded):
-    assert [each for each in words_of(with_free(free)) if "cache" in each] == [
-        *(f"{share} of the data set in a cache of raw items" for share in raw),
-        *(f"{share} of the data set in a cache of loaded examples" for share in loaded),
-    ]

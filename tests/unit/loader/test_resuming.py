@@ -309,13 +309,3 @@ class TestTakingThePlaceOfAnother:
         begins = 100 if isinstance(after.loader, DataLoader) and point == "auto" else 0  # a stream is told its pass
         assert delivered >= {begins, begins + 1, begins + 2, begins + 3}
         assert min(delivered) == begins
-
-    def test_data_by_index_in_the_place_of_a_stream_begins_anew_and_goes_on_counting(self):
-        before, after = echo(of(Sized())), echo(by_index(), seed=3)
-        list(before)
-        before.close()
-        with pytest.warns(UserWarning, match=self.CUT):
-            after.follow(before)
-        assert (after.delivered_batches, after.seed) == (before.delivered_batches, 0)
-        list(after)
-        assert after.counts.delivered == before.counts.delivered + 12

@@ -62,9 +62,7 @@ LOADERS = {
     "batches": lambda: loader(DataLoader(NUMBERS, 4), insertion_point="after_batching"),
     "without a length": lambda: loader(Batches()),
     "stateful batches": lambda: loader(Stateful()),
-    "a stream": lambda: loader(DataLoader(Stream(30), batch_size=4)),
     "from memory": lambda: loader(DataLoader(NUMBERS, 4, shuffle=True), insertion_point="after_augmentation", reuse="memory"),
-    "batches from memory": lambda: loader(DataLoader(NUMBERS, 4), insertion_point="after_batching", reuse="memory"),
     "a stream from memory": lambda: loader(DataLoader(Stream(30), batch_size=4), reuse="memory"),
 }
 WRONG = [None, True, "1", "", -1, 0, 0.5, math.nan, math.inf, -math.inf, 10**30, [], [1], {}, {"a": 1}]

@@ -117,10 +117,3 @@ def test_the_file_is_kept_where_a_logger_keeps_its_files():
     assert log_directory(run_with([Logger()], log_dir=None)) is None
     assert log_directory(run_with([], log_dir="default_root_dir")) is None
     assert log_directory(run_with([Logger()], fast_dev_run=1)) is None
-
-
-@pytest.mark.parametrize(("version", "folder"), [("3fa9c1", "3fa9c1"), (4, "version_4")])
-def test_where_a_logger_keeps_all_runs_in_one_folder_each_run_has_its_own_in_it(version, folder):
-    logger = Logger()
-    logger.name, logger.version = "digits", version
-    assert log_directory(run_with([logger])) == f"there/digits/{folder}"
