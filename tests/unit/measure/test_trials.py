@@ -146,6 +146,17 @@ def test_going_back_shows_whether_the_raise_was_right_after_all(factor, waited, 
     assert after(trials, seen(factor, waited)) == ((2, 4) if held else None)
 
 
+def test_a_raise_that_was_right_after_all_is_made_again_and_not_doubted_but_what_follows_it_is():
+    trials = failed()
+    after(trials, *[seen(2, 40)] * 3)
+    trials.note_raise()
+    assert after(trials, *[seen(4, 40)] * 9) is None
+    assert trials.before_failed_raise() is None
+    trials.add(seen(4, 15))
+    trials.note_raise()
+    assert after(trials, *[seen(8, 40)] * 3) == (4, 8)
+
+
 @pytest.mark.parametrize("saved_after", range(12))
 def test_it_goes_on_from_its_state(saved_after, tmp_path):
     """Through all that may happen: a raise, a failure, going back, and the raise made again."""
