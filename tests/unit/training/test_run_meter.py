@@ -125,6 +125,15 @@ def test_only_steps_planned_with_the_factor_in_force_and_from_running_workers_ar
     assert (measures.judged.steps if measures.judged else None) == (judged or None)
 
 
+def test_fresh_and_echoed_are_the_loader_s_in_the_epoch_and_in_the_run():
+    run = Run(Loader())
+    assert [(measures.fresh, measures.echoed) for measures in (run.epoch(3, fresh=2), run.epoch(5, fresh=8))] == [
+        (6, 18),
+        (40, 0),
+    ]
+    assert run.meter.counts.totals == (46, 18)
+
+
 class Sharing(Loader):
     """A loader with a cache that another rank uses, too."""
 
