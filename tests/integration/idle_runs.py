@@ -1,16 +1,12 @@
 """Runs whose idle fraction is known: sources and steps that sleep, and say by the clock of the machine what they did when.
 
-The truth is computed from these stamps alone. As a program (``python idle_runs.py FOLDER``) it trains on two ranks, whose
-stamps and logged figures go to ``FOLDER/rank-R.pt``.
+The truth is computed from these stamps alone.
 """
 
 from __future__ import annotations
 
-import os
-import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -107,39 +103,3 @@ def fit(model: Sleeper, *callbacks: Any, echo: EchoCallback | None = None, **opt
     its_trainer = trainer(**{"max_epochs": 1, "limit_val_batches": 0, "callbacks": list(callbacks), **options})
     its_trainer.fit(model)
     return {name: value.item() for name, value in its_trainer.callback_metrics.items() if name.startswith("echo/")}
-
-
-def job_waits(rank: int) -> dict[str, list[float]]:
-    """What each of two ranks waits in each scenario, with steps of 15 ms."""
-    return {
-        "unequal": [25 * MS if rank else 5 * MS] * STEPS,
-        "in turn": [30 * MS if step % 2 == rank else 0.0 for step in range(STEPS)],
-        "neither": [0.0] * STEPS,
-    }
-
-
-class SetUp(pl.Callback):
-    """Tells a source what to wait once it is known on which rank it is."""
-
-    def __init__(self, source: Sleeping, scenario: str) -> None:
-        self.source, self.scenario = source, scenario
-
-    def setup(self, trainer: pl.Trainer, pl_module: Any, stage: str) -> None:
-        self.source.waits = job_waits(trainer.global_rank)[self.scenario]
-
-
-def main(folder: Path) -> None:
-    torch.set_num_threads(1)
-    found = {}
-    for scenario in job_waits(0):
-        # Lightning starts the other process in its first fit: before, no process knows its rank.
-        source = Sleeping([])
-        loader = TimedLoader(source)
-        model = Sleeper(15 * MS, loader)
-        logged = fit(model, SetUp(source, scenario), strategy="ddp", devices=2)
-        found[scenario] = {"logged": logged, "waited": loader.waited, "arrived": loader.arrived, "ended": model.ended}
-        torch.save(found, folder / f"rank-{os.environ.get('LOCAL_RANK', '0')}.pt")
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

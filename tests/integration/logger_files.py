@@ -3,7 +3,7 @@
 =========== ===================================================================================
 CSV         ``metrics.csv`` and ``hparams.yaml``, by csv and yaml
 TensorBoard event files, by TensorBoard's own reader
-MLflow      its store (a folder of files, or an SQLite file), by MLflow's own client
+MLflow      its store, a folder of files, by MLflow's own client
 W&B         ``run-*.wandb``: what `wandb sync` would send. Nothing public reads it, see `_wandb_records`
 =========== ===================================================================================
 """
@@ -15,11 +15,11 @@ import json
 import struct
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import pytest
 import yaml
@@ -47,20 +47,10 @@ class Logged:
 
 
 class Kind(NamedTuple):
-    """A logger as a user makes it, and how its files are read."""
+    """A logger and its files."""
 
-    make: Make
-    read: Read
-
-
-class Make(Protocol):
-    def __call__(self, folder: Path, start: int) -> Logger:
-        """A logger that writes into a folder; for a run's second start, the logger that goes on there."""
-
-
-class Read(Protocol):
-    def __call__(self, folder: Path) -> Logged:
-        """What all starts of the run have written."""
+    make: Callable[[Path, int], Logger]  # one that writes into a folder; for a run's second start, the one that goes on there
+    read: Callable[[Path], Logged]  # what all starts of the run have written
 
 
 def _make_csv(folder: Path, start: int) -> Logger:
@@ -100,39 +90,32 @@ def _read_tensorboard(folder: Path) -> Logged:
     return logged
 
 
-def _mlflow(uri: str) -> Kind:
-    """Returns MLflow with a store.
-
-    Args:
-        uri: Of the store, with ``{}`` for the folder.
-    """
-
-    def make(folder: Path, start: int) -> Logger:
-        of_before = {run.info.run_id for run in _mlflow_runs(uri.format(folder))} if start else set()
-        return MLFlowLogger("digits", tracking_uri=uri.format(folder), run_id=of_before.pop() if start else None)
-
-    def read(folder: Path) -> Logged:
-        from mlflow.tracking import MlflowClient
-
-        client, logged = MlflowClient(uri.format(folder)), Logged()
-        (run,) = _mlflow_runs(uri.format(folder))
-        for name in run.data.metrics:
-            for metric in client.get_metric_history(run.info.run_id, name):
-                logged.steps[metric.step][name] = metric.value
-        parameters = {name.split("/", 1)[1]: value for name, value in run.data.params.items() if name.startswith("echo/")}
-        logged.take_options({"echo": parameters})
-        return logged
-
-    return Kind(make, read)
+def _make_mlflow(folder: Path, start: int) -> Logger:
+    uri = f"file:{folder}/mlruns"
+    return MLFlowLogger("digits", tracking_uri=uri, run_id=_mlflow_run(uri).info.run_id if start else None)
 
 
-def _mlflow_runs(uri: str) -> list[Any]:
+def _read_mlflow(folder: Path) -> Logged:
+    from mlflow.tracking import MlflowClient
+
+    uri = f"file:{folder}/mlruns"
+    run, logged = _mlflow_run(uri), Logged()
+    for name in run.data.metrics:
+        for metric in MlflowClient(uri).get_metric_history(run.info.run_id, name):
+            logged.steps[metric.step][name] = metric.value
+    parameters = {name.split("/", 1)[1]: value for name, value in run.data.params.items() if name.startswith("echo/")}
+    logged.take_options({"echo": parameters})
+    return logged
+
+
+def _mlflow_run(uri: str) -> Any:
     from mlflow.tracking import MlflowClient
 
     client = MlflowClient(uri)
     experiment = client.get_experiment_by_name("digits")
     assert experiment is not None
-    return list(client.search_runs([experiment.experiment_id]))
+    (run,) = client.search_runs([experiment.experiment_id])
+    return run
 
 
 def _make_wandb(folder: Path, start: int) -> Logger:
@@ -181,22 +164,16 @@ def _wandb_records(path: Path) -> Iterator[Any]:
 KINDS = {
     "CSV": Kind(_make_csv, _read_csv),
     "TensorBoard": Kind(_make_tensorboard, _read_tensorboard),
-    "MLflow, files": _mlflow("file:{}/mlruns"),
-    "MLflow, SQLite": _mlflow("sqlite:///{}/mlflow.db"),
+    "MLflow": Kind(_make_mlflow, _read_mlflow),
     "W&B": Kind(_make_wandb, _read_wandb),
 }
-NEEDED = {
-    "TensorBoard": ["tensorboard"],
-    "MLflow, files": ["mlflow"],
-    "MLflow, SQLite": ["mlflow", "sqlalchemy"],
-    "W&B": ["wandb"],
-}
+NEEDED = {"TensorBoard": "tensorboard", "MLflow": "mlflow", "W&B": "wandb"}
 
 
 def skip_unless_installed(name: str) -> None:
-    """Skips a test of a logger whose packages are not there: they come with the extra `test-configs`."""
-    for package in NEEDED.get(name, ()):
-        pytest.importorskip(package, reason=f"{package} is not installed")
+    """Skips a test of a logger whose package is not there: it comes with the extra `test-configs`."""
+    if name in NEEDED:
+        pytest.importorskip(NEEDED[name], reason=f"{NEEDED[name]} is not installed")
 
 
 def close(logger: Logger) -> None:
@@ -210,17 +187,8 @@ def close(logger: Logger) -> None:
 @contextmanager
 def staying_here(folder: Path) -> Iterator[None]:
     """Lets loggers write nothing outside a folder, and ask nobody on a network."""
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        _keep_here(monkeypatch, folder)
-        yield
-        if (wandb := sys.modules.get("wandb")) is not None:
-            wandb.teardown()  # ends the process that W&B writes with
-
-
-def _keep_here(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    for name in ("WANDB_DIR", "WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR"):
-        monkeypatch.setenv(name, str(folder))
-    for name, value in {
+    folders = dict.fromkeys(("WANDB_DIR", "WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR"), str(folder))
+    others = {
         "WANDB_MODE": "offline",
         "WANDB_SILENT": "true",
         "WANDB_CONSOLE": "off",
@@ -228,6 +196,11 @@ def _keep_here(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
         "WANDB_DISABLE_GIT": "true",
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "MLFLOW_ALLOW_FILE_STORE": "true",  # MLflow 3 refuses a folder of files without it
-    }.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.chdir(folder)
+    }
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        for name, value in {**folders, **others}.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.chdir(folder)
+        yield
+        if (wandb := sys.modules.get("wandb")) is not None:
+            wandb.teardown()  # ends the process that W&B writes with

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import re
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,9 @@ from callback_cases import PER_EPOCH, STEPS, Remembering, echo, factors
 from lightning.pytorch.callbacks import TQDMProgressBar
 from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from trainer_runs import At, Data, Recorder, echoed, first_uses, fit, trainer
+from trainer_runs import At, Data, Recorder, first_uses, fit, trainer
 
-from lightning_echo import EchoCallback, EchoLoader, FactorSchedule
+from lightning_echo import EchoCallback, FactorSchedule
 
 
 def test_every_logger_gets_the_same_sequence_of_calls() -> None:
@@ -56,18 +55,13 @@ def test_values_of_an_epoch_are_those_of_that_epoch() -> None:
         assert values["echo/examples_per_second"] == pytest.approx(22 / (STEPS * seconds), rel=1e-3)
 
 
-def test_steps_of_accumulated_gradients_are_logged_once() -> None:
-    logger = Remembering()
-    fit(Data(), callbacks=[echo(2)], logger=logger, log_every_n_steps=1, accumulate_grad_batches=3, max_epochs=2)
-    assert [step for step, values in logger.metrics if "echo/passes" not in values] == [0, 1, 2, 3]
-
-
 @pytest.mark.filterwarnings("ignore:The number of training batches .* is smaller than the logging interval")
-@pytest.mark.parametrize("every", [0, 50])
-def test_without_steps_to_log_at_only_epochs_are_logged(every: int) -> None:
-    logger = Remembering()
-    fit(Data(), callbacks=[echo(2)], logger=logger, log_every_n_steps=every)
-    assert [step for step, _ in logger.metrics] == [5, 11, 17]
+def test_steps_of_accumulated_gradients_are_logged_once_and_without_steps_to_log_at_only_epochs() -> None:
+    for every, expected in ((1, [0, 1, 2, 3]), (0, [])):
+        logger = Remembering()
+        fit(Data(), callbacks=[echo(2)], logger=logger, log_every_n_steps=every, accumulate_grad_batches=3, max_epochs=2)
+        assert [step for step, values in logger.metrics if "echo/passes" not in values] == expected
+        assert [step for step, values in logger.metrics if "echo/passes" in values] == [1, 3]
 
 
 def test_the_progress_bar_shows_factor_and_idle_fraction_and_is_left_as_it_was() -> None:
@@ -102,39 +96,14 @@ def test_alone_it_changes_nothing_and_counts_everything_as_fresh() -> None:
     assert {type(report.passes) for report in callback.reports} == {type(None)}
 
 
-def test_alone_it_goes_on_and_counts_on_where_a_reload_brings_a_new_echo_loader() -> None:
-    class Own(Recorder):
-        def train_dataloader(self) -> Any:
-            return EchoLoader(Data().train_dataloader(), 2, insertion_point="after_augmentation", seed=7)
-
-        def val_dataloader(self) -> Any:
-            return Data().val_dataloader()
-
-    callback, model = EchoCallback(), Own()
-    trainer(callbacks=[callback], reload_dataloaders_every_n_epochs=1).fit(model)
-    reports = callback.reports
-    assert [report.fresh_examples + report.echoed_examples for report in reports] == [22, 44, 66]
-    whole = fit(echoed(2)).model
-    assert model.batches == whole.batches
-    assert [report.fresh_examples for report in reports] == [
-        sum(map(len, first_uses(whole.batches)[:end])) for end in (6, 12, 18)
-    ]
-
-
 @pytest.mark.parametrize(
-    ("workers", "options", "callbacks", "expected"),
-    [
-        (1, {"reload_dataloaders_every_n_epochs": 2}, [], [True, False, True, False]),
-        (0, {"reload_dataloaders_every_n_epochs": 2}, [], [True, False, False, False]),
-        (1, {}, [At({1: lambda trainer: trainer.train_dataloader.close()})], [True, False, True, False]),
-    ],
+    ("options", "callbacks"),
+    [({"reload_dataloaders_every_n_epochs": 2}, []), ({}, [At({1: lambda trainer: trainer.train_dataloader.close()})])],
 )
-def test_a_first_batch_is_waited_for_where_workers_start(
-    workers: int, options: Any, callbacks: Any, expected: list[bool]
-) -> None:
+def test_a_first_batch_is_waited_for_where_workers_start(options: Any, callbacks: Any) -> None:
     callback = echo(2)
-    fit(Data(workers), callbacks=[callback, *callbacks], max_epochs=4, **options)
-    assert [report.first_batch_seconds is not None for report in callback.reports] == expected
+    fit(Data(1), callbacks=[callback, *callbacks], max_epochs=4, **options)
+    assert [report.first_batch_seconds is not None for report in callback.reports] == [True, False, True, False]
 
 
 def test_the_summary_is_said_once_and_begins_with_the_verdict(caplog: pytest.LogCaptureFixture) -> None:
@@ -164,13 +133,6 @@ def test_tensorboard_has_the_summary_as_a_text(tmp_path: Path, caplog: pytest.Lo
     shown = found.tensor_proto.string_val[0].decode()
     assert [line.removeprefix("    ") for line in shown.splitlines()] == said.splitlines()
     assert {event.value for event in events.Scalars("epoch")} == {0.0, 1.0, 2.0}
-
-
-def test_the_line_to_paste_keeps_the_options_of_the_callback() -> None:
-    callback = EchoCallback(reuse="each", buffer_size=16)
-    fit(Data(1, delay=0.02), callbacks=[callback], max_epochs=2)
-    assert callback.verdict is not None
-    assert re.fullmatch(r'EchoCallback\(factor=[\d.]+, buffer_size=16, reuse="each"\)', callback.verdict.next_line)
 
 
 def test_a_second_fit_begins_its_report_anew() -> None:

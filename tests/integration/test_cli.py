@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import fields
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import yaml
-from lightning.pytorch.callbacks import LearningRateMonitor
+from lightning.pytorch.callbacks import ModelSummary
 from lightning.pytorch.cli import LightningCLI, SaveConfigCallback
 from torch.utils.data import DataLoader
 from trainer_runs import Data, Recorder, SaveAt, echoed, fit
@@ -31,9 +30,6 @@ class Sized(Data):
     def __init__(self, batch_size: int = 4) -> None:
         super().__init__(batch_size=batch_size)
 
-    def test_dataloader(self) -> Any:
-        return self.val_dataloader()
-
 
 class Model(Recorder):
     """A model with options for a command line; notes which loader it was trained on."""
@@ -44,9 +40,6 @@ class Model(Recorder):
 
     def on_train_end(self) -> None:
         self.loader = self.trainer.train_dataloader
-
-    def test_step(self, batch: Any, batch_idx: int) -> None:
-        self.validation_step(batch, batch_idx)
 
 
 class WithData(Model):
@@ -107,6 +100,11 @@ def controller_of(cli: Any) -> Any:
     return callback.controller
 
 
+def options_of(cli: Any) -> Any:
+    (callback,) = echo_callbacks(cli)
+    return callback.attachment.echo
+
+
 def write(path: Path, config: dict[str, Any]) -> str:
     path.write_text(yaml.safe_dump(config))
     return f"--config={path}"
@@ -141,21 +139,11 @@ def make_trainer(max_epochs: int = 1, callbacks: Any = None) -> pl.Trainer:
     return pl.Trainer(**options)
 
 
-def make_trainer_without_callbacks(max_epochs: int = 1) -> pl.Trainer:
-    return make_trainer(max_epochs)
-
-
-OF_A_MODULE = ["--data=lightning_echo.EchoDataModule", "--data.datamodule=test_cli.Sized", "--data.factor=2.5", "--data.seed=7"]
-
-
 @pytest.mark.parametrize(
     ("arguments", "options"),
     [
         pytest.param(["fit", *ECHO], {"model_class": WithData, "datamodule_class": None}, id="the model's own loader"),
         pytest.param([], {"args": {"subcommand": "fit", "fit": {"echo": IN_YAML}}}, id="arguments as a dictionary"),
-        pytest.param(
-            ["fit", *OF_A_MODULE, "--data.insertion_point=after_augmentation"], {"datamodule_class": None}, id="EchoDataModule"
-        ),
         pytest.param(["rehearse", "--epochs=2", *ECHO], {"cli": Rehearses, "trainer_class": OwnTrainer}, id="own subcommand"),
         pytest.param(
             ["fit", "--trainer.max_epochs=2", *ECHO],
@@ -168,8 +156,11 @@ def test_each_way_in_trains_on_the_same_batches(arguments: list[str], options: A
     assert run(*arguments, **options).model.batches == expected
 
 
-def test_without_subcommands_the_trainer_is_made_and_can_be_used(expected: list[Any], tmp_path: Path) -> None:
-    cli = built(write(tmp_path / "config.yaml", {"data": {"batch_size": 4}, "echo": IN_YAML}))
+def test_without_subcommands_the_trainer_is_made_with_the_users_callbacks(expected: list[Any], tmp_path: Path) -> None:
+    config = write(tmp_path / "config.yaml", {"data": {"batch_size": 4}, "echo": IN_YAML})
+    cli = built(config, "--trainer.callbacks=ModelSummary")
+    assert len(echo_callbacks(cli)) == 1
+    assert sum(isinstance(callback, ModelSummary) for callback in cli.trainer.callbacks) == 1
     cli.trainer.fit(cli.model, datamodule=cli.datamodule)
     assert cli.model.batches == expected
 
@@ -181,39 +172,26 @@ def test_every_option_reaches_the_loader() -> None:
     assert (loader.epoch_length, loader.seed, len(loader)) == ("full_pass", 3, 12)
 
 
-def test_the_group_has_all_options_of_a_config() -> None:
+def test_the_group_has_all_options_of_a_config_and_by_default_nothing_changes() -> None:
     own = {"controller": None, "loaders": None, "enabled": True, "summary": True, "plot": False}
-    assert vars(built().config.echo) == {**{field.name: field.default for field in fields(EchoConfig)}, **own}
-
-
-@pytest.mark.parametrize(
-    ("options", "held"),
-    [
-        (["factor=auto", "buffer_size=9"], (0.05, 1.0, 8.0)),
-        (["controller=TargetIdle", "controller.target=0.1", "controller.max_factor=6"], (0.1, 1.0, 6.0)),
-        (["controller=TargetIdle", "controller.init_args.target=0.1", "controller.init_args.max_factor=6"], (0.1, 1.0, 6.0)),
-    ],
-)
-def test_a_controller_is_chosen_by_name_or_by_the_factor(options: list[str], held: tuple[float, ...]) -> None:
-    cli = run("fit", *(f"--echo.{option}" for option in options), ONE_EPOCH)
-    controller = controller_of(cli)
-    assert type(controller) is TargetIdle
-    assert (controller.target, controller.min_factor, controller.max_factor) == held
-    assert type(cli.model.loader) is EchoLoader
-
-
-def test_controllers_can_be_nested_and_hold_a_schedule() -> None:
-    inner = ["--echo.controller.controller=FactorSchedule", "--echo.controller.controller.factors={0: 2.0, 3: 4}"]
-    controller = controller_of(built("--echo.controller=MetricGuard", *inner, "--echo.controller.patience=2"))
-    assert (type(controller), controller.patience) == (MetricGuard, 2)
-    assert (type(controller.controller), controller.controller.factors) == (FactorSchedule, {0: 2.0, 3: 4.0})
-
-
-@pytest.mark.parametrize("options", [[], [*ECHO, "--echo.controller=TargetIdle", "--echo.enabled=false"]])
-def test_by_default_or_switched_off_nothing_changes(options: list[str]) -> None:
-    cli = run("fit", *options, ONE_EPOCH)
+    cli = built()
+    assert vars(cli.config.echo) == {**{field.name: field.default for field in fields(EchoConfig)}, **own}
+    cli.trainer.fit(cli.model, datamodule=cli.datamodule)
     assert controller_of(cli) is None
     assert type(cli.model.loader) is DataLoader
+
+
+def test_a_controller_is_chosen_by_the_factor_or_by_name_and_may_hold_another_one() -> None:
+    cli = run("fit", "--echo.factor=auto", "--echo.buffer_size=9", ONE_EPOCH)
+    by_factor = controller_of(cli)
+    assert type(cli.model.loader) is EchoLoader
+    by_name = controller_of(built("--echo.controller=TargetIdle", "--echo.controller.target=0.1"))
+    assert (type(by_factor), type(by_name)) == (TargetIdle, TargetIdle)
+    assert [(each.target, each.min_factor, each.max_factor) for each in (by_factor, by_name)] == [(0.05, 1, 8), (0.1, 1, 8)]
+    inner = ["--echo.controller.controller=FactorSchedule", "--echo.controller.controller.factors={0: 2.0, 3: 4}"]
+    guard = controller_of(built("--echo.controller=MetricGuard", *inner, "--echo.controller.patience=2"))
+    assert (type(guard), guard.patience) == (MetricGuard, 2)
+    assert (type(guard.controller), guard.controller.factors) == (FactorSchedule, {0: 2.0, 3: 4.0})
 
 
 # ---------------------------------------------------------------------- the parser
@@ -247,25 +225,11 @@ class NeverBuilt(Model):
 
 BAD = [
     ("command line", {"factor": 0.5}, "factor must be a finite number >= 1, got 0.5"),
-    ("file", {"factor": "much"}, "much"),
-    (
-        "without subcommands",
-        {"factor": "TargetIdle"},
-        "or 'auto', got 'TargetIdle'; a controller is given by the argument contro",
-    ),
-    ("file", {"insertion_point": "before"}, "insertion_point must be one of 'after_read'"),
-    ("without subcommands", {"buffer_size": 0}, "buffer_size must be at least 1, got 0"),
-    ("command line", {"buffer_size": 1.5}, "1.5"),
-    ("file", {"epoch_length": "long"}, "epoch_length must be 'fixed' or 'full_pass', got 'long'"),
-    ("command line", {"controller": "Nobody"}, "Nobody"),
-    ("file", {"controller": {"class_path": "TargetIdle", "init_args": {"target": 7}}}, "target must be an idle fraction between"),
-    (
-        "command line",
-        {"controller": {"class_path": "FactorSchedule", "init_args": {"factors": {-1: 2.0}}}},
-        "factors must have epochs from 0 on",
-    ),
-    ("file", {"nothing": 1}, "nothing"),
     ("command line", {"factor": "auto", "controller": "TargetIdle"}, "error: echo: factor='auto' stands for a controller"),
+    ("file", {"buffer_size": 1.5}, "1.5"),
+    ("file", {"controller": {"class_path": "TargetIdle", "init_args": {"target": 7}}}, "target must be an idle fraction between"),
+    ("file", {"nothing": 1}, "nothing"),
+    ("without subcommands", {"factor": "TargetIdle"}, "got 'TargetIdle'; a controller is given by the argument contro"),
 ]
 
 
@@ -273,7 +237,7 @@ BAD = [
 def test_a_bad_value_ends_in_the_parsers_message(
     where: str, echo: dict[str, Any], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    options = [f"--echo.{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in echo.items()]
+    options = [f"--echo.{name}={value}" for name, value in echo.items()]
     if where == "file":
         options = [write(tmp_path / "config.yaml", {"echo": echo})]
     has_subcommands = where != "without subcommands"
@@ -283,17 +247,15 @@ def test_a_bad_value_ends_in_the_parsers_message(
     assert message in said
 
 
-def test_interpolation_within_one_file_works_in_omegaconf_mode(tmp_path: Path) -> None:
+def test_options_come_from_one_file_with_interpolation_and_from_the_environment_where_the_program_allows_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "config.yaml").write_text("data:\n  batch_size: 8\necho:\n  factor: 2\n  buffer_size: ${data.batch_size}\n")
-    loader = run(
-        "fit", f"--config={tmp_path / 'config.yaml'}", ONE_EPOCH, parser_kwargs={"parser_mode": "omegaconf"}
-    ).model.loader
+    config = f"--config={tmp_path / 'config.yaml'}"
+    loader = run("fit", config, ONE_EPOCH, parser_kwargs={"parser_mode": "omegaconf"}).model.loader
     assert (loader.factor, loader.buffer_size, loader.loader.batch_size) == (2, 8, 8)
-
-
-def test_options_come_from_the_environment_where_the_program_allows_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PL_FIT__ECHO__FACTOR", "4")
-    assert run("fit", ONE_EPOCH, parser_kwargs={"default_env": True}).model.loader.factor == 4
+    monkeypatch.setenv("PL_ECHO__FACTOR", "4")
+    assert options_of(built(parser_kwargs={"default_env": True})).factor == 4
 
 
 class Linked(EchoCLI):
@@ -304,16 +266,9 @@ class Linked(EchoCLI):
         parser.link_arguments("data.batch_size", "echo.buffer_size", compute_fn=lambda size: 3 * size)
 
 
-class LinkedWhenBuilt(EchoCLI):
-    def add_arguments_to_parser(self, parser: Any) -> None:
-        parser.link_arguments("data.batch_size", "echo.buffer_size", apply_on="instantiate")
-
-
 def test_links_of_the_users_own_work(capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["fit", "--data.batch_size=5", "--echo.factor=2", ONE_EPOCH]
-    model = run(*options, cli=Linked).model
+    model = run("fit", "--data.batch_size=5", "--echo.factor=2", ONE_EPOCH, cli=Linked).model
     assert (model.width, model.loader.buffer_size) == (5, 15)
-    assert run(*options, cli=LinkedWhenBuilt).model.loader.buffer_size == 5
     assert refused("fit", "--data.batch_size=0", cli=Linked) == 2
     assert "buffer_size must be at least 1, got 0" in capsys.readouterr().err
 
@@ -322,14 +277,16 @@ def test_links_of_the_users_own_work(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_a_trainer_that_takes_no_callbacks_is_left_alone_and_lightning_says_so() -> None:
+    def make(max_epochs: int = 1) -> pl.Trainer:
+        return make_trainer(max_epochs)
+
     with pytest.warns(UserWarning, match="does not expose the `callbacks` argument"):
-        cli = run("fit", *ECHO, trainer_class=make_trainer_without_callbacks, trainer_defaults={})
+        cli = run("fit", *ECHO, trainer_class=make, trainer_defaults={})
     assert type(cli.model.loader) is DataLoader
 
 
-@pytest.mark.parametrize("subcommand", ["validate", "test"])
-def test_subcommands_that_do_not_train_work_with_the_config_of_a_run(subcommand: str, tmp_path: Path) -> None:
-    cli = run(subcommand, write(tmp_path / "config.yaml", {"echo": {"factor": 4.0, "controller": "TargetIdle"}}))
+def test_validate_works_with_the_config_of_a_run(tmp_path: Path) -> None:
+    cli = run("validate", write(tmp_path / "config.yaml", {"echo": {"factor": 4.0, "controller": "TargetIdle"}}))
     assert cli.model.validated_at == [0]
     assert cli.datamodule.asked == {"val": 1}
 
@@ -345,60 +302,47 @@ CONFIGURED = {"class_path": "lightning_echo.EchoCallback", "init_args": {"echo":
 
 
 @pytest.mark.parametrize(
-    ("config", "options"),
+    ("config", "options", "said_twice"),
     [
-        ({"trainer": {"callbacks": [CONFIGURED], "max_epochs": 1}}, {}),
-        ({"trainer": {"callbacks": CONFIGURED, "max_epochs": 1}}, {}),
-        ({}, {"trainer_defaults": {**QUIET, **HIDDEN, "max_epochs": 1, "callbacks": EchoCallback(echo=EchoConfig(3.0))}}),
-        ({"own": CONFIGURED["init_args"], "trainer": {"max_epochs": 1}}, {"cli": Grouped}),
+        ({"trainer": {"callbacks": [CONFIGURED]}}, {}, "--echo.factor=2"),
+        ({"trainer": {"callbacks": CONFIGURED}}, {}, "--echo.enabled=false"),
+        ({}, {"trainer_defaults": {**QUIET, "callbacks": EchoCallback(echo=EchoConfig(3.0))}}, "--echo.factor=2"),
+        ({"own": CONFIGURED["init_args"]}, {"cli": Grouped}, "--echo.enabled=false"),
     ],
     ids=["in a list", "by itself", "in the defaults", "in a group"],
 )
 def test_a_callback_that_is_configured_stays_the_only_one(
-    config: dict[str, Any], options: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    config: dict[str, Any], options: Any, said_twice: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     file = write(tmp_path / "config.yaml", config)
-    cli = run("fit", file, **options)
-    assert len(echo_callbacks(cli)) == 1
-    assert cli.model.loader.factor == 3
-    for said_twice in ("--echo.factor=2", "--echo.enabled=false"):
-        assert refused("fit", file, said_twice, **options) == 2
-        assert "give all of them in one of the two" in capsys.readouterr().err
-
-
-def test_other_callbacks_are_kept() -> None:
-    cli = built("--trainer.callbacks=LearningRateMonitor", *ECHO)
-    assert len(echo_callbacks(cli)) == 1
-    assert sum(isinstance(callback, LearningRateMonitor) for callback in cli.trainer.callbacks) == 1
+    assert options_of(built(file, **options)).factor == 3
+    assert refused(file, said_twice, run=False, **options) == 2
+    assert "give all of them in one of the two" in capsys.readouterr().err
 
 
 # ---------------------------------------------------------------------- the saved config
 
 
-@pytest.mark.parametrize(
-    "options",
-    [["--echo.controller=FactorSchedule", "--echo.controller.factors={0: 2, 1: 3.5}"], ["--echo.enabled=false", *ECHO]],
-    ids=["schedule", "off"],
-)
-def test_the_saved_config_of_a_run_reproduces_it(options: list[str], tmp_path: Path) -> None:
+def test_the_saved_config_of_a_run_reproduces_it(tmp_path: Path) -> None:
     saving: dict[str, Any] = {"save_config_callback": SaveConfigCallback, "seed_everything_default": 5}
+    options = ["--echo.controller=FactorSchedule", "--echo.controller.factors={0: 2, 1: 3.5}"]
     first = run("fit", *options, f"--trainer.default_root_dir={tmp_path}", **saving)
     saved = tmp_path / "config.yaml"
     assert "factor" in yaml.safe_load(saved.read_text())["echo"]
     again = run("fit", f"--config={saved}", f"--trainer.default_root_dir={tmp_path / 'again'}", **saving)
     assert again.model.batches == first.model.batches
-    assert getattr(again.model.loader, "counts", None) == getattr(first.model.loader, "counts", None)
+    assert again.model.loader.counts == first.model.loader.counts
     assert yaml.safe_load((tmp_path / "again" / "config.yaml").read_text())["echo"] == yaml.safe_load(saved.read_text())["echo"]
 
 
 @pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before the epoch ended")  # of the plain loader
-@pytest.mark.parametrize("enabled", [True, False])
 def test_a_checkpoint_resumes_exactly_with_echoing_and_also_with_echoing_switched_off(
-    enabled: bool, expected: list[Any], tmp_path: Path
+    expected: list[Any], tmp_path: Path
 ) -> None:
     save = SaveAt(tmp_path, [8])
     run("fit", *ECHO, trainer_defaults={**QUIET, **HIDDEN, "callbacks": save})
-    model = run("fit", *ECHO, f"--echo.enabled={str(enabled).lower()}", f"--ckpt_path={save.path(8)}").model
-    assert len(model.batches) == len(expected) - 8
-    assert (model.batches == expected[8:]) is enabled
-    assert type(model.loader) is (EchoLoader if enabled else DataLoader)
+    for enabled, kind in ((True, EchoLoader), (False, DataLoader)):
+        model = run("fit", *ECHO, f"--echo.enabled={str(enabled).lower()}", f"--ckpt_path={save.path(8)}").model
+        assert len(model.batches) == len(expected) - 8
+        assert (model.batches == expected[8:]) is enabled
+        assert type(model.loader) is kind

@@ -69,14 +69,15 @@ def run(*arguments: str, model: type = Model, data: type = Data, **options: Any)
 
 
 def test_it_prints_a_report_saves_the_analysis_and_does_not_train_the_users_trainer(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     files = ("--html=page.html", "--png=new/picture.png", "--apply=advice.yaml")
-    cli = run(
-        "analyze", "--steps=10", "--data.batch_size=8", "--verify", "--trainer.precision=64-true", *files, trainer_class=Own
-    )
+    with caplog.at_level("INFO"):
+        cli = run("analyze", "--data.batch_size=50", "--verify", "--trainer.precision=64-true", *files, trainer_class=Own)
+    assert "lightning_echo: analyzing: 8 steps in each phase: the training loader has no more batches" in caplog.messages
+    assert len([message for message in caplog.messages if message.endswith(" s left)")]) > 8
     analysis = StallAnalysis.from_json(tmp_path / "analysis.json")
-    assert (analysis.stages.batch_size, analysis.stages.workers) == (8, 1)
+    assert (analysis.stages.batch_size, analysis.stages.workers) == (50, 1)
     assert [each.setting for each in analysis.checked] == [analysis.verdict.setting]
     said = capsys.readouterr().out
     assert "Tried: predicted against measured" in said
@@ -92,6 +93,7 @@ def test_it_prints_a_report_saves_the_analysis_and_does_not_train_the_users_trai
     assert any(isinstance(callback, EchoCallback) for callback in cli.trainer.callbacks)
 
 
+@pytest.mark.usefixtures("analyzed_at_once")
 @pytest.mark.filterwarnings("ignore:.*configure_optimizers. will be overridden")
 def test_a_configuration_saved_by_fit_is_accepted(tmp_path: Path) -> None:
     trainer = {**QUIET, "logger": True, "fast_dev_run": False, "max_steps": 1}
@@ -99,7 +101,7 @@ def test_a_configuration_saved_by_fit_is_accepted(tmp_path: Path) -> None:
     run(*fitted, save_config_callback=SaveConfigCallback, trainer_defaults=trainer)
     (config,) = tmp_path.rglob("config.yaml")
     run("analyze", f"--config={config}", "--steps=10", "--json=other.json")
-    assert StallAnalysis.from_json(tmp_path / "other.json").stages.workers == 1
+    assert StallAnalysis.from_json(tmp_path / "other.json") == ANALYSIS
     assert not (tmp_path / "analysis.json").exists()
 
 
@@ -112,15 +114,6 @@ def test_a_trainer_class_that_is_a_function_has_no_such_subcommand(capsys: pytes
     assert "analyze" in capsys.readouterr().err
 
 
-def test_without_a_number_there_are_as_many_steps_as_batches_and_that_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level("INFO"):
-        run("analyze", "--data.batch_size=50")
-    assert "lightning_echo: analyzing: 8 steps in each phase: the training loader has no more batches" in caplog.messages
-    phases = [message for message in caplog.messages if message.endswith(" s left)")]
-    assert len(phases) > 8
-    assert all(message.startswith("lightning_echo: analyzing: ") for message in phases)
-
-
 @pytest.fixture
 def analyzed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is measured: the analysis is there."""
@@ -130,10 +123,7 @@ def analyzed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("analyzed_at_once")
-@pytest.mark.parametrize(
-    ("flag", "tried"),
-    [(["--verify"], 1), (["--verify", "true"], 1), (["--verify", "false"], 0), (["--verify=false"], 0), ([], 0)],
-)
+@pytest.mark.parametrize(("flag", "tried"), [(["--verify"], 1), (["--verify", "false"], 0)])
 def test_the_advice_is_tried_where_the_flag_is_given(
     flag: list[str], tried: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,7 +152,7 @@ def test_the_analysis_is_saved_whatever_happens_when_its_advice_is_tried(
         assert StallAnalysis.from_json(tmp_path / name) == ANALYSIS
 
 
-@pytest.mark.parametrize("option", ["json", "html", "png", "apply"])
+@pytest.mark.parametrize("option", ["json", "apply"])
 def test_a_file_that_exists_is_refused_before_anything_is_measured(
     option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,7 +177,3 @@ def test_fit_takes_the_advice_beside_its_own_configuration(tmp_path: Path, monke
     assert loader.cache == CacheConfig("2MiB", hold="loaded")
     assert (loader.buffer_size, loader.loader.batch_size) == (20, 10)  # what the advice does not speak of
     assert "Set num_workers=3 where your program sets it" in (tmp_path / "advice.yaml").read_text()
-    verdict.return_value = replace(ANALYSIS.verdict, setting=TrainingSetting())
-    run("analyze", "--apply=nothing.yaml")
-    loader = run("fit", "--echo.factor=4", "--config=nothing.yaml", *FEW_STEPS).trainer.train_dataloader
-    assert loader.factor == 4

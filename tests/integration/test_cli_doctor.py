@@ -35,18 +35,9 @@ class Numbers(pl.LightningDataModule):
         return DataLoader(data, 4 // self.ranks, shuffle=True)
 
 
-class WithData(BoringModel):
-    """A model with its own data."""
-
-    def train_dataloader(self) -> Any:
-        return DataLoader(Examples(13), 4, shuffle=True)  # type: ignore[arg-type]
-
-
-def run(
-    monkeypatch: pytest.MonkeyPatch, *arguments: str, model: Any = BoringModel, data: Any = Numbers, command: str = "doctor"
-) -> None:
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str, command: str = "doctor") -> None:
     monkeypatch.setattr(sys, "argv", ["train.py", command, *QUIET, *arguments])
-    EchoCLI(model, data, seed_everything_default=False)
+    EchoCLI(BoringModel, Numbers, seed_everything_default=False)
 
 
 def names(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
@@ -54,18 +45,11 @@ def names(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     return {finding["name"]: finding for finding in document["findings"] if finding["about"] == "data"}
 
 
-@pytest.mark.parametrize("flag", [["--json=true"], ["--json", "--data.size=13"]])
-def test_the_data_module_of_the_configuration_is_examined_with_its_trainer(flag, monkeypatch, capsys) -> None:
-    run(monkeypatch, *flag)
+def test_the_data_module_of_the_configuration_is_examined_with_its_trainer(monkeypatch, capsys) -> None:
+    run(monkeypatch, "--json", "--data.size=8")
     found = names(capsys)
-    examples = 13 if "--data.size=13" in flag else 8
-    assert found["loader"]["figures"]["examples"] == examples
-    assert ("last_batch_of_one" in found) == (examples == 13)
-
-
-def test_without_a_data_module_the_models_own_loader_is_examined(monkeypatch, capsys) -> None:
-    run(monkeypatch, "--json", model=WithData, data=None)
-    assert names(capsys)["loader"]["figures"]["examples"] == 13
+    assert found["loader"]["figures"]["examples"] == 8
+    assert "last_batch_of_one" not in found
 
 
 def test_an_error_ends_the_program_with_status_1(monkeypatch, capsys) -> None:
@@ -81,8 +65,10 @@ def test_the_configuration_of_fit_is_taken_also_with_what_only_fit_has(monkeypat
     assert ended.value.code == 0
     (tmp_path / "config.yaml").write_text(capsys.readouterr().out)
     assert "ckpt_path:" in (tmp_path / "config.yaml").read_text()
-    run(monkeypatch, f"--config={tmp_path / 'config.yaml'}", "--json")
-    assert names(capsys)["loader"]["figures"]["examples"] == 13
+    run(monkeypatch, f"--config={tmp_path / 'config.yaml'}", "--json=true")
+    found = names(capsys)
+    assert found["loader"]["figures"]["examples"] == 13
+    assert "last_batch_of_one" in found
 
 
 @pytest.mark.program

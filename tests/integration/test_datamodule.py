@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import pytest
 import torch
-from packaging.version import Version
+from lightning.pytorch.cli import LightningCLI
 from torch.utils.data import DataLoader, Subset
 from trainer_runs import Data, Recorder, SaveAt, Scans, fit, trainer
 
@@ -99,26 +97,19 @@ def test_hooks_that_the_users_setup_puts_onto_the_instance_are_called() -> None:
     assert run.trainer.num_val_batches == [3]
 
 
-class Named(Data):
-    def __init__(self, path: str = "here", size: int = 4) -> None:
-        super().__init__()
-        self.save_hyperparameters()
-
-
 def test_hyperparameters_are_the_users_also_in_the_checkpoint(tmp_path: Path) -> None:
-    plain, user = Named("there", 8), Named("there", 8)
+    class Named(Data):
+        def __init__(self, path: str = "here", size: int = 4) -> None:
+            super().__init__()
+            self.save_hyperparameters()
+
+    user, save = Named("there", 8), SaveAt(tmp_path, [6])
     data = EchoDataModule(user, 2)
-    assert dict(data.hparams) == {"path": "there", "size": 8}
-    assert dict(data.hparams_initial) == dict(plain.hparams_initial)
-    (tmp_path / "plain").mkdir()
-    fit(plain, max_epochs=1, callbacks=[SaveAt(tmp_path / "plain", [6])])
-    fit(data, max_epochs=1, callbacks=[SaveAt(tmp_path, [6])])
-    saved, expected = (torch.load(path / "step-6.ckpt", weights_only=True) for path in (tmp_path, tmp_path / "plain"))
-    assert expected["datamodule_hyper_parameters"] == {"path": "there", "size": 8}
-    for key in ("datamodule_hyper_parameters", "datamodule_hparams_name"):
-        assert saved.get(key) == expected.get(key)
-    restored = Named.load_from_checkpoint(tmp_path / "step-6.ckpt")
-    assert restored.hparams == user.hparams
+    assert dict(data.hparams) == dict(data.hparams_initial) == {"path": "there", "size": 8}
+    fit(data, max_epochs=1, callbacks=[save])
+    saved = torch.load(save.path(6), weights_only=True)
+    assert saved["datamodule_hyper_parameters"] == {"path": "there", "size": 8}
+    assert Named.load_from_checkpoint(save.path(6)).hparams == user.hparams
 
 
 class Moving(Data):
@@ -139,11 +130,8 @@ class Moving(Data):
 CUT = "ignore:lightning_echo. a new loader was made within a pass"
 
 
-@pytest.mark.grid
 @pytest.mark.filterwarnings(CUT)
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("lengths", [[22, 22, 22], [22, 42, 10]])
-@pytest.mark.parametrize("limit", [1.0, 2])
+@pytest.mark.parametrize(("workers", "lengths", "limit"), [(0, [22, 22, 22], 2), (1, [22, 42, 10], 1.0)])
 def test_the_users_own_reload_trains_on_what_it_now_returns(workers: int, lengths: list[int], limit: float) -> None:
     user = Moving(lengths, workers=workers)
     data = EchoDataModule(user, 2, seed=7, insertion_point="after_augmentation")
@@ -160,10 +148,9 @@ def test_the_users_own_reload_trains_on_what_it_now_returns(workers: int, length
 
 
 @pytest.mark.filterwarnings(CUT)
-@pytest.mark.parametrize("lengths", [[22, 22, 22], [22, 42, 10]])
 @pytest.mark.parametrize("epoch_length", ["fixed", "full_pass"])
-def test_a_reload_of_the_users_and_a_new_factor_go_together(lengths: list[int], epoch_length: str) -> None:
-    data = EchoDataModule(Moving(lengths), 2, seed=7, epoch_length=epoch_length)
+def test_a_reload_of_the_users_and_a_new_factor_go_together(epoch_length: str) -> None:
+    data = EchoDataModule(Moving([22, 42, 10]), 2, seed=7, epoch_length=epoch_length)
 
     class AtStartAndEnd(pl.Callback):
         def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
@@ -174,66 +161,61 @@ def test_a_reload_of_the_users_and_a_new_factor_go_together(lengths: list[int], 
                 data.factor = 3  # before the first batch of a loader that is new
 
     run = fit(data, reload_dataloaders_every_n_epochs=1, callbacks=[AtStartAndEnd()])
-    batches = [-(-length // 4) for length in lengths]
-    factors = [1, 1, 1] if epoch_length == "fixed" else [2, 4, 4]
-    assert run.model.steps == [count * factor for count, factor in zip(batches, factors, strict=True)]
+    assert run.model.steps == ([6, 11, 3] if epoch_length == "fixed" else [2 * 6, 4 * 11, 4 * 3])
     assert run.data.factor == run.loader.factor == 4
     assert run.trainer.reload_dataloaders_every_n_epochs == 1
 
 
-def test_whether_to_shard_is_a_truth_value() -> None:
-    with pytest.raises(TypeError, match="shard must be True or False, got 'no'"):
-        EchoDataModule(Data(), 2, shard="no")  # type: ignore[arg-type]
+# ---------------------------------------------------------------------- in a plain LightningCLI
+
+QUIET = {"max_epochs": 1, "accelerator": "cpu", "logger": False, "enable_checkpointing": False, "num_sanity_val_steps": 0}
+HIDDEN = {"enable_progress_bar": False, "enable_model_summary": False}
 
 
-OF_THE_OTHER_PACKAGE = """
-import pytorch_lightning
-from pytorch_lightning.demos.boring_classes import BoringModel, RandomDataset
-from torch.utils.data import DataLoader
-from lightning_echo import EchoCallback, EchoDataModule, EchoLoader, StallAnalyzer, TargetIdle
+class Saves(Data):
+    """Records its hyperparameters, but not for the logger, and uses them."""
 
-class Theirs(pytorch_lightning.LightningDataModule):
-    def train_dataloader(self):
-        return plain
+    def __init__(self, batch_size: int = 8, path: str = "here") -> None:
+        super().__init__(batch_size=batch_size)
+        self.save_hyperparameters(logger=False)
 
-def fit(*data, datamodule=None, callbacks=()):
-    quiet = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False, "max_epochs": 1, "limit_val_batches": 0}
-    trainer = pytorch_lightning.Trainer(**quiet, callbacks=list(callbacks))
-    trainer.fit(BoringModel(), *data, datamodule=datamodule)
-    return trainer.global_step
-
-plain = DataLoader(RandomDataset(32, 8))
-attempts = [
-    lambda: EchoDataModule(Theirs(), 2),
-    lambda: fit(datamodule=EchoDataModule.from_dataloaders(plain, factor=2)),
-    lambda: StallAnalyzer(BoringModel(), Theirs()).run(4),
-]
-try:
-    fit(plain, callbacks=[EchoCallback()])
-    attempts.append(lambda: fit(datamodule=Theirs(), callbacks=[EchoCallback(factor=2)]))
-    attempts.append(lambda: fit(EchoLoader(plain, 2), callbacks=[EchoCallback(TargetIdle())]))
-except ValueError as error:
-    assert str(error) == "Expected a parent", error
-for attempt in attempts:
-    try:
-        attempt()
-    except TypeError as error:
-        print("refused:", error)
-print("steps:", fit(EchoLoader(plain, 2), callbacks=[EchoCallback()] if len(attempts) > 3 else []))
-"""
+    def train_dataloader(self) -> Any:
+        self.batch_size = self.hparams.batch_size
+        return super().train_dataloader()
 
 
-@pytest.mark.slow
-def test_objects_of_the_package_pytorch_lightning_are_refused_with_the_ways_out_of_which_one_works() -> None:
-    """In a process of its own: importing the other package warns, and slows every other test down.
+def saved_by(folder: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[Recorder, dict[str, Any]]:
+    """The model that LightningCLI trained, and a checkpoint of its first epoch."""
+    monkeypatch.setattr(sys, "argv", ["program"])
+    save = SaveAt(folder, [3])
+    options: dict[str, Any] = {"save_config_callback": None, "seed_everything_default": False}
+    cli = LightningCLI(Recorder, args=["fit", *arguments], trainer_defaults={**QUIET, **HIDDEN, "callbacks": [save]}, **options)
+    found = torch.load(save.path(3), weights_only=True)
+    for name in ("_class_path", "_instantiator"):  # what newer versions of LightningCLI note for themselves
+        found["datamodule_hyper_parameters"].pop(name, None)
+    return cli.model, found
 
-    Up to 2.5, its Trainer fails at any callback of ours before that callback is asked ("Expected a parent").
-    """
-    command = [sys.executable, "-c", OF_THE_OTHER_PACKAGE]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    refused = [line for line in done.stdout.splitlines() if line.startswith("refused:")]
-    takes_ours = Version(version("pytorch-lightning")) >= Version("2.6")
-    assert len(refused) == (5 if takes_ours else 3), done.stdout + done.stderr[-2000:]
-    for words in ("pytorch_lightning", "import lightning.pytorch as pl", "pass EchoLoader(loader, factor) to fit"):
-        assert all(words in line for line in refused), refused
-    assert "steps: 8" in done.stdout.splitlines()
+
+def test_hyperparameters_are_recorded_as_without_echoing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = f"{Saves.__module__}.{Saves.__name__}"
+    plain, expected = saved_by(tmp_path, monkeypatch, f"--data={path}", "--data.batch_size=4")
+    outer = ["--data=lightning_echo.EchoDataModule", "--data.factor=2.5", f"--data.datamodule={path}"]
+    model, found = saved_by(tmp_path, monkeypatch, *outer, "--data.datamodule.batch_size=4")
+    assert expected["datamodule_hyper_parameters"]["batch_size"] == 4
+    for name in ("datamodule_hyper_parameters", "datamodule_hparams_name"):
+        assert found[name] == expected[name]
+    assert model.sizes == plain.sizes == [[4, 4, 4, 4, 4, 2]]
+    assert model.trainer.datamodule.factor == 2.5  # type: ignore[attr-defined]
+    inner = model.trainer.datamodule.datamodule  # type: ignore[attr-defined]
+    assert inner.hparams_initial == inner.hparams
+    assert inner.hparams.batch_size == Saves.load_from_checkpoint(tmp_path / "step-3.ckpt").hparams.batch_size == 4
+    assert inner._log_hyperparams is False  # what the user said about the logger
+
+
+def test_other_hyperparameters_are_left_alone() -> None:
+    """Of a wrapper of the user's own, with an option of the same name."""
+    user, given = Saves(batch_size=4), {"class_path": "elsewhere.Other", "init_args": {"batch_size": 2}}
+    user.hparams.clear()
+    user.save_hyperparameters({"datamodule": given, "_instantiator": "lightning.pytorch.cli.instantiate_module"})
+    EchoDataModule(user, 2)
+    assert user.hparams["datamodule"] == given

@@ -8,10 +8,9 @@ from typing import Any
 
 import lightning.pytorch as pl
 import pytest
-import torch
 from lightning.pytorch.loggers import CSVLogger
 from test_early_decisions import AHEAD, EPOCH, LENGTH, Scripted, scripted
-from trainer_runs import Data, Killed, Run, SaveAt, SetFactor, echoed, fit
+from trainer_runs import Data, Killed, Recorder, Run, SaveAt, SetFactor, echoed, fit
 
 from lightning_echo import Controller, EchoCallback, EchoConfig, FactorSchedule, MetricGuard, __version__
 from lightning_echo.measure.summary import RunSummary
@@ -26,51 +25,49 @@ def logged(folder: Path, callback: EchoCallback, *callbacks: Any, data: Any = No
     return fit(data, callbacks=[callback, *callbacks], **{"max_epochs": 2, "logger": logger, **options})
 
 
-def original(folder: Path, **options: Any) -> tuple[Run, Path]:
-    found = logged(folder, scripted(Scripted(TOLD, first=5, every=30)), **options)
-    return found, folder / "run" / "echo_summary.json"
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Path, EchoCallback]:
+    """A run of two epochs with decisions within them, its file, and its callback."""
+    folder, callback = tmp_path_factory.mktemp("original"), scripted(Scripted(TOLD, first=5, every=30))
+    return logged(folder, callback), folder / "run" / "echo_summary.json", callback
 
 
 def with_prefetch(factor: int) -> Data:
     return Data(2, length=LENGTH, loader_options={"shuffle": True, "prefetch_factor": factor})
 
 
-def test_it_tells_the_reports_the_decisions_and_the_versions(tmp_path: Path) -> None:
-    callback = scripted(Scripted(TOLD, first=5, every=30))
-    logged(tmp_path, callback)
-    found = json.loads((tmp_path / "run" / "echo_summary.json").read_text())
+def test_it_tells_the_reports_the_decisions_and_the_versions(original: tuple[Run, Path, EchoCallback]) -> None:
+    _, path, callback = original
+    found = json.loads(path.read_text())
     assert found.keys() == {"version", "reports", "decisions", "packages", "verdict"}
     assert found["version"] == 1
     assert found["reports"] == [report.state() for report in callback.reports]
     decisions = [(use["step"], use["batch"], use["factor"]) for use in found["decisions"]]
     assert decisions == [(0, 0, 1.0), *((step, step + AHEAD, factor) for step, factor in TOLD.items())]
     assert {use["message"] for use in found["decisions"][1:]} == {"told to"}
-    assert found["packages"]["lightning_echo"] == __version__
     assert callback.verdict is not None
     assert found["verdict"]["message"] == callback.verdict.message
     assert len(found["verdict"]["why"]) == 3
+    assert found["packages"]["lightning_echo"] == __version__
     assert found["packages"].keys() == {"lightning_echo", "lightning", "torch"}
 
 
-def test_an_interrupted_run_leaves_what_it_has(tmp_path: Path) -> None:
-    callback = scripted(Scripted(TOLD, first=5))
-    with pytest.raises(Killed):
-        logged(tmp_path, callback, SaveAt(tmp_path, [EPOCH + 5], dies=True))
-    summary = RunSummary.from_json((tmp_path / "run" / "echo_summary.json").read_text())
+def test_an_interrupted_run_leaves_what_it_has_and_none_if_nothing_was_known_yet(tmp_path: Path) -> None:
+    for folder, step in (("late", EPOCH + 5), ("early", 5)):
+        saving, data = SaveAt(tmp_path, [step], dies=True), Data(length=LENGTH)
+        with pytest.raises(Killed):
+            logged(tmp_path / folder, scripted(Scripted({15: 3.0, EPOCH: 2.0}, first=5)), saving, data=data)
+    (path,) = tmp_path.rglob("echo_summary.json")
+    assert path == tmp_path / "late" / "run" / "echo_summary.json"
+    summary = RunSummary.from_json(path.read_text())
     assert len(summary.reports) == 1
-    assert [use.step for use in summary.decisions] == [0, EARLY, EPOCH]
-
-
-def test_a_run_that_ended_before_anything_was_known_leaves_none(tmp_path: Path) -> None:
-    with pytest.raises(Killed):
-        logged(tmp_path, scripted(Scripted()), SaveAt(tmp_path, [5], dies=True))
-    assert list(tmp_path.rglob("echo_summary.json")) == []
+    assert [use.step for use in summary.decisions] == [0, 15, EPOCH]
 
 
 def test_without_a_log_directory_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    logged(tmp_path, scripted(Scripted()), default_root_dir=tmp_path, logger=False, max_epochs=1)
-    logged(tmp_path, scripted(Scripted()), default_root_dir=tmp_path, fast_dev_run=3)
+    for options in ({"logger": False, "max_epochs": 1}, {"fast_dev_run": 3}):
+        logged(tmp_path, scripted(Scripted()), data=Data(), default_root_dir=tmp_path, **options)
     assert list(tmp_path.rglob("echo_summary.json")) == []
 
 
@@ -80,22 +77,22 @@ def test_a_file_that_cannot_be_written_is_a_warning_and_no_error(tmp_path: Path)
             (Path(trainer.log_dir or "") / "echo_summary.json").mkdir(parents=True)
 
     with pytest.warns(UserWarning, match=r"echo_summary.json could not be written: .*directory"):
-        found = logged(tmp_path, scripted(Scripted()), Occupies())
-    assert found.model.steps == [EPOCH, EPOCH]
+        found = logged(tmp_path, scripted(Scripted()), Occupies(), data=Data(), log_every_n_steps=5)
+    assert found.model.steps == [6, 6]
 
 
 @pytest.mark.parametrize(
     ("data", "guarded", "options"),
     [
-        (Data(2, length=LENGTH), False, {}),
-        (with_prefetch(1), False, {}),
+        (with_prefetch(1), True, {}),
         (Data(2, length=LENGTH), False, {"max_epochs": 4, "limit_train_batches": 25}),
-        (Data(2, length=LENGTH), True, {}),
     ],
-    ids=["the same", "another prefetch factor", "epochs of another length", "guarded"],
+    ids=["another prefetch factor, guarded", "epochs of another length"],
 )
-def test_a_run_replays_the_decisions_batch_by_batch(tmp_path: Path, data: Data, guarded: bool, options: Any) -> None:
-    first, path = original(tmp_path)
+def test_a_run_replays_the_decisions_batch_by_batch(
+    original: tuple[Run, Path, EchoCallback], data: Data, guarded: bool, options: Any
+) -> None:
+    first, path, _ = original
     schedule: Controller = FactorSchedule.from_summary(path)
     callback = scripted(MetricGuard(schedule, patience=9) if guarded else schedule, factor=2)  # it begins with the file's factor
     again = fit(data, callbacks=[callback], **{"max_epochs": 2, **options})
@@ -103,47 +100,46 @@ def test_a_run_replays_the_decisions_batch_by_batch(tmp_path: Path, data: Data, 
     assert [(use.batch, use.factor) for use in callback.decisions] == [(0, 1), *((s + AHEAD, f) for s, f in TOLD.items())]
 
 
-def test_a_replay_is_resumed_in_the_middle(tmp_path: Path) -> None:
-    first, path = original(tmp_path)
-    steps = [EARLY, EARLY + 2, 29, EPOCH, EPOCH + 30]
-    saving = SaveAt(tmp_path, steps)
-    fit(Data(2, length=LENGTH), callbacks=[scripted(FactorSchedule.from_summary(path)), saving], max_epochs=2)
+def test_a_replay_is_resumed_in_the_middle(original: tuple[Run, Path, EchoCallback], tmp_path: Path) -> None:
+    first, path, _ = original
+    steps = [EARLY + 2, EPOCH]
+    saving = SaveAt(tmp_path, steps, dies=True)
+    with pytest.raises(Killed):
+        fit(Data(2, length=LENGTH), callbacks=[scripted(FactorSchedule.from_summary(path)), saving], max_epochs=2)
     for step in steps:
         callback = scripted(FactorSchedule.from_summary(path))
         again = fit(Data(2, length=LENGTH), callbacks=[callback], max_epochs=2, ckpt_path=saving.path(step))
         assert again.model.batches == first.model.batches[step:], step
 
 
-def test_the_run_that_is_replayed_may_have_been_resumed_itself(tmp_path: Path) -> None:
-    first, _ = original(tmp_path / "whole", max_epochs=3)
+def test_the_run_that_is_replayed_may_have_been_resumed_itself(original: tuple[Run, Path, EchoCallback], tmp_path: Path) -> None:
+    saving = SaveAt(tmp_path, [35], dies=True)
     with pytest.raises(Killed):
-        logged(tmp_path, scripted(Scripted(TOLD, first=5, every=30)), SaveAt(tmp_path, [35], dies=True), max_epochs=3)
-    checkpoint = SaveAt(tmp_path, []).path(35)
-    logged(tmp_path / "rest", scripted(Scripted(TOLD, first=5, every=30)), max_epochs=3, ckpt_path=checkpoint)
+        logged(tmp_path, scripted(Scripted(TOLD, first=5, every=30)), saving)
+    logged(tmp_path / "rest", scripted(Scripted(TOLD, first=5, every=30)), ckpt_path=saving.path(35))
     replaying = scripted(FactorSchedule.from_summary(tmp_path / "rest" / "run" / "echo_summary.json"))
-    again = fit(Data(2, length=LENGTH), callbacks=[replaying], max_epochs=3)
-    assert again.model.batches == first.model.batches
+    assert fit(Data(2, length=LENGTH), callbacks=[replaying], max_epochs=2).model.batches == original[0].model.batches
 
 
 def test_epochs_as_long_as_a_pass_are_replayed_too(tmp_path: Path) -> None:
     echo = {"epoch_length": "full_pass"}
     schedule = FactorSchedule({1: 2.0, 2: 1.5})
-    first = logged(tmp_path, scripted(schedule, **echo), max_epochs=3)
-    assert first.model.steps == [50, 100, 75]
-    path = tmp_path / "run" / "echo_summary.json"
-    again = fit(Data(2, length=LENGTH), callbacks=[scripted(FactorSchedule.from_summary(path), **echo)], max_epochs=3)
+    first = logged(tmp_path, scripted(schedule, **echo), data=Data(length=40), max_epochs=3, log_every_n_steps=5)
+    assert first.model.steps == [10, 20, 15]
+    replaying = scripted(FactorSchedule.from_summary(tmp_path / "run" / "echo_summary.json"), **echo)
+    again = fit(Data(length=40), callbacks=[replaying], max_epochs=3)
     assert again.model.batches == first.model.batches
     assert again.model.steps == first.model.steps
 
 
-def test_what_cannot_be_replayed_exactly_is_an_error_and_not_another_run(tmp_path: Path) -> None:
-    _, path = original(tmp_path)
+def test_what_cannot_be_replayed_exactly_is_an_error_and_not_another_run(original: tuple[Run, Path, EchoCallback]) -> None:
+    _, path, _ = original
     more, replaying = with_prefetch(3), scripted(FactorSchedule.from_summary(path))
     with pytest.raises(ValueError, match=r"not planned yet, here 29 or more, got 27.*smaller prefetch_factor"):
         fit(more, callbacks=[replaying], max_epochs=2)  # two workers with three batches each, and two in the thread: 21 + 8
     replaying = scripted(FactorSchedule.from_summary(path), epoch_length="full_pass")
     with pytest.raises(ValueError, match=r"factor 1.5 from the decision after batch 30 on.*Use the epoch_length"):
-        fit(Data(2, length=LENGTH), callbacks=[replaying], max_epochs=2)
+        fit(Data(length=LENGTH), callbacks=[replaying], max_epochs=2)
 
 
 def test_a_factor_that_the_controller_did_not_set_is_told_and_cannot_be_replayed(tmp_path: Path) -> None:
@@ -161,26 +157,16 @@ def test_several_loaders_are_replayed_together(tmp_path: Path) -> None:
         def train_dataloader(self) -> Any:
             return {name: super(Two, self).train_dataloader() for name in "ab"}
 
-    class Both(pl.LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.automatic_optimization = False
-            self.layer = torch.nn.Linear(1, 1)
-            self.batches: list[Any] = []
-
-        def training_step(self, batch: Any, batch_idx: int) -> None:
-            self.batches.append({name: part["noise"].tolist() for name, part in batch.items()})
-
-        def validation_step(self, batch: Any, batch_idx: int) -> None:
-            """The data module has a loader for it."""
-
-        def configure_optimizers(self) -> Any:
-            return torch.optim.SGD(self.parameters(), lr=0.1)
+    class Both(Recorder):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.batches.append(tuple(tuple(part["noise"].flatten().tolist()) for part in batch.values()))
+            return self.loss(batch["a"])
 
     options = EchoConfig(1, insertion_point="after_augmentation", seed=7)
     callback = EchoCallback(Scripted(TOLD, first=5, every=30), echo=options)
-    first = logged(tmp_path, callback, data=Two(2, length=LENGTH), model=Both(), limit_val_batches=0)
-    assert [use.batch for use in callback.decisions][:2] == [{"a": 0, "b": 0}, {"a": EARLY + AHEAD, "b": EARLY + AHEAD}]
+    first = logged(tmp_path, callback, data=Two(1, length=LENGTH), model=Both(), max_epochs=1)
+    ahead = 2 + 2
+    assert [use.batch for use in callback.decisions][:2] == [{"a": 0, "b": 0}, {"a": 30 + ahead, "b": 30 + ahead}]
     replaying = EchoCallback(FactorSchedule.from_summary(tmp_path / "run" / "echo_summary.json"), echo=options)
-    again = fit(Two(2, length=LENGTH), callbacks=[replaying], model=Both(), max_epochs=2, limit_val_batches=0)
+    again = fit(Two(1, length=LENGTH), callbacks=[replaying], model=Both(), max_epochs=1)
     assert again.model.batches == first.model.batches

@@ -116,19 +116,12 @@ def test_the_sweep_prints_the_time_alone_apart_and_shared(tmp_path: Path, monkey
 
 
 @pytest.mark.program
-def test_a_cli_program_with_an_echo_group_analyzes_by_the_same_configuration(run_here: Start, tmp_path: Path) -> None:
-    config = str(EXAMPLES / "echo_cli.yaml")  # batches of 64: eight of them
-    printed = run_here("echo_cli.py", "analyze", "--config", config, cwd=tmp_path)
-    (saved,) = tmp_path.rglob("analysis.json")
-    assert saved == tmp_path / "lightning_logs" / "version_0" / "analysis.json"
-    analysis = StallAnalysis.from_json(saved)
+def test_programs_analyze_by_the_configuration_of_a_training_and_try_what_is_advised(run_here: Start, tmp_path: Path) -> None:
+    printed = run_here("echo_cli.py", "analyze", "--config", str(EXAMPLES / "echo_cli.yaml"), cwd=tmp_path)
+    analysis = StallAnalysis.from_json(tmp_path / "lightning_logs" / "version_0" / "analysis.json")
     assert (analysis.stages.batch_size, analysis.stages.workers) == (64, 1)
     assert "last loss" not in printed  # which the model says at the end of a training
-
-
-@pytest.mark.program
-def test_the_analysis_of_an_image_folder_names_transforms_and_tries_what_it_advises(run_here: Start, tmp_path: Path) -> None:
-    printed = run_here("stall_analysis.py", cwd=tmp_path)
+    printed = run_here("stall_analysis.py", cwd=tmp_path)  # of an image folder
     analysis = StallAnalysis.from_json(tmp_path / "analysis.json")
     assert {"Resize", "RandomResizedCrop", "RandomHorizontalFlip", "ToImage", "Normalize"} <= set(analysis.transforms)
     assert analysis.stages.points[:2] == ("after_read", "before_augmentation")

@@ -114,17 +114,16 @@ def test_objects_of_the_package_are_made_in_whatever_way_hydra_converts_their_op
     assert str(made(module, convert)) == "EchoDataModule(Data, labelled factor 2, rest factor 3)"
 
 
-@CONVERT
+@pytest.mark.parametrize("convert", ["none", "all"])
 def test_a_trainer_with_its_callbacks_trains_as_one_that_is_made_by_hand(convert: str) -> None:
     options: dict[str, Any] = {"factor": 2, "insertion_point": "after_augmentation", "seed": 7, "buffer_size": 5, "cache": CACHE}
     by_hand = fit(Data(), callbacks=[EchoCallback(**options)], max_epochs=2)
-    for given in (options, {"echo": options}):
-        node = {"_target_": "lightning_echo.EchoCallback", **given}
-        quiet = {"accelerator": "cpu", "max_epochs": 2, "logger": False, "num_sanity_val_steps": 0}
-        hidden = {"enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
-        trainer = made({"_target_": "lightning.Trainer", "callbacks": [node], **quiet, **hidden}, convert)
-        model = made({"_target_": "trainer_runs.Recorder"}, convert)
-        trainer.fit(model, datamodule=made({"_target_": "trainer_runs.Data"}, convert))
-        loader = trainer.train_dataloader
-        assert (loader.factor, loader.buffer_size, loader.cache) == (2, 5, CacheConfig("8MiB", hold="loaded"))
-        assert model.batches == by_hand.model.batches
+    node = {"_target_": "lightning_echo.EchoCallback", "echo": options}
+    quiet = {"accelerator": "cpu", "max_epochs": 2, "logger": False, "num_sanity_val_steps": 0}
+    hidden = {"enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+    trainer = made({"_target_": "lightning.Trainer", "callbacks": [node], **quiet, **hidden}, convert)
+    model = made({"_target_": "trainer_runs.Recorder"}, convert)
+    trainer.fit(model, datamodule=made({"_target_": "trainer_runs.Data"}, convert))
+    loader = trainer.train_dataloader
+    assert (loader.factor, loader.buffer_size, loader.cache) == (2, 5, CacheConfig("8MiB", hold="loaded"))
+    assert model.batches == by_hand.model.batches

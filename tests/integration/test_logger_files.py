@@ -22,16 +22,6 @@ STEPS, EPOCHS = 6, 3  # 22 examples in batches of 4
 EVERY = 2
 DIES_AFTER = 8  # in the middle of an epoch, at a step that is logged
 
-# Of MLflow's SQLite store: SQLAlchemy 2.1 deprecates what MLflow 3.17 calls.
-pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated")
-
-
-@pytest.fixture(params=KINDS)
-def name(request: pytest.FixtureRequest) -> str:
-    """Of a logger whose packages are installed."""
-    skip_unless_installed(request.param)
-    return str(request.param)
-
 
 @pytest.fixture(autouse=True)
 def _loggers_that_stay_here(tmp_path: Path) -> Iterator[None]:
@@ -72,41 +62,39 @@ def assert_as_trained(logged: Logged, batches: list[Batch]) -> None:
     assert logged.options | chosen == logged.options
 
 
+@pytest.mark.parametrize("name", KINDS)
 def test_what_is_logged_is_in_the_loggers_files(name: str, tmp_path: Path) -> None:
-    run = train(KINDS[name].make(tmp_path, start=0), callbacks=[callback()])
-    assert_as_trained(KINDS[name].read(tmp_path), run.model.batches)
-
-
-def test_what_a_resumed_run_logs_goes_on_where_the_run_before_it_ended(name: str, tmp_path: Path) -> None:
+    """Also of a run that is killed, and resumed where it ended."""
+    skip_unless_installed(name)
     whole = fit(Data(), logger=False, max_epochs=EPOCHS, callbacks=[callback()])
     saving = SaveAt(tmp_path, [DIES_AFTER], dies=True)
-    first = KINDS[name].make(tmp_path, start=0)
+    first = KINDS[name].make(tmp_path, 0)
     with pytest.raises(Killed):
         train(first, callbacks=[callback(), saving])
     close(first)
-    train(KINDS[name].make(tmp_path, start=1), callbacks=[callback()], ckpt_path=saving.path(DIES_AFTER))
+    train(KINDS[name].make(tmp_path, 1), callbacks=[callback()], ckpt_path=saving.path(DIES_AFTER))
     assert_as_trained(KINDS[name].read(tmp_path), whole.model.batches)
 
 
 def test_several_loggers_of_one_run_say_the_same(tmp_path: Path) -> None:
-    names = ("CSV", "TensorBoard", "MLflow, files", "W&B")
+    names = ("CSV", "TensorBoard", "MLflow", "W&B")
     for name in names:
         skip_unless_installed(name)
-    run = train([KINDS[name].make(tmp_path, start=0) for name in names], callbacks=[callback()])
+    run = train([KINDS[name].make(tmp_path, 0) for name in names], callbacks=[callback()])
     logged = {name: KINDS[name].read(tmp_path) for name in names}
     for each in logged.values():
         assert_as_trained(each, run.model.batches)
     for metric in ("echo/idle_fraction", "echo/step_seconds", "echo/recommended_factor"):
-        exact = logged["MLflow, files"].of(metric)
+        exact = logged["MLflow"].of(metric)
         assert len(exact) == EPOCHS
         assert all(each.of(metric) == pytest.approx(exact) for each in logged.values()), metric
 
 
 def test_the_summary_is_a_text_in_the_files_of_mlflow_and_wandb(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    for name in ("MLflow, files", "W&B"):
+    for name in ("MLflow", "W&B"):
         skip_unless_installed(name)
     with caplog.at_level("INFO"):
-        train([KINDS[name].make(tmp_path, start=0) for name in ("MLflow, files", "W&B")], callbacks=[callback()])
+        train([KINDS[name].make(tmp_path, 0) for name in ("MLflow", "W&B")], callbacks=[callback()])
     (said,) = [each.getMessage() for each in caplog.records if "\n  18 steps in" in each.getMessage()]
     (of_mlflow,) = tmp_path.glob("mlruns/*/*/artifacts/echo/summary.txt")
     assert of_mlflow.read_text() == said

@@ -66,14 +66,6 @@ def test_tensorboard_has_it_at_the_last_step(tmp_path: Path) -> None:
     assert_is_the_picture(png)
 
 
-def test_an_interrupted_training_leaves_it_too(tmp_path: Path) -> None:
-    with pytest.raises(Killed):
-        train(tensorboard(tmp_path), SaveAt(tmp_path, [STEPS + 2], dies=True))
-    ((step, png),) = of_tensorboard(tmp_path)
-    assert step == STEPS + 2 - 1
-    assert_is_the_picture(png)
-
-
 def test_mlflow_has_it_among_the_artifacts(tmp_path: Path) -> None:
     pytest.importorskip("mlflow", reason="mlflow is not installed")
     artifacts = (tmp_path / "artifacts").as_uri()
@@ -93,13 +85,16 @@ def test_weights_and_biases_has_it_among_the_files_that_it_would_send(tmp_path: 
     assert_is_the_picture(path.read_bytes())
 
 
-def test_it_is_said_once_which_loggers_take_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level("INFO"):
-        train([CSVLogger(tmp_path, name="a"), CSVLogger(tmp_path, name="b"), tensorboard(tmp_path)])
+def test_it_is_said_once_which_loggers_take_none_and_an_interrupted_training_leaves_it_too(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    loggers = [CSVLogger(tmp_path, name="a"), CSVLogger(tmp_path, name="b"), tensorboard(tmp_path)]
+    with caplog.at_level("INFO"), pytest.raises(Killed):
+        train(loggers, SaveAt(tmp_path, [STEPS + 2], dies=True))
     said = [record.getMessage() for record in caplog.records if "plot=True" in record.getMessage()]
     assert said == ["lightning_echo: plot=True logs to TensorBoard, W&B and MLflow; CSVLogger takes no figure"]
     ((step, png),) = of_tensorboard(tmp_path)
-    assert step == 2 * STEPS - 1
+    assert step == STEPS + 2 - 1
     assert_is_the_picture(png)
 
 
@@ -118,22 +113,15 @@ def test_a_logger_that_fails_is_a_warning_and_the_next_one_has_the_picture(
     assert len(of_tensorboard(tmp_path)) == 1
 
 
-@pytest.mark.parametrize("options", [{"loggers": False, "max_epochs": 1}, {"loggers": True, "fast_dev_run": 2}])
-def test_without_a_logger_there_is_none_and_no_error(options: Any, tmp_path: Path) -> None:
-    run = train(**options, default_root_dir=tmp_path)
-    assert run.trainer.state.finished
-    assert list(tmp_path.rglob("*.png")) == list(tmp_path.rglob("events.*")) == []
-
-
-def test_unasked_or_on_another_rank_nothing_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    train(tensorboard(tmp_path), plot=False)
-
+def test_unasked_or_on_another_rank_or_without_a_logger_nothing_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Second(pl.Callback):
         def on_fit_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
             monkeypatch.setattr(type(trainer), "is_global_zero", False)
 
+    train(False, default_root_dir=tmp_path)
+    train(tensorboard(tmp_path), plot=False)
     train(tensorboard(tmp_path), Second())
-    assert of_tensorboard(tmp_path) == []
+    assert of_tensorboard(tmp_path) == list(tmp_path.rglob("*.png")) == []
 
 
 def test_without_matplotlib_it_is_refused_before_the_training(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,39 +86,10 @@ def test_the_step_alone_is_ingestion_and_each_phase_is_told():
     assert 20 * MS <= found.ingestion_seconds < found.step_seconds
     assert found.step_seconds >= 50 * MS  # as above, of 100
     assert (found.stages.batch_size, found.stages.workers, found.stages.hand_over.median > 0) == (4, 1, True)
-    assert [message.rsplit(" (", 1)[0] for message in said] == [
-        "what the Trainer makes of the data",
-        "the loader: files and transforms",
-        "fetch rate: reading alone, num_workers=2",
-        "preparation rate: from memory, num_workers=2",
-        "fetch rate: reading alone",
-        "preparation rate: from memory",
-        "augmentation alone",
-        "what a cache holds of an example",
-        "hand-over and copy",
-        "ingestion rate: the step alone",
-        "the training, its data in memory",
-        "the training as it is",
-    ]
-
-
-@pytest.mark.slow
-def test_a_setting_that_is_tried_is_put_beside_what_was_predicted():
-    analyzer, found = analyze(Slept(1 * MS), loader_of(Staged(read_seconds=25 * MS)), 8)
-    for setting in (
-        {"factor": 4, "insertion_point": "before_augmentation"},
-        {"factor": 4, "insertion_point": "after_transfer"},
-        {"workers": 2},
-        {"cached_fraction": 0.5},
-        {"cached_fraction": 0.5, "hold": "raw"},
-        {"cached_fraction": 0.5, "hold": "loaded", "factor": 2, "insertion_point": "before_augmentation"},
-    ):
-        found = analyzer.check(found, **setting)
-        checked = found.checked[-1]
-        assert checked.setting == TrainingSetting(**setting)
-        assert 1 * MS <= checked.step_seconds.median < found.step_seconds  # each of them is a gain of two at least
-    assert len(found.checked) == 6
-    assert analyzer.check(found).checked[-1].setting == found.verdict.setting
+    phases = [message.rsplit(" (", 1)[0] for message in said]
+    assert len(set(phases)) == len(phases) == 12
+    assert phases[:2] == ["what the Trainer makes of the data", "the loader: files and transforms"]
+    assert phases[-3:] == ["ingestion rate: the step alone", "the training, its data in memory", "the training as it is"]
 
 
 class Files(Dataset):
@@ -139,13 +110,14 @@ class Files(Dataset):
 def test_before_the_real_run_files_are_dropped_and_a_share_is_in_memory_where_it_is_tried(tmp_path, monkeypatch):
     events, read = [], []
     monkeypatch.setattr("lightning_echo.analysis.analyzer.drop_pages", lambda paths: events.append(sorted(map(str, paths))))
-    analyzer, found = analyze(BoringModel(), loader_of(Files(tmp_path)), say=events.append)
+    analyzer, found = analyze(BoringModel(), loader_of(Files(tmp_path), workers=0), say=events.append)
     assert found.notes == ()
     assert events[-2].startswith("the training as it is")
     dropped = sorted(str(tmp_path / str(index)) for index in range(40))
     assert events[-1] == dropped
     monkeypatch.setattr("pathlib.Path.read_bytes", lambda path: read.append(path.name))
-    analyzer.check(found, cached_fraction=0.25)
+    checked = analyzer.check(found, cached_fraction=0.25).checked[-1]
+    assert (checked.setting, checked.step_seconds.median > 0) == (TrainingSetting(cached_fraction=0.25), True)
     assert events[-1] == dropped
     assert read == [str(index) for index in range(3, 40, 4)]
 
@@ -193,24 +165,6 @@ def test_callbacks_end_hooks_and_monitors_of_the_model_take_no_part_and_its_logg
     assert found.step_seconds > 0
 
 
-class Uneven:
-    """Batches of 2 and 6 examples in turn, from a sampler that names no size."""
-
-    def __iter__(self):
-        return iter([list(range(start, start + size)) for start, size in zip(range(0, 320, 4), [2, 6] * 40, strict=True)])
-
-    def __len__(self):
-        return 80
-
-
-def test_batches_of_a_users_sampler_have_their_mean_size():
-    _, found = analyze(Slept(), DataLoader(Staged(read_seconds=5 * MS), batch_sampler=Uneven()), 20)
-    assert found.stages.batch_size == 4
-    assert 4 * MS < found.stages.read.median < 20 * MS
-    assert found.stages.points == ("after_batching", "after_transfer")
-    assert found.predict().step_seconds >= 4 * 4 * MS
-
-
 def test_time_is_kept_to_and_what_was_begun_is_finished():
     """A batch takes 0.1 s, and a phase may take less: three batches with one worker, the first two of which it begins with."""
     analyzer, _ = analyze(BoringModel(), loader_of(Staged(read_seconds=25 * MS)), steps=100, seconds=1.1)
@@ -229,7 +183,7 @@ def test_an_echoed_trial_counts_only_once_its_buffer_is_full_and_has_a_step_for_
             super().__init__(*args, **options)
             made.append(self)
 
-    analyzer, found = analyze(BoringModel(), loader_of(workers=2))
+    analyzer, found = analyze(BoringModel(), loader_of(workers=2), steps=4)
     training = analyzer._training
     monkeypatch.setattr("lightning_echo.analysis.analyzer.StepClock", Noted)
     object.__setattr__(training, "most_seconds", 0.0)
@@ -247,19 +201,6 @@ class Draws(Staged):
         return super().augment(example) * float(np.random.rand()) + random.random()
 
 
-class Counting(pl.LightningDataModule):
-    def __init__(self, workers):
-        super().__init__()
-        self.set_up, self.workers = 0, workers
-        self.dataset = Draws()
-
-    def setup(self, stage):
-        self.set_up += 1
-
-    def train_dataloader(self):
-        return loader_of(self.dataset, workers=self.workers, shuffle=True)
-
-
 class WithOptimizer(BoringModel):
     """Has its optimizer from the beginning, with a state."""
 
@@ -273,17 +214,16 @@ class WithOptimizer(BoringModel):
         return self.momentum
 
 
-@pytest.mark.parametrize(("fails", "workers"), [(False, 1), (True, 0)])
-def test_weights_optimizer_random_numbers_and_data_module_are_as_they_were(fails, workers):
-    model, data = WithOptimizer(), Counting(workers)
+@pytest.mark.parametrize("fails", [False, True])
+def test_weights_optimizer_and_random_numbers_are_as_they_were(fails):
+    model = WithOptimizer()
     if fails:
         model.on_train_start = lambda: 1 / 0
     weights, state = copy.deepcopy(model.state_dict()), copy.deepcopy(model.momentum.state_dict())
     gradients = [parameter.grad.clone() for parameter in model.parameters()]
-    attributes = dict(vars(data))
     torch.manual_seed(1), np.random.seed(2), random.seed(3)
     numbers = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
-    analyzer = StallAnalyzer(model, data, trainer_kwargs=CPU, say=str)
+    analyzer = StallAnalyzer(model, loader_of(Draws(), workers=0, shuffle=True), trainer_kwargs=CPU, say=str)
     if fails:
         with pytest.raises(ZeroDivisionError):
             analyzer.run(10)
@@ -293,19 +233,9 @@ def test_weights_optimizer_random_numbers_and_data_module_are_as_they_were(fails
     torch.testing.assert_close(model.momentum.state_dict()["state"], state["state"], rtol=0, atol=0)
     assert model.momentum.state_dict()["param_groups"] == state["param_groups"]
     torch.testing.assert_close([parameter.grad for parameter in model.parameters()], gradients, rtol=0, atol=0)
-    assert (model._trainer, model.training, data.trainer) == (None, True, None)
-    assert vars(data) == attributes
-    assert (data.set_up, data.dataset.length) == (0, 2000)
+    assert (model._trainer, model.training) == (None, True)
     assert torch.equal(torch.get_rng_state(), numbers[0])
     assert (np.random.get_state()[1].tolist(), random.getstate()) == numbers[1:]
-
-
-class Without(pl.LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(32, 2)
-
-    training_step, configure_optimizers = BoringModel.training_step, BoringModel.configure_optimizers
 
 
 class Both(BoringModel):
@@ -319,7 +249,6 @@ SPAWNS = {**CPU, "devices": 1, "strategy": "ddp_spawn"}
 @pytest.mark.parametrize(
     ("model", "data", "kwargs", "message"),
     [
-        (Without, None, CPU, "train_dataloader"),
         (BoringModel, [], CPU, "datamodule has no training batch to analyze"),
         (
             Both,
@@ -329,7 +258,7 @@ SPAWNS = {**CPU, "devices": 1, "strategy": "ddp_spawn"}
         ),
         pytest.param(BoringModel, loader_of(), SPAWNS, "use strategy='ddp'", marks=pytest.mark.slow),
     ],
-    ids=["no loader", "an empty loader", "two loaders", "processes that do not stay"],
+    ids=["an empty loader", "two loaders", "processes that do not stay"],
 )
 def test_what_cannot_be_analyzed_is_refused(model, data, kwargs, message):
     with pytest.raises(MisconfigurationException, match=message):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch.demos.boring_classes import BoringModel
-from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, Sampler
+from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler
 
 from lightning_echo import EchoDataModule
 from lightning_echo.analysis.analyzer import StallAnalyzer
@@ -53,6 +53,11 @@ class Helper:
 
     def call(self):
         self.calls.append(self.random.random())
+
+    def as_it_is(self, examples):
+        """Collates one example: the step edits what the data set holds."""
+        self.call()
+        return examples[0][None]
 
 
 class Held(Dataset):
@@ -113,70 +118,6 @@ class Shuffled(Sampler):
         self.epoch = epoch
 
 
-class Batches:
-    def __init__(self):
-        self.rng, self.passes = np.random.default_rng(1), 0
-
-    def __len__(self):
-        return LENGTH // 2
-
-    def __iter__(self):
-        self.passes += 1
-        return iter([self.rng.integers(0, LENGTH, 2).tolist() for _ in range(len(self))])
-
-
-class Collate(Helper):
-    def stack(self, examples):
-        self.call()
-        return torch.stack(examples)
-
-    def as_it_is(self, examples):
-        self.call()
-        return examples[0][None]  # a view: the step edits what the data set holds
-
-
-class Numbers(IterableDataset):
-    def __init__(self):
-        self.helper = Helper()
-
-    def __iter__(self):
-        for _ in range(LENGTH):
-            self.helper.call()
-            yield torch.zeros(32)
-
-    def __len__(self):
-        return LENGTH
-
-
-class Module(pl.LightningDataModule):
-    """Its hooks change what it holds."""
-
-    def __init__(self, dataset, **options):
-        super().__init__()
-        self.save_hyperparameters({"sizes": [1]})
-        self.dataset, self.options = dataset, options
-        self.events, self.helper, self.rng = [], Helper(), np.random.default_rng(3)
-
-    def prepare_data(self):
-        self.events.append("prepare_data")
-
-    def setup(self, stage):
-        self.hparams["stage"] = stage
-        self.hparams["sizes"].append(2)
-
-    def train_dataloader(self):
-        self.helper.call()
-        self.made = DataLoader(self.dataset, 2, **self.options)
-        return self.made
-
-    def on_before_batch_transfer(self, batch, dataloader_idx):
-        self.rng.random()
-        return batch
-
-    def teardown(self, stage):
-        self.events.append("teardown")
-
-
 class Edits(BoringModel):
     """A step that edits its batch, and counts itself."""
 
@@ -195,23 +136,34 @@ def loader(dataset=None, **options):
     return DataLoader(Held() if dataset is None else dataset, **{"batch_size": 2, **options})
 
 
-def with_own_sampler(**options):
-    dataset = Held()
-    return loader(dataset, sampler=Shuffled(dataset), collate_fn=Collate().stack, **options)
+class Module(pl.LightningDataModule):
+    """Its hooks change what it holds, and what else they refer to."""
 
+    def __init__(self, workers):
+        super().__init__()
+        self.save_hyperparameters({"sizes": [1]})
+        self.workers, self.events, self.helper, self.rng = workers, [], Helper(), np.random.default_rng(3)
 
-def with_generators(**options):
-    dataset, generator = Held(), torch.Generator().manual_seed(1)
-    return loader(dataset, sampler=RandomSampler(dataset, generator=generator), generator=generator, **options)
+    def prepare_data(self):
+        self.events.append("prepare_data")
 
+    def setup(self, stage):
+        self.hparams["stage"] = stage
+        self.hparams["sizes"].append(2)
 
-LOADERS = {
-    "own sampler": with_own_sampler,
-    "generators": with_generators,
-    "own batches": lambda **options: DataLoader(Held(), batch_sampler=Batches(), **options),
-    "no copy": lambda **options: loader(Edited(), batch_size=1, collate_fn=Collate().as_it_is, **options),
-    "stream": lambda **options: loader(Numbers(), **options),
-}
+    def train_dataloader(self):
+        self.helper.call()
+        dataset, generator = Held(), torch.Generator().manual_seed(1)
+        order = RandomSampler(dataset, generator=generator)
+        self.made = loader(dataset, sampler=order, generator=generator, num_workers=self.workers)
+        return self.made
+
+    def on_before_batch_transfer(self, batch, dataloader_idx):
+        self.rng.random()
+        return batch
+
+    def teardown(self, stage):
+        self.events.append("teardown")
 
 
 def analyze(model, data, setting=True):
@@ -227,46 +179,30 @@ def assert_no_trace(held, model, data):
     assert picture([held, model]) == before
 
 
-@pytest.mark.grid
 @pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("kind", LOADERS)
-def test_loaders_and_all_that_they_hold_are_as_they_were(kind, workers):
-    data = LOADERS[kind](num_workers=workers)
+def test_a_loader_its_sampler_and_all_that_they_hold_are_as_they_were(workers):
+    dataset, model = Held(), Edits()
+    sampler = Shuffled(dataset)
+    data = loader(dataset, sampler=sampler, generator=torch.Generator().manual_seed(1), num_workers=workers)
+    assert_no_trace(data, model, data)
+    model.train_dataloader = lambda: loader(dataset, sampler=sampler)  # only a hook refers to them
+    assert_no_trace(sampler, model, None)
+    before = picture(data)
+    for batch in data:
+        batch += 1
+    assert picture(data) != before, "else no trace would be seen here whatever was left"
+
+
+def test_what_a_collate_function_hands_out_without_a_copy_is_as_it_was():
+    data = loader(Edited(), batch_size=1, collate_fn=Helper().as_it_is)
     assert_no_trace(data, Edits(), data)
 
 
-def test_the_picture_shows_what_reading_and_iterating_change():
-    """Else the tests here would see no trace whatever was left."""
-    for make in LOADERS.values():
-        data = make()
-        before = picture(data)
-        for batch in data:
-            batch += 1
-        assert picture(data) != before
-    held, other = Held(), Held()
-    held[3]
-    assert [name for name in vars(held) if picture(getattr(held, name)) == picture(getattr(other, name))] == []
-
-
-@pytest.mark.parametrize(("is_echoed", "workers"), [(False, 1), (True, 0)])
-def test_a_data_module_and_all_that_it_holds_are_as_they_were(is_echoed, workers):
-    module = Module(Held(), num_workers=workers)
+@pytest.mark.parametrize("is_echoed", [False, True])
+def test_a_data_module_and_all_that_it_holds_are_as_they_were(is_echoed):
+    module = Module(workers=0)
+    module.made = module.train_dataloader()
     assert_no_trace(module, Edits(), EchoDataModule(module, 2) if is_echoed else module)
-
-
-def test_what_only_a_hook_refers_to_is_as_it_was():
-    dataset = Held()
-    sampler = Shuffled(dataset)
-
-    class Outside(pl.LightningDataModule):
-        def train_dataloader(self):
-            return DataLoader(dataset, 2, sampler=sampler)
-
-    class Own(Edits):
-        train_dataloader = Outside.train_dataloader
-
-    for model, data in ((Edits(), Outside()), (Own(), None)):
-        assert_no_trace(sampler, model, data)
 
 
 def test_workers_that_a_loader_keeps_are_left_alone():
@@ -281,25 +217,17 @@ def test_workers_that_a_loader_keeps_are_left_alone():
 # What docs/stall_analysis.md says is left
 
 
-@pytest.mark.parametrize(("workers", "edited"), [(0, 4), (1, 0)])
-def test_what_is_too_large_to_be_copied_keeps_its_edits_without_workers_and_the_report_says_so(workers, edited, monkeypatch):
+def test_what_is_too_large_to_be_copied_keeps_its_edits_without_workers_and_the_report_says_so(monkeypatch):
     monkeypatch.setattr("lightning_echo.analysis.sources._MOST_BYTES", 4 * 32 * 4)  # four examples
-    data = loader(Edited(), num_workers=workers)
+    data = loader(Edited())
     notes = analyze(Edits(), data, setting=False).notes
     said = ["Edited.tensors: too large to be copied, so that edits in place remain after the analysis"]
-    assert [note for note in notes if "too large" in note] == (said if edited else [])
-    assert [tensor.any().item() for tensor in data.dataset.tensors[:8]] == [False] * (8 - edited) + [True] * edited
+    assert [note for note in notes if "too large" in note] == said
+    assert [tensor.any().item() for tensor in data.dataset.tensors[:8]] == [False] * 4 + [True] * 4
     assert data.dataset.noise.calls == []
 
 
-class Ruled(list):
-    """Says itself how it is copied."""
-
-    def __deepcopy__(self, memo):
-        return self
-
-
-def test_files_shared_memory_what_code_refers_to_and_what_copies_itself_are_not_copied(tmp_path):
+def test_files_shared_memory_and_what_code_refers_to_are_not_copied(tmp_path):
     (tmp_path / "file").write_bytes(bytes(100_000))
     seen = []
 
@@ -309,7 +237,7 @@ def test_files_shared_memory_what_code_refers_to_and_what_copies_itself_are_not_
         def __init__(self):
             self.file = open(tmp_path / "file", "rb")  # noqa: SIM115
             self.mapped = np.memmap(tmp_path / "map", "f4", "w+", shape=(LENGTH, 32))
-            self.number, self.ruled = multiprocessing.Value("i", 0), Ruled()
+            self.number = multiprocessing.Value("i", 0)
             self.note = lambda index: seen.append(index)
 
         def __len__(self):
@@ -320,14 +248,13 @@ def test_files_shared_memory_what_code_refers_to_and_what_copies_itself_are_not_
             self.file.read(1)
             self.mapped[index] += 1
             self.number.value += 1
-            self.ruled.append(index)
             self.note(index)
             return torch.zeros(32)
 
     data = loader(Outside())
     analyze(BoringModel(), data, setting=False)
     held = data.dataset
-    assert held.number.value > Outside.reads == len(seen) == len(held.ruled) > 0, "a worker has read, too"
+    assert held.number.value > Outside.reads == len(seen) > 0, "a worker has read, too"
     assert held.file.tell() > 0
     assert held.mapped.any()
     held.file.close()

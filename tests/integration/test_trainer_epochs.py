@@ -8,7 +8,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from torch.optim.lr_scheduler import OneCycleLR
-from trainer_runs import At, Data, Recorder, chunks, echoed, first_uses, fit
+from trainer_runs import Data, Recorder, chunks, echoed, first_uses, fit
 
 from lightning_echo import EchoLoader
 
@@ -25,7 +25,7 @@ def test_what_the_workers_have_queued_is_used_in_the_next_epoch(tmp_path: Any) -
 
 @pytest.fixture(scope="module")
 def undisturbed() -> Recorder:
-    model: Recorder = fit(echoed(workers=1), max_epochs=5).model
+    model: Recorder = fit(echoed(), max_epochs=10).model
     return model
 
 
@@ -39,7 +39,6 @@ def undisturbed() -> Recorder:
         ({"val_check_interval": 4, "check_val_every_n_epoch": None}, [6, 6, 6], [4, 8, 12, 16], 18),
         ({"accumulate_grad_batches": 4}, [6, 6, 6], [2, 4, 6], 6),
         ({"max_epochs": -1, "max_steps": 11}, [6, 5], [6], 11),
-        ({"max_epochs": -1, "callbacks": [At({1: lambda runner: setattr(runner, "should_stop", True)})]}, [6, 6], [6, 12], 12),
         ({"fast_dev_run": True}, [1], [1], 1),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else str(value),
@@ -47,7 +46,7 @@ def undisturbed() -> Recorder:
 def test_options_that_count_batches_count_as_without_echoing_and_move_nothing(
     undisturbed: Recorder, options: Any, steps: list[int], validated_at: list[int], optimizer_steps: int
 ) -> None:
-    run = fit(echoed(workers=1), **options)
+    run = fit(echoed(), **options)
     assert run.model.steps == steps
     assert run.model.validated_at == validated_at
     assert run.trainer.global_step == optimizer_steps
@@ -108,18 +107,11 @@ def test_a_fit_after_one_that_was_cut_short_trains_whole_epochs_and_goes_on(undi
     assert cut.model.batches + more.batches == undisturbed.batches[: 8 + 12]
 
 
-@pytest.mark.parametrize(("factor", "steps"), [(1.5, 9), (2.37, 14)])
-def test_a_full_pass_epoch_has_factor_times_the_plain_loaders_steps(factor: float, steps: int) -> None:
-    run = fit(echoed(factor, epoch_length="full_pass"), max_epochs=2)
-    assert run.model.steps == [steps] * 2
-    assert run.trainer.num_training_batches == steps
-    assert run.model.validated_at == [steps, 2 * steps]
-
-
-def test_a_full_pass_epoch_holds_one_pass_of_fresh_examples_and_is_otherwise_the_same_stream() -> None:
+def test_a_full_pass_epoch_holds_one_pass_of_fresh_examples_and_is_otherwise_the_same_stream(undisturbed: Recorder) -> None:
     full = fit(echoed(epoch_length="full_pass"), max_epochs=4)
-    fixed = fit(echoed(), max_epochs=10)
-    assert full.model.batches == fixed.model.batches  # 4 x 15 = 10 x 6
+    assert full.model.steps == [15] * 4
+    assert full.model.validated_at == [15, 30, 45, 60]
+    assert full.model.batches == undisturbed.batches  # 4 x 15 = 10 x 6
     fresh = [len(new) for new in first_uses(full.model.batches)]
     assert all(abs(sum(epoch) - 22) <= full.loader.buffer_size for epoch in chunks(fresh, 15))
     assert abs(sum(fresh) - 4 * 22) <= full.loader.buffer_size

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
+from lightning.pytorch.callbacks import LearningRateFinder
 from lightning.pytorch.tuner import Tuner
-from trainer_runs import POINTS, Data, Recorder, echoed, fit, trainer
+from trainer_runs import Data, Recorder, echoed, fit, trainer
 
 from lightning_echo import EchoCallback
 
@@ -32,10 +32,7 @@ def tune(data: Any, model: Recorder, folder: Path) -> tuple[Tuner, dict[str, Any
     return Tuner(trainer(default_root_dir=folder, max_epochs=1)), {"model": model, "datamodule": data}
 
 
-@pytest.mark.slow
-@pytest.mark.grid
-@pytest.mark.parametrize("point", POINTS)
-@pytest.mark.parametrize("mode", ["power", "binsearch"])
+@pytest.mark.parametrize(("point", "mode"), [("after_batching", "power"), ("before_augmentation", "binsearch")])
 def test_every_batch_size_that_is_tried_takes_effect(point: str, mode: str, tmp_path: Path) -> None:
     tried, data = [], echoed(2, point=point, length=LENGTH)
     for attached in (Data(length=LENGTH), data):
@@ -46,17 +43,8 @@ def test_every_batch_size_that_is_tried_takes_effect(point: str, mode: str, tmp_
     assert tried[0] == tried[1]
     assert {4, 8} <= set(sizes(model))  # the first trial is with the size that the data module had, as without echoing
     assert found is not None
-    run = fit(data, max_epochs=1)
-    assert {found} <= set(sizes(run.model)) <= {found, LENGTH % found}
-    assert run.model.steps == [-(-LENGTH // found)]
-
-
-def test_scaling_the_batch_size_leaves_position_and_counts_at_the_start(tmp_path: Path) -> None:
-    data = echoed(2, length=LENGTH, workers=1)
-    tuner, what = tune(data, Recorder(), tmp_path)
-    found = tuner.scale_batch_size(**what, mode="power", steps_per_trial=3, init_val=2, max_trials=2)
     assert data.loader.counts.delivered == 0
-    run, expected = fit(data, max_epochs=1), fit(echoed(2, length=LENGTH, workers=1, batch_size=found), max_epochs=1)
+    run, expected = fit(data, max_epochs=1), fit(echoed(2, point=point, length=LENGTH, batch_size=found), max_epochs=1)
     assert run.model.batches == expected.model.batches
     assert run.loader.counts == expected.loader.counts
 
@@ -98,11 +86,3 @@ def test_a_learning_rate_finder_at_the_start_of_fit_disturbs_nothing(tmp_path: P
     expected = fit(echoed(2, length=LENGTH), max_epochs=1)
     assert run.model.batches[5:] == expected.model.batches[:steps]
     assert run.loader.counts.delivered == sum(sizes(expected.model)[:steps])
-
-
-def test_a_batch_size_finder_at_the_start_of_fit_trains_with_what_it_found(tmp_path: Path) -> None:
-    finder = BatchSizeFinder(mode="power", steps_per_trial=1, init_val=8, max_trials=2)
-    run = fit(echoed(2, length=LENGTH), callbacks=[finder], max_epochs=1, default_root_dir=tmp_path)
-    expected = fit(echoed(2, length=LENGTH, batch_size=finder.optimal_batch_size), max_epochs=1)
-    assert run.model.batches[2:] == expected.model.batches, "after two trials"
-    assert run.loader.counts == expected.loader.counts

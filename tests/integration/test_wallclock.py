@@ -18,8 +18,6 @@ from wallclock.plans import FIXED, SETTLED, TARGET_IDLE, Plan
 from wallclock.stages import Stage
 from wallclock.timed import TimedRow, timed_run
 
-from lightning_echo import EchoConfig, EchoLoader
-
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "benchmarks"
 DELAY_SECONDS, EVALUATION_SECONDS, SPACING = 0.002, 1000.0, 8
@@ -97,13 +95,3 @@ def test_a_run_is_timed_and_counted(arm: str, factor: float, steps: int) -> None
     assert row.factors.startswith(f"0:{factor:g}")
     assert row.last_factor == factor
     assert all(stood)
-
-
-def test_runs_have_the_settings_that_users_get(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[EchoLoader] = []
-    monkeypatch.setattr(EchoLoader, "settle", lambda self: made.append(self))
-    row, _, _ = run(FIXED, 4)
-    (loader,) = made
-    assert loader.reuse == EchoConfig().reuse
-    assert loader.insertion_point.value == STUDIES["language_model"].point
-    assert row.buffer_size == loader.buffer_size
