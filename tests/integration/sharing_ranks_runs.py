@@ -24,30 +24,7 @@ def beside_another_training():
     return found
 
 
-def resumed(rank, folder):
-    """All batches of a run, and those of one that goes on from its state of rank 0 with another reader."""
-    loader = loader_of(Numbers(LENGTH), BATCH_SIZE, factor=2, name="resumed")
-    found = []
-    for _ in range(2):
-        for batch in loader:
-            found.append(rows(batch))
-            if len(found) == 11 and rank == 0:
-                torch.save(loader.state_dict(), folder / "state.pt")
-    loader.close()
-    torch.distributed.barrier()
-    if rank == 0:
-        end_readers()
-    torch.distributed.barrier()
-    again = loader_of(Numbers(LENGTH), BATCH_SIZE, factor=2, name="resumed")
-    again.load_state_dict(torch.load(folder / "state.pt", weights_only=True))
-    rest = []
-    while len(rest) < len(found) - 11:
-        rest += [rows(batch) for batch in again]
-    again.close()
-    return {"found": found, "rest": rest}
-
-
-def resumed_anywhere(rank, folder):
+def resumed_anywhere(rank):
     """Whether runs go on exactly from each of their batches: passes of 5 on each rank, whose last slot is filled up on rank 1."""
     loader = loader_of(Numbers(9), 2, factor=1.5, name="anywhere", linger_seconds=30)
     found, states = [], []
@@ -56,6 +33,9 @@ def resumed_anywhere(rank, folder):
             found.append(rows(batch))
             states.append(loader.state_dict())
     loader.close()
+    torch.distributed.barrier()
+    if rank == 0:
+        end_readers()
     torch.distributed.barrier()
     exact = []
     for number, state in enumerate(states[:-1], 1):
@@ -87,7 +67,7 @@ def skipping(rank):
 
 def main(folder, rank):
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
-    found = {"beside": beside_another_training(), "resumed": resumed(rank, folder), "anywhere": resumed_anywhere(rank, folder)}
+    found = {"beside": beside_another_training(), "anywhere": resumed_anywhere(rank)}
     torch.distributed.barrier()
     found["skipping"] = skipping(rank)
     torch.save(found, folder / f"rank-{rank}.pt")

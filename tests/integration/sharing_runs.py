@@ -59,6 +59,25 @@ def epochs_of(loader, count, before_batch=lambda: None):
     return found
 
 
+def closing(loader, count, before_batch=lambda: None, left=None):
+    """Returns a training of so many epochs, which leaves at its end, and is then in a list."""
+
+    def run():
+        try:
+            return epochs_of(loader, count, before_batch)
+        finally:
+            if left is not None:
+                left.append(loader)
+            loader.close()
+
+    return run
+
+
+def sleeps(seconds):
+    """Returns what a training does before a batch: nothing, for a while."""
+    return lambda: time.sleep(seconds)
+
+
 def resumed(make, batches, epochs):
     """All batches of a run, and those of one that is resumed from its state after so many batches with another reader."""
     loader, found, state = make(), [], None

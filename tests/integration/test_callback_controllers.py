@@ -76,16 +76,6 @@ def test_a_guard_waits_for_what_the_module_logs_late_but_not_for_ever() -> None:
             assert factors(callback) == [4, 4, 4, 2, 1, 1], "worse from the third decision on: seen 0, 1, 2"
 
 
-def test_a_guard_counts_a_validation_only_once() -> None:
-    class Rising(Recorder):
-        def validation_step(self, batch: Any, batch_idx: int) -> None:
-            self.log("val_loss", float(self.current_epoch))
-
-    callback = echo(4, controller=MetricGuard(FactorSchedule({0: 4}), patience=2))
-    fit(Data(), model=Rising(), callbacks=[callback], max_epochs=10, check_val_every_n_epoch=2)
-    assert factors(callback) == [4] * 6 + [2] * 4, "validated after epochs 1, 3, 5, 7, 9: worse at 3 and 5, then at 7 and 9"
-
-
 def test_too_small_a_buffer_for_the_largest_factor_is_found_before_training() -> None:
     model = Recorder()
     with pytest.raises(ValueError, match=r"buffer_size=2 is too small for factor=8"):  # the default of max_factor

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -74,27 +73,6 @@ def test_one_node_reads_for_all(nodes, tmp_path):
     assert "reads for this node" in nodes.log(other_of(source), "one")
 
 
-def test_a_slow_training_holds_the_reader_of_another_node(nodes, tmp_path):
-    """The window of each node has 64 slots, and the actor and the network together may have as many examples as that again."""
-    share, gate = {"name": "slow", "window": 2**14, **ONE, "join": "now"}, tmp_path / "gate"
-    data = Noted(LENGTH, tmp_path / "reads")
-    slow = training("a", data, 8, 3, gate=gate, **share)
-    wait_until(lambda: nodes.written("slow", "a") >= 64, "the window of the slow one is full")
-    quick = training("b", data, 8, 3, **share)
-    wait_until(lambda: nodes.written("slow", "b") > 0, "the quick one has come")
-    time.sleep(2)
-    assert nodes.written("slow", "a") < 110
-    assert nodes.status("a", "slow")["is_full"]
-    gate.touch()
-    late, whole = ray.get([quick, slow], timeout=SECONDS)
-    check_exact([whole, whole], 3)
-    stream, part = ([example for epoch in found for example in examples(epoch)] for found in (whole, late))
-    first = stream.index(part[0])
-    assert first < 110
-    assert stream[first:] == part[: len(stream) - first]
-    assert reading_nodes(tmp_path / "reads") == {"a"}
-
-
 @pytest.mark.parametrize("of", ["source", "relay"])
 def test_a_reader_that_is_killed_loses_nothing(nodes, tmp_path, of):
     name, gate = f"killed-{of}", tmp_path / "gate"
@@ -121,16 +99,6 @@ def test_without_restart_a_lost_reader_is_an_error_on_all_nodes(nodes):
         ):
             ray.get(each, timeout=SECONDS)
     assert re.search(r"(?s) ends\n.* (is lost|says: the reader of share='once' has)", nodes.log(other_of(source), "once"))
-
-
-def test_other_data_of_the_same_name_is_refused_on_another_node(nodes, tmp_path):
-    gate = tmp_path / "gate"
-    first = training("a", Numbers(LENGTH), 8, 1, gate=gate, name="other", **ONE)
-    wait_until(lambda: nodes.written("other", "a") > 0, "the first one has come")
-    with pytest.raises(ray.exceptions.RayTaskError, match=r"is the name of other data on .*dataset.length: 241 and 240"):
-        ray.get(training("b", Numbers(LENGTH + 1), 8, 1, name="other", **ONE), timeout=SECONDS)
-    gate.touch()
-    check_exact([ray.get(first, timeout=SECONDS)] * 2, 1)
 
 
 def trial(config: dict[str, Any]) -> None:

@@ -13,6 +13,7 @@ import torch
 from sharing_runs import (
     FORK,
     Numbers,
+    closing,
     end_readers,
     epochs_of,
     examples,
@@ -20,6 +21,7 @@ from sharing_runs import (
     indices,
     kill_reader,
     loader_of,
+    sleeps,
     status,
     together,
     wait_until,
@@ -41,10 +43,10 @@ pytestmark = pytest.mark.usefixtures("own_folder")
 def trains_for_ever(connection, options, forks=False):
     """A training in a process of its own, which says when it has had a batch; with ``forks`` it has a child that lives on."""
     loader = loader_of(Numbers(LENGTH), 8, **options)
-    for number in range(10**9):
+    for _ in range(10**9):
         for batch in loader:
             assert len(batch["index"])
-            if number == 0 and forks:
+            if forks:
                 child = FORK.Process(target=time.sleep, args=(60,), daemon=True)
                 child.start()
                 connection.send(child.pid)
@@ -57,22 +59,20 @@ def all_of(batches):
     return sorted(index for batch in batches for index in batch["index"].tolist())
 
 
-@pytest.mark.parametrize("forks", [False, True])
-def test_a_training_that_is_killed_is_out_at_once_and_stops_nobody(forks):
+def test_a_training_that_is_killed_is_out_at_once_also_if_a_child_of_it_lives_on_and_stops_nobody():
     options = {"window": 2**13, "wait_for": 2, "linger_seconds": 5}
-    with in_process(trains_for_ever, options, forks) as (process, other):
+    with in_process(trains_for_ever, options, True) as (process, other):
         loader = loader_of(Numbers(LENGTH), 8, **options)
         epochs = iter(loader)
         had = [next(epochs) for _ in range(4)]
-        child = other.recv() if forks else None
+        child = other.recv()
         assert other.recv() == "batch"
         os.kill(process.pid, signal.SIGKILL)
         had += list(epochs)
         assert all_of(had) == list(range(LENGTH))
         wait_until(lambda: status()["count"] == 1, "the killed training is out")
         loader.close()
-        if child is not None:
-            os.kill(child, signal.SIGKILL)
+        os.kill(child, signal.SIGKILL)
 
 
 @pytest.mark.slow
@@ -110,12 +110,6 @@ def test_a_training_that_is_stopped_holds_a_window_that_waits_for_it_and_then_al
     options = {"window": 2**13, "wait_for": 2}
     loader = loader_of(Numbers(LENGTH), 8, **options)
 
-    def train():
-        try:
-            return epochs_of(loader, 2)
-        finally:
-            loader.close()
-
     caplog.set_level(logging.INFO, "lightning_echo")
     with in_process(trains_for_ever, options) as (process, other):
 
@@ -129,7 +123,7 @@ def test_a_training_that_is_stopped_holds_a_window_that_waits_for_it_and_then_al
             finally:
                 os.kill(process.pid, signal.SIGCONT)
 
-        epochs, slowest = together(train, stop)
+        epochs, slowest = together(closing(loader, 2), stop)
     assert slowest.endswith(f"(process {process.pid})")
     assert f"waits for {slowest}, which is slower" in caplog.text
     waited = loader.sharing.waited
@@ -139,69 +133,38 @@ def test_a_training_that_is_stopped_holds_a_window_that_waits_for_it_and_then_al
         assert sorted(indices(epoch)) == list(range(LENGTH))
 
 
-def test_a_stopped_training_that_may_miss_examples_holds_nobody():
-    options = {"window": 2**13, "wait_for": 2}
-    loader = loader_of(Numbers(LENGTH), 8, **options)
-    with in_process(trains_for_ever, {**options, "behind": "skip"}) as (process, other):
-        epoch = iter(loader)
-        first = next(epoch)
-        assert other.recv() == "batch"
-        os.kill(process.pid, signal.SIGSTOP)
-        rest = list(epoch)
-        assert all_of([first, *rest]) == list(range(LENGTH))
-        assert loader.sharing.trainings == 2
-        loader.close()
-
-
-def training(loader, epochs, seconds=0.0, done=None):
-    """Returns a training, which sleeps before each batch, and leaves at its end."""
-
-    def run():
-        try:
-            return epochs_of(loader, epochs, lambda: time.sleep(seconds))
-        finally:
-            if done is not None:
-                done.append(loader)
-            loader.close()
-
-    return run
-
-
-@pytest.mark.parametrize(("batch_sizes", "kills"), [([8], 2), ([8, 5, 16], 1)])
-def test_a_reader_that_is_killed_loses_nothing(batch_sizes, kills):
-    share = {"window": 2**14, "wait_for": len(batch_sizes), "linger_seconds": 5, "workers": 2}
-    loaders, done = [loader_of(Numbers(LENGTH, seconds=0.001), size, **share) for size in batch_sizes], []
+def test_a_reader_that_is_killed_twice_loses_nothing():
+    share = {"window": 2**14, "wait_for": 2, "linger_seconds": 5, "workers": 2}
+    loaders, done = [loader_of(Numbers(LENGTH, seconds=0.001), size, **share) for size in (8, 5)], []
 
     def killer():
-        for kill in range(kills):
+        for kill in range(2):
             wait_until(lambda: _written() > 100 * (kill + 1) or done, "examples are read")  # noqa: B023
             if not done:
                 pid = kill_reader()
                 wait_until(lambda: _pid() not in (None, pid) or done, "another reader")  # noqa: B023
         return len(done)
 
-    *found, ended = together(*(training(each, 4, 0.004, done) for each in loaders), killer)
+    first, second, ended = together(*(closing(each, 4, sleeps(0.004), done) for each in loaders), killer)
     assert ended == 0, "the kills came while all were at work"
-    first, *others = [[examples(epoch) for epoch in epochs] for epochs in found]
-    assert [sorted(index for index, _ in epoch) for epoch in first] == [list(range(LENGTH))] * 4
-    assert all(other == first for other in others)
+    assert [sorted(indices(epoch)) for epoch in first] == [list(range(LENGTH))] * 4
+    assert [examples(epoch) for epoch in first] == [examples(epoch) for epoch in second]
 
 
-def _status_or_none():
+def _said():
+    """What the reader says of itself, if there is one."""
     try:
         return status()
     except (OSError, KeyError):
-        return None
+        return {"pid": None, "written": 0, "trainings": []}
 
 
 def _written():
-    said = _status_or_none()
-    return 0 if said is None else said["written"]
+    return _said()["written"]
 
 
 def _pid():
-    said = _status_or_none()
-    return None if said is None else said["pid"]
+    return _said()["pid"]
 
 
 def test_without_restart_a_dead_reader_is_an_error():
@@ -215,14 +178,16 @@ def test_without_restart_a_dead_reader_is_an_error():
 
 
 class Deadly(Numbers):
-    """Kills the process that reads one of its examples, but not the one that makes it."""
+    """Kills the process that reads one of its examples, but not the one that makes it; with ``mark``, a file, only once."""
 
-    def __init__(self, length, at):
+    def __init__(self, length, at, mark=None):
         super().__init__(length)
-        self.at, self.maker = at, os.getpid()
+        self.at, self.mark, self.maker = at, mark, os.getpid()
 
     def __getitem__(self, index):
-        if index == self.at and os.getpid() != self.maker:
+        if index == self.at and os.getpid() != self.maker and not (self.mark and self.mark.exists()):
+            if self.mark:
+                self.mark.touch()
             os.kill(os.getpid(), signal.SIGKILL)
         return super().__getitem__(index)
 
@@ -253,51 +218,31 @@ class Waits(Numbers):
 
     def __init__(self, length, mark):
         super().__init__(length)
-        self.mark = str(mark)
+        self.mark, self.maker = str(mark), os.getpid()
 
     def __getitem__(self, index):
-        while b"lightning_echo.share." in Path(f"/proc/{os.getppid()}/cmdline").read_bytes() and not os.path.exists(self.mark):
+        is_in_reader = self.maker not in (os.getpid(), os.getppid())
+        while is_in_reader and not os.path.exists(self.mark):
             time.sleep(0.01)
         return super().__getitem__(index)
 
 
-@pytest.mark.own_interpreter  # the data set reads the name of the program
 def test_a_reader_that_is_killed_before_its_first_example_is_followed_by_another_one(tmp_path):
-    def run():
-        loader = loader_of(Waits(LENGTH, tmp_path / "reads"), 8, wait_for=2)
-        try:
-            return epochs_of(loader, 1)
-        finally:
-            loader.close()
-
     def kill():
-        wait_until(lambda: (said := _status_or_none()) and [one["at"] for one in said["trainings"]] == [0, 0], "both are in")
+        wait_until(lambda: [one["at"] for one in _said()["trainings"]] == [0, 0], "both are in")
         assert _written() == 0
         kill_reader()
         (tmp_path / "reads").touch()
 
-    *found, _ = together(run, run, kill)
+    trainings = [closing(loader_of(Waits(LENGTH, tmp_path / "reads"), 8, wait_for=2), 1) for _ in range(2)]
+    *found, _ = together(*trainings, kill)
     for (epoch,) in found:
         assert sorted(indices(epoch)) == list(range(LENGTH))
 
 
-class KillsOnce(Numbers):
-    """Kills the worker at one index, once."""
-
-    def __init__(self, length, at, mark):
-        super().__init__(length)
-        self.at, self.mark, self.maker = at, Path(mark), os.getpid()
-
-    def __getitem__(self, index):
-        if index == self.at and os.getpid() != self.maker and not self.mark.exists():
-            self.mark.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().__getitem__(index)
-
-
 def test_a_worker_of_the_reader_that_is_killed_loses_nothing(tmp_path):
-    loader = loader_of(KillsOnce(LENGTH, 100, tmp_path / "killed"), 8, workers=2, window=2**14)
-    epochs = training(loader, 2)()
+    loader = loader_of(Deadly(LENGTH, 100, tmp_path / "killed"), 8, workers=2, window=2**14)
+    epochs = closing(loader, 2)()
     assert (tmp_path / "killed").exists()
     assert [sorted(indices(epoch)) for epoch in epochs] == [list(range(LENGTH))] * 2
 
@@ -306,13 +251,13 @@ def test_files_of_the_working_folder_with_the_names_of_modules_do_not_end_a_read
     for name in ("queue.py", "typing.py", "torch.py", "lightning_echo.py"):
         (tmp_path / name).write_text("raise RuntimeError('the reader must not import this')")
     monkeypatch.chdir(tmp_path)
-    (epoch,) = training(loader_of(Numbers(32), 8), 1)()
+    (epoch,) = closing(loader_of(Numbers(32), 8), 1)()
     assert sorted(indices(epoch)) == list(range(32))
 
 
 def test_with_a_factor_above_1_batches_of_more_than_a_third_of_a_pass_are_said_to_repeat_an_index(caplog):
     loader = loader_of(Numbers(60), 24, factor=2)
-    training(loader, 8)()
+    closing(loader, 8)()
     assert "may hold an index twice, since a batch of 24 examples is larger than the 20 that the reader keeps" in caplog.text
     assert loader.counts.fresh <= loader.counts.delivered / 2 + 24
 
@@ -331,10 +276,6 @@ def test_an_exception_in_the_data_set_reaches_every_training_with_type_message_a
     assert together(lambda: run(8), lambda: run(5)) == [40, 40]
 
 
-class OwnError(Exception):
-    pass
-
-
 class Returns(Numbers):
     """Has something else at one index."""
 
@@ -346,20 +287,16 @@ class Returns(Numbers):
         return self.make() if index == 9 else super().__getitem__(index)
 
 
-def breaks():
-    raise OwnError("not there")
-
-
 @pytest.mark.parametrize(
     ("make", "error", "said"),
     [
-        (breaks, SharedReadError, "OwnError: not there"),
         (
             lambda: {"deep": [1, {"odd": torch.Generator()}]},
             *(TypeError, r"example\['deep'\]\[1\]\['odd'\] is a torch._C.Generator, which cannot be shared"),
         ),
         (lambda: torch.zeros(10_000), SharedReadError, r"takes 40,\d+ bytes, and each of the 1 workers has 8,192 bytes"),
     ],
+    ids=["kind", "size"],
 )
 def test_what_cannot_be_handed_on_is_an_error_that_names_it(make, error, said):
     loader = loader_of(Returns(make), 8, shuffle=False, window=8192)
@@ -385,15 +322,16 @@ def test_data_that_cannot_be_sent_is_refused_with_the_reason_and_a_reader_by_han
     loader.close()
     with in_process(_serves, Unsendable(32)):
         wait_until(lambda: _pid() is not None, "the reader has begun")
-        (epoch,) = training(loader_of(Unsendable(32), 8), 1)()
+        (epoch,) = closing(loader_of(Unsendable(32), 8), 1)()
     assert sorted(indices(epoch)) == list(range(32))
 
 
-def test_data_that_is_heavy_to_send_is_sent_with_a_warning_that_names_the_better_way():
+def test_data_that_is_heavy_to_send_is_sent_with_a_warning_that_names_the_better_way(monkeypatch):
+    monkeypatch.setattr("lightning_echo.share.process._HEAVY_BYTES", 2**22)
     numbers = Numbers(32)
-    numbers.heavy = torch.zeros(2**28 + 1, dtype=torch.uint8)
-    with pytest.warns(UserWarning, match=r"sends 256 MiB of data .* python train\.py share --name data"):
-        (epoch,) = training(loader_of(numbers, 8), 1)()
+    numbers.heavy = torch.zeros(2**22 + 1, dtype=torch.uint8)
+    with pytest.warns(UserWarning, match=r"sends 4 MiB of data .* python train\.py share --name data"):
+        (epoch,) = closing(loader_of(numbers, 8), 1)()
     assert sorted(indices(epoch)) == list(range(32))
 
 
@@ -431,8 +369,7 @@ def _as_another_user(connection, path):
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
-@pytest.mark.parametrize(("mode", "said"), [(0o700, "PermissionError"), (0o755, "Gone")], ids=["closed folder", "open folder"])
-def test_another_user_is_refused_by_the_folder_and_by_the_reader(monkeypatch, mode, said):
+def test_another_user_is_refused_by_the_folder_and_by_the_reader(monkeypatch):
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         monkeypatch.setenv("LIGHTNING_ECHO_SHARED", folder)
         loader = loader_of(Numbers(64), 8)
@@ -440,10 +377,11 @@ def test_another_user_is_refused_by_the_folder_and_by_the_reader(monkeypatch, mo
         first = next(epoch)
         path = Path(socket_of("data"))
         path.chmod(0o777)
-        path.parent.chmod(mode)
-        with in_process(_as_another_user, str(path)) as (_, other):
-            assert other.poll(60)
-            assert other.recv() == said
+        for mode, said in ((0o700, "PermissionError"), (0o755, "Gone")):
+            path.parent.chmod(mode)
+            with in_process(_as_another_user, str(path)) as (_, other):
+                assert other.poll(60)
+                assert other.recv() == said, oct(mode)
         path.parent.chmod(0o700)
         assert len([first, *epoch]) == 8
         assert status()["count"] == 1

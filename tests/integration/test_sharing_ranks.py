@@ -55,12 +55,6 @@ def test_the_ranks_divide_each_pass_and_have_equally_many_steps(runs):
             assert [len(batch) for batch in part] == [BATCH_SIZE] * 7 + [3]
 
 
-def test_a_resumed_run_goes_on_exactly_on_both_ranks(runs):
-    for rank in runs[1]:
-        found, rest = rank["resumed"]["found"], rank["resumed"]["rest"]
-        assert rest == found[11:]
-
-
 def test_a_run_goes_on_exactly_from_each_of_its_batches_also_where_a_pass_is_filled_up(runs):
     for rank in runs[1]:
         assert rank["anywhere"] == [True] * 8
