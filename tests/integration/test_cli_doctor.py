@@ -35,9 +35,16 @@ class Numbers(pl.LightningDataModule):
         return DataLoader(data, 4 // self.ranks, shuffle=True)
 
 
-def run(monkeypatch: pytest.MonkeyPatch, *arguments: str, command: str = "doctor") -> None:
-    monkeypatch.setattr(sys, "argv", ["train.py", command, *QUIET, *arguments])
-    EchoCLI(BoringModel, Numbers, seed_everything_default=False)
+class WithData(BoringModel):
+    """A model with its own data."""
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(Examples(13), 4, shuffle=True)  # type: ignore[arg-type]
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str, model: Any = BoringModel, data: Any = Numbers) -> None:
+    monkeypatch.setattr(sys, "argv", ["train.py", arguments[0], *QUIET, *arguments[1:]])
+    EchoCLI(model, data, seed_everything_default=False)
 
 
 def names(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
@@ -45,27 +52,29 @@ def names(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     return {finding["name"]: finding for finding in document["findings"] if finding["about"] == "data"}
 
 
-def test_the_data_module_of_the_configuration_is_examined_with_its_trainer(monkeypatch, capsys) -> None:
-    run(monkeypatch, "--json", "--data.size=8")
+def test_the_data_module_of_the_configuration_is_examined_with_its_trainer_or_the_models_own_loader(monkeypatch, capsys) -> None:
+    run(monkeypatch, "doctor", "--json", "--data.size=8")
     found = names(capsys)
     assert found["loader"]["figures"]["examples"] == 8
     assert "last_batch_of_one" not in found
+    run(monkeypatch, "doctor", "--json", model=WithData, data=None)
+    assert names(capsys)["loader"]["figures"]["examples"] == 13
 
 
 def test_an_error_ends_the_program_with_status_1(monkeypatch, capsys) -> None:
     with pytest.raises(SystemExit) as ended:
-        run(monkeypatch, "--data.readable=false")
+        run(monkeypatch, "doctor", "--data.readable=false")
     assert ended.value.code == 1
     assert "FileNotFoundError: image 0" in " ".join(capsys.readouterr().out.split())
 
 
 def test_the_configuration_of_fit_is_taken_also_with_what_only_fit_has(monkeypatch, capsys, tmp_path: Path) -> None:
     with pytest.raises(SystemExit) as ended:
-        run(monkeypatch, "--data.size=13", "--echo.factor=2", "--print_config", command="fit")
+        run(monkeypatch, "fit", "--data.size=13", "--echo.factor=2", "--print_config")
     assert ended.value.code == 0
     (tmp_path / "config.yaml").write_text(capsys.readouterr().out)
     assert "ckpt_path:" in (tmp_path / "config.yaml").read_text()
-    run(monkeypatch, f"--config={tmp_path / 'config.yaml'}", "--json=true")
+    run(monkeypatch, "doctor", f"--config={tmp_path / 'config.yaml'}", "--json=true")
     found = names(capsys)
     assert found["loader"]["figures"]["examples"] == 13
     assert "last_batch_of_one" in found

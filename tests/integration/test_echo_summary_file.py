@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import lightning.pytorch as pl
 import pytest
 from lightning.pytorch.loggers import CSVLogger
 from test_early_decisions import AHEAD, EPOCH, LENGTH, Scripted, scripted
@@ -69,16 +68,6 @@ def test_without_a_log_directory_nothing_is_written(tmp_path: Path, monkeypatch:
     for options in ({"logger": False, "max_epochs": 1}, {"fast_dev_run": 3}):
         logged(tmp_path, scripted(Scripted()), data=Data(), default_root_dir=tmp_path, **options)
     assert list(tmp_path.rglob("echo_summary.json")) == []
-
-
-def test_a_file_that_cannot_be_written_is_a_warning_and_no_error(tmp_path: Path) -> None:
-    class Occupies(pl.Callback):
-        def on_train_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
-            (Path(trainer.log_dir or "") / "echo_summary.json").mkdir(parents=True)
-
-    with pytest.warns(UserWarning, match=r"echo_summary.json could not be written: .*directory"):
-        found = logged(tmp_path, scripted(Scripted()), Occupies(), data=Data(), log_every_n_steps=5)
-    assert found.model.steps == [6, 6]
 
 
 @pytest.mark.parametrize(

@@ -53,16 +53,13 @@ def uses(data: Any, *callbacks: Any, model: Any = None) -> Callable[..., Any]:
     return lambda model=model: fit(data, model=model, callbacks=list(callbacks))
 
 
-@pytest.mark.parametrize("same", ["EchoDataModule", "data module", "callback first", "callback"])
+@pytest.mark.parametrize("same", ["data module inside", "data module", "callback"])
 def test_a_second_trainer_is_told_that_what_it_would_echo_is_in_use_and_the_first_one_goes_on(same: str) -> None:
-    workers = 1 if same == "data module" else 0
-    data, callback = Data(workers=workers), EchoCallback(echo=config())
-    module = EchoDataModule(data, **OPTIONS)
-    first, second, message = {
-        "EchoDataModule": (uses(module), uses(module), "the data module Data"),
-        "data module": (uses(data, callback), uses(data, EchoCallback(echo=config())), "Data"),
-        "callback first": (uses(data, callback), uses(module), "the data module Data"),
-        "callback": (uses(data, callback), uses(Data(), callback), "EchoCallback"),
+    data, callback = Data(workers=int(same == "data module")), EchoCallback(echo=config())
+    second, message = {
+        "data module inside": (uses(EchoDataModule(data, **OPTIONS)), "the data module Data"),
+        "data module": (uses(data, EchoCallback(echo=config())), "Data"),
+        "callback": (uses(Data(), callback), "EchoCallback"),
     }[same]
 
     def refused() -> None:
@@ -71,7 +68,7 @@ def test_a_second_trainer_is_told_that_what_it_would_echo_is_in_use_and_the_firs
         ):
             second()
 
-    model = beside(first, refused)
+    model = beside(uses(data, callback), refused)
     assert model.batches == fit(echoed()).model.batches
     assert len(set().union(*model.pids)) == 1, "the same worker as before"
     assert len(second().model.batches) == 18, "and after it is over the second one may begin"
