@@ -173,9 +173,9 @@ def forecast(trainer: Any, echoed: Echoed) -> str:
     if epochs is None or epochs < 0 or not steps:
         return ""
     passes = epochs * steps / echoed.pass_batches / factor
-    counted = (f"{count:,} {noun if count == 1 else noun + 's'}" for count, noun in ((epochs, "epoch"), (steps, "step")))
+    lengths = [f"{count:,} {noun if count == 1 else noun + 's'}" for count, noun in ((epochs, "epoch"), (steps, "step"))]
     unit = "pass" if f"{passes:.3g}" == "1" else "passes"
-    line = f"{' x '.join(counted)} = {passes:.3g} {unit} over the data at factor {factor:g}"
+    line = f"{lengths[0]} x {lengths[1]} = {passes:.3g} {unit} over the data at factor {factor:g}"
     # While the buffer is being filled, more of each batch is fresh. In a short run this makes a difference.
     planned = echoed.passes_in(epochs * steps) if echoed.is_at_start and epochs * steps <= _SHORT_RUN_STEPS else None
     if planned is not None and planned > _NOTICEABLE * passes:
