@@ -88,7 +88,7 @@ class Attachment:
         self.has_echoed = False
         self._takes_echoed = config is None
         hint = None if config is None else "leave echo out of EchoCallback"
-        self.echo = TrainingEcho(config or EchoConfig(), self, owner_name="EchoCallback", way_out=hint)
+        self.echo = TrainingEcho(config or EchoConfig(), self, owner_name="EchoCallback", hint=hint)
         self._has_names = isinstance(config, Mapping)
         self._hooks = BoundHooks()
         self._echoed_passed: EchoLoader | None = None  # made around the loader that was passed to fit

@@ -126,7 +126,7 @@ class EchoDataModule(StandIn):
             given = read_loaders("loaders", loaders)
         config, self.is_auto = without_auto("loaders", given)
         hint = "use the data module without EchoDataModule around it"
-        self._echo = TrainingEcho(config, datamodule, owner_name="EchoDataModule", way_out=hint, shard=shard)
+        self._echo = TrainingEcho(config, datamodule, owner_name="EchoDataModule", hint=hint, shard=shard)
 
     @classmethod
     def from_dataloaders(

@@ -52,7 +52,7 @@ class WholeRefused(SplitRefused):
     """A data set cannot be held whole."""
 
     where = "held whole"
-    way_out = f"Its examples must be the same each time: use cache.hold={LOADED!r} or {RAW!r}, or leave the cache out"
+    hint = f"Its examples must be the same each time: use cache.hold={LOADED!r} or {RAW!r}, or leave the cache out"
 
 
 @dataclass(frozen=True)

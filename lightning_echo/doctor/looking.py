@@ -357,8 +357,8 @@ def check_loader(looked: Looked, cores: int) -> list[Finding]:
     """Returns the findings about a loader before it is iterated. ``cores`` can keep that many workers busy."""
     found = [_kind(looked), _workers(looked, cores), _pickled(looked)]
     if looked.unreadable is not None:
-        way_out = "Mend it; the full traceback is that of next(iter(loader)) with num_workers=0."
-        return [*found, error("example", f"{looked.unreadable}.", way_out)]
+        hint = "Mend it; the full traceback is that of next(iter(loader)) with num_workers=0."
+        return [*found, error("example", f"{looked.unreadable}.", hint)]
     assert looked.choice is not None
     chosen, possible = looked.choice.point.value, ", ".join(point.value for point in looked.possible)
     figures: dict[str, Figure] = {
@@ -433,11 +433,9 @@ def _pickled(looked: Looked) -> Finding:
         )
     sharing = "and reading cannot be shared" if failed_for_sharing else "but reading can be shared"
     sentence = f"It cannot be pickled ({failed}): workers can only be forked, {sharing}."
-    way_out = (
-        "Define functions at the top of a module instead of lambdas, and open files at the first read instead of in __init__."
-    )
+    hint = "Define functions at the top of a module instead of lambdas, and open files at the first read instead of in __init__."
     status = Status.error if looked.kind.num_workers > 0 and method != "fork" else Status.warning
-    return Finding("pickle", status, sentence, way_out, figures)
+    return Finding("pickle", status, sentence, hint, figures)
 
 
 def _try(parts: dict[str, Any], dump: Callable[[Any, Any], object]) -> tuple[int, str]:
@@ -463,8 +461,8 @@ def _split(looked: Looked) -> Finding:
         reused, redone = (", ".join(stages) or "nothing" for stages in (found.reused, found.redone))
         return ok("split", f"The data set can be split: an echo reuses {reused} and redoes {redone}.{also}", **figures)
     sentence = f"The data set cannot be split before its augmentation: {looked.refused[early].rstrip('.')}."
-    way_out = _STAGED if isinstance(looked.kind, Indexed) else _ON_DEVICE
-    return warning("split", sentence, f"If it augments, echoes would repeat that augmentation. {way_out}", **figures)
+    hint = _STAGED if isinstance(looked.kind, Indexed) else _ON_DEVICE
+    return warning("split", sentence, f"If it augments, echoes would repeat that augmentation. {hint}", **figures)
 
 
 # ---------------------------------------------------------------------- memory checks
@@ -494,11 +492,11 @@ def check_queues(looked: Looked, first: FirstBatch, free_shared_bytes: int | Non
         f"Workers prefetch {batches} batches, {bytes_in_words(needed)}; /dev/shm has {bytes_in_words(free_shared_bytes)} free."
     )
     if needed > free_shared_bytes:
-        way_out = (
+        hint = (
             "Workers would die with 'Bus error': enlarge /dev/shm (docker run --shm-size=8g), or set a smaller num_workers, "
             "prefetch_factor or batch_size."
         )
-        return error("prefetched_batches", sentence, way_out, **figures)
+        return error("prefetched_batches", sentence, hint, **figures)
     return ok("prefetched_batches", sentence, **figures)
 
 
@@ -544,6 +542,6 @@ def _cache(looked: Looked, free_bytes: int | None) -> Finding:
         lines.append(line)
     sentence = f"A cache of all {examples:,} examples: {'; '.join(lines)}."
     if free_bytes is not None and not fits:
-        way_out = "A cache would hold a part of it; every example that it holds is one that need not be read."
-        return warning("cache", sentence, way_out, **figures)
+        hint = "A cache would hold a part of it; every example that it holds is one that need not be read."
+        return warning("cache", sentence, hint, **figures)
     return ok("cache", sentence, **figures)

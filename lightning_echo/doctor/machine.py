@@ -22,7 +22,7 @@ from lightning_echo.data.machine import control_groups, cores_within_quota, free
 # ---------------------------------------------------------------------- findings
 # Findings as values, and all of them as text for people or as a document for programs.
 #
-# The first field of the document is its version. ``name`` identifies the check, and stays the same. ``sentence`` and ``way_out``
+# The first field of the document is its version. ``name`` identifies the check, and stays the same. ``sentence`` and ``hint``
 # are for people. ``figures`` are the measured values, with the units in their names.
 
 _VERSION = 1
@@ -47,7 +47,7 @@ class Finding:
     name: str
     status: Status
     sentence: str
-    way_out: str = ""
+    hint: str = ""
     figures: Mapping[str, Figure] = field(default_factory=dict)
     about: str = "machine"
 
@@ -56,12 +56,12 @@ def ok(name: str, sentence: str, **figures: Figure) -> Finding:
     return Finding(name, Status.ok, sentence, figures=figures)
 
 
-def warning(name: str, sentence: str, way_out: str, **figures: Figure) -> Finding:
-    return Finding(name, Status.warning, sentence, way_out, figures)
+def warning(name: str, sentence: str, hint: str, **figures: Figure) -> Finding:
+    return Finding(name, Status.warning, sentence, hint, figures)
 
 
-def error(name: str, sentence: str, way_out: str, **figures: Figure) -> Finding:
-    return Finding(name, Status.error, sentence, way_out, figures)
+def error(name: str, sentence: str, hint: str, **figures: Figure) -> Finding:
+    return Finding(name, Status.error, sentence, hint, figures)
 
 
 def worst(findings: Sequence[Finding]) -> Status:
@@ -90,7 +90,7 @@ def as_text(findings: Sequence[Finding]) -> str:
         for finding in findings:
             if finding.about == about:
                 lines += _wrapped(f"  {finding.status.value:<7} ", finding.sentence)
-                lines += _wrapped(_INDENT, finding.way_out)
+                lines += _wrapped(_INDENT, finding.hint)
         blocks.append("\n".join(lines))
     counts = []
     for status in (Status.error, Status.warning):
@@ -111,7 +111,7 @@ def as_document(findings: Sequence[Finding]) -> str:
             "name": finding.name,
             "status": finding.status.value,
             "sentence": finding.sentence,
-            "way_out": finding.way_out,
+            "hint": finding.hint,
             "figures": dict(finding.figures),
         }
         for finding in findings
@@ -207,11 +207,11 @@ def _cores(machine: Machine) -> Finding:
         sentence = (
             f"This process may use the time of {cores:g} cores, though it sees {machine.affinity}: its container has a quota."
         )
-        way_out = f"Count {whole_cores(machine)} for num_workers and OMP_NUM_THREADS, or raise the quota (docker run --cpus)."
-        return warning("cores", sentence, way_out, **figures)
+        hint = f"Count {whole_cores(machine)} for num_workers and OMP_NUM_THREADS, or raise the quota (docker run --cpus)."
+        return warning("cores", sentence, hint, **figures)
     if cores < 2:
-        way_out = "Workers and training take turns on it: give the container or the job more cores."
-        return warning("cores", "This process has one core.", way_out, **figures)
+        hint = "Workers and training take turns on it: give the container or the job more cores."
+        return warning("cores", "This process has one core.", hint, **figures)
     return ok("cores", f"This process has {cores:g} cores.", **figures)
 
 
@@ -219,12 +219,12 @@ def _memory(machine: Machine) -> Finding:
     limit, free = memory_of(machine)
     figures = {"limit_bytes": limit, "free_bytes": free}
     if limit is None or free is None:
-        way_out = "Give buffer_size as a number of examples, and the size of a cache in bytes."
-        return warning("memory", "The system does not tell how much memory is free.", way_out, **figures)
+        hint = "Give buffer_size as a number of examples, and the size of a cache in bytes."
+        return warning("memory", "The system does not tell how much memory is free.", hint, **figures)
     sentence = f"{bytes_in_words(free)} of {bytes_in_words(limit)} of memory are free."
     if free < _LITTLE_MEMORY:
-        way_out = "Buffer and cache will be small: end other programs, or raise the limit of the container."
-        return warning("memory", sentence, way_out, **figures)
+        hint = "Buffer and cache will be small: end other programs, or raise the limit of the container."
+        return warning("memory", sentence, hint, **figures)
     return ok("memory", sentence, **figures)
 
 
@@ -234,16 +234,16 @@ def _shared_memory(machine: Machine) -> Finding:
     space = machine.space_of(SHARED_MEMORY)
     if space is None:
         sentence = "/dev/shm is missing: workers cannot hand their batches over."
-        way_out = "Mount it (docker run --shm-size=8g), or set num_workers=0."
-        return error("shared_memory", sentence, way_out, size_bytes=None, free_bytes=None)
+        hint = "Mount it (docker run --shm-size=8g), or set num_workers=0."
+        return error("shared_memory", sentence, hint, size_bytes=None, free_bytes=None)
     size, free = space
     sentence = f"{bytes_in_words(free)} of {bytes_in_words(size)} of /dev/shm are free."
     if free < _LITTLE_SHARED_MEMORY:
-        way_out = (
+        hint = (
             "Workers hand their batches over there, and die with 'Bus error' when it is full: enlarge it "
             "(docker run --shm-size=8g, or an emptyDir with medium: Memory in Kubernetes)."
         )
-        return warning("shared_memory", sentence, way_out, size_bytes=size, free_bytes=free)
+        return warning("shared_memory", sentence, hint, size_bytes=size, free_bytes=free)
     return ok("shared_memory", sentence, size_bytes=size, free_bytes=free)
 
 
@@ -300,8 +300,8 @@ def _python(machine: Machine) -> Finding:
         sentence = (
             f"Python {text} has CPython's issue 112275: with several ranks on gloo, a forked worker now and then hangs for good."
         )
-        way_out = f"Use Python 3.{minor}.{mended} or later, or DataLoader(..., multiprocessing_context='forkserver')."
-        return warning("python", sentence, way_out, version=text)
+        hint = f"Use Python 3.{minor}.{mended} or later, or DataLoader(..., multiprocessing_context='forkserver')."
+        return warning("python", sentence, hint, version=text)
     return ok("python", f"Python {text}.", version=text)
 
 
@@ -313,8 +313,8 @@ def _torchvision(machine: Machine) -> Finding:
         machine.import_operators()
     except (RuntimeError, ImportError, AttributeError, OSError) as problem:  # operators of another torch, or missing libraries
         sentence = f"torchvision {version} does not fit torch {machine.version_of('torch')}: {problem}."
-        way_out = "Install torch and torchvision together, from the same source, in a fresh environment."
-        return error("torchvision", sentence, way_out, version=version)
+        hint = "Install torch and torchvision together, from the same source, in a fresh environment."
+        return error("torchvision", sentence, hint, version=version)
     return ok("torchvision", f"torchvision {version} fits torch.", version=version)
 
 
@@ -323,15 +323,15 @@ def _lightning(machine: Machine) -> Finding:
     for package in ("lightning", "pytorch-lightning"):
         if (found := machine.version_of(package)) in _MALICIOUS:
             sentence = f"{package} {found} was a malicious release (GHSA-w37p-236h-pfx3)."
-            way_out = (
+            hint = (
                 "Treat the secrets of this machine as stolen, and install another release in a fresh environment: "
                 "pip install 'lightning!=2.6.2,!=2.6.3'."
             )
-            return error("lightning", sentence, way_out, version=found)
+            return error("lightning", sentence, hint, version=found)
     if version is None and (other := machine.version_of("pytorch-lightning")) is not None:
         sentence = f"pytorch-lightning {other} is installed, and the package lightning is not."
-        way_out = "Install lightning, and import lightning.pytorch in place of pytorch_lightning."
-        return error("lightning", sentence, way_out, version=None)
+        hint = "Install lightning, and import lightning.pytorch in place of pytorch_lightning."
+        return error("lightning", sentence, hint, version=None)
     return _at_least(machine, "lightning", _OLDEST_LIGHTNING)
 
 
@@ -342,6 +342,6 @@ def _at_least(machine: Machine, package: str, oldest: tuple[int, int]) -> Findin
     parts = version.split("+")[0].split(".")[:2]  # such as 2.15.0+cpu, or 2.5rc1
     numbers = ["".join(digit for digit in part.split("rc")[0] if digit.isdigit()) for part in parts]
     if tuple(int(number or 0) for number in numbers) < oldest:
-        way_out = f"Install a later one: pip install --upgrade '{package}>={needed}'."
-        return error(package, f"{package} {version} is older than {needed}.", way_out, version=version)
+        hint = f"Install a later one: pip install --upgrade '{package}>={needed}'."
+        return error(package, f"{package} {version} is older than {needed}.", hint, version=version)
     return ok(package, f"{package} {version}.", version=version)

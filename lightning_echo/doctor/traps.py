@@ -53,7 +53,7 @@ class Surroundings:
 def check_traps(looked: Looked, first: FirstBatch | None, around: Surroundings) -> list[Finding]:
     """Returns the findings for the traps that apply, or one finding that none does. ``first`` is None if it could not be read."""
     tested = ((trap, trap.test(looked)) for trap in _TRAPS)
-    found = [warning(trap.name, trap.sentence.format(seen=seen, looked=looked), trap.way_out) for trap, seen in tested if seen]
+    found = [warning(trap.name, trap.sentence.format(seen=seen, looked=looked), trap.hint) for trap, seen in tested if seen]
     found += [*_pinned_memory(looked, around), *_file_descriptors(looked, first, around)]
     return found or [ok("traps", "None of the known traps of a training loader applies.")]
 
@@ -125,7 +125,7 @@ class _Trap(NamedTuple):
     name: str
     test: Callable[[Looked], object]
     sentence: str
-    way_out: str
+    hint: str
 
 
 _TRAPS = (
@@ -237,8 +237,8 @@ def _file_descriptors(looked: Looked, first: FirstBatch | None, around: Surround
         f"Workers prefetch {needed:,} tensors, each of which is an open file, and this process may have {around.open_files:,}: "
         "'Too many open files', or 'received 0 items of ancdata'."
     )
-    way_out = (
+    hint = (
         "Raise the limit (ulimit -n 65536), let collate_fn stack the tensors of a batch, or call "
         "torch.multiprocessing.set_sharing_strategy('file_system')."
     )
-    return [warning("file_descriptors", sentence, way_out, needed=needed, limit=around.open_files)]
+    return [warning("file_descriptors", sentence, hint, needed=needed, limit=around.open_files)]

@@ -114,9 +114,9 @@ class Connector:
     """Attaches a training, ``label`` for people, to the reader of a name. If there is none, starts one with ``payload()``."""
 
     def __init__(
-        self, config: ShareConfig, payload: Callable[[], Payload], data_print: dict[str, str], group: Group, label: str = ""
+        self, config: ShareConfig, payload: Callable[[], Payload], data_fingerprint: dict[str, str], group: Group, label: str = ""
     ) -> None:
-        self._config, self._payload, self._print, self._group = config, payload, in_short(data_print), group
+        self._config, self._payload, self._fingerprint, self._group = config, payload, in_short(data_fingerprint), group
         self._label = label or name_of_process()
         self._has_started = False  # the present reader
         self._died_at: int | None = None  # where the last reader died: an item, or how many items of a stream it had delivered
@@ -215,7 +215,7 @@ class Connector:
             "goes_on": goes_on,
             "group": self._group.name,
             "ranks": self._group.ranks,
-            "print": self._print,
+            "fingerprint": self._fingerprint,
         }
         send(connection, {"hello": hello})
         message, descriptors = self._answer(connection)
@@ -421,7 +421,7 @@ class Attachment:
         self,
         config: ShareConfig,
         payload: Callable[[], Payload],
-        data_print: dict[str, str],
+        data_fingerprint: dict[str, str],
         *,
         tell_every: int = 1,
         group: Group | None = None,
@@ -430,7 +430,7 @@ class Attachment:
         holds: bool = False,
     ) -> None:
         self._config, self._tell_every, self.group, self._follow = config, max(tell_every, 1), group or Group.of_one(), follow
-        self._connector = Connector(config, payload, data_print, self.group, label)
+        self._connector = Connector(config, payload, data_fingerprint, self.group, label)
         self._link: Link | None = None
         self._succession: Succession | None = None
         self._next = self._told = 0  # the first item that is still needed, and its last value that the reader got

@@ -92,7 +92,7 @@ def serve_payload(
 ) -> None:
     """Runs the reader of a name, with the payload of a training. ``elsewhere`` and ``gather_seconds`` are as in `Server`."""
     parts, options = cloudpickle.loads(payload.loader), payload.options
-    if differs := difference_of_code(options["print"], parts):
+    if differs := difference_of_code(options["fingerprint"], parts):
         raise RuntimeError(
             f"this process imports modules again, and then {differs} (the training's, and this one). Set what a module holds "
             "where it is imported, or give it to the data set as an argument. If it decides nothing about examples, name it: "
@@ -101,7 +101,7 @@ def serve_payload(
     run_reader(
         name,
         kind_of(loader_of(parts, seed_of(name))),
-        data_print=options["print"],
+        data_fingerprint=options["fingerprint"],
         window_bytes=options["window_bytes"],
         linger_seconds=options["linger_seconds"],
         expected=options["expected"],
@@ -162,7 +162,9 @@ class ReaderError(RuntimeError):
     """A reader could not begin; or it has died, and no other reader follows."""
 
 
-def payload_of(config: ShareConfig, kind: Kind, data_print: dict[str, str], cluster: dict[str, str] | None = None) -> Payload:
+def payload_of(
+    config: ShareConfig, kind: Kind, data_fingerprint: dict[str, str], cluster: dict[str, str] | None = None
+) -> Payload:
     """Returns the payload for a new reader of this loader, or raises a TypeError if that cannot be sent to another process."""
     parts = parts_of(kind)
     by_hand = (
@@ -189,7 +191,7 @@ def payload_of(config: ShareConfig, kind: Kind, data_print: dict[str, str], clus
     options = {
         "window_bytes": fitting_window(config),
         "linger_seconds": config.linger_seconds,
-        "print": data_print,
+        "fingerprint": data_fingerprint,
         "expected": 0,
         "cluster": cluster,
         "starter": name_of_process(),

@@ -101,20 +101,20 @@ _BETWEEN_LOOKS_SECONDS = 0.5
 class Handing:
     """The actor next to a reader. ``where`` is the name of its node, for people."""
 
-    def __init__(self, name: str, node: str, where: str, data_print: dict[str, str]) -> None:
-        self._name, self._node, self._where, self._print = name, node, where, data_print
+    def __init__(self, name: str, node: str, where: str, data_fingerprint: dict[str, str]) -> None:
+        self._name, self._node, self._where, self._fingerprint = name, node, where, data_fingerprint
         self._feeds: dict[str, _Feed] = {}
         self._lock = threading.Lock()
         threading.Thread(target=self._watch, name="lightning_echo-watch", daemon=True).start()
 
-    def meet(self, data_print: dict[str, str]) -> dict[str, str]:
+    def meet(self, data_fingerprint: dict[str, str]) -> dict[str, str]:
         """Returns the node that reads, and how a reader's data differs from the data here; empty if it does not differ."""
-        return {"node": self._node, "where": self._where, "differs": difference(data_print, self._print)}
+        return {"node": self._node, "where": self._where, "differs": difference(data_fingerprint, self._fingerprint)}
 
     def enter(self, relay: str, label: str, item: int, goes_on: bool, join: str) -> None:
         """Lets a relay in, whose node is ``label``, for people. If that node had a relay before, it has died, and is dropped."""
         config = ShareConfig(self._name, join=join, restart=False)
-        attachment = Attachment(config, self._no_other, self._print, tell_every=CHUNK, label=label, holds=True)
+        attachment = Attachment(config, self._no_other, self._fingerprint, tell_every=CHUNK, label=label, holds=True)
         with self._lock:
             before = [name for name, other in self._feeds.items() if other.label == label]
 
@@ -301,14 +301,14 @@ class RayFar:
 
 
 @contextmanager
-def joined(name: str, place: dict[str, str], data_print: dict[str, str]) -> Iterator[RayFar | None]:
+def joined(name: str, place: dict[str, str], data_fingerprint: dict[str, str]) -> Iterator[RayFar | None]:
     """Joins the cluster until the ``with`` block ends. Yields the actor of the node that reads; None if this node reads."""
     import ray
 
     ray.init(address=place["address"], namespace=_NAMESPACE, log_to_driver=False, configure_logging=False)
     try:
         here = f"{ray.util.get_node_ip_address()} (node {place['node'][:8]})"
-        actor, met = _met(name, place["node"], here, data_print)
+        actor, met = _met(name, place["node"], here, data_fingerprint)
         if met["differs"]:
             raise ValueError(
                 f"share={name!r} is the name of other data on {met['where']}: {met['differs']}. Trainings that share must have "
@@ -319,7 +319,7 @@ def joined(name: str, place: dict[str, str], data_print: dict[str, str]) -> Iter
         ray.shutdown()
 
 
-def _met(name: str, node: str, here: str, data_print: dict[str, str]) -> tuple[Any, dict[str, str]]:
+def _met(name: str, node: str, here: str, data_fingerprint: dict[str, str]) -> tuple[Any, dict[str, str]]:
     """Returns the actor of a name, and its answer to `Handing.meet`. If there is no actor, makes one on this node."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -338,9 +338,9 @@ def _met(name: str, node: str, here: str, data_print: dict[str, str]) -> tuple[A
     )
     end = time.monotonic() + _MOST_MEETING_SECONDS
     while True:
-        actor = kind.remote(name, node, here, data_print)
+        actor = kind.remote(name, node, here, data_fingerprint)
         try:
-            return actor, _answer(actor.meet.remote(data_print), "the actor")
+            return actor, _answer(actor.meet.remote(data_fingerprint), "the actor")
         except FarLost as error:  # it ends, since its reader has died, or its node is lost
             if time.monotonic() > end:
                 raise
@@ -488,7 +488,7 @@ def main(name: str, status: int) -> None:
     with telling_of_failure(status):
         payload = left_parent()
         options = payload.options
-        with joined(name, options["cluster"], options["print"]) as far:
+        with joined(name, options["cluster"], options["fingerprint"]) as far:
             if far is None:
                 LOGGER.info("this node reads for all nodes")
                 serve_payload(name, status, payload, gather_seconds=_GATHER_SECONDS)

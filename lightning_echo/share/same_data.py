@@ -222,7 +222,7 @@ _NOT_COMPARED = ("num_workers", "multiprocessing_context", "generator")
 _MOST_BYTES = 40_000  # in one message
 
 
-def print_of(kind: Kind, ignore: Sequence[str] = ()) -> dict[str, str]:
+def fingerprint_of(kind: Kind, ignore: Sequence[str] = ()) -> dict[str, str]:
     """Returns the compared facts of a loader's data, as texts by name, without the attributes to ``ignore``."""
     unit = unit_of(kind)
     found = fingerprint(_compared(parts_of(kind)), [*ignore, *(("batch_size",) if unit is Unit.batch else ())])
@@ -236,7 +236,7 @@ def print_of(kind: Kind, ignore: Sequence[str] = ()) -> dict[str, str]:
 
 
 def difference(here: dict[str, str], there: dict[str, str]) -> str:
-    """Returns what differs between the `print_of` the training's and the reader's data, in words; empty if nothing differs.
+    """Returns what differs between the `fingerprint_of` the training's and the reader's data, in words; empty if nothing differs.
 
     >>> difference({"data set": "Images of 10", "dataset.p": "0.1"}, {"data set": "Images of 10", "dataset.p": "0.25"})
     'dataset.p: 0.1 and 0.25'
@@ -252,12 +252,12 @@ def difference(here: dict[str, str], there: dict[str, str]) -> str:
     return "" if here[_NAME] == there[_NAME] else f"{_NAME}: {here[_NAME]} and {there[_NAME]}"
 
 
-def in_short(data_print: dict[str, str]) -> dict[str, str]:
+def in_short(data_fingerprint: dict[str, str]) -> dict[str, str]:
     """Returns a print that fits into a message. Texts beyond that are only compared as a whole."""
     short: dict[str, str] = {}
     size = 0
     left: list[str] = []
-    for name, text in sorted(data_print.items(), key=lambda item: item[0] not in (_NAME, _IGNORE)):
+    for name, text in sorted(data_fingerprint.items(), key=lambda item: item[0] not in (_NAME, _IGNORE)):
         size += len(json.dumps([name, text]))
         if size <= _MOST_BYTES:
             short[name] = text
@@ -277,15 +277,17 @@ def difference_of_code(sent: dict[str, str], parts: dict[str, Any]) -> str:
     return Fingerprint({}, there).difference(Fingerprint({}, fingerprint(_compared(parts), ignore).code))
 
 
-def trained_parts(data_print: dict[str, str]) -> list[str]:
+def trained_parts(data_fingerprint: dict[str, str]) -> list[str]:
     """Returns the paths of weights that the training may change, which the reader would not see."""
-    return [name for name, text in data_print.items() if TRAINED in text]
+    return [name for name, text in data_fingerprint.items() if TRAINED in text]
 
 
-def _fingerprint_in(data_print: dict[str, str]) -> Fingerprint:
-    code = {name[len(_OF_CODE) :]: text for name, text in data_print.items() if name.startswith(_OF_CODE)}
+def _fingerprint_in(data_fingerprint: dict[str, str]) -> Fingerprint:
+    code = {name[len(_OF_CODE) :]: text for name, text in data_fingerprint.items() if name.startswith(_OF_CODE)}
     others = (_NAME, _IGNORE, _REST)
-    held = {name: text for name, text in data_print.items() if not name.startswith((_OF_CODE, _EXAMPLE)) and name not in others}
+    held = {
+        name: text for name, text in data_fingerprint.items() if not name.startswith((_OF_CODE, _EXAMPLE)) and name not in others
+    }
     return Fingerprint(held, code)
 
 

@@ -288,7 +288,7 @@ class Server:
         kind: Kind,
         *,
         seed: int,
-        data_print: dict[str, str],
+        data_fingerprint: dict[str, str],
         window_bytes: int,
         linger_seconds: float,
         follows: bool = False,
@@ -298,7 +298,7 @@ class Server:
         elsewhere: Elsewhere | None = None,
         gather_seconds: float = 0.0,
     ) -> None:
-        self._listener, self._kind, self._seed, self._print = listener, kind, seed, in_short(data_print)
+        self._listener, self._kind, self._seed, self._fingerprint = listener, kind, seed, in_short(data_fingerprint)
         self._window_bytes, self._linger_seconds = window_bytes, linger_seconds
         self._read: type[Reading | StreamReading] = Reading if unit_of(kind) is Unit.indexed else StreamReading
         self._length = len(kind.sampler) if self._read is Reading else 0
@@ -486,10 +486,10 @@ class Server:
     def _welcome(self, peer: _Peer, hello: dict[str, Any]) -> None:
         if peer.training is not None:
             raise WireError("a second hello")
-        theirs = hello["print"]
+        theirs = hello["fingerprint"]
         if not isinstance(theirs, dict) or not all(isinstance(text, str) for text in theirs.values()):
             raise WireError("a print of another kind")
-        if differs := difference(theirs, self._print):
+        if differs := difference(theirs, self._fingerprint):
             if self._had_training and not self._trainings.all and self._linger_seconds < float("inf"):
                 LOGGER.info("ends: a training of this name has other data: %s", differs)
                 self._is_outdated = True  # the training starts another reader
@@ -614,7 +614,7 @@ class Server:
         return {
             "status": {
                 "pid": os.getpid(),
-                "data": self._print["data set"],
+                "data": self._fingerprint["data set"],
                 "trainings": [
                     {"pid": one.pid, "label": one.label, "behind": one.behind, "at": one.cursor} for one in trainings.all[:100]
                 ],

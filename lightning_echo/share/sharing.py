@@ -47,7 +47,7 @@ from lightning_echo.share.pipeline import PacedPipeline, SharedPipeline
 from lightning_echo.share.process import fitting_window, name_of_process, payload_of, run_reader, seed_of
 from lightning_echo.share.ray import check_ray, place_of_training
 from lightning_echo.share.reading import first_item
-from lightning_echo.share.same_data import Unit, loader_of, parts_of, print_of, trained_parts, unit_of
+from lightning_echo.share.same_data import Unit, fingerprint_of, loader_of, parts_of, trained_parts, unit_of
 from lightning_echo.share.stream import SharedBatches, SharedStream, SizedSharedStream
 from lightning_echo.share.window import Window
 from lightning_echo.split.prove import whole_batch, why_not_apart
@@ -214,8 +214,8 @@ class LoaderSharing:
         self._waited_before, self._saved_before = self.waited, self.saved_cpu_seconds
         self._missed_before += 0 if self._attachment is None else self._attachment.missed
         place = place_of_training(self.config.name) if self.config.cluster else None
-        data_print = print_of(self._users, self.config.ignore)
-        if trained := trained_parts(data_print):
+        data_fingerprint = fingerprint_of(self._users, self.config.ignore)
+        if trained := trained_parts(data_fingerprint):
             warnings.warn(
                 f"lightning_echo: share={self.config.name!r}: the reader has a copy of {', '.join(trained[:3])}, as it is "
                 "now: it does not see what the training makes of it",
@@ -224,8 +224,8 @@ class LoaderSharing:
             )
         self._attachment = Attachment(
             self.config,
-            lambda: payload_of(self.config, self._users, data_print, place),
-            data_print,
+            lambda: payload_of(self.config, self._users, data_fingerprint, place),
+            data_fingerprint,
             tell_every=tell_every,
             group=group,
             follow=follow,
@@ -348,7 +348,7 @@ def serve(loader: Any, share: ShareConfig | str, *, show: Callable[[str], None] 
         raise TypeError("share must be a name or a ShareConfig, got None")
     kind = kind_of(loader)
     check_shareable(config, kind)
-    data_print = print_of(kind, config.ignore)
+    data_fingerprint = fingerprint_of(kind, config.ignore)
     lock = StarterLock(config.name)
     if not lock.try_to_hold() or status_of(config.name) is not None:
         lock.release()
@@ -357,7 +357,7 @@ def serve(loader: Any, share: ShareConfig | str, *, show: Callable[[str], None] 
         run_reader(
             config.name,
             kind_of(loader_of(parts_of(kind), seed_of(config.name))),
-            data_print=data_print,
+            data_fingerprint=data_fingerprint,
             window_bytes=fitting_window(config),
             linger_seconds=float("inf"),
             starter=f"serve in {name_of_process()}",

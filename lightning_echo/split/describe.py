@@ -537,7 +537,7 @@ class SplitRefused(ValueError):
     """A data set cannot be split before its augmentation. `reason` is the cause; the message adds a hint."""
 
     where = "split before its augmentation"
-    way_out = (
+    hint = (
         "Subclass lightning_echo.StagedDataset (or implement its load(index) and augment(example)), name the cut "
         f"with StagedDataset.of(dataset, augment=...), or use {earliest(Needs.examples).option}"
     )
@@ -549,14 +549,14 @@ class SplitRefused(ValueError):
     def __str__(self) -> str:  # args has only the reason: torch remakes a worker's exception, with its whole message in args
         if self.reason.startswith("Caught "):  # such a message begins like this, and already has the hint
             return self.reason
-        return f"the data set cannot be {self.where}: {self.reason}. {self.way_out}"
+        return f"the data set cannot be {self.where}: {self.reason}. {self.hint}"
 
 
 class ReadRefused(SplitRefused):
     """A data set cannot be split after reading."""
 
     where = "split after reading"
-    way_out = (
+    hint = (
         "Give it read(index), which returns the raw item (best as bytes), and decode(raw), as lightning_echo.StagedDataset "
         "has them, name the cut with StagedDataset.of(dataset_of_raw_items, decode=..., augment=...), or use "
         f"{earliest(Needs.split).option} or {InsertionPoint.auto.value!r}"

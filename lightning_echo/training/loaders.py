@@ -242,7 +242,7 @@ def go_on_after_reload(before: Echoed | None, now: Echoed | None) -> None:
 
 
 class Wrapping:
-    """Wraps each loader of a ``train_dataloader`` that is to be echoed. ``remedy``: the ``way_out`` of `TrainingEcho`."""
+    """Wraps each loader of a ``train_dataloader`` that is to be echoed. ``remedy``: the ``hint`` of `TrainingEcho`."""
 
     def __init__(self, config: EchoConfig | Mapping[str, EchoConfig], owner_name: str, remedy: str | None, shard: bool) -> None:
         self._config_of_all = config if isinstance(config, EchoConfig) else None

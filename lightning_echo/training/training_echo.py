@@ -82,7 +82,7 @@ class TrainingEcho:
         config: The options of the `EchoLoader`. For a collection: the options of each loader to echo, by name.
         attached: Knows the Trainer, and is asked whenever the Trainer is needed.
         owner_name: The object that the user has, for messages. The user sets the factor there, and not on the loader.
-        way_out: The end of an error message for a user's loader that is already an `EchoLoader`. None: such a loader is taken as
+        hint: The end of an error message for a user's loader that is already an `EchoLoader`. None: such a loader is taken as
             it is.
         shard: Whether each rank gets its share of the data.
     """
@@ -93,12 +93,12 @@ class TrainingEcho:
         attached: Attached,
         *,
         owner_name: str,
-        way_out: str | None = None,
+        hint: str | None = None,
         shard: bool = True,
     ) -> None:
         if not isinstance(shard, bool):
             raise TypeError(f"shard must be True or False, got {shard!r}")
-        self._wrapping = Wrapping(config, owner_name, way_out, shard)
+        self._wrapping = Wrapping(config, owner_name, hint, shard)
         self._attached, self._owner_name = attached, owner_name
         self._reload, self._link, self._transfer_hooks = Reload(attached), TrainerLink(attached, owner_name), TransferHooks()
         # In the Trainer: an EchoLoader, or a collection with EchoLoaders. None before the Trainer has asked for it, and with

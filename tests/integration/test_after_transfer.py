@@ -285,8 +285,8 @@ def test_a_loader_that_was_passed_to_fit_is_adopted_beside_a_controller_and_alon
     assert bound_hooks(model) == []
     assert not loader.is_transferred
     bare, model = EchoLoader(Data().train_dataloader(), **OPTIONS), PlainModel()
-    way_out = r"this loop does not put them there\. Train a single loader with EchoDataModule.*or EchoCallback"
-    with pytest.raises(RuntimeError, match=way_out):
+    hint = r"this loop does not put them there\. Train a single loader with EchoDataModule.*or EchoCallback"
+    with pytest.raises(RuntimeError, match=hint):
         fit(bare, model=model)
     assert model.batches == []
 

@@ -57,7 +57,7 @@ DATA_SETS = {
 
 
 @pytest.mark.parametrize(("dataset", "cache", "said"), DATA_SETS.values(), ids=DATA_SETS)
-def test_what_cannot_be_held_is_refused_with_the_reason_and_the_way_out(dataset, cache, said):
+def test_what_cannot_be_held_is_refused_with_the_reason_and_a_hint(dataset, cache, said):
     with pytest.raises((ValueError, OSError), match=said):
         EchoLoader(DataLoader(dataset, 4, collate_fn=list), 2, cache=cache)
 

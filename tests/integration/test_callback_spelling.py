@@ -93,7 +93,7 @@ BOTH = r"factor='auto' stands for a controller.* controller=FactorSchedule.*leav
     ],
     ids=str,
 )
-def test_what_makes_no_sense_is_refused_with_the_way_out(arguments: Any, error: type[Exception], message: str) -> None:
+def test_what_makes_no_sense_is_refused_with_a_hint(arguments: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         EchoCallback(**arguments)
 

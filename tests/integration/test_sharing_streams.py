@@ -154,7 +154,7 @@ class Odd(Batches):
             yield {**batch, "more": torch.zeros(3)}
 
 
-def test_a_batch_that_cannot_be_cut_is_refused_with_the_way_out():
+def test_a_batch_that_cannot_be_cut_is_refused_with_a_hint():
     def run(loader):
         try:
             return str(len(list(loader)))
@@ -217,7 +217,7 @@ def killing(loader, *, after, epochs):
         loader.close()
 
 
-def test_where_no_other_reader_finds_its_place_a_dead_one_is_an_error_with_the_way_out():
+def test_where_no_other_reader_finds_its_place_a_dead_one_is_an_error_with_a_hint():
     with pytest.raises(ReaderError, match=r"no other one finds its place in this data again.*share\.restart='pass'"):
         killing(shared(of_stream(2), window=2**13), after=3, epochs=3)
 
@@ -306,7 +306,7 @@ def test_a_worker_of_a_stream_that_is_killed_is_a_dead_reader(tmp_path):
     assert indices(second) == list(range(LENGTH))
 
 
-def test_several_ranks_are_refused_with_the_way_out(monkeypatch):
+def test_several_ranks_are_refused_with_a_hint(monkeypatch):
     monkeypatch.setattr(loader_sharing, "gathered", lambda value: [value, value])
     loader = shared(of_stream(8))
     with pytest.raises(ValueError, match=r"an example of a stream cannot be divided among 2 ranks.*map-style"):

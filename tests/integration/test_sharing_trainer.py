@@ -75,7 +75,7 @@ def test_a_fit_that_ends_early_or_fails_has_left_its_reader(is_killed: bool) -> 
         ([DataLoader(Scans(20), 4)], "a list or dict of one loader: .* Return the loader itself"),
     ],
 )
-def test_several_loaders_and_a_list_of_one_are_refused_with_the_way_out(loaders: Any, message: str) -> None:
+def test_several_loaders_and_a_list_of_one_are_refused_with_a_hint(loaders: Any, message: str) -> None:
     data = Data()
     data.train_dataloader = lambda: loaders  # type: ignore[method-assign]
     with pytest.raises(MisconfigurationException, match=message):

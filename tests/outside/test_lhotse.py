@@ -87,7 +87,7 @@ def test_its_batches_are_reused_and_an_epoch_ends_where_the_sampler_does(
 
 
 @pytest.mark.parametrize("make", [loader, stream])
-def test_that_it_cannot_be_resumed_within_a_pass_is_said_with_the_way_out(
+def test_that_it_cannot_be_resumed_within_a_pass_is_said_with_a_hint(
     make: Any, cuts: Any, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     with caplog.at_level("INFO"):

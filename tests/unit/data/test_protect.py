@@ -181,7 +181,7 @@ def test_an_example_may_refer_back_to_itself():
     assert handed_out["node"].all[0] is handed_out["node"]
 
 
-def test_what_cannot_be_copied_is_named_with_the_way_out():
+def test_what_cannot_be_copied_is_named_with_a_hint():
     with pytest.raises(TypeError, match=r"holds a _thread\.lock, which cannot be copied .* __deepcopy__"):
         copy_example({"image": torch.zeros(1), "guard": threading.Lock()})
 

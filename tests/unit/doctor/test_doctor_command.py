@@ -68,7 +68,7 @@ def test_what_goes_wrong_in_the_users_data_is_a_finding_with_its_message(loader,
     assert status == 1
     assert found["data", name]["status"] == "error"
     assert text in found["data", name]["sentence"]
-    assert found["data", name]["way_out"]
+    assert found["data", name]["hint"]
 
 
 def test_what_a_data_module_prints_or_breaks_does_not_reach_the_document(tmp_path, capsys):

@@ -47,7 +47,7 @@ def test_workers_are_compared_with_the_cores(workers, cores, status):
     loader = good_loader(num_workers=workers, persistent_workers=workers > 0)
     found = findings(loader, cores)["workers"]
     assert (found.status.value, found.figures) == (status, {"num_workers": workers, "cores": cores})
-    assert (f"num_workers={cores}" in found.way_out) == (status == "warning")
+    assert (f"num_workers={cores}" in found.hint) == (status == "warning")
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_each_point_and_each_form_in_a_cache_is_possible_or_has_a_reason(dataset
         assert "no index" in looked.no_cache or "TensorDataset has neither" in looked.no_cache
         assert found["split"].status is Status.warning
         assert refused in found["split"].sentence
-        assert ("StagedDataset.of" in found["split"].way_out) is not isinstance(dataset, Stream)
+        assert ("StagedDataset.of" in found["split"].hint) is not isinstance(dataset, Stream)
 
 
 def test_an_example_that_cannot_be_read_is_an_error_of_the_users_code():

@@ -78,7 +78,7 @@ def test_memory_is_that_of_the_machine_or_of_the_least_limit(files, limit, free,
 def test_a_quota_is_told_with_the_number_to_count_with(tmp_path):
     found = finding("cores", machine(tmp_path, files=QUOTA))
     assert (found.status, found.figures) == (Status.warning, {"cores": 2.5, "visible_cores": 8})
-    assert "2 for num_workers" in found.way_out
+    assert "2 for num_workers" in found.hint
 
 
 LITTLE = "MemTotal: 16777216 kB\nMemAvailable: 500000 kB\n"
@@ -109,10 +109,10 @@ LITTLE = "MemTotal: 16777216 kB\nMemAvailable: 500000 kB\n"
         ("lightning_echo", {"packages": {"lightning-echo": None}}, "ok"),
     ],
 )
-def test_what_is_little_or_old_has_its_status_and_a_way_out(name, options, status, tmp_path):
+def test_what_is_little_or_old_has_its_status_and_a_hint(name, options, status, tmp_path):
     found = finding(name, machine(tmp_path, **options))
     assert found.status is Status(status)
-    assert bool(found.way_out) == (status != "ok")
+    assert bool(found.hint) == (status != "ok")
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_what_is_little_or_old_has_its_status_and_a_way_out(name, options, statu
 )
 def test_what_is_missing_too_old_or_malicious_is_an_error(name, packages, text, tmp_path):
     found = finding(name, machine(tmp_path, packages))
-    assert (found.status, bool(found.way_out)) == (Status.error, True)
+    assert (found.status, bool(found.hint)) == (Status.error, True)
     assert text in found.sentence
 
 
@@ -142,7 +142,7 @@ def test_a_torchvision_of_another_torch_is_an_error_with_its_message(tmp_path):
     assert found.sentence == "torchvision 0.24.0 does not fit torch 2.9.0: operator torchvision::nms does not exist."
 
 
-def test_the_text_has_each_findings_status_and_way_out_in_wrapped_lines():
+def test_the_text_has_each_findings_status_and_hint_in_wrapped_lines():
     lines = ["machine", "  ok      2 cores.", "  warning No worker.", "          Add one.", "  error   Empty."]
     assert as_text([FINE, SLOW, WRONG]).splitlines() == [*lines, "          Fill it.", "", "1 error, 1 warning"]
     sentence = " ".join(f"word{number}" for number in range(60)) + "."
@@ -156,5 +156,5 @@ def test_the_document_has_a_version_the_worst_status_and_all_fields():
     assert (document["lightning_echo_doctor"], document["status"]) == (1, "warning")
     fine, slow = document["findings"]
     assert fine.pop("figures") == {"cores": 2.0}
-    assert fine == {"about": "machine", "name": "cores", "status": "ok", "sentence": "2 cores.", "way_out": ""}
-    assert (slow["way_out"], slow["figures"]) == ("Add one.", {})
+    assert fine == {"about": "machine", "name": "cores", "status": "ok", "sentence": "2 cores.", "hint": ""}
+    assert (slow["hint"], slow["figures"]) == ("Add one.", {})

@@ -56,7 +56,7 @@ def test_a_trap_is_seen_where_it_is(make, names):
     assert set(found) == names
     for finding in found.values():
         assert (finding.status is Status.ok) == (finding.name == "traps")
-        assert bool(finding.way_out) == (finding.status is Status.warning)
+        assert bool(finding.hint) == (finding.status is Status.warning)
 
 
 @pytest.mark.parametrize("wrap", [lambda dataset: Subset(dataset, range(4)), lambda dataset: ConcatDataset([dataset])])

@@ -44,7 +44,7 @@ class TestEpochs:
 
 
 class TestASecondIteration:
-    def test_while_the_first_is_under_way_is_refused_with_the_way_out_and_does_no_harm(self):
+    def test_while_the_first_is_under_way_is_refused_with_a_hint_and_does_no_harm(self):
         stream, loader = played(echo(), 2), echo()
         first = iter(loader)
         batches = values(islice(first, 3))

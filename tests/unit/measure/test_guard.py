@@ -209,6 +209,6 @@ SHRINK = "shrink must be a number between 0 and 1, both excluded, got"
         ({"shrink": 1}, ValueError, f"{SHRINK} 1"),
     ],
 )
-def test_an_impossible_option_is_refused_with_its_name_its_value_and_the_way_out(options, error, message):
+def test_an_impossible_option_is_refused_with_its_name_its_value_and_a_hint(options, error, message):
     with pytest.raises(error, match=message):
         MetricGuard(**{"controller": Wants()} | options)

@@ -58,7 +58,7 @@ KEYS = r"factors must have epochs \(integers\) as keys, got"
         ({4: "2"}, TypeError, r"factors\[4\] must be a number, got '2'"),
     ],
 )
-def test_an_impossible_schedule_is_refused_with_what_was_expected_and_the_way_out(factors, error, message):
+def test_an_impossible_schedule_is_refused_with_what_was_expected_and_a_hint(factors, error, message):
     with pytest.raises(error, match=message):
         FactorSchedule(factors)
 

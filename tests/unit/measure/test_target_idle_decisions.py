@@ -163,7 +163,7 @@ IDLE, SMALLEST, LARGEST = (
         ({"every_n_steps": 0}, ValueError, "every_n_steps must be a number of steps >= 1, got 0"),
     ],
 )
-def test_an_impossible_option_is_refused_with_its_name_its_value_and_the_way_out(options, error, message):
+def test_an_impossible_option_is_refused_with_its_name_its_value_and_a_hint(options, error, message):
     with pytest.raises(error, match=message):
         TargetIdle(**options)
 

@@ -105,7 +105,7 @@ KINDS: dict[str, tuple[Any, str, str, str]] = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_auto_takes_the_earliest_and_what_is_asked_for_is_taken_or_refused_with_the_way_out(kind: str) -> None:
+def test_auto_takes_the_earliest_and_what_is_asked_for_is_taken_or_refused_with_a_hint(kind: str) -> None:
     loader, earliest, auto, reason = KINDS[kind]
     choice = chosen(loader)
     assert choice.point == auto

@@ -49,7 +49,9 @@ def reads(name, data=DATA, linger_seconds=0.2, **options):
 
     def run():
         with suppress(RuntimeError):  # which ends its process, and is in its log
-            run_reader(name, source, data_print=data, window_bytes=8192, linger_seconds=linger_seconds, when_ready=ready.set)
+            run_reader(
+                name, source, data_fingerprint=data, window_bytes=8192, linger_seconds=linger_seconds, when_ready=ready.set
+            )
 
     thread = threading.Thread(target=run)
     thread.start()

@@ -181,7 +181,7 @@ def reader(own_folder):
 
     def run():
         try:
-            options = {"data_print": PRINT, "window_bytes": 4096, "linger_seconds": 0.2, "when_ready": ready.set}
+            options = {"data_fingerprint": PRINT, "window_bytes": 4096, "linger_seconds": 0.2, "when_ready": ready.set}
             run_reader("n", source, **options)
         except BaseException as error:
             failures.append(error)

@@ -27,10 +27,10 @@ from lightning_echo.share.same_data import (
     ReplayedSampler,
     Unit,
     difference,
+    fingerprint_of,
     in_short,
     loader_of,
     parts_of,
-    print_of,
     trained_parts,
     unit_of,
 )
@@ -49,7 +49,7 @@ class Squares(Dataset):
 
 
 def print_for(dataset, **options):
-    return print_of(kind_of(DataLoader(dataset, **{"batch_size": 4, "shuffle": True, **options})))
+    return fingerprint_of(kind_of(DataLoader(dataset, **{"batch_size": 4, "shuffle": True, **options})))
 
 
 def double(example):
@@ -139,12 +139,12 @@ class Batches:
 
 
 def test_loaders_of_whole_batches_may_differ_in_their_batch_size_but_not_in_what_makes_them():
-    one = print_of(kind_of(Batches(4)))
-    assert difference(one, print_of(kind_of(Batches(8)))) == ""
-    assert difference(one, print_of(kind_of(Batches(4, seed=1)))) == "loader.seed: 0 and 1"
+    one = fingerprint_of(kind_of(Batches(4)))
+    assert difference(one, fingerprint_of(kind_of(Batches(8)))) == ""
+    assert difference(one, fingerprint_of(kind_of(Batches(4, seed=1)))) == "loader.seed: 0 and 1"
 
     def of(**options):
-        return print_of(kind_of(DataLoader(TensorDataset(torch.arange(8)), **options)))
+        return fingerprint_of(kind_of(DataLoader(TensorDataset(torch.arange(8)), **options)))
 
     batches = [BatchSampler(SequentialSampler(range(8)), size, False) for size in (2, 4)]
     whole = {"sampler": batches[1], "batch_size": None}

@@ -20,7 +20,7 @@ from lightning_echo.share.server import HOLD_SECONDS, Agreement, CannotBegin, Se
 
 HELLO = {
     **{"label": "test", "behind": "wait", "join": "now", "wait_for": 2, "wait_seconds": 600, "wish": None},  # nothing is read
-    **{"goes_on": False, "group": "g", "ranks": 1, "print": {"data set": "range of 8"}},
+    **{"goes_on": False, "group": "g", "ranks": 1, "fingerprint": {"data set": "range of 8"}},
 }
 
 
@@ -28,7 +28,7 @@ def listening(path, length):
     listener = new_socket()
     listener.bind(path)
     listener.listen()
-    options = {"data_print": {"data set": f"range of {length}"}, "window_bytes": 8192, "linger_seconds": 0.2}
+    options = {"data_fingerprint": {"data set": f"range of {length}"}, "window_bytes": 8192, "linger_seconds": 0.2}
     return Server(listener, kind_of(DataLoader(range(length), num_workers=1)), seed=0, **options)
 
 
@@ -140,7 +140,7 @@ def idle_server():
     made = []
 
     def make(**options):
-        data = {"data_print": {}, "window_bytes": 8192, "linger_seconds": 0.2}
+        data = {"data_fingerprint": {}, "window_bytes": 8192, "linger_seconds": 0.2}
         made.append(Server(new_socket(), kind_of(DataLoader(range(8), num_workers=1)), seed=0, **data, **options))
         return made[-1]
 

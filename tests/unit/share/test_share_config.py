@@ -96,7 +96,7 @@ def test_ray_that_is_missing_names_the_extra(monkeypatch):
         EchoLoader(DataLoader(range(4)), 1, share=SHARE)
 
 
-def test_without_a_cluster_the_way_out_is_said(played):
+def test_without_a_cluster_a_hint_is_said(played):
     played.is_initialized = lambda: False
     with pytest.raises(ValueError, match=r"this process is in no cluster\. Leave cluster out"):
         place_of_training("sweep")

@@ -126,7 +126,7 @@ def test_a_folder_that_others_may_use_and_a_link_are_refused(runtime, tmp_path, 
         shared_folder()
 
 
-def test_a_path_too_long_for_a_socket_is_refused_with_the_way_out(monkeypatch, tmp_path):
+def test_a_path_too_long_for_a_socket_is_refused_with_a_hint(monkeypatch, tmp_path):
     folder = tmp_path / ("f" * 100)
     monkeypatch.setenv("LIGHTNING_ECHO_SHARED", str(folder))
     with pytest.raises(ValueError, match="take a shorter name, or set LIGHTNING_ECHO_SHARED"):

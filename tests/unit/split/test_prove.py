@@ -59,7 +59,7 @@ def test_it_begins_again_where_only_the_first_read_was_another_and_refuses_where
 
 
 @pytest.mark.parametrize("kind", [SplitRefused, ReadRefused])
-def test_a_refusal_that_torch_has_made_again_from_its_message_names_the_way_out_once(kind):
+def test_a_refusal_that_torch_has_made_again_from_its_message_names_a_hint_once(kind):
     again = kind(f"Caught {kind.__name__} in DataLoader worker process 0.\nOriginal Traceback ...\n{kind('it is round')}")
     assert str(again).count("it is round. ") == str(again).count("StagedDataset.of(") == 1
     assert str(again).startswith(f"Caught {kind.__name__} in")

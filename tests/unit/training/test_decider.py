@@ -81,7 +81,7 @@ def echo_loader(**options):
     return EchoLoader(DataLoader(torch.arange(64), 16), 1, insertion_point="after_augmentation", **options)
 
 
-def test_a_controller_without_a_loader_to_drive_is_refused_with_the_way_out():
+def test_a_controller_without_a_loader_to_drive_is_refused_with_a_hint():
     with pytest.raises(MisconfigurationException, match=r"TargetIdle\(.*EchoLoader\(loader, 1\)"):
         Decider(TargetIdle()).check(SimpleNamespace(lr_scheduler_configs=[]), None)
     Decider(None).check(SimpleNamespace(lr_scheduler_configs=[]), None)

@@ -60,7 +60,7 @@ def test_lightning_finds_overridden_what_the_user_overrides_and_nothing_else():
 
 
 @pytest.mark.parametrize("value", [None, [1, 2], pl.LightningModule])
-def test_what_is_no_data_module_is_refused_with_the_way_out(value):
+def test_what_is_no_data_module_is_refused_with_a_hint(value):
     with pytest.raises(TypeError, match=r"must be a LightningDataModule, got .*; for loaders use Doubled.from_dataloaders"):
         Doubled(value)
     with pytest.raises(TypeError, match=r"got the class LightningDataModule: pass an instance, LightningDataModule\("):

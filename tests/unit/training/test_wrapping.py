@@ -24,8 +24,8 @@ def echo(factor: float = 2) -> EchoLoader:
     return EchoLoader(plain(), factor, insertion_point=POINT, seed=0)
 
 
-def wrapping(way_out: str | None = None, shard: bool = True) -> Wrapping:
-    return Wrapping(EchoConfig(factor=2, insertion_point=POINT), "EchoDataModule", way_out, shard)
+def wrapping(hint: str | None = None, shard: bool = True) -> Wrapping:
+    return Wrapping(EchoConfig(factor=2, insertion_point=POINT), "EchoDataModule", hint, shard)
 
 
 def test_the_same_echo_loader_twice_is_refused() -> None:
