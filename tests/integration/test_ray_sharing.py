@@ -23,7 +23,7 @@ from lightning_echo import EchoCallback  # noqa: E402
 
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("default")]
 
-LENGTH, EPOCHS = 240, 3
+LENGTH = 240
 SECONDS = 150  # nothing takes so long, unless it hangs
 WINDOW = 2**19  # two passes: one that begins later finds a whole one
 ONE = {"cluster": "ray", "join": "pass", "linger_seconds": 1}
@@ -63,18 +63,8 @@ def other_of(node: str) -> str:
     return {"a": "b", "b": "a"}[node]
 
 
-def test_one_node_reads_for_all(nodes, tmp_path):
-    data = Noted(LENGTH, tmp_path / "reads")
-    sizes = [("a", 8), ("a", 5), ("b", 16), ("b", 7)]
-    started = [training(node, data, size, EPOCHS, name="one", wait_for=2, **ONE) for node, size in sizes]
-    check_exact(ray.get(started, timeout=SECONDS), EPOCHS)
-    (source,) = reading_nodes(tmp_path / "reads")
-    assert "this node reads for all nodes" in nodes.log(source, "one")
-    assert "reads for this node" in nodes.log(other_of(source), "one")
-
-
 @pytest.mark.parametrize("of", ["source", "relay"])
-def test_a_reader_that_is_killed_loses_nothing(nodes, tmp_path, of):
+def test_one_node_reads_for_all_and_a_reader_that_is_killed_loses_nothing(nodes, tmp_path, of):
     name, gate = f"killed-{of}", tmp_path / "gate"
     data = Noted(LENGTH, tmp_path / "reads")
     sizes = [("a", 8), ("a", 5), ("b", 16), ("b", 7)]
@@ -82,6 +72,8 @@ def test_a_reader_that_is_killed_loses_nothing(nodes, tmp_path, of):
     started = [training(node, data, size, 6, pause=0.005, gate=gate, **share) for node, size in sizes]
     wait_until(lambda: nodes.written(name, "a", "b") > 60, "both nodes have examples")
     (source,) = reading_nodes(tmp_path / "reads")
+    assert "this node reads for all nodes" in nodes.log(source, name)
+    assert "reads for this node" in nodes.log(other_of(source), name)
     nodes.kill_reader(source if of == "source" else other_of(source), name)
     gate.touch()
     check_exact(ray.get(started, timeout=SECONDS), 6)
@@ -99,6 +91,16 @@ def test_without_restart_a_lost_reader_is_an_error_on_all_nodes(nodes):
         ):
             ray.get(each, timeout=SECONDS)
     assert re.search(r"(?s) ends\n.* (is lost|says: the reader of share='once' has)", nodes.log(other_of(source), "once"))
+
+
+def test_other_data_of_the_same_name_is_refused_on_another_node(nodes, tmp_path):
+    gate = tmp_path / "gate"
+    first = training("a", Numbers(LENGTH), 8, 1, gate=gate, name="other", **ONE)
+    wait_until(lambda: nodes.written("other", "a") > 0, "the first one has come")
+    with pytest.raises(ray.exceptions.RayTaskError, match=r"is the name of other data on .*dataset.length: 241 and 240"):
+        ray.get(training("b", Numbers(LENGTH + 1), 8, 1, name="other", **ONE), timeout=SECONDS)
+    gate.touch()
+    check_exact([ray.get(first, timeout=SECONDS)] * 2, 1)
 
 
 def trial(config: dict[str, Any]) -> None:
