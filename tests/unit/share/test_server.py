@@ -91,8 +91,8 @@ ASK = {"ask": {"round": 0, "end": 8, "need": 0}}
         [hello(wait_for=-1)],
         [hello(wish=2**70)],
         [hello(wish=1.5)],
-        [hello(print=7)],
-        [hello(print={"data set": 1.5})],
+        [hello(fingerprint=7)],
+        [hello(fingerprint={"data set": 1.5})],
         [hello(wait_seconds=10**400)],
         [hello(wait_seconds=float("inf"))],
         [hello(wait_for=10), hello()],
@@ -214,7 +214,7 @@ def test_who_has_left_before_another_one_comes_is_not_at_work_whatever_is_still_
     path = str(tmp_path / "s")
     thread = threading.Thread(target=listening(path, 64).run)
     first, second = connected(path), connected(path)
-    first_hello = hello(print={"data set": "range of 64"}, wait_for=1)
+    first_hello = hello(fingerprint={"data set": "range of 64"}, wait_for=1)
     send(first, first_hello)
     thread.start()
     welcome, descriptors = receive(first)
