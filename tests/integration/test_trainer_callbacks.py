@@ -23,7 +23,7 @@ from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, Mode
 from lightning.pytorch.loggers import CSVLogger
 from trainer_runs import Data, Killed, Recorder, echoed, fit
 
-from lightning_echo import EchoDataModule
+from lightning_echo import EchoCallback, EchoDataModule
 
 
 class Scheduled(Recorder):
@@ -46,6 +46,26 @@ def test_early_stopping_ends_the_run_after_whole_epochs() -> None:
     run = fit(echoed(), callbacks=[stop], max_epochs=9)
     assert run.model.steps == [6, 6]
     assert stop.stopped_epoch == 1
+
+
+class PutsItselfFirst(pl.Callback):
+    """Notes which callback comes first at the end of each epoch."""
+
+    def __init__(self) -> None:
+        self.first: list[type] = []
+
+    def on_train_start(self, trainer: Any, model: Any) -> None:
+        trainer.callbacks.insert(0, trainer.callbacks.pop(trainer.callbacks.index(self)))
+        assert trainer.callbacks[0] is self
+
+    def on_train_epoch_end(self, trainer: Any, model: Any) -> None:
+        self.first.append(type(trainer.callbacks[0]))
+
+
+def test_the_callback_comes_before_one_that_puts_itself_first_since_ranks_might_wait_for_each_other() -> None:
+    others = PutsItselfFirst()
+    fit(Data(), callbacks=[others, EchoCallback(factor=2, seed=7)], max_epochs=2)
+    assert others.first == [EchoCallback] * 2
 
 
 def test_model_checkpoint_saves_within_epochs_at_their_ends_and_for_the_best(tmp_path: Path) -> None:

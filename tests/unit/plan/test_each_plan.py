@@ -243,3 +243,10 @@ def test_any_plan_keeps_to_the_ledger_and_goes_on_from_its_state(arguments):
         assert max(seen.positions) - min(seen.positions) < run.shape.max_age
     assert seen.live == seen.held
     assert resumed.state() == run.plan.state()
+
+
+def test_warming_fills_the_buffer_to_the_middle_and_uses_the_rest_once():
+    """By hand: of the 8 items that may be live the next batch needs 4, so that 6 stay live."""
+    shape = PlanShape(batch_size=8, last_batch_size=8, batches_per_pass=100, workers=1, buffer_size=8, seed=0)
+    first = EachPlan(shape, 2.0).next_batch()
+    assert (first.fresh, sum(first.stays_live)) == (8, 6)
