@@ -391,7 +391,7 @@ class Relay:
     def begin(self, start: Start, read_here: Callable[[], Reads], when_lost: Callable[[BaseException], None]) -> Reads | None:
         """Returns the object that puts examples into a window; None if the other node has not answered yet.
 
-        ``read_here`` begins to read on this node. ``when_lost`` gets the error if the other node is lost, in another thread.
+        ``read_here`` makes what reads on this node. ``when_lost`` gets the error if the other node is lost, in another thread.
         """
         if self._relaying is None:
             self._relaying = _Relaying(self._far, start, self._window_bytes, when_lost)
@@ -419,8 +419,7 @@ class _Relaying(Reads):
         self._name, self.nodes = uuid.uuid4().hex, 0
         self.has_begun = self._is_closed = False  # begun: there is a window
         self._has_entered = threading.Event()
-        for thread in self._threads:
-            thread.start()
+        self.start()
 
     def close(self) -> None:
         """Ends the threads, and leaves the other node. A second call does nothing."""

@@ -211,6 +211,12 @@ class Reads:
             threading.Thread(target=self._run, args=(run,), name=f"lightning_echo-{name}", daemon=True) for run in runs
         ]
 
+    def start(self) -> None:
+        """Begins the work. If it raises an exception, `lost_at` says whether a worker has died meanwhile."""
+        for thread in self._threads:
+            if thread.ident is None:
+                thread.start()
+
     def lost_at(self) -> int | None:
         """Returns the item at which a worker has died; None if none has, or if that is not known."""
         return None
@@ -220,7 +226,8 @@ class Reads:
         self._over.set()
         self.window.close_for_writers()
         for thread in self._threads:
-            thread.join(timeout=MOST_END_SECONDS)
+            if thread.ident is not None:
+                thread.join(timeout=MOST_END_SECONDS)
         self.window.close()
 
     def _run(self, run: Callable[[], None]) -> None:
@@ -252,18 +259,20 @@ class Reading(Reads):
         dataset: Any = EchoDataset(Preparation(loader.dataset, self.window, seed))
         requests: Any = chunks(order_of(kind, seed), begin)
         self._workers = WorkerProcesses(WorkerStart(sockets, loader.worker_init_fn))
-        self._chunks = iter(
-            DataLoader(
-                dataset,
-                batch_sampler=requests,
-                collate_fn=_as_it_is,
-                num_workers=loader.num_workers,
-                prefetch_factor=_PREFETCHED_CHUNKS,
-                worker_init_fn=self._workers.worker_init_fn,
-                multiprocessing_context=self._workers.noted_by(sending_by_value(loader.multiprocessing_context or get_context())),
-            )
+        self._loader = DataLoader(
+            dataset,
+            batch_sampler=requests,
+            collate_fn=_as_it_is,
+            num_workers=loader.num_workers,
+            prefetch_factor=_PREFETCHED_CHUNKS,
+            worker_init_fn=self._workers.worker_init_fn,
+            multiprocessing_context=self._workers.noted_by(sending_by_value(loader.multiprocessing_context or get_context())),
         )
-        self._threads[0].start()
+        self._chunks: Iterator[Any] = iter(())
+
+    def start(self) -> None:
+        self._chunks = iter(self._loader)
+        super().start()
 
     def _pump(self) -> None:
         for _ in self._chunks:  # so that the workers get more to do
@@ -335,7 +344,6 @@ class StreamReading(Reads):
         self._seed, self._next, self._ring = seed, begin, Ring(self.window, 0)
         self._workers = WorkerProcesses(WorkerStart(sockets, getattr(kind.loader, "worker_init_fn", None)))
         self._loader, self._user_loader = self._packing(kind), kind.loader
-        self._threads[0].start()
 
     def _packing(self, kind: Kind) -> Any:
         """Returns a loader that yields lists of packed items, each with the processor time that they took, in nanoseconds."""

@@ -532,7 +532,7 @@ class Server:
             self._let_enter()
         except Exception as error:  # of the user's sampler, of an object that is sent to workers, of the system
             if self._reading is not None and self._reading.lost_at() is not None:
-                raise  # the reader had started: torch raises this in the main thread whenever a worker dies
+                raise  # torch raises this in the main thread whenever a worker dies, also while others are started
             raise CannotBegin(f"{type(error).__name__}: {error}") from error
 
     def _say_why(self, error: Exception) -> None:
@@ -581,7 +581,10 @@ class Server:
             join = "pass" if any(one.join == "pass" for one in ready) else "now"
             start = Start(item, any(one.goes_on for one in ready), join)
             self._reading = self._elsewhere.begin(start, here, self._on_lost)
-        return self._reading is not None
+        if self._reading is None:
+            return False
+        self._reading.start()
+        return True
 
     def _end_reading(self) -> None:
         """Ends the workers, and leaves other nodes."""

@@ -57,6 +57,7 @@ def test_a_class_of_the_script_is_read_in_spawned_workers_and_worker_init_fn_get
         has_lost.set()
 
     reading = (Reading if name == "Read" else StreamReading)(kind_of(loader), 0, 0, 2**16, when_lost)
+    reading.start()
     try:
         while not reading.window.has(9):
             assert not has_lost.wait(0.01), lost

@@ -1,16 +1,20 @@
 """The reader's order, in which each pass has each index once; and which item of it stands at which position of a training."""
 
+import os
+import signal
+import time
 from itertools import islice
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from lightning_echo.pipeline.kinds import Layout, kind_of
 from lightning_echo.plan.plan import PlanShape, Reuse
 from lightning_echo.share.pipeline import item_at, shared_shape, start_at
-from lightning_echo.share.reading import chunks, distance_of, order_of
+from lightning_echo.share.reading import Reading, chunks, distance_of, order_of
 from lightning_echo.share.window import CHUNK
 
 LENGTH, PASSES = 61, 6
@@ -103,3 +107,27 @@ def test_a_start_is_at_a_batch_of_its_own_of_which_nothing_is_gone(layout, item)
         before_pass, before_batch = divmod(start.number - 1, layout.batches_per_pass)
         before = before_pass * layout.pass_length + before_batch * layout.batch_size
         assert item_at(layout, 0, before) < item
+
+
+class Deadly(Dataset):
+    def __getitem__(self, index):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def __len__(self):
+        return LENGTH
+
+
+def test_where_a_worker_dies_while_it_is_started_it_is_known_at_which_item(monkeypatch):
+    """torch raises its error in the main thread, wherever that is: here while it asks the worker for more."""
+    put = _MultiProcessingDataLoaderIter._try_put_index
+
+    def put_slowly(self):
+        put(self)
+        time.sleep(20)  # the error interrupts it
+
+    monkeypatch.setattr(_MultiProcessingDataLoaderIter, "_try_put_index", put_slowly)
+    reading = Reading(kind_of(DataLoader(Deadly(), num_workers=1)), 0, 5, 2**16, pytest.fail)
+    with pytest.raises(RuntimeError, match=r"DataLoader worker \(pid \d+\) is killed by signal: Killed"):
+        reading.start()
+    assert reading.lost_at() == 5
+    reading.close()
