@@ -90,7 +90,8 @@ class Address(NamedTuple):
 class NodeCache:
     """The cache of a node. The `LoaderCache` of each rank, and the workers that it starts, have it open; nothing is evicted.
 
-    Its memory is free when no process has it any more: the `Arena` closes the file when the last object of a process is gone.
+    A `LoaderCache` keeps it as long as its loader exists, over all epochs and fits, and drops it if the data has changed. Its
+    memory is free when no process has it any more: the `Arena` closes the file when the last object of a process is gone.
 
     ``tally`` is where the hits and misses of this job are counted: another arena if the one with the examples is kept under a
     name. For ``data`` see `ExampleStore`. ``is_limited``: it is smaller than its options ask for, because this process may write

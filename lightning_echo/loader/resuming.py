@@ -1,8 +1,9 @@
 """Where a run continues from a loaded state: pure functions from one state to another.
 
-A run continues at the place of the state, or at the same place of a pass that is cut differently, or with the next pass. The plan
-and the order find that place in ``pipeline/requests.py`` (`_PlannedRequests`), the count of an epoch's batches in
-``loader/epochs.py`` (`Delivery.continue_at`).
+A run continues at the place of the state, or at the same place of a pass that is cut differently, or with the next pass. In the
+usual case nothing has changed, and the state is taken as it is: its plan and order go to ``pipeline/requests.py``
+(`_PlannedRequests`), which asks for the batch after the last one that was delivered. The counts of batches, in the run and in the
+epoch, are fields of the state, and go to ``loader/epochs.py`` (`Delivery.continue_at`).
 
 A stream, and a loader without a length, cannot start at a given place. Without a state of their own, they can only begin their
 next pass. In the middle of a pass, that would repeat data silently, so it is an error. Between two passes it is right, but the

@@ -150,7 +150,7 @@ class BufferSizing:
 
     def size(self, asked: Asked, factor: float, room: Room | None) -> tuple[int, str]:
         """Returns the number of items, and a warning if there is too little memory for a default (otherwise ``""``)."""
-        if isinstance(asked, int):  # more than a pass has is fine: `PlanShape.buffer_in_pass` limits what is live
+        if isinstance(asked, int):  # if a pass is shorter, about half of it is live: see `PlanShape.buffer_in_pass`
             return asked, ""
         if asked is None:
             return self._default_of_each(factor, room) if self.reuse is Reuse.each else (self._from_memory(factor, room), "")

@@ -187,7 +187,9 @@ class Decision:
 
 
 class Controller(ABC):
-    """Decides on the echo factor. Subclass it and write `decide`.
+    """Decides on the echo factor. Subclass it, write `decide`, and give an instance to ``EchoCallback(controller=...)``.
+
+    The callback asks it through `Decider` (``training/counts.py``).
 
     Each rank gives its controller the same observation. The decision of rank 0 is used on all ranks.
 
