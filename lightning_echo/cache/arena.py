@@ -27,8 +27,7 @@ import numpy.typing as npt
 
 from lightning_echo.data.machine import free_memory_bytes
 
-# ---------------------------------------------------------------------- arena
-# file
+# ---------------------------------------------------------------------- arena file
 # `ArenaFile`: the file of an arena in one process: its layout, its descriptor, its locks, reading and writing.
 #
 # ::

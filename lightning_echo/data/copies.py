@@ -278,12 +278,12 @@ def throw_away_copy(dataset: Any) -> Any:
 
 
 # ---------------------------------------------------------------------- protect
-# As long as a live example may be used again, the
-# augmentation, the collate function and the model get a copy of it. Any of them may edit the copy in place: a flip writes to
-# ``target["boxes"][:, [0, 2]]``, a collate function pops a key, a training step reaches the worker's memory through a shared
-# tensor. The copies are made by `LiveExamples` (``pipeline/worker.py``, ``_hold`` and ``_reuse``), by the loaders of whole
-# batches (``pipeline/batches.py``), and for streams in ``pipeline/streams.py``. It would not be enough to watch for edits: a
-# tensor's version counter does not see numpy views, popped keys or edits made in another process.
+# As long as a live example may be used again, the augmentation, the collate function and the model get a copy of it. Any of them
+# may edit the copy in place: a flip writes to ``target["boxes"][:, [0, 2]]``, a collate function pops a key, a training step
+# reaches the worker's memory through a shared tensor. The copies are made by `LiveExamples` (``pipeline/worker.py``, ``_hold``
+# and ``_reuse``), by the loaders of whole batches (``pipeline/batches.py``), and for streams in ``pipeline/streams.py``. It would
+# not be enough to watch for edits: a tensor's version counter does not see numpy views, popped keys or edits made in another
+# process.
 #
 # This runs once per use, so it must be fast. It is a table from exact type to copier, filled when a type is first met:
 #

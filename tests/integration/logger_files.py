@@ -49,7 +49,7 @@ class Logged:
 class Kind(NamedTuple):
     """A logger and its files."""
 
-    make: Callable[[Path, int], Logger]  # one that writes into a folder; for a run's second start, the one that goes on there
+    make: Callable[[Path, int], Logger]  # one that writes into a folder; for a run's second start, the one that resumes there
     read: Callable[[Path], Logged]  # what all starts of the run have written
 
 

@@ -86,7 +86,7 @@ def test_a_resumed_run_keeps_the_size_of_its_state(memory: Memory, options: Any,
     assert resumed.buffer_size == size
 
 
-def test_a_loader_that_is_made_anew_keeps_the_size_of_the_one_before(memory: Memory) -> None:
+def test_a_loader_that_is_rebuilt_keeps_the_size_of_the_one_before(memory: Memory) -> None:
     memory.free = 1000
     whole, before = loader(reuse="memory"), loader(reuse="memory")
     batches(whole, 70)

@@ -119,7 +119,7 @@ class Counting(Curriculum):
         return self.last
 
 
-def begins_anew(loader, epochs=2):
+def begins_again(loader, epochs=2):
     """Whether new workers are started, or live examples are read again, in so many epochs."""
     before, again = processes(), loader.counts.refetched
     for _ in range(epochs):
@@ -131,7 +131,7 @@ def begins_anew(loader, epochs=2):
 def test_what_reading_itself_changes_starts_no_workers(factor, workers):
     loader = echo(Counting(), factor, workers)
     list(loader)
-    assert not begins_anew(loader)
+    assert not begins_again(loader)
     loader.close()
 
 
@@ -189,5 +189,5 @@ def test_weights_that_are_replaced_reach_the_next_epoch():
     assert {example[0] for example in examples(loader)} <= set(range(24, 32))
     sampler.weights[:] = weights  # in place
     assert {example[0] for example in examples(loader)} <= set(range(8))
-    assert not begins_anew(loader)
+    assert not begins_again(loader)
     loader.close()

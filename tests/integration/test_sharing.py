@@ -102,7 +102,7 @@ def test_skip_waits_for_nobody_and_counts_what_it_missed():
     assert len(set(examples(few[0]))) == 400  # none twice: noise tells two uses of an index apart
 
 
-def test_a_reader_that_all_have_left_begins_anew():
+def test_a_reader_that_all_have_left_begins_again():
     one, other = (loader_of(Numbers(64), size, linger_seconds=20) for size in (8, 16))
     first = [examples(epoch) for epoch in closing(one, 1)()]
     wait_until(lambda: status()["count"] == 0, "the training has left")

@@ -168,7 +168,7 @@ def test_without_one_the_middle_of_an_epoch_is_refused_and_its_end_begins_the_ne
     assert set(rest.model.epochs) == {2}
 
 
-def test_a_loader_that_is_made_anew_for_each_epoch_goes_on_counting() -> None:
+def test_a_loader_that_is_rebuilt_for_each_epoch_goes_on_counting() -> None:
     data = EchoDataModule(StreamData(lambda: Batches()), 2, seed=7)
     run = fit(data, reload_dataloaders_every_n_epochs=1)
     assert data.datamodule.asked["train"] == 3

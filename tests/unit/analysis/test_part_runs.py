@@ -87,7 +87,7 @@ def test_a_run_ends_when_its_outputs_take_too_much_memory(monkeypatch):
     assert len(run_part(loader_of(), whole, BATCHES).batches) == 4
 
 
-def test_batches_are_made_anew_each_time_with_the_loaders_workers_or_others():
+def test_batches_are_rebuilt_each_time_with_the_loaders_workers_or_others():
     class Workers(Sleeping):
         def __getitem__(self, index):
             return torch.tensor([index, get_worker_info().num_workers])

@@ -47,7 +47,7 @@ def word(path, key):
         return int.from_bytes(file.read(8), "little")
 
 
-def test_it_is_opened_again_with_all_that_it_holds_its_note_and_counts_made_anew(written):
+def test_it_is_opened_again_with_all_that_it_holds_its_note_and_counts_rebuilt(written):
     change(written, 72, struct.pack("<Q", 7))  # the number of records
     again = Arena.open_file(written)
     assert (again.keys, again.budget_bytes, again.note, again.counts.records) == (10, MIB, b"a note", 3)

@@ -220,13 +220,13 @@ class TestAReload:
         ],
         ids=["another order", "one other example", "filtered", "another class"],
     )
-    def test_of_other_data_begins_anew(self, held, data, why):
+    def test_of_other_data_begins_again(self, held, data, why):
         after, said = followed_by(cache_with(Words(WORDS), held), data)
         assert f"the data set has changed {why}" in said
         assert said.endswith(": the cache is emptied")
         assert after.counts.examples == 0
 
-    def test_of_other_files_begins_anew_which_no_attribute_shows(self, tmp_path):
+    def test_of_other_files_begins_again_which_no_attribute_shows(self, tmp_path):
         class InFile(Words):
             def load(self, index):
                 return (tmp_path / "word").read_text()

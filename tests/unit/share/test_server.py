@@ -249,7 +249,7 @@ def come(trainings, begin=0, low=0, **options):
     [
         ("now", None, False, 130, True),  # where the fastest is
         ("pass", None, False, 200, True),  # or at the next pass
-        # One that stood somewhere goes on there if that is there.
+        # One that stood somewhere continues there, if that is in the window.
         *[("now", 60, False, 60, False), ("now", 40, False, 130, True), ("now", 150, False, 130, True)],
         *[("now", 150, True, 150, False), ("now", 40, True, 50, True)],
     ],
@@ -362,6 +362,19 @@ def test_a_workers_death_that_is_told_while_a_training_enters_keeps_nobody_out(i
     with pytest.raises(kind, match="is killed by signal") as found:
         server._let_enter_or_fail()
     assert type(found.value) is kind
+
+
+def test_a_worker_that_dies_while_it_is_started_keeps_nobody_out(idle_server, monkeypatch):
+    server = idle_server()
+
+    def dies():
+        raise RuntimeError("DataLoader worker (pid 3) is killed by signal: Killed. ")
+
+    monkeypatch.setattr(server, "_read", lambda *_: SimpleNamespace(start=dies, lost_at=lambda: 70, close=lambda: None))
+    monkeypatch.setattr(server, "_let_enter", lambda: server._begin(64))
+    with pytest.raises(RuntimeError, match="is killed by signal") as found:
+        server._let_enter_or_fail()
+    assert type(found.value) is RuntimeError
 
 
 @pytest.mark.parametrize("knows_place", [False, True])

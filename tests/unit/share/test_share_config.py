@@ -1,4 +1,4 @@
-"""The options of sharing: what is accepted, and what is refused with the way out, also where Ray or a cluster is missing."""
+"""The options of sharing: what is accepted, and what is refused with a hint, also where Ray or a cluster is missing."""
 
 import sys
 from types import SimpleNamespace

@@ -153,7 +153,7 @@ def test_without_a_cache_nothing_is_gathered() -> None:
 
 
 @pytest.mark.parametrize(("hits", "misses"), [(0, 12), (3, 9), (3, 400), (40, 5)])
-def test_a_cache_that_begins_anew_within_an_epoch_counts_from_0(hits: int, misses: int) -> None:
+def test_a_cache_that_begins_again_within_an_epoch_counts_from_0(hits: int, misses: int) -> None:
     """A reload has brought other data, which is found out when the first batch is fetched."""
     job, (loader,), _ = nodes(1)
     loader.deliver(30, 20)

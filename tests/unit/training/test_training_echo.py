@@ -72,7 +72,7 @@ def state_after(batches: int) -> Any:
     return loader.state_dict()
 
 
-def test_what_it_got_is_known_again_also_in_a_collection_that_lightning_has_made_anew() -> None:
+def test_what_it_got_is_known_again_also_in_a_collection_that_lightning_has_rebuilt() -> None:
     single, several = training_echo(), training_echo()
     loader = single.train_dataloader(plain)
     loaders = several.train_dataloader(lambda: {"a": plain(), "b": plain()})
