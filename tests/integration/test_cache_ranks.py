@@ -90,5 +90,9 @@ def test_the_ranks_of_a_node_have_a_kept_file_together_and_the_next_job_has_no_m
     for node in NODES:
         (first, second), (other, other_of_second) = (ranks[rank]["scenario_kept"] for rank in node)
         assert first == other, "both ranks look at the same cache"
-        assert second == other_of_second == (*first[:2], 2 * EACH, 0)
-        assert first[2] + first[3] == 2 * EACH
+        assert second == other_of_second
+        assert first[2] + first[3] == second[2] == 2 * EACH
+        assert second[3] == 0
+        # The file holds what the second job finds, and what the workers of either have read ahead of the next pass by then.
+        assert 2 * EACH <= first[0] <= second[0] <= 2 * EACH + 8 + 2 * 3 * 4, "eight of the proof, and as above"
+        assert all(examples * 4000 < held_bytes < examples * 4400 for examples, held_bytes, _, _ in (first, second))
