@@ -233,7 +233,8 @@ def _attaching(rounds: int) -> float:
         return EchoLoader(DataLoader(Images(), _LARGE, num_workers=WORKERS), 1, share=_share("attaching"), seed=0)
 
     first, attaching = made(), []
-    next(iter(first))
+    kept = iter(first)  # else its loop would be over, and the next loader would close it
+    next(kept)
     for _ in range(rounds):
         second = made()
         began = time.perf_counter()
@@ -254,8 +255,9 @@ def _beyond_copying(plain: DataLoader[Any], measure: Callable[[EchoLoader, int, 
     Of batches that the thread has not seen: what was copied just now is in the processor's caches.
     """
     loaders = [EchoLoader(plain, 1, share=_share(f"large-{pieces}"), seed=0) for _ in range(_RECEIVERS)]
-    for loader in loaders:
-        next(iter(loader))
+    kept = [iter(loader) for loader in loaders]  # else a loop would be over, and the next loader would close its loader
+    for loader, batches in zip(loaders, kept, strict=True):
+        next(batches)
         loader._run._pipeline.started._inner.close()  # type: ignore[union-attr]  # its thread, so that this one takes
     found = []
     for number in range(-_ROUND_THE_WINDOW, rounds):
