@@ -4,6 +4,8 @@
 * ``report run_dir`` shows the saved results of a training or of a stall analysis, as text, as a page or as a picture, on any
   machine.
 * ``shared`` shows the processes of this user that read for several trainings.
+* ``run train.py`` runs a training program, and measures or echoes its training.
+* ``compare run_a run_b`` compares what two trainings have saved.
 
 Each command makes its own imports when it runs: ``--help`` and ``--version`` import neither torch nor Lightning.
 """
@@ -22,6 +24,8 @@ _EXAMPLES = """examples:
   lightning-echo doctor --config train.yaml         the same, and of the data of a configuration
   lightning-echo report lightning_logs/version_0    what a training has left: verdict, figures, epochs
   lightning-echo shared                             the processes that read for several trainings
+  lightning-echo run --factor auto train.py         a training without an edit: measured, echoed, cached, shared
+  lightning-echo compare runs/plain runs/echoed     two trainings side by side
 """
 _DOCTOR_EXAMPLES = """examples:
   lightning-echo doctor                        this machine and what is installed
@@ -38,6 +42,13 @@ _REPORT_EXAMPLES = """examples:
   lightning-echo report lightning_logs/version_0 --html run.html --png run.png
   lightning-echo report analysis.json                              a saved stall analysis
 """
+_COMPARE_EXAMPLES = """examples:
+  lightning-echo compare runs/plain runs/echoed
+  lightning-echo compare runs/plain runs/echoed --html compared.html --png compared.png
+  lightning-echo compare runs/last_release runs/today --max-idle 0.05 --min-speedup 0.95
+
+The exit status is 1 if RUN_B misses a bound, 0 if not, and 2 if the runs cannot be compared.
+"""
 _SHARED_EXAMPLES = """examples:
   lightning-echo shared
   watch lightning-echo shared
@@ -46,7 +57,14 @@ _SHARED_EXAMPLES = """examples:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command, and returns the exit status. Without arguments, those of this process are used."""
-    options = _parser().parse_args(arguments)
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    if given[:1] == ["run"]:  # the options after the program's name are its own
+        from lightning_echo.run import main as run_program
+
+        return run_program(given[1:])
+    options = _parser().parse_args(given)
+    if options.command == "compare":
+        return _compare(options)
     if options.command == "report":
         return _report(options)
     if options.command == "shared":
@@ -83,6 +101,28 @@ def _report(options: argparse.Namespace) -> int:
     if saved.beside:
         print(saved.beside)
     return 0
+
+
+def _compare(options: argparse.Namespace) -> int:
+    from lightning_echo.measure.compare import compare, read_run
+
+    try:
+        comparison = compare(read_run(options.run_a), read_run(options.run_b), options.metric)
+        missed = comparison.missed(options.max_idle, options.min_speedup)
+    except (OSError, ValueError) as error:
+        return _fail(error)
+    print(comparison.text())
+    for path, save in ((options.html, comparison.save_page), (options.png, comparison.save_png)):
+        if path is None:
+            continue
+        try:
+            save(path)
+        except (OSError, ModuleNotFoundError) as error:
+            return _fail(error)
+        print(f"written: {path}")
+    for sentence in missed:
+        print(f"missed: {sentence}", file=sys.stderr)
+    return 1 if missed else 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -125,6 +165,23 @@ def _parser() -> argparse.ArgumentParser:
     )
     command.add_argument("--html", metavar="FILE", help="write a page to read in a browser")
     command.add_argument("--png", metavar="FILE", help="write a picture of the figures")
+    commands.add_parser("run", help="run a training program, measured or echoed, without an edit", add_help=False)
+    command = commands.add_parser(
+        "compare",
+        help="compare two runs",
+        description="Compares what two trainings have saved: speed, idle fraction, examples, cache, and a metric.",
+        epilog=_COMPARE_EXAMPLES,
+        formatter_class=as_written,
+    )
+    command.add_argument("run_a", help="a run's log directory, or its echo_summary.json: the one to compare with")
+    command.add_argument("run_b", help="the other run")
+    command.add_argument("--metric", metavar="NAME", help="a metric of the CSV logs; default: the first one that begins with val")
+    command.add_argument("--max-idle", type=float, metavar="SHARE", help="the largest idle fraction that RUN_B may have, 0 to 1")
+    command.add_argument(
+        "--min-speedup", type=float, metavar="TIMES", help="steps per second of RUN_B over those of RUN_A, at least"
+    )
+    command.add_argument("--html", metavar="FILE", help="write a page to read in a browser")
+    command.add_argument("--png", metavar="FILE", help="write a picture with the curves of both runs")
     return parser
 
 

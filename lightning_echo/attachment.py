@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import lightning.pytorch as pl
-from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from lightning_echo.config import EchoConfig
 from lightning_echo.datamodule import EchoDataModule
@@ -16,7 +14,8 @@ from lightning_echo.loader.state import is_state
 from lightning_echo.schema import entry, state_of
 from lightning_echo.training.hooks import BoundHooks
 from lightning_echo.training.loaders import echoed_in, leaves_of
-from lightning_echo.training.trainer import refuse_other_package, refuse_second_fit
+from lightning_echo.training.package import MisconfigurationException, is_overridden
+from lightning_echo.training.trainer import refuse_second_fit
 from lightning_echo.training.training_echo import TrainingEcho, is_same_data
 
 # ---------------------------------------------------------------------- checkpoints
@@ -96,7 +95,6 @@ class Attachment:
 
     def attach(self, trainer: Any, pl_module: pl.LightningModule) -> None:
         """Binds the hooks, unless an `EchoDataModule` already echoes. Call it in ``setup`` of a ``fit``."""
-        refuse_other_package("trainer", trainer)
         self.detach()
         self.has_echoed = self._is_echo_loader_passed = False
         self._echoed_passed = None

@@ -32,7 +32,6 @@ from functools import partial
 from typing import Any
 
 import lightning.pytorch as pl
-from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from lightning_echo.attachment import Attachment, adapt_checkpoint
 from lightning_echo.config import CacheOptions, EchoConfig, ShareOptions, callback_options, given_options
@@ -60,12 +59,14 @@ from lightning_echo.training.logged import (
     write_summary,
 )
 from lightning_echo.training.meters import RunMeter
+from lightning_echo.training.package import MisconfigurationException, in_both, join
 from lightning_echo.training.trainer import rank_zero_info, refuse_second_fit
 from lightning_echo.training.training_echo import TrainingEcho
 
 _OF_EXAMPLES = {f"echo/{name}" for name in ("fresh_examples", "echoed_examples", "effective_factor", "examples_per_second")}
 
 
+@in_both("Callback")
 @names_options
 class EchoCallback(DecidesFactor, pl.Callback):
     """Echoes the loader that a Trainer trains on; measures, logs and decides.
@@ -195,6 +196,7 @@ class EchoCallback(DecidesFactor, pl.Callback):
             cache=cache,
             share=share,
         )
+        join()
         config, is_auto = callback_options(options, echo)
         if is_auto and controller is not None:
             raise ValueError(
@@ -254,6 +256,7 @@ class EchoCallback(DecidesFactor, pl.Callback):
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         if stage != "fit":
             return
+        join()
         ours = [each for each in trainer.callbacks if isinstance(each, EchoCallback)]  # type: ignore[attr-defined]
         if len(ours) > 1:
             raise MisconfigurationException(
@@ -336,7 +339,7 @@ class EchoCallback(DecidesFactor, pl.Callback):
         self._progress.hide()
         if (self.reports or len(self.decisions) > 1) and trainer.is_global_zero:
             self._note_factor()
-            found = RunSummary(self.reports, self.decisions, package_versions(), self.verdict)
+            found = RunSummary(self.reports, self.decisions, package_versions(trainer), self.verdict)
             write_summary(self._log_directory, found)
             if self.plot:
                 log_picture(trainer, found)

@@ -1,20 +1,20 @@
-"""`EchoCLI`: a LightningCLI with one more group of options, ``echo``, and the subcommand ``share``."""
+"""`EchoCLI`: a LightningCLI with one more group of options, ``echo``; and the options of ``lightning-echo run``"""
 
 from __future__ import annotations
 
 import copy
+import difflib
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib import import_module
 from importlib.util import find_spec
 from inspect import signature
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
-from jsonargparse import ArgumentParser, Namespace
-from lightning.fabric.utilities.exceptions import MisconfigurationException
+from jsonargparse import ArgumentError, ArgumentParser, Namespace
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 
@@ -22,10 +22,12 @@ from lightning_echo.analysis.analyzer import Analyzes, analyzing
 from lightning_echo.callback import EchoCallback
 from lightning_echo.config import CacheOptions, EchoConfig, ShareOptions, read_loaders
 from lightning_echo.doctor.command import examining
-from lightning_echo.measure.control import Controller
+from lightning_echo.measure.control import Controller, callback_line
 from lightning_echo.share.config import ShareConfig
 from lightning_echo.share.sharing import serve
 from lightning_echo.training.loaders import is_collection
+from lightning_echo.training.package import MisconfigurationException, classes, in_both, package_of
+from lightning_echo.training.trainer import rank_zero_info
 
 _COMMANDS = ("analyze", "share", "doctor")
 
@@ -82,37 +84,14 @@ class EchoOptions(EchoConfig):
         return EchoCallback(self.controller, echo=echo, summary=self.summary, plot=self.plot)
 
 
-class EchoCLI(LightningCLI):
-    """A LightningCLI that echoes: ``--echo.factor 4`` or ``--echo.factor auto``. It has three more subcommands.
+if TYPE_CHECKING:
+    _Body = LightningCLI
+else:
+    _Body = object
 
-    The group ``echo`` holds the options of `EchoConfig`, and ``controller``, ``loaders``, ``enabled``, ``summary`` and ``plot``:
 
-    * Without a factor and without a controller, an `EchoCallback` only measures. Its advice says whether echoing would pay.
-    * ``--echo.enabled false`` does the same, whatever the other options are.
-    * If an `EchoCallback` is configured already, in ``trainer.callbacks`` or elsewhere, it stays the only one. Options in the
-      group are then refused.
-
-    The data may come from a data module or from the model's own ``train_dataloader``.
-
-    The subcommands:
-
-    * ``analyze`` takes the same configuration as ``fit``, and tells where the time of a step goes (`StallAnalyzer`).
-    * ``share --name sweep`` reads for the trainings that share that name (`serve`).
-    * ``doctor`` looks for what would go wrong, in the data or on this machine.
-
-    They do not exist if ``trainer_class`` is a function instead of a class.
-
-    The arguments are those of ``LightningCLI``.
-
-    Example:
-        >>> from unittest.mock import patch
-        >>> from lightning.pytorch.demos.boring_classes import BoringModel
-        >>> started = ["train.py", "--echo.factor=4", "--trainer.accelerator=cpu", "--trainer.logger=false"]
-        >>> with patch("sys.argv", started):  # as from the command line
-        ...     cli = EchoCLI(BoringModel, run=False, seed_everything_default=False)
-        >>> cli.config.echo.factor, any(isinstance(callback, EchoCallback) for callback in cli.trainer.callbacks)
-        (4, True)
-    """
+class Echoes(_Body):
+    """What an `EchoCLI` adds to the LightningCLI of either package."""
 
     def setup_parser(self, add_subcommands: bool, main_kwargs: dict[str, Any], subparser_kwargs: dict[str, Any]) -> None:
         """Sets the parser up with the subcommands. LightningCLI looks for them in the Trainer's class."""
@@ -155,7 +134,7 @@ class EchoCLI(LightningCLI):
         config = self._of_subcommand(self.config_init)
         if "callbacks" in config.trainer:  # else the Trainer takes no callbacks, and Lightning says so
             callbacks = _as_list(kwargs.get("callbacks", config.trainer.callbacks))
-            groups = [value for value in vars(config).values() if isinstance(value, Callback)]
+            groups = [value for value in vars(config).values() if isinstance(value, classes("Callback"))]
             configured = [*callbacks, *_as_list(self.trainer_defaults.get("callbacks")), *groups]
             if not any(isinstance(callback, EchoCallback) for callback in configured):
                 callbacks.append(config.echo.callback())
@@ -170,7 +149,8 @@ class EchoCLI(LightningCLI):
             return super().instantiate_trainer(**kwargs)
         self.trainer_class = examining(sharing(analyzing(self.trainer_class)))
         # An analysis's plain Trainers have the options of the training, without callbacks, logger and profiler.
-        known = set(signature(Trainer.__init__).parameters) - {"callbacks", "logger", "profiler"}
+        options = signature(package_of(self.trainer_class).get("Trainer").__init__).parameters
+        known = set(options) - {"callbacks", "logger", "profiler"}
         given = copy.deepcopy({name: value for name, value in vars(config.trainer).items() if name in known})
         trainer = super().instantiate_trainer(**kwargs)
         if isinstance(trainer, Analyzes):
@@ -181,6 +161,40 @@ class EchoCLI(LightningCLI):
         """Returns the part of a configuration that belongs to the subcommand; all of it if there is no subcommand."""
         subcommand = config.get("subcommand")
         return config[subcommand] if subcommand else config
+
+
+class EchoCLI(Echoes, LightningCLI):
+    """A LightningCLI that echoes: ``--echo.factor 4`` or ``--echo.factor auto``. It has three more subcommands.
+
+    The group ``echo`` holds the options of `EchoConfig`, and ``controller``, ``loaders``, ``enabled``, ``summary`` and ``plot``:
+
+    * Without a factor and without a controller, an `EchoCallback` only measures. Its advice says whether echoing would pay.
+    * ``--echo.enabled false`` does the same, whatever the other options are.
+    * If an `EchoCallback` is configured already, in ``trainer.callbacks`` or elsewhere, it stays the only one. Options in the
+      group are then refused.
+
+    The data may come from a data module or from the model's own ``train_dataloader``.
+
+    The subcommands:
+
+    * ``analyze`` takes the same configuration as ``fit``, and tells where the time of a step goes (`StallAnalyzer`).
+    * ``share --name sweep`` reads for the trainings that share that name (`serve`).
+    * ``doctor`` looks for what would go wrong, in the data or on this machine.
+
+    They do not exist if ``trainer_class`` is a function instead of a class.
+
+    The arguments are those of ``LightningCLI``. A program that imports ``pytorch_lightning`` takes this class from
+    ``lightning_echo.pytorch_lightning``.
+
+    Example:
+        >>> from unittest.mock import patch
+        >>> from lightning.pytorch.demos.boring_classes import BoringModel
+        >>> started = ["train.py", "--echo.factor=4", "--trainer.accelerator=cpu", "--trainer.logger=false"]
+        >>> with patch("sys.argv", started):  # as from the command line
+        ...     cli = EchoCLI(BoringModel, run=False, seed_everything_default=False)
+        >>> cli.config.echo.factor, any(isinstance(callback, EchoCallback) for callback in cli.trainer.callbacks)
+        (4, True)
+    """
 
 
 def _with_flag_values(arguments: list[str]) -> list[str]:
@@ -267,3 +281,104 @@ def sharing(trainer_class: type[pl.Trainer]) -> type[pl.Trainer]:
         return trainer_class
     names = {name: getattr(trainer_class, name) for name in ("__module__", "__qualname__", "__doc__")}
     return type(trainer_class.__name__, (Shares, trainer_class), names)
+
+
+# ---------------------------------------------------------------------- run command
+# The options of ``lightning-echo run``, and the callback that it gives to each Trainer of a program (``run.py``).
+
+_DESCRIPTION = "Runs a training program. Its training is measured or, with these options, echoed, cached or shared."
+NAMES = [field.name for field in fields(EchoOptions)]
+_brought = 0  # EchoCallbacks of this process
+
+
+def read_options(given: list[str], usage: str) -> dict[str, Any]:
+    """Returns the options of a command line that differ from their defaults, as plain values by name.
+
+    Args:
+        given: Such as ``["--factor=4", "--cache.size=8GiB"]``. ``--help`` prints the options, and ends the program.
+        usage: The line that ``--help`` begins with.
+
+    Raises:
+        ValueError: There is no such option, or a value is impossible.
+    """
+    for option in given:
+        name = option.partition("=")[0].removeprefix("--").partition(".")[0]
+        if name not in (*NAMES, "help") and option != "-h":
+            close = difflib.get_close_matches(name, NAMES, 1)
+            meant = f"did you mean --{close[0]}? " if close else ""
+            listed = ", ".join(f"--{each}" for each in NAMES)
+            raise ValueError(f"run has no option --{name}: {meant}It has {listed}. Options of the program come after its name")
+    parser = _parser(usage)
+    try:
+        parsed = parser.parse_args(given)
+        options = _built(parsed)
+    except (ArgumentError, TypeError, ValueError) as error:
+        raise ValueError(f"run: {error}") from None
+    defaults, plain = EchoOptions(), parsed.as_dict()
+    return {name: plain[name] for name in NAMES if getattr(options, name) != getattr(defaults, name)}
+
+
+def _parser(usage: str = "") -> ArgumentParser:
+    parser = ArgumentParser(prog="lightning-echo run", usage=usage, description=_DESCRIPTION, exit_on_error=False)
+    parser.add_class_arguments(EchoOptions, sub_configs=True)
+    return parser
+
+
+def _built(parsed: Any) -> EchoOptions:
+    parser = _parser()
+    instantiate = getattr(parser, "instantiate", None) or parser.instantiate_classes  # the name before jsonargparse 4.49
+    return EchoOptions(**{name: value for name, value in instantiate(parsed).as_dict().items() if name in NAMES})
+
+
+@in_both("Callback")
+class RunCallback(pl.Callback):
+    """Brings an `EchoCallback` at the beginning of a Trainer's ``fit``, unless the Trainer has one.
+
+    ``note`` is called with ``"fit"`` when a ``fit`` begins.
+
+    The entry point that makes it does not know the other callbacks of the Trainer. Lightning adds it to the caller's own list,
+    which may belong to a second Trainer, too.
+    """
+
+    def __init__(self, program: str, options: dict[str, Any], note: Callable[[str], None]) -> None:
+        self._program, self._options, self._note = program, options, note
+        self._brought: EchoCallback | None = None
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        if stage != "fit" or self._brought is not None:
+            return
+        self._note("fit")
+        callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+        if any(isinstance(each, EchoCallback) for each in callbacks):
+            if not any(isinstance(each, RunCallback) and each._brought in callbacks for each in callbacks):
+                rank_zero_info(
+                    f"lightning_echo: run: {self._program} has an EchoCallback of its own, so the options of run are left out"
+                )
+            return
+        self._brought = _built(_parser().parse_object(self._options)).callback()
+        self._say_number()
+        callbacks.insert(0, self._brought)
+        self._brought.setup(trainer, pl_module, stage)
+
+    def _say_number(self) -> None:
+        global _brought
+        _brought += 1
+        if _brought > 1:
+            rank_zero_info(
+                f"lightning_echo: run: this is Trainer number {_brought} of {self._program} that trains: each has counts "
+                "and a summary of its own"
+            )
+
+    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if self._brought is None:
+            return
+        given = dict(self._options)
+        controller = self._brought.controller
+        if "controller" in given:
+            given["controller"] = controller
+        names = ["EchoCallback", *([type(controller).__name__] if "controller" in given else [])]
+        rank_zero_info(
+            "lightning_echo: run: these two lines have the same effect in the program itself:\n"
+            f"  from lightning_echo import {', '.join(names)}\n"
+            f"  trainer = Trainer(..., callbacks=[{callback_line(given)}])"
+        )

@@ -9,8 +9,6 @@ from functools import partial
 from typing import Any
 
 import lightning.pytorch as pl
-from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from lightning_echo.config import CacheOptions, EchoConfig, Options, ShareOptions, given_options, read_loaders, without_auto
 from lightning_echo.data.objects import names_options
@@ -18,8 +16,14 @@ from lightning_echo.insertion import InsertionPoint
 from lightning_echo.loader.loader import EchoLoader
 from lightning_echo.schema import entry, state_of
 from lightning_echo.training.hooks import StandIn
+from lightning_echo.training.package import MisconfigurationException, in_both, is_overridden
 from lightning_echo.training.trainer import is_in_fit
 from lightning_echo.training.training_echo import TrainingEcho
+
+
+@in_both("LightningDataModule")
+class PassedLoaders(pl.LightningDataModule):
+    """Loaders that are passed without a data module. A Trainer of either package takes them."""
 
 
 class DecidesFactor:
@@ -60,7 +64,8 @@ class EchoDataModule(StandIn):
         is_auto: Whether the Trainer's `EchoCallback` decides on the factor.
 
     Raises:
-        TypeError: ``datamodule`` is not a ``LightningDataModule`` of the package ``lightning``, or an option has a wrong type.
+        TypeError: ``datamodule`` is not a ``LightningDataModule``, or an option has a wrong type. In ``fit``: the Trainer is of
+            ``lightning`` and the data module of ``pytorch_lightning``, or the other way around.
         ValueError: An option has an impossible value.
         MisconfigurationException: The data module has no training loader, or one that cannot be echoed. In ``fit``:
             the factor is ``"auto"`` and the Trainer has no `EchoCallback`.
@@ -153,7 +158,7 @@ class EchoDataModule(StandIn):
             TypeError: An option has a wrong type, or neither ``factor`` nor ``loaders`` is given.
             ValueError: An option has an impossible value.
         """
-        inner = pl.LightningDataModule()
+        inner = PassedLoaders()
         given = {"train": train_dataloaders, "val": val_dataloaders, "test": test_dataloaders, "predict": predict_dataloaders}
         for name, loaders in given.items():
             if loaders is not None:

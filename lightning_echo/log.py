@@ -13,6 +13,12 @@ from typing import TextIO
 # Lightning's are.
 
 LOGGER = logging.getLogger("lightning_echo")
+
+# The two packages of Lightning write their own lines to the logger of the one that was imported last. A program that imports only
+# ``pytorch_lightning`` keeps its logger, although this package will import ``lightning`` (``training/package.py``).
+_RANK_ZERO = "lightning_utilities.core.rank_zero"
+_IS_ONLY_OTHER = "pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modules
+OTHER_LOGGER: logging.Logger | None = sys.modules[_RANK_ZERO].log if _IS_ONLY_OTHER else None
 _PREFIX = "lightning_echo: "
 
 

@@ -141,8 +141,8 @@ def a_file_of_tests_is_read_in_one_go_and_has_a_name_of_its_own() -> Iterator[st
 
 # The folders, and the files beside them: each imports what stands before it. lightning_echo/README.md.
 LEVELS = (
-    *("log", "insertion", "plan", "schema", "data", "split", "cache", "ranks", "pipeline", "share", "config", "loader"),
-    *("measure", "training", "datamodule", "analysis", "doctor", "attachment", "callback", "cli", "__main__"),
+    *("log", "insertion", "plan", "schema", "data", "split", "cache", "pipeline", "share", "config", "loader", "measure"),
+    *("training", "datamodule", "analysis", "doctor", "attachment", "callback", "cli", "pytorch_lightning", "run", "__main__"),
 )
 MOST_FILES = 100
 METHOD = LEVELS[: LEVELS.index("loader") + 1]  # data echoing itself
@@ -156,7 +156,7 @@ ARITHMETIC = {  # all that planning may import
 }
 # Beside what the whole level may import.
 ALLOWED = {"share/ray.py": {"ray"}, "plan/order.py": {"numpy"}, "measure/timing.py": {"torch", "torchmetrics"}}
-ALLOWED |= {"measure/page.py": {"matplotlib"}, "measure/run_report.py": {"matplotlib"}}
+ALLOWED |= {"measure/report.py": {"matplotlib"}, "measure/compare.py": {"matplotlib"}}
 
 
 def files_of(level: str) -> list[Path]:

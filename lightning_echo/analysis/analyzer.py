@@ -16,7 +16,6 @@ from textwrap import wrap
 from typing import Any, TypeVar, cast
 
 import lightning.pytorch as pl
-from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities import rank_zero_only
 from torch.utils.data import DataLoader
 
@@ -48,6 +47,7 @@ from lightning_echo.analysis.sources import (
 from lightning_echo.data.machine import free_memory_bytes, usable_cores
 from lightning_echo.loader.loader import EchoLoader
 from lightning_echo.pipeline.kinds import Indexed, kind_of
+from lightning_echo.training.package import MisconfigurationException
 from lightning_echo.training.trainer import rank_zero_info
 
 # ---------------------------------------------------------------------- progress

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import re
 import time
 import warnings
 import weakref
@@ -14,15 +15,13 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch.loggers.logger import DummyLogger
-from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from lightning_echo.data.copies import ThrowAwayCopies
 from lightning_echo.data.machine import free_memory_bytes
 from lightning_echo.datamodule import EchoDataModule
 from lightning_echo.loader.loader import EchoLoader
 from lightning_echo.training.loaders import leaves_of, with_leaves
-from lightning_echo.training.trainer import refuse_other_package
+from lightning_echo.training.package import classes, is_overridden, package_of
 
 # ---------------------------------------------------------------------- data
 # The data for the trainings of an analysis: copies of the user's data, set up once. Any loader can take the place of its own.
@@ -45,19 +44,17 @@ _HOOK = "train_dataloader"
 class TrainingData:
     """Copies of a data module or loaders (None: the model's own), for any number of trainings. They are used without echoing.
 
-    ``instances`` are the objects, besides the model, whose hooks Lightning may call. A data module of the package
-    ``pytorch_lightning`` raises a TypeError.
+    ``instances`` are the objects, besides the model, whose hooks Lightning may call.
     """
 
     def __init__(self, data: Any) -> None:
-        refuse_other_package("datamodule", data)
         free = free_memory_bytes()
         self._copies = ThrowAwayCopies(
             _MOST_MEMBERS, _MOST_BYTES if free is None else min(_MOST_BYTES, free // _FREE_MEMORY_DIVISOR)
         )
         data = data.datamodule if isinstance(data, EchoDataModule) else data
         self._module: pl.LightningDataModule | None = None
-        if isinstance(data, pl.LightningDataModule):
+        if isinstance(data, classes("LightningDataModule")):
             self._data = self._module = self._copies.of(data, sharing=[data.trainer])
         else:
             self._data = _of_loaders(data, self._copies)
@@ -314,17 +311,19 @@ def fit(model: pl.LightningModule, data: Any, steps: int, callback: pl.Callback,
     options = {name: copy.deepcopy(value) for name, value in trainer_kwargs.items() if name not in left_out}
     options |= {**_FIXED_OPTIONS, "callbacks": [callback, _Lenient()], "limit_train_batches": steps}
     # A step may write to its logger, unless the user has switched logging off.
-    options["logger"] = DummyLogger() if trainer_kwargs.get("logger", True) else False
-    named = {"datamodule": data} if isinstance(data, pl.LightningDataModule) else {"train_dataloaders": data}
+    package = package_of(model)
+    options["logger"] = package.get("loggers.logger.DummyLogger")() if trainer_kwargs.get("logger", True) else False
+    named = {"datamodule": data} if isinstance(data, classes("LightningDataModule")) else {"train_dataloaders": data}
     # Lightning's messages are about fits that are only measurements.
-    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric", "lightning_echo")]
+    loggers = [logging.getLogger(name) for name in (package.name, package.fabric, "lightning_echo")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", module=r"lightning\.")
-            pl.Trainer(**options).fit(model, **named)
+            for name in (package.name, package.fabric):
+                warnings.filterwarnings("ignore", module=rf"{re.escape(name)}\b")
+            package.get("Trainer")(**options).fit(model, **named)
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import lightning.pytorch as pl
 
@@ -24,6 +24,7 @@ from lightning_echo.doctor.machine import (
     whole_cores,
     worst,
 )
+from lightning_echo.training.package import classes
 
 # ---------------------------------------------------------------------- command
 
@@ -129,8 +130,8 @@ class Examines:
             weights_only: Not used, for the same reason.
         """
         source = model if datamodule is None else datamodule
-        if isinstance(self, pl.Trainer):  # a data module may ask its Trainer how many ranks there are
-            source.trainer = self
+        if isinstance(self, classes("Trainer")):  # a data module may ask its Trainer how many ranks there are
+            source.trainer = cast(Any, self)
         if status := examine(lambda: source, as_json=json):
             sys.exit(status)
 

@@ -38,7 +38,7 @@ from lightning_echo.plan.plan import Reuse
 from lightning_echo.split.describe import SplitRefused
 from lightning_echo.split.prove import read_plainly
 from lightning_echo.training.loaders import leaves_of
-from lightning_echo.training.trainer import refuse_other_package
+from lightning_echo.training.package import classes
 
 # ---------------------------------------------------------------------- target
 # The user's data, found by name or built from a configuration, and its training loaders.
@@ -99,8 +99,7 @@ def data_of(name: str | None, config: str | None = None) -> Any:
             pass
         with users_code(f"{found.__name__}()"):
             found = found()
-    if not (isinstance(found, pl.LightningDataModule) or hasattr(found, "__iter__")) or isinstance(found, str):
-        _check_package(found)
+    if not (isinstance(found, classes("LightningDataModule")) or hasattr(found, "__iter__")) or isinstance(found, str):
         raise ValueError(
             f"{name!r} must be a LightningDataModule, its class, a loader, or a function that returns a loader, "
             f"got {type(found).__name__}"
@@ -111,13 +110,13 @@ def data_of(name: str | None, config: str | None = None) -> Any:
 def training_loaders(data: Any) -> dict[str, Any]:
     """Returns the training loaders by name, without echoing. A data module is prepared and set up before."""
     data = data.datamodule if isinstance(data, EchoDataModule) else data
-    if isinstance(data, pl.LightningDataModule):
+    if isinstance(data, classes("LightningDataModule")):
         name = type(data).__name__
         with users_code(f"prepare_data() of {name}"):
             data.prepare_data()
         with users_code(f"setup('fit') of {name}"):
             data.setup("fit")
-    if isinstance(data, pl.LightningDataModule | pl.LightningModule):
+    if isinstance(data, classes("LightningDataModule") + classes("LightningModule")):
         with users_code(f"train_dataloader() of {type(data).__name__}"):
             data = data.train_dataloader()
     with users_code("looking for the loaders in what train_dataloader() returned"):
@@ -149,14 +148,6 @@ def _look_up(name: str) -> Any:
             raise ValueError(f"module {module} has no {attribute!r}: give a name that it defines")
         found = getattr(found, part)
     return found
-
-
-def _check_package(found: Any) -> None:
-    """Refuses a data module of ``pytorch_lightning``, or its class. The message has the fix."""
-    try:
-        refuse_other_package("data", found)
-    except TypeError as error:
-        raise ValueError(str(error)) from None
 
 
 # ---------------------------------------------------------------------- by configuration
@@ -193,8 +184,7 @@ def _built(section: dict[str, Any], path: str, known: Any) -> pl.LightningDataMo
                 f"lightning-echo doctor my_data:ImageData --config {path}"
             )
         known, arguments = _look_up(f"{module}:{name}"), section.get("init_args") or {}
-    if not (inspect.isclass(known) and issubclass(known, pl.LightningDataModule)):
-        _check_package(known)
+    if not (inspect.isclass(known) and issubclass(known, classes("LightningDataModule"))):
         raise ValueError(f"--config {path}: the data must be of a class of LightningDataModule, got {known!r}")
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(known, "data")

@@ -9,7 +9,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
 from importlib import import_module
@@ -330,9 +330,12 @@ def _lightning(machine: Machine) -> Finding:
             return error("lightning", sentence, hint, version=found)
     if version is None and (other := machine.version_of("pytorch-lightning")) is not None:
         sentence = f"pytorch-lightning {other} is installed, and the package lightning is not."
-        hint = "Install lightning, and import lightning.pytorch in place of pytorch_lightning."
+        hint = "Install lightning as well: pip install lightning. A program may still import pytorch_lightning."
         return error("lightning", sentence, hint, version=None)
-    return _at_least(machine, "lightning", _OLDEST_LIGHTNING)
+    of_both = [_at_least(machine, package, _OLDEST_LIGHTNING) for package in ("lightning", "pytorch-lightning")]
+    if machine.version_of("pytorch-lightning") is not None and of_both[1].status is not Status.ok:  # their versions may differ
+        return replace(of_both[1], name="lightning")
+    return of_both[0]
 
 
 def _at_least(machine: Machine, package: str, oldest: tuple[int, int]) -> Finding:

@@ -16,14 +16,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import lightning.pytorch as pl
 import torch
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.utils.data import DataLoader, Dataset, IterableDataset, SequentialSampler
 
 from lightning_echo.doctor.looking import FirstBatch, Looked
 from lightning_echo.doctor.machine import Finding, ok, warning
 from lightning_echo.pipeline.kinds import Indexed, OwnBatches
+from lightning_echo.training.package import classes, is_overridden
 
 _MANY_OBJECTS = 1_000_000  # in a list or dict; each takes a reference count that a forked worker writes to
 _OTHER_FILES = 200  # file descriptors that a training needs for other things
@@ -59,7 +58,7 @@ def check_traps(looked: Looked, first: FirstBatch | None, around: Surroundings) 
 
 
 def check_hooks(data: Any) -> list[Finding]:
-    own = [hook for hook in _TRANSFER_HOOKS if isinstance(data, pl.LightningDataModule) and is_overridden(hook, data)]
+    own = [hook for hook in _TRANSFER_HOOKS if isinstance(data, classes("LightningDataModule")) and is_overridden(hook, data)]
     sentence = f"{type(data).__name__} defines {', '.join(own)}: the same hooks of the model are not called."
     return [warning("transfer_hooks", sentence, "Define them in one of the two.")] if own else []
 

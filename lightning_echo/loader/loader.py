@@ -28,11 +28,10 @@ from lightning_echo.data.objects import names_options
 from lightning_echo.insertion import InsertionPoint, Needs, earliest
 from lightning_echo.loader.epochs import BatchesUsed, Caller, Epoch, Iterations, Steps, TrainerPlace, caller, few_workers
 from lightning_echo.loader.run import EchoRun, EpochListener
-from lightning_echo.loader.setting import Setting
+from lightning_echo.loader.setting import Setting, world
 from lightning_echo.loader.state import EchoCounts
 from lightning_echo.pipeline.worker import StageSeconds
 from lightning_echo.plan.memory import make_plan
-from lightning_echo.ranks import world
 from lightning_echo.schema import LEFT_OUT
 from lightning_echo.share.config import ShareConfig, read_share_config
 from lightning_echo.share.sharing import LoaderSharing, begins

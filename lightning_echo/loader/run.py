@@ -26,7 +26,7 @@ from lightning_echo.loader.resuming import (
     where_to_go_on,
     why_next_pass,
 )
-from lightning_echo.loader.setting import Setting
+from lightning_echo.loader.setting import Setting, default_seed, ranks_on_node, world
 from lightning_echo.loader.state import Conditions, EchoState
 from lightning_echo.log import Says
 from lightning_echo.pipeline.kinds import Indexed
@@ -34,7 +34,6 @@ from lightning_echo.pipeline.pipelines import Launch, Pipeline, RestartablePipel
 from lightning_echo.pipeline.prefetch import clear_frames
 from lightning_echo.pipeline.requests import OtherLength
 from lightning_echo.plan.plan import named_seed
-from lightning_echo.ranks import default_seed, ranks_on_node, world
 from lightning_echo.schema import LeftOut
 from lightning_echo.split.check import SplitFails
 

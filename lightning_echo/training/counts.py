@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import lightning.pytorch as pl
 import torch
-from lightning.fabric.utilities.exceptions import MisconfigurationException
 from torch import Tensor
 
 from lightning_echo.loader.loader import EchoLoader
@@ -27,6 +26,7 @@ from lightning_echo.measure.timing import EchoCounter, JobSteps
 from lightning_echo.schema import entry, inside
 from lightning_echo.share.sharing import LoaderSharing
 from lightning_echo.training.loaders import Echoed, EchoLoaders, common_factor, parts_of
+from lightning_echo.training.package import MisconfigurationException
 from lightning_echo.training.trainer import check_factor_during_training
 
 # ---------------------------------------------------------------------- run counts

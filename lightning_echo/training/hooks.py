@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from inspect import getattr_static
+from inspect import getattr_static, isfunction
+from types import MethodType
 from typing import Any, TypeAlias
 
 import lightning.pytorch as pl
-from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.parsing import save_hyperparameters
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
@@ -17,7 +16,8 @@ from lightning_echo.data.objects import in_words
 from lightning_echo.insertion import InsertionPoint, Needs, earliest
 from lightning_echo.loader.loader import EchoLoader
 from lightning_echo.pipeline.batches import BatchUse
-from lightning_echo.training.trainer import rank_zero_info, refuse_other_package, refuse_second_fit
+from lightning_echo.training.package import LIGHTNING, MisconfigurationException, classes, in_both, join, package_of
+from lightning_echo.training.trainer import rank_zero_info, refuse_second_fit
 
 # ---------------------------------------------------------------------- hooks
 # `BoundHooks` puts hooks on the user's instances during a ``fit``, and leaves the instances as they were.
@@ -166,9 +166,9 @@ def _itself(value: Any) -> Any:
 def _check_asks_hooks(trainer: Any, point: InsertionPoint) -> None:
     """Refuses a Trainer that transfers batches without the hooks, or whose model does."""
     instead = f"use {earliest(Needs.batches).option}, where each use is transferred"
-    strategy = type(trainer.strategy)
+    strategy, base = type(trainer.strategy), package_of(trainer).get("strategies.Strategy")
     for name in ("batch_to_device", "process_dataloader"):
-        if getattr(strategy, name) is not getattr(Strategy, name):
+        if getattr(strategy, name) is not getattr(base, name):
             raise MisconfigurationException(
                 f"{point.option} is impossible with {strategy.__name__}, which transfers batches in its own {name}: {instead}"
             )
@@ -191,6 +191,7 @@ def _check_asks_hooks(trainer: Any, point: InsertionPoint) -> None:
 # attached.
 
 
+@in_both("LightningDataModule")
 class StandIn(pl.LightningDataModule):
     """Stands for the user's data module. All attributes are the user's, except those that a subclass defines.
 
@@ -200,8 +201,8 @@ class StandIn(pl.LightningDataModule):
     _own: tuple[str, ...] = ()
 
     def __init__(self, datamodule: pl.LightningDataModule) -> None:
-        if not isinstance(datamodule, pl.LightningDataModule):
-            refuse_other_package("datamodule", datamodule)
+        join()
+        if not isinstance(datamodule, classes("LightningDataModule")):
             got = in_words(datamodule) if isinstance(datamodule, type) else type(datamodule).__name__
             raise TypeError(
                 f"datamodule must be a LightningDataModule, got {got}; for loaders use "
@@ -224,14 +225,23 @@ class StandIn(pl.LightningDataModule):
 
     @trainer.setter
     def trainer(self, trainer: pl.Trainer | None) -> None:
-        refuse_other_package("trainer", trainer)
+        join()
+        if trainer is not None:
+            package_of(trainer).check_same(self._inner)
         refuse_second_fit(f"the data module {type(self._inner).__name__}", trainer, self._inner.trainer)
         self._inner.trainer = trainer
         self._bind_overridden()
 
     def _bind_overridden(self) -> None:
-        """Binds on this instance what the user's module overrides of Lightning's base class."""
-        inner, base = self._inner, pl.LightningDataModule
+        """Binds on this instance what the user's module overrides of its base class.
+
+        If the Trainer is of the other package than the class of this instance, the methods that nobody overrides are bound, too:
+        those of the Trainer's package.
+        """
+        inner, base = self._inner, package_of(self._inner).get("LightningDataModule")
+        asks = package_of(self._inner if self.trainer is None else self.trainer)
+        for name in [name for name, value in vars(self).items() if self._is_default(value)]:
+            del vars(self)[name]
         for name in dir(base):
             if name.startswith("__") or self._defines(name):
                 continue
@@ -239,10 +249,22 @@ class StandIn(pl.LightningDataModule):
                 value = getattr(inner, name, None)
                 if callable(value) or not isinstance(getattr(base, name), property):
                     self.__dict__[name] = value
+            elif asks is not LIGHTNING and isfunction(default := getattr_static(asks.get("LightningDataModule"), name, None)):
+                self.__dict__[name] = MethodType(default, self)
+
+    def _is_default(self, value: Any) -> bool:
+        return isinstance(value, MethodType) and value.__self__ is self
 
     @classmethod
     def _defines(cls, name: str) -> bool:
         return any(name in vars(owner) for owner in cls.__mro__ if issubclass(owner, StandIn))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if not self._is_default(value)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        join()  # the default methods are bound when a Trainer is attached
+        vars(self).update(state)
 
     def __getattr__(self, name: str) -> Any:
         if name in self._own or name == "_inner" or (name.startswith("__") and name.endswith("__")):

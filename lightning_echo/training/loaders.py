@@ -8,13 +8,11 @@ from copy import copy
 from functools import reduce
 from typing import Any, NoReturn, TypeAlias
 
-from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.utilities import CombinedLoader
-
 from lightning_echo.config import EchoConfig
 from lightning_echo.loader.loader import EchoLoader
 from lightning_echo.loader.state import EchoCounts
 from lightning_echo.plan.plan import named_seed
+from lightning_echo.training.package import MisconfigurationException, classes
 
 # ---------------------------------------------------------------------- collection
 # A Trainer trains on a single loader, or on a collection that Lightning combines: a dict, list or tuple of loaders, nested or
@@ -28,9 +26,13 @@ from lightning_echo.plan.plan import named_seed
 _DICTS = (dict, OrderedDict, defaultdict)  # Lightning looks into these classes, and not into other subclasses
 
 
+def is_combined(loaders: Any) -> bool:
+    return isinstance(loaders, classes("utilities.CombinedLoader"))
+
+
 def is_collection(loaders: Any) -> bool:
     """Whether Lightning would combine the parts of an object."""
-    if isinstance(loaders, CombinedLoader):
+    if is_combined(loaders):
         return True
     children = dict(_children(loaders))
     return not all(isinstance(child, int | float | str) for child in children.values())  # plain values: a sequence of batches
@@ -58,7 +60,7 @@ def with_leaves(loaders: Any, leaves: Mapping[str, Any]) -> Any:
     >>> with_leaves({"scans": [range(3), range(4)], "text": range(5)}, {"scans/0": "a", "scans/1": "b", "text": "c"})
     {'scans': ['a', 'b'], 'text': 'c'}
     """
-    if isinstance(loaders, CombinedLoader):
+    if is_combined(loaders):
         combined = copy(loaders)
         combined.flattened = [leaves[name] for name, _ in _walk(loaders, "")]
         return combined
@@ -71,7 +73,7 @@ def parts_at_leaves(loaders: Any, batch: Any) -> list[Any]:
     >>> parts_at_leaves({"scans": [range(3), range(4)], "text": range(5)}, {"scans": [[0, 1], None], "text": [0]})
     [[0, 1], None, [0]]
     """
-    return _parts(loaders.iterables if isinstance(loaders, CombinedLoader) else loaders, batch)
+    return _parts(loaders.iterables if is_combined(loaders) else loaders, batch)
 
 
 def names_in_words(names: Mapping[str, Any]) -> str:
@@ -164,7 +166,7 @@ def _mean_factor(factors: Iterator[float]) -> float:
 
 
 def _walk(node: Any, name: str) -> Iterator[tuple[str, Any]]:
-    if isinstance(node, CombinedLoader) and not name:
+    if is_combined(node) and not name:
         node = node.iterables
     if _is_leaf(node):
         yield name, node
@@ -195,7 +197,7 @@ def _parts(node: Any, batch: Any) -> list[Any]:
 
 def _is_leaf(node: Any) -> bool:
     """Whether Lightning treats a node as one loader. It does so with a ``CombinedLoader`` inside a collection."""
-    return isinstance(node, CombinedLoader) or not is_collection(node)
+    return is_combined(node) or not is_collection(node)
 
 
 def _children(node: Any) -> list[tuple[Any, Any]]:

@@ -6,22 +6,20 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import lightning
 import lightning.pytorch as pl
 import torch
 from lightning.fabric.utilities.cloud_io import get_filesystem
-from lightning.pytorch.loggers import CometLogger, CSVLogger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 
 import lightning_echo
 from lightning_echo.loader.loader import EchoLoader
 from lightning_echo.measure.control import Controller, Decision, Observation
-from lightning_echo.measure.page import check_matplotlib
-from lightning_echo.measure.run_report import picture
+from lightning_echo.measure.report import check_matplotlib, picture
 from lightning_echo.measure.summary import FILE_NAME, EpochReport, RunSummary
 from lightning_echo.training.counts import together
 from lightning_echo.training.loaders import Echoed, parts_of
 from lightning_echo.training.meters import EpochMeasures, RunMeter
+from lightning_echo.training.package import classes, package_of
 from lightning_echo.training.trainer import rank_zero_info
 
 if TYPE_CHECKING:
@@ -46,7 +44,7 @@ def log_picture(trainer: pl.Trainer, summary: RunSummary) -> None:
     if trainer.fast_dev_run:  # type: ignore[attr-defined]
         return
     step = last_step(trainer)
-    taken = [(logger, give) for logger in trainer.loggers for kind, give in _TAKERS.items() if isinstance(logger, kind)]
+    taken = [(logger, give) for logger in trainer.loggers for name, give in _TAKERS.items() if _is(logger, name)]
     takers = [logger for logger, _ in taken]
     others = sorted({type(logger).__name__ for logger in trainer.loggers if logger not in takers})
     if others or not taken:
@@ -60,12 +58,16 @@ def log_picture(trainer: pl.Trainer, summary: RunSummary) -> None:
             rank_zero_warn(f"lightning_echo: {type(logger).__name__} did not take the picture of the run: {error!r}")
 
 
-_TAKERS: dict[type, Callable[[Any, Figure, int], Any]] = {
-    TensorBoardLogger: lambda logger, figure, step: logger.experiment.add_figure(_NAME, figure, step),
-    WandbLogger: lambda logger, figure, step: logger.log_image(_NAME, [figure], step=step),
+_TAKERS: dict[str, Callable[[Any, Figure, int], Any]] = {
+    "TensorBoardLogger": lambda logger, figure, step: logger.experiment.add_figure(_NAME, figure, step),
+    "WandbLogger": lambda logger, figure, step: logger.log_image(_NAME, [figure], step=step),
     # MLflow's artifacts belong to no step.
-    MLFlowLogger: lambda logger, figure, step: logger.experiment.log_figure(logger.run_id, figure, f"{_NAME}.png"),
+    "MLFlowLogger": lambda logger, figure, step: logger.experiment.log_figure(logger.run_id, figure, f"{_NAME}.png"),
 }
+
+
+def _is(logger: Any, name: str) -> bool:
+    return isinstance(logger, classes(f"loggers.{name}"))
 
 
 # ---------------------------------------------------------------------- logger texts
@@ -76,18 +78,18 @@ _TAKERS: dict[type, Callable[[Any, Figure, int], Any]] = {
 def log_text(trainer: pl.Trainer, name: str, text: str, step: int) -> None:
     for logger in trainer.loggers:
         for kind, give in _TAKERS_OF_TEXT.items():
-            if isinstance(logger, kind):
+            if _is(logger, kind):
                 give(logger, name, text, step)
 
 
-_TAKERS_OF_TEXT: dict[type, Callable[[Any, str, str, int], Any]] = {
+_TAKERS_OF_TEXT: dict[str, Callable[[Any, str, str, int], Any]] = {
     # TensorBoard shows Markdown, in which the indent keeps the lines.
-    TensorBoardLogger: lambda logger, name, text, step: logger.experiment.add_text(
+    "TensorBoardLogger": lambda logger, name, text, step: logger.experiment.add_text(
         name, "\n".join(f"    {line}" for line in text.splitlines()), step
     ),
-    WandbLogger: lambda logger, name, text, step: logger.log_text(name, columns=["summary"], data=[[text]], step=step),
-    MLFlowLogger: lambda logger, name, text, step: logger.experiment.log_text(logger.run_id, text, f"{name}.txt"),
-    CometLogger: lambda logger, name, text, step: logger.experiment.log_text(text, step=step, metadata={"name": name}),
+    "WandbLogger": lambda logger, name, text, step: logger.log_text(name, columns=["summary"], data=[[text]], step=step),
+    "MLFlowLogger": lambda logger, name, text, step: logger.experiment.log_text(logger.run_id, text, f"{name}.txt"),
+    "CometLogger": lambda logger, name, text, step: logger.experiment.log_text(text, step=step, metadata={"name": name}),
 }
 
 
@@ -146,14 +148,16 @@ def log_directory(trainer: pl.Trainer) -> str | None:
     if trainer.fast_dev_run or not trainer.loggers:  # type: ignore[attr-defined]
         return None
     directory, logger = trainer.log_dir, trainer.loggers[0]
-    if directory is None or isinstance(logger, TensorBoardLogger | CSVLogger):
+    if directory is None or _is(logger, "TensorBoardLogger") or _is(logger, "CSVLogger"):
         return directory
     version = logger.version if isinstance(logger.version, str) else f"version_{logger.version}"
     return trainer.strategy.broadcast(os.path.join(directory, str(logger.name), version))
 
 
-def package_versions() -> dict[str, str]:
-    return {"lightning_echo": lightning_echo.__version__, "lightning": lightning.__version__, "torch": str(torch.__version__)}
+def package_versions(trainer: pl.Trainer) -> dict[str, str]:
+    package = package_of(trainer)
+    of_trainer = {package.distribution: package.version}
+    return {"lightning_echo": lightning_echo.__version__, **of_trainer, "torch": str(torch.__version__)}
 
 
 def write_summary(directory: str | None, summary: RunSummary) -> None:

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch.profilers import PassThroughProfiler
 from torch import Tensor
 
 from lightning_echo.data.machine import usable_cores
@@ -23,6 +22,7 @@ from lightning_echo.pipeline.batches import size_of
 from lightning_echo.schema import FieldError, entry
 from lightning_echo.training.counts import CacheMeter, CacheUse, Examples, RunCounts, ShareMeter, ShareUse
 from lightning_echo.training.loaders import Echoed, EchoLoaders, leaves_of, parts_at_leaves, parts_of
+from lightning_echo.training.package import classes
 from lightning_echo.training.trainer import rank_zero_info
 
 # ---------------------------------------------------------------------- profiler tap
@@ -48,7 +48,7 @@ class ProfilerTap:
         self._had = {name: vars(profiler)[name] for name in _REPLACED if name in vars(profiler)}
         start = {_FETCH: timer.begin_fetch, _COPY: timer.begin_copy, _VALIDATION: timer.pause}
         stop = {_FETCH: timer.end_fetch, _COPY: timer.end_copy}
-        does_nothing = type(profiler) is PassThroughProfiler and not self._had
+        does_nothing = type(profiler) in classes("profilers.PassThroughProfiler") and not self._had
         if does_nothing:
             profiler.profile = _quick_profile((*start, *stop), profiler.profile)
         profiler.start = _with_timer(profiler.start, start, timer_first=False)

@@ -1,4 +1,4 @@
-"""The exchange between a Trainer and its loaders: the Trainer's place, new lengths, and two mistakes that are refused."""
+"""The exchange between a Trainer and its loaders: the Trainer's place, new lengths, and a second ``fit``, which is refused."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any, Protocol, TypeVar
 
 import lightning.pytorch as pl
 from lightning.fabric.utilities.data import sized_len
-from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from lightning.pytorch.utilities import rank_zero_only
 from torch.optim.lr_scheduler import OneCycleLR
@@ -18,11 +17,11 @@ from lightning_echo.loader.epochs import BatchesUsed, TrainerPlace, takes_iterat
 from lightning_echo.loader.loader import EchoLoader
 from lightning_echo.log import LOGGER
 from lightning_echo.training.loaders import Echoed, is_collection, leaves_of, parts_of
+from lightning_echo.training.package import MisconfigurationException
 
-# ---------------------------------------------------------------------- refusals
-# * Echoing follows one ``fit`` at a time: its epochs, its limits and its factor. Lightning itself lets two Trainers, in two
-#   threads, train over one data module.
-# * Lightning comes as two packages with the same classes, ``lightning`` and ``pytorch_lightning``. Their objects cannot be mixed.
+# ---------------------------------------------------------------------- second fit
+# Echoing follows one ``fit`` at a time: its epochs, its limits and its factor. Lightning itself lets two Trainers train over one
+# data module, in two threads.
 
 
 def is_in_fit(trainer: Any) -> bool:
@@ -35,16 +34,6 @@ def refuse_second_fit(what: str, trainer: Any, other: Any) -> None:
         raise MisconfigurationException(
             f"{what} is in use by another Trainer, whose fit is still running: echoing follows one training at a time. Give each "
             "Trainer a data module, and an EchoDataModule or EchoCallback, of its own, or let one fit end before the next begins"
-        )
-
-
-def refuse_other_package(name: str, value: Any) -> None:
-    """Raises a TypeError for an object of ``pytorch_lightning``, which would fail later with a message about something else."""
-    if any(base.__module__.split(".")[0] == "pytorch_lightning" for base in type(value).__mro__):
-        raise TypeError(
-            f"{name} {type(value).__name__} comes from the separate package pytorch_lightning, but this package extends "
-            "lightning: change 'import pytorch_lightning as pl' to 'import lightning.pytorch as pl', or pass "
-            "EchoLoader(loader, factor) to fit, which works in either package"
         )
 
 

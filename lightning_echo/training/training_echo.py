@@ -16,8 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.utilities import CombinedLoader, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_warn
 
 from lightning_echo import config as options
 from lightning_echo.config import EchoConfig
@@ -31,11 +30,13 @@ from lightning_echo.training.loaders import (
     Wrapping,
     common_factor,
     echoed_in,
+    is_combined,
     leaves_of,
     names_in_words,
     parts_of,
     with_leaves,
 )
+from lightning_echo.training.package import MisconfigurationException
 from lightning_echo.training.trainer import (
     Attached,
     Reload,
@@ -209,7 +210,7 @@ class TrainingEcho:
             return self.use(self._wrapping.wrap(users, self._parts, self._waiting_factor, ranks))
         users = self._users if self._reload.is_ordered and self._users is not None else ask_user()
         self._answered = _Answered(users, leaves_of(users))
-        return with_leaves(users, self._answered.leaves) if isinstance(users, CombinedLoader) else users
+        return with_leaves(users, self._answered.leaves) if is_combined(users) else users
 
     def _process(self, loader: Any) -> Any:
         """Returns what the strategy gets for a loader that the Trainer is about to use."""

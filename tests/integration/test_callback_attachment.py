@@ -147,13 +147,6 @@ def test_a_users_echo_loader_is_driven_by_a_controller_and_then_the_users_own_ag
     assert (loader.factor_owner, loader.limit_train_batches) == ("", None)
 
 
-@pytest.mark.parametrize("echo", [EchoCallback(factor=2), EchoCallback(TargetIdle())])
-def test_a_trainer_of_the_package_pytorch_lightning_is_refused_with_the_ways_out(echo: EchoCallback) -> None:
-    theirs = type("Trainer", (), {"__module__": "pytorch_lightning.trainer.trainer", "callbacks": [echo], "datamodule": Data()})
-    with pytest.raises(TypeError, match=r"trainer Trainer comes from the separate package pytorch_lightning.*EchoLoader\(loader"):
-        echo.setup(theirs(), Recorder(), "fit")
-
-
 def test_two_callbacks_are_refused() -> None:
     runner: Any = trainer(callbacks=[callback()])
     runner.callbacks.append(EchoCallback())  # past Lightning's own check

@@ -7,8 +7,7 @@ import pytest
 from measured_stages import CACHED, MS, STAGES
 
 from lightning_echo.analysis.predict import CachedExample, Spread, TrainingSetting
-from lightning_echo.analysis.result import CheckedSetting, StallAnalysis
-from lightning_echo.analysis.verdict import VerdictKind
+from lightning_echo.analysis.result import CheckedSetting, StallAnalysis, VerdictKind
 
 NONE = Spread.exactly(0.0)
 

@@ -9,7 +9,7 @@ from runs import RUN
 from lightning_echo.__main__ import main
 from lightning_echo.analysis import report as text
 from lightning_echo.analysis.report import read_saved
-from lightning_echo.measure import run_report
+from lightning_echo.measure import report as run_report
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 from measured_stages import CACHED, MS
 
 from lightning_echo.analysis.predict import Spread, TrainingSetting, costs_of, predict
-from lightning_echo.analysis.verdict import VerdictKind, judge
+from lightning_echo.analysis.result import VerdictKind, judge
 from lightning_echo.measure.control import Observation
 from lightning_echo.measure.summary import advise
 from lightning_echo.measure.target_idle import LARGE_FACTOR, recommend

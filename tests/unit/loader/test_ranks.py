@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from lightning_echo import ranks
 from lightning_echo.cache.node_cache import Place
+from lightning_echo.loader import setting as ranks
 
 
 class Mesh:

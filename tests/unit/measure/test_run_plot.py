@@ -9,7 +9,7 @@ pytest.importorskip("matplotlib", reason="figures need matplotlib")
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from lightning_echo.measure.run_report import draw
+from lightning_echo.measure.report import draw
 from lightning_echo.measure.summary import FactorUse, RunSummary
 
 FACTOR, IDLE, EXAMPLES, HITS, MISSED = "echo factor", "idle", "examples", "cache hits", "missed"

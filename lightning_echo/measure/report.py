@@ -1,35 +1,210 @@
-"""A run as text, as a page and as a picture: the verdict first, then the picture, then the tables."""
+"""Reports: the figures, tables and pages that every report has, and a run as text, as a page and as a picture."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
+from html import escape
+from io import StringIO
 from itertools import accumulate
 from pathlib import Path
-from textwrap import fill
+from string import Template
+from textwrap import fill, wrap
 from typing import TYPE_CHECKING, Any
 
-from lightning_echo.measure import page as figure
 from lightning_echo.measure.control import busy, number_of, percent, three_digits
-from lightning_echo.measure.page import (
-    BLUE,
-    GREEN,
-    ORANGE,
-    PINK,
-    SKY,
-    VERMILION,
-    HtmlPage,
-    Table,
-    as_text,
-    new_figure,
-    verdict_blocks,
-)
 from lightning_echo.measure.summary import EpochReport, FactorUse, RunSummary, RunVerdict, seconds_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+# ---------------------------------------------------------------------- figure
+# matplotlib is optional, and its global state (pyplot, the current figure) is not used. The colours are those of Okabe and Ito,
+# which colour-blind people can tell apart. The background is white, to be readable on a dark page.
+
+ORANGE, SKY, GREEN, BLUE, VERMILION, PINK = "#E69F00", "#56B4E9", "#009E73", "#0072B2", "#D55E00", "#CC79A7"
+_DOTS_PER_INCH = 120
+
+
+def check_matplotlib(user: str = "figures") -> None:
+    """Raises a ModuleNotFoundError that names the ``user`` and the fix if matplotlib is not installed."""
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ModuleNotFoundError as error:
+        message = f"{user} need matplotlib, which is not installed: pip install 'lightning-echo[report]'"
+        raise ModuleNotFoundError(message) from error
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """Returns an empty figure, with its size in inches and a layout that keeps the contents from overlapping."""
+    check_matplotlib()
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=_DOTS_PER_INCH, facecolor="white")
+    figure.set_layout_engine("constrained", h_pad=0.12)
+    return figure
+
+
+def save(figure: Figure, path: str | Path) -> None:
+    figure.savefig(path, format="png", dpi=_DOTS_PER_INCH)
+
+
+def as_svg(figure: Figure) -> str:
+    """Returns a figure as an SVG element. It refers to nothing outside itself and is the same in each process."""
+    import matplotlib
+
+    written = StringIO()
+    nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    with matplotlib.rc_context({"svg.fonttype": "path", "svg.hashsalt": "lightning_echo"}):
+        figure.savefig(written, format="svg", metadata=nothing)
+    svg = written.getvalue()
+    return svg[svg.index("<svg") :].strip()
+
+
+# ---------------------------------------------------------------------- table
+# A table as a value and as text; a terminal and a page show the same cells. Only a line to paste is longer than 100 columns.
+
+_COLUMNS = 100
+_INDENT = "  "
+_GAP = "  "
+_BAR = 30  # width of a bar for the whole
+_NARROWEST = 12  # least width of the first column; longer text continues on the next line
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table. The first cell of a row has words, the others have figures."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    remarks: tuple[str, ...] = ()
+    shares: tuple[float, ...] = ()  # of each row in the whole, for a bar next to it; empty if the rows are not parts of a whole
+
+
+def as_text(table: Table) -> str:
+    """Returns a table in columns, with its title above and its remarks below.
+
+    >>> print(as_text(Table("Rates", ("", "examples/s"), (("the real run", "100"),), ("Each is a median.",))))
+    Rates
+                    examples/s
+      the real run         100
+      Each is a median.
+    """
+    rows = [table.columns, *table.rows]
+    bars = ["", *(_GAP + "#" * round(_BAR * share) for share in table.shares)] if table.shares else [""] * len(rows)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    others = len(_INDENT) + sum(len(_GAP) + width for width in widths[1:]) + max(map(len, bars))
+    widths[0] = min(widths[0], max(_NARROWEST, _COLUMNS - others))
+    lines = []
+    for row, bar in zip(rows, bars, strict=True):
+        words = wrap(row[0], widths[0], subsequent_indent=_INDENT) or [""]
+        figures = "".join(_GAP + cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))
+        lines += [f"{_INDENT}{line}".rstrip() for line in (f"{words[0].ljust(widths[0])}{figures}{bar}", *words[1:])]
+    return "\n".join([table.title, *lines, *map(as_sentence, table.remarks)])
+
+
+def as_block(title: str, sentences: Sequence[str]) -> str:
+    return "\n".join([title, *map(as_sentence, sentences)]) if sentences else ""
+
+
+def verdict_blocks(message: str, why: Sequence[str], lines: Sequence[str]) -> list[str]:
+    """Returns the first blocks of a report, without empty ones. Lines to paste are not wrapped."""
+    after = "\n".join(["Next", *(f"{_INDENT}{line}" for line in lines)]) if lines else ""
+    return [block for block in (as_block("Verdict", [message]), as_block("Why", why), after) if block]
+
+
+def as_sentence(text: str) -> str:
+    """Returns a text in indented lines; those after the first are indented further."""
+    return fill(text, _COLUMNS, initial_indent=_INDENT, subsequent_indent=2 * _INDENT, break_on_hyphens=False)
+
+
+# ---------------------------------------------------------------------- html page
+# A report as one HTML page, which loads no script, no font and no picture.
+
+_WORDS = 8  # a first cell with at least this number of characters has words
+_PAGE = Template("""\
+<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>$headline</title>
+<style>
+:root { color-scheme: light dark; --line: #8884; --mark: #0072B2; }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 56rem; margin: 2rem auto; padding: 0 1rem; }
+h1 { font-size: 1.5rem; line-height: 1.25; }
+h2 { font-size: 1.1rem; margin: 2rem 0 0.5rem; }
+.verdict { border-left: 0.4rem solid var(--mark); background: #0072B21a; padding: 0.8rem 1rem; font-size: 1.1rem; }
+.wide { overflow-x: auto; }
+.figure { background: white; margin: 2rem 0; }
+.figure svg { display: block; width: 100%; min-width: 30rem; height: auto; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+th, td { padding: 0.2rem 0 0.2rem 1.5rem; text-align: right; border-bottom: 1px solid var(--line); }
+th { vertical-align: bottom; }
+td { vertical-align: top; white-space: nowrap; }
+th:first-child, td:first-child { padding-left: 0; text-align: left; min-width: 10rem; }
+td:first-child { white-space: normal; overflow-wrap: anywhere; }
+.numbered td:first-child, .numbered th:first-child { min-width: 0; }
+p, li { overflow-wrap: anywhere; }
+.why { margin: 0.2rem 0; }
+.remark { font-size: 0.9rem; opacity: 0.8; margin: 0.4rem 0; }
+@media (max-width: 40rem) { table { font-size: 0.85rem; } th, td { padding-left: 0.7rem; } }
+</style>
+</head>
+<body>
+<h1>$headline</h1>$verdict
+<div class="wide figure" role="img" aria-label="$figure_words">
+$figure
+</div>
+$tables
+$notes
+</body>
+</html>
+""")
+
+
+@dataclass(frozen=True)
+class HtmlPage:
+    """The contents of a page, from top to bottom. All of it except ``figure`` is plain text: a tag is shown as it is."""
+
+    headline: str
+    figure: str  # an SVG element
+    figure_words: str  # for people who cannot see the figure
+    tables: Sequence[Table]
+    verdict: str = ""
+    why: Sequence[str] = ()
+    lines: Sequence[str] = ()
+    notes: Sequence[str] = ()
+
+    def text(self) -> str:
+        above = [f'<p class="verdict">{escape(self.verdict)}</p>'] if self.verdict else []
+        above += [f'<p class="why">{escape(words)}</p>' for words in self.why]
+        above += [f"<p>Next: <code>{escape(line)}</code></p>" for line in self.lines]
+        return _PAGE.substitute(
+            headline=escape(self.headline),
+            verdict="".join(f"\n{each}" for each in above),
+            figure=self.figure,
+            figure_words=escape(self.figure_words),
+            tables="\n".join(map(_table, self.tables)),
+            notes=f"<h2>Notes</h2>\n<ul>\n{_each('li', self.notes)}\n</ul>" if self.notes else "",
+        )
+
+
+def _table(table: Table) -> str:
+    rows = "\n".join(f"<tr>{_each('td', row, '')}</tr>" for row in table.rows)
+    head = f"<thead><tr>{_each('th', table.columns, '')}</tr></thead>"
+    remarks = "".join(f'\n<p class="remark">{escape(remark)}</p>' for remark in table.remarks)
+    kind = ' class="numbered"' if all(len(row[0]) < _WORDS for row in table.rows) else ""  # no words that need room
+    grid = f"<table{kind}>\n{head}\n<tbody>\n{rows}\n</tbody>\n</table>"
+    return f'<h2>{escape(table.title)}</h2>\n<div class="wide">\n{grid}\n</div>{remarks}'
+
+
+def _each(tag: str, texts: Iterable[str], between: str = "\n") -> str:
+    return between.join(f"<{tag}>{escape(text)}</{tag}>" for text in texts)
 
 
 # ---------------------------------------------------------------------- run tables
@@ -73,7 +248,7 @@ def _count(examples: int) -> str:
     return f"{examples:,}" if examples < _MOST_DIGITS else f"{examples / _MILLION:,.0f} M"
 
 
-_COLUMNS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (  # heading, attribute of `EpochReport`, how it is written
+_OF_EPOCHS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (  # heading, attribute of `EpochReport`, how it is written
     ("epoch", "epoch", str),
     ("factor", "factor", "{:.4g}".format),
     ("idle", "idle_fraction", percent),
@@ -89,7 +264,7 @@ _COLUMNS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (  # heading, attr
 
 def _epochs(reports: Sequence[EpochReport]) -> Table:
     columns = {}
-    for heading, name, written in _COLUMNS:
+    for heading, name, written in _OF_EPOCHS:
         values = [getattr(report, name) for report in reports]
         if any(value is not None for value in values):
             columns[heading] = ["" if value is None else written(value) for value in values]
@@ -285,7 +460,7 @@ def page(summary: RunSummary) -> str:
     verdict = summary.verdict or RunVerdict("")
     return HtmlPage(
         headline=headline(summary),
-        figure=figure.as_svg(draw(summary)),
+        figure=as_svg(draw(summary)),
         figure_words="Factor, idle fraction and examples over the run, as in the tables",
         tables=tables(summary),
         verdict=verdict.message,
@@ -303,4 +478,4 @@ def save_page(summary: RunSummary, path: str | Path) -> None:
 
 
 def save_png(summary: RunSummary, path: str | Path) -> None:
-    figure.save(picture(summary), path)
+    save(picture(summary), path)
