@@ -19,7 +19,7 @@ PEERS_INSTALLED := .venv-peers/.installed
 OUTSIDE_INSTALLED := .venv-outside/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast test-rest test-all test-ray gpu lint docs links dist bench soak evidence wallclock peers test-oldest test-mosaic test-outside clean
+.PHONY: help install demo test test-fast test-rest test-other test-all test-ray gpu lint docs links dist bench soak evidence wallclock peers test-oldest test-mosaic test-outside clean
 
 help: ## show this list
 	@echo 'make TARGET [ARGS="..."]   (ARGS go to the program that the target runs)'
@@ -58,11 +58,24 @@ test-fast: $(INSTALLED) ## run the unit tests and a few with a Trainer
 test-rest: $(INSTALLED) ## run what `make test` leaves out: pairs of parameters, programs, outside loaders, then what compares times
 	$(SIDE_BY_SIDE) -m "$(REST)" $(OF_PACKAGE) $(TESTED)
 	$(SIDE_BY_SIDE) -m "not alone and not ray" $(BENCHMARK_TESTS) tests/outside
+	$(MAKE) test-other ARGS=
 	$(BIN)/python -m pytest -q -m alone
+
+# The same tests in programs that import pytorch_lightning in place of lightning: CI those of Lightning's side, test-all all.
+OTHER := .pytorch_lightning
+OTHER_TESTS := $(addprefix tests/unit/,training test_echo_callback.py test_echo_cli.py) \
+	$(addprefix tests/integration/test_,after_transfer.py callback.py callback_attachment.py cli.py collections.py datamodule.py ddp.py \
+	loaders_passed_to_fit.py logger_files.py resume.py stall_analysis.py trainer_callbacks.py trainer_epochs.py tuner.py)
+
+test-other: $(INSTALLED) ## run tests with pytorch_lightning in place of lightning
+	$(BIN)/python tests/other_package.py $(OTHER)
+	cd $(OTHER) && OMP_NUM_THREADS=1 $(CURDIR)/$(BIN)/python -m pytest -q --numprocesses $(PROCESSES) --dist worksteal \
+		-m "not rest_of_grid and not slow and not alone and not ray" $(OTHER_TESTS) $(ARGS)
 
 test-all: ## run all tests, with full grids of parameters
 	$(MAKE) test ARGS=
 	$(MAKE) test-rest
+	$(MAKE) test-other OTHER_TESTS=tests/integration
 	$(SIDE_BY_SIDE) -m rest_of_pairs $(OF_PACKAGE) $(TESTED)
 
 test-ray: $(RAY_INSTALLED) ## run the tests on a Ray cluster of several nodes on this machine (CI does)
@@ -113,7 +126,7 @@ test-outside: $(OUTSIDE_INSTALLED) ## run the tests with public projects (PyG, M
 	OMP_NUM_THREADS=1 $(OUTSIDE_BIN)/python -m pytest tests/outside $(ARGS)
 
 clean: ## remove all environments, what the runs wrote, and the tools' caches
-	rm -rf .venv .venv-oldest .venv-mosaic .venv-peers .venv-outside runs lightning_logs dist docs/_build docs/reference/generated .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-oldest .venv-mosaic .venv-peers .venv-outside $(OTHER) runs lightning_logs dist docs/_build docs/reference/generated .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # torch and torchvision must come from the same source, or torchvision does not import: hence one

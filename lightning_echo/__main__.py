@@ -173,8 +173,8 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_COMPARE_EXAMPLES,
         formatter_class=as_written,
     )
-    command.add_argument("run_a", help="a run's log directory, or its echo_summary.json: the one to compare with")
-    command.add_argument("run_b", help="the other run")
+    command.add_argument("run_a", metavar="RUN_A", help="the run to compare with: its log directory, or its echo_summary.json")
+    command.add_argument("run_b", metavar="RUN_B", help="the other run")
     command.add_argument("--metric", metavar="NAME", help="a metric of the CSV logs; default: the first one that begins with val")
     command.add_argument("--max-idle", type=float, metavar="SHARE", help="the largest idle fraction that RUN_B may have, 0 to 1")
     command.add_argument(

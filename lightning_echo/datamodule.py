@@ -15,6 +15,7 @@ from lightning_echo.data.objects import names_options
 from lightning_echo.insertion import InsertionPoint
 from lightning_echo.loader.loader import EchoLoader
 from lightning_echo.schema import entry, state_of
+from lightning_echo.training import package
 from lightning_echo.training.hooks import StandIn
 from lightning_echo.training.package import MisconfigurationException, in_both, is_overridden
 from lightning_echo.training.trainer import is_in_fit
@@ -86,7 +87,7 @@ class EchoDataModule(StandIn):
 
     def __init__(
         self,
-        datamodule: pl.LightningDataModule,
+        datamodule: package.AnyDataModule,
         factor: int | float | str | None = None,
         *,
         insertion_point: InsertionPoint | str = InsertionPoint.auto.value,

@@ -1,7 +1,7 @@
 """Copies the tests, with ``pytorch_lightning`` wherever they say ``lightning``: ``python tests/other_package.py FOLDER``.
 
 In the copy each import, and each class path in a text, names the other package. Everything else of the repository is linked. Run
-pytest in the folder: ``make test-pytorch-lightning``.
+pytest in the folder: ``make test-other``.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 _COPIED = ("tests", "pyproject.toml")
+_OF_BOTH = ("test_packages.py",)  # not copied: they use both
 _OWN = (".git", ".venv")  # not linked: links to environments would be walked through
 RULES = (
     (r"\blightning\.pytorch\b", "pytorch_lightning"),
@@ -52,9 +53,13 @@ def copy(folder: Path) -> None:
         target = folder / path.relative_to(ROOT)
         if path.is_file() and "__pycache__" not in path.parts:
             target.parent.mkdir(parents=True, exist_ok=True)
-            if path.suffix in (".py", ".yaml"):
+            if path.suffix in (".py", ".yaml") and path.name not in _OF_BOTH:
                 target.write_text(rewritten(path.read_text(encoding="utf-8")), encoding="utf-8")
-            else:
+            elif path.name == "pyproject.toml":  # of which only the filters of warnings are about the tests
+                target.write_text(
+                    path.read_text(encoding="utf-8").replace(":lightning.pytorch", ":pytorch_lightning"), encoding="utf-8"
+                )
+            elif path.name not in _OF_BOTH:
                 shutil.copy(path, target)
 
 

@@ -166,7 +166,7 @@ def _itself(value: Any) -> Any:
 def _check_asks_hooks(trainer: Any, point: InsertionPoint) -> None:
     """Refuses a Trainer that transfers batches without the hooks, or whose model does."""
     instead = f"use {earliest(Needs.batches).option}, where each use is transferred"
-    strategy, base = type(trainer.strategy), package_of(trainer).get("strategies.Strategy")
+    strategy, base = type(trainer.strategy), package_of(trainer.strategy).get("strategies.Strategy")
     for name in ("batch_to_device", "process_dataloader"):
         if getattr(strategy, name) is not getattr(base, name):
             raise MisconfigurationException(

@@ -6,10 +6,12 @@ import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, reduce
 from importlib import import_module
-from typing import Any, TypeVar
+from operator import or_
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
+import lightning.pytorch as pl
 import lightning_utilities.core.rank_zero as rank_zero
 from lightning.fabric.utilities.exceptions import MisconfigurationException as LightningsException
 
@@ -88,6 +90,17 @@ def classes(path: str) -> tuple[Any, ...]:
     ['CSVLogger']
     """
     return tuple(package.get(path) for package in packages())
+
+
+if TYPE_CHECKING:
+    AnyDataModule: TypeAlias = pl.LightningDataModule
+
+
+def __getattr__(name: str) -> Any:
+    """Returns ``AnyDataModule``, the type of a data module of either package. A command line looks it up when it parses."""
+    if name == "AnyDataModule":
+        return reduce(or_, classes("LightningDataModule"))
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def package_of(thing: Any) -> Package:

@@ -25,6 +25,8 @@ from stand_ins import Classifier, Images
 
 from lightning_echo import EchoCLI, EchoConfig
 from lightning_echo.__main__ import _parser
+from lightning_echo.cli import read_options
+from lightning_echo.run import USAGE, split
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -167,7 +169,11 @@ def check(words: list[str]) -> None:
         assert next((word for word in arguments if "=" not in word), "help") in targets
     elif program == "lightning-echo" or (program in ("python", "python3") and arguments[:2] == ["-m", "lightning_echo"]):
         arguments = arguments if program == "lightning-echo" else arguments[2:]
-        if "--version" not in arguments and "--help" not in arguments:
+        if arguments[:1] == ["run"] and "--help" not in arguments:
+            options, program_of_user = split(arguments[1:])
+            assert program_of_user
+            read_options(options, USAGE)
+        elif "--version" not in arguments and "--help" not in arguments:
             _parser().parse_args(arguments)
     elif program in ("python", "python3") and arguments[0] == "-m":
         assert arguments[1] in ("pip", "venv", "pytest", "sphinx", "build", "learning")

@@ -17,7 +17,7 @@ SECTIONS = [
     "Echo, cache, share",
     "What to expect",
     "What changes for your training",
-    "LightningCLI and Hydra",
+    "Without an edit, LightningCLI and Hydra",
     "Works with",
     "Turning it off",
     "More",

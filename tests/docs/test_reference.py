@@ -87,7 +87,7 @@ def test_the_controllers_page_has_each_option_with_its_default(controller: type)
 def test_the_page_has_each_command_and_its_arguments() -> None:
     commands = next(action.choices for action in _parser()._actions if isinstance(action.choices, dict))
     assert re.findall(r"^## lightning-echo (\w+)$", page("command_line"), re.MULTILINE) == sorted(commands)
-    assert sorted(commands) == ["doctor", "report", "shared"]
+    assert sorted(commands) == ["compare", "doctor", "report", "run", "shared"]
     for name, parser in commands.items():
         actions = [action for action in parser._actions if action.dest != "help"]
         expected = {" ".join([*action.option_strings[:1], *([action.metavar] if action.metavar else [])]) for action in actions}

@@ -33,8 +33,11 @@ Hugging Face's accelerate, and the `Trainer` of transformers | yes, by `EchoLoad
     outside/transformers::a_trainer_of_transformers_is_echoed_and_resumes_exactly_with_our_state
 Fabric | yes, by `EchoLoader`
     data_examples::each_rank_of_fabric_echoes_its_part_of_the_data
-the package `pytorch_lightning` | `EchoCallback` is refused; `EchoLoader` works
-    callback_attachment::a_trainer_of_the_package_pytorch_lightning_is_refused_with_the_ways_out
+`import pytorch_lightning` in place of `import lightning` | yes | `lightning` and `pytorch_lightning`
+    unit/training/packages::our_classes_are_subclasses_of_both
+    run_command::a_program_of_pytorch_lightning_is_echoed_too
+a program without an edit, by `lightning-echo run` | yes
+    run_command::a_program_is_echoed_as_if_it_had_the_callback
 
 Ranks and nodes
 `ddp`, on one node and on several | yes | `ddp` on one node and several

@@ -1,0 +1,162 @@
+"""Two runs side by side. The figures are worked out by hand, from steps that take round numbers of seconds."""
+
+import re
+
+import pytest
+
+from lightning_echo.__main__ import main
+from lightning_echo.measure.compare import Point, compare, read_run
+from lightning_echo.measure.summary import EpochReport, FactorUse, RunSummary
+
+STEPS = 10
+METRIC = "val_loss"
+
+
+def save(folder, *, wait, fresh, echoed, losses=None, first_epoch=0, epochs=4, cached_bytes=None):
+    """Writes what a run leaves: ``epochs`` of 10 steps, each of 0.1 s and ``wait``, with so many examples a step."""
+    folder.mkdir()
+    reports = [
+        EpochReport(
+            epoch=first_epoch + number,
+            steps=STEPS,
+            factor=(fresh + echoed) / fresh,
+            fresh_examples=(number + 1) * STEPS * fresh,
+            echoed_examples=(number + 1) * STEPS * echoed,
+            idle_fraction=wait / (wait + 0.1),
+            data_wait_seconds=wait,
+            step_seconds=0.1,
+            cache_bytes=cached_bytes,
+        )
+        for number in range(epochs)
+    ]
+    (folder / "echo_summary.json").write_text(RunSummary(reports, [FactorUse(0, 0, 1.0)]).to_json())
+    if losses is not None:
+        ends = [f"{number},{(number + 1) * STEPS - 1},{loss},\n" for number, loss in enumerate(losses)]
+        (folder / "metrics.csv").write_text(f"epoch,step,{METRIC},note\n" + "".join(ends))
+    return folder
+
+
+@pytest.fixture
+def runs(tmp_path):
+    plain = save(tmp_path / "plain", wait=0.3, fresh=4, echoed=0, losses=(8, 7, 6, 5))  # 4 s an epoch
+    echoed = save(tmp_path / "echoed", wait=0.0, fresh=2, echoed=2, losses=(8, 6, 5, 4), cached_bytes=3 * 2**30)  # 1 s
+    return plain, echoed
+
+
+def rows(comparison):
+    return {row[0]: row[1:] for row in comparison.table().rows}
+
+
+def test_speed_idle_and_counts_stand_side_by_side(runs):
+    comparison = compare(*map(read_run, runs))
+    assert comparison.speedup == pytest.approx(4)
+    found = rows(comparison)
+    assert found["steps a second"] == ("2.5", "10", "4")
+    assert found["idle fraction"] == ("75%", "0%", "")
+    assert found["fresh examples"] == ("160", "80", "0.5")
+    assert found["echoed examples"] == ("0", "80", "")
+    assert found["factor, last epoch"] == ("1", "2", "2")
+    assert found["cache, memory of a node"] == ("", "3 GiB", "")
+    assert "cache hits, last epoch" not in found, "neither run has it"
+    assert comparison.headline.endswith(
+        "echoed takes 4 times as many steps a second as " + str(runs[0]) + "; idle 0% in place of 75%"
+    )
+
+
+def test_a_metric_is_compared_at_equal_time_and_at_equal_fresh_examples(runs):
+    found = rows(compare(*map(read_run, runs)))
+    assert found[f"{METRIC} after 4 s"][:2] == ("8", "4"), "one epoch of the slow run, all four of the fast one"
+    assert found[f"{METRIC} after 80 fresh examples"][:2] == ("7", "4"), "two epochs of one, four of the other"
+
+
+def test_a_value_within_an_epoch_has_its_share_of_time_and_examples(runs):
+    log = runs[0] / "metrics.csv"
+    log.write_text(f"epoch,step,{METRIC}\n0,4,9\n0,9,8\n1,19,7\n2,29,6\n3,39,5\n")
+    assert read_run(runs[0]).points(METRIC)[:2] == [Point(2.0, 20.0, 9.0), Point(4.0, 40.0, 8.0)]
+
+
+def test_where_optimizer_steps_are_fewer_than_batches_their_share_in_the_run_counts(runs):
+    log = runs[0] / "metrics.csv"
+    log.write_text(f"epoch,step,{METRIC}\n0,4,8\n1,9,7\n2,14,6\n3,19,5\n")  # every second batch
+    assert [point.seconds for point in read_run(runs[0]).points(METRIC)] == pytest.approx([4, 8, 12, 16])
+
+
+def test_without_a_log_from_the_first_epoch_on_no_metric_is_compared(runs, tmp_path):
+    resumed = save(tmp_path / "resumed", wait=0.1, fresh=4, echoed=0, losses=(8, 7, 6, 5), first_epoch=2)
+    silent = save(tmp_path / "silent", wait=0.1, fresh=4, echoed=0)
+    for other in (resumed, silent):
+        comparison = compare(read_run(runs[0]), read_run(other))
+        assert not [name for name in rows(comparison) if name.startswith(METRIC)]
+        assert "No metric is compared" in comparison.text()
+
+
+def test_another_metric_may_be_chosen(runs):
+    for folder, values in zip(runs, ((1, 2, 3, 4), (2, 4, 6, 8)), strict=True):
+        lines = [f"{number},{number * STEPS + 9},0,{value}\n" for number, value in enumerate(values)]
+        (folder / "metrics.csv").write_text(f"epoch,step,{METRIC},accuracy\n" + "".join(lines))
+    found = rows(compare(*map(read_run, runs), metric="accuracy"))
+    assert found["accuracy after 4 s"][:2] == ("1", "8")
+
+
+@pytest.mark.parametrize(
+    ("bounds", "status", "says"),
+    [
+        ([], 0, ""),
+        (["--max-idle", "0.05", "--min-speedup", "3.9"], 0, ""),
+        (
+            ["--min-speedup", "4.1"],
+            1,
+            "missed: .*echoed takes 4 times as many steps .*plain, and --min-speedup is 4.1",
+        ),
+        (["--max-idle", "2"], 2, "error: --max-idle must be a share between 0 and 1, got 2"),
+        (["--min-speedup", "0"], 2, "error: --min-speedup must be a positive number, got 0"),
+        (
+            ["--metric", "nothing"],
+            2,
+            "error: --metric nothing: it must be in the metrics.csv of both runs.*: val_loss",
+        ),
+    ],
+    ids=["no bound", "kept", "too slow", "bad idle", "bad speed-up", "no such metric"],
+)
+def test_a_bound_that_is_missed_is_the_exit_status(runs, capsys, bounds, status, says):
+    assert main(["compare", *map(str, runs), *bounds]) == status
+    captured = capsys.readouterr()
+    assert bool(captured.out) == (status != 2)
+    assert re.search(says, captured.err)
+
+
+def test_the_idle_fraction_of_the_second_run_is_held_against_its_bound(runs, capsys):
+    assert main(["compare", str(runs[1]), str(runs[0]), "--max-idle", "0.7"]) == 1
+    assert "plain is idle 0.75 of the time, and --max-idle is 0.7" in capsys.readouterr().err
+
+
+def test_runs_that_cannot_be_compared_are_named(runs, tmp_path, capsys):
+    empty, unfinished, large = tmp_path / "empty", tmp_path / "unfinished", tmp_path / "large"
+    empty.mkdir()
+    unfinished.mkdir()
+    (unfinished / "echo_summary.json").write_text(RunSummary().to_json())
+    save(large, wait=0.1, fresh=8, echoed=0)
+    for other, says in (
+        (empty, "a run must be a folder with echo_summary.json, got .*empty, which has none: EchoCallback writes it"),
+        (unfinished, "the run ended within its first epoch, so there is nothing to compare"),
+        (runs[0], "are the same run: give two runs"),
+        (large, "--min-speedup: a step takes 4 examples in .*plain and 8 in .*large: steps a second say little"),
+    ):
+        assert main(["compare", str(runs[0]), str(other), "--min-speedup", "1"]) == 2
+        assert re.search(says, capsys.readouterr().err)
+
+
+def test_steps_of_different_sizes_are_remarked_on_where_no_bound_is_asked_for(runs, tmp_path, capsys):
+    large = save(tmp_path / "large", wait=0.1, fresh=8, echoed=0)
+    assert main(["compare", str(runs[0]), str(large)]) == 0
+    assert "steps a second say little" in " ".join(capsys.readouterr().out.split())
+
+
+def test_page_and_picture_have_both_runs(runs, tmp_path, capsys):
+    html, png = tmp_path / "compared.html", tmp_path / "compared.png"
+    assert main(["compare", *map(str, runs), "--html", str(html), "--png", str(png)]) == 0
+    assert capsys.readouterr().out.count("written: ") == 2
+    assert png.read_bytes().startswith(b"\x89PNG")
+    text = html.read_text()
+    assert text.count("<svg") == 1
+    assert f"<td>{METRIC} after 4 s</td><td>8</td><td>4</td>" in text.replace("\n", "")
