@@ -19,7 +19,7 @@ PEERS_INSTALLED := .venv-peers/.installed
 OUTSIDE_INSTALLED := .venv-outside/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast test-rest test-other test-all test-ray gpu lint docs links dist bench soak evidence wallclock peers test-oldest test-mosaic test-outside clean
+.PHONY: help install demo test test-fast test-rest test-other lightning-tests test-all test-ray gpu lint docs links dist bench soak evidence wallclock peers test-oldest test-mosaic test-outside clean
 
 help: ## show this list
 	@echo 'make TARGET [ARGS="..."]   (ARGS go to the program that the target runs)'
@@ -71,6 +71,9 @@ test-other: $(INSTALLED) ## run tests with pytorch_lightning in place of lightni
 	$(BIN)/python tests/other_package.py $(OTHER)
 	cd $(OTHER) && OMP_NUM_THREADS=1 $(CURDIR)/$(BIN)/python -m pytest -q --numprocesses $(PROCESSES) --dist worksteal \
 		-m "not rest_of_grid and not slow and not alone and not ray" $(OTHER_TESTS) $(ARGS)
+
+lightning-tests: $(INSTALLED) ## run Lightning's own tests with our callback in every Trainer (DIR=the folder tests of its repository)
+	$(BIN)/python tests/lightning_tests.py $(DIR) $(ARGS)
 
 test-all: ## run all tests, with full grids of parameters
 	$(MAKE) test ARGS=
