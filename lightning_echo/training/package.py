@@ -78,18 +78,18 @@ def _get(path: str) -> Any:
     return getattr(import_module(module), name)
 
 
-def packages() -> tuple[Package, ...]:
-    """Returns the packages that this program has imported."""
-    return (LIGHTNING, OTHER) if OTHER.is_imported else (LIGHTNING,)
-
-
 def classes(path: str) -> tuple[Any, ...]:
     """Returns the class under a path in each package that is imported, for ``isinstance``.
 
     >>> [each.__name__ for each in classes("loggers.CSVLogger")][:1]
     ['CSVLogger']
     """
-    return tuple(package.get(path) for package in packages())
+    return _classes(path, OTHER.is_imported)
+
+
+@lru_cache(maxsize=64)
+def _classes(path: str, other: bool) -> tuple[Any, ...]:
+    return (LIGHTNING.get(path), OTHER.get(path)) if other else (LIGHTNING.get(path),)
 
 
 if TYPE_CHECKING:
