@@ -79,7 +79,8 @@ from lightning_echo.split.prove import Split
 from lightning_echo.split.staged import Stages
 
 _ORDER_SEED, _PASS_SEED = 11, 13
-_ONLY_SHUFFLE = ("torch", "lightning", "pytorch_lightning")  # packages: `set_epoch` of their samplers makes another shuffle
+# Packages: `set_epoch` of their samplers makes another shuffle.
+_ONLY_SHUFFLE = ("torch", "lightning", "lightning_fabric", "pytorch_lightning")
 
 
 def kind_of(loader: Any) -> Kind:

@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from lightning.fabric.utilities.distributed import DistributedSamplerWrapper as lightning_wrapper
+from lightning_fabric.utilities.distributed import DistributedSamplerWrapper as other_wrapper
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -190,7 +192,9 @@ class ToldSampler(Drawing):
     def set_epoch(self, number): ...
 
 
-def test_a_sampler_of_the_users_hears_the_number_of_a_pass_and_torchs_does_not():
+def test_a_sampler_of_the_users_hears_the_number_of_a_pass_and_those_of_torch_and_of_both_lightnings_do_not():
     sampler = ToldSampler()
     assert kind_of(DataLoader(DATA, 4, sampler=sampler)).hearers() == (sampler,)
-    assert kind_of(DataLoader(DATA, 4, sampler=DistributedSampler(DATA, 2, 0))).hearers() == ()
+    wrapped = [kind(RandomSampler(DATA), num_replicas=2, rank=0) for kind in (lightning_wrapper, other_wrapper)]
+    for others in (DistributedSampler(DATA, 2, 0), *wrapped):
+        assert kind_of(DataLoader(DATA, 4, sampler=others)).hearers() == ()
