@@ -34,8 +34,8 @@ from typing import Any
 import lightning.pytorch as pl
 
 from lightning_echo.attachment import Attachment, adapt_checkpoint
-from lightning_echo.config import CacheOptions, EchoConfig, ShareOptions, callback_options, given_options
-from lightning_echo.data.objects import in_words, names_options
+from lightning_echo.config import CacheOptions, EchoConfig, ShareOptions, check_callback, given_options
+from lightning_echo.data.objects import names_options
 from lightning_echo.datamodule import DecidesFactor, EchoDataModule
 from lightning_echo.insertion import InsertionPoint
 from lightning_echo.measure.control import Controller, Decision, Moment, Observation
@@ -46,7 +46,6 @@ from lightning_echo.training.counts import AskingSteps, Decider, metrics_of_part
 from lightning_echo.training.loaders import Echoed, delivered_in, echoed_in, go_on_after_reload, parts_of, since_in
 from lightning_echo.training.logged import (
     ProgressText,
-    check_can_plot,
     last_step,
     log_directory,
     log_hyperparameters,
@@ -181,11 +180,6 @@ class EchoCallback(DecidesFactor, pl.Callback):
         summary: bool = True,
         plot: bool = False,
     ) -> None:
-        if controller is not None and not isinstance(controller, Controller):
-            raise TypeError(
-                f"controller must be a Controller such as TargetIdle(), or None, got {in_words(controller)}; a factor is given "
-                "by EchoCallback(factor=...), a rule of your own by a subclass of Controller"
-            )
         options = given_options(
             factor=factor,
             insertion_point=insertion_point,
@@ -197,17 +191,8 @@ class EchoCallback(DecidesFactor, pl.Callback):
             share=share,
         )
         join()
-        config, is_auto = callback_options(options, echo)
-        if is_auto and controller is not None:
-            raise ValueError(
-                f"factor='auto' stands for a controller, TargetIdle() with its defaults, but controller={controller!r} is given, "
-                "too: leave one of the two out"
-            )
-        for name, value in (("summary", summary), ("plot", plot)):
-            if not isinstance(value, bool):  # "false" would be true
-                raise TypeError(f"{name} must be True or False, got {type(value).__name__} {value!r}")
-        check_can_plot(plot)
-        self.controller, self.summary, self.plot = TargetIdle() if is_auto else controller, summary, plot
+        config, self.controller = check_callback(controller, options, echo, summary, plot)
+        self.summary, self.plot = summary, plot
         self.attachment = Attachment(config)
         self.reports: list[EpochReport] = []
         self.decisions: list[FactorUse] = []

@@ -1,28 +1,27 @@
-"""`EchoCLI`: a LightningCLI with one more group of options, ``echo``; and the options of ``lightning-echo run``"""
+"""`EchoCLI`: a LightningCLI with one more group of options, ``echo``; and the callback of ``lightning-echo run``"""
 
 from __future__ import annotations
 
 import copy
-import difflib
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
 from importlib import import_module
 from importlib.util import find_spec
 from inspect import signature
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 import lightning.pytorch as pl
-from jsonargparse import ArgumentError, ArgumentParser, Namespace
+from jsonargparse import ArgumentParser, Namespace
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 
 from lightning_echo.analysis.analyzer import Analyzes, analyzing
 from lightning_echo.callback import EchoCallback
-from lightning_echo.config import CacheOptions, EchoConfig, ShareOptions, read_loaders
+from lightning_echo.config import EchoOptions
 from lightning_echo.doctor.command import examining
-from lightning_echo.measure.control import Controller, callback_line
+from lightning_echo.measure.control import callback_line
 from lightning_echo.share.config import ShareConfig
 from lightning_echo.share.sharing import serve
 from lightning_echo.training.loaders import is_collection
@@ -30,58 +29,6 @@ from lightning_echo.training.package import MisconfigurationException, classes, 
 from lightning_echo.training.trainer import rank_zero_info
 
 _COMMANDS = ("analyze", "share", "doctor")
-
-
-@dataclass
-class EchoOptions(EchoConfig):
-    """Data echoing: every fresh example is used factor times on average. By default nothing is echoed, only measured.
-
-    Args:
-        factor: Uses per fresh example, a real number >= 1; 1 means no echoing. 'auto': a TargetIdle with its defaults decides on
-            the factor from epoch to epoch.
-        insertion_point: Where the echo stage stands: after_read, before_augmentation, after_augmentation, after_batching,
-            after_transfer, or auto.
-        buffer_size: The largest number of live examples per rank (of live batches for after_batching and after_transfer). Or the
-            memory that they may take: a size such as 4GiB for each rank, or 0.2 (that share of the free memory). Default: chosen.
-        reuse: Which examples are used again. 'each': each fresh example factor times. 'memory': any example that the buffer
-            holds.
-        epoch_length: 'fixed': as many steps as without echoing. 'full_pass': as many fresh examples as one pass over the data
-            holds.
-        seed: Seed of the order, the draws and the augmentation. Default: the seed of seed_everything, otherwise one is chosen.
-        cache: A cache that keeps examples, so that they are read once: its size such as 8GiB, or 0.5 (that share of the free
-            memory). Or the options of a CacheConfig by name: --echo.cache.size 8GiB --echo.cache.hold raw.
-        share: Trainings on this machine that give the same name read their data once. Or the options of a ShareConfig by name:
-            --echo.share.name sweep --echo.share.behind skip.
-        controller: Decides on the factor from epoch to epoch, e.g. TargetIdle.
-        loaders: For a collection of loaders, in place of the options above: the options of each loader that is echoed, by name.
-        enabled: False switches echoing off, whatever the other options are. The run is still measured.
-        summary: Whether to print a summary at the end of fit.
-        plot: Whether to log a picture of the run at the end of fit: to TensorBoard, Weights & Biases, MLflow.
-    """
-
-    cache: CacheOptions = None
-    share: ShareOptions = None
-    controller: Controller | None = None
-    loaders: dict[str, EchoConfig] | None = None
-    enabled: bool = True
-    summary: bool = True
-    plot: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.loaders is not None:
-            self.loaders = read_loaders("loaders", self.loaders)
-            if EchoConfig(**self.as_options()) != EchoConfig():
-                raise ValueError("loaders has the options of each loader: leave factor and the other options out")
-        self.callback()  # refuses what does not go together
-
-    def callback(self) -> EchoCallback:
-        """Returns the `EchoCallback` that these options ask for. With nothing but defaults it only measures."""
-        if not self.enabled:
-            return EchoCallback(summary=self.summary, plot=self.plot)
-        config = EchoConfig(**self.as_options())
-        echo = (None if config == EchoConfig() else config) if self.loaders is None else self.loaders
-        return EchoCallback(self.controller, echo=echo, summary=self.summary, plot=self.plot)
 
 
 if TYPE_CHECKING:
@@ -137,7 +84,7 @@ class Echoes(_Body):
             groups = [value for value in vars(config).values() if isinstance(value, classes("Callback"))]
             configured = [*callbacks, *_as_list(self.trainer_defaults.get("callbacks")), *groups]
             if not any(isinstance(callback, EchoCallback) for callback in configured):
-                callbacks.append(config.echo.callback())
+                callbacks.append(EchoCallback(**config.echo.callback_arguments()))
             elif config.echo != EchoOptions():
                 self.parser.error(
                     "echo: options are given here and in an EchoCallback that is configured already, e.g. in trainer.callbacks: "
@@ -284,96 +231,57 @@ def sharing(trainer_class: type[pl.Trainer]) -> type[pl.Trainer]:
 
 
 # ---------------------------------------------------------------------- run command
-# The options of ``lightning-echo run``, and the callback that it gives to each Trainer of a program (``run.py``).
 
-_DESCRIPTION = "Runs a training program. Its training is measured or, with these options, echoed, cached or shared."
-NAMES = [field.name for field in fields(EchoOptions)]
-_brought = 0  # EchoCallbacks of this process
-
-
-def read_options(given: list[str], usage: str) -> dict[str, Any]:
-    """Returns the options of a command line that differ from their defaults, as plain values by name.
-
-    Args:
-        given: Such as ``["--factor=4", "--cache.size=8GiB"]``. ``--help`` prints the options, and ends the program.
-        usage: The line that ``--help`` begins with.
-
-    Raises:
-        ValueError: There is no such option, or a value is impossible.
-    """
-    for option in given:
-        name = option.partition("=")[0].removeprefix("--").partition(".")[0]
-        if name not in (*NAMES, "help") and option != "-h":
-            close = difflib.get_close_matches(name, NAMES, 1)
-            meant = f"did you mean --{close[0]}? " if close else ""
-            listed = ", ".join(f"--{each}" for each in NAMES)
-            raise ValueError(f"run has no option --{name}: {meant}It has {listed}. Options of the program come after its name")
-    parser = _parser(usage)
-    try:
-        parsed = parser.parse_args(given)
-        options = _built(parsed)
-    except (ArgumentError, TypeError, ValueError) as error:
-        raise ValueError(f"run: {error}") from None
-    defaults, plain = EchoOptions(), parsed.as_dict()
-    return {name: plain[name] for name in NAMES if getattr(options, name) != getattr(defaults, name)}
-
-
-def _parser(usage: str = "") -> ArgumentParser:
-    parser = ArgumentParser(prog="lightning-echo run", usage=usage, description=_DESCRIPTION, exit_on_error=False)
-    parser.add_class_arguments(EchoOptions, sub_configs=True)
-    return parser
-
-
-def _built(parsed: Any) -> EchoOptions:
-    parser = _parser()
-    instantiate = getattr(parser, "instantiate", None) or parser.instantiate_classes  # the name before jsonargparse 4.49
-    return EchoOptions(**{name: value for name, value in instantiate(parsed).as_dict().items() if name in NAMES})
+_BROUGHT: WeakSet[EchoCallback] = WeakSet()  # by a `RunCallback`, in this process
+_trainers = 0  # of this process that have got one
 
 
 @in_both("Callback")
 class RunCallback(pl.Callback):
     """Brings an `EchoCallback` at the beginning of a Trainer's ``fit``, unless the Trainer has one.
 
-    ``note`` is called with ``"fit"`` when a ``fit`` begins.
+    ``given`` has the options that differ from their defaults, as plain values. ``note`` is called with ``"fit"`` when a ``fit``
+    begins.
 
     The entry point that makes it does not know the other callbacks of the Trainer. Lightning adds it to the caller's own list,
     which may belong to a second Trainer, too.
     """
 
-    def __init__(self, program: str, options: dict[str, Any], note: Callable[[str], None]) -> None:
-        self._program, self._options, self._note = program, options, note
-        self._brought: EchoCallback | None = None
+    def __init__(self, program: str, given: dict[str, Any], options: EchoOptions, note: Callable[[str], None]) -> None:
+        self._program, self._given, self._options, self._note = program, given, options, note
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        if stage != "fit" or self._brought is not None:
+        if stage != "fit":
             return
         self._note("fit")
         callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
-        if any(isinstance(each, EchoCallback) for each in callbacks):
-            if not any(isinstance(each, RunCallback) and each._brought in callbacks for each in callbacks):
+        if there := [each for each in callbacks if isinstance(each, EchoCallback)]:
+            if not any(each in _BROUGHT for each in there):
                 rank_zero_info(
                     f"lightning_echo: run: {self._program} has an EchoCallback of its own, so the options of run are left out"
                 )
             return
-        self._brought = _built(_parser().parse_object(self._options)).callback()
+        brought = EchoCallback(**self._options.callback_arguments())
+        _BROUGHT.add(brought)
         self._say_number()
-        callbacks.insert(0, self._brought)
-        self._brought.setup(trainer, pl_module, stage)
+        callbacks.insert(0, brought)  # and Lightning comes here once more
+        brought.setup(trainer, pl_module, stage)
 
     def _say_number(self) -> None:
-        global _brought
-        _brought += 1
-        if _brought > 1:
+        global _trainers
+        _trainers += 1
+        if _trainers > 1:
             rank_zero_info(
-                f"lightning_echo: run: this is Trainer number {_brought} of {self._program} that trains: each has counts "
-                "and a summary of its own"
+                f"lightning_echo: run: this is Trainer number {_trainers} of {self._program} that trains: each has counts and a "
+                "summary of its own"
             )
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if self._brought is None:
+        callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+        is_first = next(each for each in callbacks if isinstance(each, RunCallback)) is self
+        if not is_first or not any(isinstance(each, EchoCallback) and each in _BROUGHT for each in callbacks):
             return
-        given = dict(self._options)
-        controller = self._brought.controller
+        given, controller = dict(self._given), self._options.controller
         if "controller" in given:
             given["controller"] = controller
         names = ["EchoCallback", *([type(controller).__name__] if "controller" in given else [])]

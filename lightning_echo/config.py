@@ -1,4 +1,4 @@
-"""`EchoConfig`: the options of an `EchoLoader` as a value, and the checks of each option."""
+"""`EchoConfig`: the options of an `EchoLoader` as a value, the checks of each option, and the options of a command line."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from lightning_echo.cache.kept import CacheConfig, read_cache_config
 from lightning_echo.data.copies import bytes_from_words
 from lightning_echo.data.objects import in_words
 from lightning_echo.insertion import InsertionPoint
+from lightning_echo.measure.control import Controller
+from lightning_echo.measure.report import check_matplotlib
+from lightning_echo.measure.target_idle import TargetIdle
 from lightning_echo.plan.plan import MOST_FACTOR, Reuse
 from lightning_echo.share.config import ShareConfig, read_share_config
 
@@ -336,3 +339,82 @@ def check_seed(seed: Any) -> int | None:
     if isinstance(seed, bool) or not isinstance(seed, Integral):
         raise TypeError(f"seed must be an integer, or None (see EchoLoader for what is taken then), got {seed!r}")
     return int(seed)
+
+
+# ---------------------------------------------------------------------- callback
+
+
+def check_callback(
+    controller: Controller | None, options: dict[str, Any], echo: Any, summary: bool, plot: bool
+) -> tuple[Options | None, Controller | None]:
+    """Checks the arguments of an `EchoCallback`. Returns its options (None: it only measures), and its controller."""
+    if controller is not None and not isinstance(controller, Controller):
+        raise TypeError(
+            f"controller must be a Controller such as TargetIdle(), or None, got {in_words(controller)}; a factor is given "
+            "by EchoCallback(factor=...), a rule of your own by a subclass of Controller"
+        )
+    config, is_auto = callback_options(options, echo)
+    if is_auto and controller is not None:
+        raise ValueError(
+            f"factor='auto' stands for a controller, TargetIdle() with its defaults, but controller={controller!r} is given, "
+            "too: leave one of the two out"
+        )
+    for name, value in (("summary", summary), ("plot", plot)):
+        if not isinstance(value, bool):  # "false" would be true
+            raise TypeError(f"{name} must be True or False, got {type(value).__name__} {value!r}")
+    if plot:
+        check_matplotlib("plot=True: figures")
+    return config, TargetIdle() if is_auto else controller
+
+
+@dataclass
+class EchoOptions(EchoConfig):
+    """Data echoing: every fresh example is used factor times on average. By default nothing is echoed, only measured.
+
+    Args:
+        factor: Uses per fresh example, a real number >= 1; 1 means no echoing. 'auto': a TargetIdle with its defaults decides on
+            the factor from epoch to epoch.
+        insertion_point: Where the echo stage stands: after_read, before_augmentation, after_augmentation, after_batching,
+            after_transfer, or auto.
+        buffer_size: The largest number of live examples per rank (of live batches for after_batching and after_transfer). Or the
+            memory that they may take: a size such as 4GiB for each rank, or 0.2 (that share of the free memory). Default: chosen.
+        reuse: Which examples are used again. 'each': each fresh example factor times. 'memory': any example that the buffer
+            holds.
+        epoch_length: 'fixed': as many steps as without echoing. 'full_pass': as many fresh examples as one pass over the data
+            holds.
+        seed: Seed of the order, the draws and the augmentation. Default: the seed of seed_everything, otherwise one is chosen.
+        cache: A cache that keeps examples, so that they are read once: its size such as 8GiB, or 0.5 (that share of the free
+            memory). Or the options of a CacheConfig by name: --echo.cache.size 8GiB --echo.cache.hold raw.
+        share: Trainings on this machine that give the same name read their data once. Or the options of a ShareConfig by name:
+            --echo.share.name sweep --echo.share.behind skip.
+        controller: Decides on the factor from epoch to epoch, e.g. TargetIdle.
+        loaders: For a collection of loaders, in place of the options above: the options of each loader that is echoed, by name.
+        enabled: False switches echoing off, whatever the other options are. The run is still measured.
+        summary: Whether to print a summary at the end of fit.
+        plot: Whether to log a picture of the run at the end of fit: to TensorBoard, Weights & Biases, MLflow.
+    """
+
+    cache: CacheOptions = None
+    share: ShareOptions = None
+    controller: Controller | None = None
+    loaders: dict[str, EchoConfig] | None = None
+    enabled: bool = True
+    summary: bool = True
+    plot: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.loaders is not None:
+            self.loaders = read_loaders("loaders", self.loaders)
+            if EchoConfig(**self.as_options()) != EchoConfig():
+                raise ValueError("loaders has the options of each loader: leave factor and the other options out")
+        check_callback(**self.callback_arguments(), options={})  # refuses what does not go together
+
+    def callback_arguments(self) -> dict[str, Any]:
+        """Returns the arguments of the `EchoCallback` that these options ask for. With nothing but defaults it only measures."""
+        always = {"summary": self.summary, "plot": self.plot}
+        if not self.enabled:
+            return {"controller": None, "echo": None, **always}
+        config = EchoConfig(**self.as_options())
+        echo = (None if config == EchoConfig() else config) if self.loaders is None else self.loaders
+        return {"controller": self.controller, "echo": echo, **always}

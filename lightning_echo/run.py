@@ -19,21 +19,22 @@ from typing import Any
 
 VARIABLE = "LIGHTNING_ECHO_RUN"
 _RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")  # as Lightning finds out its rank before a Trainer does
-_SWITCHES = ("plot", "summary", "enabled")
+_SWITCHES, _YES_OR_NO = ("plot", "summary", "enabled"), ("true", "false", "yes", "no")
 _HELP = ("-h", "--help")
 _FAILED = 2
+_DESCRIPTION = "Runs a training program. Its training is measured or, with these options, echoed, cached or shared."
 USAGE = "lightning-echo run [options] train.py ..., or lightning-echo run [options] -m package.module ..."
 
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the command. It returns only if something is wrong with it: an exit status."""
     options, program = split(arguments)
-    if not program and not any(option in _HELP for option in options):
-        return _fail(f"the program is missing: {USAGE}")
     try:
-        given = _read(options)
+        given = read_options(options)
     except ValueError as error:
         return _fail(str(error))
+    if not program:
+        return _fail(f"the program is missing: {USAGE}")
     if program[0] != "-m" and not os.path.isfile(program[0]):
         return _fail(f"there is no file {program[0]!r}: give the program's Python file, or its module as -m package.module")
     if program[0] == "-m" and len(program) == 1:
@@ -57,48 +58,103 @@ def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
         if name == "--":
             break
         first, dot, inner = name.removeprefix("--").partition(".")
-        name = f"--{first.replace('-', '_')}{dot}{inner}"
-        if not has_value and first in _SWITCHES and rest[:1] not in (["true"], ["false"]):
-            value = "true"
-        elif not has_value and rest:
-            value = rest.pop(0)
+        if name.startswith("--"):
+            name = f"--{first.replace('-', '_')}{dot}{inner}"
+        if not has_value:
+            is_switch = first in _SWITCHES and (not rest or rest[0].lower() not in _YES_OR_NO)
+            value = "true" if is_switch else rest.pop(0) if rest else ""
+        value = value.lower() if first in _SWITCHES else value
         options.append(f"{name}={value}")
     return options, rest
 
 
-def _read(options: list[str]) -> dict[str, Any]:
-    """Returns the options that were given, as plain values by name; raises a ValueError if they are impossible."""
-    from lightning_echo.cli import read_options
+def read_options(given: Sequence[str]) -> dict[str, Any]:
+    """Returns the options of a command line that differ from their defaults, as plain values by name.
 
-    return read_options(options, USAGE)
+    Args:
+        given: Such as ``["--factor=4", "--cache.size=8GiB"]``. ``--help`` prints the options, and ends the program.
+
+    Raises:
+        ValueError: There is no such option, or a value is impossible.
+    """
+    import difflib
+
+    from jsonargparse import ArgumentError
+
+    from lightning_echo.config import EchoOptions
+
+    names = _names()
+    for option in given:
+        name = option.partition("=")[0].removeprefix("--").partition(".")[0]
+        if name not in names and option not in _HELP:
+            close = difflib.get_close_matches(name, names, 1)
+            meant = f"did you mean --{close[0]}? " if close else ""
+            listed = ", ".join(f"--{each}" for each in names)
+            name = option.partition("=")[0]
+            raise ValueError(f"run has no option {name}: {meant}It has {listed}. Options of the program come after its name")
+        if option.endswith("="):
+            raise ValueError(f"run: {option.removesuffix('=')} has no value")
+    try:
+        parsed = _parser().parse_args(list(given))
+        options = _built(parsed)
+    except (ArgumentError, TypeError, ValueError, ModuleNotFoundError) as error:
+        raise ValueError(f"run: {' '.join(str(error).split())}") from None
+    defaults, plain = EchoOptions(), parsed.as_dict()
+    return {name: plain[name] for name in names if getattr(options, name) != getattr(defaults, name)}
+
+
+def _names() -> list[str]:
+    from dataclasses import fields
+
+    from lightning_echo.config import EchoOptions
+
+    return [field.name for field in fields(EchoOptions)]
+
+
+def _parser() -> Any:
+    from jsonargparse import ArgumentParser
+
+    import lightning_echo.measure.guard  # noqa: F401  # the help lists controllers that are known
+    from lightning_echo.config import EchoOptions
+
+    parser = ArgumentParser(prog="lightning-echo run", usage=USAGE, description=_DESCRIPTION, exit_on_error=False)
+    parser.add_class_arguments(EchoOptions, sub_configs=True)
+    return parser
+
+
+def _built(parsed: Any) -> Any:
+    from lightning_echo.config import EchoOptions
+
+    parser = _parser()
+    instantiate = getattr(parser, "instantiate", None) or parser.instantiate_classes  # the name before jsonargparse 4.49
+    values = instantiate(parsed).as_dict()
+    return EchoOptions(**{name: values[name] for name in _names()})
 
 
 def _become(program: list[str], given: dict[str, Any]) -> int:
     import json
     import tempfile
+    from contextlib import suppress
 
     name = program[1] if program[0] == "-m" else program[0]
     seen = None
     if not any(os.environ.get(variable, "0") != "0" for variable in _RANKS):  # one rank says it
-        handle, seen = tempfile.mkstemp(prefix="lightning-echo-run-")
-        os.close(handle)
-        _start_watching(seen, name, [each for each in program[1:] if each.partition("=")[0][2:] in _names()])
+        with suppress(OSError):  # no place for temporary files: then nothing is said at the end
+            handle, seen = tempfile.mkstemp(prefix="lightning-echo-run-")
+            os.close(handle)
+            _start_watching(seen, name, [each for each in program[1:] if each.partition("=")[0][2:] in _names()])
     os.environ[VARIABLE] = json.dumps({"options": given, "program": name, "seen": seen})
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:  # else it was closed
+            stream.flush()
     os.execv(sys.executable, [sys.executable, *_interpreter_options(), *program])
-
-
-def _names() -> list[str]:
-    from lightning_echo.cli import NAMES
-
-    return NAMES
 
 
 def _interpreter_options() -> list[str]:
     """Returns the options that Python itself was started with, such as ``-X faulthandler``."""
-    given = sys.orig_argv[1 : len(sys.orig_argv) - len(sys.argv) + 1]
-    return given[: given.index("-m")] if "-m" in given else given
+    given = sys.orig_argv[1:]
+    starts = [given.index(each) for each in (sys.argv[0], "-m") if each in given]  # a script, or this package as a module
+    return given[: min(starts, default=0)]
 
 
 def _fail(message: str) -> int:
@@ -119,7 +175,8 @@ def callbacks() -> list[Any]:
 
     found = settings()
     note("trainer")
-    return [RunCallback(found["program"], found["options"], note)]
+    options = _built(_parser().parse_object(found["options"]))
+    return [RunCallback(found["program"], found["options"], options, note)]
 
 
 def settings() -> dict[str, Any]:
@@ -135,8 +192,10 @@ def note(what: str) -> None:
     from contextlib import suppress
 
     if seen := settings()["seen"]:
-        with suppress(OSError), open(seen, "a", encoding="utf-8") as file:  # only a sentence depends on it
-            file.write(f"{what}\n")
+        with suppress(OSError):  # only a sentence depends on it; the file is gone if the program has ended and left a process
+            file = os.open(seen, os.O_WRONLY | os.O_APPEND)
+            os.write(file, f"{what}\n".encode())
+            os.close(file)
 
 
 # ---------------------------------------------------------------------- after the program

@@ -141,7 +141,7 @@ def a_file_of_tests_is_read_in_one_go_and_has_a_name_of_its_own() -> Iterator[st
 
 # The folders, and the files beside them: each imports what stands before it. lightning_echo/README.md.
 LEVELS = (
-    *("log", "insertion", "plan", "schema", "data", "split", "cache", "pipeline", "share", "config", "loader", "measure"),
+    *("log", "insertion", "plan", "schema", "data", "split", "cache", "pipeline", "share", "measure", "config", "loader"),
     *("training", "datamodule", "analysis", "doctor", "attachment", "callback", "cli", "pytorch_lightning", "run", "__main__"),
 )
 MOST_FILES = 100

@@ -5,9 +5,9 @@ from __future__ import annotations
 import csv
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -22,10 +22,11 @@ if TYPE_CHECKING:
 # ---------------------------------------------------------------------- a run
 # Seconds are those of the steps and of their waiting, as `EpochReport` has them: without validation and without saving.
 #
-# A row of Lightning's ``metrics.csv`` has the number of an optimizer step. Its share in all steps is its place in the run, from
-# which seconds and fresh examples follow, proportionally within an epoch. The last row is that of the last epoch's end.
+# A row of Lightning's ``metrics.csv`` has the number of an optimizer step, from 0. `EchoCallback` has logged a row at the end of
+# each epoch, with the epoch's number and its count of fresh examples. So the log is known to be that of the run, and it is known
+# at which step an epoch ended. Within an epoch, seconds and fresh examples are proportional to the steps.
 
-_LOG = "metrics.csv"
+_LOG, _FRESH = "metrics.csv", "echo/fresh_examples"
 _GIB = 2**30
 
 
@@ -73,19 +74,37 @@ class Run:
         return (self.last.fresh_examples + self.last.echoed_examples) / steps if is_whole else None
 
     def points(self, metric: str) -> list[Point]:
-        """Returns the values of a metric in the run's order; empty if the log has none, or their places are not known."""
+        """Returns the values of a metric in the run's order; empty if the log has none, or is not that of the whole run."""
         if any(report.epoch != number or not report.steps for number, report in enumerate(self.reports)):
             return []
-        ends = [0, *accumulate(report.steps for report in self.reports)]
+        ends = [0, *(self._last_step(report) + 1 for report in self.reports)]
+        if any(after <= before for before, after in pairwise(ends)):
+            return []
         seconds = [0.0, *accumulate(sum(seconds_of([report])) for report in self.reports)]
         fresh = [0.0, *(float(report.fresh_examples) for report in self.reports)]
-        last_step = max((row["step"] for row in self.rows if "step" in row), default=0.0)
         found = []
-        for row in self.rows:
-            if metric in row and "step" in row:
-                place = (row["step"] + 1) / (last_step + 1) * ends[-1]
-                found.append(Point(_at(place, ends, seconds), _at(place, ends, fresh), row[metric]))
+        for place, value in self._places(metric, ends):
+            found.append(Point(_at(place, ends, seconds), _at(place, ends, fresh), value))
         return found
+
+    def _last_step(self, report: EpochReport) -> int:
+        """Returns the step at which an epoch ended, from 0; -1 if the log has no such row."""
+        mine = [row for row in self.rows if row.get("epoch") == report.epoch and row.get(_FRESH) == report.fresh_examples]
+        return int(mine[-1].get("step", -1)) if mine else -1
+
+    def _places(self, metric: str, ends: Sequence[int]) -> Iterator[tuple[float, float]]:
+        """Yields steps that were over, and the value at that place.
+
+        A program may log ``"step"`` itself, as many do for an axis of epochs. If it then has one value of an epoch, this value is
+        that of the epoch's end.
+        """
+        rows = [row for row in self.rows if metric in row and "step" in row and row.get("epoch", -1) in range(len(ends) - 1)]
+        for row in rows:
+            epoch, place = int(row["epoch"]), row["step"] + 1
+            if ends[epoch] < place <= ends[epoch + 1]:
+                yield place, row[metric]
+            elif sum(other["epoch"] == epoch for other in rows) == 1 and place <= ends[epoch]:
+                yield ends[epoch + 1], row[metric]
 
 
 def _at(place: float, ends: Sequence[int], values: Sequence[float]) -> float:
@@ -114,6 +133,8 @@ def read_run(path: str | Path) -> Run:
         )
     try:
         summary = RunSummary.from_json(file.read_text(encoding="utf-8"))
+        for report in summary.reports:
+            _check_figures(report)
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from error
     if not summary.reports:
@@ -121,13 +142,22 @@ def read_run(path: str | Path) -> Run:
     return Run(str(path), summary, _read_log(file.parent / _LOG))
 
 
+def _check_figures(report: EpochReport) -> None:
+    for name in ("data_wait_seconds", "step_seconds", "idle_fraction", "fresh_examples", "echoed_examples", "steps"):
+        value = getattr(report, name)
+        if value is not None and not 0 <= value < 2**63:  # NaN is neither
+            raise ValueError(f"{name} of epoch {report.epoch} must be a number >= 0, got {value}")
+
+
 def _read_log(path: Path) -> list[dict[str, float]]:
     if not path.exists():
         return []
-    with path.open(encoding="utf-8", newline="") as file:
-        return [
-            {name: number for name, text in row.items() if (number := _number(text)) is not None} for row in csv.DictReader(file)
-        ]
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            rows = [{name: _number(text) for name, text in row.items() if name} for row in csv.DictReader(file)]
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: {error}") from error
+    return [{name: number for name, number in row.items() if number is not None} for row in rows]
 
 
 def _number(text: str | None) -> float | None:

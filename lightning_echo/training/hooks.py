@@ -16,7 +16,7 @@ from lightning_echo.data.objects import in_words
 from lightning_echo.insertion import InsertionPoint, Needs, earliest
 from lightning_echo.loader.loader import EchoLoader
 from lightning_echo.pipeline.batches import BatchUse
-from lightning_echo.training.package import LIGHTNING, MisconfigurationException, classes, in_both, join, package_of
+from lightning_echo.training.package import MisconfigurationException, Package, classes, in_both, join, package_of
 from lightning_echo.training.trainer import rank_zero_info, refuse_second_fit
 
 # ---------------------------------------------------------------------- hooks
@@ -182,10 +182,10 @@ def _check_asks_hooks(trainer: Any, point: InsertionPoint) -> None:
 # ---------------------------------------------------------------------- stand in
 # `StandIn`: a data module that takes the place of the user's and behaves like it.
 #
-# * A hook that the user's module overrides is bound on this instance. All other hooks are left alone, because Lightning compares
-#   code to find out what is overridden.
+# * A hook that the user's module overrides is bound on this instance. In place of all others Lightning's own are bound, because
+#   Lightning compares code to find out what is overridden.
 # * Every other attribute is read from the user's module and set on it.
-# * A subclass keeps its own definitions.
+# * A subclass keeps its own definitions. If one of them calls ``super()``, it comes to the user's module.
 #
 # A user may put a hook on an instance later (``module.val_dataloader = ...``), so hooks are newly bound whenever a Trainer is
 # attached.
@@ -233,15 +233,11 @@ class StandIn(pl.LightningDataModule):
         self._bind_overridden()
 
     def _bind_overridden(self) -> None:
-        """Binds on this instance what the user's module overrides of its base class.
+        """Binds on this instance what the user's module overrides of its base class; for each other method, the default one.
 
-        If the Trainer is of the other package than the class of this instance, the methods that nobody overrides are bound, too:
-        those of the Trainer's package.
+        The default is that of the Trainer's package: compared with it, the method is not overridden.
         """
         inner, base = self._inner, package_of(self._inner).get("LightningDataModule")
-        asks = package_of(self._inner if self.trainer is None else self.trainer)
-        for name in [name for name, value in vars(self).items() if self._is_default(value)]:
-            del vars(self)[name]
         for name in dir(base):
             if name.startswith("__") or self._defines(name):
                 continue
@@ -249,7 +245,14 @@ class StandIn(pl.LightningDataModule):
                 value = getattr(inner, name, None)
                 if callable(value) or not isinstance(getattr(base, name), property):
                     self.__dict__[name] = value
-            elif asks is not LIGHTNING and isfunction(default := getattr_static(asks.get("LightningDataModule"), name, None)):
+            elif self._is_default(vars(self).get(name)):
+                del self.__dict__[name]
+        self._bind_defaults(package_of(inner if self.trainer is None else self.trainer))
+
+    def _bind_defaults(self, package: Package) -> None:
+        base = package.get("LightningDataModule")
+        for name in _FORWARDED:
+            if name not in vars(self) and not self._defines(name) and (default := getattr_static(base, name, None)) is not None:
                 self.__dict__[name] = MethodType(default, self)
 
     def _is_default(self, value: Any) -> bool:
@@ -257,14 +260,16 @@ class StandIn(pl.LightningDataModule):
 
     @classmethod
     def _defines(cls, name: str) -> bool:
-        return any(name in vars(owner) for owner in cls.__mro__ if issubclass(owner, StandIn))
+        owners = [owner for owner in cls.__mro__ if issubclass(owner, StandIn)]
+        return any(name in vars(owner) for owner in owners if owner is not StandIn or name not in _FORWARDED)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if not self._is_default(value)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        join()  # the default methods are bound when a Trainer is attached
+        join()
         vars(self).update(state)
+        self._bind_defaults(package_of(self._inner))  # whose own state may come later
 
     def __getattr__(self, name: str) -> Any:
         if name in self._own or name == "_inner" or (name.startswith("__") and name.endswith("__")):
@@ -278,6 +283,20 @@ class StandIn(pl.LightningDataModule):
             setattr(self._inner, name, value)
             if hasattr(pl.LightningDataModule, name):
                 self._bind_overridden()
+
+
+def _forwarding(name: str) -> Callable[..., Any]:
+    def forward(self: StandIn, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self._inner, name)(*args, **kwargs)
+
+    forward.__name__, forward.__qualname__ = name, f"{StandIn.__qualname__}.{name}"
+    return forward
+
+
+_METHODS = [name for name in dir(pl.LightningDataModule) if isfunction(getattr_static(pl.LightningDataModule, name))]
+_FORWARDED = {name for name in _METHODS if not name.startswith("_") and name not in vars(StandIn)}
+for _name in _FORWARDED:
+    setattr(StandIn, _name, _forwarding(_name))
 
 
 def _set_own_hparams(datamodule: pl.LightningDataModule) -> None:

@@ -14,7 +14,7 @@ from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 import lightning_echo
 from lightning_echo.loader.loader import EchoLoader
 from lightning_echo.measure.control import Controller, Decision, Observation
-from lightning_echo.measure.report import check_matplotlib, picture
+from lightning_echo.measure.report import picture
 from lightning_echo.measure.summary import FILE_NAME, EpochReport, RunSummary
 from lightning_echo.training.counts import together
 from lightning_echo.training.loaders import Echoed, parts_of
@@ -31,12 +31,6 @@ if TYPE_CHECKING:
 # arrives.
 
 _NAME = "echo/run"
-
-
-def check_can_plot(plot: bool) -> None:
-    """Raises a ModuleNotFoundError, before a training, if its picture could not be drawn at its end."""
-    if plot:
-        check_matplotlib("plot=True: figures")
 
 
 def log_picture(trainer: pl.Trainer, summary: RunSummary) -> None:

@@ -12,7 +12,6 @@ from operator import or_
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import lightning.pytorch as pl
-import lightning_utilities.core.rank_zero as rank_zero
 from lightning.fabric.utilities.exceptions import MisconfigurationException as LightningsException
 
 from lightning_echo.log import OTHER_LOGGER
@@ -69,7 +68,7 @@ OTHER = Package("pytorch_lightning", "lightning_fabric")
 
 
 if OTHER_LOGGER is not None:
-    rank_zero.log = OTHER_LOGGER
+    sys.modules["lightning_utilities.core.rank_zero"].__dict__["log"] = OTHER_LOGGER
 
 
 @lru_cache(maxsize=256)
@@ -147,7 +146,23 @@ def join() -> None:
     for ours, path in _OURS:
         if (base := OTHER.get(path)) not in ours.__mro__:
             _check_version()
-            ours.__bases__ = (*ours.__bases__, base)
+            try:
+                ours.__bases__ = (*ours.__bases__, base)
+            except TypeError:
+                raise TypeError(_in_wrong_order(ours, base)) from None
+
+
+def _in_wrong_order(ours: type, base: type) -> str:
+    """Returns the message about a subclass of the user's whose bases do not allow that ours extends ``base``, too."""
+    below = [ours]
+    for each in below:
+        below += each.__subclasses__()
+    orders = {each: [each.__mro__.index(of) for of in (base, ours) if of in each.__mro__] for each in below}
+    users = next((each.__name__ for each, order in orders.items() if len(order) == 2 and order[0] < order[1]), "a subclass")
+    return (
+        f"{users} has {base.__module__.partition('.')[0]}'s {base.__name__} before {ours.__name__} in its bases: leave it out, "
+        f"since {ours.__name__} is one, too"
+    )
 
 
 def _check_version() -> None:

@@ -25,8 +25,7 @@ from stand_ins import Classifier, Images
 
 from lightning_echo import EchoCLI, EchoConfig
 from lightning_echo.__main__ import _parser
-from lightning_echo.cli import read_options
-from lightning_echo.run import USAGE, split
+from lightning_echo.run import read_options, split
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -172,7 +171,7 @@ def check(words: list[str]) -> None:
         if arguments[:1] == ["run"] and "--help" not in arguments:
             options, program_of_user = split(arguments[1:])
             assert program_of_user
-            read_options(options, USAGE)
+            read_options(options)
         elif "--version" not in arguments and "--help" not in arguments:
             _parser().parse_args(arguments)
     elif program in ("python", "python3") and arguments[0] == "-m":

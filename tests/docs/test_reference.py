@@ -19,7 +19,8 @@ from lightning_echo import Decision, EchoCallback, MetricGuard, Observation, Rea
 from lightning_echo.__main__ import _parser
 from lightning_echo.analysis.analyzer import Analyzes
 from lightning_echo.analysis.result import _VERSION as analysis_version
-from lightning_echo.cli import EchoOptions, Shares
+from lightning_echo.cli import Shares
+from lightning_echo.config import EchoOptions
 from lightning_echo.doctor.command import Examines
 from lightning_echo.doctor.machine import as_document, ok
 from lightning_echo.loader.state import STATE_VERSION, EchoState

@@ -11,7 +11,9 @@ import pytest
 import run_command_program as program
 from run_command_program import BATCH, EPOCHS, LENGTH
 
-pytestmark = [pytest.mark.program, pytest.mark.own_interpreter]
+from lightning_echo.run import _become, _interpreter_options, note
+
+pytestmark = pytest.mark.program
 
 PROGRAM = program.__file__
 STEPS = EPOCHS * LENGTH // BATCH
@@ -85,6 +87,57 @@ def test_a_program_is_echoed_as_if_it_had_the_callback(tmp_path):
     assert batches(by_hand) == seen
 
 
+@pytest.mark.own_interpreter  # of which it sees the start
+def test_the_installed_command_runs_it_too(tmp_path):
+    script = Path(sys.executable).with_name("lightning-echo")
+    command = [script, "run", "--factor=2", PROGRAM, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=150, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["argv"] == [str(tmp_path)]
+    assert counts(tmp_path)[1] > 0
+
+
+@pytest.mark.parametrize(
+    ("given", "called", "expected"),
+    [
+        (["python", "-X", "dev", "-m", "lightning_echo", "run"], "/lib/lightning_echo/__main__.py", ["-X", "dev"]),
+        (["python", "/bin/lightning-echo", "run", "-m", "x"], "/bin/lightning-echo", []),
+        (["python", "-E", "/bin/lightning-echo", "run", "train.py"], "/bin/lightning-echo", ["-E"]),
+    ],
+    ids=["module", "script", "script with an option"],
+)
+def test_the_interpreters_own_options_are_kept(monkeypatch, given, called, expected):
+    monkeypatch.setattr(sys, "orig_argv", given)
+    monkeypatch.setattr(sys, "argv", [called, *given[given.index("run") :]])
+    assert _interpreter_options() == expected
+
+
+@pytest.mark.own_interpreter  # of which it sees the start
+def test_closed_streams_are_the_programs_affair(tmp_path):
+    command = f"exec {sys.executable} -m lightning_echo run {PROGRAM} {tmp_path} 'no fit' 1>&- 2>&-"
+    assert subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, check=False, timeout=150).returncode == 0
+
+
+def test_without_a_place_for_temporary_files_the_program_runs_all_the_same(monkeypatch):
+    started = []
+    monkeypatch.setattr("tempfile.mkstemp", lambda **_: (_ for _ in ()).throw(FileNotFoundError("no usable temporary directory")))
+    monkeypatch.setattr(os, "execv", lambda path, command: started.append(command))
+    monkeypatch.setenv("LIGHTNING_ECHO_RUN", "")
+    _become(["train.py", "--fast"], {})
+    assert [command[-2:] for command in started] == [["train.py", "--fast"]]
+    assert json.loads(os.environ["LIGHTNING_ECHO_RUN"])["seen"] is None
+
+
+def test_a_process_that_outlives_the_program_leaves_no_file(tmp_path, monkeypatch):
+    gone = tmp_path / "gone"
+    monkeypatch.setenv("LIGHTNING_ECHO_RUN", json.dumps({"seen": str(gone)}))
+    note("fit")
+    assert not gone.exists()
+    gone.touch()
+    note("fit")
+    assert gone.read_text() == "fit\n"
+
+
 def test_without_an_option_a_program_is_measured_and_trains_on_what_it_would_train_on(tmp_path):
     plain, measured = tmp_path / "plain", tmp_path / "measured"
     plain.mkdir()
@@ -136,14 +189,15 @@ def test_a_callback_that_the_program_has_stays_the_only_one(tmp_path):
     assert json.loads(done.stdout)["callbacks"] == [["EchoCallback", "RunCallback"]]
 
 
-@pytest.mark.parametrize(("what", "says"), [("two Trainers", 1), ("one list", 0)])
-def test_each_of_two_trainers_is_echoed_once(tmp_path, what, says):
+@pytest.mark.parametrize("what", ["two Trainers", "one list"])
+def test_each_of_two_trainers_is_echoed_once(tmp_path, what):
     done = run(tmp_path, "--factor=2", what=what)
     for folder, name in ((tmp_path, "batches"), (tmp_path / "second", "second-batches")):
         assert sum(counts(folder)) == STEPS * BATCH
         assert len(batches(tmp_path, name=name)) == STEPS
     assert [each.count("EchoCallback") for each in json.loads(done.stdout)["callbacks"]] == [1, 1]
-    assert done.stderr.count("this is Trainer number 2 of") == says
+    assert done.stderr.count("this is Trainer number 2 of") == 1
+    assert done.stderr.count("these two lines have the same effect") == 2
     assert "has an EchoCallback of its own" not in done.stderr
 
 
@@ -198,8 +252,11 @@ def test_an_option_after_the_name_of_a_program_without_a_trainer_is_explained(tm
         (["--factor=2", "missing.py"], r"there is no file 'missing\.py'"),
         (["--factor=2"], r"the program is missing: lightning-echo run \[options\] train\.py"),
         (["-m"], r"the module after -m is missing"),
+        (["-factor", "4", "train.py"], r"run has no option -factor: did you mean --factor\?"),
+        (["--factor"], r"run: --factor has no value"),
+        (["--enabled", "False", "missing.py"], r"there is no file 'missing\.py'"),
     ],
-    ids=["unknown option", "bad value", "bad controller", "no file", "no program", "no module"],
+    ids=["unknown", "bad value", "bad controller", "no file", "no program", "no module", "one dash", "no value", "a switch"],
 )
 def test_a_wrong_command_starts_nothing(capsys, command, says):
     from lightning_echo.__main__ import main
@@ -210,6 +267,7 @@ def test_a_wrong_command_starts_nothing(capsys, command, says):
     assert captured.out == ""
 
 
+@pytest.mark.own_interpreter  # of which it sees the start
 def test_a_trainer_of_any_other_program_imports_almost_nothing_of_ours(tmp_path):
     script = (
         "import sys, lightning.pytorch as pl\n"

@@ -15,7 +15,7 @@ from lightning.pytorch.demos.boring_classes import BoringModel
 from torch.utils.data import DataLoader
 
 from lightning_echo import CacheConfig, EchoCallback, EchoCLI, EchoConfig, FactorSchedule, StagedDataset, TargetIdle
-from lightning_echo.cli import EchoOptions
+from lightning_echo.config import EchoOptions
 
 QUIET = ["--trainer.accelerator=cpu", "--trainer.logger=false", "--trainer.enable_checkpointing=false"]
 
@@ -30,7 +30,7 @@ def callback_of(*arguments: str) -> EchoCallback:
 
 def test_with_nothing_but_defaults_it_is_only_measured() -> None:
     for options in (EchoOptions(), EchoOptions(enabled=False, factor=4), EchoOptions(enabled=False, controller=TargetIdle())):
-        callback = options.callback()
+        callback = EchoCallback(**options.callback_arguments())
         assert callback.controller is None
         assert callback.attachment.echo.factor == 1
 
@@ -39,11 +39,11 @@ def test_options_are_those_of_the_callback() -> None:
     of_callback = {"loaders" if name == "echo" else name for name in signature(EchoCallback).parameters}
     assert {each.name for each in fields(EchoOptions)} == of_callback | {"enabled"}
     controller = FactorSchedule({0: 2})
-    assert EchoOptions(factor=4).callback().attachment.echo.factor == 4
-    assert EchoOptions(controller=controller).callback().controller is controller
-    assert type(EchoOptions(factor="auto").callback().controller) is TargetIdle
+    assert EchoCallback(**EchoOptions(factor=4).callback_arguments()).attachment.echo.factor == 4
+    assert EchoCallback(**EchoOptions(controller=controller).callback_arguments()).controller is controller
+    assert type(EchoCallback(**EchoOptions(factor="auto").callback_arguments()).controller) is TargetIdle
     named: Any = {"a": {"factor": 2}, "b": EchoConfig(3)}
-    assert EchoOptions(loaders=named).callback().attachment.echo.factors == {"a": 2, "b": 3}
+    assert EchoCallback(**EchoOptions(loaders=named).callback_arguments()).attachment.echo.factors == {"a": 2, "b": 3}
 
 
 def controller(callback: EchoCallback) -> tuple[type, float]:
@@ -82,7 +82,8 @@ def test_a_callback_in_a_file_takes_each_argument(arguments: dict[str, Any], see
 def test_a_cache_alone_is_an_option_with_factor_one() -> None:
     data: Any = StagedDataset.of(list(range(16)), augment=float, decode=int)  # type: ignore[arg-type]
     options: Any = {"cache": {"size": "8MiB"}}
-    loader = EchoOptions(**options).callback().attachment.echo.train_dataloader(lambda: DataLoader(data, batch_size=4))
+    callback = EchoCallback(**EchoOptions(**options).callback_arguments())
+    loader = callback.attachment.echo.train_dataloader(lambda: DataLoader(data, batch_size=4))
     assert (loader.factor, loader.cache) == (1, CacheConfig("8MiB"))
 
 

@@ -31,9 +31,18 @@ def save(folder, *, wait, fresh, echoed, losses=None, first_epoch=0, epochs=4, c
     ]
     (folder / "echo_summary.json").write_text(RunSummary(reports, [FactorUse(0, 0, 1.0)]).to_json())
     if losses is not None:
-        ends = [f"{number},{(number + 1) * STEPS - 1},{loss},\n" for number, loss in enumerate(losses)]
-        (folder / "metrics.csv").write_text(f"epoch,step,{METRIC},note\n" + "".join(ends))
+        write_log(folder, [(number, (number + 1) * STEPS - 1, loss) for number, loss in enumerate(losses)], fresh)
     return folder
+
+
+def write_log(folder, values, fresh, *, batches_per_step=1, metric=METRIC):
+    """Writes a CSV log: a row of the metric for each epoch, step and value; and our own row at the end of each of four epochs."""
+    rows = [(step, 0, f"{epoch},{step},{value},,a note") for epoch, step, value in values]
+    for number in range(4):
+        step = (number + 1) * STEPS // batches_per_step - 1
+        rows.append((step, 1, f"{number},{step},,{(number + 1) * STEPS * fresh},"))
+    lines = [line for _, _, line in sorted(rows)]
+    (folder / "metrics.csv").write_text("\n".join([f"epoch,step,{metric},echo/fresh_examples,note", *lines, ""]))
 
 
 @pytest.fixture
@@ -70,15 +79,33 @@ def test_a_metric_is_compared_at_equal_time_and_at_equal_fresh_examples(runs):
 
 
 def test_a_value_within_an_epoch_has_its_share_of_time_and_examples(runs):
-    log = runs[0] / "metrics.csv"
-    log.write_text(f"epoch,step,{METRIC}\n0,4,9\n0,9,8\n1,19,7\n2,29,6\n3,39,5\n")
+    write_log(runs[0], [(0, 4, 9), (0, 9, 8), (1, 19, 7)], 4)
     assert read_run(runs[0]).points(METRIC)[:2] == [Point(2.0, 20.0, 9.0), Point(4.0, 40.0, 8.0)]
 
 
-def test_where_optimizer_steps_are_fewer_than_batches_their_share_in_the_run_counts(runs):
-    log = runs[0] / "metrics.csv"
-    log.write_text(f"epoch,step,{METRIC}\n0,4,8\n1,9,7\n2,14,6\n3,19,5\n")  # every second batch
+def test_where_optimizer_steps_are_fewer_than_batches_epochs_end_where_the_log_says(runs):
+    write_log(runs[0], [(0, 4, 8), (1, 9, 7), (2, 14, 6), (3, 19, 5)], 4, batches_per_step=2)
     assert [point.seconds for point in read_run(runs[0]).points(METRIC)] == pytest.approx([4, 8, 12, 16])
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([(0, 9, 8), (1, 19, 7), (4, 45, 1)], [4, 8]),
+        ([(0, 9, 8), (3, 40, 1)], [4]),
+        ([(0, 0, 8), (1, 1, 7), (2, 2, 6)], [0.4, 8, 12]),
+        ([(1, 1, 7), (1, 2, 6)], []),
+    ],
+    ids=["after the last whole epoch", "validated after fit", "the program logs the epoch as its step", "twice in such an epoch"],
+)
+def test_a_row_outside_its_epoch_is_at_its_end_if_it_is_the_only_one_and_else_left_out(runs, values, expected):
+    write_log(runs[0], values, 4)
+    assert [point.seconds for point in read_run(runs[0]).points(METRIC)] == pytest.approx(expected)
+
+
+def test_the_log_of_another_run_is_not_taken(runs):
+    write_log(runs[0], [(0, 9, 8), (1, 19, 7)], 3)
+    assert read_run(runs[0]).points(METRIC) == []
 
 
 def test_without_a_log_from_the_first_epoch_on_no_metric_is_compared(runs, tmp_path):
@@ -91,9 +118,8 @@ def test_without_a_log_from_the_first_epoch_on_no_metric_is_compared(runs, tmp_p
 
 
 def test_another_metric_may_be_chosen(runs):
-    for folder, values in zip(runs, ((1, 2, 3, 4), (2, 4, 6, 8)), strict=True):
-        lines = [f"{number},{number * STEPS + 9},0,{value}\n" for number, value in enumerate(values)]
-        (folder / "metrics.csv").write_text(f"epoch,step,{METRIC},accuracy\n" + "".join(lines))
+    for folder, fresh, values in zip(runs, (4, 2), ((1, 2, 3, 4), (2, 4, 6, 8)), strict=True):
+        write_log(folder, [(number, number * STEPS + 9, value) for number, value in enumerate(values)], fresh, metric="accuracy")
     found = rows(compare(*map(read_run, runs), metric="accuracy"))
     assert found["accuracy after 4 s"][:2] == ("1", "8")
 
@@ -113,7 +139,7 @@ def test_another_metric_may_be_chosen(runs):
         (
             ["--metric", "nothing"],
             2,
-            "error: --metric nothing: it must be in the metrics.csv of both runs.*: val_loss",
+            "error: --metric nothing: it must be in the metrics.csv of both runs.*: val_loss, echo/fresh_examples",
         ),
     ],
     ids=["no bound", "kept", "too slow", "bad idle", "bad speed-up", "no such metric"],
@@ -144,6 +170,33 @@ def test_runs_that_cannot_be_compared_are_named(runs, tmp_path, capsys):
     ):
         assert main(["compare", str(runs[0]), str(other), "--min-speedup", "1"]) == 2
         assert re.search(says, capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        (
+            "echo_summary.json",
+            lambda text: text.replace("0.3", "NaN", 1),
+            r"data_wait_seconds of epoch 0 must be .*, got nan",
+        ),
+        ("echo_summary.json", lambda text: text.replace("0.3", "-0.3", 1), r"data_wait_seconds of epoch 0 must .* got -0\.3"),
+        ("echo_summary.json", lambda text: text.replace("160", "1" + "0" * 400, 1), r"fresh_examples of epoch 3 must be"),
+        ("metrics.csv", lambda text: text + "x" * 200_000, r"metrics\.csv: field larger than field limit"),
+    ],
+    ids=["NaN", "negative", "too large", "a long field"],
+)
+def test_a_damaged_file_is_named(runs, capsys, name, text, says):
+    file = runs[0] / name
+    file.write_text(text(file.read_text()))
+    assert main(["compare", *map(str, runs), "--max-idle", "1"]) == 2
+    assert re.search(says, capsys.readouterr().err)
+
+
+def test_a_row_with_more_cells_than_the_heading_is_read(runs):
+    with (runs[0] / "metrics.csv").open("a") as file:
+        file.write("3,39,1,,a,b,c\n")
+    assert rows(compare(*map(read_run, runs)))[f"{METRIC} after 4 s"][:2] == ("8", "4")
 
 
 def test_steps_of_different_sizes_are_remarked_on_where_no_bound_is_asked_for(runs, tmp_path, capsys):

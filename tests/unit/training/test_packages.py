@@ -129,3 +129,19 @@ def test_lines_of_a_program_that_uses_the_other_package_keep_their_logger():
         print(before == rank_zero.log.name, before.partition(".")[0])
     """
     assert printed(program) == ["True", "pytorch_lightning"]
+
+
+def test_a_subclass_with_the_other_base_before_ours_is_named():
+    program = """
+        from lightning_echo import EchoCallback
+        import pytorch_lightning
+        class Mine(pytorch_lightning.Callback, EchoCallback): pass
+        try:
+            EchoCallback()
+        except TypeError as error:
+            print(error)
+    """
+    sentence = " ".join(printed(program))
+    assert sentence == (
+        "Mine has pytorch_lightning's Callback before EchoCallback in its bases: leave it out, since EchoCallback is one, too"
+    )

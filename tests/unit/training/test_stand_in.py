@@ -1,5 +1,8 @@
 """A stand-in cannot be told apart from the user's data module: attributes, hooks, and what it does not have."""
 
+import copy
+import pickle
+
 import lightning.pytorch as pl
 import pytest
 from lightning.pytorch.utilities.model_helpers import is_overridden
@@ -65,3 +68,32 @@ def test_what_is_no_data_module_is_refused_with_a_hint(value):
         Doubled(value)
     with pytest.raises(TypeError, match=r"got the class LightningDataModule: pass an instance, LightningDataModule\("):
         Doubled(pl.LightningDataModule)
+
+
+class Adding(StandIn):
+    """Overrides a hook and calls what it has overridden."""
+
+    def on_before_batch_transfer(self, batch, dataloader_idx):
+        return ("ours", super().on_before_batch_transfer(batch, dataloader_idx))
+
+    def prepare_data(self):
+        super().prepare_data()
+
+
+def test_super_in_a_subclass_leads_to_the_users_module():
+    users = Users()
+    stand_in = Adding(users)
+    assert stand_in.on_before_batch_transfer(1, 0) == ("ours", (1, 3))
+    stand_in.prepare_data()
+    assert users.prepared == ["prepare_data"]
+    assert is_overridden("prepare_data", stand_in)
+    for name in ("val_dataloader", "on_after_batch_transfer", "transfer_batch_to_device", "setup"):
+        assert not is_overridden(name, stand_in)
+
+
+def test_a_copy_overrides_the_same_before_it_has_a_trainer():
+    for copied in (pickle.loads(pickle.dumps(StandIn(Users()))), copy.deepcopy(StandIn(Users())), copy.copy(StandIn(Users()))):
+        assert is_overridden("train_dataloader", copied)
+        assert is_overridden("on_before_batch_transfer", copied)
+        assert not is_overridden("val_dataloader", copied)
+        assert not is_overridden("on_exception", copied)
