@@ -216,22 +216,24 @@ def _start_watching(seen: str, program: str, misplaced: list[str]) -> None:
     os.execv(sys.executable, [sys.executable, "-I", "-S", __file__, str(watched), seen, program, *misplaced])
 
 
-def _watch(pid: int, seen: str, program: str, misplaced: list[str]) -> None:
-    """Waits for the end of a process, and says what it has not done."""
+def _wait_for_end(pid: int) -> None:
     import select
     import time
 
     try:
-        if hasattr(os, "pidfd_open"):
-            waiting = select.poll()
-            waiting.register(os.pidfd_open(pid), select.POLLIN)
-            waiting.poll()
-        else:
-            while True:
-                os.kill(pid, 0)
-                time.sleep(0.1)
+        waiting = select.poll()
+        waiting.register(os.pidfd_open(pid), select.POLLIN)
+        waiting.poll()
     except ProcessLookupError:
-        pass
+        return
+    except (AttributeError, OSError):  # a system without this call
+        while os.path.exists(f"/proc/{pid}"):
+            time.sleep(0.1)
+
+
+def _watch(pid: int, seen: str, program: str, misplaced: list[str]) -> None:
+    """Waits for the end of a process, and says what it has not done."""
+    _wait_for_end(pid)
     with open(seen, encoding="utf-8") as file:
         steps = file.read().split()
     os.remove(seen)
