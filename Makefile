@@ -63,14 +63,14 @@ test-rest: $(INSTALLED) ## run what `make test` leaves out: pairs of parameters,
 
 # The same tests in programs that import pytorch_lightning in place of lightning: CI those of Lightning's side, test-all all.
 OTHER := .pytorch_lightning
-OTHER_TESTS := $(addprefix tests/unit/,training test_echo_callback.py test_echo_cli.py) \
-	$(addprefix tests/integration/test_,after_transfer.py callback.py callback_attachment.py cli.py collections.py datamodule.py ddp.py \
-	loaders_passed_to_fit.py logger_files.py resume.py stall_analysis.py trainer_callbacks.py trainer_epochs.py tuner.py)
+OTHER_TESTS := tests/unit/training $(addprefix tests/integration/test_,after_transfer.py callback.py callback_attachment.py \
+	collections.py datamodule.py loaders_passed_to_fit.py logger_files.py tuner.py)
+OTHER_MARKS := $(LEAN)
 
 test-other: $(INSTALLED) ## run tests with pytorch_lightning in place of lightning
 	$(BIN)/python tests/other_package.py $(OTHER)
 	cd $(OTHER) && OMP_NUM_THREADS=1 $(CURDIR)/$(BIN)/python -m pytest -q --numprocesses $(PROCESSES) --dist worksteal \
-		-m "not rest_of_grid and not slow and not alone and not ray" $(OTHER_TESTS) $(ARGS)
+		-m "$(OTHER_MARKS)" $(OTHER_TESTS) $(ARGS)
 
 lightning-tests: $(INSTALLED) ## run Lightning's own tests with our callback in every Trainer (DIR=the folder tests of its repository)
 	$(BIN)/python tests/lightning_tests.py $(DIR) $(ARGS)
@@ -78,7 +78,7 @@ lightning-tests: $(INSTALLED) ## run Lightning's own tests with our callback in 
 test-all: ## run all tests, with full grids of parameters
 	$(MAKE) test ARGS=
 	$(MAKE) test-rest
-	$(MAKE) test-other OTHER_TESTS=tests/integration
+	$(MAKE) test-other OTHER_TESTS=tests/integration OTHER_MARKS="not alone and not ray"
 	$(SIDE_BY_SIDE) -m rest_of_pairs $(OF_PACKAGE) $(TESTED)
 
 test-ray: $(RAY_INSTALLED) ## run the tests on a Ray cluster of several nodes on this machine (CI does)
