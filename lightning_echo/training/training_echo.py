@@ -219,7 +219,9 @@ class TrainingEcho:
             return loader
         is_next = answered is not None and len(answered.done) < len(answered.leaves)
         if answered is None or not is_next or not is_same_data(loader, answered.leaves[answered.next_name]):
-            return loader if self._take_passed is None or not trainer.training else self._take_passed(loader)
+            # The tuner sets validation loaders up in the stage of training, after those that it got from a train_dataloader.
+            is_of_training = trainer.training and not (answered is not None and answered.done)
+            return self._take_passed(loader) if self._take_passed is not None and is_of_training else loader
         if trainer.overfit_batches > 0:
             answered.done[answered.next_name] = loader
             return self._without_echo(loader)

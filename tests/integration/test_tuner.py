@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from lightning.pytorch.callbacks import LearningRateFinder
 from lightning.pytorch.tuner import Tuner
+from torch.utils.data import DataLoader, TensorDataset
 from trainer_runs import Data, Recorder, echoed, fit, trainer
 
 from lightning_echo import EchoCallback
@@ -86,3 +88,34 @@ def test_a_learning_rate_finder_at_the_start_of_fit_disturbs_nothing(tmp_path: P
     expected = fit(echoed(2, length=LENGTH), max_epochs=1)
     assert run.model.batches[5:] == expected.model.batches[:steps]
     assert run.loader.counts.delivered == sum(sizes(expected.model)[:steps])
+
+
+class Validates(Rated):
+    """Makes its loaders itself, each time newly. Of validation, it knows the order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batch_size, self.validated = 2, list[list[float]]()
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        return DataLoader(TensorDataset(torch.arange(64.0)), self.batch_size)
+
+    def val_dataloader(self) -> DataLoader[Any]:
+        return DataLoader(TensorDataset(torch.arange(100.0, 124.0)), self.batch_size)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.layer(batch[0].reshape(-1, 1).expand(-1, 3)).sum() * 0
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.validated.append(batch[0].tolist())
+
+
+def test_validation_is_plain_while_batch_sizes_are_tried_beside_a_callback(tmp_path: Path) -> None:
+    seen = []
+    for callbacks in ([], [EchoCallback(factor=2, summary=False)]):
+        model = Validates()
+        tuner = Tuner(trainer(default_root_dir=tmp_path, max_epochs=1, limit_val_batches=1.0, callbacks=callbacks))
+        found = tuner.scale_batch_size(model, steps_per_trial=2, init_val=2, max_trials=3)
+        seen.append((found, model.batch_size, model.validated))
+    assert seen[0] == seen[1]
+    assert {example for batch in seen[1][2] for example in batch} <= set(range(100, 124))
