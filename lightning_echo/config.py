@@ -384,9 +384,9 @@ class EchoOptions(EchoConfig):
             holds.
         seed: Seed of the order, the draws and the augmentation. Default: the seed of seed_everything, otherwise one is chosen.
         cache: A cache that keeps examples, so that they are read once: its size such as 8GiB, or 0.5 (that share of the free
-            memory). Or the options of a CacheConfig by name: --echo.cache.size 8GiB --echo.cache.hold raw.
+            memory). Or the options of a CacheConfig by name: cache.size, cache.hold, and so on.
         share: Trainings on this machine that give the same name read their data once. Or the options of a ShareConfig by name:
-            --echo.share.name sweep --echo.share.behind skip.
+            share.name, share.behind, and so on.
         controller: Decides on the factor from epoch to epoch, e.g. TargetIdle.
         loaders: For a collection of loaders, in place of the options above: the options of each loader that is echoed, by name.
         enabled: False switches echoing off, whatever the other options are. The run is still measured.

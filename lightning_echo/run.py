@@ -89,6 +89,7 @@ def read_options(given: Sequence[str]) -> dict[str, Any]:
         if name not in names and option not in _HELP:
             close = difflib.get_close_matches(name, names, 1)
             meant = f"did you mean --{close[0]}? " if close else ""
+            meant = "leave echo. out; " if name == "echo" else meant
             listed = ", ".join(f"--{each}" for each in names)
             name = option.partition("=")[0]
             raise ValueError(f"run has no option {name}: {meant}It has {listed}. Options of the program come after its name")

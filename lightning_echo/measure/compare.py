@@ -132,7 +132,10 @@ def read_run(path: str | Path) -> Run:
             "the Trainer has a logger that keeps files"
         )
     try:
-        summary = RunSummary.from_json(file.read_text(encoding="utf-8"))
+        text = file.read_text(encoding="utf-8")
+        if not text.lstrip().startswith("{"):
+            raise ValueError(f"this is not an {FILE_NAME}")
+        summary = RunSummary.from_json(text)
         for report in summary.reports:
             _check_figures(report)
     except ValueError as error:
@@ -275,8 +278,12 @@ class Comparison:
             fresh = min(run.last.fresh_examples for run in (self.a, self.b))
             at_time = [_last([point for point in each if point.seconds <= seconds * (1 + 1e-9)]) for each in points]
             at_fresh = [_last([point for point in each if point.fresh_examples <= fresh]) for each in points]
-            rows.append((f"{self.metric} after {three_digits(seconds)} s", *map(_written, at_time), ""))
-            rows.append((f"{self.metric} after {fresh:,} fresh examples", *map(_written, at_fresh), ""))
+            rows.append(
+                (f"{self.metric}, the last one up to {three_digits(seconds)} s", *(_written(each, "s") for each in at_time), "")
+            )
+            rows.append(
+                (f"{self.metric}, the last one up to {fresh:,} fresh examples", *(_written(each, "") for each in at_fresh), "")
+            )
         else:
             remarks.append(f"No metric is compared: it would be in the {_LOG} of both runs (CSVLogger), from the first epoch on.")
         kept = tuple(row for row in rows if any(row[1:3]))
@@ -356,9 +363,13 @@ _FIGURES: tuple[tuple[str, Callable[[Run], float | None], Callable[[float], str]
 )
 
 
-def _last(points: Sequence[Point]) -> float | None:
-    return points[-1].value if points else None
+def _last(points: Sequence[Point]) -> Point | None:
+    return points[-1] if points else None
 
 
-def _written(value: float | None) -> str:
-    return "" if value is None else f"{value:.4g}"
+def _written(point: Point | None, unit: str) -> str:
+    """Returns the value, and where it was logged: the last place up to the one that is asked for."""
+    if point is None:
+        return ""
+    where = f"{three_digits(point.seconds)} {unit}" if unit else f"{point.fresh_examples:,.0f}"
+    return f"{point.value:.4g} at {where}"

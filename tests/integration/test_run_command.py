@@ -252,11 +252,23 @@ def test_an_option_after_the_name_of_a_program_without_a_trainer_is_explained(tm
         (["--factor=2", "missing.py"], r"there is no file 'missing\.py'"),
         (["--factor=2"], r"the program is missing: lightning-echo run \[options\] train\.py"),
         (["-m"], r"the module after -m is missing"),
+        (["--echo.factor", "4", "train.py"], r"run has no option --echo\.factor: leave echo\. out; It has --factor"),
         (["-factor", "4", "train.py"], r"run has no option -factor: did you mean --factor\?"),
         (["--factor"], r"run: --factor has no value"),
         (["--enabled", "False", "missing.py"], r"there is no file 'missing\.py'"),
     ],
-    ids=["unknown", "bad value", "bad controller", "no file", "no program", "no module", "one dash", "no value", "a switch"],
+    ids=[
+        "unknown",
+        "bad value",
+        "bad controller",
+        "no file",
+        "no program",
+        "no module",
+        "echo",
+        "one dash",
+        "no value",
+        "a switch",
+    ],
 )
 def test_a_wrong_command_starts_nothing(capsys, command, says):
     from lightning_echo.__main__ import main

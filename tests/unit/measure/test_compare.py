@@ -74,8 +74,12 @@ def test_speed_idle_and_counts_stand_side_by_side(runs):
 
 def test_a_metric_is_compared_at_equal_time_and_at_equal_fresh_examples(runs):
     found = rows(compare(*map(read_run, runs)))
-    assert found[f"{METRIC} after 4 s"][:2] == ("8", "4"), "one epoch of the slow run, all four of the fast one"
-    assert found[f"{METRIC} after 80 fresh examples"][:2] == ("7", "4"), "two epochs of one, four of the other"
+    assert found[f"{METRIC}, the last one up to 4 s"][:2] == ("8 at 4 s", "4 at 4 s"), (
+        "one epoch of the slow run, all four of the fast one"
+    )
+    assert found[f"{METRIC}, the last one up to 80 fresh examples"][:2] == ("7 at 80", "4 at 80"), (
+        "two epochs of one, four of the other"
+    )
 
 
 def test_a_value_within_an_epoch_has_its_share_of_time_and_examples(runs):
@@ -121,7 +125,7 @@ def test_another_metric_may_be_chosen(runs):
     for folder, fresh, values in zip(runs, (4, 2), ((1, 2, 3, 4), (2, 4, 6, 8)), strict=True):
         write_log(folder, [(number, number * STEPS + 9, value) for number, value in enumerate(values)], fresh, metric="accuracy")
     found = rows(compare(*map(read_run, runs), metric="accuracy"))
-    assert found["accuracy after 4 s"][:2] == ("1", "8")
+    assert found["accuracy, the last one up to 4 s"][:2] == ("1 at 4 s", "8 at 4 s")
 
 
 @pytest.mark.parametrize(
@@ -182,9 +186,10 @@ def test_runs_that_cannot_be_compared_are_named(runs, tmp_path, capsys):
         ),
         ("echo_summary.json", lambda text: text.replace("0.3", "-0.3", 1), r"data_wait_seconds of epoch 0 must .* got -0\.3"),
         ("echo_summary.json", lambda text: text.replace("160", "1" + "0" * 400, 1), r"fresh_examples of epoch 3 must be"),
+        ("echo_summary.json", lambda text: "epoch,step", r"this is not an echo_summary\.json"),
         ("metrics.csv", lambda text: text + "x" * 200_000, r"metrics\.csv: field larger than field limit"),
     ],
-    ids=["NaN", "negative", "too large", "a long field"],
+    ids=["NaN", "negative", "too large", "another file", "a long field"],
 )
 def test_a_damaged_file_is_named(runs, capsys, name, text, says):
     file = runs[0] / name
@@ -196,7 +201,7 @@ def test_a_damaged_file_is_named(runs, capsys, name, text, says):
 def test_a_row_with_more_cells_than_the_heading_is_read(runs):
     with (runs[0] / "metrics.csv").open("a") as file:
         file.write("3,39,1,,a,b,c\n")
-    assert rows(compare(*map(read_run, runs)))[f"{METRIC} after 4 s"][:2] == ("8", "4")
+    assert rows(compare(*map(read_run, runs)))[f"{METRIC}, the last one up to 4 s"][:2] == ("8 at 4 s", "4 at 4 s")
 
 
 def test_steps_of_different_sizes_are_remarked_on_where_no_bound_is_asked_for(runs, tmp_path, capsys):
@@ -212,4 +217,4 @@ def test_page_and_picture_have_both_runs(runs, tmp_path, capsys):
     assert png.read_bytes().startswith(b"\x89PNG")
     text = html.read_text()
     assert text.count("<svg") == 1
-    assert f"<td>{METRIC} after 4 s</td><td>8</td><td>4</td>" in text.replace("\n", "")
+    assert f"<td>{METRIC}, the last one up to 4 s</td><td>8 at 4 s</td><td>4 at 4 s</td>" in text.replace("\n", "")
