@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from lightning_echo import __version__
 
@@ -90,14 +91,8 @@ def _report(options: argparse.Namespace) -> int:
     if options.html is None and options.png is None:
         print(saved.text())
         return 0
-    for path, save in ((options.html, saved.save_page), (options.png, saved.save_png)):
-        if path is None:
-            continue
-        try:
-            save(path)
-        except (OSError, ModuleNotFoundError) as error:
-            return _fail(error)
-        print(f"written: {path}")
+    if status := _write(options, saved):
+        return status
     if saved.beside:
         print(saved.beside)
     return 0
@@ -112,7 +107,16 @@ def _compare(options: argparse.Namespace) -> int:
     except (OSError, ValueError) as error:
         return _fail(error)
     print(comparison.text())
-    for path, save in ((options.html, comparison.save_page), (options.png, comparison.save_png)):
+    if status := _write(options, comparison):
+        return status
+    for sentence in missed:
+        print(f"missed: {sentence}", file=sys.stderr)
+    return 1 if missed else 0
+
+
+def _write(options: argparse.Namespace, shown: Any) -> int:
+    """Writes the page and the picture that are asked for. Returns the exit status: 0, or that of a failure."""
+    for path, save in ((options.html, shown.save_page), (options.png, shown.save_png)):
         if path is None:
             continue
         try:
@@ -120,9 +124,7 @@ def _compare(options: argparse.Namespace) -> int:
         except (OSError, ModuleNotFoundError) as error:
             return _fail(error)
         print(f"written: {path}")
-    for sentence in missed:
-        print(f"missed: {sentence}", file=sys.stderr)
-    return 1 if missed else 0
+    return 0
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -15,7 +15,7 @@ from typing import Any
 # and nothing else, so only the standard library is imported at its top.
 #
 # A program that makes no Trainer calls nothing of ours. So a small process waits until the program has ended, and then says what
-# has not happened (`_watch`). It is no child of the program, ignores the terminal, and prints at most a line.
+# has not happened (`_watch`). It is not a child of the program, ignores the terminal, and prints at most a line.
 
 VARIABLE = "LIGHTNING_ECHO_RUN"
 _RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")  # as Lightning finds out its rank before a Trainer does

@@ -43,7 +43,7 @@ def rewritten(text: str) -> str:
 
 
 def copy(folder: Path) -> None:
-    """Makes the folder anew."""
+    """Makes the folder again from the start."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     for path in ROOT.iterdir():

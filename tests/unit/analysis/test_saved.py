@@ -4,7 +4,7 @@ import os
 
 import pytest
 from analyses import ANALYSIS
-from runs import RUN
+from saved_runs import RUN
 
 from lightning_echo.__main__ import main
 from lightning_echo.analysis import report as text

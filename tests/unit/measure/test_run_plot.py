@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from runs import FIRST, RUN, SECOND, SHARED, USES
+from saved_runs import FIRST, RUN, SECOND, SHARED, USES
 
 pytest.importorskip("matplotlib", reason="figures need matplotlib")
 

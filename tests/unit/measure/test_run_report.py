@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from runs import FIRST, RUN, SECOND, SHARED, USES, VERDICT
+from saved_runs import FIRST, RUN, SECOND, SHARED, USES, VERDICT
 
 from lightning_echo.measure.report import headline, page, picture, report, save_page, save_png, tables
 from lightning_echo.measure.summary import FactorUse, RunSummary
