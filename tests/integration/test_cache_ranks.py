@@ -9,6 +9,9 @@ pytestmark = pytest.mark.program
 
 NODES = ((0, 1), (2, 3))
 EACH = LENGTH // RANKS  # examples of a pass on a rank
+# What the workers of a node had prepared when the last batch was taken, and nobody took, is held as well or is not: it depends on
+# the clock. Two batches of a rank at most, and one under way.
+READ_AHEAD = len(NODES[0]) * 3 * 4
 
 
 @pytest.fixture(scope="module")
@@ -34,8 +37,7 @@ def test_the_ranks_of_a_node_hold_each_example_once_and_the_other_node_holds_its
         examples, held_bytes, _, _ = counts[node[0]]
         assert counts[node[1]] == counts[node[0]], "both ranks look at the same cache"
         assert len(distinct) < LENGTH, "so that the two nodes hold different examples"
-        # What the workers had prepared and nobody took may be held as well: two batches of a rank at most, and one under way.
-        assert len(distinct) <= examples <= min(LENGTH, len(distinct) + 2 * 3 * 4)
+        assert len(distinct) <= examples <= min(LENGTH, len(distinct) + READ_AHEAD)
         assert examples * 4000 < held_bytes < examples * 4400 or examples * 1000 < held_bytes < examples * 1300
 
 
@@ -65,8 +67,11 @@ def test_ranks_with_data_of_their_own_never_get_each_others_examples(ranks):
 
 def test_ranks_that_have_read_different_examples_of_the_same_data_share_its_cache(ranks):
     assert of(ranks, "each_rank_has_read_others", "said") == [[]] * RANKS
-    held, alike = (of(ranks, scenario, "counts") for scenario in ("each_rank_has_read_others", "same_data"))
-    assert [counts[:2] for counts in held] == [counts[:2] for counts in alike]
+    seen, counts = of(ranks, "same_data", "seen"), of(ranks, "each_rank_has_read_others", "counts")
+    for node in NODES:
+        distinct = {int(example[0]) for rank in node for example in seen[rank]}
+        assert counts[node[0]] == counts[node[1]], "both ranks look at the same cache"
+        assert len(distinct) <= counts[node[0]][0] <= min(LENGTH, len(distinct) + READ_AHEAD)
 
 
 def test_a_reload_keeps_what_is_held_of_the_same_data_and_nothing_of_other_data(ranks):
@@ -94,5 +99,5 @@ def test_the_ranks_of_a_node_have_a_kept_file_together_and_the_next_job_has_no_m
         assert first[2] + first[3] == second[2] == 2 * EACH
         assert second[3] == 0
         # The file holds what the second job finds, and what the workers of either have read ahead of the next pass by then.
-        assert 2 * EACH <= first[0] <= second[0] <= 2 * EACH + 8 + 2 * 3 * 4, "eight of the proof, and as above"
+        assert 2 * EACH <= first[0] <= second[0] <= 2 * EACH + 8 + READ_AHEAD, "eight of the proof"
         assert all(examples * 4000 < held_bytes < examples * 4400 for examples, held_bytes, _, _ in (first, second))
