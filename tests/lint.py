@@ -466,14 +466,17 @@ def contributing_names_what_is_there() -> Iterator[str]:
 # ---------------------------------------------------------------------- a release: one version, date and address everywhere
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+OLDEST_PYTHON = PROJECT["requires-python"].removeprefix(">=")
 CITATION = yaml.safe_load((ROOT / "CITATION.cff").read_text())
 WORKFLOWS = {path.stem: path for path in sorted((ROOT / ".github" / "workflows").glob("*.yml"))}
 
 
 def minima_of(requirements: Iterable[str]) -> dict[str, Version]:
-    """The oldest versions that are declared, by name."""
+    """The oldest versions that are declared for the oldest Python, by name."""
     found = {}
     for requirement in map(Requirement, requirements):
+        if requirement.marker is not None and not requirement.marker.evaluate({"python_version": OLDEST_PYTHON}):
+            continue
         oldest = [Version(each.version) for each in requirement.specifier if each.operator == ">="]
         found |= dict.fromkeys([canonicalize_name(requirement.name)], oldest[0]) if oldest else {}
     return found
@@ -527,7 +530,7 @@ def the_oldest_declared_versions_are_those_that_are_tested_and_told() -> Iterato
     extras = PROJECT["optional-dependencies"]
     minima = minima_of([*PROJECT["dependencies"], *extras["vision"], *extras["examples"]])
     lines = (TESTS / "oldest.txt").read_text().splitlines()
-    pinned = {canonicalize_name(name): Version(of) for name, of in (line.split("==") for line in lines if line[0] != "#")}
+    pinned = minima_of(line.replace("==", ">=", 1) for line in lines if line[0] != "#")
     if pinned.pop(canonicalize_name("pytorch-lightning")) != pinned[canonicalize_name("lightning")] or pinned != minima:
         yield f"tests/oldest.txt: {pinned}, declared: {minima}"
     page = (ROOT / "docs" / "about" / "versions.md").read_text()

@@ -172,6 +172,14 @@ Albumentations | yes, seeded from the plan | =
     outside/albumentations::it_is_redone_for_each_use
 PyTorch Forecasting | yes | =
     outside/pytorch_forecasting::windows_come_as_they_are
+Darts | yes, by `pl_trainer_kwargs` | =
+    outside/darts::windows_come_as_they_are
+NeuralForecast | yes, by the model's `callbacks` | =
+    outside/neuralforecast::series_come_as_they_are
+PyTorch Tabular | yes, by `fit(callbacks=...)` | =
+    outside/pytorch_tabular::rows_come_as_they_are
+SchNetPack | yes, with the oldest versions alone: it runs with no newer torch
+    outside/schnetpack::molecules_come_as_they_are
 PyTorch Metric Learning | yes | =
     outside/pytorch_metric_learning::whole_batches_stay_as_they_were_arranged
 mosaicml-streaming | yes; a new loader for each resume | =
