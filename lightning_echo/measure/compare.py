@@ -285,7 +285,7 @@ class Comparison:
                 (f"{self.metric}, the last one up to {fresh:,} fresh examples", *(_written(each, "") for each in at_fresh), "")
             )
         else:
-            remarks.append(f"No metric is compared: it would be in the {_LOG} of both runs (CSVLogger), from the first epoch on.")
+            remarks.append(f"No metric is compared: {self._why_no_metric()}.")
         kept = tuple(row for row in rows if any(row[1:3]))
         return Table("Two runs", ("", self.a.name, self.b.name, "ratio"), kept, tuple(remarks))
 
@@ -335,6 +335,17 @@ class Comparison:
         before, after = value(self.a), value(self.b)
         texts = ["" if each is None else written(each) for each in (before, after)]
         return (words, *texts, three_digits(after / before) if before and after else "")
+
+    def _why_no_metric(self) -> str:
+        for run in (self.a, self.b):
+            if not run.rows:
+                return f"{run.name} has no {_LOG}, which Lightning's CSVLogger writes"
+        if self.metric is None:
+            return f"the {_LOG} of both runs have none whose name begins with val; --metric chooses another one"
+        run = self.a if not self.a.points(self.metric) else self.b
+        if first := run.reports[0].epoch:
+            return f"{run.name} was resumed in epoch {first}, and how long the epochs before took is not known"
+        return f"the {_LOG} of {run.name} does not have all of its epochs"
 
     def _other_steps(self) -> str:
         return (

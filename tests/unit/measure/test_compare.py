@@ -112,13 +112,20 @@ def test_the_log_of_another_run_is_not_taken(runs):
     assert read_run(runs[0]).points(METRIC) == []
 
 
-def test_without_a_log_from_the_first_epoch_on_no_metric_is_compared(runs, tmp_path):
-    resumed = save(tmp_path / "resumed", wait=0.1, fresh=4, echoed=0, losses=(8, 7, 6, 5), first_epoch=2)
-    silent = save(tmp_path / "silent", wait=0.1, fresh=4, echoed=0)
-    for other in (resumed, silent):
+def test_where_no_metric_can_be_compared_the_reason_is_said(runs, tmp_path):
+    for name, says, how in (
+        ("resumed", "was resumed in epoch 2, and how long the epochs before took is not known", {"first_epoch": 2}),
+        ("silent", "has no metrics.csv", {"losses": None}),
+        ("longer", "does not have all of its epochs", {"epochs": 5}),
+    ):
+        other = save(tmp_path / name, **{"wait": 0.1, "fresh": 4, "echoed": 0, "losses": (8, 7, 6, 5), **how})
         comparison = compare(read_run(runs[0]), read_run(other))
-        assert not [name for name in rows(comparison) if name.startswith(METRIC)]
-        assert "No metric is compared" in comparison.text()
+        assert not [row for row in rows(comparison) if row.startswith(METRIC)]
+        said = " ".join(comparison.text().split())
+        assert "No metric is compared: " in said
+        assert says in said
+    write_log(runs[0], [(0, 9, 8)], 4, metric="loss")
+    assert "none whose name begins with val" in " ".join(compare(*map(read_run, runs)).text().split())
 
 
 def test_another_metric_may_be_chosen(runs):
