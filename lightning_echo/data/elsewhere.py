@@ -284,7 +284,9 @@ def _answer_of(process: Any, reader: Connection) -> Any | NotRead:
         ready = wait([reader, process.sentinel], _LOOK_SECONDS)
         if reader in ready or (ready and reader.poll()):
             try:
-                answer: _Answer = pickle.loads(reader.recv_bytes())
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore", FutureWarning)  # torch 2.4 and 2.5 warn about how they unpickle a tensor
+                    answer: _Answer = pickle.loads(reader.recv_bytes())
             except (EOFError, OSError):
                 process.join(_ENDS_IN_SECONDS)
             else:
