@@ -13,7 +13,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 _COPIED = ("tests", "pyproject.toml")
-_OF_BOTH = ("test_packages.py",)  # not copied: they use both
+# Not copied: they use both packages, start examples or build the repository, which are not copied.
+_LEFT_OUT = ("test_packages.py", "test_built_package.py", "test_hydra_example.py", "test_slurm.py")
 _OWN = (".git", ".venv")  # not linked: links to environments would be walked through
 RULES = (
     (r"\blightning\.pytorch\b", "pytorch_lightning"),
@@ -53,13 +54,13 @@ def copy(folder: Path) -> None:
         target = folder / path.relative_to(ROOT)
         if path.is_file() and "__pycache__" not in path.parts:
             target.parent.mkdir(parents=True, exist_ok=True)
-            if path.suffix in (".py", ".yaml") and path.name not in _OF_BOTH:
+            if path.suffix in (".py", ".yaml") and path.name not in _LEFT_OUT:
                 target.write_text(rewritten(path.read_text(encoding="utf-8")), encoding="utf-8")
             elif path.name == "pyproject.toml":  # of which only the filters of warnings are about the tests
                 target.write_text(
                     path.read_text(encoding="utf-8").replace(":lightning.pytorch", ":pytorch_lightning"), encoding="utf-8"
                 )
-            elif path.name not in _OF_BOTH:
+            elif path.name not in _LEFT_OUT:
                 shutil.copy(path, target)
 
 
