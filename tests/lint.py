@@ -471,11 +471,11 @@ CITATION = yaml.safe_load((ROOT / "CITATION.cff").read_text())
 WORKFLOWS = {path.stem: path for path in sorted((ROOT / ".github" / "workflows").glob("*.yml"))}
 
 
-def minima_of(requirements: Iterable[str]) -> dict[str, Version]:
-    """The oldest versions that are declared for the oldest Python, by name."""
+def minima_of(requirements: Iterable[str], python: str = OLDEST_PYTHON) -> dict[str, Version]:
+    """The oldest versions that are declared for a version of Python, by name."""
     found = {}
     for requirement in map(Requirement, requirements):
-        if requirement.marker is not None and not requirement.marker.evaluate({"python_version": OLDEST_PYTHON}):
+        if requirement.marker is not None and not requirement.marker.evaluate({"python_version": python}):
             continue
         oldest = [Version(each.version) for each in requirement.specifier if each.operator == ">="]
         found |= dict.fromkeys([canonicalize_name(requirement.name)], oldest[0]) if oldest else {}
@@ -528,18 +528,21 @@ def the_citation_has_what_the_format_demands_and_each_paper_that_is_named() -> I
 @check
 def the_oldest_declared_versions_are_those_that_are_tested_and_told() -> Iterator[str]:
     extras = PROJECT["optional-dependencies"]
-    minima = minima_of([*PROJECT["dependencies"], *extras["vision"], *extras["examples"]])
+    declared = [*PROJECT["dependencies"], *extras["vision"], *extras["examples"]]
     lines = (TESTS / "oldest.txt").read_text().splitlines()
-    pinned = minima_of(line.replace("==", ">=", 1) for line in lines if line[0] != "#")
-    if pinned.pop(canonicalize_name("pytorch-lightning")) != pinned[canonicalize_name("lightning")] or pinned != minima:
-        yield f"tests/oldest.txt: {pinned}, declared: {minima}"
+    pins = [line.replace("==", ">=", 1) for line in lines if line[0] != "#"]
+    pythons = jobs_of(WORKFLOWS["ci"])["test"]["strategy"]["matrix"]["python"]
+    for python in pythons:
+        pinned, wanted = minima_of(pins, python), minima_of(declared, python)
+        if pinned.pop(canonicalize_name("pytorch-lightning")) != pinned[canonicalize_name("lightning")] or pinned != wanted:
+            yield f"tests/oldest.txt, Python {python}: {pinned}, declared: {wanted}"
+    minima = minima_of(declared)
     page = (ROOT / "docs" / "about" / "versions.md").read_text()
     told = dict(re.findall(r"^\| (\w+)(?:, an extra)? \| ([\d.]+)", page, flags=re.MULTILINE))
     if f">={told.pop('Python')}" != PROJECT["requires-python"]:
         yield "versions.md has another Python"
     yield from {"torch", "lightning", "torchmetrics", "torchvision"} - set(told)
     yield from (f"versions.md: {name} {of}" for name, of in told.items() if Version(of) != minima[canonicalize_name(name)])
-    pythons = jobs_of(WORKFLOWS["ci"])["test"]["strategy"]["matrix"]["python"]
     classified = [re.fullmatch(r"Programming Language :: Python :: (3\.\d+)", line) for line in PROJECT["classifiers"]]
     if [each[1] for each in classified if each] != pythons or PROJECT["requires-python"] != f">={pythons[0]}":
         yield f"Python {pythons} is tested"

@@ -285,7 +285,8 @@ def _answer_of(process: Any, reader: Connection) -> Any | NotRead:
         if reader in ready or (ready and reader.poll()):
             try:
                 with warnings.catch_warnings():
-                    warnings.simplefilter("ignore", FutureWarning)  # torch 2.4 and 2.5 warn about how they unpickle a tensor
+                    # torch 2.4 and 2.5 warn about how they unpickle a tensor
+                    warnings.filterwarnings("ignore", "You are using `torch.load` with `weights_only=False`", FutureWarning)
                     answer: _Answer = pickle.loads(reader.recv_bytes())
             except (EOFError, OSError):
                 process.join(_ENDS_IN_SECONDS)

@@ -74,8 +74,17 @@ def claims_in_readme() -> str:
 def versions() -> str:
     """The oldest versions, which `make test-oldest` installs."""
     pinned = [line.split("#")[0].strip().split("==") for line in (ROOT / "tests" / "oldest.txt").read_text().splitlines()]
-    rows = [(f"{pin[0]}", pin[1]) for pin in pinned if len(pin) == 2 and pin[0] != "pytorch-lightning"]
+    rows = [(pin[0], _in_words(pin[1])) for pin in pinned if len(pin) == 2 and pin[0] != "pytorch-lightning"]
     return table(("package", "oldest version"), rows)
+
+
+def _in_words(version: str) -> str:
+    """
+    >>> _in_words("1.2; python_version >= '3.12'"), _in_words("2.5")
+    ('1.2 (Python >= 3.12)', '2.5')
+    """
+    version, _, marker = version.replace("'", "").partition("; python_version ")
+    return f"{version} (Python {marker})" if marker else version
 
 
 def between(text: str, mark: str, new: str) -> str:

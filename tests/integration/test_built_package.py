@@ -3,6 +3,7 @@
 import ast
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -55,9 +56,14 @@ pytestmark = [pytest.mark.program, pytest.mark.slow, pytest.mark.own_interpreter
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """Returns the source archive, and the wheel that is built from it."""
-    folder = tmp_path_factory.mktemp("dist")
-    subprocess.run([sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, ROOT], check=True, capture_output=True)
+    """Returns the source archive, and the wheel that is built from it, in a copy where `make test-other` has left its folder."""
+    folder, source = tmp_path_factory.mktemp("dist"), tmp_path_factory.mktemp("source") / "repository"
+    not_of_it = shutil.ignore_patterns(".git", ".venv*", ".*_cache", ".hypothesis", ".pytorch_lightning", "__pycache__", "_build")
+    shutil.copytree(ROOT, source, symlinks=True, ignore=not_of_it)
+    (source / ".pytorch_lightning").mkdir()
+    for name in ("lightning_echo", "examples", "docs"):
+        (source / ".pytorch_lightning" / name).symlink_to(source / name)
+    subprocess.run([sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, source], check=True, capture_output=True)
     return folder / f"lightning_echo-{VERSION}.tar.gz", folder / f"lightning_echo-{VERSION}-py3-none-any.whl"
 
 

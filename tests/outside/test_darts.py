@@ -27,7 +27,8 @@ def see(batch: Any) -> Any:
 def test_windows_come_as_they_are(workers: int) -> None:
     def fit(callbacks: Any) -> None:
         model = NBEATSModel(
-            *(PAST, 1),
+            input_chunk_length=PAST,
+            output_chunk_length=1,
             num_stacks=1,
             num_blocks=1,
             num_layers=1,
