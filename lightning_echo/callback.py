@@ -42,6 +42,7 @@ from lightning_echo.measure.control import Controller, Decision, Moment, Observa
 from lightning_echo.measure.summary import EpochReport, FactorUse, RunSummary, RunVerdict, advise, summarize
 from lightning_echo.measure.target_idle import TargetIdle
 from lightning_echo.schema import entry, inside, record, rows, state_of
+from lightning_echo.split.reading import AUTO
 from lightning_echo.training.counts import AskingSteps, Decider, metrics_of_parts
 from lightning_echo.training.loaders import Echoed, delivered_in, echoed_in, go_on_after_reload, parts_of, since_in
 from lightning_echo.training.logged import (
@@ -176,6 +177,7 @@ class EchoCallback(DecidesFactor, pl.Callback):
         seed: int | None = None,
         cache: CacheOptions = None,
         share: ShareOptions = None,
+        reads_in_flight: int | str = AUTO,
         echo: dict[str, EchoConfig] | EchoConfig | None = None,
         summary: bool = True,
         plot: bool = False,
@@ -189,6 +191,7 @@ class EchoCallback(DecidesFactor, pl.Callback):
             seed=seed,
             cache=cache,
             share=share,
+            reads_in_flight=reads_in_flight,
         )
         join()
         config, self.controller = check_callback(controller, options, echo, summary, plot)

@@ -18,12 +18,13 @@ from lightning_echo.measure.report import check_matplotlib
 from lightning_echo.measure.target_idle import TargetIdle
 from lightning_echo.plan.plan import MOST_FACTOR, Reuse
 from lightning_echo.share.config import ShareConfig, read_share_config
+from lightning_echo.split.reading import AUTO, MOST_IN_FLIGHT
 
 # ---------------------------------------------------------------------- config
 # A user may give options in three forms: as an `EchoConfig`; as a mapping from option names to values (a dict, OmegaConf's
 # ``DictConfig``); for a collection, as a mapping from the loaders' names to one of these.
 
-AUTO_FACTOR = "auto"  # a controller decides on the factor
+AUTO_FACTOR = AUTO  # a controller decides on the factor
 
 # A command line takes the first type that fits: as a string, 0.5 would not be a share of the memory.
 CacheOptions: TypeAlias = int | float | str | Mapping[str, Any] | CacheConfig | None
@@ -98,6 +99,7 @@ class EchoConfig:
     seed: int | None = None
     cache: Any = None  # OmegaConf 2.3 refuses a union with a mapping or a dataclass
     share: Any = None  # the same
+    reads_in_flight: int | str = AUTO
 
     def __post_init__(self) -> None:
         if isinstance(self.factor, str) and self.factor != AUTO_FACTOR:
@@ -113,6 +115,7 @@ class EchoConfig:
         self.seed = check_seed(self.seed)
         self.cache = _plain(read_cache_config(self.cache), "size")
         self.share = _plain(read_share_config(self.share), "name")
+        self.reads_in_flight = check_reads_in_flight(self.reads_in_flight)
 
     def as_options(self) -> dict[str, Any]:
         """Returns the options by name, without those that a subclass adds: ``EchoLoader(loader, **config.as_options())``."""
@@ -298,6 +301,20 @@ def check_buffer_size(buffer_size: Any) -> int | float | str | None:
             f"buffer_size must be between 0 and 1 if it is a share of the free memory, got {buffer_size!r}; give {_BUFFER_SIZES}"
         )
     return float(buffer_size)
+
+
+def check_reads_in_flight(reads: Any) -> int | str:
+    """Returns the number of reads that may be under way on a rank, or ``"auto"``."""
+    expected = f"reads_in_flight must be an integer from 1 (one read after the other) to {MOST_IN_FLIGHT:,}, or {AUTO!r}"
+    if isinstance(reads, str):
+        if reads != AUTO:
+            raise ValueError(f"{expected}, got {reads!r}")
+        return AUTO
+    if isinstance(reads, bool) or not isinstance(reads, Real):
+        raise TypeError(f"{expected}, got {in_words(reads)}")
+    if not isinstance(reads, Integral) or not 1 <= int(reads) <= MOST_IN_FLIGHT:
+        raise ValueError(f"{expected}, got {reads!r}")
+    return int(reads)
 
 
 def check_epoch_length(epoch_length: Any) -> str:

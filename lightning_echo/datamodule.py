@@ -15,6 +15,7 @@ from lightning_echo.data.objects import names_options
 from lightning_echo.insertion import InsertionPoint
 from lightning_echo.loader.loader import EchoLoader
 from lightning_echo.schema import entry, state_of
+from lightning_echo.split.reading import AUTO
 from lightning_echo.training import package
 from lightning_echo.training.hooks import StandIn
 from lightning_echo.training.package import MisconfigurationException, in_both, is_overridden
@@ -97,6 +98,7 @@ class EchoDataModule(StandIn):
         seed: int | None = None,
         cache: CacheOptions = None,
         share: ShareOptions = None,
+        reads_in_flight: int | str = AUTO,
         loaders: dict[str, EchoConfig] | None = None,
         shard: bool = True,
     ) -> None:
@@ -117,6 +119,7 @@ class EchoDataModule(StandIn):
             seed=seed,
             cache=cache,
             share=share,
+            reads_in_flight=reads_in_flight,
         )
         given: Options
         if loaders is None:

@@ -112,6 +112,11 @@ class LoaderCache:
     def _indices(self) -> Sequence[Any]:
         return range(len(self._dataset)) if self._given_indices is None else self._given_indices
 
+    @property
+    def cut(self) -> Split | None:
+        """Where an example is cut whose first part is held; None: whole examples are held."""
+        return self._hold.split
+
     # ------------------------------------------------------------------ opening
 
     def follow(self, before: LoaderCache) -> None:

@@ -383,6 +383,16 @@ class CachedReads:
         except Exception:  # whatever a data set raises that passes the index on: it will do so again when it is read
             return None
 
+    @property
+    def held_stages(self) -> WatchedStages:
+        """The stages whose ``load`` reads what the cache holds."""
+        return self._held.stages
+
+    def holds(self, index: Any) -> bool:
+        """Returns whether the cache holds an example. It then stays to the end."""
+        key = self._key_of(index)
+        return key is not None and key in self.store.arena
+
     def has_in_memory(self, index: Any) -> bool:
         """Returns whether the cache has an example in memory, in the form in which it is reused. It then stays to the end."""
         if self._held.finish is not None or not self.store.arena.is_in_memory:

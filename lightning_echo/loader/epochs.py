@@ -490,7 +490,7 @@ class Delivery:
                 is_first = self._asked_at is None or self._unused is not None or (in_epoch == 0 and in_run != self._asked_at)
                 self._asked_at, self._used_at = in_run, in_run + (1 if is_first else 2)
         batch, report = item
-        fresh, echoed, refetched, source, rest, collate, note, hits, misses, received, waited = report
+        fresh, echoed, refetched, source, rest, collate, note, hits, misses, received, waited, in_flight = report
         if self._unused is None and (source or rest or collate):
             seconds = self.seconds
             seconds.source += source
@@ -498,6 +498,7 @@ class Delivery:
             seconds.collate += collate
             seconds.examples += fresh + refetched
             seconds.batches += 1
+            seconds.in_flight += in_flight
         if note:
             self.note = note
         if (hits or misses) and self._unused is None and self.add_lookups is not None:

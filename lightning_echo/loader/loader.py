@@ -35,6 +35,7 @@ from lightning_echo.plan.memory import make_plan
 from lightning_echo.schema import LEFT_OUT
 from lightning_echo.share.config import ShareConfig, read_share_config
 from lightning_echo.share.sharing import LoaderSharing, begins
+from lightning_echo.split.reading import AUTO
 
 
 class PlainAttributes:
@@ -146,6 +147,7 @@ class EchoLoader(PlainAttributes):
         rank: int | None = None,
         cache: CacheConfig | Mapping[str, Any] | str | float | int | None = None,
         share: ShareConfig | Mapping[str, Any] | str | None = None,
+        reads_in_flight: int | str = AUTO,
     ) -> None:
         if isinstance(loader, EchoLoader):
             raise ValueError("loader is echoed already: pass the loader inside (its .loader), or set .factor on it")
@@ -166,6 +168,7 @@ class EchoLoader(PlainAttributes):
             self._cache,
             options.check_reuse(reuse),
             read_share_config(share),
+            options.check_reads_in_flight(reads_in_flight),
         )
         self._run = EchoRun(self._setting, factor, seed)
         self._iterations = Iterations()

@@ -137,6 +137,7 @@ _MOST_OF_A_PASS = 4  # the default takes at most a fourth of a pass, if each fre
 _DEFAULT_SHARE = 10  # the default takes at most a tenth of the free memory
 _BATCHES_OF_UNKNOWN_SIZE = 64
 _MIB, _GIB = 2**20, 2**30
+_AHEAD_BYTES, _AHEAD_SHARE = _GIB, 20  # reads in flight take at most so many bytes, and a twentieth of the free memory
 
 
 class Room(NamedTuple):
@@ -393,8 +394,9 @@ class Setting:
         cache: CacheConfig | None = None,
         reuse: Reuse = Reuse.each,
         share: ShareConfig | None = None,
+        in_flight: int | str = 1,
     ) -> None:
-        self._ranks, self.reuse = ranks, reuse
+        self._ranks, self.reuse, self.in_flight = ranks, reuse, in_flight
         self._layout_of_pass: Layout | None = None
         kind, self.sharing = kind_of(loader), None
         if share is not None:
@@ -406,7 +408,7 @@ class Setting:
             point = earliest(Needs.examples)  # a data set that is held whole does not augment: there is nothing to redo
         if cache is not None:
             kind.check_cache()
-        self.choice, self._is_auto = choose(kind, point, cache), point is InsertionPoint.auto
+        self.choice, self._is_auto = choose(kind, point, cache, 1 if share else in_flight), point is InsertionPoint.auto
         self.kind = kind.at(self.choice.point)
         self.cache = None
         if cache is not None:
@@ -563,8 +565,15 @@ class Setting:
             rank=self._shards()[1],
             key=rank_key(launch.seed, self._noise_rank()),
             cache=self.cache,
+            in_flight=self.in_flight,
+            most_ahead_bytes=self.most_ahead_bytes(),
         )
         return self.kind.open(opening)
+
+    def most_ahead_bytes(self) -> int:
+        """Returns the memory that reads in flight may take on this rank."""
+        room = self.room(ranks_of_launcher())
+        return _AHEAD_BYTES if room is None else min(_AHEAD_BYTES, room.bytes // _AHEAD_SHARE)
 
     def part_in_cache(self) -> Part:
         """Returns the facts about this rank that the other ranks of a partitioned cache need."""

@@ -12,6 +12,7 @@ from lightning_echo.data.copies import nbytes
 from lightning_echo.data.elsewhere import NotRead, read_elsewhere
 from lightning_echo.insertion import InsertionPoint, Needs, earliest, points_from
 from lightning_echo.pipeline.kinds import Choice, Indexed, Kind, Stream
+from lightning_echo.pipeline.reads import most_open_files
 from lightning_echo.split.check import WatchedStages
 from lightning_echo.split.describe import ReadRefused, SplitRefused
 from lightning_echo.split.prove import (
@@ -25,6 +26,7 @@ from lightning_echo.split.prove import (
     weighed,
     whole_batch,
 )
+from lightning_echo.split.reading import AUTO, ReadPart, find_part, may_be_on
 from lightning_echo.split.staged import batched, size_of_examples, uncut_stages
 
 _ECHOES_REPEAT = "if the data set augments, its echoes repeat that augmentation, which a StagedDataset can redo for each use"
@@ -38,26 +40,39 @@ def choose_later(reason: str) -> Choice:
     return _uncut(earliest(Needs.examples), reason)
 
 
-def choose(kind: Kind, point: InsertionPoint, cache: CacheConfig | None = None) -> Choice:
+def choose(kind: Kind, point: InsertionPoint, cache: CacheConfig | None = None, in_flight: int | str = 1) -> Choice:
     """Returns the insertion point to use. All examples are read in one other process (``data/elsewhere.py``).
 
     ``point`` is the user's; for ``auto`` it is the earliest that is possible, from ``before_augmentation`` on. ``cache`` has the
-    options of a cache; None: the choice has no ``holds``. Raises a ValueError if the point, or the cache, is impossible with this
-    loader, or the data set's own error if the point or the cache needs its examples.
+    options of a cache; None: the choice has no ``holds``. ``in_flight`` is the number of reads that may be under way, or
+    ``"auto"``; 1: the choice has no ``reading``. Raises a ValueError if one of the three is impossible with this loader, or the
+    data set's own error if the point or the cache needs its examples.
     """
     is_auto = point is InsertionPoint.auto
     if not is_auto and point not in points_from(kind.needs):
         raise ValueError(f"{point.option} is impossible here: {kind.why_later}. Use {_ways_out(kind.needs)}")
     later = earliest(kind.needs if kind.why_later else Needs.examples) if is_auto else point
     reason = kind.why_later if is_auto else ""
+    if in_flight != 1:
+        _check_open_files(kind, in_flight)
+    if in_flight not in (1, AUTO) and not isinstance(kind, Indexed):
+        raise _no_reads(in_flight, f"the loader does not say what it reads next ({kind.why_later})")
     if isinstance(kind, Stream):
         return _uncut(later, reason)
+    may_read_ahead = in_flight != 1 and isinstance(kind, Indexed) and (in_flight != AUTO or may_be_on(kind.loader.dataset))
     cuts = not kind.why_later and point not in points_from(Needs.examples)
     index = kind.readable_index
-    if not cuts and index is None and cache is None and (later.by_batches or batched(kind.loader.dataset) is None):
+    if (
+        not may_read_ahead
+        and not cuts
+        and index is None
+        and cache is None
+        and (later.by_batches or batched(kind.loader.dataset) is None)
+    ):
         return _uncut(later, reason, caution=_caution(kind))
     hold = None if cache is None else (cache.hold, cache.bytes_of())
-    asked = _Asked(point, cuts, index, kind.readable_indices, hold, kind.loader.collate_fn)
+    reads = (in_flight, kind.num_workers) if may_read_ahead else None
+    asked = _Asked(point, cuts, index, kind.readable_indices, hold, kind.loader.collate_fn, reads)
     found = read_elsewhere(kind.loader, _look, asked)
     if isinstance(found, NotRead):
         if index is None and found.error is not None:
@@ -67,9 +82,28 @@ def choose(kind: Kind, point: InsertionPoint, cache: CacheConfig | None = None) 
             holds_found(found)
         if cuts and not is_auto:
             raise found.error or ValueError(f"{point.option} is impossible here: {found.reason}. Use {_ways_out(Needs.examples)}")
+        if in_flight not in (1, AUTO):
+            raise found.error or _no_reads(in_flight, found.reason)
         why = reason or (f"{found.reason}; {_ECHOES_REPEAT}" if is_auto else "")
         return _uncut(later, why, caution=_caution(kind))
-    return _chosen(kind, point, later, reason, found)
+    if isinstance(found.reading, str) and in_flight not in (1, AUTO):
+        raise _no_reads(in_flight, found.reading)
+    reading = None if isinstance(found.reading, str) else found.reading
+    return replace(_chosen(kind, point, later, reason, found), reading=reading)
+
+
+def _no_reads(in_flight: int | str, reason: str) -> ValueError:
+    return ValueError(f"reads_in_flight={in_flight} is impossible here: {reason}. Use reads_in_flight=1, or {AUTO!r}")
+
+
+def _check_open_files(kind: Kind, in_flight: int | str) -> None:
+    """Raises a ValueError if the threads of a worker may open more files than the system allows."""
+    workers, most = max(kind.num_workers, 1), most_open_files()
+    if in_flight != AUTO and int(in_flight) // workers > most:
+        raise ValueError(
+            f"reads_in_flight={in_flight} needs {int(in_flight) // workers} open files in each of {workers} processes, and the "
+            f"system allows {most} beside others (ulimit -n). Use at most {most * workers}, or raise that limit"
+        )
 
 
 def _chosen(kind: Kind, point: InsertionPoint, later: InsertionPoint, reason: str, found: _Found) -> Choice:
@@ -127,6 +161,7 @@ class _Asked(NamedTuple):
     indices: Any  # all of them; None: all indices
     hold: tuple[str, int] | None  # the stages that a cache is asked to hold, and its bytes
     collate_fn: Any
+    reads: tuple[int | str, int] | None = None  # what the user asks for as reads in flight, and the number of workers
 
 
 class _Found(NamedTuple):
@@ -136,6 +171,7 @@ class _Found(NamedTuple):
     example_bytes: int  # memory of the largest example that was read, of a data set that is not split; 0 if none was read
     ignores_index: bool  # whether such a data set returns what comes next, whatever its index
     holds: list[Hold] | ValueError  # what a cache can hold, or why nothing; empty if that was not asked
+    reading: ReadPart | str = ""  # what threads may read ahead, or why nothing; empty if that was not asked
     whole_batch: str = ""  # why the result of one call of the data set cannot be taken apart; empty if it can
 
 
@@ -154,7 +190,8 @@ def _look_once(dataset: Any, asked: _Asked) -> _Found:
     if not why and not asked.point.by_batches and asked.hold is None:  # a cache has a proof of its own
         why = needs_one_call(dataset, indices, asked.collate_fn)
     if why:
-        return _Found(None, example_bytes, False, [] if asked.hold is None else no_hold(why), why)
+        no_holds: list[Hold] | ValueError = [] if asked.hold is None else no_hold(why)
+        return _Found(None, example_bytes, False, no_holds, whole_batch=why, reading="" if asked.reads is None else why)
     if asked.cuts:
         try:
             split = weighed(dataset, find_split(dataset, indices, raw=asked.point is earliest(Needs.raw_items)), indices)
@@ -175,7 +212,11 @@ def _look_once(dataset: Any, asked: _Asked) -> _Found:
         found = split if isinstance(split, Split) else None
         make = uncut_stages if found is None else partial(_watched_stages, split=found, is_asked=is_asked)
         holds = find_holds(dataset, indices, found, asked.hold[0], make, asked.hold[1])
-    return _Found(split, example_bytes, ignores, holds)
+    reading: ReadPart | str = ""
+    if asked.reads is not None:
+        cuts = [hold.split for hold in holds] if isinstance(holds, list) else []
+        reading = find_part(dataset, indices, cuts or [split if isinstance(split, Split) else None], *asked.reads)
+    return _Found(split, example_bytes, ignores, holds, reading)
 
 
 # --- the kinds of loaders --------------------------------------------------------------------------------------------

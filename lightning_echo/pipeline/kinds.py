@@ -46,6 +46,7 @@ from lightning_echo.cache.reads import Caching, Keys, NoKeysError
 from lightning_echo.data.objects import in_words, is_stateful
 from lightning_echo.data.randomness import PreservingIterator
 from lightning_echo.insertion import InsertionPoint, Needs
+from lightning_echo.pipeline.ahead import AheadOrder, Foreseen
 from lightning_echo.pipeline.batches import BatchEcho, PassReader
 from lightning_echo.pipeline.pipelines import (
     IndexPipeline,
@@ -58,6 +59,7 @@ from lightning_echo.pipeline.pipelines import (
     pipeline_over,
 )
 from lightning_echo.pipeline.prefetch import DEPTH, Prefetcher, WorkerProcesses
+from lightning_echo.pipeline.reads import USUAL_IN_FLIGHT, WINDOW_PER_READ, Closing, Reading, most_open_files
 from lightning_echo.pipeline.requests import (
     AllRanksOrder,
     BatchedOrder,
@@ -76,6 +78,7 @@ from lightning_echo.plan.memory import make_plan, plan_from_state
 from lightning_echo.plan.order import Order, SequentialOrder, ShuffledOrder
 from lightning_echo.plan.plan import Plan, PlanShape, Reuse, mix
 from lightning_echo.split.prove import Split
+from lightning_echo.split.reading import AUTO, ReadPart
 from lightning_echo.split.staged import Stages
 
 _ORDER_SEED, _PASS_SEED = 11, 13
@@ -140,6 +143,7 @@ class Choice:
     caution: str = ""  # why a resumed run gets other examples from this data set; empty if no reason is known
     split: Split | None = None  # where the data set is split
     holds: Sequence[Hold] = ()  # what a cache can hold, the earliest cut first; empty if that was not asked
+    reading: ReadPart | None = None  # what threads may read ahead; None: nothing, or not asked
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,6 +157,8 @@ class Opening:
     rank: int  # number of this rank's share of a pass
     key: int  # seed of this rank's random numbers in the workers, see `rank_key`
     cache: LoaderCache | None = None  # through which examples are read
+    in_flight: int | str = 1  # reads that the user asks to be under way at most on this rank, or "auto"
+    most_ahead_bytes: int = 0  # that may be read ahead on this rank
 
     def plan(self) -> Plan:
         """Returns the plan, at the batch to begin with."""
@@ -487,31 +493,74 @@ class Indexed(Kind):
         launch, choice, cache = opening.launch, opening.choice, opening.cache
         rounds = None if cache is None else cache.begin_rounds()
         caching = None if cache is None else cache.caching(rounds)
-        order = self._order_in_rounds(opening, rounds)
+        reading = None if rounds is not None else self._reading(opening)
+        order: Any = self._order_in_rounds(opening, rounds)
         if launch.state["order"] is not None:
             order.load(launch.state["order"])
+        if self.by_batches and self.laid_out != "batches":
+            layout = opening.layout
+            order = BatchedOrder(order, layout.batch_size, layout.last_batch_size, layout.batches_per_pass)
+        is_own = self.is_sequential or self.is_shuffled
+        if reading is not None and (is_own or draws_by_itself(self.sampler)):
+            order = AheadOrder(order, opening.layout.items_per_pass(self.by_batches), crosses=is_own)
         requests: ExampleRequests | BatchRequests
         if self.by_batches:
-            layout = opening.layout
-            sizes = (layout.batch_size, layout.last_batch_size, layout.batches_per_pass)
-            requests = BatchRequests(opening.plan(), order if self.laid_out == "batches" else BatchedOrder(order, *sizes))
+            requests = BatchRequests(opening.plan(), order)
         else:
             stages = choice.make_stages(self.loader.dataset)
             requests = ExampleRequests(opening.plan(), order, whole_calls=stages.load_many is not None)
-        in_rounds = None
+        sent: Iterator[Request] = requests
+        if isinstance(order, AheadOrder):
+            assert reading is not None
+            sent = Foreseen(requests, order, self.num_workers, self._window(opening, reading))
         if rounds is not None:
-            in_rounds = RequestsInRounds(requests, rounds, order if isinstance(order, AllRanksOrder) else None)
+            sent = RequestsInRounds(requests, rounds, order if isinstance(order, AllRanksOrder) else None)
         workers = WorkerProcesses(launch.worker_init_fn)
         # Code that may draw from the global random states must not run while the training draws from them, too.
         in_thread = self.num_workers > 0 and self.may_run_in_thread
-        batches: Iterator[Any] = iter(self.rebuild(in_rounds or requests, choice.make_stages, opening.key, workers, caching))
+        rebuilt = self.rebuild(sent, choice.make_stages, opening.key, workers, caching, reading)
+        batches: Iterator[Any] = iter(rebuilt)
         if rounds is not None and rounds.exchange is not None:
             rounds.exchange.begin()
         are_owned = self.num_workers > 0  # once a worker has sent a batch, it does not use its memory any more
         on_device = choice.point.on_device
         return pipeline_over(
-            requests, batches, workers, on_device=on_device, in_thread=in_thread, are_owned=are_owned, rounds=rounds
+            requests,
+            batches,
+            workers,
+            on_device=on_device,
+            in_thread=in_thread,
+            are_owned=are_owned,
+            rounds=rounds,
+            closing=None if reading is None else reading.closing,
         )
+
+    def _reading(self, opening: Opening) -> Reading | None:
+        """Returns what the workers need to read ahead; None if they read one example after the other."""
+        choice, workers, is_auto = opening.choice, max(self.num_workers, 1), opening.in_flight == AUTO
+        if choice.reading is None:
+            return None
+        in_flight = USUAL_IN_FLIGHT if is_auto else int(opening.in_flight)
+        context = self.loader.multiprocessing_context or torch.multiprocessing.get_context()
+        return Reading(
+            part=choice.reading,
+            until=choice.split if opening.cache is None else opening.cache.cut,
+            threads=min(max(in_flight // workers, 1), most_open_files()),
+            most_bytes=opening.most_ahead_bytes // workers,
+            is_auto=is_auto,
+            timeout_seconds=self.loader.timeout,
+            closing=Closing(context if self.num_workers else None),
+        )
+
+    def _window(self, opening: Opening, reading: Reading) -> int:
+        """Returns how many items a worker is told ahead: so many that a read that takes long holds few others up."""
+        workers, threads = max(self.num_workers, 1), reading.threads
+        examples = min(
+            WINDOW_PER_READ * threads,
+            max(reading.most_bytes // max(reading.part.item_bytes, 1), threads),
+            max(opening.layout.pass_length // 4 // workers, 2 * threads),  # a short run should not read far beyond its end
+        )
+        return max(examples // opening.layout.batch_size, 1) if self.by_batches else examples
 
     def order(self, layout: Layout, distance: int, seed: int, rank: int, *, is_whole: bool = False) -> Order:
         """Returns the order of the indices, or of the batches of a user's batch sampler.
@@ -548,12 +597,14 @@ class Indexed(Kind):
         key: int,
         workers: WorkerProcesses,
         caching: Caching | None = None,
+        reading: Reading | None = None,
         *,
         is_seeded: bool = True,
     ) -> DataLoader[Any]:
         """Returns the user's ``DataLoader``, rebuilt around requests. ``is_seeded`` is as in `LiveExamples`."""
-        cache = LiveExamples(self.loader.dataset, make_stages, key, self.loader.collate_fn, caching, is_seeded=is_seeded)
-        return _rebuilt(self.loader, requests, cache, key, workers)
+        dataset, collate_fn = self.loader.dataset, self.loader.collate_fn
+        live = LiveExamples(dataset, make_stages, key, collate_fn, caching, reading, is_seeded=is_seeded)
+        return _rebuilt(self.loader, requests, live, key, workers)
 
 
 class IndexedBatches(Indexed):

@@ -310,20 +310,23 @@ class _PlannedRequests(Iterator[Request]):
         self.plan, self.order = plan, order
         self.delivered = plan.number  # the training loop has got at least this number of batches; the pipeline sets it
         self.failure: Exception | None = None  # because of which no further batch can be planned
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
+        self.changes = 0  # of the factor, so far
+        self.reads: deque[Request] = deque()  # planned, and not yet sent to the workers
         self._begin_spreading = begin_spreading  # called once, when echoing begins
         self._batches_per_snapshot = max(_SNAPSHOT_BATCHES, 4 * plan.shape.buffer_size // plan.shape.batch_size)
         self._snapshots: deque[dict[str, Any]] = deque([plan.state()])
         # In a resumed run, live items are not held yet. These are their positions, each with the call in which it was read. Since
         # no worker holds anything, it does not matter that torch begins with worker 0, whichever buffer the next batch is from.
-        self._to_read_again = {item.position: item.call for item in plan.live()}
-        oldest = min((first for first, _ in self._to_read_again.values()), default=plan.position)
+        self.to_read_again = {item.position: item.call for item in plan.live()}
+        oldest = min((first for first, _ in self.to_read_again.values()), default=plan.position)
         order.seek(oldest)
-        self._items: dict[int, Any] = dict(enumerate(order.take(plan.position - oldest), oldest))  # by position
+        self.items: dict[int, Any] = dict(enumerate(order.take(plan.position - oldest), oldest))  # by position
 
     def change_factor(self, number: int, factor: float) -> None:
         """Sets the factor from batch ``number`` on."""
-        with self._lock:
+        with self.lock:
+            self.changes += 1
             self.plan.change_factor(number, factor)
             for snapshot in self._snapshots:
                 snapshot["pending"] = [change for change in snapshot["pending"] if change[0] < number]
@@ -335,7 +338,7 @@ class _PlannedRequests(Iterator[Request]):
 
         ``delivered`` is at least ``self.delivered - 1``, since earlier snapshots are gone.
         """
-        with self._lock:
+        with self.lock:
             snapshot = next(state for state in reversed(self._snapshots) if state["number"] <= delivered)
             plan = plan_from_state(self.plan.shape, snapshot)
             while plan.number < delivered:
@@ -366,10 +369,10 @@ class _PlannedRequests(Iterator[Request]):
             add_note(error, f"(raised in {at.name}, {at.filename}:{at.lineno})")
             raise
         if fresh and 1 in batch.stays_live:
-            self._items.update(compress(zip(batch.positions, fresh, strict=False), batch.stays_live))
+            self.items.update(compress(zip(batch.positions, fresh, strict=False), batch.stays_live))
         for position in batch.forget:
-            del self._items[position]
-            self._to_read_again.pop(position, None)
+            del self.items[position]
+            self.to_read_again.pop(position, None)
         return batch, fresh
 
 
@@ -381,12 +384,12 @@ class ExampleRequests(_PlannedRequests):
         self._whole_calls = whole_calls  # whether the data set reads whole batches, so that only a whole call can be repeated
         self._items_of_call: dict[int, list[Any]] = {}  # the items of each call to repeat, by the position of its first item
         if whole_calls:
-            for first, count in set(self._to_read_again.values()):
-                self._items_of_call[first] = [self._items[position] for position in range(first, first + count)]
-        self._items = {position: self._items[position] for position in self._to_read_again}
+            for first, count in set(self.to_read_again.values()):
+                self._items_of_call[first] = [self.items[position] for position in range(first, first + count)]
+        self.items = {position: self.items[position] for position in self.to_read_again}
 
     def __next__(self) -> Request:
-        with self._lock:
+        with self.lock:
             try:
                 batch, indices = self._next_batch()
             except Exception as error:
@@ -394,14 +397,14 @@ class ExampleRequests(_PlannedRequests):
                     raise
                 _let_go_of_frames(error)
                 return NOT_PLANNED
-            items, fresh, positions, stays_live = self._items, batch.fresh, batch.positions, batch.stays_live
+            items, fresh, positions, stays_live = self.items, batch.fresh, batch.positions, batch.stays_live
             if fresh == len(positions):
                 return Request(batch.number, positions, fresh, indices, stays_live, batch.forget)
             echoed = positions[fresh:]
             for position, stays in zip(echoed, stays_live[fresh:], strict=True):
                 indices.append(items[position] if stays else items.pop(position))
             rebuild: tuple[RepeatedCall, ...] = ()  # the calls of echoed examples that are not held, see `Request`
-            not_held = self._to_read_again
+            not_held = self.to_read_again
             for position in echoed if not_held else ():
                 call = not_held.pop(position, None)
                 if call is not None and self._whole_calls:
@@ -428,43 +431,42 @@ class BatchRequests(_PlannedRequests):
 
     def __init__(self, plan: Plan, order: ItemOrder) -> None:
         super().__init__(plan, order)
-        self.not_held = list(self._to_read_again)  # positions that are live, but not held, when the run begins
-        self._items = {position: self._items[position] for position in self._to_read_again}
+        self.not_held = list(self.to_read_again)  # positions that are live, but not held, when the run begins
+        self.items = {position: self.items[position] for position in self.to_read_again}
         self._steps: deque[Step] = deque()  # planned, and not yet delivered
-        self._reads: deque[Request] = deque()  # planned, and not yet sent to the workers
 
     def __next__(self) -> Request:
-        with self._lock:
+        with self.lock:
             try:
-                while not self._reads:
+                while not self.reads:
                     self._plan_step()
             except Exception as error:
                 if self.failure is None:
                     raise
                 _let_go_of_frames(error)
                 return NOT_PLANNED  # whoever asks for the `step` gets the error
-            return self._reads.popleft()
+            return self.reads.popleft()
 
     def step(self) -> Step:
-        with self._lock:
+        with self.lock:
             if not self._steps:
                 self._plan_step()
             return self._steps.popleft()
 
     def put_back(self, step: Step) -> None:
-        with self._lock:
+        with self.lock:
             self._steps.appendleft(step)
 
     def _plan_step(self) -> None:
         batch, items = self._next_batch()
         position, is_fresh, stays_live = batch.positions[0], bool(batch.fresh), bool(batch.stays_live[0])
-        is_read = is_fresh or self._to_read_again.pop(position, None) is not None
+        is_read = is_fresh or self.to_read_again.pop(position, None) is not None
         if not is_fresh:
-            items = [self._items[position] if stays_live else self._items.pop(position)]
+            items = [self.items[position] if stays_live else self.items.pop(position)]
         indices = items[0]
         size = len(indices) if indices is not None else -1
         if is_read and size >= 0:  # the worker sees a batch of fresh examples of which none is used again; number: for its seed
-            self._reads.append(Request(position, [position], size, indices, bytes(size)))
+            self.reads.append(Request(position, [position], size, indices, bytes(size)))
         self._steps.append(Step(position, is_read, is_fresh, stays_live, size, batch.forget))
 
 

@@ -17,6 +17,7 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 from lightning_echo.cache.reads import CachedReads, Caching, Lookups
 from lightning_echo.data.copies import copy_example
 from lightning_echo.data.randomness import BATCH, EXAMPLE, NoSeeding, Seeding
+from lightning_echo.pipeline.reads import Reading, ReadPool
 from lightning_echo.split.check import WatchedStages
 from lightning_echo.split.staged import LoadMany, Stages, add_decoding, examples_in, unchanged
 
@@ -113,6 +114,7 @@ class Report(NamedTuple):
     misses: int = 0  # number of fresh examples that a cache did not hold
     received: int = 0  # number of hits that came from other nodes
     waited: float = 0.0  # seconds of `source` in which a worker waited for examples of other nodes
+    in_flight: float = 0.0  # reads under way in the worker, on average since its last batch; 0 if threads read nothing there
 
 
 @dataclass
@@ -128,6 +130,7 @@ class StageSeconds:
     collate: float = 0.0
     examples: int = 0
     batches: int = 0
+    in_flight: float = 0.0  # reads under way in the batch's worker, on average, added up over batches
 
     def __sub__(self, earlier: StageSeconds) -> StageSeconds:
         return StageSeconds(*(now - then for now, then in zip(astuple(self), astuple(earlier), strict=True)))
@@ -177,6 +180,8 @@ class Request(NamedTuple):
     stays_live: bytes  # one byte per example, 1 if it is still live after this batch: the worker keeps it
     forget: tuple[int, ...] = ()  # positions that are no longer live: the worker drops them without another use
     rebuild: tuple[RepeatedCall, ...] = ()  # calls to repeat for this batch
+    ahead: tuple[Any, ...] = ()  # indices that this worker is going to read later, see ``pipeline/ahead.py``
+    drop: tuple[Any, ...] = ()  # those that it was told before and is not going to read
     round: int = -1  # number of the round in which nodes exchange what is needed for this batch; -1: they exchange nothing
 
 
@@ -189,7 +194,8 @@ class LiveExamples:
 
     ``key`` is the seed of this rank's random numbers. ``caching`` is the cache through which examples are read; None: only live
     examples are held. ``is_seeded``: whether the global random states are seeded before examples are read. It is False in a
-    thread next to the training, where nothing is drawn: the training draws from these states.
+    thread next to the training, where nothing is drawn: the training draws from these states. ``reading``: what threads read
+    ahead; None: nothing.
     """
 
     def __init__(
@@ -199,6 +205,7 @@ class LiveExamples:
         key: int,
         collate_fn: Any,
         caching: Caching | None = None,
+        reading: Reading | None = None,
         *,
         is_seeded: bool = True,
     ) -> None:
@@ -208,6 +215,8 @@ class LiveExamples:
         self._stages: Stages | None = None
         self._watched: WatchedStages | None = None  # the same, where the data set was split
         self._cached: CachedReads | None = None
+        self._reading = reading
+        self._pool: ReadPool | None = None
         self._held: dict[int, Any] = {}
         self._source_seconds = 0.0  # of the present batch
 
@@ -227,6 +236,8 @@ class LiveExamples:
             others.begin(request.round)
         for position in request.forget:
             self._held.pop(position, None)
+        if self._pool is not None:
+            self._pool.begin(self._to_read(request), request.ahead, request.drop)
         if request.fresh == len(request.indices) and 1 not in request.stays_live:
             examples, refetched = self._read_once(stages, request), 0
         else:
@@ -236,6 +247,8 @@ class LiveExamples:
             note, self._watched.note = self._watched.note, ""
         rest = perf_counter() - started - source
         report = Report(request.fresh, len(request.indices) - request.fresh, refetched, source, rest, note=note)
+        if self._pool is not None:
+            report = report._replace(in_flight=self._pool.mean_in_flight())
         if self._caching is None or self._cached is None:
             return examples, report
         now = self._caching.store.lookups
@@ -247,17 +260,29 @@ class LiveExamples:
 
     def _begin(self) -> Stages:
         """Makes the stages, at the first request: in a worker, ``worker_init_fn`` has run by then."""
-        stages = self._stages = self._make_stages(self.dataset)
+        stages = at_cut = self._make_stages(self.dataset)
         add_decoding(stages)
         self._watched = stages if isinstance(stages, WatchedStages) else None
         if self._caching is not None:
             if self._watched is not None:
                 self._watched.may_fail = False  # the examples in the cache were cut there
             self._cached = CachedReads(self._caching, self.dataset, stages)
-            stages = self._stages = self._cached.stages
+            at_cut, stages = self._cached.held_stages, self._cached.stages
+        if self._reading is not None:
+            is_held = (lambda index: False) if self._cached is None else self._cached.holds
+            self._pool = ReadPool(self._reading, self.dataset, at_cut, is_held)
+        self._stages = stages
         self._copies_uses = bool(stages.redone) or not copies_by_itself(self._collate_fn)
         self._seeding = Seeding(self.dataset, self._key) if self._is_seeded else NoSeeding()
         return stages
+
+    def _to_read(self, request: Request) -> list[Any]:
+        """Returns the indices that a batch reads: those of fresh examples, after those that are live but not held."""
+        positions, indices, fresh = request.positions, request.indices, request.fresh
+        if fresh == len(indices) or len(positions) < len(indices):  # the second: a whole batch has one position
+            return indices
+        not_held = [indices[i] for i in range(fresh, len(positions)) if positions[i] not in self._held]
+        return [*not_held, *indices[:fresh]]
 
     def _read_once(self, stages: Stages, request: Request) -> Any:
         """Returns a batch with no example that is used again. It is read as the plain loader reads it, under one seed."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from enum import Enum
 from typing import Any, NamedTuple, NoReturn
 
@@ -44,12 +45,18 @@ class LookedAt(BaseException):
     """A placeholder was used. It is not an ``Exception``: a data set that retries after each ``Exception`` would try forever."""
 
 
-_looks: list[str] = []
-"""How placeholders of this process were looked at, since the last read began."""
+class _Looks(threading.local):
+    """How placeholders of this thread were looked at, since its last read began."""
+
+    def __init__(self) -> None:
+        self.how: list[str] = []
+
+
+_looks = _Looks()
 
 
 def _look(how: str) -> NoReturn:
-    _looks.append(how)
+    _looks.how.append(how)
     raise LookedAt(
         f"{how} of the placeholder that stands for a transform's result while lightning_echo loads an example: the data set must "
         f"only return that result. Use {earliest(Needs.examples).option}"
@@ -151,7 +158,7 @@ class ReadCheck:
 
         def checked_load(index: Any) -> Any:
             calls.clear()
-            looks.clear()
+            looks.how.clear()
             try:
                 samples = [load(index)]
             except LookedAt:  # it is in _looks, together with those that the data set has caught
@@ -167,7 +174,7 @@ class ReadCheck:
 
         def checked_load_many(indices: list[Any]) -> list[Any]:
             calls.clear()
-            looks.clear()
+            looks.how.clear()
             try:
                 samples = list(load_many(indices))
             except LookedAt:
@@ -181,8 +188,8 @@ class ReadCheck:
 
         It raises `SplitRefused`, and empties ``samples``: a placeholder that still exists afterwards is kept by the data set.
         """
-        if _looks:
-            raise SplitRefused(f"it looks at what its {' or '.join(self._names)} returns ({_looks[-1]})")
+        if how := _looks.how:
+            raise SplitRefused(f"it looks at what its {' or '.join(self._names)} returns ({how[-1]})")
         for sample in samples:
             if sample is None:
                 return self._filled_around_none(samples)
@@ -400,6 +407,9 @@ class WatchedStages(Stages):
         if self._generators > before:
             self._trap = DrawingTrap([place.state for place in places])
         return self._generators > before
+
+    def load_through(self, through: Callable[[Load], Load]) -> None:
+        self._load_one = through(self._load_one)
 
     def begin(self) -> None:
         """Call this before the examples of a batch are loaded, if some of them are kept."""

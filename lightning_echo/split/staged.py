@@ -54,6 +54,10 @@ class Stages:
     augment_routes: bool = False
     sources: tuple[Any, ...] = ()
 
+    def load_through(self, through: Callable[[Load], Load]) -> None:
+        """Replaces the function behind ``load`` by ``through`` of it."""
+        self.load = through(self.load)
+
     @property
     def redoing(self) -> str:
         """The work of ``augment``, for messages."""

@@ -1,0 +1,440 @@
+"""Reads in flight: threads of a worker read coming examples ahead of time, and the worker takes them in their order.
+
+Behind a storage with latency, a worker that reads one example after the other waits for each of them. Here many reads are under
+way at once, and what the training gets does not change by one bit:
+
+* Each request carries the indices that its worker is going to read next (``pipeline/ahead.py``).
+* A `ReadPool` in the worker reads them in their order, at most so many at once and so many bytes ahead. What threads run is a
+  `ReadPart` (``split/reading.py``): mostly the raw item only. All other work stays in the worker's own thread, since threads that
+  compute would only take turns with it.
+* The stages ask for an example by its index, as without threads. The pool waits until it is read, and raises its error then. An
+  example that nobody has foreseen is read first. What a cache holds is not read.
+
+The pool and the worker's own thread share one lock. A *slot* is one read: it waits in the order of the hints, is under way, and
+is read. A slot is found by its index, since an index is read to the same item wherever it stands.
+
+``reads_in_flight="auto"``: threads read only while reads wait. A read that comes from the page cache takes less time than the
+change between two threads. So the worker reads by itself at first, and notes how long its reads wait: the time that has passed
+without the processor time of the thread, where the system says that the thread has waited. If reads wait, the threads begin. From
+then on, one read in `_PROBE_EVERY` is left to the worker. If these do not wait any more, the threads stop.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+from time import monotonic, perf_counter, perf_counter_ns, thread_time
+from typing import Any
+
+import torch
+from torch.utils.data import get_worker_info
+
+from lightning_echo.data.copies import nbytes
+from lightning_echo.data.difference import difference
+from lightning_echo.data.randomness import preserved_random_states, random_states
+from lightning_echo.plan.order import entry_key
+from lightning_echo.split.prove import Split
+from lightning_echo.split.reading import MOST_IN_FLIGHT, ReadPart, file_of
+from lightning_echo.split.staged import Load, Stages, decoded
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
+_RUSAGE_THREAD = getattr(resource, "RUSAGE_THREAD", None)  # only Linux counts for each thread how often it has waited
+
+USUAL_IN_FLIGHT = 64  # for "auto"
+WINDOW_PER_READ = 16  # items that a worker is told ahead, for each read that may be under way
+_FILES_BESIDE = 64  # that a worker may have open for other purposes
+
+_LEAST_WAIT_SECONDS = 0.0005  # of a read, on average, from which on threads are worth their changes
+_LAST_READS, _MOST_LAST_READS = 8, 64  # the worker looks at the median of the last few, and at the mean of more
+_PROBE_EVERY = 2048  # reads
+_PROBES = 3  # in a row that do not wait, before the threads stop
+_LOOK_SECONDS = 0.1  # a worker that waits for a read looks so often whether it has to end
+_SHARE_OF_TIMEOUT = 0.9  # of the loader's: the error with the example's name must come before torch's
+
+_WAITING, _UNDER_WAY, _READ, _LEFT_OUT = range(4)
+
+
+class ReadChangedError(RuntimeError):
+    """A thread has read another item than the worker's own thread reads."""
+
+
+class LoaderClosedError(RuntimeError):
+    """The loader was closed while a worker waited for a read."""
+
+
+class Closing:
+    """Tells the pools of a loader that it is closed, also those in workers. ``context`` is theirs; None: there are no workers."""
+
+    def __init__(self, context: Any = None) -> None:
+        self._event = threading.Event() if context is None else context.Event()
+        self._pools: list[ReadPool] = []  # of this process
+
+    @property
+    def is_set(self) -> bool:
+        return bool(self._event.is_set())
+
+    def add(self, pool: ReadPool) -> None:
+        self._pools.append(pool)
+
+    def set(self) -> None:
+        self._event.set()
+        while self._pools:
+            self._pools.pop().close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_event": self._event, "_pools": []}
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Everything that a worker needs to read ahead. It is sent to the worker.
+
+    Attributes:
+        part: What threads run.
+        until: Where an example is cut that is asked for. None: it is read whole.
+        threads: The largest number of reads under way in the worker.
+        most_bytes: The largest number of bytes that are read ahead in the worker.
+        is_auto: Whether threads read only while reads wait.
+        timeout_seconds: After so many seconds torch gives up waiting for a batch; 0: never.
+    """
+
+    part: ReadPart
+    until: Split | None
+    threads: int
+    most_bytes: int
+    is_auto: bool
+    timeout_seconds: float
+    closing: Closing
+
+
+class _Slot:
+    __slots__ = ("bytes", "error", "index", "is_asked", "is_probe", "state", "value")
+
+    def __init__(self, index: Any) -> None:
+        self.index, self.state = index, _WAITING
+        self.is_asked = self.is_probe = False
+        self.bytes = 0
+        self.value: Any = None
+        self.error: BaseException | None = None
+
+
+class ReadPool:
+    """Reads in threads, and by itself what threads do not read.
+
+    It takes the place of the ``load`` of ``stages``. ``is_held`` returns whether a cache holds the example of an index.
+    """
+
+    def __init__(self, reading: Reading, dataset: Any, stages: Stages, is_held: Callable[[Any], bool]) -> None:
+        self._reading, self._dataset, self._is_held = reading, dataset, is_held
+        self._reads = reading.part.make(dataset, reading.until)
+        self._read_by_itself = self._reads.read()
+        self._todo: deque[_Slot] = deque()
+        self._foreseen: dict[Any, deque[_Slot]] = {}  # told ahead, by index
+        self._asked: dict[Any, deque[_Slot]] = {}  # of the present batch
+        self._lock = threading.Lock()
+        self._work, self._done = threading.Condition(self._lock), threading.Condition(self._lock)
+        self._threads = 0
+        self._is_on, self._is_useless = not reading.is_auto, False
+        self._is_closed = False
+        self._bytes = 0  # read ahead, and about to be
+        self._awaited: _Slot | None = None
+        self._is_full = False  # whether a thread waits until fewer bytes are read ahead
+        self._count = self._checked = 0  # reads that threads were asked for, and those of the user's code that were taken
+        self._check_at = 1  # the 1st, 10th, 100th ... read of the user's code is compared with one without threads
+        self._waits: deque[float] = deque(maxlen=_MOST_LAST_READS)  # seconds, of the last reads without threads
+        self._waits_after: deque[float] = deque(maxlen=_MOST_LAST_READS)  # of those whose file a thread has read before
+        self._idle_probes = 0
+        self._is_worker, self._parent = get_worker_info() is not None, os.getppid()
+        self._deadline = float("inf")
+        self._under_way, self._seconds = 0, 0.0  # reads now, and the seconds of all reads since `mean_in_flight`
+        self._since = self._counted_at = perf_counter()
+        stages.load_through(self._loading)
+        reading.closing.add(self)
+
+    def _loading(self, plain: Load) -> Load:
+        self._plain = plain
+        return self.load
+
+    # ------------------------------------------------------------------ the worker's own thread
+
+    def begin(self, asked: Sequence[Any], ahead: Sequence[Any], dropped: Sequence[Any]) -> None:
+        """Begins a batch: the examples ``asked`` for now, those that are asked for later, and those that are not any more."""
+        timeout = self._reading.timeout_seconds
+        self._deadline = monotonic() + timeout * _SHARE_OF_TIMEOUT if timeout else float("inf")
+        is_held = self._is_held
+        asked = [index for index in asked if not is_held(index)]
+        ahead = [index for index in ahead if not is_held(index)]
+        with self._lock:
+            for slots in self._asked.values():  # that a cache has got in the meantime, or that an error has left over
+                for slot in slots:
+                    self._leave_out(slot)
+            self._asked.clear()
+            for index in dropped:
+                if (lost := _taken(self._foreseen, index)) is not None:
+                    self._leave_out(lost)
+            first = list[_Slot]()
+            for index in asked:
+                if (known := _taken(self._foreseen, index)) is None:
+                    first.append(slot := self._new(index))
+                else:
+                    slot = known
+                slot.is_asked = True
+                self._asked.setdefault(_key(index), deque()).append(slot)
+            self._todo.extendleft(each for each in reversed(first) if not each.is_probe)
+            for index in ahead:
+                slot = self._new(index)
+                self._foreseen.setdefault(_key(index), deque()).append(slot)
+                if not slot.is_probe:
+                    self._todo.append(slot)
+            if self._is_on:
+                self._start_threads()
+                self._work.notify(len(first) + len(ahead) or 1)
+
+    def load(self, index: Any) -> Any:
+        """Returns an example, as the stages load it without threads. Raises the error of its read."""
+        slot = _taken(self._asked, index)
+        if slot is None:  # a second try, or the comparison of a cache
+            return self._plain(index)
+        with self._lock:
+            is_mine = slot.state == _WAITING and (slot.is_probe or not self._is_on or not self._threads)
+            if is_mine:
+                slot.state = _LEFT_OUT
+            else:
+                self._wait_for(slot)
+            self._free(slot)
+        if is_mine:
+            return self._by_itself(index, is_probe=slot.is_probe)
+        if slot.error is not None:
+            raise slot.error
+        value, slot.value = slot.value, None
+        if (finish := self._reads.finish) is None:
+            return self._after_warming(index)
+        if not self._reading.part.is_ours:
+            self._check(index, value)
+            return decoded(finish(index, value))
+        try:
+            return finish(index, value)
+        except Exception:  # of a damaged file: the data set's own error names the file
+            return self._plain(index)
+
+    def mean_in_flight(self) -> float:
+        """Returns how many reads were under way on average since the last call."""
+        with self._lock:
+            self._count_seconds()
+            now, seconds = self._counted_at, self._seconds
+            passed, self._since, self._seconds = now - self._since, now, 0.0
+        return seconds / passed if passed > 0 else 0.0
+
+    def close(self) -> None:
+        """Ends the threads. One that hangs in a read ends with the process."""
+        with self._lock:
+            self._is_closed = True
+            self._todo.clear()
+            self._work.notify_all()
+            self._done.notify_all()
+
+    def _new(self, index: Any) -> _Slot:
+        slot, self._count = _Slot(index), self._count + 1
+        slot.is_probe = self._reading.is_auto and self._is_on and self._count % _PROBE_EVERY == 0
+        return slot
+
+    def _leave_out(self, slot: _Slot) -> None:
+        """Gives up a read that is not needed. If it is under way, its thread drops the result."""
+        if slot.state == _READ:
+            self._free(slot)
+        slot.state, slot.value = _LEFT_OUT, None
+
+    def _free(self, slot: _Slot) -> None:
+        self._bytes, slot.bytes = self._bytes - slot.bytes, 0
+        if self._is_full:
+            self._is_full = False
+            self._work.notify_all()
+
+    def _wait_for(self, slot: _Slot) -> None:
+        self._awaited = slot
+        try:
+            while slot.state != _READ:
+                self._done.wait(_LOOK_SECONDS)
+                if slot.state == _READ:
+                    break
+                if self._is_closed or self._reading.closing.is_set or (self._is_worker and os.getppid() != self._parent):
+                    raise LoaderClosedError(f"the loader was closed while example {slot.index!r} of the data set was read")
+                if monotonic() > self._deadline:
+                    raise TimeoutError(self._too_late(slot.index))
+        finally:
+            self._awaited = None
+
+    def _too_late(self, index: Any) -> str:
+        timeout = self._reading.timeout_seconds
+        find = file_of(self._dataset)
+        file = "" if find is None else f" ({find(index)})"
+        return (
+            f"example {index!r} of the data set{file} is not read after {timeout * _SHARE_OF_TIMEOUT:.3g} s, and the loader has "
+            f"timeout={timeout:g}: its storage does not answer. Look at that file, or give the loader a larger timeout"
+        )
+
+    def _check(self, index: Any, value: Any) -> None:
+        """Compares some of the items that threads have read with what this thread reads."""
+        self._checked += 1
+        if self._checked < self._check_at:
+            return
+        self._check_at *= 10
+        with preserved_random_states():
+            before = random_states()
+            again = self._read_by_itself(index)
+            where, drew = difference(again, value), difference(before, random_states())
+        if where is not None or drew is not None:
+            what = "reading it draws random numbers" if where is None else f"in a thread it is another one ({where})"
+            raise ReadChangedError(
+                f"example {index!r} of the data set cannot be read by threads: {what}. They may share a file and its place in "
+                "it, or a buffer: give each thread its own (threading.local), or set reads_in_flight=1"
+            )
+
+    # ------------------------------------------------------------------ without threads, and whether that is better
+
+    def _by_itself(self, index: Any, *, is_probe: bool) -> Any:
+        example, waited = self._measured(index)
+        self._seconds += waited
+        if not self._reading.is_auto:
+            return example
+        if is_probe:
+            self._idle_probes = 0 if waited > _LEAST_WAIT_SECONDS else self._idle_probes + 1
+            if self._idle_probes == _PROBES:
+                self._switch(on=False)
+        elif not self._is_on:
+            self._waits.append(waited)
+            if not self._is_useless and self._reads_wait():
+                self._switch(on=True)
+        return example
+
+    def _measured(self, index: Any) -> tuple[Any, float]:
+        """Returns an example that this thread reads, and the seconds in which the thread has waited."""
+        before, cpu, waits = perf_counter(), thread_time(), _times_waited()
+        example = self._plain(index)
+        passed, computed = perf_counter() - before, thread_time() - cpu
+        return example, max(passed - computed, 0.0) if _times_waited() > waits else 0.0
+
+    def _reads_wait(self) -> bool:
+        waits = self._waits
+        if len(waits) < _LAST_READS or len(waits) % _LAST_READS:
+            return False
+        if median(list(waits)[-_LAST_READS:]) > _LEAST_WAIT_SECONDS:
+            return True
+        return len(waits) == _MOST_LAST_READS and fmean(waits) > _LEAST_WAIT_SECONDS
+
+    def _after_warming(self, index: Any) -> Any:
+        """Reads an example whose file a thread has read before. If that does not help, threads read no more."""
+        if not self._reading.is_auto:
+            return self._plain(index)
+        example, waited = self._measured(index)
+        self._waits_after.append(waited)
+        if len(self._waits_after) == _MOST_LAST_READS and 2 * fmean(self._waits_after) > fmean(self._waits):
+            self._is_useless = True
+            self._switch(on=False)
+        return example
+
+    def _switch(self, *, on: bool) -> None:
+        with self._lock:
+            self._is_on, self._idle_probes = on, 0
+            if on:
+                self._start_threads()
+                self._work.notify_all()
+            else:
+                self._waits.clear()
+                self._waits_after.clear()
+
+    # ------------------------------------------------------------------ threads
+
+    def _start_threads(self) -> None:
+        while self._threads < self._reading.threads:
+            thread = threading.Thread(target=self._run, name=f"lightning_echo-read-{self._threads}", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # the system allows no more threads: fewer reads are under way
+                break
+            self._threads += 1
+
+    def _run(self) -> None:
+        if self._is_worker:
+            torch.set_num_threads(1)  # counts for each thread by itself, and torch has set it for the worker's own
+        read: Load | None = None
+        while (slot := self._next()) is not None:
+            value, error = None, None
+            try:
+                read = read or self._reads.read()
+                value = read(slot.index)
+            except BaseException as raised:  # the worker's own thread raises it when the example's turn comes
+                error = raised
+            self._end(slot, value, error)
+            del slot, value, error
+
+    def _next(self) -> _Slot | None:
+        """Waits for the next read; None if the pool is closed."""
+        todo, reading = self._todo, self._reading
+        with self._lock:
+            while not self._is_closed:
+                while todo and todo[0].state != _WAITING:
+                    todo.popleft()
+                has_room = not self._bytes or self._bytes + reading.part.item_bytes <= reading.most_bytes
+                if todo and self._is_on and (has_room or todo[0].is_asked):
+                    slot = todo.popleft()
+                    slot.state, slot.bytes = _UNDER_WAY, reading.part.item_bytes
+                    self._bytes += slot.bytes
+                    self._count_seconds()
+                    self._under_way += 1
+                    return slot
+                self._is_full = bool(todo) and not has_room
+                self._work.wait()
+        return None
+
+    def _end(self, slot: _Slot, value: Any, error: BaseException | None) -> None:
+        taken = nbytes(value)
+        with self._lock:
+            self._count_seconds()
+            self._under_way -= 1
+            if slot.state == _LEFT_OUT:
+                self._free(slot)
+                return
+            slot.state, slot.value, slot.error = _READ, value, error
+            self._bytes += taken - slot.bytes
+            slot.bytes = taken
+            if slot is self._awaited:
+                self._done.notify()
+
+    def _count_seconds(self) -> None:
+        now = perf_counter()
+        self._seconds += self._under_way * (now - self._counted_at)
+        self._counted_at = now
+
+
+def _taken(slots: dict[Any, deque[_Slot]], index: Any) -> _Slot | None:
+    """Takes out the first slot of an index; None if there is none."""
+    key = _key(index)
+    if (found := slots.get(key)) is None:
+        return None
+    slot = found.popleft()
+    if not found:
+        del slots[key]
+    return slot
+
+
+def _key(index: Any) -> Any:
+    return index if type(index) is int else entry_key(index)
+
+
+def _times_waited() -> int:
+    """Returns how often this thread has waited for something, such as a read; without that figure, a larger number each time."""
+    return perf_counter_ns() if _RUSAGE_THREAD is None else resource.getrusage(_RUSAGE_THREAD).ru_nvcsw
+
+
+def most_open_files() -> int:
+    """Returns how many files the threads of a process may have open."""
+    limit = MOST_IN_FLIGHT if resource is None else resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return max(limit - _FILES_BESIDE, 1) if 0 <= limit < MOST_IN_FLIGHT + _FILES_BESIDE else MOST_IN_FLIGHT
