@@ -42,7 +42,6 @@ from lightning_echo.measure.control import Controller, Decision, Moment, Observa
 from lightning_echo.measure.summary import EpochReport, FactorUse, RunSummary, RunVerdict, advise, summarize
 from lightning_echo.measure.target_idle import TargetIdle
 from lightning_echo.schema import entry, inside, record, rows, state_of
-from lightning_echo.split.reading import AUTO
 from lightning_echo.training.counts import AskingSteps, Decider, metrics_of_parts
 from lightning_echo.training.loaders import Echoed, delivered_in, echoed_in, go_on_after_reload, parts_of, since_in
 from lightning_echo.training.logged import (
@@ -139,6 +138,8 @@ class EchoCallback(DecidesFactor, pl.Callback):
             a factor there is only a cache, and no echoing.
         share: The name under which this training shares the reading with others on this machine, or see `EchoConfig`. Without a
             factor the training shares, and does not echo.
+        reads_in_flight: How many reads may be under way at once on this rank, for a storage that takes long to answer, see
+            `EchoConfig`. Without a factor nothing is echoed, and examples are the same.
         echo: All these options as one value. Give either this argument or the options, not both. It has one of these forms:
 
             * An `EchoConfig`, or a mapping of its options (a dict, OmegaConf's ``DictConfig``). It applies to a single loader,
@@ -177,7 +178,7 @@ class EchoCallback(DecidesFactor, pl.Callback):
         seed: int | None = None,
         cache: CacheOptions = None,
         share: ShareOptions = None,
-        reads_in_flight: int | str = AUTO,
+        reads_in_flight: int | str | None = None,
         echo: dict[str, EchoConfig] | EchoConfig | None = None,
         summary: bool = True,
         plot: bool = False,

@@ -78,6 +78,18 @@ class EchoConfig:
         share: The name under which this training shares the reading with others on this machine. Or a `ShareConfig`, or a
             mapping of its options. The attribute holds plain values: the name alone, or the options that differ from their
             defaults. With ``factor=1`` the training shares, and does not echo.
+        reads_in_flight: How many reads may be under way at once on a rank: 1 (one after the other in each worker), a larger
+            number, or ``"auto"``: up to 64, while reads wait for the storage. Threads in the workers read the examples that come
+            next. Batches are the same, whatever the number. With ``factor=1`` nothing is echoed.
+
+            * What threads run is ``read`` alone, if the data set has ``read`` and ``decode`` (`StagedDataset`) or is a
+              torchvision ``ImageFolder``. If only the paths of its files are known, threads read the files into the page cache.
+            * A number lets threads run the data set's own ``read``, or its ``load`` or ``__getitem__`` if it has no ``read``.
+              So does the attribute ``reads_concurrently = True`` of a data set, for ``"auto"``. Without either, threads run no
+              code of the data set's.
+            * At most a twentieth of the free memory, and at most 1 GiB, is read ahead on a rank.
+
+            Default: ``"auto"``, wherever another option has the loader rebuilt.
 
     Raises:
         TypeError: A value has a wrong type.
@@ -86,7 +98,7 @@ class EchoConfig:
     Example:
         >>> EchoConfig(factor=4)  # doctest: +NORMALIZE_WHITESPACE
         EchoConfig(factor=4.0, insertion_point='auto', buffer_size=None, reuse='memory', epoch_length='fixed', seed=None,
-                   cache=None, share=None)
+                   cache=None, share=None, reads_in_flight=None)
         >>> EchoConfig(cache=CacheConfig("8GiB")).cache, EchoConfig(cache=CacheConfig("8GiB", hold="raw")).cache
         ('8GiB', {'size': '8GiB', 'hold': 'raw'})
     """
@@ -99,7 +111,7 @@ class EchoConfig:
     seed: int | None = None
     cache: Any = None  # OmegaConf 2.3 refuses a union with a mapping or a dataclass
     share: Any = None  # the same
-    reads_in_flight: int | str = AUTO
+    reads_in_flight: int | str | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.factor, str) and self.factor != AUTO_FACTOR:
@@ -115,7 +127,7 @@ class EchoConfig:
         self.seed = check_seed(self.seed)
         self.cache = _plain(read_cache_config(self.cache), "size")
         self.share = _plain(read_share_config(self.share), "name")
-        self.reads_in_flight = check_reads_in_flight(self.reads_in_flight)
+        self.reads_in_flight = None if self.reads_in_flight is None else check_reads_in_flight(self.reads_in_flight)
 
     def as_options(self) -> dict[str, Any]:
         """Returns the options by name, without those that a subclass adds: ``EchoLoader(loader, **config.as_options())``."""
@@ -304,7 +316,9 @@ def check_buffer_size(buffer_size: Any) -> int | float | str | None:
 
 
 def check_reads_in_flight(reads: Any) -> int | str:
-    """Returns the number of reads that may be under way on a rank, or ``"auto"``."""
+    """Returns the number of reads that may be under way on a rank, or ``"auto"``, which is the default."""
+    if reads is None:
+        return AUTO
     expected = f"reads_in_flight must be an integer from 1 (one read after the other) to {MOST_IN_FLIGHT:,}, or {AUTO!r}"
     if isinstance(reads, str):
         if reads != AUTO:
@@ -404,6 +418,8 @@ class EchoOptions(EchoConfig):
             memory). Or the options of a CacheConfig by name: cache.size, cache.hold, and so on.
         share: Trainings on this machine that give the same name read their data once. Or the options of a ShareConfig by name:
             share.name, share.behind, and so on.
+        reads_in_flight: How many reads may be under way at once on a rank, for a storage that takes long to answer: an integer
+            from 1, or 'auto': up to 64, while reads wait. Default: 'auto', wherever another option has the loader rebuilt.
         controller: Decides on the factor from epoch to epoch, e.g. TargetIdle.
         loaders: For a collection of loaders, in place of the options above: the options of each loader that is echoed, by name.
         enabled: False switches echoing off, whatever the other options are. The run is still measured.

@@ -15,7 +15,6 @@ from lightning_echo.data.objects import names_options
 from lightning_echo.insertion import InsertionPoint
 from lightning_echo.loader.loader import EchoLoader
 from lightning_echo.schema import entry, state_of
-from lightning_echo.split.reading import AUTO
 from lightning_echo.training import package
 from lightning_echo.training.hooks import StandIn
 from lightning_echo.training.package import MisconfigurationException, in_both, is_overridden
@@ -56,6 +55,7 @@ class EchoDataModule(StandIn):
             made from this one and the loader's name.
         cache: A cache that keeps examples, so that they are read once: its size such as ``"8GiB"``, or see `EchoConfig`.
         share: The name under which this training shares the reading with others on this machine, or see `EchoConfig`.
+        reads_in_flight: How many reads may be under way at once on a rank, see `EchoConfig`.
         loaders: For a collection, in place of all these options: a mapping from the names of the loaders to echo to their
             options. A name is the key of the loader, or its position: ``"0"``, ``"1"``, and so on. In nested collections, ``/``
             joins the names: ``"labelled/0"``. The other loaders are left as they are.
@@ -98,7 +98,7 @@ class EchoDataModule(StandIn):
         seed: int | None = None,
         cache: CacheOptions = None,
         share: ShareOptions = None,
-        reads_in_flight: int | str = AUTO,
+        reads_in_flight: int | str | None = None,
         loaders: dict[str, EchoConfig] | None = None,
         shard: bool = True,
     ) -> None:

@@ -35,7 +35,6 @@ from lightning_echo.plan.memory import make_plan
 from lightning_echo.schema import LEFT_OUT
 from lightning_echo.share.config import ShareConfig, read_share_config
 from lightning_echo.share.sharing import LoaderSharing, begins
-from lightning_echo.split.reading import AUTO
 
 
 class PlainAttributes:
@@ -108,6 +107,7 @@ class EchoLoader(PlainAttributes):
             alone (``"8GiB"``). None: there is no cache.
         share: The name under which this training shares the reading with others on this machine. Or a `ShareConfig`, or a
             mapping of its fields. None: this loader reads for itself.
+        reads_in_flight: How many reads may be under way at once on a rank: an integer from 1, or ``"auto"``, see `EchoConfig`.
 
     Attributes:
         limit_train_batches: The Trainer's option of this name; None if unknown. A resumed run uses it to see whether the epoch
@@ -147,7 +147,7 @@ class EchoLoader(PlainAttributes):
         rank: int | None = None,
         cache: CacheConfig | Mapping[str, Any] | str | float | int | None = None,
         share: ShareConfig | Mapping[str, Any] | str | None = None,
-        reads_in_flight: int | str = AUTO,
+        reads_in_flight: int | str | None = None,
     ) -> None:
         if isinstance(loader, EchoLoader):
             raise ValueError("loader is echoed already: pass the loader inside (its .loader), or set .factor on it")

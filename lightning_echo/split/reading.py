@@ -6,7 +6,7 @@ process take turns in computing, so threads should only wait::
     =========  =====================================================  =========================================================
     `Part`     threads run                                            the worker's own thread runs
     =========  =====================================================  =========================================================
-    ``raw``    ``read(index)``, or read the file of an `ImageFolder`  decoding, and all that follows
+    ``raw``    ``read(index)``, or read a torchvision folder's file   decoding, and all that follows
     ``files``  read the example's file, so that the system caches it  everything, as without threads
     ``whole``  ``load`` or ``__getitem__``                            augmentation, if the data set is split
     =========  =====================================================  =========================================================

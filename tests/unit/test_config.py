@@ -19,7 +19,7 @@ from lightning_echo.config import read_options
 
 DEFAULTS = {
     **{"factor": 1.0, "insertion_point": "auto", "buffer_size": None, "reuse": "memory"},
-    **{"epoch_length": "fixed", "seed": None, "cache": None, "share": None},
+    **{"epoch_length": "fixed", "seed": None, "cache": None, "share": None, "reads_in_flight": None},
 }
 OF_A_CONSTRUCTOR_ALONE = {"loader", "num_replicas", "rank", "datamodule", "shard", "loaders"}  # no options of echoing
 
@@ -62,6 +62,8 @@ HELD: list[tuple[str, Any, Any]] = [
     ("cache", OmegaConf.create({"size": "8GiB", "ignore": ["run"]}), {"size": "8GiB", "ignore": ("run",)}),
     ("share", ShareConfig("sweep", wait_for=3, window="2GiB"), {"name": "sweep", "wait_for": 3, "window": "2GiB"}),
     ("share", OmegaConf.create({"name": "sweep", "restart": False}), {"name": "sweep", "restart": False}),
+    ("reads_in_flight", 32, 32),
+    ("reads_in_flight", "auto", "auto"),
 ]
 
 
