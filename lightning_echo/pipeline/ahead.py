@@ -19,6 +19,7 @@ from typing import Any
 from lightning_echo.pipeline.requests import BatchRequests, ExampleRequests
 from lightning_echo.pipeline.worker import Request
 from lightning_echo.plan.memory import plan_from_state
+from lightning_echo.plan.order import entry_key
 from lightning_echo.plan.plan import Plan
 
 _MOST_BATCHES_AHEAD = 1024  # that the shadow plan has planned: with a large factor, few of them read anything
@@ -32,6 +33,7 @@ class AheadOrder:
         self._ahead: deque[Any] = deque()
         self.position = order.position
         self.exact = order.exact
+        self.changes = 0  # of items that were looked at
 
     def take(self, count: int) -> list[Any]:
         taken = [self._ahead.popleft() for _ in range(min(count, len(self._ahead)))]
@@ -59,6 +61,7 @@ class AheadOrder:
     def begin_spreading(self) -> None:
         if self._ahead and self._crosses:  # what was looked at may be of a pass that is now spread
             self.seek(self.position)
+            self.changes += 1
         self._order.begin_spreading()
 
     def state(self, position: int) -> dict[str, Any]:
@@ -86,6 +89,7 @@ class Foreseen(Iterator[Request]):
         self._shadow_count = 0  # of requests, after the shadow plan's last batch
         self._not_held: set[int] = set()  # positions that are live after a resume, and that the shadow plan has not read again
         self._changes = 0  # of the factor, when the shadow plan was made
+        self._order_changes = 0
 
     def __next__(self) -> Request:
         requests = self._requests
@@ -98,8 +102,13 @@ class Foreseen(Iterator[Request]):
             coming = self._coming[self._count % len(self._coming)]
             self._count += 1
             self._look_ahead(coming)
-            coming.take_next()
+            by_batches = isinstance(requests, BatchRequests)
+            coming.take_next(dict(zip(request.positions, [request.indices] if by_batches else request.indices, strict=True)))
             self._look_ahead(coming)
+            if self._order_changes != self._order.changes:
+                self._order_changes = self._order.changes
+                for each in self._coming:
+                    each.tell_again()
             ahead = self._to_tell(coming)
             return request._replace(ahead=ahead, drop=self._items_of(coming.dropped()))
 
@@ -138,8 +147,8 @@ class Foreseen(Iterator[Request]):
         for position in list(islice(coming.positions, coming.told, self._window)):
             if position >= order.position and not order.reaches(position):
                 break
-            if not coming.tell(position):
-                coming.items[position] = item = self._item_at(position)
+            item = self._item_at(position)
+            if not coming.tell(position, item):
                 untold.append(item)
         return self._items_of(untold)
 
@@ -163,7 +172,8 @@ class _Coming:
         self.told = 0  # the worker knows so many of the first ones
         self.items: dict[int, Any] = {}  # of the positions that the worker knows
         self._sizes: deque[int] = deque()  # how many positions each of the coming requests has
-        self._known_before: set[int] = set()  # what the worker knew when the shadow plan began again, and may not be coming now
+        self._known_before: dict[int, Any] = {}  # items that the worker was told before the shadow plan began again
+        self._lost: list[Any] = []  # items that it knows, and that are not coming any more
 
     @property
     def has_next(self) -> bool:
@@ -172,29 +182,45 @@ class _Coming:
     def begin_again(self) -> None:
         self.positions.clear()
         self._sizes.clear()
-        self.told, self._known_before = 0, set(self.items)
+        self.tell_again()
+
+    def tell_again(self) -> None:
+        """Forgets what was told, but not what the worker knows."""
+        self._known_before.update(self.items)
+        self.items.clear()
+        self.told = 0
 
     def add(self, positions: list[int]) -> None:
         self.positions.extend(positions)
         self._sizes.append(len(positions))
 
-    def take_next(self) -> None:
-        """Takes out the positions of the next request."""
+    def take_next(self, requested: dict[int, Any]) -> None:
+        """Takes out the positions of the next request. ``requested`` has its items."""
         for _ in range(size := self._sizes.popleft()):
             position = self.positions.popleft()
-            self.items.pop(position, None)
-            self._known_before.discard(position)
+            known = self._known_before if position in self._known_before else self.items
+            if position in known:
+                self._keep_if_lost(known.pop(position), requested[position])
         self.told = max(self.told - size, 0)
 
-    def tell(self, position: int) -> bool:
-        """Notes that the worker knows the next position. Returns whether it knew it before."""
+    def tell(self, position: int, item: Any) -> bool:
+        """Notes that the worker knows the item at the next position. Returns whether it knew it before."""
         self.told += 1
-        known = position in self._known_before
-        self._known_before.discard(position)
-        return known
+        self.items[position] = item
+        if position not in self._known_before:
+            return False
+        return self._keep_if_lost(self._known_before.pop(position), item)
+
+    def _keep_if_lost(self, known: Any, coming: Any) -> bool:
+        """Notes what the worker knows if another item is coming at that position. Returns whether it is the same."""
+        is_same = known is coming or bool(entry_key(known) == entry_key(coming))
+        if not is_same:
+            self._lost.append(known)
+        return is_same
 
     def dropped(self) -> list[Any]:
         """Returns the items that the worker knows and that are not coming any more."""
-        dropped = [self.items.pop(position) for position in self._known_before]
+        dropped = [*self._lost, *self._known_before.values()]
+        self._lost.clear()
         self._known_before.clear()
         return dropped

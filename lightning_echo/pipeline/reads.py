@@ -65,8 +65,12 @@ class ReadChangedError(RuntimeError):
     """A thread has read another item than the worker's own thread reads."""
 
 
-class LoaderClosedError(RuntimeError):
-    """The loader was closed while a worker waited for a read."""
+class Abandoned(BaseException):
+    """A worker does not wait for a read any more, because of ``error``. After an ``Exception`` it would be read again."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 class Closing:
@@ -265,9 +269,9 @@ class ReadPool:
                 if slot.state == _READ:
                     break
                 if self._is_closed or self._reading.closing.is_set or (self._is_worker and os.getppid() != self._parent):
-                    raise LoaderClosedError(f"the loader was closed while example {slot.index!r} of the data set was read")
+                    raise Abandoned(RuntimeError(f"the loader was closed while example {slot.index!r} of the data set was read"))
                 if monotonic() > self._deadline:
-                    raise TimeoutError(self._too_late(slot.index))
+                    raise Abandoned(TimeoutError(self._too_late(slot.index)))
         finally:
             self._awaited = None
 

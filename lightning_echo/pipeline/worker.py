@@ -17,7 +17,7 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 from lightning_echo.cache.reads import CachedReads, Caching, Lookups
 from lightning_echo.data.copies import copy_example
 from lightning_echo.data.randomness import BATCH, EXAMPLE, NoSeeding, Seeding
-from lightning_echo.pipeline.reads import Reading, ReadPool
+from lightning_echo.pipeline.reads import Abandoned, Reading, ReadPool
 from lightning_echo.split.check import WatchedStages
 from lightning_echo.split.staged import LoadMany, Stages, add_decoding, examples_in, unchanged
 
@@ -228,7 +228,12 @@ class LiveExamples:
         """
         if request.number < 0:
             return None, None
-        stages = self._stages or self._begin()
+        try:
+            return self._answer(self._stages or self._begin(), request)
+        except Abandoned as abandoned:
+            raise abandoned.error from None
+
+    def _answer(self, stages: Stages, request: Request) -> tuple[Any, Report]:
         started, self._source_seconds = perf_counter(), 0.0
         before = NO_LOOKUPS if self._caching is None else self._caching.store.lookups
         others = None if self._caching is None else self._caching.others

@@ -22,12 +22,13 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
+from itertools import count
+from time import monotonic
 from typing import Any, NamedTuple
 
 import torch
@@ -67,7 +68,7 @@ MOST_IN_FLIGHT = 4096
 
 # Where data sets hold the paths of their files: one entry for each example, a path or a sequence that begins with one.
 _FILE_LISTS = ("samples", "imgs", "images", "image_paths", "paths", "files", "_image_files", "_images")
-_TRYING_THREADS = 8
+_TRYING_THREADS, _TRYING_SECONDS = 8, 0.2
 _PIECE_BYTES = 2**18
 _BETWEEN_THREADS_SECONDS = 1e-5  # so short that two threads that disturb each other are likely to do so
 
@@ -246,20 +247,16 @@ def _tried_in_threads(dataset: Any, part: ReadPart, until: Split | None, indices
     with seeded():
         alone = part.make(seeded_copy(dataset), until).read()
         expected = [copy_example(alone(index)) for index in tried]
-        made = part.make(seeded_copy(dataset), until).read
-        own = threading.local()
+        make = part.make(seeded_copy(dataset), until).read
 
-        def read(index: Any) -> Any:
-            if not hasattr(own, "load"):
-                own.load = made()
-            return copy_example(own.load(index))
-
-        with _often_interrupted(), ThreadPoolExecutor(_TRYING_THREADS) as pool:
-            twice = [*tried, *reversed(tried)]
-            answers = [pool.submit(read, index) for index in twice]
-            for index, answer, before in zip(twice, answers, [*expected, *reversed(expected)], strict=True):
+        def compare(first: int) -> None:
+            read, ends = make(), monotonic() + _TRYING_SECONDS
+            for number in count(first):
+                if monotonic() > ends and number >= first + len(tried):
+                    break
+                index, before = tried[number % len(tried)], expected[number % len(tried)]
                 try:
-                    found = answer.result()
+                    found = copy_example(read(index))
                 except Exception as error:  # the user's own code
                     raise SplitRefused(
                         f"reading dataset[{index}] in a thread raised {type(error).__name__}: {error}. What a data set opens may "
@@ -271,6 +268,10 @@ def _tried_in_threads(dataset: Any, part: ReadPart, until: Split | None, indices
                         "file and its place in it, or a buffer. Open the file in each thread, by threading.local, or use "
                         "os.pread"
                     )
+
+        with _often_interrupted(), ThreadPoolExecutor(_TRYING_THREADS) as pool:
+            for done in [pool.submit(compare, first) for first in range(_TRYING_THREADS)]:
+                done.result()
     return max(map(nbytes, expected))
 
 
