@@ -31,6 +31,7 @@ from lightning_echo.loader.state import Conditions, EchoState
 from lightning_echo.pipeline.choice import choose, choose_later
 from lightning_echo.pipeline.kinds import Indexed, Layout, Opening, kind_of
 from lightning_echo.pipeline.pipelines import Launch, Pipeline, rank_key
+from lightning_echo.pipeline.reads import most_ahead_bytes
 from lightning_echo.pipeline.requests import tell_pass
 from lightning_echo.plan.plan import Reuse, smallest_buffer
 from lightning_echo.share.config import ShareConfig
@@ -137,7 +138,6 @@ _MOST_OF_A_PASS = 4  # the default takes at most a fourth of a pass, if each fre
 _DEFAULT_SHARE = 10  # the default takes at most a tenth of the free memory
 _BATCHES_OF_UNKNOWN_SIZE = 64
 _MIB, _GIB = 2**20, 2**30
-_AHEAD_BYTES, _AHEAD_SHARE = _GIB, 20  # reads in flight take at most so many bytes, and a twentieth of the free memory
 
 
 class Room(NamedTuple):
@@ -401,7 +401,7 @@ class Setting:
         kind, self.sharing = kind_of(loader), None
         if share is not None:
             point = point_of_shared(point, unit_of(kind))
-            self.sharing = LoaderSharing(share, kind, has_cache=cache is not None)
+            self.sharing = LoaderSharing(share, kind, has_cache=cache is not None, in_flight=in_flight)
             kind = self.sharing.kind()
         self.epoch_length = epoch_length if kind.length is not None else "full_pass"
         if cache is not None and cache.hold == WHOLE and point is InsertionPoint.auto:
@@ -573,7 +573,7 @@ class Setting:
     def most_ahead_bytes(self) -> int:
         """Returns the memory that reads in flight may take on this rank."""
         room = self.room(ranks_of_launcher())
-        return _AHEAD_BYTES if room is None else min(_AHEAD_BYTES, room.bytes // _AHEAD_SHARE)
+        return most_ahead_bytes(None if room is None else room.bytes)
 
     def part_in_cache(self) -> Part:
         """Returns the facts about this rank that the other ranks of a partitioned cache need."""

@@ -92,6 +92,23 @@ def choose(kind: Kind, point: InsertionPoint, cache: CacheConfig | None = None, 
     return replace(_chosen(kind, point, later, reason, found), reading=reading)
 
 
+def choose_reading(kind: Kind, in_flight: int | str) -> ReadPart | None:
+    """Returns what threads may read ahead where whole examples are read. It raises the same errors as `choose`."""
+    if in_flight == 1:
+        return None
+    _check_open_files(kind, in_flight)
+    found: ReadPart | str | NotRead = f"the loader does not say what it reads next ({kind.why_later})"
+    if isinstance(kind, Indexed):
+        if in_flight == AUTO and not may_be_on(kind.loader.dataset):
+            return None
+        found = read_elsewhere(kind.loader, find_part, kind.readable_indices, [None], in_flight, kind.num_workers)
+    if isinstance(found, ReadPart):
+        return found
+    if in_flight != AUTO:
+        raise _no_reads(in_flight, found) if isinstance(found, str) else (found.error or _no_reads(in_flight, found.reason))
+    return None
+
+
 def _no_reads(in_flight: int | str, reason: str) -> ValueError:
     return ValueError(f"reads_in_flight={in_flight} is impossible here: {reason}. Use reads_in_flight=1, or {AUTO!r}")
 

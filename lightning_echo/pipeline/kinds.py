@@ -59,7 +59,7 @@ from lightning_echo.pipeline.pipelines import (
     pipeline_over,
 )
 from lightning_echo.pipeline.prefetch import DEPTH, Prefetcher, WorkerProcesses
-from lightning_echo.pipeline.reads import USUAL_IN_FLIGHT, WINDOW_PER_READ, Closing, Reading, most_open_files
+from lightning_echo.pipeline.reads import USUAL_IN_FLIGHT, Closing, ReadAhead, most_open_files
 from lightning_echo.pipeline.requests import (
     AllRanksOrder,
     BatchedOrder,
@@ -423,8 +423,18 @@ class Indexed(Kind):
         return sampler_in_words(self.sampler)
 
     @property
+    def is_own_order(self) -> bool:
+        """Whether the package makes the order, and not the sampler."""
+        return self.is_sequential or self.is_shuffled
+
+    @property
+    def is_foreseeable(self) -> bool:
+        """Whether the order may be looked at earlier than its batches are requested, see ``pipeline/ahead.py``."""
+        return self.is_own_order or draws_by_itself(self.sampler)
+
+    @property
     def may_run_in_thread(self) -> bool:
-        return self.is_sequential or self.is_shuffled or draws_by_itself(self.sampler)
+        return self.is_own_order or draws_by_itself(self.sampler)
 
     @property
     def prepared_in_workers(self) -> bool:
@@ -500,9 +510,8 @@ class Indexed(Kind):
         if self.by_batches and self.laid_out != "batches":
             layout = opening.layout
             order = BatchedOrder(order, layout.batch_size, layout.last_batch_size, layout.batches_per_pass)
-        is_own = self.is_sequential or self.is_shuffled
-        if reading is not None and (is_own or draws_by_itself(self.sampler)):
-            order = AheadOrder(order, opening.layout.items_per_pass(self.by_batches), crosses=is_own)
+        if reading is not None and self.is_foreseeable:
+            order = AheadOrder(order, opening.layout.items_per_pass(self.by_batches), crosses=self.is_own_order)
         requests: ExampleRequests | BatchRequests
         if self.by_batches:
             requests = BatchRequests(opening.plan(), order)
@@ -512,7 +521,9 @@ class Indexed(Kind):
         sent: Iterator[Request] = requests
         if isinstance(order, AheadOrder):
             assert reading is not None
-            sent = Foreseen(requests, order, self.num_workers, self._window(opening, reading))
+            window = reading.window(opening.layout.pass_length // max(self.num_workers, 1))
+            batches_ahead = max(window // opening.layout.batch_size, 1)
+            sent = Foreseen(requests, order, self.num_workers, batches_ahead if self.by_batches else window)
         if rounds is not None:
             sent = RequestsInRounds(requests, rounds, order if isinstance(order, AllRanksOrder) else None)
         workers = WorkerProcesses(launch.worker_init_fn)
@@ -535,32 +546,26 @@ class Indexed(Kind):
             closing=None if reading is None else reading.closing,
         )
 
-    def _reading(self, opening: Opening) -> Reading | None:
+    def _reading(self, opening: Opening) -> ReadAhead | None:
         """Returns what the workers need to read ahead; None if they read one example after the other."""
-        choice, workers, is_auto = opening.choice, max(self.num_workers, 1), opening.in_flight == AUTO
-        if choice.reading is None:
+        part, cache = opening.choice.reading, opening.cache
+        if part is None:
             return None
-        in_flight = USUAL_IN_FLIGHT if is_auto else int(opening.in_flight)
-        context = self.loader.multiprocessing_context or torch.multiprocessing.get_context()
-        return Reading(
-            part=choice.reading,
-            until=choice.split if opening.cache is None else opening.cache.cut,
-            threads=min(max(in_flight // workers, 1), most_open_files()),
-            most_bytes=opening.most_ahead_bytes // workers,
-            is_auto=is_auto,
+        until = opening.choice.split if cache is None else cache.cut
+        return self.read_ahead(part, until, opening.in_flight, opening.most_ahead_bytes)
+
+    def read_ahead(self, part: ReadPart, until: Split | None, in_flight: int | str, most_bytes: int) -> ReadAhead:
+        """Returns what each worker needs to read ahead. ``in_flight`` and ``most_bytes`` are those of this rank."""
+        workers, context = max(self.num_workers, 1), self.loader.multiprocessing_context or torch.multiprocessing.get_context()
+        return ReadAhead(
+            part=part,
+            until=until,
+            threads=min(max((USUAL_IN_FLIGHT if in_flight == AUTO else int(in_flight)) // workers, 1), most_open_files()),
+            most_bytes=most_bytes // workers,
+            is_auto=in_flight == AUTO,
             timeout_seconds=self.loader.timeout,
             closing=Closing(context if self.num_workers else None),
         )
-
-    def _window(self, opening: Opening, reading: Reading) -> int:
-        """Returns how many items a worker is told ahead: so many that a read that takes long holds few others up."""
-        workers, threads = max(self.num_workers, 1), reading.threads
-        examples = min(
-            WINDOW_PER_READ * threads,
-            max(reading.most_bytes // max(reading.part.item_bytes, 1), threads),
-            max(opening.layout.pass_length // 4 // workers, 2 * threads),  # a short run should not read far beyond its end
-        )
-        return max(examples // opening.layout.batch_size, 1) if self.by_batches else examples
 
     def order(self, layout: Layout, distance: int, seed: int, rank: int, *, is_whole: bool = False) -> Order:
         """Returns the order of the indices, or of the batches of a user's batch sampler.
@@ -597,7 +602,7 @@ class Indexed(Kind):
         key: int,
         workers: WorkerProcesses,
         caching: Caching | None = None,
-        reading: Reading | None = None,
+        reading: ReadAhead | None = None,
         *,
         is_seeded: bool = True,
     ) -> DataLoader[Any]:

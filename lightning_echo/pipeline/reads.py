@@ -14,9 +14,9 @@ The pool and the worker's own thread share one lock. A *slot* is one read: it wa
 is read. A slot is found by its index, since an index is read to the same item wherever it stands.
 
 ``reads_in_flight="auto"``: threads read only while reads wait. A read that comes from the page cache takes less time than the
-change between two threads. So the worker reads by itself at first, and notes how long its reads wait: the time that has passed
-without the processor time of the thread, where the system says that the thread has waited. If reads wait, the threads begin. From
-then on, one read in `_PROBE_EVERY` is left to the worker. If these do not wait any more, the threads stop.
+change between two threads. So the worker reads by itself at first, and measures how long some of its reads wait: the time that
+has passed, less the time in which the thread has computed, and less that in which it waited for a processor. If reads wait, the
+threads begin. From then on, one read in `_PROBE_EVERY` is left to the worker. If these do not wait any more, the threads stop.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from statistics import fmean, median
-from time import monotonic, perf_counter, perf_counter_ns, thread_time
+from time import monotonic, perf_counter, thread_time
 from typing import Any
 
 import torch
@@ -45,14 +46,15 @@ try:
     import resource
 except ImportError:  # Windows
     resource = None  # type: ignore[assignment]
-_RUSAGE_THREAD = getattr(resource, "RUSAGE_THREAD", None)  # only Linux counts for each thread how often it has waited
 
 USUAL_IN_FLIGHT = 64  # for "auto"
-WINDOW_PER_READ = 16  # items that a worker is told ahead, for each read that may be under way
+_WINDOW_PER_READ = 16  # examples that a worker is told ahead, for each read that may be under way
+_MOST_BYTES, _SHARE_OF_FREE = 2**30, 20  # that are read ahead on a rank: at most a twentieth of the free memory
 _FILES_BESIDE = 64  # that a worker may have open for other purposes
 
 _LEAST_WAIT_SECONDS = 0.0005  # of a read, on average, from which on threads are worth their changes
 _LAST_READS, _MOST_LAST_READS = 8, 64  # the worker looks at the median of the last few, and at the mean of more
+_MEASURED_EVERY = 4  # reads, after the first ones
 _PROBE_EVERY = 2048  # reads
 _PROBES = 3  # in a row that do not wait, before the threads stop
 _LOOK_SECONDS = 0.1  # a worker that waits for a read looks so often whether it has to end
@@ -97,7 +99,7 @@ class Closing:
 
 
 @dataclass(frozen=True)
-class Reading:
+class ReadAhead:
     """Everything that a worker needs to read ahead. It is sent to the worker.
 
     Attributes:
@@ -117,6 +119,14 @@ class Reading:
     timeout_seconds: float
     closing: Closing
 
+    def window(self, pass_length: int) -> int:
+        """Returns how many examples the worker is told ahead: so many that a read that takes long holds few others up.
+
+        ``pass_length``: the worker's examples in a pass. A short run should not read far beyond its end.
+        """
+        by_bytes = max(self.most_bytes // max(self.part.item_bytes, 1), self.threads)
+        return min(_WINDOW_PER_READ * self.threads, by_bytes, max(pass_length // 4, 2 * self.threads))
+
 
 class _Slot:
     __slots__ = ("bytes", "error", "index", "is_asked", "is_probe", "state", "value")
@@ -135,7 +145,9 @@ class ReadPool:
     It takes the place of the ``load`` of ``stages``. ``is_held`` returns whether a cache holds the example of an index.
     """
 
-    def __init__(self, reading: Reading, dataset: Any, stages: Stages, is_held: Callable[[Any], bool]) -> None:
+    def __init__(
+        self, reading: ReadAhead, dataset: Any, stages: Stages, is_held: Callable[[Any], bool] = lambda index: False
+    ) -> None:
         self._reading, self._dataset, self._is_held = reading, dataset, is_held
         self._reads = reading.part.make(dataset, reading.until)
         self._read_by_itself = self._reads.read()
@@ -154,7 +166,8 @@ class ReadPool:
         self._check_at = 1  # the 1st, 10th, 100th ... read of the user's code is compared with one without threads
         self._waits: deque[float] = deque(maxlen=_MOST_LAST_READS)  # seconds, of the last reads without threads
         self._waits_after: deque[float] = deque(maxlen=_MOST_LAST_READS)  # of those whose file a thread has read before
-        self._idle_probes = 0
+        self._idle_probes = self._by_itself_count = 0
+        self._busy = _BusyTime()
         self._is_worker, self._parent = get_worker_info() is not None, os.getppid()
         self._deadline = float("inf")
         self._under_way, self._seconds = 0, 0.0  # reads now, and the seconds of all reads since `mean_in_flight`
@@ -240,6 +253,7 @@ class ReadPool:
         """Ends the threads. One that hangs in a read ends with the process."""
         with self._lock:
             self._is_closed = True
+            self._busy.close()
             self._todo.clear()
             self._work.notify_all()
             self._done.notify_all()
@@ -296,18 +310,21 @@ class ReadPool:
             where, drew = difference(again, value), difference(before, random_states())
         if where is not None or drew is not None:
             what = "reading it draws random numbers" if where is None else f"in a thread it is another one ({where})"
-            raise ReadChangedError(
-                f"example {index!r} of the data set cannot be read by threads: {what}. They may share a file and its place in "
-                "it, or a buffer: give each thread its own (threading.local), or set reads_in_flight=1"
+            raise Abandoned(
+                ReadChangedError(
+                    f"example {index!r} of the data set cannot be read by threads: {what}. They may share a file and its place "
+                    "in it, or a buffer: give each thread its own (threading.local), or set reads_in_flight=1"
+                )
             )
 
     # ------------------------------------------------------------------ without threads, and whether that is better
 
     def _by_itself(self, index: Any, *, is_probe: bool) -> Any:
+        self._by_itself_count += 1
+        is_looked_at = self._by_itself_count <= _MOST_LAST_READS or self._by_itself_count % _MEASURED_EVERY == 0
+        if not self._reading.is_auto or not (is_probe or is_looked_at):
+            return self._plain(index)
         example, waited = self._measured(index)
-        self._seconds += waited
-        if not self._reading.is_auto:
-            return example
         if is_probe:
             self._idle_probes = 0 if waited > _LEAST_WAIT_SECONDS else self._idle_probes + 1
             if self._idle_probes == _PROBES:
@@ -320,10 +337,9 @@ class ReadPool:
 
     def _measured(self, index: Any) -> tuple[Any, float]:
         """Returns an example that this thread reads, and the seconds in which the thread has waited."""
-        before, cpu, waits = perf_counter(), thread_time(), _times_waited()
+        before, busy = perf_counter(), self._busy.seconds()
         example = self._plain(index)
-        passed, computed = perf_counter() - before, thread_time() - cpu
-        return example, max(passed - computed, 0.0) if _times_waited() > waits else 0.0
+        return example, perf_counter() - before - (self._busy.seconds() - busy)
 
     def _reads_wait(self) -> bool:
         waits = self._waits
@@ -433,9 +449,30 @@ def _key(index: Any) -> Any:
     return index if type(index) is int else entry_key(index)
 
 
-def _times_waited() -> int:
-    """Returns how often this thread has waited for something, such as a read; without that figure, a larger number each time."""
-    return perf_counter_ns() if _RUSAGE_THREAD is None else resource.getrusage(_RUSAGE_THREAD).ru_nvcsw
+class _BusyTime:
+    """The seconds in which a thread has computed, or waited for a processor. The first call decides which thread."""
+
+    def __init__(self) -> None:
+        self._file: int | None = None  # has the nanoseconds, after others; see the kernel's scheduler/sched-stats.rst
+        self._is_open = False
+
+    def seconds(self) -> float:
+        if not self._is_open:
+            self._is_open = True
+            with suppress(OSError):  # not on this system: a busy machine then looks like one that waits for its storage
+                self._file = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
+        delayed = 0 if self._file is None else int(os.pread(self._file, 64, 0).split()[1])
+        return thread_time() + delayed / 1e9
+
+    def close(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+
+def most_ahead_bytes(free_bytes: int | None) -> int:
+    """Returns the memory that reads in flight may take on a rank. ``free_bytes``: that it may count on; None: not known."""
+    return _MOST_BYTES if free_bytes is None else min(_MOST_BYTES, free_bytes // _SHARE_OF_FREE)
 
 
 def most_open_files() -> int:

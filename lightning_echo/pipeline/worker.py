@@ -17,7 +17,7 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 from lightning_echo.cache.reads import CachedReads, Caching, Lookups
 from lightning_echo.data.copies import copy_example
 from lightning_echo.data.randomness import BATCH, EXAMPLE, NoSeeding, Seeding
-from lightning_echo.pipeline.reads import Abandoned, Reading, ReadPool
+from lightning_echo.pipeline.reads import Abandoned, ReadAhead, ReadPool
 from lightning_echo.split.check import WatchedStages
 from lightning_echo.split.staged import LoadMany, Stages, add_decoding, examples_in, unchanged
 
@@ -205,7 +205,7 @@ class LiveExamples:
         key: int,
         collate_fn: Any,
         caching: Caching | None = None,
-        reading: Reading | None = None,
+        reading: ReadAhead | None = None,
         *,
         is_seeded: bool = True,
     ) -> None:
@@ -274,8 +274,8 @@ class LiveExamples:
             self._cached = CachedReads(self._caching, self.dataset, stages)
             at_cut, stages = self._cached.held_stages, self._cached.stages
         if self._reading is not None:
-            is_held = (lambda index: False) if self._cached is None else self._cached.holds
-            self._pool = ReadPool(self._reading, self.dataset, at_cut, is_held)
+            held = () if self._cached is None else (self._cached.holds,)
+            self._pool = ReadPool(self._reading, self.dataset, at_cut, *held)
         self._stages = stages
         self._copies_uses = bool(stages.redone) or not copies_by_itself(self._collate_fn)
         self._seeding = Seeding(self.dataset, self._key) if self._is_seeded else NoSeeding()

@@ -40,8 +40,9 @@ _HEADER = struct.Struct("<Q")
 class Payload(NamedTuple):
     """The message of a training to the reader that it starts.
 
-    ``options`` are ``window_bytes``, ``linger_seconds``, ``print``; ``starter``: who has sent it; ``expected``: how many
-    trainings a reader had that has died; ``cluster``: where this node is in a cluster whose nodes share one reader.
+    ``options`` are ``window_bytes``, ``in_flight`` (reads), ``linger_seconds``, ``print``; ``starter``: who has sent it;
+    ``expected``: how many trainings a reader had that has died; ``cluster``: where this node is in a cluster whose nodes share
+    one reader.
     """
 
     paths: list[str]  # of the training's ``sys.path``, since its modules must be found
@@ -103,6 +104,7 @@ def serve_payload(
         kind_of(loader_of(parts, seed_of(name))),
         data_fingerprint=options["fingerprint"],
         window_bytes=options["window_bytes"],
+        in_flight=options["in_flight"],
         linger_seconds=options["linger_seconds"],
         expected=options["expected"],
         starter=options["starter"],
@@ -163,7 +165,11 @@ class ReaderError(RuntimeError):
 
 
 def payload_of(
-    config: ShareConfig, kind: Kind, data_fingerprint: dict[str, str], cluster: dict[str, str] | None = None
+    config: ShareConfig,
+    kind: Kind,
+    data_fingerprint: dict[str, str],
+    cluster: dict[str, str] | None = None,
+    in_flight: int | str = 1,
 ) -> Payload:
     """Returns the payload for a new reader of this loader, or raises a TypeError if that cannot be sent to another process."""
     parts = parts_of(kind)
@@ -190,6 +196,7 @@ def payload_of(
         )
     options = {
         "window_bytes": fitting_window(config),
+        "in_flight": in_flight,
         "linger_seconds": config.linger_seconds,
         "fingerprint": data_fingerprint,
         "expected": 0,

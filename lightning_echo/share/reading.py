@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import count
 from multiprocessing import get_context
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -21,15 +22,19 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
+from lightning_echo.data.machine import free_memory_bytes
 from lightning_echo.data.randomness import EXAMPLE, Seeding, seed_all
+from lightning_echo.pipeline.ahead import AheadOrder
 from lightning_echo.pipeline.kinds import Indexed, Kind, Layout
 from lightning_echo.pipeline.prefetch import WorkerProcesses
+from lightning_echo.pipeline.reads import Abandoned, ReadAhead, ReadPool, most_ahead_bytes
 from lightning_echo.pipeline.requests import tell_pass
 from lightning_echo.pipeline.worker import EchoDataset, add_note
 from lightning_echo.plan.order import Order
 from lightning_echo.plan.plan import mix
 from lightning_echo.share.same_data import Unit, sending_by_value, unit_of
 from lightning_echo.share.window import CHUNK, END, ERROR, Closed, Packed, Ring, TooLargeError, Window, pack, pack_error
+from lightning_echo.split.reading import ReadPart
 from lightning_echo.split.staged import examples_in, read_batch, uncut_stages
 
 # ---------------------------------------------------------------------- worker start
@@ -106,28 +111,41 @@ class Chunk(NamedTuple):
     first: int
     skipped: int  # items at the start that are not prepared, since the reader begins after them
     indices: list[Any]
+    ahead: list[Any]  # indices of later chunks of the same worker, which it has not been told yet
 
 
-def chunks(order: Order, begin: int) -> Iterator[Chunk]:
-    """Yields chunk after chunk without end. The first one contains item ``begin``."""
+def chunks(order: AheadOrder, begin: int, workers: int = 1, chunks_ahead: int = 0) -> Iterator[Chunk]:
+    """Yields chunk after chunk without end. The first one contains item ``begin``. They go to the ``workers`` in turn.
+
+    ``chunks_ahead``: the number of its own chunks that a worker is told ahead.
+    """
     first = begin // CHUNK * CHUNK
     order.seek(first)
-    while True:
+    told = [0] * workers  # before which item each worker knows what is coming
+    for number in count():
         order.prune(first)
-        yield Chunk(first, max(begin - first, 0), order.take(CHUNK))
+        indices, ahead, worker = order.take(CHUNK), list[Any](), number % workers
+        for coming in range(first + CHUNK * workers, first + CHUNK * (workers * chunks_ahead + 1), CHUNK * workers):
+            if coming >= told[worker] and order.reaches(coming + CHUNK - 1):
+                ahead += [order.at(item) for item in range(coming, coming + CHUNK)]
+                told[worker] = coming + 1
+        yield Chunk(first, max(begin - first, 0), indices, ahead)
         first += CHUNK
 
 
 class Preparation:
     """Reads the examples of chunks in a worker, and puts them into the window."""
 
-    def __init__(self, dataset: Any, window: Window, seed: int) -> None:
-        self.dataset, self._window, self._seed = dataset, window, seed
+    def __init__(self, dataset: Any, window: Window, seed: int, ahead: ReadAhead | None = None) -> None:
+        self.dataset, self._window, self._seed, self._ahead = dataset, window, seed, ahead
         self._ring: Ring | None = None
+        self._pool: ReadPool | None = None
 
     def fetch(self, chunk: Chunk) -> tuple[int]:
         """Puts the examples of a chunk into the window. Returns how many were read; 0 if the reader ends."""
         ring = self._ring or self._begin()
+        if self._pool is not None:
+            self._pool.begin(chunk.indices[chunk.skipped :], chunk.ahead, ())
         began, waited, cpu = time.perf_counter_ns(), ring.waited_nanoseconds, time.process_time_ns()
         try:
             if self._load_many is None:
@@ -137,6 +155,8 @@ class Preparation:
                 self._prepare_together(chunk)
         except Closed:
             return (0,)
+        except Abandoned as abandoned:
+            raise abandoned.error from None
         count = len(chunk.indices) - chunk.skipped
         busy = time.perf_counter_ns() - began - (ring.waited_nanoseconds - waited)
         ring.note_prepared(count, busy, time.process_time_ns() - cpu)
@@ -148,6 +168,8 @@ class Preparation:
         parent = os.getppid()
         self._ring = Ring(self._window, worker.id, lambda: os.getppid() != parent)
         stages = uncut_stages(self.dataset)
+        if self._ahead is not None:
+            self._pool = ReadPool(self._ahead, self.dataset, stages)
         self._load, self._load_many = stages.load, stages.load_many
         self._seeding = Seeding(self.dataset, mix(self._seed, _NOISE))
         return self._ring
@@ -252,12 +274,19 @@ class Reading(Reads):
         window_bytes: int,
         when_lost: Callable[[BaseException], None],
         sockets: Sequence[int] = (),
+        *,
+        part: ReadPart | None = None,
+        in_flight: int | str = 1,
     ) -> None:
         super().__init__(when_lost, "reading", self._pump)
-        loader = kind.loader
+        assert isinstance(kind, Indexed)
+        loader, order, ahead = kind.loader, order_of(kind, seed), 0
         self.window = Window.create(window_bytes, loader.num_workers, begin)
-        dataset: Any = EchoDataset(Preparation(loader.dataset, self.window, seed))
-        requests: Any = chunks(order_of(kind, seed), begin)
+        self._ahead = None if part is None else kind.read_ahead(part, None, in_flight, most_ahead_bytes(free_memory_bytes()))
+        if self._ahead is not None and kind.is_foreseeable:
+            ahead = -(-self._ahead.window(order.pass_length // loader.num_workers) // CHUNK)
+        dataset: Any = EchoDataset(Preparation(loader.dataset, self.window, seed, self._ahead))
+        requests: Any = chunks(AheadOrder(order, order.pass_length, crosses=kind.is_own_order), begin, loader.num_workers, ahead)
         self._workers = WorkerProcesses(WorkerStart(sockets, loader.worker_init_fn))
         self._loader = DataLoader(
             dataset,
@@ -284,6 +313,8 @@ class Reading(Reads):
         return None if worker is None else self.window.item_of(worker)
 
     def close(self) -> None:
+        if self._ahead is not None:
+            self._ahead.closing.set()
         super().close()
         del self._chunks  # ends the workers
 

@@ -24,10 +24,12 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from lightning_echo.log import LOGGER
+from lightning_echo.pipeline.choice import choose_reading
 from lightning_echo.pipeline.kinds import Kind
 from lightning_echo.share.config import Gone, WireError, check_peer, receive, send
 from lightning_echo.share.reading import Reading, Reads, StreamReading
 from lightning_echo.share.same_data import Unit, difference, in_short, unit_of
+from lightning_echo.split.reading import AUTO
 
 # ---------------------------------------------------------------------- agreeing
 # The ranks of a training must take and miss the same items. A rank asks before it takes a *round*, which has one item for each
@@ -291,6 +293,7 @@ class Server:
         data_fingerprint: dict[str, str],
         window_bytes: int,
         linger_seconds: float,
+        in_flight: int | str = 1,
         follows: bool = False,
         expected: int = 0,
         starter: str = "serve",
@@ -300,8 +303,14 @@ class Server:
     ) -> None:
         self._listener, self._kind, self._seed, self._fingerprint = listener, kind, seed, in_short(data_fingerprint)
         self._window_bytes, self._linger_seconds = window_bytes, linger_seconds
-        self._read: type[Reading | StreamReading] = Reading if unit_of(kind) is Unit.indexed else StreamReading
-        self._length = len(kind.sampler) if self._read is Reading else 0
+        self._read: Callable[..., Reads] = StreamReading
+        self._length = 0
+        if unit_of(kind) is Unit.indexed:
+            self._length = len(kind.sampler)
+            reading = choose_reading(kind, in_flight)
+            self._read = Reading if reading is None else partial(Reading, part=reading, in_flight=in_flight)
+        elif in_flight not in (1, AUTO):
+            choose_reading(kind, in_flight)  # raises the reason
         self._trainings = Trainings(self._length)
         size = getattr(kind.loader, "batch_size", None)
         self._batch_size = size if isinstance(size, int) else None

@@ -51,6 +51,7 @@ from lightning_echo.share.same_data import Unit, fingerprint_of, loader_of, part
 from lightning_echo.share.stream import SharedBatches, SharedStream, SizedSharedStream
 from lightning_echo.share.window import Window
 from lightning_echo.split.prove import whole_batch, why_not_apart
+from lightning_echo.split.reading import AUTO
 from lightning_echo.split.staged import batched
 
 # ---------------------------------------------------------------------- idle runs
@@ -106,8 +107,8 @@ def point_of_shared(point: InsertionPoint, unit: Unit) -> InsertionPoint:
 class LoaderSharing:
     """Sharing of one loader. Raises a ValueError if the loader cannot share."""
 
-    def __init__(self, config: ShareConfig, kind: Kind, *, has_cache: bool) -> None:
-        self.config, self._users, self._unit = config, kind, unit_of(kind)
+    def __init__(self, config: ShareConfig, kind: Kind, *, has_cache: bool, in_flight: int | str = 1) -> None:
+        self.config, self._users, self._unit, self._in_flight = config, kind, unit_of(kind), in_flight
         self.is_replayed = self._unit is Unit.indexed  # so that the order of a run follows from the name
         self._attachment: Attachment | None = None
         self._waited_before, self._saved_before, self._missed_before = Waited(), 0.0, 0
@@ -224,7 +225,7 @@ class LoaderSharing:
             )
         self._attachment = Attachment(
             self.config,
-            lambda: payload_of(self.config, self._users, data_fingerprint, place),
+            lambda: payload_of(self.config, self._users, data_fingerprint, place, self._in_flight),
             data_fingerprint,
             tell_every=tell_every,
             group=group,
@@ -359,6 +360,7 @@ def serve(loader: Any, share: ShareConfig | str, *, show: Callable[[str], None] 
             kind_of(loader_of(parts_of(kind), seed_of(config.name))),
             data_fingerprint=data_fingerprint,
             window_bytes=fitting_window(config),
+            in_flight=AUTO,
             linger_seconds=float("inf"),
             starter=f"serve in {name_of_process()}",
             when_ready=lock.release,

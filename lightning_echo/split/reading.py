@@ -219,7 +219,7 @@ def _raw_part(dataset: Any, indices: Sequence[Any] | None, cuts: Sequence[Split 
         if cut is not None and not cut.raw:
             prove_decoding(dataset, found, cut, indices)
     part = ReadPart(Part.raw, is_ours, found.example_bytes, found)
-    largest = _tried_in_threads(dataset, part, found, indices)
+    largest = 0 if is_ours else _tried_in_threads(dataset, part, found, indices)
     return ReadPart(Part.raw, is_ours, max(found.example_bytes, largest), found)
 
 

@@ -5,16 +5,20 @@ import itertools
 import os
 import random
 import re
+import shutil
 import signal
 import sqlite3
 import struct
 import threading
 import time
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
+import torchvision
 from loader_cases import nothing_left_behind, pairwise, same, take, through_a_file, workers
+from PIL import Image, UnidentifiedImageError
 from torch.utils.data import (
     BatchSampler,
     ConcatDataset,
@@ -27,8 +31,12 @@ from torch.utils.data import (
     Subset,
     WeightedRandomSampler,
 )
+from torchvision.transforms import v2
 
 from lightning_echo import EchoLoader, StagedDataset
+from lightning_echo.pipeline import reads as pool
+from lightning_echo.split import make as make_stages
+from lightning_echo.split import reading
 
 LENGTH = 90
 
@@ -453,3 +461,159 @@ def test_a_limit_of_open_files_is_an_error_before_training():
             loader_of(1000)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+# ---------------------------------------------------------------------- "auto"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder of 96 PNG files in two classes."""
+    root = tmp_path_factory.mktemp("images")
+    for number in range(96):
+        path = root / ("even" if number % 2 == 0 else "odd") / f"{number:03}.png"
+        path.parent.mkdir(exist_ok=True)
+        Image.new("RGB", (20, 16), (number, 255 - number, 7)).save(path)
+    return root
+
+
+def slow_open(log, seconds):
+    """An ``open`` that takes its time, and writes down which thread has called it."""
+
+    def opened(file, *args, **kwargs):
+        log.add(int(threading.current_thread().name.startswith("lightning_echo-read")))
+        time.sleep(seconds)
+        return open(file, *args, **kwargs)
+
+    return opened
+
+
+def of_folder(folder, transform=None, **options):
+    dataset = torchvision.datasets.ImageFolder(str(folder), transform or v2.Compose([v2.RandomCrop(12), v2.PILToTensor()]))
+    plain = DataLoader(dataset, batch_size=8, shuffle=True, num_workers=options.pop("workers", 1))
+    return EchoLoader(plain, options.pop("factor", 1), seed=3, **options)
+
+
+@pytest.mark.parametrize("point", ["auto", "after_read", "after_augmentation", "after_batching"])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_auto_reads_a_folder_in_threads_while_reads_wait(point, workers, folder, tmp_path, monkeypatch):
+    log = ReadLog(tmp_path / "opened")
+    for module in (make_stages, torchvision.datasets.folder):
+        monkeypatch.setattr(module, "open", slow_open(log, 0.003), raising=False)
+    expected = take_and_close_pairs(of_folder(folder, insertion_point=point, workers=workers, factor=2, reads_in_flight=1), 60)
+    assert Counter(by_thread for _, by_thread in log.entries())[1] == 0
+    before = len(log.entries())
+    loader = of_folder(folder, insertion_point=point, workers=workers, factor=2)
+    assert same(take_and_close_pairs(loader, 60), expected)
+    by_threads = Counter(by_thread for _, by_thread in log.entries()[before:])
+    assert by_threads[0] < 60  # at first the worker reads by itself, and the proof does
+    assert by_threads[1] > 100
+
+
+def take_and_close_pairs(loader, count):
+    batches = [[part.clone() for part in batch] for batch in take(loader, count)]
+    loader.close()
+    return batches
+
+
+def test_auto_stays_out_where_reads_do_not_wait(folder, tmp_path, monkeypatch):
+    log = ReadLog(tmp_path / "opened")
+    for module in (make_stages, torchvision.datasets.folder):
+        monkeypatch.setattr(module, "open", slow_open(log, 0), raising=False)
+    take_and_close_pairs(of_folder(folder, factor=2), 60)
+    assert {by_thread for _, by_thread in log.entries()} == {0}
+
+
+def test_threads_stop_when_reads_do_not_wait_any_more(folder, tmp_path, monkeypatch):
+    log, calm = ReadLog(tmp_path / "opened"), tmp_path / "calm"
+
+    def opened(file, *args, **kwargs):
+        log.add(int(threading.current_thread().name.startswith("lightning_echo-read")))
+        if not calm.exists():
+            time.sleep(0.003)
+        return open(file, *args, **kwargs)
+
+    monkeypatch.setattr(pool, "_PROBE_EVERY", 16)
+    for module in (make_stages, torchvision.datasets.folder):
+        monkeypatch.setattr(module, "open", opened, raising=False)
+    loader = of_folder(folder)
+    take(loader, 30)
+    assert Counter(by_thread for _, by_thread in log.entries())[1] > 50
+    calm.touch()
+    take(loader, 60)
+    before = len(log.entries())
+    take(loader, 30)
+    loader.close()
+    assert {by_thread for _, by_thread in log.entries()[before:]} == {0}
+
+
+def own_loader(path):
+    return torchvision.datasets.folder.pil_loader(path).convert("L")
+
+
+def test_files_whose_read_cannot_be_cut_off_are_read_into_the_page_cache(folder, tmp_path, monkeypatch):
+    log, cached = ReadLog(tmp_path / "opened"), tmp_path / "cached"
+    cached.mkdir()
+
+    def opened(file, *args, **kwargs):
+        """The first open of a file takes its time."""
+        log.add(int(threading.current_thread().name.startswith("lightning_echo-read")))
+        mark = cached / Path(file).name
+        if not mark.exists():
+            time.sleep(0.003)
+            mark.touch()
+        return open(file, *args, **kwargs)
+
+    for module in (reading, torchvision.datasets.folder):
+        monkeypatch.setattr(module, "open", opened, raising=False)
+    dataset = torchvision.datasets.ImageFolder(str(folder), v2.PILToTensor(), loader=own_loader)
+    found = []
+    for number in (1, None):
+        for mark in cached.iterdir():
+            mark.unlink()
+        loader = EchoLoader(DataLoader(dataset, batch_size=8, num_workers=1), 1, seed=3, reads_in_flight=number)
+        found.append(take_and_close_pairs(loader, 12))
+    assert same(*found)
+    assert Counter(by_thread for _, by_thread in log.entries())[1] > 40
+
+
+def test_a_damaged_file_is_the_error_of_the_data_set(folder, tmp_path):
+    root = shutil.copytree(folder, tmp_path / "images")
+    (root / "odd" / "033.png").write_bytes(b"no image")
+    said = []
+    for number in (1, 16):
+        loader = of_folder(root, reads_in_flight=number)
+        with pytest.raises(UnidentifiedImageError, match=r"033\.png") as raised:
+            take(loader, 12)
+        said.append(str(raised.value).splitlines()[-1].partition(" at 0x")[0])
+        loader.close()
+    assert said[0] == said[1]
+
+
+class SaysSo(SlowItems):
+    reads_concurrently = True
+
+
+def test_a_data_set_that_says_so_is_read_in_threads_by_auto():
+    with_hint = loader_of(None, dataset=SaysSo(), factor=2)
+    assert with_hint._setting.choice.reading.part is reading.Part.whole
+    assert loader_of(None, dataset=SlowItems())._setting.choice.reading is None
+    assert same(take_and_close(with_hint, 40), take_and_close(loader_of(1, dataset=SaysSo(), factor=2), 40))
+
+
+class Sometimes(Slow):
+    """Threads disturb each other, but not on the examples that the proof tries."""
+
+    def read(self, index):
+        raw = super().read(index)
+        in_thread = threading.current_thread().name.startswith("lightning_echo-read")
+        return b"7" if in_thread and index == self.length - 2 else raw
+
+
+def test_an_item_that_is_another_one_in_a_thread_is_noticed_where_it_is_compared():
+    tenth = Subset(Sometimes(200), [*range(9), 198, *range(10, 40)])
+    loader = EchoLoader(DataLoader(tenth, batch_size=40), 1, reads_in_flight=8)
+    said = "example 9 of the data set cannot be read by threads: in a thread it is another one"
+    with pytest.raises(pool.ReadChangedError, match=said):
+        take(loader, 1)
+    loader.close()

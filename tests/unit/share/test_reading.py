@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
+from lightning_echo.pipeline.ahead import AheadOrder
 from lightning_echo.pipeline.kinds import Layout, kind_of
 from lightning_echo.plan.plan import PlanShape, Reuse
 from lightning_echo.share.pipeline import item_at, shared_shape, start_at
@@ -24,10 +25,15 @@ def source(**options):
     return kind_of(DataLoader(range(LENGTH), **{"shuffle": True, **options}))
 
 
+def ahead_of(kind):
+    order = order_of(kind, 7)
+    return AheadOrder(order, order.pass_length, crosses=kind.is_own_order)
+
+
 def stream(begin=0, count=PASSES * LENGTH, **options):
     """The indices of so many items from ``begin`` on."""
     found = []
-    for chunk in islice(chunks(order_of(source(**options), 7), begin), count // CHUNK + 2):
+    for chunk in islice(chunks(ahead_of(source(**options)), begin), count // CHUNK + 2):
         found += chunk.indices[chunk.skipped :]
     return found[:count]
 
@@ -60,9 +66,25 @@ def test_a_reader_that_begins_within_a_pass_has_the_same_indices_in_chunks_cut_a
     whole = stream()
     for begin in (1, 32, 60, 61, 150):
         assert stream(begin, 100) == whole[begin : begin + 100]
-    first, second = islice(chunks(order_of(source(), 7), 40), 2)
+    first, second = islice(chunks(ahead_of(source()), 40), 2)
     assert (first.first, first.skipped, len(first.indices)) == (CHUNK, 40 - CHUNK, CHUNK)
     assert (second.first, second.skipped) == (2 * CHUNK, 0)
+
+
+@pytest.mark.parametrize(("options", "crosses"), [({}, True), ({"shuffle": None, "sampler": list(range(LENGTH))}, False)])
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_a_worker_is_told_its_later_chunks_once_each(workers, options, crosses):
+    found = list(islice(chunks(ahead_of(source(**options)), 40, workers, 2), 40))
+    assert [chunk.indices for chunk in found] == [chunk.indices for chunk in islice(chunks(ahead_of(source(**options)), 40), 40)]
+    for worker in range(workers):
+        mine = found[worker::workers]
+        told = [index for chunk in mine for index in chunk.ahead]
+        asked = [index for chunk in mine[1:] for index in chunk.indices]
+        if crosses:  # all but the first chunk, each two chunks earlier, and so two that are still to come
+            assert told[: len(asked)] == asked
+            assert len(told) == len(asked) + 2 * CHUNK
+        else:
+            assert len(told) < len(asked)
 
 
 def layout_of(length, replicas, batch_size, drop_last):
