@@ -22,7 +22,7 @@ from sharing_runs import (
 )
 from torch.utils.data import DataLoader, DistributedSampler, SubsetRandomSampler
 
-from lightning_echo import EchoLoader
+from lightning_echo import EchoLoader, StagedDataset
 from lightning_echo.share.attachment import SharedDataDiffers
 
 pytestmark = pytest.mark.usefixtures("own_folder")
@@ -60,15 +60,53 @@ class Together(Numbers):
         return [self[index] for index in wanted]
 
 
-def run_alone(batch_size, dataset=None, name="data", **options):
+def run_alone(batch_size, dataset=None, name="data", reads=None, **options):
     """Two epochs of a training that is alone with its reader."""
     plain = DataLoader(dataset or Numbers(60), batch_size, **options)
-    loader = EchoLoader(plain, 1, share={"name": name, "linger_seconds": 0.5})
+    loader = EchoLoader(plain, 1, share={"name": name, "linger_seconds": 0.5}, reads_in_flight=reads)
     try:
         return [examples(epoch) for epoch in epochs_of(loader, 2)]
     finally:
         loader.close()
         end_readers()
+
+
+class Staged(StagedDataset):
+    """Takes some time to read, and draws noise afterwards. Writes down which threads of the reader's workers read."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def read(self, index):
+        with open(self.path, "a") as file:
+            file.write(f"{threading.current_thread().name}\n")
+        time.sleep(0.003)
+        return index
+
+    def decode(self, raw):
+        return raw
+
+    def augment(self, example):
+        return {"index": example, "noise": torch.rand(()), "data": torch.full((64,), example % 251, dtype=torch.uint8)}
+
+    def __len__(self):
+        return 200
+
+
+def test_the_reader_has_many_reads_in_flight_and_its_examples_are_the_same(tmp_path):
+    found, threads = [], []
+    for reads in (1, 16):
+        path = tmp_path / f"threads{reads}"
+        found.append(run_alone(8, Staged(str(path)), reads=reads, shuffle=True, num_workers=2))
+        threads.append({name for name in path.read_text().splitlines() if name.startswith("lightning_echo-read")})
+    assert found[0] == found[1]
+    assert threads[0] == set()
+    assert len(threads[1]) == 8  # in each worker
+
+
+def test_a_number_that_is_impossible_is_refused_by_the_reader_with_the_reason():
+    with pytest.raises(RuntimeError, match="reads_in_flight=16 is impossible here: Together has a __getitems__ of its own"):
+        run_alone(8, Together(60), reads=16, num_workers=1)
 
 
 def test_examples_order_and_noise_follow_from_the_name_and_not_from_who_starts_the_reader():
