@@ -1,0 +1,287 @@
+"""The pool of a worker: bounded, in order, each error at its turn; and when threads read at all."""
+
+import threading
+import time
+from collections import Counter
+from itertools import count
+
+import pytest
+
+from lightning_echo.pipeline import reads as module
+from lightning_echo.pipeline.reads import Abandoned, Closing, ReadAhead, ReadPool, most_ahead_bytes
+from lightning_echo.split.reading import Part, ReadPart, Reads
+from lightning_echo.split.staged import Stages, unchanged
+
+
+class Storage:
+    """Reads that end when they are told to. Without that they end at once."""
+
+    def __init__(self, item_bytes=0):
+        self.item_bytes = item_bytes
+        self.read_by: list[tuple[int, bool]] = []  # index, and whether a thread of the pool has read it
+        self.under_way = self.most_under_way = 0
+        self.gates: dict[str, threading.Event] = {}
+        self.errors: dict[str, Exception] = {}
+        self._lock = threading.Lock()
+
+    def hold(self, *indices):
+        for index in indices:
+            self.gates[str(index)] = threading.Event()
+
+    def release(self, index):
+        self.gates[str(index)].set()
+
+    def read(self, index):
+        with self._lock:
+            self.read_by.append((index, threading.current_thread().name.startswith("lightning_echo-read")))
+            self.under_way += 1
+            self.most_under_way = max(self.most_under_way, self.under_way)
+        try:
+            if gate := self.gates.get(str(index)):
+                assert gate.wait(10)
+            if error := self.errors.get(str(index)):
+                raise error
+            return bytes(self.item_bytes) + str(index).encode()
+        finally:
+            with self._lock:
+                self.under_way -= 1
+
+    @property
+    def started(self):
+        return [index for index, _ in self.read_by]
+
+
+class Ours(ReadPart):
+    """A part whose threads read from a `Storage`."""
+
+    def make(self, dataset, until):
+        return Reads(lambda: dataset.read, lambda index, item: item)
+
+
+def pool_of(storage, threads=2, *, is_auto=False, most_bytes=10**9, is_held=lambda index: False, timeout=0.0, item_bytes=0):
+    stages = Stages(storage.read, unchanged, reused=("load",), redone=())
+    ahead = ReadAhead(
+        part=Ours(Part.raw, is_ours=True, item_bytes=item_bytes),
+        until=None,
+        threads=threads,
+        most_bytes=most_bytes,
+        is_auto=is_auto,
+        timeout_seconds=timeout,
+        closing=Closing(),
+    )
+    return ReadPool(ahead, storage, stages, is_held), stages, ahead.closing
+
+
+def until(holds):
+    deadline = time.monotonic() + 5
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def test_reads_are_begun_in_order_and_at_most_so_many_are_under_way():
+    storage = Storage()
+    storage.hold(*range(20))
+    pool, stages, closing = pool_of(storage, threads=3)
+    pool.begin([0, 1], list(range(2, 20)), ())
+    until(lambda: storage.under_way == 3)
+    assert sorted(storage.started) == [0, 1, 2]
+    storage.release(2)
+    until(lambda: len(storage.started) == 4)
+    assert storage.started[3] == 3
+    for index in range(20):
+        storage.release(index)
+    assert [stages.load(index) for index in (0, 1)] == [b"0", b"1"]
+    for index in range(2, 20):
+        pool.begin([index], (), ())
+        assert stages.load(index) == str(index).encode()
+    assert Counter(storage.started) == Counter(range(20))
+    assert storage.most_under_way == 3
+    closing.set()
+
+
+def test_what_is_asked_for_and_was_not_foreseen_is_read_first():
+    storage = Storage()
+    storage.hold(0, 1)
+    pool, stages, closing = pool_of(storage, threads=1)
+    pool.begin([0], [1, 2, 3], ())
+    storage.release(0)
+    assert stages.load(0) == b"0"
+    until(lambda: storage.under_way == 1)
+    pool.begin([7], [4], ())
+    storage.release(1)
+    assert stages.load(7) == b"7"
+    until(lambda: len(storage.started) == 6)
+    assert storage.started == [0, 1, 7, 2, 3, 4]
+    closing.set()
+
+
+def test_so_many_bytes_are_read_ahead_and_what_is_asked_for_is_read_all_the_same():
+    storage = Storage(item_bytes=1000)
+    pool, stages, closing = pool_of(storage, threads=1, most_bytes=3500, item_bytes=1000)
+    pool.begin([0], list(range(1, 30)), ())
+    assert len(stages.load(0)) == 1001
+    until(lambda: len(storage.started) == 4)
+    time.sleep(0.05)
+    assert storage.started == [0, 1, 2, 3]  # three more are ahead
+    pool.begin(list(range(1, 11)), (), ())
+    assert [len(stages.load(index)) for index in range(1, 11)] == [1001] * 9 + [1002]
+    until(lambda: len(storage.started) == 14)
+    closing.set()
+
+
+def test_an_error_is_raised_at_its_turn_and_what_is_dropped_or_held_by_a_cache_is_not_read():
+    storage = Storage()
+    storage.errors["2"] = ValueError("broken")
+    storage.hold(0)
+    pool, stages, closing = pool_of(storage, threads=1, is_held=lambda index: index == 5)
+    pool.begin([0], [1, 2, 3, 4, 5, 6], ())
+    pool.begin([0], (), [3, 4])  # the first batch has failed
+    storage.release(0)
+    assert stages.load(0) == b"0"
+    pool.begin([1, 2], (), ())
+    assert stages.load(1) == b"1"
+    with pytest.raises(ValueError, match="broken"):
+        stages.load(2)
+    pool.begin([6], (), ())
+    assert stages.load(6) == b"6"
+    assert set(storage.started) == {0, 1, 2, 6}
+    assert stages.load(5) == b"5"  # asked for all the same: read by itself
+    assert storage.read_by[-1] == (5, False)
+    closing.set()
+
+
+def test_a_read_under_way_that_is_dropped_and_told_again_is_read_for_the_second_telling():
+    storage = Storage()
+    storage.hold(1)
+    pool, stages, closing = pool_of(storage, threads=2)
+    pool.begin([0], [1], ())
+    assert stages.load(0) == b"0"
+    until(lambda: storage.under_way == 1)
+    pool.begin([], [1], [1])
+    storage.release(1)
+    pool.begin([1], (), ())
+    assert stages.load(1) == b"1"
+    closing.set()
+    assert pool._bytes == 0
+
+
+def test_an_index_that_is_told_twice_is_read_for_each_and_an_index_may_be_any_object():
+    storage = Storage()
+    pool, stages, closing = pool_of(storage)
+    pool.begin([[1, 2], "name"], [[1, 2], 3, 3], ())
+    assert [stages.load([1, 2]), stages.load("name")] == [b"[1, 2]", b"name"]
+    pool.begin([3, 3, [1, 2]], (), ())
+    assert [stages.load(3), stages.load(3), stages.load([1, 2])] == [b"3", b"3", b"[1, 2]"]
+    assert len(storage.started) == 5
+    closing.set()
+
+
+def test_a_worker_that_waits_ends_when_the_loader_is_closed_or_its_time_is_over():
+    storage = Storage()
+    storage.hold(0, 1)
+    pool, stages, closing = pool_of(storage, timeout=0.5)
+    pool.begin([0], (), ())
+    with pytest.raises(Abandoned, match=r"example 0 of the data set is not read after 0\.45 s, and the loader has timeout=0\.5"):
+        stages.load(0)
+    pool.begin([1], (), ())
+    threading.Timer(0.1, closing.set).start()
+    with pytest.raises(Abandoned, match="the loader was closed while example 1"):
+        stages.load(1)
+    storage.release(0)
+    storage.release(1)
+    until(lambda: not any(thread.name.startswith("lightning_echo-read") for thread in threading.enumerate()))
+
+
+def test_the_mean_number_under_way_is_that_of_the_time_between_two_questions():
+    storage = Storage()
+    storage.hold(*range(4))
+    pool, _, closing = pool_of(storage, threads=4)
+    pool.mean_in_flight()
+    time.sleep(0.1)
+    assert pool.mean_in_flight() == 0
+    pool.begin([0, 1, 2], (), ())
+    until(lambda: storage.under_way == 3)
+    pool.mean_in_flight()
+    time.sleep(0.1)
+    assert pool.mean_in_flight() == pytest.approx(3, abs=0.01)
+    for index in range(4):
+        storage.release(index)
+    closing.set()
+
+
+# ---------------------------------------------------------------------- "auto"
+
+
+def with_waits(monkeypatch, pool, seconds):
+    """Lets each read that the worker does by itself say that it has waited for so long."""
+    monkeypatch.setattr(pool, "_measured", lambda index: (pool._plain(index), next(seconds)))
+
+
+def by_threads(storage, pool, stages, numbers):
+    before = len(storage.read_by)
+    for index in numbers:
+        pool.begin([index], (), ())
+        assert stages.load(index) == str(index).encode()
+    return sum(is_thread for _, is_thread in storage.read_by[before:])
+
+
+@pytest.mark.parametrize(
+    ("seconds", "is_on"),
+    [(0.0004, False), (0.0006, True), ((0, 0, 0, 0, 0.001, 0, 0, 0), False), ((0,) * 63 + (0.05,), True)],
+)
+def test_threads_read_once_reads_wait_most_of_the_time_or_long_on_average(seconds, is_on, monkeypatch):
+    storage = Storage()
+    pool, stages, closing = pool_of(storage, is_auto=True)
+    waits = (seconds if isinstance(seconds, float) else seconds[number % len(seconds)] for number in count())
+    with_waits(monkeypatch, pool, waits)
+    by_threads(storage, pool, stages, range(300))
+    assert (by_threads(storage, pool, stages, range(20)) == 20) is is_on
+    closing.set()
+
+
+def test_threads_stop_after_three_probes_in_a_row_that_do_not_wait_and_begin_again(monkeypatch):
+    storage, wait = Storage(), [0.001]
+    monkeypatch.setattr(module, "_PROBE_EVERY", 10)
+    pool, stages, closing = pool_of(storage, is_auto=True)
+    with_waits(monkeypatch, pool, iter(lambda: wait[0], None))
+    by_threads(storage, pool, stages, range(20))
+    assert by_threads(storage, pool, stages, range(40)) == 36  # one in ten is left to the worker
+    wait[0] = 0.0
+    assert by_threads(storage, pool, stages, range(20)) == 18
+    wait[0] = 0.001
+    by_threads(storage, pool, stages, range(10))
+    wait[0] = 0.0
+    by_threads(storage, pool, stages, range(30))
+    assert by_threads(storage, pool, stages, range(20)) == 0
+    wait[0] = 0.001
+    by_threads(storage, pool, stages, range(40))
+    assert by_threads(storage, pool, stages, range(20)) == 18
+    closing.set()
+
+
+def test_a_thread_that_computes_or_waits_for_a_processor_does_not_wait_for_its_storage():
+    busy = module._BusyTime()
+    before, began = busy.seconds(), time.perf_counter()
+    while time.perf_counter() - began < 0.1:
+        pass
+    assert time.perf_counter() - began - (busy.seconds() - before) < 0.02
+    before, began = busy.seconds(), time.perf_counter()
+    time.sleep(0.05)
+    assert time.perf_counter() - began - (busy.seconds() - before) > 0.04
+    busy.close()
+
+
+def test_the_memory_ahead_and_the_window_are_bounded():
+    assert most_ahead_bytes(None) == most_ahead_bytes(10**12) == 2**30
+    assert most_ahead_bytes(2**30) == 2**30 // 20
+    part = ReadPart(Part.raw, is_ours=True, item_bytes=1000)
+
+    def window(threads, most_bytes, pass_length):
+        return ReadAhead(part, None, threads, most_bytes, False, 0, Closing()).window(pass_length)
+
+    assert window(8, 10**9, 10**6) == 16 * 8
+    assert window(8, 50_000, 10**6) == 50
+    assert window(8, 10, 10**6) == 8  # so many are under way in any case
+    assert window(8, 10**9, 100) == 25
+    assert window(8, 10**9, 10) == 16
