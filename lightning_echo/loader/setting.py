@@ -31,12 +31,13 @@ from lightning_echo.loader.state import Conditions, EchoState
 from lightning_echo.pipeline.choice import choose, choose_later
 from lightning_echo.pipeline.kinds import Indexed, Layout, Opening, kind_of
 from lightning_echo.pipeline.pipelines import Launch, Pipeline, rank_key
-from lightning_echo.pipeline.reads import most_ahead_bytes
+from lightning_echo.pipeline.reads import USUAL_IN_FLIGHT, most_ahead_bytes
 from lightning_echo.pipeline.requests import tell_pass
 from lightning_echo.plan.plan import Reuse, smallest_buffer
 from lightning_echo.share.config import ShareConfig
 from lightning_echo.share.same_data import unit_of
 from lightning_echo.share.sharing import LoaderSharing, point_of_shared
+from lightning_echo.split.reading import AUTO
 
 # ---------------------------------------------------------------------- ranks
 # Facts on which the ranks of a job must agree before the first batch: their number, in the job and on a node, and the seed.
@@ -408,6 +409,11 @@ class Setting:
             point = earliest(Needs.examples)  # a data set that is held whole does not augment: there is nothing to redo
         if cache is not None:
             kind.check_cache()
+        if cache is not None and cache.partitioned and in_flight not in (1, AUTO):
+            raise ValueError(
+                f"reads_in_flight={in_flight} and cache.partitioned=True are impossible together: threads would read from the "
+                f"storage what another node is about to send. Leave one of the two out"
+            )
         self.choice, self._is_auto = choose(kind, point, cache, 1 if share else in_flight), point is InsertionPoint.auto
         self.kind = kind.at(self.choice.point)
         self.cache = None
@@ -471,8 +477,16 @@ class Setting:
             memory += " of device memory"
         return (
             f"{choice.point}, factor {factor:g}: reuse [{', '.join(choice.reused)}], redo [{', '.join(choice.redone)}]; "
-            f"{self.buffer_size:,} live {what}{memory}; {workers} worker{'' if workers == 1 else 's'}"
+            f"{self.buffer_size:,} live {what}{memory}; {workers} worker{'' if workers == 1 else 's'}{self._reads_in_words()}"
         )
+
+    def _reads_in_words(self) -> str:
+        """Returns what is read ahead, and the memory that this may take; empty if nothing is."""
+        if self.choice.reading is None:
+            return ""
+        reads = f"up to {USUAL_IN_FLIGHT} while reads wait" if self.in_flight == AUTO else f"up to {self.in_flight}"
+        most = f", at most {bytes_in_words(self.most_ahead_bytes())} ahead" if self.choice.reading.takes_memory else ""
+        return f"; reads in flight: {reads} ({self.choice.reading.part.value}{most})"
 
     def remarks(self) -> list[str]:
         """Returns what the user should know of this loader, for people."""

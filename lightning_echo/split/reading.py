@@ -101,6 +101,11 @@ class ReadPart:
     item_bytes: int
     raw: Split | None = None
 
+    @property
+    def takes_memory(self) -> bool:
+        """Whether what is read ahead is kept in the worker's own memory."""
+        return self.part is not Part.files
+
     def make(self, dataset: Any, until: Split | None) -> Reads:
         """Returns the functions for ``dataset``, without reading. ``until``: where an example is cut; None: it is read whole."""
         if self.part is Part.files:

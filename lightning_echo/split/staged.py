@@ -137,6 +137,10 @@ class StagedDataset(Dataset[Any]):
     * The stages that are reused (``load``, or ``read``) must not draw random numbers, because an echo would repeat them.
     * Each later stage must use only what the stage before it returned, because the stages of other examples run in between.
 
+    Set ``reads_concurrently = True`` in your class if threads may run ``read`` for several examples at the same time (or
+    ``load``, if there is no ``read``). Then ``reads_in_flight="auto"`` may do so, see `EchoConfig`. Each thread needs connections
+    and open files of its own: keep them in a ``threading.local``.
+
     >>> class Squares(StagedDataset):
     ...     def load(self, index):
     ...         return index * index
@@ -158,6 +162,8 @@ class StagedDataset(Dataset[Any]):
     >>> Texts()[3]
     ['two', 'one']
     """
+
+    reads_concurrently = False
 
     def read(self, index: Any) -> Any:
         """Returns the raw item at ``index``, if possible as ``bytes``: the content of a file, a record.

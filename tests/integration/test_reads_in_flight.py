@@ -2,6 +2,7 @@
 
 import hashlib
 import itertools
+import multiprocessing
 import os
 import random
 import re
@@ -14,6 +15,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 import torchvision
@@ -371,6 +373,43 @@ def test_nothing_is_left_behind():
             del dropped
 
 
+def hang(path):
+    """A training whose worker waits for a read that does not end."""
+    loader = loader_of(8, dataset=Hanging(), order="sequential")
+    Path(path).write_text(" ".join(map(str, workers() or {0})))
+    for number, _ in enumerate(loader):
+        if number == 12:
+            Path(path).write_text(" ".join(map(str, workers())))
+
+
+def test_workers_end_with_a_killed_training_while_a_read_hangs(tmp_path):
+    training = multiprocessing.get_context("fork").Process(target=hang, args=(tmp_path / "workers",))
+    training.start()
+    until(lambda: len((tmp_path / "workers").read_text().split()) == 2 if (tmp_path / "workers").exists() else False)
+    of_training = [int(process) for process in (tmp_path / "workers").read_text().split()]
+    time.sleep(0.5)  # a worker waits for the read
+    training.kill()
+    training.join()
+    until(lambda: not any(psutil.pid_exists(process) and psutil.Process(process).status() != "zombie" for process in of_training))
+
+
+def until(holds):
+    deadline = time.monotonic() + 10
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("context", ["spawn", "forkserver"])
+def test_workers_that_are_spawned_read_ahead_and_close_at_once(context):
+    found = []
+    for reads_in_flight in (1, 8):
+        plain = DataLoader(Slow(), batch_size=4, shuffle=True, num_workers=1, multiprocessing_context=context)
+        loader = EchoLoader(plain, 2, seed=3, reads_in_flight=reads_in_flight)
+        found.append(take_and_close(loader, 20))
+    assert same(*found)
+
+
 # ---------------------------------------------------------------------- what is refused
 
 
@@ -449,6 +488,18 @@ def test_what_belongs_to_one_thread_is_refused():
     said = refused(Rows(":memory:"))
     assert "in a thread raised" in said
     assert "threading.local" in said
+
+
+def test_a_partitioned_cache_and_a_number_are_refused_together():
+    with pytest.raises(ValueError, match=r"reads_in_flight=8 and cache\.partitioned=True are impossible together"):
+        loader_of(8, cache={"size": "4MiB", "partitioned": True})
+
+
+def test_the_line_at_the_start_names_the_reads_and_their_memory(caplog):
+    with caplog.at_level("INFO"):
+        loader = loader_of(8)
+        take_and_close(loader, 1)
+    assert re.search(r"2 workers; reads in flight: up to 8 \(reading, at most .+ ahead\)", caplog.text)
 
 
 def test_a_limit_of_open_files_is_an_error_before_training():
