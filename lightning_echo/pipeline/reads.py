@@ -55,6 +55,7 @@ _FILES_BESIDE = 64  # that a worker may have open for other purposes
 _LEAST_WAIT_SECONDS = 0.0005  # of a read, on average, from which on threads are worth their changes
 _LAST_READS, _MOST_LAST_READS = 8, 64  # the worker looks at the median of the last few, and at the mean of more
 _MEASURED_EVERY = 4  # reads, after the first ones
+_WATCHED_EVERY = 16  # waits for the user's code, in which nobody else draws random numbers
 _PROBE_EVERY = 2048  # reads
 _PROBES = 3  # in a row that do not wait, before the threads stop
 _LOOK_SECONDS = 0.1  # a worker that waits for a read looks so often whether it has to end
@@ -166,7 +167,7 @@ class ReadPool:
         self._check_at = 1  # the 1st, 10th, 100th ... read of the user's code is compared with one without threads
         self._waits: deque[float] = deque(maxlen=_MOST_LAST_READS)  # seconds, of the last reads without threads
         self._waits_after: deque[float] = deque(maxlen=_MOST_LAST_READS)  # of those whose file a thread has read before
-        self._idle_probes = self._by_itself_count = 0
+        self._idle_probes = self._by_itself_count = self._wait_count = 0
         self._busy = _BusyTime()
         self._is_worker, self._parent = get_worker_info() is not None, os.getppid()
         self._deadline = float("inf")
@@ -277,6 +278,9 @@ class ReadPool:
 
     def _wait_for(self, slot: _Slot) -> None:
         self._awaited = slot
+        self._wait_count += 1
+        is_watched = not self._reading.part.is_ours and self._wait_count % _WATCHED_EVERY == 1
+        before = random_states() if is_watched else None
         try:
             while slot.state != _READ:
                 self._done.wait(_LOOK_SECONDS)
@@ -288,6 +292,13 @@ class ReadPool:
                     raise Abandoned(TimeoutError(self._too_late(slot.index)))
         finally:
             self._awaited = None
+        if before is not None and difference(before, random_states()) is not None:
+            raise Abandoned(
+                ReadChangedError(
+                    f"while example {slot.index!r} of the data set was read by threads, random numbers were drawn: which ones "
+                    "depends on the timing. Draw them in augment, or set reads_in_flight=1"
+                )
+            )
 
     def _too_late(self, index: Any) -> str:
         timeout = self._reading.timeout_seconds

@@ -661,6 +661,23 @@ class Sometimes(Slow):
         return b"7" if in_thread and index == self.length - 2 else raw
 
 
+class DrawsLater(Slow):
+    """Most reads draw random numbers, but not those that the proof tries."""
+
+    def read(self, index):
+        if index % 7 == 1:
+            torch.rand(1)
+        return super().read(index)
+
+
+@pytest.mark.parametrize("factor", [1, 2])
+def test_reads_that_draw_random_numbers_are_noticed_while_the_worker_waits_for_them(factor):
+    dataset = DrawsLater(7 * 8, most_seconds=0.01)
+    said = "random numbers were drawn|draws random numbers"
+    with pytest.raises((pool.ReadChangedError, ValueError), match=said):
+        take_and_close(loader_of(8, dataset=dataset, factor=factor, insertion_point="before_augmentation"), 60)
+
+
 def test_an_item_that_is_another_one_in_a_thread_is_noticed_where_it_is_compared():
     tenth = Subset(Sometimes(200), [*range(9), 198, *range(10, 40)])
     loader = EchoLoader(DataLoader(tenth, batch_size=40), 1, reads_in_flight=8)
