@@ -1,0 +1,300 @@
+"""What threads of a worker read: only what is safe, or what the user says; and what is refused, with the reason."""
+
+import re
+import shutil
+import sqlite3
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+import torchvision
+from loader_cases import same, take
+from PIL import Image, UnidentifiedImageError
+from reads_cases import LENGTH, ReadLog, Slow, SlowItems, loader_of, take_and_close
+from torch.utils.data import DataLoader, IterableDataset, Subset
+from torchvision.transforms import v2
+
+from lightning_echo import EchoLoader
+from lightning_echo.pipeline import reads as pool
+from lightning_echo.split import make as make_stages
+from lightning_echo.split import reading
+
+# ---------------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize(
+    ("reads", "error", "got"),
+    [
+        *((0, ValueError, "0"), (-1, ValueError, "-1"), (1.5, ValueError, "1.5"), ("many", ValueError, "'many'")),
+        *((4097, ValueError, "4097"), (True, TypeError, "True"), ([2], TypeError, "[2]")),
+    ],
+)
+def test_a_bad_number_is_refused(reads, error, got):
+    said = f"reads_in_flight must be an integer from 1 (one read after the other) to 4,096, or 'auto', got .*{re.escape(got)}"
+    with pytest.raises(error, match=said.replace("(one", r"\(one").replace("other)", r"other\)")):
+        EchoLoader(DataLoader(Slow()), 1, reads_in_flight=reads)
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(range(8))
+
+
+class Batched(Slow):
+    def __getitems__(self, indices):
+        return [self[index] for index in indices]
+
+
+class Random(SlowItems):
+    def __getitem__(self, index):
+        return super().__getitem__(index) + torch.rand(3)
+
+
+class SharedFile(Slow):
+    """One place in one file: threads that seek and read at the same time read from another place."""
+
+    def __init__(self, path):
+        super().__init__()
+        path.write_bytes(b"".join(str(index).encode().rjust(8) for index in range(LENGTH)))
+        self.file = open(path, "rb")  # noqa: SIM115
+
+    def read(self, index):
+        self.file.seek(8 * index)
+        return self.file.read(8)
+
+
+class Rows(Slow):
+    def __init__(self, path):
+        super().__init__()
+        self.rows = sqlite3.connect(path)
+
+    def read(self, index):
+        return str(self.rows.execute("select ?", (index,)).fetchone()[0]).encode()
+
+
+def refused(dataset, workers=2, **options):
+    with pytest.raises(ValueError, match=r"^reads_in_flight=32 is impossible here: ") as raised:
+        EchoLoader(DataLoader(dataset, batch_size=4, num_workers=workers), 1, reads_in_flight=32, **options)
+    return str(raised.value)
+
+
+def test_what_threads_cannot_read_is_refused_with_a_way_out(tmp_path):
+    assert "the data set is a stream" in refused(Stream())
+    assert "has a __getitems__ of its own" in refused(Batched())
+    assert "draw its random numbers in another order" in refused(Random())
+    assert "Split the data set with read, decode and augment" in refused(Random())
+    assert "set num_workers" in refused(SlowItems(), workers=0)
+
+
+def test_data_sets_whose_threads_disturb_each_other_are_refused(tmp_path):
+    said = refused(SharedFile(tmp_path / "rows"))
+    assert "is another example when threads read at the same time" in said
+    assert "threading.local" in said
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_what_belongs_to_one_thread_is_refused():
+    said = refused(Rows(":memory:"))
+    assert "in a thread raised" in said
+    assert "threading.local" in said
+
+
+def test_a_partitioned_cache_and_a_number_are_refused_together():
+    with pytest.raises(ValueError, match=r"reads_in_flight=8 and cache\.partitioned=True are impossible together"):
+        loader_of(8, cache={"size": "4MiB", "partitioned": True})
+
+
+def test_the_line_at_the_start_names_the_reads_and_their_memory(caplog):
+    with caplog.at_level("INFO"):
+        loader = loader_of(8)
+        take_and_close(loader, 1)
+    assert re.search(r"2 workers; reads in flight: up to 8 \(reading, at most .+ ahead\)", caplog.text)
+
+
+def test_a_limit_of_open_files_is_an_error_before_training():
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (200, hard))
+    try:
+        with pytest.raises(ValueError, match=r"reads_in_flight=1000 needs 500 open files in each of 2 processes.*at most 272"):
+            loader_of(1000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+# ---------------------------------------------------------------------- "auto"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder of 96 PNG files in two classes."""
+    root = tmp_path_factory.mktemp("images")
+    for number in range(96):
+        path = root / ("even" if number % 2 == 0 else "odd") / f"{number:03}.png"
+        path.parent.mkdir(exist_ok=True)
+        Image.new("RGB", (20, 16), (number, 255 - number, 7)).save(path)
+    return root
+
+
+def slow_open(log, seconds):
+    """An ``open`` that takes its time, and writes down which thread has called it."""
+
+    def opened(file, *args, **kwargs):
+        log.add(int(threading.current_thread().name.startswith("lightning_echo-read")))
+        time.sleep(seconds)
+        return open(file, *args, **kwargs)
+
+    return opened
+
+
+def of_folder(folder, transform=None, **options):
+    dataset = torchvision.datasets.ImageFolder(str(folder), transform or v2.Compose([v2.RandomCrop(12), v2.PILToTensor()]))
+    plain = DataLoader(dataset, batch_size=8, shuffle=True, num_workers=options.pop("workers", 1))
+    return EchoLoader(plain, options.pop("factor", 1), seed=3, **options)
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("point", ["auto", "after_read", "after_augmentation", "after_batching"])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_auto_reads_a_folder_in_threads_while_reads_wait(point, workers, folder, tmp_path, monkeypatch):
+    log = ReadLog(tmp_path / "opened")
+    for module in (make_stages, torchvision.datasets.folder):
+        monkeypatch.setattr(module, "open", slow_open(log, 0.003), raising=False)
+    expected = take_and_close_pairs(of_folder(folder, insertion_point=point, workers=workers, factor=2, reads_in_flight=1), 60)
+    assert Counter(by_thread for _, by_thread in log.entries())[1] == 0
+    before = len(log.entries())
+    loader = of_folder(folder, insertion_point=point, workers=workers, factor=2)
+    assert same(take_and_close_pairs(loader, 60), expected)
+    by_threads = Counter(by_thread for _, by_thread in log.entries()[before:])
+    assert by_threads[0] < 60  # at first the worker reads by itself, and the proof does
+    assert by_threads[1] > 100
+
+
+def take_and_close_pairs(loader, count):
+    batches = [[part.clone() for part in batch] for batch in take(loader, count)]
+    loader.close()
+    return batches
+
+
+def test_auto_stays_out_where_reads_do_not_wait(folder, tmp_path, monkeypatch):
+    log = ReadLog(tmp_path / "opened")
+    for module in (make_stages, torchvision.datasets.folder):
+        monkeypatch.setattr(module, "open", slow_open(log, 0), raising=False)
+    take_and_close_pairs(of_folder(folder, factor=2), 60)
+    assert {by_thread for _, by_thread in log.entries()} == {0}
+
+
+def test_threads_stop_when_reads_do_not_wait_any_more(folder, tmp_path, monkeypatch):
+    log, calm = ReadLog(tmp_path / "opened"), tmp_path / "calm"
+
+    def opened(file, *args, **kwargs):
+        log.add(int(threading.current_thread().name.startswith("lightning_echo-read")))
+        if not calm.exists():
+            time.sleep(0.003)
+        return open(file, *args, **kwargs)
+
+    monkeypatch.setattr(pool, "_PROBE_EVERY", 16)
+    for module in (make_stages, torchvision.datasets.folder):
+        monkeypatch.setattr(module, "open", opened, raising=False)
+    loader = of_folder(folder)
+    take(loader, 30)
+    assert Counter(by_thread for _, by_thread in log.entries())[1] > 50
+    calm.touch()
+    take(loader, 60)
+    before = len(log.entries())
+    take(loader, 30)
+    loader.close()
+    assert {by_thread for _, by_thread in log.entries()[before:]} == {0}
+
+
+def own_loader(path):
+    return torchvision.datasets.folder.pil_loader(path).convert("L")
+
+
+def test_files_whose_read_cannot_be_cut_off_are_read_into_the_page_cache(folder, tmp_path, monkeypatch):
+    log, cached = ReadLog(tmp_path / "opened"), tmp_path / "cached"
+    cached.mkdir()
+
+    def opened(file, *args, **kwargs):
+        """The first open of a file takes its time."""
+        log.add(int(threading.current_thread().name.startswith("lightning_echo-read")))
+        mark = cached / Path(file).name
+        if not mark.exists():
+            time.sleep(0.003)
+            mark.touch()
+        return open(file, *args, **kwargs)
+
+    for module in (reading, torchvision.datasets.folder):
+        monkeypatch.setattr(module, "open", opened, raising=False)
+    dataset = torchvision.datasets.ImageFolder(str(folder), v2.PILToTensor(), loader=own_loader)
+    found = []
+    for number in (1, None):
+        for mark in cached.iterdir():
+            mark.unlink()
+        loader = EchoLoader(DataLoader(dataset, batch_size=8, num_workers=1), 1, seed=3, reads_in_flight=number)
+        found.append(take_and_close_pairs(loader, 12))
+    assert same(*found)
+    assert Counter(by_thread for _, by_thread in log.entries())[1] > 40
+
+
+def test_a_damaged_file_is_the_error_of_the_data_set(folder, tmp_path):
+    root = shutil.copytree(folder, tmp_path / "images")
+    (root / "odd" / "033.png").write_bytes(b"no image")
+    said = []
+    for number in (1, 16):
+        loader = of_folder(root, reads_in_flight=number)
+        with pytest.raises(UnidentifiedImageError, match=r"033\.png") as raised:
+            take(loader, 12)
+        said.append(str(raised.value).splitlines()[-1].partition(" at 0x")[0])
+        loader.close()
+    assert said[0] == said[1]
+
+
+class SaysSo(SlowItems):
+    reads_concurrently = True
+
+
+def test_a_data_set_that_says_so_is_read_in_threads_by_auto():
+    with_hint = loader_of(None, dataset=SaysSo(), factor=2)
+    assert with_hint._setting.choice.reading.part is reading.Part.whole
+    assert loader_of(None, dataset=SlowItems())._setting.choice.reading is None
+    assert same(take_and_close(with_hint, 40), take_and_close(loader_of(1, dataset=SaysSo(), factor=2), 40))
+
+
+class Sometimes(Slow):
+    """Threads disturb each other, but not on the examples that the proof tries."""
+
+    def read(self, index):
+        raw = super().read(index)
+        in_thread = threading.current_thread().name.startswith("lightning_echo-read")
+        return b"7" if in_thread and index == self.length - 2 else raw
+
+
+class DrawsLater(Slow):
+    """Most reads draw random numbers, but not those that the proof tries."""
+
+    def read(self, index):
+        if index % 7 == 1:
+            torch.rand(1)
+        return super().read(index)
+
+
+@pytest.mark.parametrize("factor", [1, 2])
+def test_reads_that_draw_random_numbers_are_noticed_while_the_worker_waits_for_them(factor):
+    dataset = DrawsLater(7 * 8, most_seconds=0.01)
+    said = "random numbers were drawn|draws random numbers"
+    with pytest.raises((pool.ReadChangedError, ValueError), match=said):
+        take_and_close(loader_of(8, dataset=dataset, factor=factor, insertion_point="before_augmentation"), 60)
+
+
+def test_an_item_that_is_another_one_in_a_thread_is_noticed_where_it_is_compared():
+    tenth = Subset(Sometimes(200), [*range(9), 198, *range(10, 40)])
+    loader = EchoLoader(DataLoader(tenth, batch_size=40), 1, reads_in_flight=8)
+    said = "example 9 of the data set cannot be read by threads: in a thread it is another one"
+    with pytest.raises(pool.ReadChangedError, match=said):
+        take(loader, 1)
+    loader.close()
