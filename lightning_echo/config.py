@@ -18,13 +18,13 @@ from lightning_echo.measure.report import check_matplotlib
 from lightning_echo.measure.target_idle import TargetIdle
 from lightning_echo.plan.plan import MOST_FACTOR, Reuse
 from lightning_echo.share.config import ShareConfig, read_share_config
-from lightning_echo.split.reading import AUTO, MOST_IN_FLIGHT
+from lightning_echo.split.reading import AUTO_IN_FLIGHT, MOST_IN_FLIGHT
 
 # ---------------------------------------------------------------------- config
 # A user may give options in three forms: as an `EchoConfig`; as a mapping from option names to values (a dict, OmegaConf's
 # ``DictConfig``); for a collection, as a mapping from the loaders' names to one of these.
 
-AUTO_FACTOR = AUTO  # a controller decides on the factor
+AUTO_FACTOR = "auto"  # a controller decides on the factor
 
 # A command line takes the first type that fits: as a string, 0.5 would not be a share of the memory.
 CacheOptions: TypeAlias = int | float | str | Mapping[str, Any] | CacheConfig | None
@@ -318,12 +318,14 @@ def check_buffer_size(buffer_size: Any) -> int | float | str | None:
 def check_reads_in_flight(reads: Any) -> int | str:
     """Returns the number of reads that may be under way on a rank, or ``"auto"``, which is the default."""
     if reads is None:
-        return AUTO
-    expected = f"reads_in_flight must be an integer from 1 (one read after the other) to {MOST_IN_FLIGHT:,}, or {AUTO!r}"
+        return AUTO_IN_FLIGHT
+    expected = (
+        f"reads_in_flight must be an integer from 1 (one read after the other) to {MOST_IN_FLIGHT:,}, or {AUTO_IN_FLIGHT!r}"
+    )
     if isinstance(reads, str):
-        if reads != AUTO:
+        if reads != AUTO_IN_FLIGHT:
             raise ValueError(f"{expected}, got {reads!r}")
-        return AUTO
+        return AUTO_IN_FLIGHT
     if isinstance(reads, bool) or not isinstance(reads, Real):
         raise TypeError(f"{expected}, got {in_words(reads)}")
     if not isinstance(reads, Integral) or not 1 <= int(reads) <= MOST_IN_FLIGHT:

@@ -37,7 +37,7 @@ from lightning_echo.plan.plan import Reuse, smallest_buffer
 from lightning_echo.share.config import ShareConfig
 from lightning_echo.share.same_data import unit_of
 from lightning_echo.share.sharing import LoaderSharing, point_of_shared
-from lightning_echo.split.reading import AUTO
+from lightning_echo.split.reading import AUTO_IN_FLIGHT
 
 # ---------------------------------------------------------------------- ranks
 # Facts on which the ranks of a job must agree before the first batch: their number, in the job and on a node, and the seed.
@@ -409,7 +409,7 @@ class Setting:
             point = earliest(Needs.examples)  # a data set that is held whole does not augment: there is nothing to redo
         if cache is not None:
             kind.check_cache()
-        if cache is not None and cache.partitioned and in_flight not in (1, AUTO):
+        if cache is not None and cache.partitioned and in_flight not in (1, AUTO_IN_FLIGHT):
             raise ValueError(
                 f"reads_in_flight={in_flight} and cache.partitioned=True are impossible together: threads would read from the "
                 f"storage what another node is about to send. Leave one of the two out"
@@ -484,7 +484,7 @@ class Setting:
         """Returns what is read ahead, and the memory that this may take; empty if nothing is."""
         if self.choice.reading is None:
             return ""
-        reads = f"up to {USUAL_IN_FLIGHT} while reads wait" if self.in_flight == AUTO else f"up to {self.in_flight}"
+        reads = f"up to {USUAL_IN_FLIGHT} while reads wait" if self.in_flight == AUTO_IN_FLIGHT else f"up to {self.in_flight}"
         most = f", at most {bytes_in_words(self.most_ahead_bytes())} ahead" if self.choice.reading.takes_memory else ""
         return f"; reads in flight: {reads} ({self.choice.reading.part.value}{most})"
 

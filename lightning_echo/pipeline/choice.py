@@ -26,7 +26,7 @@ from lightning_echo.split.prove import (
     weighed,
     whole_batch,
 )
-from lightning_echo.split.reading import AUTO, ReadPart, find_part, may_be_on
+from lightning_echo.split.reading import AUTO_IN_FLIGHT, ReadPart, find_part, may_be_on
 from lightning_echo.split.staged import batched, size_of_examples, uncut_stages
 
 _ECHOES_REPEAT = "if the data set augments, its echoes repeat that augmentation, which a StagedDataset can redo for each use"
@@ -55,11 +55,13 @@ def choose(kind: Kind, point: InsertionPoint, cache: CacheConfig | None = None, 
     reason = kind.why_later if is_auto else ""
     if in_flight != 1:
         _check_open_files(kind, in_flight)
-    if in_flight not in (1, AUTO) and not isinstance(kind, Indexed):
+    if in_flight not in (1, AUTO_IN_FLIGHT) and not isinstance(kind, Indexed):
         raise _no_reads(in_flight, f"the loader does not say what it reads next ({kind.why_later})")
     if isinstance(kind, Stream):
         return _uncut(later, reason)
-    may_read_ahead = in_flight != 1 and isinstance(kind, Indexed) and (in_flight != AUTO or may_be_on(kind.loader.dataset))
+    may_read_ahead = (
+        in_flight != 1 and isinstance(kind, Indexed) and (in_flight != AUTO_IN_FLIGHT or may_be_on(kind.loader.dataset))
+    )
     cuts = not kind.why_later and point not in points_from(Needs.examples)
     index = kind.readable_index
     if (
@@ -82,11 +84,11 @@ def choose(kind: Kind, point: InsertionPoint, cache: CacheConfig | None = None, 
             holds_found(found)
         if cuts and not is_auto:
             raise found.error or ValueError(f"{point.option} is impossible here: {found.reason}. Use {_ways_out(Needs.examples)}")
-        if in_flight not in (1, AUTO):
+        if in_flight not in (1, AUTO_IN_FLIGHT):
             raise found.error or _no_reads(in_flight, found.reason)
         why = reason or (f"{found.reason}; {_ECHOES_REPEAT}" if is_auto else "")
         return _uncut(later, why, caution=_caution(kind))
-    if isinstance(found.reading, str) and in_flight not in (1, AUTO):
+    if isinstance(found.reading, str) and in_flight not in (1, AUTO_IN_FLIGHT):
         raise _no_reads(in_flight, found.reading)
     reading = None if isinstance(found.reading, str) else found.reading
     return replace(_chosen(kind, point, later, reason, found), reading=reading)
@@ -99,24 +101,24 @@ def choose_reading(kind: Kind, in_flight: int | str) -> ReadPart | None:
     _check_open_files(kind, in_flight)
     found: ReadPart | str | NotRead = f"the loader does not say what it reads next ({kind.why_later})"
     if isinstance(kind, Indexed):
-        if in_flight == AUTO and not may_be_on(kind.loader.dataset):
+        if in_flight == AUTO_IN_FLIGHT and not may_be_on(kind.loader.dataset):
             return None
         found = read_elsewhere(kind.loader, find_part, kind.readable_indices, [None], in_flight, kind.num_workers)
     if isinstance(found, ReadPart):
         return found
-    if in_flight != AUTO:
+    if in_flight != AUTO_IN_FLIGHT:
         raise _no_reads(in_flight, found) if isinstance(found, str) else (found.error or _no_reads(in_flight, found.reason))
     return None
 
 
 def _no_reads(in_flight: int | str, reason: str) -> ValueError:
-    return ValueError(f"reads_in_flight={in_flight} is impossible here: {reason}. Use reads_in_flight=1, or {AUTO!r}")
+    return ValueError(f"reads_in_flight={in_flight} is impossible here: {reason}. Use reads_in_flight=1, or {AUTO_IN_FLIGHT!r}")
 
 
 def _check_open_files(kind: Kind, in_flight: int | str) -> None:
     """Raises a ValueError if the threads of a worker may open more files than the system allows."""
     workers, most = max(kind.num_workers, 1), most_open_files()
-    if in_flight != AUTO and int(in_flight) // workers > most:
+    if in_flight != AUTO_IN_FLIGHT and int(in_flight) // workers > most:
         raise ValueError(
             f"reads_in_flight={in_flight} needs {int(in_flight) // workers} open files in each of {workers} processes, and the "
             f"system allows {most} beside others (ulimit -n). Use at most {most * workers}, or raise that limit"

@@ -78,7 +78,7 @@ from lightning_echo.plan.memory import make_plan, plan_from_state
 from lightning_echo.plan.order import Order, SequentialOrder, ShuffledOrder
 from lightning_echo.plan.plan import Plan, PlanShape, Reuse, mix
 from lightning_echo.split.prove import Split
-from lightning_echo.split.reading import AUTO, ReadPart
+from lightning_echo.split.reading import AUTO_IN_FLIGHT, ReadPart
 from lightning_echo.split.staged import Stages
 
 _ORDER_SEED, _PASS_SEED = 11, 13
@@ -560,9 +560,11 @@ class Indexed(Kind):
         return ReadAhead(
             part=part,
             until=until,
-            threads=min(max((USUAL_IN_FLIGHT if in_flight == AUTO else int(in_flight)) // workers, 1), most_open_files()),
+            threads=min(
+                max((USUAL_IN_FLIGHT if in_flight == AUTO_IN_FLIGHT else int(in_flight)) // workers, 1), most_open_files()
+            ),
             most_bytes=most_bytes // workers,
-            is_auto=in_flight == AUTO,
+            is_auto=in_flight == AUTO_IN_FLIGHT,
             timeout_seconds=self.loader.timeout,
             closing=Closing(context if self.num_workers else None),
         )

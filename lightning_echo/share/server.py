@@ -29,7 +29,7 @@ from lightning_echo.pipeline.kinds import Kind
 from lightning_echo.share.config import Gone, WireError, check_peer, receive, send
 from lightning_echo.share.reading import Reading, Reads, StreamReading
 from lightning_echo.share.same_data import Unit, difference, in_short, unit_of
-from lightning_echo.split.reading import AUTO
+from lightning_echo.split.reading import AUTO_IN_FLIGHT
 
 # ---------------------------------------------------------------------- agreeing
 # The ranks of a training must take and miss the same items. A rank asks before it takes a *round*, which has one item for each
@@ -309,7 +309,7 @@ class Server:
             self._length = len(kind.sampler)
             reading = choose_reading(kind, in_flight)
             self._read = Reading if reading is None else partial(Reading, part=reading, in_flight=in_flight)
-        elif in_flight not in (1, AUTO):
+        elif in_flight not in (1, AUTO_IN_FLIGHT):
             choose_reading(kind, in_flight)  # raises the reason
         self._trainings = Trainings(self._length)
         size = getattr(kind.loader, "batch_size", None)

@@ -51,7 +51,7 @@ from lightning_echo.share.same_data import Unit, fingerprint_of, loader_of, part
 from lightning_echo.share.stream import SharedBatches, SharedStream, SizedSharedStream
 from lightning_echo.share.window import Window
 from lightning_echo.split.prove import whole_batch, why_not_apart
-from lightning_echo.split.reading import AUTO
+from lightning_echo.split.reading import AUTO_IN_FLIGHT
 from lightning_echo.split.staged import batched
 
 # ---------------------------------------------------------------------- idle runs
@@ -360,7 +360,7 @@ def serve(loader: Any, share: ShareConfig | str, *, show: Callable[[str], None] 
             kind_of(loader_of(parts_of(kind), seed_of(config.name))),
             data_fingerprint=data_fingerprint,
             window_bytes=fitting_window(config),
-            in_flight=AUTO,
+            in_flight=AUTO_IN_FLIGHT,
             linger_seconds=float("inf"),
             starter=f"serve in {name_of_process()}",
             when_ready=lock.release,

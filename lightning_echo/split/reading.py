@@ -63,7 +63,7 @@ from lightning_echo.split.staged import AugmentedDataset, Load, StagedDataset, b
 SAYS_SO = "reads_concurrently"
 """A data set whose attribute of this name is True says that threads may read its examples at the same time."""
 
-AUTO = "auto"
+AUTO_IN_FLIGHT = "auto"
 MOST_IN_FLIGHT = 4096
 
 # Where data sets hold the paths of their files: one entry for each example, a path or a sequence that begins with one.
@@ -141,7 +141,7 @@ def find_part(
     name, says_so = _name_of(description), _says_so(dataset)
     if batched(dataset) is not None:
         return f"{name} has a __getitems__ of its own, which reads the examples of a batch in one call"
-    may_run_users_code = asked != AUTO or says_so
+    may_run_users_code = asked != AUTO_IN_FLIGHT or says_so
     why_not_raw = _why_not_raw(description, dataset, cuts)
     try:
         if not why_not_raw:

@@ -90,7 +90,9 @@ def test_what_threads_cannot_read_is_refused_with_a_way_out(tmp_path):
 
 
 def test_data_sets_whose_threads_disturb_each_other_are_refused(tmp_path):
-    said = refused(SharedFile(tmp_path / "rows"))
+    dataset = SharedFile(tmp_path / "rows")
+    said = refused(dataset)
+    dataset.file.close()
     assert "is another example when threads read at the same time" in said
     assert "threading.local" in said
 

@@ -97,8 +97,9 @@ def named_in(source):
             continue
         is_auto = node.value == "auto" or auto.search(node.value)
         spoken = spoken_of(node, parents).lower() if is_auto else ""
-        # A factor may be "auto", too, and so may what a cache holds.
-        if a_point.search(node.value) or (is_auto and "factor" not in spoken and "hold" not in spoken):
+        # A factor may be "auto", too, and so may what a cache holds, and the number of reads.
+        is_other = any(name in spoken for name in ("factor", "hold", "in_flight"))
+        if a_point.search(node.value) or (is_auto and not is_other):
             found.append((node.lineno, node.value))
     return found
 
