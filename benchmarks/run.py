@@ -21,6 +21,7 @@ from memory import memory
 from partitioned import partitioned
 from planning import planning, planning_memory, start
 from protection import protection
+from reads import reads
 from report import Table, machine
 from scale import scale
 from sharing import (
@@ -60,6 +61,7 @@ _RUNS = (
     in_own_folder(sharing_peers),
     partitioned,
     scale,
+    reads,
 )
 _BENCHMARKS = {run.__name__: run for run in _RUNS}
 _HERE = Path(__file__).parent
