@@ -48,7 +48,7 @@ except ImportError:  # Windows
     resource = None  # type: ignore[assignment]
 
 USUAL_IN_FLIGHT = 64  # for "auto"
-_WINDOW_PER_READ = 16  # examples that a worker is told ahead, for each read that may be under way
+_WINDOW_PER_READ, _LEAST_WINDOW = 16, 256  # examples that a worker is told ahead: for each read under way, and at least
 _MOST_BYTES, _SHARE_OF_FREE = 2**30, 20  # that are read ahead on a rank: at most a twentieth of the free memory
 _FILES_BESIDE = 64  # that a worker may have open for other purposes
 
@@ -126,7 +126,8 @@ class ReadAhead:
         ``pass_length``: the worker's examples in a pass. A short run should not read far beyond its end.
         """
         by_bytes = max(self.most_bytes // max(self.part.item_bytes, 1), self.threads)
-        return min(_WINDOW_PER_READ * self.threads, by_bytes, max(pass_length // 4, 2 * self.threads))
+        wanted = max(_WINDOW_PER_READ * self.threads, _LEAST_WINDOW)
+        return min(wanted, by_bytes, max(pass_length // 4, 2 * self.threads))
 
 
 class _Slot:

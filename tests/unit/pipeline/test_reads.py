@@ -280,7 +280,8 @@ def test_the_memory_ahead_and_the_window_are_bounded():
     def window(threads, most_bytes, pass_length):
         return ReadAhead(part, None, threads, most_bytes, False, 0, Closing()).window(pass_length)
 
-    assert window(8, 10**9, 10**6) == 16 * 8
+    assert window(32, 10**9, 10**6) == 16 * 32
+    assert window(8, 10**9, 10**6) == 256
     assert window(8, 50_000, 10**6) == 50
     assert window(8, 10, 10**6) == 8  # so many are under way in any case
     assert window(8, 10**9, 100) == 25
