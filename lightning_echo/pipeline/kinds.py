@@ -59,7 +59,7 @@ from lightning_echo.pipeline.pipelines import (
     pipeline_over,
 )
 from lightning_echo.pipeline.prefetch import DEPTH, Prefetcher, WorkerProcesses
-from lightning_echo.pipeline.reads import USUAL_IN_FLIGHT, Closing, ReadAhead, most_open_files
+from lightning_echo.pipeline.reads import USUAL_IN_FLIGHT, Pools, ReadAhead, most_open_files
 from lightning_echo.pipeline.requests import (
     AllRanksOrder,
     BatchedOrder,
@@ -543,7 +543,7 @@ class Indexed(Kind):
             in_thread=in_thread,
             are_owned=are_owned,
             rounds=rounds,
-            closing=None if reading is None else reading.closing,
+            pools=None if reading is None else reading.pools,
         )
 
     def _reading(self, opening: Opening) -> ReadAhead | None:
@@ -565,8 +565,7 @@ class Indexed(Kind):
             ),
             most_bytes=most_bytes // workers,
             is_auto=in_flight == AUTO_IN_FLIGHT,
-            timeout_seconds=self.loader.timeout,
-            closing=Closing(context if self.num_workers else None),
+            pools=Pools(context if self.num_workers else None, workers),
         )
 
     def order(self, layout: Layout, distance: int, seed: int, rank: int, *, is_whole: bool = False) -> Order:

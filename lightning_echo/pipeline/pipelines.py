@@ -13,7 +13,7 @@ from lightning_echo.cache.exchange import Rounds
 from lightning_echo.data.randomness import PreservingIterator
 from lightning_echo.pipeline.batches import BatchEcho, PassOver, PassReader
 from lightning_echo.pipeline.prefetch import Prefetcher, WorkerProcesses
-from lightning_echo.pipeline.reads import Closing
+from lightning_echo.pipeline.reads import Pools, ReadTimeoutError
 from lightning_echo.pipeline.requests import BatchRequests, ExampleRequests
 from lightning_echo.pipeline.streams import StreamNote, StreamRequest
 from lightning_echo.pipeline.worker import Report
@@ -58,7 +58,7 @@ class IndexPipeline:
     """Yields batch after batch, each with its `Report`.
 
     ``batches`` yields a `UseToCome` in place of a batch if the batches are live on the device. The pipeline owns ``reader`` (a
-    loader that is not rebuilt) and closes it. ``rounds`` is None if the nodes do not exchange examples, ``closing`` if no threads
+    loader that is not rebuilt) and closes it. ``rounds`` is None if the nodes do not exchange examples, ``pools`` if no threads
     read in the workers.
     """
 
@@ -71,9 +71,9 @@ class IndexPipeline:
         reader: PassReader | None = None,
         on_device: bool = False,
         rounds: Rounds | None = None,
-        closing: Closing | None = None,
+        pools: Pools | None = None,
     ) -> None:
-        self._closing = closing
+        self._pools = pools
         self._requests, self._workers, self._reader, self._rounds = requests, workers, reader, rounds
         self._batches: Iterator[Any] | None = batches
         self._on_device = on_device
@@ -90,6 +90,10 @@ class IndexPipeline:
         except PassOver:
             self._ended_at = delivered
             return None
+        except RuntimeError as error:  # torch has no class of its own for a time-out
+            if self._pools is not None and "timed out after" in str(error) and (what := self._pools.who_waits()):
+                raise ReadTimeoutError(f"{error}: {what}") from error
+            raise
         if item[1] is None:
             assert self._requests.failure is not None
             raise self._requests.failure
@@ -107,8 +111,8 @@ class IndexPipeline:
         return state
 
     def close(self) -> None:
-        if self._closing is not None:
-            self._closing.set()
+        if self._pools is not None:
+            self._pools.close()
         if self._rounds is not None:
             self._rounds.release()
         batches, self._batches = self._batches, None
@@ -130,7 +134,7 @@ def pipeline_over(
     in_thread: bool,
     are_owned: bool,
     rounds: Rounds | None = None,
-    closing: Closing | None = None,
+    pools: Pools | None = None,
 ) -> IndexPipeline:
     """Returns the pipeline over a rebuilt loader, which yields ``batches`` for ``requests``.
 
@@ -143,7 +147,7 @@ def pipeline_over(
         batches = BatchEcho(requests, batches, on_device=on_device, are_owned=are_owned)
     if in_thread:
         batches = Prefetcher(batches, lost=workers.lost)
-    return IndexPipeline(requests, batches, workers, on_device=on_device, rounds=rounds, closing=closing)
+    return IndexPipeline(requests, batches, workers, on_device=on_device, rounds=rounds, pools=pools)
 
 
 def rank_key(seed: int, noise_rank: int) -> int:

@@ -59,7 +59,7 @@ _WATCHED_EVERY = 16  # waits for the user's code, in which nobody else draws ran
 _PROBE_EVERY = 2048  # reads
 _PROBES = 3  # in a row that do not wait, before the threads stop
 _LOOK_SECONDS = 0.1  # a worker that waits for a read looks so often whether it has to end
-_SHARE_OF_TIMEOUT = 0.9  # of the loader's: the error with the example's name must come before torch's
+_WORDS_BYTES = 512  # for a read that is waited for, in words
 
 _WAITING, _UNDER_WAY, _READ, _LEFT_OUT = range(4)
 
@@ -76,27 +76,57 @@ class Abandoned(BaseException):
         self.error = error
 
 
-class Closing:
-    """Tells the pools of a loader that it is closed, also those in workers. ``context`` is theirs; None: there are no workers."""
+class ReadTimeoutError(RuntimeError, TimeoutError):
+    """torch has waited for a batch for as long as the loader's ``timeout``, and a worker waits for a read."""
 
-    def __init__(self, context: Any = None) -> None:
+
+class Pools:
+    """What the pools of a loader share with the main process, also those in workers.
+
+    ``context`` is the context of the ``workers``; None: there are none.
+
+    * `close` tells the pools that the loader is closed.
+    * A pool that waits for a read says for which one. `who_waits` tells it where torch only says that a batch does not come.
+    """
+
+    def __init__(self, context: Any = None, workers: int = 1) -> None:
         self._event = threading.Event() if context is None else context.Event()
+        # For each worker: since when it waits, by the clock that all processes share, and the read in words.
+        self._waiting = (
+            [bytearray(_WORDS_BYTES)] if context is None else [context.RawArray("c", _WORDS_BYTES) for _ in range(workers)]
+        )
         self._pools: list[ReadPool] = []  # of this process
 
     @property
-    def is_set(self) -> bool:
+    def is_closed(self) -> bool:
         return bool(self._event.is_set())
 
     def add(self, pool: ReadPool) -> None:
         self._pools.append(pool)
 
-    def set(self) -> None:
+    def close(self) -> None:
         self._event.set()
         while self._pools:
             self._pools.pop().close()
 
+    def waits(self, worker: int, since: float, what: str) -> None:
+        words = f"{since} {what}".encode()[: _WORDS_BYTES - 1]
+        self._waiting[worker][:] = words + bytes(_WORDS_BYTES - len(words))
+
+    def waits_no_more(self, worker: int) -> None:
+        self._waiting[worker][:1] = b"\0"
+
+    def who_waits(self) -> str:
+        """Returns the read for which a worker has waited longest, in words; empty if none waits."""
+        said = [bytes(words).split(b"\0")[0].decode(errors="replace").partition(" ") for words in self._waiting]
+        waiting = [(float(since), what) for since, _, what in said if what]
+        if not waiting:
+            return ""
+        since, what = min(waiting)
+        return f"{what} is not read after {monotonic() - since:.3g} s"
+
     def __getstate__(self) -> dict[str, Any]:
-        return {"_event": self._event, "_pools": []}
+        return {**vars(self), "_pools": []}
 
 
 @dataclass(frozen=True)
@@ -109,7 +139,7 @@ class ReadAhead:
         threads: The largest number of reads under way in the worker.
         most_bytes: The largest number of bytes that are read ahead in the worker.
         is_auto: Whether threads read only while reads wait.
-        timeout_seconds: After so many seconds torch gives up waiting for a batch; 0: never.
+        pools: What the pool shares with the main process.
     """
 
     part: ReadPart
@@ -117,8 +147,7 @@ class ReadAhead:
     threads: int
     most_bytes: int
     is_auto: bool
-    timeout_seconds: float
-    closing: Closing
+    pools: Pools
 
     def window(self, pass_length: int) -> int:
         """Returns how many examples the worker is told ahead: so many that a read that takes long holds few others up.
@@ -170,12 +199,12 @@ class ReadPool:
         self._waits_after: deque[float] = deque(maxlen=_MOST_LAST_READS)  # of those whose file a thread has read before
         self._idle_probes = self._by_itself_count = self._wait_count = 0
         self._busy = _BusyTime()
-        self._is_worker, self._parent = get_worker_info() is not None, os.getppid()
-        self._deadline = float("inf")
+        info = get_worker_info()
+        self._is_worker, self._worker, self._parent = info is not None, 0 if info is None else info.id, os.getppid()
         self._under_way, self._seconds = 0, 0.0  # reads now, and the seconds of all reads since `mean_in_flight`
         self._since = self._counted_at = perf_counter()
         stages.load_through(self._loading)
-        reading.closing.add(self)
+        reading.pools.add(self)
 
     def _loading(self, plain: Load) -> Load:
         self._plain = plain
@@ -185,8 +214,6 @@ class ReadPool:
 
     def begin(self, asked: Sequence[Any], ahead: Sequence[Any], dropped: Sequence[Any]) -> None:
         """Begins a batch: the examples ``asked`` for now, those that are asked for later, and those that are not any more."""
-        timeout = self._reading.timeout_seconds
-        self._deadline = monotonic() + timeout * _SHARE_OF_TIMEOUT if timeout else float("inf")
         is_held = self._is_held
         asked = [index for index in asked if not is_held(index)]
         ahead = [index for index in ahead if not is_held(index)]
@@ -230,18 +257,19 @@ class ReadPool:
             self._free(slot)
         if is_mine:
             return self._by_itself(index, is_probe=slot.is_probe)
+        if (finish := self._reads.finish) is None:
+            return self._after_warming(index)
         if slot.error is not None:
             raise slot.error
         value, slot.value = slot.value, None
-        if (finish := self._reads.finish) is None:
-            return self._after_warming(index)
         if not self._reading.part.is_ours:
             self._check(index, value)
             return decoded(finish(index, value))
         try:
             return finish(index, value)
-        except Exception:  # of a damaged file: the data set's own error names the file
-            return self._plain(index)
+        except Exception:
+            self._reading.part.raise_for_file(self._dataset, index)  # its error names the file, and ours only has the bytes
+            raise
 
     def mean_in_flight(self) -> float:
         """Returns how many reads were under way on average since the last call."""
@@ -278,21 +306,21 @@ class ReadPool:
             self._work.notify_all()
 
     def _wait_for(self, slot: _Slot) -> None:
-        self._awaited = slot
+        self._awaited, pools, has_told = slot, self._reading.pools, False
         self._wait_count += 1
         is_watched = not self._reading.part.is_ours and self._wait_count % _WATCHED_EVERY == 1
         before = random_states() if is_watched else None
         try:
-            while slot.state != _READ:
-                self._done.wait(_LOOK_SECONDS)
-                if slot.state == _READ:
-                    break
-                if self._is_closed or self._reading.closing.is_set or (self._is_worker and os.getppid() != self._parent):
+            since = monotonic()
+            while slot.state != _READ and not self._done.wait_for(lambda: slot.state == _READ, _LOOK_SECONDS):
+                if self._is_closed or pools.is_closed or (self._is_worker and os.getppid() != self._parent):
                     raise Abandoned(RuntimeError(f"the loader was closed while example {slot.index!r} of the data set was read"))
-                if monotonic() > self._deadline:
-                    raise Abandoned(TimeoutError(self._too_late(slot.index)))
+                pools.waits(self._worker, since, self._in_words(slot.index))
+                has_told = True
         finally:
             self._awaited = None
+            if has_told:
+                pools.waits_no_more(self._worker)
         if before is not None and difference(before, random_states()) is not None:
             raise Abandoned(
                 ReadChangedError(
@@ -301,14 +329,9 @@ class ReadPool:
                 )
             )
 
-    def _too_late(self, index: Any) -> str:
-        timeout = self._reading.timeout_seconds
+    def _in_words(self, index: Any) -> str:
         find = file_of(self._dataset)
-        file = "" if find is None else f" ({find(index)})"
-        return (
-            f"example {index!r} of the data set{file} is not read after {timeout * _SHARE_OF_TIMEOUT:.3g} s, and the loader has "
-            f"timeout={timeout:g}: its storage does not answer. Look at that file, or give the loader a larger timeout"
-        )
+        return f"example {index!r} of the data set{'' if find is None else f' ({find(index)})'}"
 
     def _check(self, index: Any, value: Any) -> None:
         """Compares some of the items that threads have read with what this thread reads."""
@@ -398,13 +421,14 @@ class ReadPool:
             torch.set_num_threads(1)  # counts for each thread by itself, and torch has set it for the worker's own
         read: Load | None = None
         while (slot := self._next()) is not None:
-            value, error = None, None
+            value, error, taken = None, None, 0
             try:
                 read = read or self._reads.read()
                 value = read(slot.index)
+                taken = nbytes(value)
             except BaseException as raised:  # the worker's own thread raises it when the example's turn comes
                 error = raised
-            self._end(slot, value, error)
+            self._end(slot, value, error, taken)
             del slot, value, error
 
     def _next(self) -> _Slot | None:
@@ -426,8 +450,7 @@ class ReadPool:
                 self._work.wait()
         return None
 
-    def _end(self, slot: _Slot, value: Any, error: BaseException | None) -> None:
-        taken = nbytes(value)
+    def _end(self, slot: _Slot, value: Any, error: BaseException | None, taken: int) -> None:
         with self._lock:
             self._count_seconds()
             self._under_way -= 1

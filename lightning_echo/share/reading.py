@@ -314,7 +314,7 @@ class Reading(Reads):
 
     def close(self) -> None:
         if self._ahead is not None:
-            self._ahead.closing.set()
+            self._ahead.pools.close()
         super().close()
         del self._chunks  # ends the workers
 

@@ -125,6 +125,11 @@ class ReadPart:
             made = make_decoding(dataset, self.raw, until)
         return Reads(lambda: made.load, made.augment)
 
+    def raise_for_file(self, dataset: Any, index: Any) -> None:
+        """Raises the error of a damaged file of a torchvision folder as its own loader raises it; nothing if there is none."""
+        if (find := file_of(dataset)) is not None:
+            sys.modules["torchvision.datasets.folder"].default_loader(find(index))
+
 
 def _as_it_is(index: Any, item: Any) -> Any:
     return item
@@ -251,7 +256,14 @@ def _tried_in_threads(dataset: Any, part: ReadPart, until: Split | None, indices
     tried = _some_indices(dataset, indices)
     with seeded():
         alone = part.make(seeded_copy(dataset), until).read()
-        expected = [copy_example(alone(index)) for index in tried]
+        kept = [(item := alone(index), copy_example(item)) for index in tried]
+        for index, (item, expected_item) in zip(tried, kept, strict=True):
+            if (where := difference(expected_item, item, takes_apart=True)) is not None:
+                raise SplitRefused(
+                    f"what was read for dataset[{index}] changes when the next example is read ({where}): it is read into the "
+                    "same memory. Return a copy"
+                )
+        expected = [expected_item for _, expected_item in kept]
         make = part.make(seeded_copy(dataset), until).read
 
         def compare(first: int) -> None:

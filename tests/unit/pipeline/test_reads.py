@@ -1,5 +1,6 @@
 """The pool of a worker: bounded, in order, each error at its turn; and when threads read at all."""
 
+import re
 import threading
 import time
 from collections import Counter
@@ -8,7 +9,7 @@ from itertools import count
 import pytest
 
 from lightning_echo.pipeline import reads as module
-from lightning_echo.pipeline.reads import Abandoned, Closing, ReadAhead, ReadPool, most_ahead_bytes
+from lightning_echo.pipeline.reads import Abandoned, Pools, ReadAhead, ReadPool, most_ahead_bytes
 from lightning_echo.split.reading import Part, ReadPart, Reads
 from lightning_echo.split.staged import Stages, unchanged
 
@@ -58,7 +59,7 @@ class Ours(ReadPart):
         return Reads(lambda: dataset.read, lambda index, item: item)
 
 
-def pool_of(storage, threads=2, *, is_auto=False, most_bytes=10**9, is_held=lambda index: False, timeout=0.0, item_bytes=0):
+def pool_of(storage, threads=2, *, is_auto=False, most_bytes=10**9, is_held=lambda index: False, item_bytes=0):
     stages = Stages(storage.read, unchanged, reused=("load",), redone=())
     ahead = ReadAhead(
         part=Ours(Part.raw, is_ours=True, item_bytes=item_bytes),
@@ -66,10 +67,9 @@ def pool_of(storage, threads=2, *, is_auto=False, most_bytes=10**9, is_held=lamb
         threads=threads,
         most_bytes=most_bytes,
         is_auto=is_auto,
-        timeout_seconds=timeout,
-        closing=Closing(),
+        pools=Pools(),
     )
-    return ReadPool(ahead, storage, stages, is_held), stages, ahead.closing
+    return ReadPool(ahead, storage, stages, is_held), stages, ahead.pools
 
 
 def until(holds):
@@ -82,7 +82,7 @@ def until(holds):
 def test_reads_are_begun_in_order_and_at_most_so_many_are_under_way():
     storage = Storage()
     storage.hold(*range(20))
-    pool, stages, closing = pool_of(storage, threads=3)
+    pool, stages, pools = pool_of(storage, threads=3)
     pool.begin([0, 1], list(range(2, 20)), ())
     until(lambda: storage.under_way == 3)
     assert sorted(storage.started) == [0, 1, 2]
@@ -97,13 +97,13 @@ def test_reads_are_begun_in_order_and_at_most_so_many_are_under_way():
         assert stages.load(index) == str(index).encode()
     assert Counter(storage.started) == Counter(range(20))
     assert storage.most_under_way == 3
-    closing.set()
+    pools.close()
 
 
 def test_what_is_asked_for_and_was_not_foreseen_is_read_first():
     storage = Storage()
     storage.hold(0, 1)
-    pool, stages, closing = pool_of(storage, threads=1)
+    pool, stages, pools = pool_of(storage, threads=1)
     pool.begin([0], [1, 2, 3], ())
     storage.release(0)
     assert stages.load(0) == b"0"
@@ -113,12 +113,12 @@ def test_what_is_asked_for_and_was_not_foreseen_is_read_first():
     assert stages.load(7) == b"7"
     until(lambda: len(storage.started) == 6)
     assert storage.started == [0, 1, 7, 2, 3, 4]
-    closing.set()
+    pools.close()
 
 
 def test_so_many_bytes_are_read_ahead_and_what_is_asked_for_is_read_all_the_same():
     storage = Storage(item_bytes=1000)
-    pool, stages, closing = pool_of(storage, threads=1, most_bytes=3500, item_bytes=1000)
+    pool, stages, pools = pool_of(storage, threads=1, most_bytes=3500, item_bytes=1000)
     pool.begin([0], list(range(1, 30)), ())
     assert len(stages.load(0)) == 1001
     until(lambda: len(storage.started) == 4)
@@ -127,14 +127,14 @@ def test_so_many_bytes_are_read_ahead_and_what_is_asked_for_is_read_all_the_same
     pool.begin(list(range(1, 11)), (), ())
     assert [len(stages.load(index)) for index in range(1, 11)] == [1001] * 9 + [1002]
     until(lambda: len(storage.started) == 14)
-    closing.set()
+    pools.close()
 
 
 def test_an_error_is_raised_at_its_turn_and_what_is_dropped_or_held_by_a_cache_is_not_read():
     storage = Storage()
     storage.errors["2"] = ValueError("broken")
     storage.hold(0)
-    pool, stages, closing = pool_of(storage, threads=1, is_held=lambda index: index == 5)
+    pool, stages, pools = pool_of(storage, threads=1, is_held=lambda index: index == 5)
     pool.begin([0], [1, 2, 3, 4, 5, 6], ())
     pool.begin([0], (), [3, 4])  # the first batch has failed
     storage.release(0)
@@ -148,13 +148,13 @@ def test_an_error_is_raised_at_its_turn_and_what_is_dropped_or_held_by_a_cache_i
     assert set(storage.started) == {0, 1, 2, 6}
     assert stages.load(5) == b"5"  # asked for all the same: read by itself
     assert storage.read_by[-1] == (5, False)
-    closing.set()
+    pools.close()
 
 
 def test_a_read_under_way_that_is_dropped_and_told_again_is_read_for_the_second_telling():
     storage = Storage()
     storage.hold(1)
-    pool, stages, closing = pool_of(storage, threads=2)
+    pool, stages, pools = pool_of(storage, threads=2)
     pool.begin([0], [1], ())
     assert stages.load(0) == b"0"
     until(lambda: storage.under_way == 1)
@@ -162,33 +162,36 @@ def test_a_read_under_way_that_is_dropped_and_told_again_is_read_for_the_second_
     storage.release(1)
     pool.begin([1], (), ())
     assert stages.load(1) == b"1"
-    closing.set()
+    pools.close()
     assert pool._bytes == 0
 
 
 def test_an_index_that_is_told_twice_is_read_for_each_and_an_index_may_be_any_object():
     storage = Storage()
-    pool, stages, closing = pool_of(storage)
+    pool, stages, pools = pool_of(storage)
     pool.begin([[1, 2], "name"], [[1, 2], 3, 3], ())
     assert [stages.load([1, 2]), stages.load("name")] == [b"[1, 2]", b"name"]
     pool.begin([3, 3, [1, 2]], (), ())
     assert [stages.load(3), stages.load(3), stages.load([1, 2])] == [b"3", b"3", b"[1, 2]"]
     assert len(storage.started) == 5
-    closing.set()
+    pools.close()
 
 
-def test_a_worker_that_waits_ends_when_the_loader_is_closed_or_its_time_is_over():
+def test_a_pool_that_waits_says_for_which_read_and_ends_when_the_loader_is_closed():
     storage = Storage()
     storage.hold(0, 1)
-    pool, stages, closing = pool_of(storage, timeout=0.5)
+    pool, stages, pools = pool_of(storage)
     pool.begin([0], (), ())
-    with pytest.raises(Abandoned, match=r"example 0 of the data set is not read after 0\.45 s, and the loader has timeout=0\.5"):
-        stages.load(0)
+    threading.Timer(0.3, storage.release, [0]).start()
+    said = []
+    threading.Timer(0.2, lambda: said.append(pools.who_waits())).start()
+    assert stages.load(0) == b"0"
+    assert re.fullmatch(r"example 0 of the data set is not read after 0\.\d+ s", said[0])
+    assert pools.who_waits() == ""
     pool.begin([1], (), ())
-    threading.Timer(0.1, closing.set).start()
+    threading.Timer(0.1, pools.close).start()
     with pytest.raises(Abandoned, match="the loader was closed while example 1"):
         stages.load(1)
-    storage.release(0)
     storage.release(1)
     until(lambda: not any(thread.name.startswith("lightning_echo-read") for thread in threading.enumerate()))
 
@@ -196,7 +199,7 @@ def test_a_worker_that_waits_ends_when_the_loader_is_closed_or_its_time_is_over(
 def test_the_mean_number_under_way_is_that_of_the_time_between_two_questions():
     storage = Storage()
     storage.hold(*range(4))
-    pool, _, closing = pool_of(storage, threads=4)
+    pool, _, pools = pool_of(storage, threads=4)
     pool.mean_in_flight()
     time.sleep(0.1)
     assert pool.mean_in_flight() == 0
@@ -207,7 +210,7 @@ def test_the_mean_number_under_way_is_that_of_the_time_between_two_questions():
     assert pool.mean_in_flight() == pytest.approx(3, abs=0.01)
     for index in range(4):
         storage.release(index)
-    closing.set()
+    pools.close()
 
 
 # ---------------------------------------------------------------------- "auto"
@@ -232,18 +235,18 @@ def by_threads(storage, pool, stages, numbers):
 )
 def test_threads_read_once_reads_wait_most_of_the_time_or_long_on_average(seconds, is_on, monkeypatch):
     storage = Storage()
-    pool, stages, closing = pool_of(storage, is_auto=True)
+    pool, stages, pools = pool_of(storage, is_auto=True)
     waits = (seconds if isinstance(seconds, float) else seconds[number % len(seconds)] for number in count())
     with_waits(monkeypatch, pool, waits)
     by_threads(storage, pool, stages, range(300))
     assert (by_threads(storage, pool, stages, range(20)) == 20) is is_on
-    closing.set()
+    pools.close()
 
 
 def test_threads_stop_after_three_probes_in_a_row_that_do_not_wait_and_begin_again(monkeypatch):
     storage, wait = Storage(), [0.001]
     monkeypatch.setattr(module, "_PROBE_EVERY", 10)
-    pool, stages, closing = pool_of(storage, is_auto=True)
+    pool, stages, pools = pool_of(storage, is_auto=True)
     with_waits(monkeypatch, pool, iter(lambda: wait[0], None))
     by_threads(storage, pool, stages, range(20))
     assert by_threads(storage, pool, stages, range(40)) == 36  # one in ten is left to the worker
@@ -257,7 +260,7 @@ def test_threads_stop_after_three_probes_in_a_row_that_do_not_wait_and_begin_aga
     wait[0] = 0.001
     by_threads(storage, pool, stages, range(40))
     assert by_threads(storage, pool, stages, range(20)) == 18
-    closing.set()
+    pools.close()
 
 
 def test_a_thread_that_computes_or_waits_for_a_processor_does_not_wait_for_its_storage():
@@ -278,7 +281,7 @@ def test_the_memory_ahead_and_the_window_are_bounded():
     part = ReadPart(Part.raw, is_ours=True, item_bytes=1000)
 
     def window(threads, most_bytes, pass_length):
-        return ReadAhead(part, None, threads, most_bytes, False, 0, Closing()).window(pass_length)
+        return ReadAhead(part, None, threads, most_bytes, False, Pools()).window(pass_length)
 
     assert window(32, 10**9, 10**6) == 16 * 32
     assert window(8, 10**9, 10**6) == 256
