@@ -1,9 +1,11 @@
 """Reads in flight: batches, counts and states are the same to the bit as with one read after the other, whatever the timing."""
 
+import contextlib
 import itertools
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -231,6 +233,46 @@ def test_nothing_is_left_behind():
             dropped = loader_of(16, workers=workers)
             take(dropped, 5)
             del dropped
+
+
+class Offset(Slow):
+    """Its examples follow an attribute."""
+
+    offset = 0.0
+
+    def read(self, index):
+        return super().read(index) + str(self.offset).encode()[1:]
+
+    def augment(self, example):
+        return example
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_was_read_ahead_of_a_change_of_the_data_is_dropped(workers):
+    found = []
+    for reads_in_flight in (1, 16):
+        dataset = Offset()
+        loader, batches = loader_of(reads_in_flight, dataset=dataset, workers=workers, factor=2), []
+        for epoch in range(3):
+            dataset.offset = epoch / 10
+            batches.append([batch.clone() for batch in loader])
+        loader.close()
+        found.append(batches)
+    assert same(*found)
+    for epoch, batches in enumerate(found[1]):
+        assert {round(10 * (value % 1)) for value in torch.cat(batches)[:, 0].tolist()} == {epoch}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_after_an_interrupt_while_a_read_hangs_nothing_runs_on(workers):
+    with nothing_left_behind(2.0) if workers else contextlib.nullcontext():  # without workers, the thread ends with the process
+        loader = loader_of(8, dataset=Hanging(), order="sequential", workers=workers)
+        threading.Timer(1.5, signal.raise_signal, [signal.SIGINT]).start()
+        with pytest.raises(KeyboardInterrupt):
+            take(loader, 23)
+        started = time.monotonic()
+        loader.close()
+        assert time.monotonic() - started < 1
 
 
 def hang(path):

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torchvision
@@ -95,6 +96,22 @@ def test_data_sets_whose_threads_disturb_each_other_are_refused(tmp_path):
     dataset.file.close()
     assert "is another example when threads read at the same time" in said
     assert "threading.local" in said
+
+
+class OneBuffer(SlowItems):
+    """All examples are read into the same memory."""
+
+    def __init__(self):
+        super().__init__()
+        self.buffer = np.zeros(8, dtype=np.uint8)
+
+    def __getitem__(self, index):
+        self.buffer[:] = index
+        return torch.from_numpy(self.buffer)
+
+
+def test_items_that_are_read_into_the_same_memory_are_refused():
+    assert "is read into the same memory. Return a copy" in refused(OneBuffer())
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -254,6 +271,26 @@ def test_a_damaged_file_is_the_error_of_the_data_set(folder, tmp_path):
         said.append(str(raised.value).splitlines()[-1].partition(" at 0x")[0])
         loader.close()
     assert said[0] == said[1]
+
+
+class FailsByChance(torch.nn.Module):
+    def forward(self, image):
+        if torch.rand(1) < 0.02:
+            raise ValueError("by chance")
+        return image
+
+
+@pytest.mark.parametrize("point", ["after_augmentation", "before_augmentation"])
+def test_an_error_of_a_random_transform_is_raised_where_it_is_without_threads(point, folder):
+    found = []
+    for number in (1, 16):
+        loader = of_folder(folder, v2.Compose([FailsByChance(), v2.PILToTensor()]), insertion_point=point, reads_in_flight=number)
+        seen = []
+        with pytest.raises(ValueError, match="by chance"):
+            seen.extend(take_and_close_pairs(loader, 200))
+        found.append((loader.counts.fresh, seen))
+        loader.close()
+    assert found[0] == found[1]
 
 
 class SaysSo(SlowItems):
