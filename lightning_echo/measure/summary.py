@@ -56,6 +56,7 @@ class EpochReport:
             partitioned.
         exchange_fraction: Share of the epoch's time in which a node sent and received examples, for the node with the largest
             share; None if the cache is not partitioned.
+        reads_in_flight: Reads that were under way on a rank, on average; mean over the ranks. None if no threads read ahead.
         cache_hold: The form in which the cache holds an example; empty without a cache.
         cache_is_full: Whether nothing more is added to the cache.
         shared_trainings: Trainings that share the reading, this one included. This and the next three are None without sharing.
@@ -95,6 +96,7 @@ class EpochReport:
     cache_bytes: int | None = None
     cache_received_fraction: float | None = None
     exchange_fraction: float | None = None
+    reads_in_flight: float | None = None
     cache_hold: str = ""
     cache_is_full: bool = False
     shared_trainings: int | None = None

@@ -124,6 +124,13 @@ class SecondsPerBatch(NamedTuple):
         return not any(map(math.isnan, self))
 
 
+class OfLoader(NamedTuple):
+    """What a rank has measured of a loader."""
+
+    seconds: SecondsPerBatch
+    reads_in_flight: float  # under way on average, in all workers together; NaN if no threads read ahead
+
+
 NOT_KNOWN = SecondsPerBatch(math.nan, math.nan, math.nan)
 
 
@@ -132,6 +139,7 @@ class LoaderMeter:
 
     def __init__(self, loader: EchoLoader, seconds_per_batch: SecondsPerBatch | None = None) -> None:
         self.seconds_per_batch = seconds_per_batch  # measured last, at first before a resume; None: not measured yet
+        self.reads_in_flight = math.nan  # measured last, see `OfLoader`
         self._examples_before = self._batches_before = 0  # delivered before the batches that count
         self._is_starting = True  # the workers have not delivered their first batch yet
         self._expect_start(loader)
@@ -167,8 +175,8 @@ class LoaderMeter:
         """Returns how many of the last batches show the factor in force, and came from workers that had started."""
         return loader.delivered_batches - max(loader.settled_at, self._workers_started_at)
 
-    def measure(self, loader: EchoLoader) -> SecondsPerBatch:
-        """Returns the seconds since the start of the epoch, or of the stretch; if no batch counts, those measured before."""
+    def measure(self, loader: EchoLoader) -> OfLoader:
+        """Returns the measures since the start of the epoch, or of the stretch; if no batch counts, those made before."""
         spent = loader.seconds - self._seconds_before
         batches = loader.delivered_batches - self._batches_before
         if spent.examples and spent.batches and batches > 0:  # a resumed stream may report repeated reads
@@ -178,7 +186,9 @@ class LoaderMeter:
                 rest=spent.rest / spent.batches,
                 collate=spent.collate / spent.batches,
             )
-        return self.seconds_per_batch or NOT_KNOWN
+        if spent.batches and loader.reads_ahead:
+            self.reads_in_flight = spent.in_flight / spent.batches * max(loader.num_workers, 1)
+        return OfLoader(self.seconds_per_batch or NOT_KNOWN, self.reads_in_flight)
 
     def _expect_start(self, loader: EchoLoader) -> None:
         """Notes that the next batch of each worker is its first one."""
@@ -242,6 +252,7 @@ class EpochMeasures:
     echoed: int
     caches: Mapping[str, CacheUse] = field(default_factory=dict)  # by the name of the loader
     shared: ShareUse | None = None  # None if the loader does not share
+    reads_in_flight: float | None = None  # of all loaders together, mean over the ranks; None if no threads read ahead
 
 
 class RunMeter:
@@ -391,7 +402,7 @@ class RunMeter:
             first = self._first_judged(loader, self.idle.per_step.shape[-1])
             with stretch.sync_context():
                 judged = stretch.steps(max(0, first - self._stretch_start))
-        of_ranks, _ = self._gather_seconds(loader)
+        of_ranks, *_ = self._gather_seconds(loader)
         costs = self._costs(of_ranks, loader, judged)
         self._stretch_start = self.idle.per_step.shape[-1]
         for name, part in parts_of(loader).items():
@@ -411,10 +422,10 @@ class RunMeter:
             judged = self.idle.steps(first)
         self.idle.reset()
         self._stretch_start = 0
-        of_ranks, first_batch = self._gather_seconds(loader)
+        of_ranks, in_flight, first_batch = self._gather_seconds(loader)
         costs = self._costs(of_ranks, loader, judged or whole)
         fresh, echoed = now.fresh - before.fresh, now.echoed - before.echoed
-        return EpochMeasures(whole, judged, costs, first_batch, fresh, echoed, caches, shared)
+        return EpochMeasures(whole, judged, costs, first_batch, fresh, echoed, caches, shared, in_flight)
 
     # ------------------------------------------------------------------ state
 
@@ -482,16 +493,27 @@ class RunMeter:
         judged = [self._loader_meters[name].judged_batches(part) for name, part in parts_of(loader).items()]
         return max(0, steps - min(judged)) if judged else 0
 
-    def _gather_seconds(self, loader: Echoed | None) -> tuple[dict[str, list[SecondsPerBatch]], float | None]:
-        """Gathers the ranks' worker seconds, by the loader's name, and the longest wait of any rank for a first batch, if any."""
+    def _gather_seconds(self, loader: Echoed | None) -> tuple[dict[str, list[SecondsPerBatch]], float | None, float | None]:
+        """Gathers the ranks' worker seconds, by the loader's name.
+
+        The second value is the number of reads under way on a rank, mean over the ranks. The third is the longest wait of any
+        rank for a first batch. Each of them is None if there is none.
+        """
         measured = {name: self._loader_meters[name].measure(part) for name, part in parts_of(loader).items()}
         first_batch = self.timer.first_batch_seconds
-        values = list(chain.from_iterable(measured.values()))
+        values = list(chain.from_iterable((*each.seconds, each.reads_in_flight) for each in measured.values()))
         gathered = self._gather([*(values or NOT_KNOWN), math.nan if first_batch is None else first_batch])
-        by_loader = gathered[:, : len(values)].reshape(len(gathered), len(measured), len(NOT_KNOWN)).transpose(0, 1).tolist()
-        of_ranks = {name: [SecondsPerBatch(*row) for row in rows] for name, rows in zip(measured, by_loader, strict=True)}
+        by_loader = gathered[:, : len(values)].reshape(len(gathered), len(measured), len(NOT_KNOWN) + 1).transpose(0, 1)
+        of_ranks = {
+            name: [SecondsPerBatch(*row[:-1]) for row in rows] for name, rows in zip(measured, by_loader.tolist(), strict=True)
+        }
+        in_flight = by_loader[..., -1]
         longest = gathered[:, -1].nan_to_num(-1).max().item()
-        return of_ranks, longest if longest >= 0 else None
+        return (
+            of_ranks,
+            None if in_flight.isnan().all() else in_flight.nansum().item() / len(gathered),
+            longest if longest >= 0 else None,
+        )
 
     def _gather(self, values: Sequence[float], dtype: torch.dtype = torch.float32) -> Tensor:
         tensor = torch.tensor(values, dtype=dtype, device=self._pl_module.device)

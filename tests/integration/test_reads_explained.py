@@ -1,0 +1,69 @@
+"""What a training says of reads in flight: the metric of those that are under way, and that a plain run waits for reading."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.demos.boring_classes import BoringModel
+from torch.utils.data import DataLoader
+from trainer_runs import trainer
+
+from lightning_echo import EchoCallback, StagedDataset
+
+READ = 0.01  # seconds
+
+
+class Slow(StagedDataset):
+    """Reading sleeps, and counts how many reads are under way with the one that begins."""
+
+    reads_concurrently = True
+
+    def __init__(self) -> None:
+        self.beginning = torch.zeros(400).share_memory_()  # by index
+        self.under_way = 0
+
+    def __len__(self) -> int:
+        return len(self.beginning)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "lock"}
+
+    def read(self, index: int) -> int:
+        lock = vars(self).setdefault("lock", threading.Lock())
+        with lock:
+            self.under_way += 1
+            self.beginning[index] = self.under_way
+        time.sleep(READ)
+        with lock:
+            self.under_way -= 1
+        return index
+
+    def decode(self, raw: int) -> torch.Tensor:
+        return torch.full((32,), float(raw))
+
+    def augment(self, example: torch.Tensor) -> torch.Tensor:
+        return example + torch.rand(32)
+
+
+def trained(callback: EchoCallback, dataset: Any, workers: int = 1) -> EchoCallback:
+    loader = DataLoader(dataset, 4, num_workers=workers)
+    trainer(callbacks=[callback], max_epochs=1, limit_val_batches=0).fit(BoringModel(), loader)
+    return callback
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_reads_in_flight_are_logged_as_the_data_set_sees_them(workers: int) -> None:
+    """Between one and the number that was asked for; where no thread reads, there is no such metric."""
+    dataset = Slow()
+    callback = trained(EchoCallback(reads_in_flight=8), dataset, workers)
+    (report,) = callback.reports
+    seen = dataset.beginning.mean().item()
+    assert seen <= 8
+    assert report.reads_in_flight == pytest.approx(seen, rel=0.4)
+    assert report.logged()["echo/reads_in_flight"] == report.reads_in_flight > 2
+    (report,) = trained(EchoCallback(factor=1, reads_in_flight=1, cache="1MiB"), Slow(), workers).reports
+    assert report.reads_in_flight is None
