@@ -39,7 +39,7 @@ from lightning_echo.data.objects import names_options
 from lightning_echo.datamodule import DecidesFactor, EchoDataModule
 from lightning_echo.insertion import InsertionPoint
 from lightning_echo.measure.control import Controller, Decision, Moment, Observation
-from lightning_echo.measure.summary import EpochReport, FactorUse, RunSummary, RunVerdict, advise, summarize
+from lightning_echo.measure.summary import EpochReport, FactorUse, RunSummary, RunVerdict, Waiting, advise, summarize
 from lightning_echo.measure.target_idle import TargetIdle
 from lightning_echo.schema import entry, inside, record, rows, state_of
 from lightning_echo.training.counts import AskingSteps, Decider, metrics_of_parts
@@ -489,7 +489,11 @@ class EchoCallback(DecidesFactor, pl.Callback):
     @property
     def verdict(self) -> RunVerdict | None:
         """The advice after this run, the reasons, and the line to paste. None before the end of its first epoch."""
-        return None if self._last is None else advise(*self._last, self._meter.cores, self._chosen)
+        if self._last is None:
+            return None
+        fraction = self.reports[-1].worker_wait_fraction if self.reports else None
+        waiting = None if fraction is None else Waiting(fraction, self._meter.may_read_ahead)
+        return advise(*self._last, self._meter.cores, self._chosen, waiting)
 
     @property
     def _factor(self) -> float:

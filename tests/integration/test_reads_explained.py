@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from typing import Any
@@ -13,6 +14,7 @@ from torch.utils.data import DataLoader
 from trainer_runs import trainer
 
 from lightning_echo import EchoCallback, StagedDataset
+from lightning_echo.data.machine import busy_seconds
 
 READ = 0.01  # seconds
 
@@ -67,3 +69,35 @@ def test_reads_in_flight_are_logged_as_the_data_set_sees_them(workers: int) -> N
     assert report.logged()["echo/reads_in_flight"] == report.reads_in_flight > 2
     (report,) = trained(EchoCallback(factor=1, reads_in_flight=1, cache="1MiB"), Slow(), workers).reports
     assert report.reads_in_flight is None
+
+
+class Computes(Slow):
+    """Reading computes for as long, in Python."""
+
+    def read(self, index: int) -> int:
+        end = time.thread_time() + READ
+        while time.thread_time() < end:
+            pass
+        return index
+
+
+@pytest.mark.skipif(busy_seconds(os.getpid()) is None, reason="this system does not count how busy a process is")
+def test_a_plain_run_whose_workers_wait_for_reads_says_so_and_its_advice_can_be_pasted() -> None:
+    callback = trained(EchoCallback(), Slow())
+    (report,), verdict = callback.reports, callback.verdict
+    assert report.worker_wait_fraction is not None
+    assert report.worker_wait_fraction > 0.5
+    assert verdict is not None
+    assert verdict.message.startswith(
+        "Set reads_in_flight to 64, if threads may read the data set: the accelerator is busy only "
+    )
+    assert verdict.next_line == "EchoCallback(factor=1, reads_in_flight=64)"
+    pasted = trained(eval(verdict.next_line), Slow())
+    assert pasted.reports[0].reads_in_flight is not None
+    assert pasted.reports[0].worker_wait_fraction is None
+    computes = trained(EchoCallback(), Computes())
+    (report,) = computes.reports
+    assert report.worker_wait_fraction is not None
+    assert report.worker_wait_fraction < 0.5
+    assert computes.verdict is not None
+    assert "reads_in_flight" not in computes.verdict.message

@@ -29,6 +29,7 @@ FULL = {
     "cache_received_fraction": 0.0,
     "exchange_fraction": 0.125,
     "reads_in_flight": 0.0,
+    "worker_wait_fraction": 0.0,
     "cache_hold": "loaded",
     "cache_is_full": True,
     "shared_trainings": 3,
