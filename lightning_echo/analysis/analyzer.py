@@ -542,6 +542,7 @@ class Analyzes:
         html: str | None = None,
         png: str | None = None,
         apply: str | None = None,
+        reads_in_flight: int | str = AUTO,
         ckpt_path: str | None = None,
         weights_only: bool | None = None,
     ) -> None:
@@ -558,6 +559,7 @@ class Analyzes:
             html: New file for a report as a web page.
             png: New file for a report as a picture.
             apply: New file for what is advised as options of the group echo, to be given to fit: --config FILE.
+            reads_in_flight: Whether threads may run the data set's own code to read ahead: a number. Default: only if it says so.
             ckpt_path: Not used. A configuration that fit has saved may have it.
             weights_only: Not used, for the same reason.
 
@@ -566,7 +568,7 @@ class Analyzes:
         """
         saved = free_path(_log_directory(cast(pl.Trainer, self)), "analysis.json") if json is None else Path(json)
         rank_zero_only(check_new)(json=str(saved), html=html, png=png, apply=apply)  # before minutes of work
-        analyzer = StallAnalyzer(model, datamodule, trainer_kwargs=self.analyzed_kwargs)
+        analyzer = StallAnalyzer(model, datamodule, trainer_kwargs=self.analyzed_kwargs, reads_in_flight=reads_in_flight)
         analysis = analyzer.run(steps, seconds)
         _write(saved, analysis.to_json)  # before a setting is tried, which may fail
         if verify:

@@ -371,11 +371,6 @@ class TrainingSetting:
             raise ValueError(f"reads_in_flight must be a number of reads from 1 to {MOST_IN_FLIGHT:,}, got {reads!r}")
         if self.shared_by == 1:
             return
-        if reads > 1:
-            raise ValueError(
-                f"shared_by={self.shared_by} and reads_in_flight={reads} are impossible together: the reader's workers read one "
-                "example after the other. Ask about one of them"
-            )
         if self.hold is not None:
             raise ValueError(
                 f"shared_by={self.shared_by} and hold={self.hold!r} are impossible together: the reader has no cache of ours. "

@@ -167,7 +167,7 @@ class ReadPool:
         self._waits: deque[float] = deque(maxlen=_MOST_LAST_READS)  # seconds, of the last reads without threads
         self._waits_after: deque[float] = deque(maxlen=_MOST_LAST_READS)  # of those whose file a thread has read before
         self._idle_probes = self._by_itself_count = 0
-        self._busy = _BusyTime()
+        self._busy = BusyTime()
         self._is_worker, self._parent = get_worker_info() is not None, os.getppid()
         self._deadline = float("inf")
         self._under_way, self._seconds = 0, 0.0  # reads now, and the seconds of all reads since `mean_in_flight`
@@ -449,7 +449,7 @@ def _key(index: Any) -> Any:
     return index if type(index) is int else entry_key(index)
 
 
-class _BusyTime:
+class BusyTime:
     """The seconds in which a thread has computed, or waited for a processor. The first call decides which thread."""
 
     def __init__(self) -> None:

@@ -68,6 +68,8 @@ IN_FLIGHT = [
     ({}, {"reads_in_flight": 2, "workers": 8, "cached_fraction": 0.5}, 22),  # 20 to read
     ({}, {"reads_in_flight": 2, "factor": 4, "insertion_point": "after_batching", "step_speedup": 4}, 10),  # 8 * 5 / 4
     ({}, {"reads_in_flight": 16, "factor": 4, "insertion_point": "after_read"}, 28),
+    ({}, {"reads_in_flight": 16, "shared_by": 2}, 24),  # the reader decodes and augments: 8 * (4 + 2) / 2
+    ({}, {"reads_in_flight": 2, "shared_by": 2}, 40),
     ({"read_ahead": "reading files into the page cache"}, {"reads_in_flight": 16}, 32),  # and 1 ms from there
     ({"read_ahead": "loading"}, {"reads_in_flight": 16, "step_speedup": 2}, 12),  # the threads decode, too: (8 * 2 + 8) / 2
     ({"read_ahead": "loading"}, {"reads_in_flight": 16, **RAW}, 22),  # half are decoded from a cache: (8 * (2 + 2) + 8) / 2 = 20
@@ -99,8 +101,6 @@ def test_reads_in_flight_that_are_not_possible_are_refused():
     for wrong in (0, 2.0, True, 5000):
         with pytest.raises(ValueError, match="reads_in_flight must be a number of reads from 1 to 4,096, got"):
             TrainingSetting(reads_in_flight=wrong)
-    with pytest.raises(ValueError, match="shared_by=2 and reads_in_flight=4 are impossible together"):
-        TrainingSetting(shared_by=2, reads_in_flight=4)
 
 
 def test_what_a_cache_of_loaded_examples_leaves_is_one_less_its_share_of_the_ratio():
