@@ -19,7 +19,7 @@ import lightning.pytorch as pl
 from lightning.pytorch.utilities import rank_zero_only
 from torch.utils.data import DataLoader, Subset
 
-from lightning_echo.analysis.parts import Batches, FirstBatches, drop_pages, options_of, second_half
+from lightning_echo.analysis.parts import Batches, FirstBatches, drop_pages, fewest_batches, options_of, second_half
 from lightning_echo.analysis.phases import (
     CHUNKS,
     READ_AHEAD,
@@ -30,7 +30,7 @@ from lightning_echo.analysis.phases import (
     measure_stream,
     process_state_restored,
 )
-from lightning_echo.analysis.predict import MeasuredStages, Spread, TrainingSetting, contention
+from lightning_echo.analysis.predict import MeasuredStages, Spread, TrainingSetting, ahead_contention, contention
 from lightning_echo.analysis.report import in_words, report, save_page, save_png
 from lightning_echo.analysis.result import CheckedSetting, StallAnalysis
 from lightning_echo.analysis.sources import (
@@ -308,6 +308,7 @@ class _Again(list[Any]):
 _END_HOOKS = ("on_train_epoch_end", "on_train_end", "on_fit_end")
 _HANDED_OVER = _COPIED = 8  # number of batches whose hand-over and whose copy are timed
 _NOT_COPIED = "{what}: too large to be copied, so that edits in place remain after the analysis"
+_AHEAD_SECONDS = 2.0
 _PHASES = 15  # runs and fits; each may take this share of the time
 _TRAININGS = 4  # phases after those of the loader
 
@@ -391,6 +392,10 @@ class StallAnalyzer:
 
     def _train(self, training: ShortTraining, steps: int) -> StallAnalysis:
         phases, loader, workers = training.phases, training.loader, max(training.loader.num_workers, 1)
+        ahead = None
+        if len(phases.in_flight) > 1:
+            self._progress.phase("the loader, while threads read ahead")
+            ahead = _time_ahead(training, phases.in_flight[-1].reads)
         self._progress.phase("hand-over and copy", to_come=_TRAININGS)
         hand_over, transfers = _time_hand_over(training), _time_transfers(training)
         self._progress.phase("ingestion rate: the step alone")
@@ -423,6 +428,8 @@ class StallAnalyzer:
             read_ahead=phases.read_ahead,
             no_reads_ahead=phases.no_reads_ahead,
         )
+        if ahead is not None:
+            stages = replace(stages, ahead_contention=ahead_contention(stages, phases.in_flight[-1].reads, ahead))
         self._progress.phase("the training, its data in memory")
         cached = None if phases.in_memory is None else Spread.of(training.clock(phases.in_memory, steps).seconds, workers)
         self._progress.phase("the training as it is")
@@ -486,6 +493,30 @@ def _copy_of(model: pl.LightningModule) -> pl.LightningModule:
     copied = copy.deepcopy(model)
     vars(copied).update(dict.fromkeys(_END_HOOKS, nothing), configure_callbacks=list)
     return copied
+
+
+def _time_ahead(training: ShortTraining, reads: int) -> float | None:
+    """Returns the seconds of a batch of the loader alone, with so many reads in flight; None if that cannot be tried."""
+    workers = training.loader.num_workers
+    try:
+        loader = _to_echo(training, workers, reads=reads)
+        echoed = EchoLoader(loader, 1.0, num_replicas=1, rank=0, reads_in_flight=reads)
+    except ValueError:  # a trial of such a setting gives the reason
+        return None
+    size, arrivals = training.phases.batch_size, list[float]()
+    filled = math.ceil(2 * reads / size) + 2 * fewest_batches(
+        workers
+    )  # from then on, reads and batches follow each other steadily
+    try:
+        for _ in echoed:
+            arrivals.append(time.perf_counter())
+            counted = arrivals[filled:]
+            if len(counted) > fewest_batches(workers) and counted[-1] - counted[0] > min(training.most_seconds, _AHEAD_SECONDS):
+                break
+    finally:
+        echoed.close()
+    counted = arrivals[filled:]
+    return (counted[-1] - counted[0]) / (len(counted) - 1) if len(counted) > 1 else None
 
 
 def _time_hand_over(training: ShortTraining) -> Spread:

@@ -28,7 +28,10 @@ from lightning_echo.split.reading import MOST_IN_FLIGHT, Part
 # `points` holds the insertion points that are then possible.
 
 _BLOCKS = 10
-_NOT_NEGATIVE = ("read_cpu_share", "prepare_cpu_share", "step_cpu_seconds", "read_sharing", "prepare_sharing", "contention")
+_NOT_NEGATIVE = (
+    *("read_cpu_share", "prepare_cpu_share", "step_cpu_seconds", "read_sharing", "prepare_sharing"),
+    *("contention", "ahead_contention"),
+)
 _LEAST = {**dict.fromkeys(_NOT_NEGATIVE, 0), "batch_size": 1, "workers": 0, "cores": 1}
 
 
@@ -149,6 +152,8 @@ class MeasuredStages:
         in_flight: Reading with more and more reads under way, from one for each worker on. Empty if threads may not read ahead.
         read_ahead: What threads read ahead: a value of `Part`, or empty.
         no_reads_ahead: Why threads may not read ahead; empty if they may, or if that is unknown.
+        ahead_contention: How many times as long a worker's own thread takes while threads of the worker read ahead, since the
+            threads of a process take turns in running Python.
     """
 
     read: Spread
@@ -177,6 +182,7 @@ class MeasuredStages:
     in_flight: tuple[ReadsInFlight, ...] = ()
     read_ahead: str = ""
     no_reads_ahead: str = ""
+    ahead_contention: float = 1.0
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
@@ -290,9 +296,9 @@ def _bytes_of(stages: MeasuredStages, hold: str, fraction: float) -> float | Non
 # * ``cpu(e)`` is the processor time of a batch, the step included. If all processors are busy, more workers change nothing.
 # * While the training runs, workers may take longer than alone (`MeasuredStages.contention`). Workers that share a storage or
 #   processors take longer the more of them there are (`read_sharing`, `prepare_sharing`). Both are in h.
-# * With echoing, T contains no hand-over if an `EchoLoader` takes batches from the workers in a thread of its own. Otherwise, an
-#   echoed batch needs no hand-over. With a cache alone, the thread must take one batch for each step. In trials, a step then took
-#   longer by about one hand-over.
+# * With echoing or reads in flight, T contains no hand-over if an `EchoLoader` takes batches from the workers in a thread of its
+#   own. Otherwise, an echoed batch needs no hand-over. With a cache alone, the thread must take one batch for each step. In
+#   trials, a step then took longer by about one hand-over.
 # * At ``after_transfer``, an echo needs no copy either.
 # * If k trainings share one reader (CoorDL's coordinated preparation: section 4.3), the reader's workers read, decode and augment
 #   once for all of them. Each training collates in a thread of its own, while its step runs. So the processors do the reader's
@@ -301,6 +307,8 @@ def _bytes_of(stages: MeasuredStages, hold: str, fraction: float) -> float | Non
 
 _WAITS = 1.1  # a training waits for its workers if its steps take this many times as long as with everything ready
 _HELPS = 0.9  # more workers help if with twice as many a step takes at most this many times as long
+_WAITS_FOR_READS = 0.8  # share of a batch's time, from which on it shows reads rather than the workers' own threads
+_MOST_AHEAD_CONTENTION = 10.0
 _LEAST_CONTENTION, _MOST_CONTENTION = 0.9, 3.0  # a value beyond has other reasons
 
 
@@ -478,6 +486,18 @@ def contention(stages: MeasuredStages, step_seconds: float) -> float:
     return times if _LEAST_CONTENTION <= times <= _MOST_CONTENTION else 1.0
 
 
+def ahead_contention(stages: MeasuredStages, reads: int, batch_seconds: float) -> float:
+    """Returns `MeasuredStages.ahead_contention`, from the seconds of a batch of the loader alone with so many reads in flight.
+
+    If the workers' own threads wait for reads, that reveals nothing about them, and the result is 1.
+    """
+    alone, setting = replace(stages, contention=1.0, ahead_contention=1.0), TrainingSetting(reads_in_flight=reads)
+    host = costs_of(alone, setting).host_seconds(1)
+    if not host or reads_per_step(alone, setting) > _WAITS_FOR_READS * batch_seconds:
+        return 1.0
+    return min(max(batch_seconds / host, 1.0), _MOST_AHEAD_CONTENTION)
+
+
 def costs_of(stages: MeasuredStages, setting: TrainingSetting, figure: str = "median") -> PipelineCosts:
     """Returns the cost model's figures of a setting, from the ``"median"``, ``"low"`` or ``"high"`` ``figure`` of each `Spread`.
 
@@ -487,7 +507,8 @@ def costs_of(stages: MeasuredStages, setting: TrainingSetting, figure: str = "me
     point = InsertionPoint(setting.insertion_point)
     copies = 1 / setting.factor if "transfer" in point.properties.reused else 1.0  # per step
     device = getattr(stages.step, figure) / setting.step_speedup + copies * getattr(stages.copy, figure)
-    if workers and setting.shared_by == 1 and not (stages.takes_ahead and setting.factor > 1):
+    is_hidden = stages.takes_ahead and (setting.factor > 1 or setting.reads_in_flight > 1)
+    if workers and setting.shared_by == 1 and not is_hidden:
         hand_overs = 1 / setting.factor if point.by_batches else 1.0  # per step
         device += hand_overs * getattr(stages.hand_over, figure)
     return _costs_at(setting.insertion_point, _worker_seconds(stages, setting, figure), device, workers)
@@ -545,7 +566,7 @@ def _shared_seconds(setting: TrainingSetting, seconds: _WorkerSeconds) -> tuple[
 
 def _cores_seconds(stages: MeasuredStages, setting: TrainingSetting, figure: str) -> float:
     """Returns the time per step if all processors are always busy. Time in which a process waits does not count."""
-    alone = replace(stages, contention=1.0, read_sharing=0.0, prepare_sharing=0.0)
+    alone = replace(stages, contention=1.0, ahead_contention=1.0, read_sharing=0.0, prepare_sharing=0.0)
     seconds, share = _worker_seconds(alone, setting, figure), stages.prepare_cpu_share
     read = seconds.read * stages.read_cpu_share
     if setting.reads_in_flight > 1:
@@ -570,6 +591,7 @@ def _worker_seconds(stages: MeasuredStages, setting: TrainingSetting, figure: st
     workers = stages.workers if setting.workers is None else setting.workers
     times_workers = max(workers, 1) / max(stages.workers, 1)
     slower = stages.contention * times_workers**stages.prepare_sharing
+    slower *= stages.ahead_contention if setting.reads_in_flight > 1 else 1.0
     from_storage = getattr(stages.read, figure) / setting.storage_speedup * times_workers**stages.read_sharing
     in_cache = cached if setting.hold is not None else 0.0
     in_memory = cached - in_cache
@@ -578,6 +600,7 @@ def _worker_seconds(stages: MeasuredStages, setting: TrainingSetting, figure: st
     decoded = 1 - in_cache if setting.hold is not None and "decode" in HOLDS[setting.hold].properties.reused else 1.0
     if setting.reads_in_flight > 1:
         read = in_memory * getattr(stages.read_cached, figure) + (1 - cached) * _own_read(stages, setting, figure, workers)
+        read *= stages.ahead_contention
         if stages.read_ahead == Part.whole.value:  # threads decode what is not in a cache
             decoded = decoded - (1 - in_cache)
     return _WorkerSeconds(

@@ -39,9 +39,9 @@ from lightning_echo.pipeline.kinds import Choice, Indexed, Kind, Stream, kind_of
 from lightning_echo.pipeline.reads import BusyTime
 from lightning_echo.plan.plan import Reuse
 from lightning_echo.split.describe import SplitRefused
-from lightning_echo.split.prove import Split, has_length, read_batch, read_plainly, seeded, seeded_copy
+from lightning_echo.split.prove import Split, has_length, read_plainly, seeded, seeded_copy
 from lightning_echo.split.reading import AUTO, ReadPart, find_part
-from lightning_echo.split.staged import batched, sample_places
+from lightning_echo.split.staged import batched, read_batch, sample_places
 from lightning_echo.training.loaders import leaves_of
 from lightning_echo.training.package import classes
 
@@ -281,7 +281,7 @@ def look(loader: Any) -> Looked:
     if not isinstance(kind, Indexed):  # then no example is read
         return Looked(kind, **_look_there(None, loader))
     index = kind.readable_index
-    read = None if index is None else read_elsewhere(loader, _time_reads, index, kind.readable_indices)
+    read: Any = None if index is None else read_elsewhere(loader, _time_reads, index, kind.readable_indices)
     seen = read if isinstance(read, NotRead) else read_elsewhere(loader, _look_there, loader)
     if isinstance(seen, NotRead):
         failed = UserCodeError(f"reading an example of {type(loader.dataset).__name__}", seen.error or RuntimeError(seen.reason))
