@@ -13,7 +13,8 @@ from lightning.pytorch.demos.boring_classes import BoringModel
 from torch.utils.data import DataLoader
 from trainer_runs import trainer
 
-from lightning_echo import EchoCallback, StagedDataset
+from lightning_echo import EchoCallback, StagedDataset, StallAnalyzer
+from lightning_echo.analysis.predict import TrainingSetting
 from lightning_echo.data.machine import busy_seconds
 
 READ = 0.01  # seconds
@@ -24,8 +25,8 @@ class Slow(StagedDataset):
 
     reads_concurrently = True
 
-    def __init__(self) -> None:
-        self.beginning = torch.zeros(400).share_memory_()  # by index
+    def __init__(self, length: int = 400) -> None:
+        self.beginning = torch.zeros(length).share_memory_()  # by index
         self.under_way = 0
 
     def __len__(self) -> int:
@@ -101,3 +102,32 @@ def test_a_plain_run_whose_workers_wait_for_reads_says_so_and_its_advice_can_be_
     assert report.worker_wait_fraction < 0.5
     assert computes.verdict is not None
     assert "reads_in_flight" not in computes.verdict.message
+
+
+def test_an_analysis_measures_reads_in_flight_and_tries_them() -> None:
+    """A read sleeps for 10 ms: alone it takes as long, and of many under way each takes a part of that."""
+    loader = DataLoader(Slow(4000), 4, num_workers=1)
+    analyzer = StallAnalyzer(BoringModel(), loader, trainer_kwargs={"accelerator": "cpu"}, say=str)
+    found = analyzer.run(10)
+    assert (found.stages.read_ahead, found.stages.no_reads_ahead) == ("reading", "")
+    seconds = {each.reads: each.seconds.median for each in found.stages.in_flight}
+    assert list(seconds)[:3] == [1, 4, 16]
+    assert seconds[1] >= READ
+    assert all(READ / reads <= each for reads, each in seconds.items())
+    assert seconds[16] < seconds[1] / 4
+    assert found.verdict.remedies[-1].setting.reads_in_flight > 1
+    checked = analyzer.check(found, reads_in_flight=16).checked[-1]
+    assert checked.setting == TrainingSetting(reads_in_flight=16)
+    assert checked.step_seconds.median < found.step_seconds
+
+
+def test_an_analysis_says_why_threads_may_not_read_ahead_and_a_number_lets_them() -> None:
+    class Mine(Slow):
+        reads_concurrently = False
+
+    loader = DataLoader(Mine(), 4, num_workers=1)
+    found = StallAnalyzer(BoringModel(), loader, trainer_kwargs={"accelerator": "cpu"}, say=str).run(5)
+    assert found.stages.in_flight == ()
+    assert found.stages.no_reads_ahead.startswith("read of Mine is code of the user's")
+    asked = StallAnalyzer(BoringModel(), loader, trainer_kwargs={"accelerator": "cpu"}, say=str, reads_in_flight=16).run(5)
+    assert len(asked.stages.in_flight) > 1
