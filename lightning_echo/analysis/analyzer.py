@@ -42,6 +42,7 @@ from lightning_echo.analysis.sources import (
     Transfers,
     fit,
     nothing,
+    quiet,
     transfers_noted,
     transfers_skipped,
 )
@@ -395,7 +396,8 @@ class StallAnalyzer:
         ahead = None
         if len(phases.in_flight) > 1:
             self._progress.phase("the loader, while threads read ahead")
-            ahead = _time_ahead(training, phases.in_flight[-1].reads)
+            with quiet():
+                ahead = _time_ahead(training, phases.in_flight[-1].reads)
         self._progress.phase("hand-over and copy", to_come=_TRAININGS)
         hand_over, transfers = _time_hand_over(training), _time_transfers(training)
         self._progress.phase("ingestion rate: the step alone")
