@@ -34,7 +34,7 @@ from sharing import (
 )
 from sharing_peers import sharing_peers
 from speedup import speedup
-from stalls import stalls
+from stalls import stalls, stalls_reads
 from target_idle import target_idle
 from watching import watching
 
@@ -52,6 +52,7 @@ _RUNS = (
     measuring,
     target_idle,
     stalls,
+    stalls_reads,
     cache,
     sharing,
     sharing_costs,

@@ -3,6 +3,8 @@
 Pipelines whose stages sleep (and one that works) for known times: bound by fetching, by preparation, by the step. Each is
 analyzed once and tried with everything that the analysis can be asked; a faster storage and a faster accelerator are other
 pipelines.
+
+`stalls_reads` does the same for reads in flight: reads that sleep, decoding that works, steps that sleep.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from lightning_echo.analysis.sources import StepClock, fit
 _BATCH_SIZE = 16
 _MEDIAN, _WORST = 0.05, 0.15
 _KWARGS = {"accelerator": "cpu"}
+_COLUMNS = ("pipeline", "workers", "setting", "predicted ms", "measured ms", "limit", "error %", "passed")
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,7 @@ class Pipeline:
     augment: float
     step: float
     work: float = 0.0
+    batch_size: int = _BATCH_SIZE
 
 
 _PIPELINES = (
@@ -46,8 +50,30 @@ _PIPELINES = (
 )
 
 
+_READS = (4, 16, 64)
+_WAITING = tuple(  # with their workers
+    (Pipeline(f"read {read:g}, work {work:g}, step {step:g}, batch {size}", read, 0.0, 0.0, step, work, size), workers)
+    for read, work, step, size, workers in (
+        (5, 0.1, 10, 16, 1),
+        (10, 0.5, 20, 16, 1),
+        (20, 1, 20, 16, 1),
+        (20, 0.2, 10, 8, 1),
+        (5, 1, 50, 32, 1),
+        (20, 2, 50, 16, 1),
+        (10, 1, 5, 8, 1),
+        (10, 0.5, 30, 32, 2),
+        (20, 1, 50, 32, 2),
+        (20, 0.2, 5, 8, 2),
+        (10, 2, 20, 16, 2),
+        (5, 1, 20, 16, 2),
+    )
+)
+
+
 class Staged(StagedDataset):
     """Every stage takes its time."""
+
+    reads_concurrently = True
 
     def __init__(self, pipeline: Pipeline) -> None:
         self.pipeline = pipeline
@@ -80,8 +106,29 @@ def stalls(quick: bool) -> Table:
         f"batch {_BATCH_SIZE}, {steps} steps a phase and a trial; an analysis of each pipeline with so many workers, and each "
         f"setting tried once; required of the errors: median {_MEDIAN:.0%}, worst {_WORST:.0%}"
     )
-    columns = ("pipeline", "workers", "setting", "predicted ms", "measured ms", "limit", "error %", "passed")
-    return Table("stalls", text, columns, rows)
+    return Table("stalls", text, _COLUMNS, rows)
+
+
+def stalls_reads(quick: bool) -> Table:
+    steps = 30 if quick else 100
+    rows = [row for pipeline, workers in (_WAITING[:1] if quick else _WAITING) for row in _reads_of(pipeline, workers, steps)]
+    error = statistics.median(abs(row[-2]) / 100 for row in rows)
+    rows.append(("all", "", "median error", "", "", "", 100 * error, verdict(error <= _MEDIAN)))
+    text = (
+        f"{steps} steps a phase and a trial; an analysis of each pipeline (milliseconds per example, and of a step), and each "
+        f"number of reads in flight tried once; required of the errors: median {_MEDIAN:.0%}"
+    )
+    return Table("stalls_reads", text, _COLUMNS, rows)
+
+
+def _reads_of(pipeline: Pipeline, workers: int, steps: int) -> list[tuple]:
+    progress(f"reads in flight, {pipeline.name}, {workers} workers")
+    analyzer = StallAnalyzer(_model(pipeline), _loader(pipeline, workers), trainer_kwargs=_KWARGS, say=lambda message: None)
+    analysis = analyzer.run(steps)
+    for reads in _READS:
+        analysis = analyzer.check(analysis, reads_in_flight=reads)
+    tried = [(each.setting, each.step_seconds.median) for each in analysis.checked]
+    return [_row(pipeline, workers, setting, analysis.predict(**vars(setting)), measured) for setting, measured in tried]
 
 
 def _rows(pipeline: Pipeline, workers: int, steps: int) -> list[tuple]:
@@ -119,7 +166,7 @@ def _model(pipeline: Pipeline) -> SleepingModel:
 
 
 def _loader(pipeline: Pipeline, workers: int) -> DataLoader:
-    return DataLoader(Staged(pipeline), _BATCH_SIZE, shuffle=True, num_workers=workers)
+    return DataLoader(Staged(pipeline), pipeline.batch_size, shuffle=True, num_workers=workers)
 
 
 def _sleep(milliseconds: float) -> None:

@@ -39,7 +39,7 @@ from lightning_echo.data.objects import names_options
 from lightning_echo.datamodule import DecidesFactor, EchoDataModule
 from lightning_echo.insertion import InsertionPoint
 from lightning_echo.measure.control import Controller, Decision, Moment, Observation
-from lightning_echo.measure.summary import EpochReport, FactorUse, RunSummary, RunVerdict, advise, summarize
+from lightning_echo.measure.summary import EpochReport, FactorUse, RunSummary, RunVerdict, Waiting, advise, summarize
 from lightning_echo.measure.target_idle import TargetIdle
 from lightning_echo.schema import entry, inside, record, rows, state_of
 from lightning_echo.training.counts import AskingSteps, Decider, metrics_of_parts
@@ -107,6 +107,7 @@ class EchoCallback(DecidesFactor, pl.Callback):
     ``echo/cache_bytes``             bytes that they take on a node; if there is a cache
     ``echo/cache_received_fraction`` share of the epoch's fresh examples that came from another node; if it is partitioned
     ``echo/exchange_fraction``       share of the epoch's time in which nodes sent and received examples; if it is partitioned
+    ``echo/reads_in_flight``         reads under way on a rank, on average; mean over the ranks; if threads read ahead
     ``echo/shared_trainings``        trainings that share the reading, this one included; this and the next two if it is shared
     ``echo/peer_wait_fraction``      share of the epoch's time in which a batch waited for another, slower training
     ``echo/missed_examples``         examples in the run so far that other trainings had and this one did not
@@ -488,7 +489,11 @@ class EchoCallback(DecidesFactor, pl.Callback):
     @property
     def verdict(self) -> RunVerdict | None:
         """The advice after this run, the reasons, and the line to paste. None before the end of its first epoch."""
-        return None if self._last is None else advise(*self._last, self._meter.cores, self._chosen)
+        if self._last is None:
+            return None
+        fraction = self.reports[-1].worker_wait_fraction if self.reports else None
+        waiting = None if fraction is None else Waiting(fraction, self._meter.may_read_ahead)
+        return advise(*self._last, self._meter.cores, self._chosen, waiting)
 
     @property
     def _factor(self) -> float:

@@ -17,11 +17,12 @@ from typing import Any, TypeVar, cast
 
 import lightning.pytorch as pl
 from lightning.pytorch.utilities import rank_zero_only
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Subset
 
-from lightning_echo.analysis.parts import Batches, FirstBatches, drop_pages, options_of, second_half
+from lightning_echo.analysis.parts import Batches, FirstBatches, drop_pages, fewest_batches, options_of, second_half
 from lightning_echo.analysis.phases import (
     CHUNKS,
+    READ_AHEAD,
     LoaderPhases,
     StepNumber,
     gathered,
@@ -29,7 +30,7 @@ from lightning_echo.analysis.phases import (
     measure_stream,
     process_state_restored,
 )
-from lightning_echo.analysis.predict import MeasuredStages, Spread, TrainingSetting, contention
+from lightning_echo.analysis.predict import MeasuredStages, Spread, TrainingSetting, ahead_contention, contention
 from lightning_echo.analysis.report import in_words, report, save_page, save_png
 from lightning_echo.analysis.result import CheckedSetting, StallAnalysis
 from lightning_echo.analysis.sources import (
@@ -41,12 +42,15 @@ from lightning_echo.analysis.sources import (
     Transfers,
     fit,
     nothing,
+    quiet,
     transfers_noted,
     transfers_skipped,
 )
+from lightning_echo.config import check_reads_in_flight
 from lightning_echo.data.machine import free_memory_bytes, usable_cores
 from lightning_echo.loader.loader import EchoLoader
 from lightning_echo.pipeline.kinds import Indexed, kind_of
+from lightning_echo.split.reading import AUTO
 from lightning_echo.training.package import MisconfigurationException
 from lightning_echo.training.trainer import rank_zero_info
 
@@ -169,7 +173,8 @@ class ShortTraining:
 
     def clock_echoed(self, loader: DataLoader[Any], steps: int, skipped: int = 0, **options: Any) -> StepClock:
         """Trains over a loader that is echoed. The steps in which the buffer is filled do not count, however long they take."""
-        echoed = EchoLoader(loader, num_replicas=1, rank=0, **{**options, "cache": None})  # not started
+        unstarted = {**options, "cache": None, "reads_in_flight": 1}
+        echoed = EchoLoader(loader, num_replicas=1, rank=0, **unstarted)
         filling = max(echoed.settled_at, skipped) + WARM_UP_STEPS
         data = self.data.echoed(loader, seed=0, shard=False, **options)
         return self._clock(data, filling + steps, filling, most_skipped_seconds=math.inf)
@@ -189,19 +194,26 @@ def try_setting(training: ShortTraining, setting: TrainingSetting, steps: int) -
             raise ValueError(f"{name}={getattr(setting, name):g} cannot be tried on this machine, only predicted")
     if setting.shared_by > 1:
         raise ValueError(f"shared_by={setting.shared_by} cannot be tried with one training, only predicted")
-    if setting.cached_fraction and setting.factor > 1 and setting.hold is None:
-        raise ValueError("cached_fraction without hold and factor > 1 cannot be tried together, only predicted")
+    if setting.cached_fraction and setting.hold is None and (setting.factor > 1 or setting.reads_in_flight > 1):
+        beside = "factor > 1" if setting.factor > 1 else "reads_in_flight > 1"
+        raise ValueError(f"cached_fraction without hold and {beside} cannot be tried together, only predicted")
     workers = training.loader.num_workers if setting.workers is None else setting.workers
     drop_pages(training.phases.files)
     if setting.hold is not None:
         clock = _clock_cached(training, setting, workers, steps)
-    elif setting.factor > 1:
-        echoed = _to_echo(training, workers)
-        clock = training.clock_echoed(echoed, steps, factor=setting.factor, insertion_point=setting.insertion_point)
+    elif setting.factor > 1 or setting.reads_in_flight > 1:
+        echoed = _to_echo(training, workers, reads=setting.reads_in_flight)
+        clock = training.clock_echoed(echoed, steps, **_options(setting))
     else:
         clock = training.clock(_plain(training, setting.cached_fraction, workers), steps)
     # This is how often, in steps, the training waits for a fresh batch.
     return Spread.of(clock.seconds, max(workers, 1) * math.ceil(setting.factor))
+
+
+def _options(setting: TrainingSetting) -> dict[str, Any]:
+    """Returns the options of an `EchoLoader` for a setting, without its cache."""
+    options: dict[str, Any] = {"factor": setting.factor, "reads_in_flight": setting.reads_in_flight}
+    return {**options, "insertion_point": setting.insertion_point} if setting.factor > 1 else options
 
 
 def _plain(training: ShortTraining, cached_fraction: float, workers: int) -> Batches | FirstBatches:
@@ -239,13 +251,12 @@ def _clock_cached(training: ShortTraining, setting: TrainingSetting, workers: in
     first = [(held * 2)[start : start + size] for start in range(0, len(held), size)]
     first = [(batch * size)[:size] for batch in first]  # if few examples are held, they are repeated until they fill a batch
     budget = max(_LEAST_BYTES, math.ceil(_SPARE * example.bytes * len(held)))
-    options: dict[str, Any] = {"factor": setting.factor, "cache": {"size": budget, "hold": setting.hold}}
-    if setting.factor > 1:
-        options["insertion_point"] = setting.insertion_point
+    options = {**_options(setting), "cache": {"size": budget, "hold": setting.hold}}
     # After these steps, examples would be read a second time.
     most = max(2, int(len(real) * setting.factor) - WARM_UP_STEPS)
     skipped = math.ceil(len(first) * setting.factor)
-    return training.clock_echoed(_to_echo(training, workers, first), min(steps, most), skipped, **options)
+    echoed = _to_echo(training, workers, first, setting.reads_in_flight)
+    return training.clock_echoed(echoed, min(steps, most), skipped, **options)
 
 
 def _share_of(values: Sequence[Value], share: float) -> list[Value]:
@@ -253,8 +264,11 @@ def _share_of(values: Sequence[Value], share: float) -> list[Value]:
     return [value for number, value in enumerate(values) if int((number + 1) * share) > int(number * share)]
 
 
-def _to_echo(training: ShortTraining, workers: int, first: Sequence[list[Any]] = ()) -> DataLoader[Any]:
-    """Returns a loader for the ``first`` batches, and then those of the real run, repeated for a long epoch."""
+def _to_echo(training: ShortTraining, workers: int, first: Sequence[list[Any]] = (), reads: int = 1) -> DataLoader[Any]:
+    """Returns a loader for the ``first`` batches, and then those of the real run, repeated for a long epoch.
+
+    With several ``reads`` in flight its order can be looked at ahead of time if that of the training can be.
+    """
     loader, real = training.loader, training.phases.real
     if isinstance(real, Batches):
         indices = [*first, *(list(real.indices) * -(-_EPOCH // len(real)))]
@@ -263,6 +277,10 @@ def _to_echo(training: ShortTraining, workers: int, first: Sequence[list[Any]] =
             loader = DataLoader(loader.dataset, batch_sampler=indices, **options)
         else:
             order = [index for batch in indices for index in batch]
+            if reads > 1 and training.phases.takes_ahead:
+                if loader.worker_init_fn is not None:
+                    raise ValueError(f"reads_in_flight={reads} with a worker_init_fn cannot be tried, only predicted")
+                return DataLoader(Subset(loader.dataset, order), loader.batch_size, **options)
             sampler: Any = _Again(order) if training.phases.takes_ahead else order
             loader = DataLoader(loader.dataset, loader.batch_size, sampler=sampler, **options)
     elif workers != loader.num_workers:
@@ -291,7 +309,8 @@ class _Again(list[Any]):
 _END_HOOKS = ("on_train_epoch_end", "on_train_end", "on_fit_end")
 _HANDED_OVER = _COPIED = 8  # number of batches whose hand-over and whose copy are timed
 _NOT_COPIED = "{what}: too large to be copied, so that edits in place remain after the analysis"
-_PHASES = 14  # runs and fits; each may take this share of the time
+_AHEAD_SECONDS = 2.0
+_PHASES = 15  # runs and fits; each may take this share of the time
 _TRAININGS = 4  # phases after those of the loader
 
 
@@ -305,6 +324,9 @@ class StallAnalyzer:
         trainer_kwargs: Options of ``Trainer``. Options that write, validate or end the training are left out, and so are
             callbacks.
         say: A function that gets a message for each phase, with the time left. Default: Lightning's log, on the first rank.
+        reads_in_flight: Whether threads may run the data set's own code to read ahead, as for `EchoLoader`. ``"auto"``: only if
+            nothing of it runs in them, or if the data set says that it may (``reads_concurrently = True``). A number: they may.
+            1: reading ahead is neither measured nor advised.
 
     Example:
         >>> from lightning.pytorch.demos.boring_classes import BoringModel, RandomDataset
@@ -321,7 +343,9 @@ class StallAnalyzer:
         *,
         trainer_kwargs: Mapping[str, Any] | None = None,
         say: Callable[[str], None] | None = None,
+        reads_in_flight: int | str = AUTO,
     ) -> None:
+        self._reads_in_flight = check_reads_in_flight(reads_in_flight)
         self._model, self._data = model, datamodule
         self._trainer_kwargs = dict(trainer_kwargs or {})
         self._tell = say or (lambda message: rank_zero_info(f"lightning_echo: analyzing: {message}"))
@@ -359,14 +383,21 @@ class StallAnalyzer:
                 size = loader.batch_size or 1
                 steps, phases = measure_stream(loader, number, size, share, self._progress.phase)
             else:
-                batches = [list(indices) for indices in islice(iter(loader.batch_sampler), CHUNKS * number.most)]
+                most = CHUNKS * number.most + math.ceil(READ_AHEAD / max(loader.batch_size or 1, 1))
+                batches = [list(indices) for indices in islice(iter(loader.batch_sampler), most)]
                 steps = number.within(min(gathered(len(batches))))
-                phases = measure_loader(loader, batches, steps, share, self._progress.phase)
+                asked = self._reads_in_flight
+                phases = measure_loader(loader, batches, steps, share, self._progress.phase, asked)
             self._steps, self._training = steps, ShortTraining(model, data, loader, phases, self._trainer_kwargs, share)
             return StallAnalysis.of_ranks(gathered(self._train(self._training, steps)))
 
     def _train(self, training: ShortTraining, steps: int) -> StallAnalysis:
         phases, loader, workers = training.phases, training.loader, max(training.loader.num_workers, 1)
+        ahead = None
+        if len(phases.in_flight) > 1:
+            self._progress.phase("the loader, while threads read ahead")
+            with quiet():
+                ahead = _time_ahead(training, phases.in_flight[-1].reads)
         self._progress.phase("hand-over and copy", to_come=_TRAININGS)
         hand_over, transfers = _time_hand_over(training), _time_transfers(training)
         self._progress.phase("ingestion rate: the step alone")
@@ -395,7 +426,12 @@ class StallAnalyzer:
             can_have_workers=phases.can_have_workers,
             in_cache=phases.in_cache,
             examples=phases.examples,
+            in_flight=phases.in_flight,
+            read_ahead=phases.read_ahead,
+            no_reads_ahead=phases.no_reads_ahead,
         )
+        if ahead is not None:
+            stages = replace(stages, ahead_contention=ahead_contention(stages, phases.in_flight[-1].reads, ahead))
         self._progress.phase("the training, its data in memory")
         cached = None if phases.in_memory is None else Spread.of(training.clock(phases.in_memory, steps).seconds, workers)
         self._progress.phase("the training as it is")
@@ -461,6 +497,30 @@ def _copy_of(model: pl.LightningModule) -> pl.LightningModule:
     return copied
 
 
+def _time_ahead(training: ShortTraining, reads: int) -> float | None:
+    """Returns the seconds of a batch of the loader alone, with so many reads in flight; None if that cannot be tried."""
+    workers = training.loader.num_workers
+    try:
+        loader = _to_echo(training, workers, reads=reads)
+        echoed = EchoLoader(loader, 1.0, num_replicas=1, rank=0, reads_in_flight=reads)
+    except ValueError:  # a trial of such a setting gives the reason
+        return None
+    size, arrivals = training.phases.batch_size, list[float]()
+    filled = math.ceil(2 * reads / size) + 2 * fewest_batches(
+        workers
+    )  # from then on, reads and batches follow each other steadily
+    try:
+        for _ in echoed:
+            arrivals.append(time.perf_counter())
+            counted = arrivals[filled:]
+            if len(counted) > fewest_batches(workers) and counted[-1] - counted[0] > min(training.most_seconds, _AHEAD_SECONDS):
+                break
+    finally:
+        echoed.close()
+    counted = arrivals[filled:]
+    return (counted[-1] - counted[0]) / (len(counted) - 1) if len(counted) > 1 else None
+
+
 def _time_hand_over(training: ShortTraining) -> Spread:
     workers = training.loader.num_workers
     if not workers:
@@ -515,6 +575,7 @@ class Analyzes:
         html: str | None = None,
         png: str | None = None,
         apply: str | None = None,
+        reads_in_flight: int | str = AUTO,
         ckpt_path: str | None = None,
         weights_only: bool | None = None,
     ) -> None:
@@ -531,6 +592,7 @@ class Analyzes:
             html: New file for a report as a web page.
             png: New file for a report as a picture.
             apply: New file for what is advised as options of the group echo, to be given to fit: --config FILE.
+            reads_in_flight: Whether threads may run the data set's own code to read ahead: a number. Default: only if it says so.
             ckpt_path: Not used. A configuration that fit has saved may have it.
             weights_only: Not used, for the same reason.
 
@@ -539,7 +601,7 @@ class Analyzes:
         """
         saved = free_path(_log_directory(cast(pl.Trainer, self)), "analysis.json") if json is None else Path(json)
         rank_zero_only(check_new)(json=str(saved), html=html, png=png, apply=apply)  # before minutes of work
-        analyzer = StallAnalyzer(model, datamodule, trainer_kwargs=self.analyzed_kwargs)
+        analyzer = StallAnalyzer(model, datamodule, trainer_kwargs=self.analyzed_kwargs, reads_in_flight=reads_in_flight)
         analysis = analyzer.run(steps, seconds)
         _write(saved, analysis.to_json)  # before a setting is tried, which may fail
         if verify:

@@ -6,8 +6,10 @@ import os
 import pickle
 import stat
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -26,9 +28,10 @@ from lightning_echo.data.copies import copy_example, nbytes
 from lightning_echo.data.elsewhere import NotRead, read_elsewhere
 from lightning_echo.insertion import InsertionPoint, Needs, earliest, points_from
 from lightning_echo.pipeline.choice import choose
-from lightning_echo.pipeline.kinds import Indexed, Kind, OwnBatches, kind_of
+from lightning_echo.pipeline.kinds import Choice, Indexed, Kind, OwnBatches, kind_of
 from lightning_echo.pipeline.worker import EchoDataset, InitThatSaysWhy
-from lightning_echo.split.prove import find_split, make_stages
+from lightning_echo.split.prove import Split, find_split, make_stages
+from lightning_echo.split.reading import ReadPart, find_part
 from lightning_echo.split.staged import Stages, batched
 
 # ---------------------------------------------------------------------- files
@@ -200,11 +203,17 @@ Part = Callable[[Any], Halves]
 
 
 class Cuts(NamedTuple):
-    """What makes the stages of each possible cut of a data set (None: no such cut), and the insertion points, earliest first."""
+    """What makes the stages of each possible cut of a data set (None: no such cut), and the insertion points, earliest first.
+
+    ``reading`` is what threads may read ahead, or why nothing. ``until`` is where the examples are cut that they read; None: they
+    are read whole.
+    """
 
     after_reading: MakeStages | None
     before_augmenting: MakeStages | None
     points: tuple[str, ...]
+    reading: ReadPart | str = ""
+    until: Split | None = None
 
 
 def whole(dataset: Any) -> Halves:
@@ -231,6 +240,25 @@ def second_half(make_stages: MakeStages, items: Mapping[Any, Any], dataset: Any)
         return stages.augment(index, copy_example(items[index]) if index in items else stages.load(index))
 
     return Halves(lambda indices: list(map(prepare, indices)))
+
+
+def in_threads(part: ReadPart, until: Split | None, threads: int, dataset: Any) -> Halves:
+    """Returns the part that reads ahead: so many threads read the examples of a batch, and what they read is dropped."""
+    make, own = part.make(dataset, until).read, threading.local()
+    begin = torch.set_num_threads if get_worker_info() is not None else int  # it counts for each thread by itself
+    pool = ThreadPoolExecutor(threads, initializer=begin, initargs=(1,))
+
+    def read(index: Any) -> None:
+        if not hasattr(own, "load"):
+            own.load = make()
+        own.load(index)
+
+    def read_all(indices: list[Any]) -> list[Any]:
+        for _ in pool.map(read, indices):
+            pass
+        return []
+
+    return Halves(read_all)
 
 
 class InCache(NamedTuple):
@@ -272,19 +300,33 @@ def _load_many(stages: Stages) -> FirstHalf:
     return stages.load_many or (lambda indices: list(map(stages.load, indices)))
 
 
-def cuts(loader: DataLoader[Any]) -> Cuts:
-    """Returns the possible cuts of the loader's data set. Examples are read in another process."""
+def cuts(loader: DataLoader[Any], asked: int | str = 1) -> Cuts:
+    """Returns the possible cuts of the loader's data set. Examples are read in another process.
+
+    ``asked`` is the number of reads in flight that the user asks for, or ``"auto"``; 1: what threads may read is not looked at.
+    """
     kind = kind_of(loader)
-    found = read_elsewhere(loader, _cuts_there, loader) if isinstance(kind, Indexed) else _cuts_there(None, loader)
+    found = read_elsewhere(loader, _cuts_there, loader, asked) if isinstance(kind, Indexed) else _cuts_there(None, loader)
     if not isinstance(found, NotRead):
         return found
     possible = points_from(Needs.batches if isinstance(kind, OwnBatches) else Needs.examples)
     return Cuts(None, None, tuple(point.value for point in possible))
 
 
-def _cuts_there(dataset: Any, loader: DataLoader[Any]) -> Cuts:
+def _cuts_there(dataset: Any, loader: DataLoader[Any], asked: int | str = 1) -> Cuts:
     kind = kind_of(loader)
     chosen = choose(kind, InsertionPoint.auto)
+    found = _stages_there(kind, chosen)
+    if asked == 1 or not isinstance(kind, Indexed):
+        return found
+    try:
+        reading = find_part(dataset, kind.readable_indices, [chosen.split], asked, kind.num_workers)
+    except Exception as error:  # of the user's code; the first run will show it
+        reading = f"reading an example raised {type(error).__name__}: {error}"
+    return found._replace(reading=reading, until=chosen.split)
+
+
+def _stages_there(kind: Kind, chosen: Choice) -> Cuts:
     needs = chosen.point.properties.needs
     points = tuple(point.value for point in points_from(needs))
     if isinstance(kind, OwnBatches):  # whole batches are echoed, and yet each example is read by its index

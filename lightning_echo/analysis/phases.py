@@ -9,7 +9,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import fmean
 from typing import Any, NamedTuple, TypeVar
@@ -34,14 +34,16 @@ from lightning_echo.analysis.parts import (
     first_half,
     hold_data,
     in_cache,
+    in_threads,
     run_part,
     second_half,
     whole,
 )
-from lightning_echo.analysis.predict import HOLDS, CachedExample, Spread
+from lightning_echo.analysis.predict import HOLDS, CachedExample, ReadsInFlight, Spread
 from lightning_echo.cache.reads import Keys, NoKeysError
 from lightning_echo.insertion import Needs, points_from
 from lightning_echo.pipeline.kinds import kind_of
+from lightning_echo.split.reading import ReadPart
 
 # ---------------------------------------------------------------------- process
 
@@ -124,6 +126,7 @@ class StepNumber:
 #     warm        in memory: the same examples once more
 #     augment     augmentation by itself, if the data set can be cut there
 #     cache       the cost of some examples in a cache, in each form that the cuts give
+#     in flight   reading alone, by more and more threads of each worker: out of memory, too
 #
 # Reading is the time by which the cold run is longer than the warm run. In one case the cold run reads only: if no file is opened
 # and the data set can be cut after reading. Then the raw items are held in memory, and the warm run prepares them from there.
@@ -185,6 +188,9 @@ class LoaderPhases:
     can_have_workers: bool = True
     in_cache: Mapping[str, CachedExample] = field(default_factory=dict)
     examples: int | None = None
+    in_flight: tuple[ReadsInFlight, ...] = ()
+    read_ahead: str = ""
+    no_reads_ahead: str = ""
 
 
 @dataclass(frozen=True)
@@ -224,14 +230,20 @@ class _Runner:
 
 
 def measure_loader(
-    loader: DataLoader[Any], batches: Sequence[list[Any]], steps: int, most_seconds: float, say: Callable[[str], None]
+    loader: DataLoader[Any],
+    batches: Sequence[list[Any]],
+    steps: int,
+    most_seconds: float,
+    say: Callable[[str], None],
+    asked: int | str = 1,
 ) -> LoaderPhases:
     """Runs the phases over a map-style data set: at most ``steps`` batches and ``most_seconds`` a run.
 
-    With `CHUNKS` times as many ``batches`` (of indices) as steps, each run can read examples that were not read before.
+    With `CHUNKS` times as many ``batches`` (of indices) as steps, and `READ_AHEAD` examples more, each run can read examples that
+    were not read before. ``asked`` is as in `cuts`.
     """
     run = _Runner(loader, most_seconds, say)
-    cut = cuts(loader)
+    cut = cuts(loader, asked)
     look, failure = _look(run, batches[:steps])
     steps = min(gathered(len(look.batches)))  # no later run is longer than the first, on any rank: so each has time to finish
     can_drop = any(gathered(hold_data(look.files, steps) and drop_pages(look.files) > 0))
@@ -255,6 +267,9 @@ def measure_loader(
         times, noticed = other_workers / loader.num_workers, _NOTICED * (found.read.median + found.prepare.median)
         read_sharing = _exponent(found.read.median, other.read.median, times, noticed)
         prepare_sharing = _exponent(found.prepare.median, other.prepare.median, times, noticed)
+    unread = [] if can_drop else batches[CHUNKS * steps :]
+    indices = [index for batch in unread or found.in_memory.indices for index in batch]
+    in_flight = _reads_in_flight(run, cut, indices, files, found.read.median)
     return LoaderPhases(
         read=found.read,
         read_cached=found.read_cached,
@@ -278,6 +293,9 @@ def measure_loader(
         can_have_workers=failure is None,
         in_cache=_cost_in_cache(run, cut, found.in_memory.indices, size),
         examples=_length_of(loader),
+        in_flight=in_flight,
+        read_ahead=cut.reading.part.value if isinstance(cut.reading, ReadPart) else "",
+        no_reads_ahead=cut.reading if isinstance(cut.reading, str) else "",
     )
 
 
@@ -382,6 +400,57 @@ def _cost_in_cache(run: _Runner, cut: Cuts, batches: Sequence[list[Any]], size: 
         for hold, found in costs.items()
         if len(found) == len(examples)
     }
+
+
+# --- reads in flight
+
+READ_AHEAD = 4096  # examples that are enough for this phase
+_IN_FLIGHT = (1, 4, 16, 64)  # reads under way, all workers together
+_ROUNDS, _FEWEST_ROUNDS = 8, 2  # reads of a thread in each batch: between two batches, threads wait for the slowest of them
+_LEVEL_SECONDS = 0.5
+_LEAST_WAIT_SECONDS = 0.0005  # of a read; threads that wait less gain nothing (as in ``pipeline/reads.py``)
+_GAINS = 0.9  # more reads under way are tried as long as an example takes at most this many times as long
+
+
+def _reads_in_flight(
+    run: _Runner, cut: Cuts, indices: Sequence[Any], files: Sequence[str], expected_seconds: float
+) -> tuple[ReadsInFlight, ...]:
+    """Measures reading with more and more reads under way, as long as that makes it faster.
+
+    ``indices`` are of examples that are out of memory once ``files`` are dropped. ``expected_seconds``: of a single read.
+    """
+    if not isinstance(cut.reading, ReadPart):
+        return ()
+    workers, found = max(run.loader.num_workers, 1), list[ReadsInFlight]()
+    quiet = replace(run, most_seconds=min(run.most_seconds, _LEVEL_SECONDS), say=lambda what: None)
+    run.say(f"fetch rate: with {', '.join(map(str, _IN_FLIGHT))} reads under way")
+    begin = 0
+    for threads in dict.fromkeys(max(reads // workers, 1) for reads in _IN_FLIGHT):
+        batches = _batches_of_reads(indices[begin:], threads, run.loader.num_workers, expected_seconds)
+        if not batches and files:
+            begin, batches = 0, _batches_of_reads(indices, threads, run.loader.num_workers, expected_seconds)
+        if not batches:
+            break
+        begin += sum(map(len, batches))
+        drop_pages(files)
+        read = quiet("", partial(in_threads, cut.reading, cut.until, threads), batches, collates=False)
+        size = len(batches[0])
+        seconds, cpu_seconds = read.of("first", size * workers), read.cpu_seconds / size
+        is_useless = bool(found) and seconds.median > _GAINS * found[-1].seconds.median
+        found.append(ReadsInFlight(threads * workers, seconds, cpu_seconds))
+        if is_useless or seconds.median * workers - cpu_seconds < _LEAST_WAIT_SECONDS * workers / found[-1].reads:
+            break
+    return tuple(found)
+
+
+def _batches_of_reads(indices: Sequence[Any], threads: int, workers: int, seconds: float) -> list[list[Any]]:
+    """Returns batches in which each thread reads several examples; none if there are too few indices for that."""
+    number = 2 * fewest_batches(workers)
+    rounds = min(_ROUNDS, len(indices) // (number * threads))
+    if seconds:
+        rounds = min(rounds, max(_FEWEST_ROUNDS, int(_LEVEL_SECONDS * max(workers, 1) / (seconds * number))))
+    size = rounds * threads
+    return [list(indices[size * i : size * (i + 1)]) for i in range(number)] if rounds >= _FEWEST_ROUNDS else []
 
 
 def _length_of(loader: DataLoader[Any]) -> int | None:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from lightning_echo.insertion import POINTS, InsertionPoint, Needs, earliest, points_from
 from lightning_echo.measure.control import PipelineCosts, callback_line
+from lightning_echo.split.reading import MOST_IN_FLIGHT, Part
 
 # ---------------------------------------------------------------------- measured
 #     read --> decode --> augment --> collate --> hand-over --> copy --> step
@@ -27,7 +28,10 @@ from lightning_echo.measure.control import PipelineCosts, callback_line
 # `points` holds the insertion points that are then possible.
 
 _BLOCKS = 10
-_NOT_NEGATIVE = ("read_cpu_share", "prepare_cpu_share", "step_cpu_seconds", "read_sharing", "prepare_sharing", "contention")
+_NOT_NEGATIVE = (
+    *("read_cpu_share", "prepare_cpu_share", "step_cpu_seconds", "read_sharing", "prepare_sharing"),
+    *("contention", "ahead_contention"),
+)
 _LEAST = {**dict.fromkeys(_NOT_NEGATIVE, 0), "batch_size": 1, "workers": 0, "cores": 1}
 
 
@@ -100,6 +104,25 @@ class CachedExample:
 
 
 @dataclass(frozen=True)
+class ReadsInFlight:
+    """Reading by threads, ahead of time.
+
+    Attributes:
+        reads: Number of reads under way on this rank, all workers together.
+        seconds: Seconds per example, all workers together: the time of a read divided by the number of reads under way.
+        cpu_seconds: Processor time per example, that of the threads included.
+    """
+
+    reads: int
+    seconds: Spread
+    cpu_seconds: float
+
+    def __post_init__(self) -> None:
+        check_at_least("reads", self.reads, 1)
+        check_at_least("cpu_seconds", self.cpu_seconds, 0)
+
+
+@dataclass(frozen=True)
 class MeasuredStages:
     """One training as it was set up, measured.
 
@@ -113,7 +136,8 @@ class MeasuredStages:
         step_cpu_seconds: Processor time of a step in the main process, of all its threads together.
         batch_size: Mean number of examples in a batch.
         workers: Number of worker processes. With 0, loading and training take turns.
-        takes_ahead: Whether an `EchoLoader` takes batches from the workers in a thread of its own, concurrently with the step.
+        takes_ahead: Whether an `EchoLoader` takes batches from the workers in a thread of its own, concurrently with the step,
+            and knows which examples come next.
         cores: Number of cores that this process and its workers may use, on this rank.
         points: Possible insertion points, earliest first.
         read_sharing: How reading slows down with more workers: with ``w`` workers, one of them takes ``(w / workers) **
@@ -125,6 +149,11 @@ class MeasuredStages:
         in_cache: The cost of an example for each form in which a cache can hold it (`CacheConfig.hold`). None: unknown.
         examples: Number of examples in the data set; None: unknown.
         free_bytes: Memory that was free before the analysis; None: unknown.
+        in_flight: Reading with more and more reads under way, from one for each worker on. Empty if threads may not read ahead.
+        read_ahead: What threads read ahead: a value of `Part`, or empty.
+        no_reads_ahead: Why threads may not read ahead; empty if they may, or if that is unknown.
+        ahead_contention: How many times as long a worker's own thread takes while threads of the worker read ahead, since the
+            threads of a process take turns in running Python.
     """
 
     read: Spread
@@ -150,6 +179,10 @@ class MeasuredStages:
     in_cache: Mapping[str, CachedExample] | None = None
     examples: int | None = None
     free_bytes: int | None = None
+    in_flight: tuple[ReadsInFlight, ...] = ()
+    read_ahead: str = ""
+    no_reads_ahead: str = ""
+    ahead_contention: float = 1.0
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
@@ -161,6 +194,35 @@ class MeasuredStages:
             raise ValueError(f"step must take time, got {self.step!r}")
         if unknown := set(self.points) - {point.value for point in POINTS}:
             raise ValueError(f"points must be insertion points, got {', '.join(sorted(map(repr, unknown)))}")
+        if self.in_flight and self.read_ahead not in _READ_AHEAD:
+            raise ValueError(f"read_ahead must be one of {', '.join(map(repr, _READ_AHEAD))}, got {self.read_ahead!r}")
+
+
+# ---------------------------------------------------------------------- reads in flight
+# Threads read ahead of the worker's own thread, which does the rest. So reading and the rest run concurrently, and the slower one
+# counts. If the order is not known ahead, only the reads of one batch are under way at once, and the rest of it comes after them.
+
+_READ_AHEAD = {part.value: part for part in Part}
+
+
+def read_seconds(stages: MeasuredStages, reads: int, figure: str = "median") -> float:
+    """Returns the seconds per example with so many reads under way, all workers together. No more is promised than measured.
+
+    Between two numbers that were measured, the time is a power of the number.
+    """
+    known = stages.in_flight
+    after = next((number for number, each in enumerate(known) if each.reads >= reads), len(known) - 1)
+    upper, lower = known[after], known[max(after - 1, 0)]
+    high, low = getattr(upper.seconds, figure), getattr(lower.seconds, figure)
+    if reads >= upper.reads or upper is lower or not (high and low):
+        return float(high)
+    power = math.log(high / low) / math.log(upper.reads / lower.reads)
+    return float(low * (reads / lower.reads) ** power)
+
+
+def _cpu_of_read(stages: MeasuredStages, reads: int) -> float:
+    """Returns the processor time of a read among so many."""
+    return min(stages.in_flight, key=lambda each: abs(math.log(each.reads / reads))).cpu_seconds
 
 
 # ---------------------------------------------------------------------- caches
@@ -224,6 +286,8 @@ def _bytes_of(stages: MeasuredStages, hold: str, fraction: float) -> float | Non
 #     host     = max(h(e), cpu(e) / cores)                   h(e): the cost model's host time per batch, read = r(x, s)
 #     T        = max(host, step / n + copy + hand-over)      the accelerator n times as fast
 #     T        = host + step / n + copy                      without workers: everything takes turns
+#     T        = max(T, B / e * (1 - x) * read_N / s)        threads read ahead, N reads under way. Of reading, h has only the
+#                                                            processor time of the threads: a worker takes turns with them
 #
 # DS-Analyzer (Mohan et al. 2021, arXiv 2007.06775, section 3.4) predicts min(F, P, G), with the preparation rate P, the ingestion
 # rate G and the fetch rate F = 1 / (x / C + (1 - x) / S): its loader fetches ahead of what it prepares. A worker of torch's
@@ -232,9 +296,9 @@ def _bytes_of(stages: MeasuredStages, hold: str, fraction: float) -> float | Non
 # * ``cpu(e)`` is the processor time of a batch, the step included. If all processors are busy, more workers change nothing.
 # * While the training runs, workers may take longer than alone (`MeasuredStages.contention`). Workers that share a storage or
 #   processors take longer the more of them there are (`read_sharing`, `prepare_sharing`). Both are in h.
-# * With echoing, T contains no hand-over if an `EchoLoader` takes batches from the workers in a thread of its own. Otherwise, an
-#   echoed batch needs no hand-over. With a cache alone, the thread must take one batch for each step. In trials, a step then took
-#   longer by about one hand-over.
+# * With echoing or reads in flight, T contains no hand-over if an `EchoLoader` takes batches from the workers in a thread of its
+#   own. Otherwise, an echoed batch needs no hand-over. With a cache alone, the thread must take one batch for each step. In
+#   trials, a step then took longer by about one hand-over.
 # * At ``after_transfer``, an echo needs no copy either.
 # * If k trainings share one reader (CoorDL's coordinated preparation: section 4.3), the reader's workers read, decode and augment
 #   once for all of them. Each training collates in a thread of its own, while its step runs. So the processors do the reader's
@@ -243,6 +307,8 @@ def _bytes_of(stages: MeasuredStages, hold: str, fraction: float) -> float | Non
 
 _WAITS = 1.1  # a training waits for its workers if its steps take this many times as long as with everything ready
 _HELPS = 0.9  # more workers help if with twice as many a step takes at most this many times as long
+_WAITS_FOR_READS = 0.8  # share of a batch's time, from which on it shows reads rather than the workers' own threads
+_MOST_AHEAD_CONTENTION = 10.0
 _LEAST_CONTENTION, _MOST_CONTENTION = 0.9, 3.0  # a value beyond has other reasons
 
 
@@ -261,6 +327,7 @@ class TrainingSetting:
         cache_size: Size of the cache that holds that share, as `CacheConfig` takes it. It has no influence on predictions, which
             use ``cached_fraction``.
         shared_by: Number of such trainings on this machine that share one reader. ``workers`` are then the reader's.
+        reads_in_flight: Number of reads that may be under way on a rank. 1: workers read one example after the other.
         storage_speedup: How many times as fast the storage is.
         step_speedup: How many times as fast the accelerator is.
 
@@ -277,6 +344,7 @@ class TrainingSetting:
     hold: str | None = None
     cache_size: str | None = None
     shared_by: int = 1
+    reads_in_flight: int = 1
 
     def __post_init__(self) -> None:
         if self.workers is not None:
@@ -306,6 +374,9 @@ class TrainingSetting:
     def _check_shared(self) -> None:
         if isinstance(self.shared_by, bool) or not isinstance(self.shared_by, int) or self.shared_by < 1:
             raise ValueError(f"shared_by must be a number of trainings, 1 or more, got {self.shared_by!r}")
+        reads = self.reads_in_flight
+        if isinstance(reads, bool) or not isinstance(reads, int) or not 1 <= reads <= MOST_IN_FLIGHT:
+            raise ValueError(f"reads_in_flight must be a number of reads from 1 to {MOST_IN_FLIGHT:,}, got {reads!r}")
         if self.shared_by == 1:
             return
         if self.hold is not None:
@@ -322,15 +393,19 @@ class TrainingSetting:
 
     @property
     def options(self) -> dict[str, Any]:
-        """The options of an `EchoConfig` for this setting; empty if the setting neither echoes nor caches."""
-        cached = {"cache": {"size": self.cache_size, "hold": self.hold}} if self.cache_size and self.hold else {}
+        """The options of an `EchoConfig` for this setting; empty if the setting neither reads ahead, nor echoes, nor caches."""
+        beside: dict[str, Any] = {}
+        if self.cache_size and self.hold:
+            beside["cache"] = {"size": self.cache_size, "hold": self.hold}
+        if self.reads_in_flight > 1:
+            beside["reads_in_flight"] = self.reads_in_flight
         if self.factor > 1:
-            return {"factor": self.factor, "insertion_point": self.insertion_point, **cached}
-        return {"factor": 1.0, **cached} if cached else {}
+            return {"factor": self.factor, "insertion_point": self.insertion_point, **beside}
+        return {"factor": 1.0, **beside} if beside else {}
 
     @property
     def line(self) -> str:
-        """The `EchoCallback` for the Trainer, as a line of Python; empty if this setting neither echoes nor caches."""
+        """The `EchoCallback` for the Trainer, as a line of Python; empty if this setting has no `options`."""
         return callback_line(self.options) if self.options else ""
 
     @property
@@ -382,6 +457,9 @@ def predict(stages: MeasuredStages, setting: TrainingSetting) -> Prediction:
             f"hold={setting.hold!r} is not possible here: a cache cannot hold the examples of this data set in this form; these "
             f"are possible: {', '.join(map(repr, possible_holds(stages))) or 'none'}"
         )
+    if setting.reads_in_flight > 1 and not stages.in_flight:
+        why = stages.no_reads_ahead or "how reads scale was not measured"
+        raise ValueError(f"reads_in_flight={setting.reads_in_flight} is not possible here: {why}")
     seconds, limit = _step_seconds(stages, setting, "median")
     now, _ = _step_seconds(stages, TrainingSetting(), "median")
     low, high = (_step_seconds(stages, setting, figure)[0] for figure in ("low", "high"))
@@ -408,6 +486,18 @@ def contention(stages: MeasuredStages, step_seconds: float) -> float:
     return times if _LEAST_CONTENTION <= times <= _MOST_CONTENTION else 1.0
 
 
+def ahead_contention(stages: MeasuredStages, reads: int, batch_seconds: float) -> float:
+    """Returns `MeasuredStages.ahead_contention`, from the seconds of a batch of the loader alone with so many reads in flight.
+
+    If the workers' own threads wait for reads, that reveals nothing about them, and the result is 1.
+    """
+    alone, setting = replace(stages, contention=1.0, ahead_contention=1.0), TrainingSetting(reads_in_flight=reads)
+    host = costs_of(alone, setting).host_seconds(1)
+    if not host or reads_per_step(alone, setting) > _WAITS_FOR_READS * batch_seconds:
+        return 1.0
+    return min(max(batch_seconds / host, 1.0), _MOST_AHEAD_CONTENTION)
+
+
 def costs_of(stages: MeasuredStages, setting: TrainingSetting, figure: str = "median") -> PipelineCosts:
     """Returns the cost model's figures of a setting, from the ``"median"``, ``"low"`` or ``"high"`` ``figure`` of each `Spread`.
 
@@ -417,7 +507,8 @@ def costs_of(stages: MeasuredStages, setting: TrainingSetting, figure: str = "me
     point = InsertionPoint(setting.insertion_point)
     copies = 1 / setting.factor if "transfer" in point.properties.reused else 1.0  # per step
     device = getattr(stages.step, figure) / setting.step_speedup + copies * getattr(stages.copy, figure)
-    if workers and setting.shared_by == 1 and not (stages.takes_ahead and setting.factor > 1):
+    is_hidden = stages.takes_ahead and (setting.factor > 1 or setting.reads_in_flight > 1)
+    if workers and setting.shared_by == 1 and not is_hidden:
         hand_overs = 1 / setting.factor if point.by_batches else 1.0  # per step
         device += hand_overs * getattr(stages.hand_over, figure)
     return _costs_at(setting.insertion_point, _worker_seconds(stages, setting, figure), device, workers)
@@ -435,13 +526,15 @@ class _WorkerSeconds(NamedTuple):
 
 def _step_seconds(stages: MeasuredStages, setting: TrainingSetting, figure: str) -> tuple[float, str]:
     """Returns the time per step, and its limit, see `Prediction`."""
-    costs = costs_of(stages, setting, figure)
-    seconds = _seconds_with_cores(stages, setting, figure)
+    costs, by_reads = costs_of(stages, setting, figure), reads_per_step(stages, setting, figure)
+    seconds = max(_seconds_with_cores(stages, setting, figure), by_reads)
     by_cores = _cores_seconds(stages, setting, figure)
     if by_cores > seconds:
         return by_cores, "cores"
     if seconds == costs.device_seconds:
         return seconds, "step"
+    if seconds == by_reads:
+        return seconds, "storage"
     with_twice = _seconds_with_cores(stages, replace(setting, workers=2 * max(costs.workers, 1)), figure)
     if with_twice < _HELPS * seconds:
         return seconds, "workers"
@@ -457,6 +550,14 @@ def _seconds_with_cores(stages: MeasuredStages, setting: TrainingSetting, figure
     return max(upstream / max(costs.workers, 1), own, costs.device_seconds)
 
 
+def reads_per_step(stages: MeasuredStages, setting: TrainingSetting, figure: str = "median") -> float:
+    """Returns the time per step in which threads read what it needs; 0 if they do not read ahead of the rest."""
+    if setting.reads_in_flight == 1 or not stages.takes_ahead:
+        return 0.0
+    read = stages.batch_size / setting.factor * (1 - setting.cached_fraction)
+    return read * read_seconds(stages, setting.reads_in_flight, figure) / setting.storage_speedup
+
+
 def _shared_seconds(setting: TrainingSetting, seconds: _WorkerSeconds) -> tuple[float, float]:
     """Returns two times per step: of the reader's work for all trainings, and of a training's own work without its step."""
     collations = 1 / setting.factor if InsertionPoint(setting.insertion_point).by_batches else 1.0  # per step
@@ -465,11 +566,15 @@ def _shared_seconds(setting: TrainingSetting, seconds: _WorkerSeconds) -> tuple[
 
 def _cores_seconds(stages: MeasuredStages, setting: TrainingSetting, figure: str) -> float:
     """Returns the time per step if all processors are always busy. Time in which a process waits does not count."""
-    alone = replace(stages, contention=1.0, read_sharing=0.0, prepare_sharing=0.0)
+    alone = replace(stages, contention=1.0, ahead_contention=1.0, read_sharing=0.0, prepare_sharing=0.0)
     seconds, share = _worker_seconds(alone, setting, figure), stages.prepare_cpu_share
+    read = seconds.read * stages.read_cpu_share
+    if setting.reads_in_flight > 1:
+        in_storage = stages.batch_size * (1 - setting.cached_fraction)
+        read = in_storage * _cpu_of_read(stages, setting.reads_in_flight)
     busy = _WorkerSeconds(
         seconds.hit,
-        seconds.read * stages.read_cpu_share,
+        read,
         seconds.decode * share,
         seconds.augment * share,
         seconds.collate * share,
@@ -486,12 +591,18 @@ def _worker_seconds(stages: MeasuredStages, setting: TrainingSetting, figure: st
     workers = stages.workers if setting.workers is None else setting.workers
     times_workers = max(workers, 1) / max(stages.workers, 1)
     slower = stages.contention * times_workers**stages.prepare_sharing
+    slower *= stages.ahead_contention if setting.reads_in_flight > 1 else 1.0
     from_storage = getattr(stages.read, figure) / setting.storage_speedup * times_workers**stages.read_sharing
     in_cache = cached if setting.hold is not None else 0.0
     in_memory = cached - in_cache
     held = None if setting.hold is None else cached_example(stages, setting.hold)
     read = in_memory * getattr(stages.read_cached, figure) + (1 - cached) * from_storage
     decoded = 1 - in_cache if setting.hold is not None and "decode" in HOLDS[setting.hold].properties.reused else 1.0
+    if setting.reads_in_flight > 1:
+        read = in_memory * getattr(stages.read_cached, figure) + (1 - cached) * _own_read(stages, setting, figure, workers)
+        read *= stages.ahead_contention
+        if stages.read_ahead == Part.whole.value:  # threads decode what is not in a cache
+            decoded = decoded - (1 - in_cache)
     return _WorkerSeconds(
         hit=size * in_cache * getattr(held.hit, figure) * slower if held is not None else 0.0,
         read=size * read * (1 + (stages.contention - 1) * stages.read_cpu_share),
@@ -499,6 +610,17 @@ def _worker_seconds(stages: MeasuredStages, setting: TrainingSetting, figure: st
         augment=size * getattr(stages.augment, figure) * slower,
         collate=getattr(stages.collate, figure) * slower,
     )
+
+
+def _own_read(stages: MeasuredStages, setting: TrainingSetting, figure: str, workers: int) -> float:
+    """Returns the time of a worker's own thread for reading an example that threads read ahead."""
+    own = _cpu_of_read(stages, setting.reads_in_flight)  # threads of a process take turns with its own thread
+    if stages.read_ahead == Part.files.value:
+        own += getattr(stages.read_cached, figure)
+    if not stages.takes_ahead:
+        reads = min(setting.reads_in_flight, max(1, int(stages.batch_size)) * max(workers, 1))
+        own += read_seconds(stages, reads, figure) * max(workers, 1) / setting.storage_speedup
+    return own
 
 
 def _costs_at(point: str, seconds: _WorkerSeconds, device: float, workers: int) -> PipelineCosts:

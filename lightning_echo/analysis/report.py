@@ -135,6 +135,7 @@ def questions(analysis: StallAnalysis) -> list[tuple[str, TrainingSetting]]:
 
     * The questions about workers and sharing are left out if the data set fails in workers.
     * The questions about storages are left out if reading could not be measured.
+    * The questions about reads in flight are about the numbers that were measured.
     * For each form in which a cache can hold examples, there is a question about the largest share that memory holds, and one
       about the whole data set. If the data set cannot be cut, these are about a share in the page cache.
     """
@@ -147,6 +148,7 @@ def questions(analysis: StallAnalysis) -> list[tuple[str, TrainingSetting]]:
         if not possible_holds(stages):
             asked += [TrainingSetting(cached_fraction=share) for share in (_UNKNOWN_SHARE, 1.0)]
         asked.append(TrainingSetting(storage_speedup=2.0))
+    asked += [TrainingSetting(reads_in_flight=each.reads) for each in stages.in_flight[1:]]
     for hold in possible_holds(stages):
         fitting = fitting_fraction(stages, hold)
         shares = dict.fromkeys((_UNKNOWN_SHARE if fitting is None else fitting, 1.0))
@@ -167,6 +169,8 @@ def in_words(setting: TrainingSetting) -> str:
     'num_workers=4, 50% of the data set in memory'
     >>> in_words(TrainingSetting(cached_fraction=0.5, hold="raw"))
     '50% of the data set in a cache of raw items'
+    >>> in_words(TrainingSetting(reads_in_flight=16))
+    '16 reads in flight'
     >>> in_words(TrainingSetting(shared_by=4))
     '4 such trainings that share the reading'
     """
@@ -178,6 +182,8 @@ def in_words(setting: TrainingSetting) -> str:
         words.append(f"{percent(setting.cached_fraction)} of the data set in {where}")
     if setting.shared_by > 1:
         words.append(f"{setting.shared_by} such trainings that share the reading")
+    if setting.reads_in_flight > 1:
+        words.append(f"{setting.reads_in_flight} reads in flight")
     if setting.storage_speedup != 1:
         words.append(f"storage {three_digits(setting.storage_speedup)}x as fast")
     if setting.step_speedup != 1:
@@ -214,7 +220,7 @@ def figures_of(analysis: StallAnalysis) -> list[str]:
 
 
 def tables(analysis: StallAnalysis) -> list[Table]:
-    every = (_steps, _stalls, _rates, _costliest, _ranks, _what_if, _caches, _remedies, _tried)
+    every = (_steps, _stalls, _rates, _costliest, _in_flight, _ranks, _what_if, _caches, _remedies, _tried)
     return [table for table in (make(analysis) for make in every) if table.rows]
 
 
@@ -277,6 +283,22 @@ def _rates(analysis: StallAnalysis) -> Table:
 def _costliest(analysis: StallAnalysis) -> Table:
     rows = tuple((name, milliseconds(seconds)) for name, seconds in analysis.costliest)
     return Table("What takes a worker longest", ("", "ms per example"), rows)
+
+
+def _in_flight(analysis: StallAnalysis) -> Table:
+    known = analysis.stages.in_flight
+    rows = tuple(
+        (
+            str(each.reads),
+            milliseconds(each.seconds.median),
+            _range(each.seconds.low, each.seconds.high),
+            f"{known[0].seconds.median / each.seconds.median:.3g}x" if each.seconds.median else "",
+            milliseconds(each.cpu_seconds),
+        )
+        for each in known
+    )
+    what = f"Threads run: {analysis.stages.read_ahead}. The times are those of all workers together."
+    return Table("Reads in flight", ("", "ms per example", "low to high", "as fast", "processor ms"), rows, (what,))
 
 
 def _ranks(analysis: StallAnalysis) -> Table:

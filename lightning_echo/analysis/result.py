@@ -23,9 +23,11 @@ from lightning_echo.analysis.predict import (
     fitting_fraction,
     possible_holds,
     predict,
+    read_seconds,
+    reads_per_step,
     size_for,
 )
-from lightning_echo.measure.control import busy, fewer_fresh, no_workers, percent
+from lightning_echo.measure.control import busy, fewer_fresh, no_workers, number_of, percent, three_digits
 from lightning_echo.measure.target_idle import AIM, LARGE_FACTOR, TARGET, round_up
 from lightning_echo.schema import FieldError, record
 
@@ -33,8 +35,11 @@ from lightning_echo.schema import FieldError, record
 # The remedies against a starved accelerator, in their order. A remedy that helps is added to those before it.
 #
 #     more workers         as many as help, no more than there are cores
+#     reads in flight      the fewest that are enough, with a margin; else the fewest that are about as good as the best number
 #     a cache              the smallest share of the data set that is enough, with a margin; else as much as memory holds
 #     echoing              for the rest: at the earliest point whose factor is not large, by the smallest factor
+#
+# Reads in flight cost neither memory nor fresh examples. They help if a read waits rather than works, as far as was measured.
 #
 # Fresh examples are worth more than echoed ones (Choi et al. 2019, arXiv 1907.05550, section 3), and a cache does not change the
 # examples that the model learns from. So a cache comes before echoing. If the source takes R times as long as the step, a cache
@@ -42,11 +47,12 @@ from lightning_echo.schema import FieldError, record
 
 _HELPS = 1.05  # a remedy helps if steps take this many times as long without it
 _LARGEST_FACTOR = 64.0  # larger factors are not tried
+_READS = (2, 4, 8, 16, 32, 64)  # that are advised
 
 
 @dataclass(frozen=True)
 class Remedy:
-    """A remedy (``"workers"``, ``"cache"`` or ``"echo"``); ``setting`` and ``is_enough`` include the ones before it."""
+    """A remedy: ``"workers"``, ``"reads"``, ``"cache"``, ``"echo"``; its setting and ``is_enough`` include the ones before it."""
 
     name: str
     setting: TrainingSetting
@@ -61,7 +67,8 @@ def feeds(stages: MeasuredStages, setting: TrainingSetting, target: float) -> bo
 def _feeds_with_margin(stages: MeasuredStages, setting: TrainingSetting, target: float) -> bool:
     """Whether the setting would feed the accelerator even if the host were slower, by the margin of an echo factor."""
     costs = costs_of(stages, setting)
-    return costs.slower(AIM).step_seconds(setting.factor) * (1 - target) <= costs.device_seconds
+    seconds = max(costs.slower(AIM).step_seconds(setting.factor), AIM * reads_per_step(stages, setting))
+    return seconds * (1 - target) <= costs.device_seconds
 
 
 def remedies(stages: MeasuredStages, target: float) -> list[Remedy]:
@@ -75,7 +82,7 @@ def remedies(stages: MeasuredStages, target: float) -> list[Remedy]:
             found.append(Remedy(name, setting, feeds(stages, setting, target)))
         return bool(found) and found[-1].is_enough
 
-    if add("workers", _by_workers(stages, target)):
+    if add("workers", _by_workers(stages, target)) or add("reads", _by_reads(stages, setting, target)):
         return found
     base = setting
     cached = _by_cache(stages, base, target)
@@ -107,6 +114,22 @@ def _by_workers(stages: MeasuredStages, target: float) -> TrainingSetting | None
     if now <= _HELPS * best:
         return None
     return TrainingSetting(next(workers for workers in seconds if seconds[workers] <= _HELPS * best))
+
+
+def _by_reads(stages: MeasuredStages, base: TrainingSetting, target: float) -> TrainingSetting | None:
+    """Returns the fewest reads in flight that are enough, else the fewest about as good as the best number; None: none help."""
+    if not stages.in_flight:
+        return None
+    fewest, most = stages.workers if base.workers is None else base.workers, stages.in_flight[-1].reads
+    settings = [replace(base, reads_in_flight=reads) for reads in _READS if fewest <= reads <= most]
+    for feed in (_feeds_with_margin, feeds):
+        if enough := [setting for setting in settings if feed(stages, setting, target)]:
+            return enough[0]
+    seconds = {setting: predict(stages, setting).step_seconds for setting in settings}
+    best = min(seconds.values(), default=math.inf)
+    if predict(stages, base).step_seconds <= _HELPS * best:
+        return None
+    return next(setting for setting in settings if seconds[setting] <= _HELPS * best)
 
 
 def _by_cache(stages: MeasuredStages, base: TrainingSetting, target: float) -> TrainingSetting | None:
@@ -180,6 +203,7 @@ def _cache(stages: MeasuredStages, base: TrainingSetting, hold: str, share: floa
 
 # ---------------------------------------------------------------------- verdict
 
+_LEAST_WAIT_SECONDS, _MOSTLY = 0.0005, 0.5  # reading waits if a read waits so long, and that is so much of a loader's time
 _EXPLAINED = 1.15  # a step is explained if it takes at most this many times as long as predicted
 _UNCUT = (
     "The data set cannot be cut before its augmentation, so that a cache can hold its examples only whole (hold='whole'), if it "
@@ -192,6 +216,7 @@ class VerdictKind(Enum):
 
     not_starved = "not_starved"  # do nothing
     more_workers = "more_workers"  # more workers are enough
+    reads_in_flight = "reads_in_flight"  # threads that read ahead are enough
     cache = "cache"  # a part of the data set in memory is enough
     cache_and_echo = "cache_and_echo"  # memory does not hold enough; the echo factor is for the rest
     transform = "transform"  # one transform alone starves the accelerator
@@ -230,9 +255,12 @@ def judge(stages: MeasuredStages, step_seconds: float, transforms: Mapping[str, 
         return Verdict(VerdictKind.not_enough, message, TrainingSetting())
     found = tuple(remedies(stages, target))
     if found and found[-1].is_enough:
-        return replace(_by_remedy(stages, found[-1], transforms, idle), remedies=found)
-    message = f"Nothing that was tried is enough: {busy(idle, only=True)}. What helps is a faster source."
-    return Verdict(VerdictKind.not_enough, message, TrainingSetting(), found)
+        verdict = _by_remedy(stages, found[-1], transforms, idle)
+    else:
+        message = f"Nothing that was tried is enough: {busy(idle, only=True)}. What helps is a faster source."
+        verdict = Verdict(VerdictKind.not_enough, message, TrainingSetting())
+    about = "" if verdict.kind is VerdictKind.more_workers else _about_reads(stages, verdict.setting)
+    return replace(verdict, message=f"{verdict.message}{about}", remedies=found)
 
 
 def _by_remedy(stages: MeasuredStages, last: Remedy, transforms: Mapping[str, float], idle: float) -> Verdict:
@@ -243,7 +271,8 @@ def _by_remedy(stages: MeasuredStages, last: Remedy, transforms: Mapping[str, fl
     how = _how(stages, setting)
     begun = how[0].upper() + how[1:]
     if last.name != "echo":
-        kind = VerdictKind.cache if last.name == "cache" else VerdictKind.more_workers
+        kinds = {"cache": VerdictKind.cache, "reads": VerdictKind.reads_in_flight}
+        kind = kinds.get(last.name, VerdictKind.more_workers)
         return Verdict(kind, f"{begun}: {gain}.{_about_cache(setting)}", setting)
     price = fewer_fresh(setting.factor)
     if setting.factor > LARGE_FACTOR:
@@ -277,6 +306,8 @@ def _how(stages: MeasuredStages, setting: TrainingSetting) -> str:
     parts = []
     if setting.workers not in (None, stages.workers):
         parts.append(f"set num_workers to {setting.workers}")
+    if setting.reads_in_flight > 1:
+        parts.append(f"set reads_in_flight to {setting.reads_in_flight}")
     if setting.cached_fraction:
         where = "memory" if setting.hold is None else f"a cache with hold='{setting.hold}'"
         size = f" and size='{setting.cache_size}'" if setting.cache_size else ""
@@ -285,6 +316,34 @@ def _how(stages: MeasuredStages, setting: TrainingSetting) -> str:
         left = " for what is left" if setting.cached_fraction else ""
         parts.append(f"echo{left} at insertion_point='{setting.insertion_point}' with factor {setting.factor:.3g}")
     return ", ".join(parts[:-1]) + (" and " if len(parts) > 1 else "") + parts[-1]
+
+
+def _about_reads(stages: MeasuredStages, setting: TrainingSetting) -> str:
+    """Returns a sentence on reading ahead if reads mostly wait: what it brings, or why it is not advised."""
+    if (reads := setting.reads_in_flight) > 1:
+        first, last = stages.in_flight[0], stages.in_flight[-1]
+        if first.seconds.median < last.seconds.median * math.sqrt(last.reads / first.reads):
+            return " Threads then read while the workers do the rest. More hardly help: the storage's bandwidth is the limit."
+        if reads == first.reads:
+            return " Threads then read while the workers do the rest."
+        seconds = read_seconds(stages, reads)
+        return (
+            f" Reading is latency, not bandwidth: an example takes {_ms(first.seconds.median)} ms with "
+            f"{number_of(first.reads, 'read', 'reads')} under way, and {_ms(seconds)} ms with {reads}."
+        )
+    waits = stages.read.median * (1 - stages.read_cpu_share)
+    batch = stages.batch_size * (stages.read.median + stages.decode.median + stages.augment.median) + stages.collate.median
+    if waits < _LEAST_WAIT_SECONDS or stages.batch_size * waits < _MOSTLY * batch:
+        return ""
+    if stages.in_flight:
+        return " Reads in flight bring too little: the storage's bandwidth is the limit, not its latency."
+    if not stages.no_reads_ahead:
+        return ""
+    return f" Reads mostly wait, and reads_in_flight could overlap them, but threads may not read ahead: {stages.no_reads_ahead}."
+
+
+def _ms(seconds: float) -> str:
+    return three_digits(1e3 * seconds)
 
 
 def _about_cache(setting: TrainingSetting) -> str:

@@ -314,16 +314,21 @@ def fit(model: pl.LightningModule, data: Any, steps: int, callback: pl.Callback,
     package = package_of(model)
     options["logger"] = package.get("loggers.logger.DummyLogger")() if trainer_kwargs.get("logger", True) else False
     named = {"datamodule": data} if isinstance(data, classes("LightningDataModule")) else {"train_dataloaders": data}
-    # Lightning's messages are about fits that are only measurements.
-    loggers = [logging.getLogger(name) for name in (package.name, package.fabric, "lightning_echo")]
+    with quiet(package.name, package.fabric), warnings.catch_warnings():
+        for name in (package.name, package.fabric):
+            warnings.filterwarnings("ignore", module=rf"{re.escape(name)}\b")
+        package.get("Trainer")(**options).fit(model, **named)
+
+
+@contextmanager
+def quiet(*names: str) -> Iterator[None]:
+    """Silences this package's log and those of ``names`` until the ``with`` block ends: they are about what is only measured."""
+    loggers = [logging.getLogger(name) for name in (*names, "lightning_echo")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings():
-            for name in (package.name, package.fabric):
-                warnings.filterwarnings("ignore", module=rf"{re.escape(name)}\b")
-            package.get("Trainer")(**options).fit(model, **named)
+        yield
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)

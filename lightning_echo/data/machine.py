@@ -1,4 +1,6 @@
-"""How much memory is free for this process, and how many cores it may use: on the machine, and in its container."""
+"""How much memory is free for this process, how many cores it may use, and how busy a process is: on the machine, and in its
+container.
+"""
 
 from __future__ import annotations
 
@@ -118,3 +120,21 @@ def _text(file: Path) -> str:
         return file.read_text().strip()
     except OSError:
         return ""
+
+
+# ---------------------------------------------------------------------- busy
+# A process that neither computes nor waits for a processor waits for something else, such as a read. Linux counts both. The time
+# without a processor is known for the first thread only, which is the one that loads.
+
+_NANOSECONDS = 1_000_000_000
+
+
+def busy_seconds(process_id: int, proc: Path = _PROC) -> float | None:
+    """Returns the seconds in which a process has computed, or was ready to. None if the system does not tell, or it has ended."""
+    try:
+        on_processor, ready = (int(text) for text in (proc / str(process_id) / "schedstat").read_text().split()[:2])
+        after_name = (proc / str(process_id) / "stat").read_text().rpartition(")")[2].split()
+        of_all_threads = (int(after_name[11]) + int(after_name[12])) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError):
+        return None
+    return max((on_processor + ready) / _NANOSECONDS, of_all_threads)

@@ -8,11 +8,12 @@ import pickle
 import sys
 import time
 from argparse import ArgumentError
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import cloudpickle
@@ -24,7 +25,8 @@ from omegaconf.errors import OmegaConfBaseException
 from torch.utils.data import DataLoader
 from yaml import YAMLError
 
-from lightning_echo.cache.holding import AUTO, Hold, holds_of
+from lightning_echo.cache.holding import AUTO as ANY_HOLD
+from lightning_echo.cache.holding import Hold, holds_of
 from lightning_echo.data.copies import bytes_in_words, nbytes
 from lightning_echo.data.elsewhere import NotRead, read_elsewhere
 from lightning_echo.datamodule import EchoDataModule
@@ -34,9 +36,12 @@ from lightning_echo.loader.loader import EchoLoader
 from lightning_echo.loader.setting import Setting
 from lightning_echo.pipeline.choice import choose
 from lightning_echo.pipeline.kinds import Choice, Indexed, Kind, Stream, kind_of
+from lightning_echo.pipeline.reads import BusyTime
 from lightning_echo.plan.plan import Reuse
 from lightning_echo.split.describe import SplitRefused
-from lightning_echo.split.prove import read_plainly
+from lightning_echo.split.prove import Split, has_length, read_plainly, seeded, seeded_copy
+from lightning_echo.split.reading import AUTO, ReadPart, find_part
+from lightning_echo.split.staged import batched, read_batch, sample_places
 from lightning_echo.training.loaders import leaves_of
 from lightning_echo.training.package import classes
 
@@ -202,10 +207,19 @@ def _built(section: dict[str, Any], path: str, known: Any) -> pl.LightningDataMo
 # The insertion points come first: for them, examples are read in other processes (data/elsewhere.py). Then the user's loader
 # itself is iterated for one batch, as a training would do it. Its data set may keep traces of that, such as an open file.
 
+_TIMING_SECONDS = 1.0
 _FACTOR = 2.0  # any factor above 1: the default buffer hardly depends on it
 _NO_BATCH = object()
 _WAY_OUT = ". Use "
 _IMPOSSIBLE = " is impossible here: "
+
+
+@dataclass(frozen=True)
+class ReadTime:
+    """The seconds that an example takes, and those of them in which its process waits: medians of a few examples."""
+
+    seconds: float
+    waits: float
 
 
 @dataclass(frozen=True)
@@ -223,7 +237,8 @@ class Looked:
 
     ``buffer_size`` is the default at that point, in items. ``possible`` has the choice for each point that is possible, and
     ``refused`` the reasons of the others. ``holds`` are the forms that a cache can hold; if it can hold nothing, ``no_cache`` has
-    the reason.
+    the reason. ``reading`` is what threads may read ahead, or why nothing; ``read_time`` is None if it is not known how long an
+    example takes.
     """
 
     kind: Kind
@@ -233,6 +248,8 @@ class Looked:
     refused: dict[InsertionPoint, str]
     holds: tuple[Hold, ...] = ()
     no_cache: str = ""
+    reading: ReadPart | str = ""
+    read_time: ReadTime | None = None
     unreadable: UserCodeError | None = None
 
     @property
@@ -264,16 +281,32 @@ def look(loader: Any) -> Looked:
     if not isinstance(kind, Indexed):  # then no example is read
         return Looked(kind, **_look_there(None, loader))
     index = kind.readable_index
-    read = None if index is None else read_elsewhere(loader, _read_one, index)
+    read: Any = None if index is None else read_elsewhere(loader, _time_reads, index, kind.readable_indices)
     seen = read if isinstance(read, NotRead) else read_elsewhere(loader, _look_there, loader)
     if isinstance(seen, NotRead):
         failed = UserCodeError(f"reading an example of {type(loader.dataset).__name__}", seen.error or RuntimeError(seen.reason))
         return Looked(kind, None, 0, {}, {}, no_cache="an example cannot be read", unreadable=failed)
-    return Looked(kind, **seen)
+    return Looked(kind, **seen, read_time=read)
 
 
-def _read_one(dataset: Any, index: Any) -> None:
+def _time_reads(dataset: Any, index: Any, indices: Sequence[Any] | None) -> ReadTime | None:
+    """Reads an example, which may open files, and then times others; None if there are no others."""
     read_plainly(dataset, [index])
+    if indices is None:
+        indices = range(len(dataset)) if has_length(dataset) else []
+    others = [indices[place] for place in sample_places(len(indices))[1:]]
+    spent, waited, began = list[float](), list[float](), time.perf_counter()
+    with seeded(), closing(BusyTime()) as busy:
+        copied = seeded_copy(dataset)
+        read_batch(copied, [index])  # a copy may open files anew
+        for other in others if batched(dataset) is None else []:
+            before, busy_before = time.perf_counter(), busy.seconds()
+            read_batch(copied, [other])
+            spent.append(time.perf_counter() - before)
+            waited.append(max(spent[-1] - (busy.seconds() - busy_before), 0.0))
+            if time.perf_counter() - began > _TIMING_SECONDS:
+                break
+    return ReadTime(median(spent), median(waited)) if spent else None
 
 
 def _look_there(dataset: Any, loader: Any) -> dict[str, Any]:
@@ -282,6 +315,9 @@ def _look_there(dataset: Any, loader: Any) -> dict[str, Any]:
     setting = Setting(loader, InsertionPoint.auto, None, _FACTOR, (1, 0), reuse=Reuse.memory)
     holds, no_cache = _holds_of(kind, setting.choice)
     possible, refused = _points_of(kind)
+    reading: ReadPart | str = kind.why_later or "the loader does not say what it reads next"
+    if isinstance(kind, Indexed):
+        reading = _part_read_ahead(dataset, kind, [hold.split for hold in holds] or [setting.choice.split])
     return {
         "choice": setting.choice,
         "buffer_size": setting.buffer_size,
@@ -289,7 +325,15 @@ def _look_there(dataset: Any, loader: Any) -> dict[str, Any]:
         "refused": refused,
         "holds": holds,
         "no_cache": no_cache,
+        "reading": reading,
     }
+
+
+def _part_read_ahead(dataset: Any, kind: Indexed, cuts: Sequence[Split | None]) -> ReadPart | str:
+    try:
+        return find_part(dataset, kind.readable_indices, cuts, AUTO, kind.num_workers)
+    except Exception as error:  # an error of the data set
+        return f"reading an example raised {type(error).__name__}: {error}"
 
 
 def first_batch(loader: Iterable[Any], clock: Callable[[], float] = time.perf_counter) -> FirstBatch:
@@ -322,7 +366,7 @@ def _holds_of(kind: Kind, choice: Choice) -> tuple[tuple[Hold, ...], str]:
     if not isinstance(kind, Indexed):
         return (), "its examples have no index by which they could be found again"
     try:
-        return tuple(holds_of(kind.loader.dataset, kind.readable_indices, choice.split, AUTO)), ""
+        return tuple(holds_of(kind.loader.dataset, kind.readable_indices, choice.split, ANY_HOLD)), ""
     except ValueError as error:
         message, impossible, reason = str(error).partition(_IMPOSSIBLE)
         return (), reason if impossible else message
@@ -355,7 +399,7 @@ def check_loader(looked: Looked, cores: int) -> list[Finding]:
         point.value: point in looked.possible for point in InsertionPoint if point is not InsertionPoint.auto
     }
     points = ok("insertion_points", f"Insertion points: {possible}. auto takes {chosen}.", **figures, auto=chosen)
-    return [*found, _split(looked), points]
+    return [*found, _split(looked), points, _reads_ahead(looked)]
 
 
 def check_first_batch(first: FirstBatch | UserCodeError, batch_size: int | None = None) -> Finding:
@@ -453,6 +497,34 @@ def _split(looked: Looked) -> Finding:
     sentence = f"The data set cannot be split before its augmentation: {looked.refused[early].rstrip('.')}."
     hint = _STAGED if isinstance(looked.kind, Indexed) else _ON_DEVICE
     return warning("split", sentence, f"If it augments, echoes would repeat that augmentation. {hint}", **figures)
+
+
+_WAITS_SECONDS = 0.0005  # a read that waits longer is worth a thread (as in ``pipeline/reads.py``)
+_OVERLAP = "Do what it says. Then many reads wait at the same time, where one now waits for the one before."
+
+
+def _reads_ahead(looked: Looked) -> Finding:
+    """Returns the finding whether threads can read ahead. It is a warning if reads wait and the user can let threads read."""
+    took, part = looked.read_time, looked.reading
+    waits = took is not None and took.waits > _WAITS_SECONDS
+    figures: dict[str, Any] = {
+        "possible": isinstance(part, ReadPart),
+        "read_seconds": None if took is None else took.seconds,
+        "waiting_seconds": None if took is None else took.waits,
+    }
+    time_of_one = ""
+    if took is not None and waits:
+        time_of_one = f" An example took {1e3 * took.seconds:.3g} ms, {1e3 * took.waits:.3g} of them waiting."
+    if isinstance(part, ReadPart):
+        sentence = f"Threads can read ahead (reads_in_flight): what they run is {part.part.value}.{time_of_one}"
+        return ok("reads_in_flight", sentence, **figures)
+    sentence = f"Threads may not read ahead (reads_in_flight): {part.rstrip('.')}.{time_of_one}"
+    could_be = isinstance(looked.kind, Indexed) and batched(looked.dataset) is None
+    return (
+        warning("reads_in_flight", sentence, _OVERLAP, **figures)
+        if waits and could_be
+        else ok("reads_in_flight", sentence, **figures)
+    )
 
 
 # ---------------------------------------------------------------------- memory checks

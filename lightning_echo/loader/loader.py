@@ -343,6 +343,11 @@ class EchoLoader(PlainAttributes):
         return replace(self._run.delivery.seconds)
 
     @property
+    def reads_ahead(self) -> bool:
+        """Whether threads may read examples ahead of time (``reads_in_flight``): the data set has a part that they may read."""
+        return self._setting.choice.reading is not None
+
+    @property
     def batches_used(self) -> Callable[[], BatchesUsed | None] | None:
         """A function that returns the number of batches used in the run and in the epoch, if the consumer fetches one ahead.
 

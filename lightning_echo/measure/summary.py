@@ -56,6 +56,9 @@ class EpochReport:
             partitioned.
         exchange_fraction: Share of the epoch's time in which a node sent and received examples, for the node with the largest
             share; None if the cache is not partitioned.
+        reads_in_flight: Reads that were under way on a rank, on average; mean over the ranks. None if no threads read ahead.
+        worker_wait_fraction: Share of the time in which the workers neither computed nor waited for a processor, 0 to 1. None if
+            unknown, or if threads read ahead.
         cache_hold: The form in which the cache holds an example; empty without a cache.
         cache_is_full: Whether nothing more is added to the cache.
         shared_trainings: Trainings that share the reading, this one included. This and the next three are None without sharing.
@@ -95,6 +98,8 @@ class EpochReport:
     cache_bytes: int | None = None
     cache_received_fraction: float | None = None
     exchange_fraction: float | None = None
+    reads_in_flight: float | None = None
+    worker_wait_fraction: float | None = None
     cache_hold: str = ""
     cache_is_full: bool = False
     shared_trainings: int | None = None
@@ -117,7 +122,7 @@ class EpochReport:
 
 
 _NOT_LOGGED = {"epoch", "steps", "slowest_node", "cache_hold", "cache_is_full", "saved_cpu_seconds", "slowest_training"}
-_NOT_LOGGED |= {"speedup", "next_factor", "reason", "message"}
+_NOT_LOGGED |= {"worker_wait_fraction", "speedup", "next_factor", "reason", "message"}
 LOGGED = tuple(field.name for field in fields(EpochReport) if field.name not in _NOT_LOGGED)
 
 
@@ -187,6 +192,7 @@ _BUSY_EXCHANGE = 0.5  # share of an epoch: a saturated exchange takes this much,
 _IDLE = 0.1
 # Fresh examples teach more than echoed ones. `StallAnalyzer` finds out how many cores and how much memory are free.
 _FIRST = "; more workers (if there are cores), then a cache (as far as memory reaches) come before echoing"
+_READS, _MOSTLY = 64, 0.5  # reads in flight that are advised, if workers wait for this share of their time
 
 
 # ---------------------------------------------------------------------- the verdict
@@ -201,12 +207,25 @@ class RunVerdict:
     next_line: str = ""  # to paste; empty if nothing needs a change, or if too little was measured
 
 
+@dataclass(frozen=True)
+class Waiting:
+    """The share of their time in which workers wait, and whether the data set may have something that threads can read ahead."""
+
+    fraction: float
+    may_read_ahead: bool
+
+
 def advise(
-    observation: Observation, recommended: Decision, cores: int = 1, chosen: Mapping[str, Any] | None = None
+    observation: Observation,
+    recommended: Decision,
+    cores: int = 1,
+    chosen: Mapping[str, Any] | None = None,
+    waiting: Waiting | None = None,
 ) -> RunVerdict:
     """Returns the verdict on a training, of which the last epoch, joined with those before it if it is short, was observed.
 
-    The advice never asks for more workers than ``cores``. The line to paste repeats the user's options, ``chosen``.
+    The advice never asks for more workers than ``cores``. The line to paste repeats the user's options, ``chosen``. If the
+    workers mostly wait (``waiting``; None: unknown), the advice is to read ahead.
 
     Example:
         >>> seen = Observation(epoch=0, factor=1.0, steps=50, idle_fraction=0.5, step_seconds=0.02)
@@ -216,9 +235,15 @@ def advise(
         >>> verdict.next_line
         'EchoCallback(factor=2)'
     """
-    workers = _workers_wanted(observation, recommended, cores)
-    message = _message(observation, recommended, workers)
-    return RunVerdict(message, _why(observation), _next_line(observation, recommended, workers, chosen or {}))
+    workers, chosen = _workers_wanted(observation, recommended, cores), chosen or {}
+    is_starved = recommended.factor > observation.factor == 1 and recommended.reason.is_measured
+    if waiting is None or waiting.fraction < _MOSTLY or workers or not is_starved:
+        waiting = None
+    elif waiting.may_read_ahead:
+        line = callback_line({**chosen, "factor": 1.0, "reads_in_flight": _READS})
+        return RunVerdict(_advise_reads(observation, waiting), _why(observation), line)
+    message = _message(observation, recommended, workers, waiting)
+    return RunVerdict(message, _why(observation), _next_line(observation, recommended, workers, chosen))
 
 
 def _why(observation: Observation) -> tuple[str, ...]:
@@ -257,7 +282,15 @@ def _workers_wanted(observation: Observation, recommended: Decision, cores: int)
     return max(1, min(math.ceil(costs.host_seconds(1) / costs.device_seconds), cores))
 
 
-def _message(observation: Observation, recommended: Decision, workers: int) -> str:
+def _advise_reads(observation: Observation, waiting: Waiting) -> str:
+    return (
+        f"Set reads_in_flight to {_READS}, if threads may read the data set: "
+        f"{busy(observation.idle_fraction or 0.0, only=True, last=observation.steps)}, and the workers wait "
+        f"{percent(waiting.fraction)} of theirs, rather than compute; more workers, a cache and echoing are for what is left."
+    )
+
+
+def _message(observation: Observation, recommended: Decision, workers: int, waiting: Waiting | None) -> str:
     """Returns the advice in one sentence, with the number of steps: it stands next to figures of other steps."""
     idle, factor, steps, reason = observation.idle_fraction, observation.factor, observation.steps, recommended.reason
     if idle is None:
@@ -272,7 +305,7 @@ def _message(observation: Observation, recommended: Decision, workers: int) -> s
     if recommended.factor < factor:
         return _advise_lower(recommended, finding)
     if recommended.factor > factor:
-        return _advise_larger(observation, recommended, finding)
+        return _advise_larger(observation, recommended, finding, waiting)
     return (
         f"Do not echo: {finding}." if factor == 1 and reason is not Reason.at_maximum else f"Keep factor {factor:g}: {finding}."
     )
@@ -290,12 +323,14 @@ def _advise_lower(recommended: Decision, finding: str) -> str:
     return f"{lower}: that is enough to feed the accelerator, and fresh examples are worth more than echoed ones."
 
 
-def _advise_larger(observation: Observation, recommended: Decision, finding: str) -> str:
+def _advise_larger(observation: Observation, recommended: Decision, finding: str, waiting: Waiting | None) -> str:
     larger = f"{'Echo with factor' if observation.factor == 1 else 'Raise the factor to'} {recommended.factor:g}"
     if recommended.reason is Reason.at_minimum:
         return f"{larger}, since min_factor allows no smaller one: {finding}."
     only = busy(observation.idle_fraction or 0.0, only=True, last=observation.steps)
     first = "" if recommended.reason is Reason.no_gain else _FIRST
+    if waiting is not None:
+        first += f"; the workers wait {percent(waiting.fraction)} of their time: the doctor says what reads_in_flight needs here"
     costs, seconds, faster = observation.costs, observation.step_seconds, ""
     if costs is not None and seconds is not None:
         host = costs.host_seconds(observation.factor)

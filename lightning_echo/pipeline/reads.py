@@ -198,7 +198,7 @@ class ReadPool:
         self._waits: deque[float] = deque(maxlen=_MOST_LAST_READS)  # seconds, of the last reads without threads
         self._waits_after: deque[float] = deque(maxlen=_MOST_LAST_READS)  # of those whose file a thread has read before
         self._idle_probes = self._by_itself_count = self._wait_count = 0
-        self._busy = _BusyTime()
+        self._busy = BusyTime()
         info = get_worker_info()
         self._is_worker, self._worker, self._parent = info is not None, 0 if info is None else info.id, os.getppid()
         self._under_way, self._seconds = 0, 0.0  # reads now, and the seconds of all reads since `mean_in_flight`
@@ -484,7 +484,7 @@ def _key(index: Any) -> Any:
     return index if type(index) is int else entry_key(index)
 
 
-class _BusyTime:
+class BusyTime:
     """The seconds in which a thread has computed, or waited for a processor. The first call decides which thread."""
 
     def __init__(self) -> None:

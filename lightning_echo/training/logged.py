@@ -207,6 +207,8 @@ def report_of(
         cache_bytes=None if cache is None else cache.bytes,
         cache_received_fraction=None if cache is None else cache.received_fraction,
         exchange_fraction=exchanged / seconds if exchanged is not None and seconds else None,
+        reads_in_flight=measures.reads_in_flight,
+        worker_wait_fraction=measures.worker_wait_fraction,
         cache_hold="" if cache is None else cache.hold,
         cache_is_full=cache is not None and cache.is_full,
         shared_trainings=None if shared is None else shared.trainings,

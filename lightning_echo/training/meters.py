@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import multiprocessing
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -13,13 +15,16 @@ from typing import Any, NamedTuple
 import lightning.pytorch as pl
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset
 
-from lightning_echo.data.machine import usable_cores
+from lightning_echo.data.machine import busy_seconds, usable_cores
 from lightning_echo.loader.loader import EchoLoader
 from lightning_echo.measure.control import PipelineCosts
 from lightning_echo.measure.timing import DeviceEvents, IdleFraction, JobSteps, StepTimer
 from lightning_echo.pipeline.batches import size_of
+from lightning_echo.pipeline.kinds import Indexed, kind_of
 from lightning_echo.schema import FieldError, entry
+from lightning_echo.split.reading import may_be_on
 from lightning_echo.training.counts import CacheMeter, CacheUse, Examples, RunCounts, ShareMeter, ShareUse
 from lightning_echo.training.loaders import Echoed, EchoLoaders, leaves_of, parts_at_leaves, parts_of
 from lightning_echo.training.package import classes
@@ -124,6 +129,13 @@ class SecondsPerBatch(NamedTuple):
         return not any(map(math.isnan, self))
 
 
+class OfLoader(NamedTuple):
+    """What a rank has measured of a loader."""
+
+    seconds: SecondsPerBatch
+    reads_in_flight: float  # under way on average, in all workers together; NaN if no threads read ahead
+
+
 NOT_KNOWN = SecondsPerBatch(math.nan, math.nan, math.nan)
 
 
@@ -132,6 +144,7 @@ class LoaderMeter:
 
     def __init__(self, loader: EchoLoader, seconds_per_batch: SecondsPerBatch | None = None) -> None:
         self.seconds_per_batch = seconds_per_batch  # measured last, at first before a resume; None: not measured yet
+        self.reads_in_flight = math.nan  # measured last, see `OfLoader`
         self._examples_before = self._batches_before = 0  # delivered before the batches that count
         self._is_starting = True  # the workers have not delivered their first batch yet
         self._expect_start(loader)
@@ -167,8 +180,8 @@ class LoaderMeter:
         """Returns how many of the last batches show the factor in force, and came from workers that had started."""
         return loader.delivered_batches - max(loader.settled_at, self._workers_started_at)
 
-    def measure(self, loader: EchoLoader) -> SecondsPerBatch:
-        """Returns the seconds since the start of the epoch, or of the stretch; if no batch counts, those measured before."""
+    def measure(self, loader: EchoLoader) -> OfLoader:
+        """Returns the measures since the start of the epoch, or of the stretch; if no batch counts, those made before."""
         spent = loader.seconds - self._seconds_before
         batches = loader.delivered_batches - self._batches_before
         if spent.examples and spent.batches and batches > 0:  # a resumed stream may report repeated reads
@@ -178,7 +191,9 @@ class LoaderMeter:
                 rest=spent.rest / spent.batches,
                 collate=spent.collate / spent.batches,
             )
-        return self.seconds_per_batch or NOT_KNOWN
+        if spent.batches and loader.reads_ahead:
+            self.reads_in_flight = spent.in_flight / spent.batches * max(loader.num_workers, 1)
+        return OfLoader(self.seconds_per_batch or NOT_KNOWN, self.reads_in_flight)
 
     def _expect_start(self, loader: EchoLoader) -> None:
         """Notes that the next batch of each worker is its first one."""
@@ -217,6 +232,63 @@ def costs_of(
     )
 
 
+# ---------------------------------------------------------------------- worker waits
+# A worker that reads one example after the other waits for most of its time if its storage has latency. Then more reads under way
+# help more than anything else. A plain run shows that, too: its worker processes are children of this process. They are looked at
+# after 10, 20, 40 ... steps of an epoch, while they are alive. Other children count as idle workers would, so only the busiest
+# ones are taken, as many as the loader has workers.
+
+_FIRST_LOOK = 10  # steps
+
+
+class WorkerWaits:
+    """Measures, in an epoch, the share of their time in which the ``workers`` of a loader wait (0: they are not looked at)."""
+
+    def __init__(
+        self,
+        workers: int,
+        clock: Callable[[], float] = time.perf_counter,
+        busy: Callable[[], Mapping[int, float | None]] = lambda: _busy_children(),
+    ) -> None:
+        self._workers, self._clock, self._busy = workers, clock, busy
+        self.begin_epoch()
+
+    def begin_epoch(self) -> None:
+        self._steps, self._look_at = 0, _FIRST_LOOK
+        self._first: tuple[float, Mapping[int, float | None]] | None = None
+        self.fraction = math.nan  # of the time from the first look to the last one; NaN if unknown
+
+    def end_step(self) -> None:
+        self._steps += 1
+        if self._steps < self._look_at or not self._workers:
+            return
+        self._look_at *= 2
+        now, busy = self._clock(), self._busy()
+        if self._first is None:
+            self._first = now, busy
+            return
+        began, before = self._first
+        spent = [used - was for pid, used in busy.items() if used is not None and (was := before.get(pid)) is not None]
+        if len(spent) >= self._workers and now > began:
+            most = sum(sorted(spent)[-self._workers :])
+            self.fraction = min(max(1 - most / (self._workers * (now - began)), 0.0), 1.0)
+
+
+def _busy_children() -> dict[int, float | None]:
+    return {child.pid: busy_seconds(child.pid) for child in multiprocessing.active_children() if child.pid is not None}
+
+
+def watched_loader(loaders: Any) -> DataLoader[Any] | None:
+    """Returns the loader whose workers may wait for reads: a single one, read by index, in which no threads read ahead."""
+    leaves = list(leaves_of(loaders).values())
+    leaf = leaves[0] if len(leaves) == 1 else None
+    if isinstance(leaf, EchoLoader):
+        leaf = None if leaf.reads_ahead or leaf.sharing is not None else leaf.loader
+    if not isinstance(leaf, DataLoader) or isinstance(leaf.dataset, IterableDataset) or not leaf.num_workers:
+        return None
+    return leaf
+
+
 # ---------------------------------------------------------------------- run meter
 # `RunMeter` measures a training epoch by epoch, and joins the ranks' measurements.
 #
@@ -242,6 +314,16 @@ class EpochMeasures:
     echoed: int
     caches: Mapping[str, CacheUse] = field(default_factory=dict)  # by the name of the loader
     shared: ShareUse | None = None  # None if the loader does not share
+    reads_in_flight: float | None = None  # of all loaders together, mean over the ranks; None if no threads read ahead
+    worker_wait_fraction: float | None = None  # mean over the ranks; None if unknown
+
+
+class _Beside(NamedTuple):
+    """What the ranks gather beside worker seconds. The first two are means over the ranks; None: unknown."""
+
+    reads_in_flight: float | None
+    worker_wait_fraction: float | None
+    first_batch_seconds: float | None  # the longest of any rank
 
 
 class RunMeter:
@@ -256,8 +338,9 @@ class RunMeter:
         self.has_unknown_sizes = False  # if True, the numbers of examples are too small
         self._not_echoed = 0  # examples delivered on this rank by a loader that is not echoed
         self._loader_meters: dict[str, LoaderMeter] = {}
-        self._cache_meter, self._share_meter = CacheMeter(), ShareMeter()
+        self._cache_meter, self._share_meter, self._waits = CacheMeter(), ShareMeter(), WorkerWaits(0)
         self._saved_seconds: dict[str, SecondsPerBatch] = {}  # from a checkpoint, by name of the loader
+        self._watched: DataLoader[Any] | None = None
         self._tap: ProfilerTap | None = None
         self._has_stepped = False
         self.world_size = 1
@@ -273,6 +356,16 @@ class RunMeter:
         """This rank's idle fraction in the epoch so far, without synchronising; None before the tenth step."""
         timer = self.timer
         return timer.waited_seconds / timer.seconds if timer.steps >= _ENOUGH_TO_SHOW and timer.seconds else None
+
+    @property
+    def may_read_ahead(self) -> bool:
+        """Whether threads may perhaps read ahead in the workers whose waiting is measured. It reads no example."""
+        if self._watched is None:
+            return False
+        try:
+            return isinstance(kind_of(self._watched), Indexed) and may_be_on(self._watched.dataset)
+        except Exception:  # whatever a data set of the user's raises when it is looked at: no training may fail because of advice
+            return False
 
     def node_of(self, rank: int) -> int | None:
         return self.nodes[rank] if len(set(self.nodes)) > 1 else None
@@ -296,6 +389,8 @@ class RunMeter:
             self.timer = StepTimer(events_of(device))
         self._tap = ProfilerTap(trainer.profiler, self.timer)  # type: ignore[attr-defined]  # Trainer sets it outside __init__
         self._train_dataloader = trainer.train_dataloader
+        self._watched = watched_loader(self._train_dataloader if loader is None else loader)
+        self._waits = WorkerWaits(0 if self._watched is None else self._watched.num_workers)
         self._plain_workers = None if loader is not None else _workers_in(self._train_dataloader)
         self._loader_meters = {name: LoaderMeter(part, self._saved_seconds.get(name)) for name, part in parts_of(loader).items()}
         if self._at_epoch_start is None:
@@ -309,6 +404,7 @@ class RunMeter:
     def begin_epoch(self, loader: Echoed | None) -> None:
         """Begins an epoch, or continues one after a resume. All ranks must call this together."""
         self._share_meter.begin_epoch(loader)
+        self._waits.begin_epoch()
         self._cache_meter.begin_epoch(parts_of(loader))  # before the ranks exchange something: none of them delivers yet
         # All ranks wait if workers start on one of them.
         starts = not self._has_stepped or self._starts_workers(loader)
@@ -329,6 +425,7 @@ class RunMeter:
     def end_step(self, loader: Echoed | None, batch: Any) -> None:
         """Notes that the step is over. If the model takes ``dataloader_iter``, it fetches its batch within the step."""
         self.timer.end_step()
+        self._waits.end_step()
         self._has_stepped = True
         if loader is None and batch is not None:
             parts = parts_at_leaves(self._train_dataloader, batch)
@@ -411,10 +508,21 @@ class RunMeter:
             judged = self.idle.steps(first)
         self.idle.reset()
         self._stretch_start = 0
-        of_ranks, first_batch = self._gather_seconds(loader)
+        of_ranks, beside = self._gather_seconds(loader)
         costs = self._costs(of_ranks, loader, judged or whole)
         fresh, echoed = now.fresh - before.fresh, now.echoed - before.echoed
-        return EpochMeasures(whole, judged, costs, first_batch, fresh, echoed, caches, shared)
+        return EpochMeasures(
+            whole,
+            judged,
+            costs,
+            beside.first_batch_seconds,
+            fresh,
+            echoed,
+            caches,
+            shared,
+            beside.reads_in_flight,
+            beside.worker_wait_fraction,
+        )
 
     # ------------------------------------------------------------------ state
 
@@ -482,16 +590,28 @@ class RunMeter:
         judged = [self._loader_meters[name].judged_batches(part) for name, part in parts_of(loader).items()]
         return max(0, steps - min(judged)) if judged else 0
 
-    def _gather_seconds(self, loader: Echoed | None) -> tuple[dict[str, list[SecondsPerBatch]], float | None]:
-        """Gathers the ranks' worker seconds, by the loader's name, and the longest wait of any rank for a first batch, if any."""
+    def _gather_seconds(self, loader: Echoed | None) -> tuple[dict[str, list[SecondsPerBatch]], _Beside]:
+        """Gathers the ranks' worker seconds, by the loader's name, and what is gathered beside them."""
         measured = {name: self._loader_meters[name].measure(part) for name, part in parts_of(loader).items()}
         first_batch = self.timer.first_batch_seconds
-        values = list(chain.from_iterable(measured.values()))
-        gathered = self._gather([*(values or NOT_KNOWN), math.nan if first_batch is None else first_batch])
-        by_loader = gathered[:, : len(values)].reshape(len(gathered), len(measured), len(NOT_KNOWN)).transpose(0, 1).tolist()
-        of_ranks = {name: [SecondsPerBatch(*row) for row in rows] for name, rows in zip(measured, by_loader, strict=True)}
-        longest = gathered[:, -1].nan_to_num(-1).max().item()
-        return of_ranks, longest if longest >= 0 else None
+        values = list(chain.from_iterable((*each.seconds, each.reads_in_flight) for each in measured.values()))
+        last = (self._waits.fraction, math.nan if first_batch is None else first_batch)
+        gathered = self._gather([*(values or NOT_KNOWN), *last])
+        ranks = len(gathered)
+        by_loader = gathered[:, : len(values)].reshape(ranks, len(measured), len(NOT_KNOWN) + 1).transpose(0, 1)
+        of_ranks = {
+            name: [SecondsPerBatch(*row[:-1]) for row in rows] for name, rows in zip(measured, by_loader.tolist(), strict=True)
+        }
+        in_flight, waits, longest = (
+            by_loader[..., -1],
+            gathered[:, -2].nanmean().item(),
+            gathered[:, -1].nan_to_num(-1).max().item(),
+        )
+        return of_ranks, _Beside(
+            reads_in_flight=None if in_flight.isnan().all() else in_flight.nansum().item() / ranks,
+            worker_wait_fraction=None if math.isnan(waits) else waits,
+            first_batch_seconds=longest if longest >= 0 else None,
+        )
 
     def _gather(self, values: Sequence[float], dtype: torch.dtype = torch.float32) -> Tensor:
         tensor = torch.tensor(values, dtype=dtype, device=self._pl_module.device)

@@ -2,12 +2,13 @@
 
 import math
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, SequentialSampler
 
 from lightning_echo import StagedDataset
 from lightning_echo.analysis.analyzer import try_setting
@@ -94,7 +95,7 @@ def test_what_is_echoed_runs_over_the_same_indices_again_and_again(takes_ahead):
     setting = TrainingSetting(factor=2.5, insertion_point="after_augmentation")
     assert try_setting(training, setting, 4) == Spread.exactly(3.0)
     loader, *how = training.ran[0]
-    assert how == [4, 0, {"factor": 2.5, "insertion_point": "after_augmentation"}]
+    assert how == [4, 0, {"factor": 2.5, "insertion_point": "after_augmentation", "reads_in_flight": 1}]
     indices = list(loader.sampler)
     assert indices[:16] == [*range(8), *range(8)]
     assert len(indices) == 20_000  # ten thousand batches
@@ -115,7 +116,27 @@ def test_with_a_cache_the_share_comes_first_and_the_steps_that_count_read_the_re
     assert indices[4:20] == [*range(8), *range(8)]
     assert skipped == 2
     assert steps == 2  # at least; of the four batches, fewer than the first steps of a training
-    assert options == {"factor": 1.0, "cache": {"size": math.ceil(1.05 * 4 * 2**20), "hold": "loaded"}}
+    cache = {"size": math.ceil(1.05 * 4 * 2**20), "hold": "loaded"}
+    assert options == {"factor": 1.0, "reads_in_flight": 1, "cache": cache}
+
+
+def test_reads_in_flight_are_tried_over_the_same_indices_in_an_order_that_can_be_looked_at():
+    """If the training's order cannot be looked at, that of the trial cannot be either."""
+    for takes_ahead in (True, False):
+        training = in_parts(takes_ahead=takes_ahead)
+        try_setting(training, TrainingSetting(reads_in_flight=16), 4)
+        loader, *how = training.ran[0]
+        assert how == [4, 0, {"factor": 1.0, "reads_in_flight": 16}]
+        assert (type(loader.sampler) is SequentialSampler) is takes_ahead
+        first = [batch.flatten().tolist() for batch in islice(loader, 5)]
+        assert first == [[0.5, 1.5], [2.5, 3.5], [4.5, 5.5], [6.5, 7.5], [0.5, 1.5]]
+    training = in_parts(takes_ahead=True, in_cache={"loaded": CachedExample(2**20, Spread.exactly(0.0))})
+    setting = TrainingSetting(hold="loaded", cached_fraction=0.5, factor=2, insertion_point="after_batching", reads_in_flight=4)
+    try_setting(training, setting, 4)
+    loader, _, skipped, options = training.ran[0]
+    assert skipped == 2 * 2
+    assert (options["reads_in_flight"], options["factor"], options["insertion_point"]) == (4, 2, "after_batching")
+    assert [batch.flatten().tolist() for batch in islice(loader, 3)] == [[1.5, 3.5], [5.5, 7.5], [0.5, 1.5]]
 
 
 def as_a_whole():
@@ -131,12 +152,24 @@ def test_a_stream_is_run_as_it_is():
     assert training.ran[1][0] is training.loader
 
 
+def with_init():
+    training = in_parts(takes_ahead=True)
+    training.loader.worker_init_fn = print
+    return training
+
+
 @pytest.mark.parametrize(
     ("make", "setting", "message"),
     [
         (in_parts, {"storage_speedup": 2}, "storage_speedup=2 cannot be tried on this machine"),
         (in_parts, {"shared_by": 2}, "shared_by=2 cannot be tried with one training"),
         (in_parts, {"factor": 2, "cached_fraction": 0.5}, "cached_fraction without hold and factor > 1 cannot be tried together"),
+        (
+            in_parts,
+            {"reads_in_flight": 2, "cached_fraction": 0.5},
+            "without hold and reads_in_flight > 1 cannot be tried together",
+        ),
+        (with_init, {"reads_in_flight": 2}, "reads_in_flight=2 with a worker_init_fn cannot be tried, only predicted"),
         (in_parts, {"cached_fraction": 0.5, "hold": "raw"}, "hold='raw' cannot be tried here: the examples cannot be held"),
         (as_a_whole, {"cached_fraction": 0.5, "hold": "loaded"}, "hold='loaded' cannot be tried here"),
         (in_parts, {"cached_fraction": 0.5}, "opens fewer than two files, and no raw item of it is held in memory"),

@@ -1,5 +1,6 @@
 """Where a loader's data set is cut, the functions of each part, and the transforms in it by a clock that nothing else moves."""
 
+import threading
 from functools import partial
 
 import pytest
@@ -8,8 +9,10 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 from torchvision.transforms import v2
 
 from lightning_echo import StagedDataset
-from lightning_echo.analysis.parts import TimedTransforms, both_halves, cuts, first_half, second_half, whole
+from lightning_echo.analysis.parts import TimedTransforms, both_halves, cuts, first_half, in_threads, second_half, whole
 from lightning_echo.split.prove import make_stages
+from lightning_echo.split.reading import Part as ReadAhead
+from lightning_echo.split.reading import ReadPart
 
 LATE = ("after_augmentation", "after_batching", "after_transfer")
 MAKE = partial(make_stages, conventions=None)
@@ -56,6 +59,38 @@ def test_a_data_set_is_cut_where_it_can_be(dataset, is_cut, points):
     if is_cut == (True, True):
         assert found.after_reading(Staged()).load(3) == 3
         assert found.before_augmenting(Staged()).load(3).tolist() == [30]
+
+
+def test_what_threads_may_read_is_looked_at_if_that_is_asked():
+    """`Staged` has a ``read`` of the user's; whoever gives a number lets threads run it."""
+
+    class SaysSo(Staged):
+        reads_concurrently = True
+
+    assert cuts(DataLoader(Staged(), batch_size=2)).reading == ""
+    assert "read of Staged is code of the user's" in cuts(DataLoader(Staged(), batch_size=2), "auto").reading
+    for found in (cuts(DataLoader(Staged(), batch_size=2), 4), cuts(DataLoader(SaysSo(), batch_size=2), "auto")):
+        assert (found.reading.part, found.until.raw) == (ReadAhead.raw, False)
+    assert cuts(DataLoader(range(8), batch_size=2), "auto").reading.endswith("set num_workers")
+
+
+def test_threads_read_at_the_same_time_and_raise_the_data_set_s_errors():
+    class Together(Staged):
+        """A read ends as soon as four of them are under way."""
+
+        def __init__(self):
+            self.meeting = threading.Barrier(4)
+
+        def read(self, index):
+            if index == 99:
+                raise OSError("the disk is gone")
+            self.meeting.wait(timeout=20)
+            return index
+
+    part = ReadPart(ReadAhead.whole, False, 0)
+    assert in_threads(part, None, 4, Together()).first(list(range(8))) == []
+    with pytest.raises(OSError, match="the disk is gone"):
+        in_threads(part, None, 4, Together()).first([99])
 
 
 def values(examples):

@@ -8,8 +8,10 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from lightning_echo import StagedDataset
 from lightning_echo.analysis import phases as phases_module
-from lightning_echo.analysis.phases import measure_loader
+from lightning_echo.analysis.parts import BatchSeconds, Cuts, PartRun
+from lightning_echo.analysis.phases import READ_AHEAD, _reads_in_flight, _Runner, measure_loader
 from lightning_echo.analysis.predict import Spread
+from lightning_echo.split.reading import Part, ReadPart
 
 READ, DECODE, AUGMENT, COLLATE = 0.006, 0.004, 0.003, 0.008
 BATCHES = [[4 * batch + i for i in range(4)] for batch in range(10)]
@@ -151,6 +153,81 @@ def test_what_opens_no_files_but_labels_is_read_at_examples_that_were_not_touche
     assert found.real.indices == found.in_memory.indices == BATCHES
     assert "too short for examples that were not read before" in found.notes[1]
     assert "it needs 40 batches" in found.notes[1]
+
+
+class Storage:
+    """A read takes ``latency`` seconds; examples come at most every ``transfer`` seconds. In the place of a run in workers."""
+
+    def __init__(self, latency, transfer=0.0, cpu=0.0, workers=1):
+        self.latency, self.transfer, self.cpu, self.workers = latency, transfer, cpu, workers
+        self.runs = []  # threads, and the indices that they were given
+
+    def __call__(self, loader, part, batches, **options):
+        threads = part.args[2]
+        self.runs.append((threads, [index for batch in batches for index in batch]))
+        each = max(self.latency / threads, self.transfer * self.workers, self.cpu)
+        return PartRun([BatchSeconds(len(batch) * each, 0, 0, len(batch) * self.cpu) for batch in batches])
+
+
+def in_flight(monkeypatch, storage, indices=range(10_000), files=(), expected=None):
+    loader = DataLoader(range(8), num_workers=storage.workers if storage.workers > 1 else 0)
+    monkeypatch.setattr(phases_module, "run_part", storage)
+    cut = Cuts(None, None, (), ReadPart(Part.raw, True, 1))
+    run = _Runner(loader, 60.0, lambda what: None)
+    found = _reads_in_flight(run, cut, indices, files, storage.latency if expected is None else expected)
+    return {each.reads: 1e3 * each.seconds.median for each in found}
+
+
+@pytest.mark.parametrize(
+    ("storage", "milliseconds"),
+    [
+        (Storage(0.02), {1: 20, 4: 5, 16: 1.25, 64: 0.3125}),
+        (Storage(0.02, workers=2), {2: 10, 4: 5, 16: 1.25, 64: 0.3125}),
+        (Storage(0.02, workers=8), {8: 2.5, 16: 1.25, 64: 0.3125}),
+        (Storage(0.02, transfer=0.002), {1: 20, 4: 5, 16: 2, 64: 2}),  # 2 ms each, however many are under way
+        (Storage(0.02, transfer=0.02), {1: 20, 4: 20}),
+        (Storage(0.0004), {1: 0.4}),  # as from memory: nobody waits
+        (Storage(0.02, cpu=0.02), {1: 20}),  # it works
+        (Storage(0.001, cpu=0.0002), {1: 1, 4: 0.25}),  # of which 0.2 ms are work: what is left to wait is less than a change
+    ],
+)
+def test_reads_are_measured_with_more_under_way_as_long_as_that_helps(monkeypatch, storage, milliseconds):
+    assert in_flight(monkeypatch, storage) == pytest.approx(milliseconds)
+
+
+def test_each_number_of_reads_is_measured_on_examples_that_were_not_read_and_threads_read_several_each(monkeypatch):
+    storage = Storage(0.02)
+    in_flight(monkeypatch, storage)
+    read = [index for _, indices in storage.runs for index in indices]
+    assert read == list(range(len(read))), "each once, in the order of the training"
+    assert len(read) <= READ_AHEAD
+    assert all(len(indices) >= 2 * 4 * threads for threads, indices in storage.runs)
+    slow = Storage(2.0)
+    in_flight(monkeypatch, slow)
+    assert len(slow.runs[0][1]) == 2 * 4, "no more than needed: it takes long"
+
+
+def test_files_are_dropped_each_time_and_read_again_and_without_files_too_few_examples_end_it(monkeypatch):
+    dropped = []
+    monkeypatch.setattr(phases_module, "drop_pages", lambda paths: dropped.append(tuple(paths)))
+    assert list(in_flight(monkeypatch, Storage(0.02), range(800), ("a", "b"))) == [1, 4, 16, 64]
+    assert dropped == [("a", "b")] * 4
+    assert list(in_flight(monkeypatch, Storage(0.02), range(800))) == [1, 4, 16]
+    assert in_flight(monkeypatch, Storage(0.02), range(7)) == {}
+
+
+def test_reading_ahead_is_measured_if_threads_may_read_and_otherwise_says_why_not():
+    class SaysSo(Staged):
+        reads_concurrently = True
+
+    loader = DataLoader(SaysSo(), 4, collate_fn=collate)
+    said = []
+    found = measure_loader(loader, ALL, 10, 60.0, said.append, "auto")
+    assert said[-2] == "fetch rate: with 1, 4, 16, 64 reads under way"
+    assert (found.read_ahead, found.no_reads_ahead, len(found.in_flight) > 0) == ("reading", "", True)
+    found = measure_loader(DataLoader(Staged(), 4, collate_fn=collate), ALL, 10, 60.0, str, "auto")
+    assert (found.read_ahead, found.in_flight) == ("", ())
+    assert found.no_reads_ahead.startswith("read of Staged is code of the user's")
 
 
 class Sized(Staged):

@@ -4,12 +4,13 @@ import math
 from dataclasses import replace
 
 import pytest
-from measured_stages import CACHED, MS, STAGES
+from measured_stages import CACHED, LATENCY, MS, STAGES, ahead
 
 from lightning_echo.analysis.predict import (
     CachedExample,
     Spread,
     TrainingSetting,
+    ahead_contention,
     contention,
     costs_of,
     fits_point,
@@ -49,6 +50,76 @@ def test_a_setting_takes_as_long_as_anyone_would_work_out(setting, milliseconds)
     assert found.idle_fraction == pytest.approx(1 - 20 / setting.step_speedup / milliseconds)
     assert found.speedup == pytest.approx(68 / milliseconds)
     assert found.step_seconds_range == (pytest.approx(milliseconds * MS), pytest.approx(milliseconds * MS))
+
+
+IN_FLIGHT = [
+    ({}, {"reads_in_flight": 2}, 40),  # 8 * 5: as many as there are workers
+    ({}, {"reads_in_flight": 16}, 28),  # the rest of the workers' work: (8 * (4 + 2) + 8) / 2
+    ({}, {"reads_in_flight": 16, "workers": 4}, 21),  # the step and its copy: 14 are left of the host
+    ({}, {"reads_in_flight": 16, "workers": 0}, 77),  # 56 and 20 + 1 in turn
+    (
+        {"batch_size": 40},
+        {"reads_in_flight": 4, "workers": 16},
+        100,
+    ),  # 40 * 5 / 2: half way from 2 to 16, as powers of 2, is 1.77
+    ({"batch_size": 40}, {"reads_in_flight": 300, "workers": 16}, 21),  # 40 * 0.5 = 20, and no more than that is promised
+    ({"batch_size": 80}, {"reads_in_flight": 300, "workers": 80}, 40),  # 80 * 0.5
+    ({}, {"reads_in_flight": 2, "storage_speedup": 2}, 28),  # reads of 20
+    ({"batch_size": 16}, {"reads_in_flight": 2, "workers": 8, **RAW}, 40),  # half of 16 are read
+    ({}, {"reads_in_flight": 2, "workers": 8, "cached_fraction": 0.5}, 21),  # 20 to read
+    ({}, {"reads_in_flight": 2, "factor": 4, "insertion_point": "after_batching", "step_speedup": 4}, 10),  # 8 * 5 / 4
+    ({}, {"reads_in_flight": 16, "factor": 4, "insertion_point": "after_read"}, 28),
+    ({}, {"reads_in_flight": 16, "shared_by": 2}, 24),  # the reader decodes and augments: 8 * (4 + 2) / 2
+    ({}, {"reads_in_flight": 2, "shared_by": 2}, 40),
+    ({"read_ahead": "reading files into the page cache"}, {"reads_in_flight": 16}, 32),  # and 1 ms from there
+    ({"read_ahead": "loading"}, {"reads_in_flight": 16, "step_speedup": 2}, 12),  # the threads decode, too: (8 * 2 + 8) / 2
+    ({"read_ahead": "loading"}, {"reads_in_flight": 16, **RAW}, 21),  # half are decoded from a cache: (8 * (2 + 2) + 8) / 2 = 20
+    (ahead((2, 5), (16, 0.625), cpu=1.0), {"reads_in_flight": 16}, 32),  # the threads' work takes turns with the worker's
+    ({"ahead_contention": 1.5}, {"reads_in_flight": 16}, 42),
+    ({"ahead_contention": 1.5, "contention": 2.0}, {"reads_in_flight": 16}, 84),
+    ({"ahead_contention": 1.5}, {}, 68),
+    ({"takes_ahead": False}, {"reads_in_flight": 16}, 33),  # one after the other, in each worker: (8 * (2 * 0.625 + 6) + 8) / 2
+    ({"takes_ahead": False}, {"reads_in_flight": 64}, 33),  # no more than two batches of 8
+]
+
+
+@pytest.mark.parametrize(("changes", "setting", "milliseconds"), IN_FLIGHT)
+def test_reads_in_flight_run_beside_the_rest_and_the_slower_one_counts(changes, setting, milliseconds):
+    found = predict(replace(STAGES, **{**LATENCY, **changes}), TrainingSetting(**setting))
+    assert found.step_seconds == pytest.approx(milliseconds * MS)
+
+
+def test_what_limits_reads_in_flight_is_named_and_their_processor_time_counts():
+    latency = replace(STAGES, **LATENCY)
+    limits = [predict(latency, TrainingSetting(4, reads_in_flight=reads)).limit for reads in (1, 2, 16)]
+    assert limits == ["workers", "storage", "step"]
+    working = replace(STAGES, **ahead((2, 5), (16, 3), cpu=4), cores=1)
+    found = predict(working, TrainingSetting(8, reads_in_flight=16))
+    assert (found.step_seconds, found.limit) == (pytest.approx(8 * 4 * MS), "cores")
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "times"),
+    [
+        (42, 1.5),  # of a batch, for which 28 ms were expected
+        (20, 1.0),
+        (1000, 10.0),
+    ],
+)
+def test_what_threads_cost_the_worker_s_own_thread_follows_from_the_loader_alone(milliseconds, times):
+    latency = replace(STAGES, **LATENCY, contention=1.3)  # by the training, which does not run here
+    assert ahead_contention(latency, 16, milliseconds * MS) == pytest.approx(times)
+    slow = replace(STAGES, **ahead((2, 5.0), (16, 4.8)))
+    assert ahead_contention(slow, 16, 42 * MS) == 1.0, "38.4 of 42 ms were reading"
+
+
+def test_reads_in_flight_that_are_not_possible_are_refused():
+    reason = "read of Mine is code of the user's"
+    with pytest.raises(ValueError, match=f"reads_in_flight=4 is not possible here: {reason}"):
+        predict(replace(STAGES, no_reads_ahead=reason), TrainingSetting(reads_in_flight=4))
+    for wrong in (0, 2.0, True, 5000):
+        with pytest.raises(ValueError, match="reads_in_flight must be a number of reads from 1 to 4,096, got"):
+            TrainingSetting(reads_in_flight=wrong)
 
 
 def test_what_a_cache_of_loaded_examples_leaves_is_one_less_its_share_of_the_ratio():
@@ -91,6 +162,9 @@ def test_a_setting_says_which_options_it_stands_for():
     cached = TrainingSetting(cached_fraction=0.5, hold="raw", cache_size="8GiB")
     assert cached.options == {"factor": 1.0, "cache": {"size": "8GiB", "hold": "raw"}}
     assert cached.line == 'EchoCallback(factor=1, cache={"size": "8GiB", "hold": "raw"})'
+    reads = TrainingSetting(reads_in_flight=16)
+    assert reads.options == {"factor": 1.0, "reads_in_flight": 16}
+    assert reads.line == "EchoCallback(factor=1, reads_in_flight=16)"
     both = replace(cached, factor=2.12, insertion_point="after_read")
     assert both.options == {"factor": 2.12, "insertion_point": "after_read", "cache": {"size": "8GiB", "hold": "raw"}}
     assert both.line == 'EchoCallback(factor=2.12, insertion_point="after_read", cache={"size": "8GiB", "hold": "raw"})'

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from measured_stages import CACHED, MS
+from measured_stages import CACHED, LATENCY, MS, ahead
 
 from lightning_echo.analysis.predict import Spread, TrainingSetting, costs_of, predict
 from lightning_echo.analysis.result import VerdictKind, judge
@@ -77,6 +77,46 @@ CASES = {
         "Set num_workers to 4 and keep 80% of the data set in memory: the accelerator is busy only 29% of the time, and would "
         "be 100%. The data set cannot be cut before its augmentation, so that a cache can hold its examples only whole "
         "(hold='whole'), if it returns the same each time.",
+    ),
+    # (8 * (1 + 2) + 8) / 2 = 16 ms are left. Four reads under way take 8 * 2.5 = 20 ms, too much for a margin; eight take 10.
+    "reads in flight alone": (
+        *({**LATENCY, "decode": Spread.exactly(1 * MS), "free_bytes": PLENTY}, 56, "reads_in_flight", 1, {"reads_in_flight": 8}),
+        "Set reads_in_flight to 8: the accelerator is busy only 36% of the time, and would be 100%. Reading is latency, not "
+        "bandwidth: an example takes 5 ms with 2 reads under way, and 1.25 ms with 8.",
+    ),
+    # (8 * (10 + 1 + 2) + 8) / 4 = 28 ms with four workers.
+    "reads in flight with the workers that help": (
+        {**LATENCY, "decode": Spread.exactly(1 * MS), "cores": 4, "free_bytes": PLENTY},
+        *(56, "reads_in_flight", 1, {"workers": 4, "reads_in_flight": 8}, "Set num_workers to 4 and set reads_in_flight to 8: "),
+    ),
+    # 28 ms are left, as with any number from four on. 0.6 of the loaded examples leave (8 * (4 * 0.4 + 2) + 8) / 2 = 18.4.
+    "reads in flight before a cache": (
+        *({**LATENCY, "free_bytes": PLENTY}, 68, "cache", 1),
+        {"reads_in_flight": 4, "cached_fraction": 0.6, "cache_size": "3.6GiB", **LOADED},  # 3.78e9 / 2**30 = 3.52
+        "Set reads_in_flight to 4 and keep 60% of the data set in a cache with hold='loaded' and size='3.6GiB': ",
+    ),
+    # (32 / e + 24) / 2 before the augmentation: 32 / (2 * 20 / 0.95 - 24) = 1.767.
+    "reads in flight before echoing": (
+        *(LATENCY, 68, "echo", 1.767 * 1.07, {"reads_in_flight": 4, "insertion_point": "before_augmentation"}),
+        "Set reads_in_flight to 4 and echo at insertion_point='before_augmentation' with factor 1.9: ",
+    ),
+    # 40 ms of reading, as with two reads under way; half of it is saved by 0.5 of the data set. 0.6 leave 16 ms to read.
+    "bandwidth, that threads only put beside the rest": (
+        {**ahead((2, 5), (8, 4.9), (16, 4.9)), "decode": Spread.exactly(1 * MS), "free_bytes": PLENTY},
+        *(56, "cache", 1, {"reads_in_flight": 2, "cached_fraction": 0.6, "cache_size": "601MiB", **RAW}),  # 630e6 / 2**20
+        "Threads then read while the workers do the rest. More hardly help: the storage's bandwidth is the limit.",
+    ),
+    # (8 * 10 + 2) / 2 = 41 ms, and hardly less with threads: 0.6 of the raw items leave 17, 0.5 leave 21.
+    "bandwidth": (
+        {**ahead((2, 5), (8, 4.9)), "decode": NONE, "augment": NONE, "collate": Spread.exactly(2 * MS), "free_bytes": PLENTY},
+        *(41, "cache", 1, {"cached_fraction": 0.6, "cache_size": "601MiB", **RAW}),
+        "Reads in flight bring too little: the storage's bandwidth is the limit, not its latency.",
+    ),
+    "reads that no thread may do": (
+        {"no_reads_ahead": "read of Mine is code of the user's: set reads_concurrently = True", "free_bytes": PLENTY},
+        *(68, "cache", 1, {"cached_fraction": 0.9, "cache_size": "5.3GiB", **LOADED}),
+        "Reads mostly wait, and reads_in_flight could overlap them, but threads may not read ahead: read of Mine is code of the "
+        "user's: set reads_concurrently = True.",
     ),
     "sizes that were not measured": (
         *({"cores": 4, "in_cache": None, "examples": None, "free_bytes": None}, 68, "cache", 1),

@@ -1,6 +1,7 @@
 """What is known of a loader, and said of it: workers, pickling, cuts, points, memory, and its first batch."""
 
 import multiprocessing
+import time
 
 import pytest
 import torch
@@ -31,7 +32,8 @@ def findings(loader, cores=2, free=2**30):
 
 def test_a_good_loader_has_nothing_to_complain_about():
     found = findings(good_loader())
-    assert list(found) == ["loader", "workers", "pickle", "split", "insertion_points", "example_bytes", "buffer", "cache"]
+    names = ["loader", "workers", "pickle", "split", "insertion_points", "reads_in_flight", "example_bytes", "buffer", "cache"]
+    assert list(found) == names
     assert {finding.status for finding in found.values()} == {Status.ok}
     assert found["loader"].figures == {"kind": "DataLoader", "examples": 8, "batch_size": 4, "batches": 2}
     assert 0 < found["pickle"].figures["bytes"] < 10_000
@@ -95,6 +97,67 @@ def test_each_point_and_each_form_in_a_cache_is_possible_or_has_a_reason(dataset
         assert found["split"].status is Status.warning
         assert refused in found["split"].sentence
         assert ("StagedDataset.of" in found["split"].hint) is not isinstance(dataset, Stream)
+
+
+class Waits(Examples):
+    """A read waits for 4 ms."""
+
+    def read(self, index):
+        time.sleep(0.004)
+        return super().read(index)
+
+
+class Computes(Examples):
+    """A read computes for 4 ms."""
+
+    def read(self, index):
+        end = time.thread_time() + 0.004
+        while time.thread_time() < end:
+            pass
+        return super().read(index)
+
+
+class SaysSo(Waits):
+    reads_concurrently = True
+
+
+class InOneCall(Waits):
+    def __getitems__(self, indices):
+        time.sleep(0.004)
+        return [self[index] for index in indices]
+
+
+class WaitingStream(Stream):
+    def __iter__(self):
+        time.sleep(0.004)
+        return super().__iter__()
+
+
+USERS = "read of {} is code of the user's: set reads_concurrently = True in its class, or give a number of reads_in_flight"
+
+
+@pytest.mark.parametrize(
+    ("dataset", "status", "is_possible", "said"),
+    [
+        (Waits(), "warning", False, USERS.format("Waits")),
+        (Computes(), "ok", False, USERS.format("Computes")),
+        (SaysSo(), "ok", True, "Threads can read ahead (reads_in_flight): what they run is reading. An example took "),
+        (InOneCall(), "ok", False, "InOneCall has a __getitems__ of its own"),
+        (WaitingStream(), "ok", False, "the data set is a stream, which has no index"),
+        (TensorDataset(torch.zeros(8, 3)), "ok", False, "TensorDataset has no read(index) and decode(raw)"),
+    ],
+    ids=["waits", "computes", "says so", "in one call", "stream", "in memory"],
+)
+def test_a_data_set_whose_reads_wait_while_no_thread_may_read_ahead_is_named(dataset, status, is_possible, said):
+    found = findings(good_loader(dataset, shuffle=None))["reads_in_flight"]
+    assert (found.status.value, found.figures["possible"]) == (status, is_possible)
+    assert said in found.sentence
+    waits = found.figures["waiting_seconds"]
+    if isinstance(dataset, Waits) and not isinstance(dataset, InOneCall):
+        assert 0.004 <= waits <= found.figures["read_seconds"]
+        assert " of them waiting." in found.sentence
+    else:
+        assert "waiting" not in found.sentence
 
 
 def test_an_example_that_cannot_be_read_is_an_error_of_the_users_code():

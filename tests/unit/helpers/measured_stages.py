@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from lightning_echo.analysis.predict import CachedExample, MeasuredStages, Spread
+from lightning_echo.analysis.predict import CachedExample, MeasuredStages, ReadsInFlight, Spread
 
 MS = 1e-3
 STAGES = MeasuredStages(
@@ -31,3 +31,14 @@ CACHED = replace(
     examples=10_000,
     free_bytes=0,
 )
+
+
+def ahead(*reads, cpu=0.0, **changes):
+    """What is measured of reads ahead: pairs of the reads under way and their milliseconds per example."""
+    levels = tuple(ReadsInFlight(number, Spread.exactly(milliseconds * MS), cpu * MS) for number, milliseconds in reads)
+    return {"in_flight": levels, "read_ahead": "reading", **changes}
+
+
+LATENCY = ahead(
+    (2, 5.0), (16, 0.625), (64, 0.5)
+)  # the reads of `STAGES`: 10 ms, 5 with two workers; 32 MB/s if an item has 16 kB

@@ -25,11 +25,12 @@ class Loader:
         self.counts, self.delivered_batches, self.seconds = EchoCounts(), 0, StageSeconds()
         self.is_running = False
         self.cache_counts = None
+        self.reads_ahead = False
 
-    def deliver(self, fresh, stages):
+    def deliver(self, fresh, stages, in_flight=0.0):
         self.counts += EchoCounts(fresh, 8 - fresh)
         self.delivered_batches, self.is_running = self.delivered_batches + 1, True
-        self.seconds = spent(self.seconds, fresh, stages)
+        self.seconds = spent(self.seconds, fresh, stages, in_flight)
 
 
 class Run:
@@ -66,13 +67,13 @@ class Run:
         others = [[float(self.others_start)] for _ in self.others] if len(values) == 1 else self.others
         return torch.stack([values, *(torch.tensor(other, dtype=values.dtype) for other in others)])
 
-    def step(self, wait=0.25, work=0.75, *, fresh=4, stages=(0.4, 0.2, 0.1)):
-        """One step of 1 s; what workers spent on its batch on source, rest and collate."""
+    def step(self, wait=0.25, work=0.75, *, fresh=4, stages=(0.4, 0.2, 0.1), **reads):
+        """One step of 1 s; what workers spent on its batch on source, rest and collate; its reads ``in_flight``."""
         if self.hears:
             self.profiler.start(FETCH)
         self.now += wait
         if self.loader is not None:
-            self.loader.deliver(fresh, stages)
+            self.loader.deliver(fresh, stages, **reads)
         if self.hears:
             self.profiler.stop(FETCH)
         self.meter.begin_step()

@@ -28,6 +28,8 @@ FULL = {
     "slowest_node": 1,
     "cache_received_fraction": 0.0,
     "exchange_fraction": 0.125,
+    "reads_in_flight": 0.0,
+    "worker_wait_fraction": 0.0,
     "cache_hold": "loaded",
     "cache_is_full": True,
     "shared_trainings": 3,

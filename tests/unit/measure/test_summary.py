@@ -5,7 +5,7 @@ import ast
 import pytest
 
 from lightning_echo.measure.control import Decision, Observation, PipelineCosts, Reason
-from lightning_echo.measure.summary import EpochReport, RunVerdict, advise, summarize
+from lightning_echo.measure.summary import EpochReport, RunVerdict, Waiting, advise, summarize
 
 
 def report(epoch, factor=1.0, *, idle=0.5, steps=100, seconds=0.02, **values):
@@ -283,6 +283,36 @@ def test_advice_is_a_sentence_and_a_line_to_paste_where_something_changes(situat
 def test_what_to_paste_keeps_the_options_that_the_user_has_chosen(chosen, recommended, line):
     seen = observed(chosen.get("factor", 1), costs(0.04))
     assert advise(seen, Decision(recommended, Reason.starved, ""), 2, chosen).next_line == line
+
+
+def waited(fraction, may_read_ahead=True, reason=Reason.starved, factor=1, recommended=2.09, chosen=None):
+    found = advise(observed(factor, costs(0.04)), Decision(recommended, reason, ""), 2, chosen, Waiting(fraction, may_read_ahead))
+    return found.message, found.next_line
+
+
+def test_if_the_workers_mostly_wait_reads_in_flight_come_first():
+    message, line = waited(0.92, chosen={"cache": "1MiB"})
+    assert message == (
+        f"Set reads_in_flight to 64, if threads may read the data set: {BUSY} only 50% of the time{LAST}, and the workers wait "
+        "92% of theirs, rather than compute; more workers, a cache and echoing are for what is left."
+    )
+    assert line == 'EchoCallback(cache="1MiB", factor=1, reads_in_flight=64)'
+    message, line = waited(0.92, may_read_ahead=False)
+    assert message.endswith("; the workers wait 92% of their time: the doctor says what reads_in_flight needs here.")
+    assert line == "EchoCallback(factor=2.09)"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"fraction": 0.4},
+        {"factor": 2, "recommended": 3},  # it echoes already
+        {"recommended": 1, "reason": Reason.fits},
+        {"recommended": 1, "reason": Reason.no_workers},
+    ],
+)
+def test_reads_in_flight_are_not_advised_to_a_run_that_is_fed_or_whose_workers_compute(changes):
+    assert "reads_in_flight" not in "".join(waited(**{"fraction": 0.92, **changes}))
 
 
 @pytest.mark.parametrize(("source", "cores", "workers"), [(0.04, 8, 4), (0.041, 8, 5), (0.04, 2, 2), (0.004, 8, 1)])

@@ -264,7 +264,7 @@ def test_threads_stop_after_three_probes_in_a_row_that_do_not_wait_and_begin_aga
 
 
 def test_a_thread_that_computes_or_waits_for_a_processor_does_not_wait_for_its_storage():
-    busy = module._BusyTime()
+    busy = module.BusyTime()
     before, began = busy.seconds(), time.perf_counter()
     while time.perf_counter() - began < 0.1:
         pass

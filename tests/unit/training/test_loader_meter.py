@@ -29,6 +29,7 @@ def loader(factor: float = 2.0, workers: int = 2, point: str = "after_augmentati
         settled_at=0,
         counts=EchoCounts(),
         seconds=StageSeconds(),
+        reads_ahead=False,
     )
 
 
@@ -45,7 +46,7 @@ def test_the_first_batches_of_workers_count_neither_as_cost_nor_as_judged() -> N
     for stages in [(9.0, 9.0, 9.0)] * 2 + [(0.4, 0.2, 0.1)] * 3:
         deliver(one, 1, stages=stages)
         meter.end_step(one)
-    assert meter.measure(one)[1:] == pytest.approx((0.2, 0.1))
+    assert meter.measure(one).seconds[1:] == pytest.approx((0.2, 0.1))
     assert meter.judged_batches(one) == 3
     one.settled_at = 4
     assert meter.judged_batches(one) == 1
@@ -62,7 +63,7 @@ def test_workers_that_start_again_for_an_epoch_have_first_batches_again() -> Non
     for stages in [(9.0, 9.0, 9.0)] * 2 + [(0.4, 0.2, 0.1)] * 3:
         deliver(one, 1, stages=stages)
         meter.end_step(one)
-    assert meter.measure(one)[1:] == pytest.approx((0.2, 0.1))
+    assert meter.measure(one).seconds[1:] == pytest.approx((0.2, 0.1))
     assert (meter.batches(one), meter.judged_batches(one)) == (5, 3)
     meter.begin_epoch(one)  # they live on
     deliver(one, 3)
@@ -82,7 +83,7 @@ def test_batches_that_are_left_out_where_workers_start_again_are_not_taken_for_d
     for _ in range(5):
         deliver(one, 1)
         meter.end_step(one)
-    assert meter.measure(one) == pytest.approx((0.4 / 4 * 8, 0.2, 0.1))
+    assert meter.measure(one).seconds == pytest.approx((0.4 / 4 * 8, 0.2, 0.1))
     assert (meter.batches(one), meter.judged_batches(one)) == (5, judged)
 
 

@@ -79,7 +79,7 @@ def test_beside_a_plain_loader_with_workers_the_first_batch_is_taken_out_in_each
 
 
 def test_where_workers_start_on_one_rank_the_first_batch_is_taken_out_on_all():
-    nothing = (float("nan"),) * 4
+    nothing = (float("nan"),) * 6
     run = Run(Loader(), others=[nothing, nothing])
     run.epoch(2)
     run.others_start = True
@@ -145,8 +145,8 @@ class Sharing(Loader):
         counts = self.cache_counts
         self.cache_counts = replace(counts, hits=counts.hits + hits, misses=counts.misses + misses)
 
-    def deliver(self, fresh, stages):
-        super().deliver(fresh, stages)
+    def deliver(self, fresh, stages, in_flight=0.0):
+        super().deliver(fresh, stages, in_flight)
         self.look_up(0, fresh)
 
 
@@ -206,10 +206,45 @@ def test_an_echo_loader_that_cannot_be_looked_into_costs_what_its_waiting_says()
     assert costs.host_seconds(2) == pytest.approx(1.0)
 
 
+def test_reads_in_flight_are_those_of_all_workers_in_the_epoch_and_the_mean_over_the_ranks():
+    """Each of two workers has 10 reads under way, then 30; what it had before all workers ran does not count."""
+    run = Run(Loader(workers=2))
+    assert run.epoch(8, in_flight=7.0).reads_in_flight is None, "no threads read ahead"
+    run = Run(Loader(workers=2))
+    run.loader.reads_ahead = True
+    run.meter.begin_epoch(run.loader)
+    for in_flight in (500.0, 500.0, 5.0, 15.0, 10.0):
+        run.step(in_flight=in_flight)
+    assert run.meter.end_epoch(run.loader).reads_in_flight == pytest.approx(20)
+    assert run.epoch(4, in_flight=30.0).reads_in_flight == pytest.approx(60)
+    nan = float("nan")
+    for other, mean in ((40.0, 30), (nan, 10)):  # the second reads nothing ahead
+        of_ranks = Run(Loader(workers=2), others=[(1.0, 1.0, 1.0, other, nan, nan)])
+        of_ranks.loader.reads_ahead = True
+        assert of_ranks.epoch(4, in_flight=10.0).reads_in_flight == pytest.approx(mean)
+
+
+def test_the_waiting_of_workers_is_the_mean_over_the_ranks_that_know_it():
+    nan = float("nan")
+    for other, mean in ((0.5, 0.7), (nan, 0.9)):
+        run = Run(Loader(), others=[(nan, nan, nan, nan, other, nan)])
+        run.meter.begin_epoch(run.loader)
+        run.step()
+        run.meter._waits.fraction = 0.9
+        assert run.meter.end_epoch(run.loader).worker_wait_fraction == pytest.approx(mean)
+    assert Run(Loader()).epoch(40).worker_wait_fraction is None, "it is no DataLoader"
+
+
+def test_reads_in_flight_of_several_loaders_add_up():
+    loaders = Together({"a": Loader(workers=2), "b": Loader(workers=2), "c": Loader(workers=2)})
+    loaders["a"].reads_ahead = loaders["b"].reads_ahead = True
+    assert Run(loaders).epoch(4, in_flight=3.0).reads_in_flight == pytest.approx(12)
+
+
 @pytest.mark.parametrize(("others", "longest"), [([9.0, 0.1], 9.0), ([0.1, float("nan")], 0.25)])
 def test_the_wait_for_the_first_batch_is_that_of_the_rank_that_waited_longest(others, longest):
     nan = float("nan")
-    assert Run(others=[(nan, nan, nan, first) for first in others]).epoch(8).first_batch_seconds == pytest.approx(longest)
+    assert Run(others=[(nan, nan, nan, nan, first) for first in others]).epoch(8).first_batch_seconds == pytest.approx(longest)
 
 
 def test_a_run_resumed_in_the_middle_of_an_epoch_comes_to_the_same(tmp_path):
@@ -235,7 +270,7 @@ def test_a_run_resumed_in_the_middle_of_an_epoch_comes_to_the_same(tmp_path):
 
 def test_a_checkpoint_s_totals_count_once_in_the_job(tmp_path):
     """Rank 0 saves what all ranks have; each of them loads it."""
-    nothing = (float("nan"),) * 4
+    nothing = (float("nan"),) * 5
     state = saved(Run(), tmp_path)
     state["counts"] = [80, 16]
     ranks = [Run(others=[nothing], rank=rank, state=state) for rank in (0, 1)]
@@ -249,19 +284,19 @@ def test_a_checkpoint_s_totals_count_once_in_the_job(tmp_path):
 class Together(EchoLoaders):
     """Fake loaders of which each step takes a batch."""
 
-    def deliver(self, fresh, stages):
+    def deliver(self, fresh, stages, in_flight=0.0):
         for loader in self.values():
-            loader.deliver(fresh, stages)
+            loader.deliver(fresh, stages, in_flight)
 
 
 def test_counts_of_each_loader_survive_being_saved_again_right_after_a_resume(tmp_path):
     loader = Together({"a": Loader(), "b": Loader()})
-    run = Run(loader, others=[(float("nan"),) * 7])
+    run = Run(loader, others=[(float("nan"),) * 10])
     run.step()
     run.meter.count(loader)
     state = saved(run, tmp_path)
     assert state["parts"] == {"a": [4, 4], "b": [4, 4]}  # gathered by a fake: those of this rank
-    again = Run(loader, others=[(float("nan"),) * 7], state=state)
+    again = Run(loader, others=[(float("nan"),) * 10], state=state)
     assert saved(again, tmp_path)["parts"] == state["parts"]
     again.step()
     assert saved(again, tmp_path)["parts"] == {"a": [4 + 2 * 4] * 2, "b": [4 + 2 * 4] * 2}
