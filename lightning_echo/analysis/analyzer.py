@@ -50,7 +50,7 @@ from lightning_echo.config import check_reads_in_flight
 from lightning_echo.data.machine import free_memory_bytes, usable_cores
 from lightning_echo.loader.loader import EchoLoader
 from lightning_echo.pipeline.kinds import Indexed, kind_of
-from lightning_echo.split.reading import AUTO
+from lightning_echo.split.reading import AUTO_IN_FLIGHT
 from lightning_echo.training.package import MisconfigurationException
 from lightning_echo.training.trainer import rank_zero_info
 
@@ -343,7 +343,7 @@ class StallAnalyzer:
         *,
         trainer_kwargs: Mapping[str, Any] | None = None,
         say: Callable[[str], None] | None = None,
-        reads_in_flight: int | str = AUTO,
+        reads_in_flight: int | str = AUTO_IN_FLIGHT,
     ) -> None:
         self._reads_in_flight = check_reads_in_flight(reads_in_flight)
         self._model, self._data = model, datamodule
@@ -575,7 +575,7 @@ class Analyzes:
         html: str | None = None,
         png: str | None = None,
         apply: str | None = None,
-        reads_in_flight: int | str = AUTO,
+        reads_in_flight: int | str = AUTO_IN_FLIGHT,
         ckpt_path: str | None = None,
         weights_only: bool | None = None,
     ) -> None:

@@ -40,7 +40,7 @@ from lightning_echo.pipeline.reads import BusyTime
 from lightning_echo.plan.plan import Reuse
 from lightning_echo.split.describe import SplitRefused
 from lightning_echo.split.prove import Split, has_length, read_plainly, seeded, seeded_copy
-from lightning_echo.split.reading import AUTO, ReadPart, find_part
+from lightning_echo.split.reading import AUTO_IN_FLIGHT, ReadPart, find_part
 from lightning_echo.split.staged import batched, read_batch, sample_places
 from lightning_echo.training.loaders import leaves_of
 from lightning_echo.training.package import classes
@@ -331,7 +331,7 @@ def _look_there(dataset: Any, loader: Any) -> dict[str, Any]:
 
 def _part_read_ahead(dataset: Any, kind: Indexed, cuts: Sequence[Split | None]) -> ReadPart | str:
     try:
-        return find_part(dataset, kind.readable_indices, cuts, AUTO, kind.num_workers)
+        return find_part(dataset, kind.readable_indices, cuts, AUTO_IN_FLIGHT, kind.num_workers)
     except Exception as error:  # an error of the data set
         return f"reading an example raised {type(error).__name__}: {error}"
 
