@@ -235,10 +235,10 @@ def costs_of(
 # ---------------------------------------------------------------------- worker waits
 # A worker that reads one example after the other waits for most of its time if its storage has latency. Then more reads under way
 # help more than anything else. A plain run shows that, too: its worker processes are children of this process. They are looked at
-# after 10, 20, 40 ... steps of an epoch, while they are alive. Other children count as idle workers would, so only the busiest
+# after 4, 8, 16 ... steps of an epoch, while they are alive. Other children count as idle workers would, so only the busiest
 # ones are taken, as many as the loader has workers.
 
-_FIRST_LOOK = 10  # steps
+_FIRST_LOOK = 4  # steps
 
 
 class WorkerWaits:

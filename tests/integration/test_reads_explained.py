@@ -115,7 +115,7 @@ def test_an_analysis_measures_reads_in_flight_and_tries_them() -> None:
     assert seconds[1] >= READ
     assert all(READ / reads <= each for reads, each in seconds.items())
     assert seconds[16] < seconds[1] / 4
-    assert found.verdict.remedies[-1].setting.reads_in_flight > 1
+    assert any(remedy.setting.reads_in_flight > 1 for remedy in found.verdict.remedies)
     checked = analyzer.check(found, reads_in_flight=16).checked[-1]
     assert checked.setting == TrainingSetting(reads_in_flight=16)
     assert checked.step_seconds.median < found.step_seconds

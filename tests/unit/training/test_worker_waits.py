@@ -48,15 +48,15 @@ def test_workers_wait_for_what_the_busiest_of_the_children_do_not_compute(shares
     assert Children(*shares).fraction(workers, 20) == pytest.approx(fraction, nan_ok=True)
 
 
-def test_an_epoch_is_looked_at_after_10_20_40_steps_and_each_epoch_by_itself():
+def test_an_epoch_is_looked_at_after_4_8_16_steps_and_each_epoch_by_itself():
     children = Children(1.0)
-    assert math.isnan(children.fraction(1, 19))
+    assert math.isnan(children.fraction(1, 7))
     waits, looks = WorkerWaits(1, lambda: children.now, lambda: looks.append(children.now) or children.busy()), []
     for _ in range(100):
         children.now += 1
         waits.end_step()
     began = children.now - 100
-    assert [look - began for look in looks] == [10, 20, 40, 80]
+    assert [look - began for look in looks] == [4, 8, 16, 32, 64]
     waits.begin_epoch()
     assert math.isnan(waits.fraction)
     children.shares = [0.25]
