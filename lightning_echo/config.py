@@ -127,7 +127,7 @@ class EchoConfig:
         self.seed = check_seed(self.seed)
         self.cache = _plain(read_cache_config(self.cache), "size")
         self.share = _plain(read_share_config(self.share), "name")
-        self.reads_in_flight = None if self.reads_in_flight is None else check_reads_in_flight(self.reads_in_flight)
+        self.reads_in_flight = check_reads_in_flight(self.reads_in_flight)
 
     def as_options(self) -> dict[str, Any]:
         """Returns the options by name, without those that a subclass adds: ``EchoLoader(loader, **config.as_options())``."""
@@ -315,10 +315,10 @@ def check_buffer_size(buffer_size: Any) -> int | float | str | None:
     return float(buffer_size)
 
 
-def check_reads_in_flight(reads: Any) -> int | str:
-    """Returns the number of reads that may be under way on a rank, or ``"auto"``, which is the default."""
+def check_reads_in_flight(reads: Any) -> int | str | None:
+    """Returns the number of reads that may be under way on a rank, ``"auto"``, or None for the default."""
     if reads is None:
-        return AUTO_IN_FLIGHT
+        return None
     expected = (
         f"reads_in_flight must be an integer from 1 (one read after the other) to {MOST_IN_FLIGHT:,}, or {AUTO_IN_FLIGHT!r}"
     )

@@ -345,7 +345,7 @@ class StallAnalyzer:
         say: Callable[[str], None] | None = None,
         reads_in_flight: int | str = AUTO_IN_FLIGHT,
     ) -> None:
-        self._reads_in_flight = check_reads_in_flight(reads_in_flight)
+        self._reads_in_flight = check_reads_in_flight(reads_in_flight) or AUTO_IN_FLIGHT
         self._model, self._data = model, datamodule
         self._trainer_kwargs = dict(trainer_kwargs or {})
         self._tell = say or (lambda message: rank_zero_info(f"lightning_echo: analyzing: {message}"))

@@ -134,6 +134,24 @@ class DrawingTrap:
         )
 
 
+def quick_states() -> tuple[bytes, bytes, Any]:
+    """Returns the states of the three global generators as `put_back` takes them. It takes 17 microseconds, `random_states` 110.
+
+    The state of numpy is that of its bit generator alone, without a normal number that it may have kept.
+    """
+    of_numpy = np.random.get_bit_generator()  # type: ignore[attr-defined]  # see `DrawingTrap`
+    state = ctypes.string_at(of_numpy.ctypes.state_address, _MT19937_BYTES)
+    return torch.default_generator.get_state().numpy().tobytes(), state, random.getstate()
+
+
+def put_back(states: tuple[bytes, bytes, Any]) -> None:
+    """Sets the three global generators to `quick_states`."""
+    torch.default_generator.set_state(torch.frombuffer(bytearray(states[0]), dtype=torch.uint8))
+    of_numpy = np.random.get_bit_generator()  # type: ignore[attr-defined]  # see `DrawingTrap`
+    ctypes.memmove(of_numpy.ctypes.state_address, states[1], _MT19937_BYTES)
+    random.setstate(states[2])
+
+
 def _set_states(states: RandomStates) -> None:
     torch.default_generator.set_state(states.torch)
     np.random.set_state(states.numpy)

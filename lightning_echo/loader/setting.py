@@ -395,9 +395,10 @@ class Setting:
         cache: CacheConfig | None = None,
         reuse: Reuse = Reuse.each,
         share: ShareConfig | None = None,
-        in_flight: int | str = 1,
+        in_flight: int | str | None = 1,
     ) -> None:
-        self._ranks, self.reuse, self.in_flight = ranks, reuse, in_flight
+        says_why, in_flight = in_flight is not None, AUTO_IN_FLIGHT if in_flight is None else in_flight
+        self._ranks, self.reuse, self.in_flight, self._says_why = ranks, reuse, in_flight, says_why
         self._layout_of_pass: Layout | None = None
         kind, self.sharing = kind_of(loader), None
         if share is not None:
@@ -414,7 +415,8 @@ class Setting:
                 f"reads_in_flight={in_flight} and cache.partitioned=True are impossible together: threads would read from the "
                 f"storage what another node is about to send. Leave one of the two out"
             )
-        self.choice, self._is_auto = choose(kind, point, cache, 1 if share else in_flight), point is InsertionPoint.auto
+        self.choice = choose(kind, point, cache, 1 if share else in_flight, says_why=says_why)
+        self._is_auto = point is InsertionPoint.auto
         self.kind = kind.at(self.choice.point)
         self.cache = None
         if cache is not None:
@@ -499,6 +501,9 @@ class Setting:
             )
         if self.choice.caution:
             remarks.append(self.choice.caution)
+        if self._says_why and self.in_flight == AUTO_IN_FLIGHT and self.sharing is None and self.choice.reading is None:
+            why = self.choice.no_reading or "there are no workers; a number lets threads of this process read"
+            remarks.append(f"reads_in_flight={AUTO_IN_FLIGHT!r} reads one example after the other: {why}")
         if self.buffer.remark:
             remarks.append(self.buffer.remark)
         if not self.has_length:

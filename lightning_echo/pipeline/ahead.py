@@ -31,7 +31,7 @@ class AheadOrder:
     def __init__(self, order: Any, pass_length: int, *, crosses: bool) -> None:
         self._order, self._pass_length, self._crosses = order, pass_length, crosses
         self._ahead: deque[Any] = deque()
-        self.position = order.position
+        self.position: int = order.position
         self.exact = order.exact
         self.changes = 0  # of items that were looked at
 
@@ -44,7 +44,10 @@ class AheadOrder:
 
     def reaches(self, position: int) -> bool:
         """Returns whether `at` may be asked for a position: not for the last one of a pass, if the next pass is not to begin."""
-        return self._crosses or position < self.position - self.position % self._pass_length + self._pass_length - 1
+        if self._crosses:
+            return True
+        in_pass: int = self.position % self._pass_length  # 0: the next pass has not begun
+        return in_pass > 0 and position < self.position - in_pass + self._pass_length - 1
 
     def at(self, position: int) -> Any:
         """Returns the item at a position from the present one on."""

@@ -40,13 +40,22 @@ def choose_later(reason: str) -> Choice:
     return _uncut(earliest(Needs.examples), reason)
 
 
-def choose(kind: Kind, point: InsertionPoint, cache: CacheConfig | None = None, in_flight: int | str = 1) -> Choice:
+def choose(
+    kind: Kind,
+    point: InsertionPoint,
+    cache: CacheConfig | None = None,
+    in_flight: int | str = 1,
+    *,
+    says_why: bool = False,
+) -> Choice:
     """Returns the insertion point to use. All examples are read in one other process (``data/elsewhere.py``).
 
     ``point`` is the user's; for ``auto`` it is the earliest that is possible, from ``before_augmentation`` on. ``cache`` has the
     options of a cache; None: the choice has no ``holds``. ``in_flight`` is the number of reads that may be under way, or
-    ``"auto"``; 1: the choice has no ``reading``. Raises a ValueError if one of the three is impossible with this loader, or the
-    data set's own error if the point or the cache needs its examples.
+    ``"auto"``; 1: the choice has no ``reading``. ``says_why``: whether `Choice.no_reading` is wanted.
+
+    Raises a ValueError if the point, the cache or the number of reads is impossible with this loader, or the data set's own error
+    if the point or the cache needs its examples.
     """
     is_auto = point is InsertionPoint.auto
     if not is_auto and point not in points_from(kind.needs):
@@ -59,9 +68,10 @@ def choose(kind: Kind, point: InsertionPoint, cache: CacheConfig | None = None, 
         raise _no_reads(in_flight, f"the loader does not say what it reads next ({kind.why_later})")
     if isinstance(kind, Stream):
         return _uncut(later, reason)
-    may_read_ahead = (
-        in_flight != 1 and isinstance(kind, Indexed) and (in_flight != AUTO_IN_FLIGHT or may_be_on(kind.loader.dataset))
-    )
+    may_read_ahead = in_flight != 1 and isinstance(kind, Indexed)
+    if may_read_ahead and in_flight == AUTO_IN_FLIGHT:
+        # Without workers, the training's own process would read earlier than without threads what may still change.
+        may_read_ahead = kind.num_workers > 0 and (says_why or may_be_on(kind.loader.dataset))
     cuts = not kind.why_later and point not in points_from(Needs.examples)
     index = kind.readable_index
     if (
@@ -90,8 +100,9 @@ def choose(kind: Kind, point: InsertionPoint, cache: CacheConfig | None = None, 
         return _uncut(later, why, caution=_caution(kind))
     if isinstance(found.reading, str) and in_flight not in (1, AUTO_IN_FLIGHT):
         raise _no_reads(in_flight, found.reading)
-    reading = None if isinstance(found.reading, str) else found.reading
-    return replace(_chosen(kind, point, later, reason, found), reading=reading)
+    is_none = isinstance(found.reading, str)
+    chosen = _chosen(kind, point, later, reason, found)
+    return replace(chosen, no_reading=found.reading) if is_none else replace(chosen, reading=found.reading)
 
 
 def choose_reading(kind: Kind, in_flight: int | str) -> ReadPart | None:
@@ -101,7 +112,7 @@ def choose_reading(kind: Kind, in_flight: int | str) -> ReadPart | None:
     _check_open_files(kind, in_flight)
     found: ReadPart | str | NotRead = f"the loader does not say what it reads next ({kind.why_later})"
     if isinstance(kind, Indexed):
-        if in_flight == AUTO_IN_FLIGHT and not may_be_on(kind.loader.dataset):
+        if in_flight == AUTO_IN_FLIGHT and not (kind.num_workers and may_be_on(kind.loader.dataset)):
             return None
         found = read_elsewhere(kind.loader, find_part, kind.readable_indices, [None], in_flight, kind.num_workers)
     if isinstance(found, ReadPart):
@@ -234,7 +245,10 @@ def _look_once(dataset: Any, asked: _Asked) -> _Found:
     reading: ReadPart | str = ""
     if asked.reads is not None:
         cuts = [hold.split for hold in holds] if isinstance(holds, list) else []
-        reading = find_part(dataset, indices, cuts or [split if isinstance(split, Split) else None], *asked.reads)
+        try:
+            reading = find_part(dataset, indices, cuts or [split if isinstance(split, Split) else None], *asked.reads)
+        except Exception as error:  # the data set's own: without reads in flight, this example may never be read
+            reading = f"reading an example raised {type(error).__name__}: {error}"
     return _Found(split, example_bytes, ignores, holds, reading)
 
 

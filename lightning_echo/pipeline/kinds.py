@@ -144,6 +144,7 @@ class Choice:
     split: Split | None = None  # where the data set is split
     holds: Sequence[Hold] = ()  # what a cache can hold, the earliest cut first; empty if that was not asked
     reading: ReadPart | None = None  # what threads may read ahead; None: nothing, or not asked
+    no_reading: str = ""  # why threads may read nothing; empty if they may, or if that was not asked
 
 
 @dataclass(frozen=True, kw_only=True)

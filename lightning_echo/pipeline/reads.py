@@ -27,16 +27,18 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from statistics import fmean, median
 from time import monotonic, perf_counter, thread_time
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch.utils.data import get_worker_info
 
-from lightning_echo.data.copies import nbytes
+from lightning_echo.data.copies import copy_example, nbytes
 from lightning_echo.data.difference import difference
-from lightning_echo.data.randomness import preserved_random_states, random_states
+from lightning_echo.data.randomness import preserved_random_states, put_back, quick_states, random_states
 from lightning_echo.plan.order import entry_key
 from lightning_echo.split.prove import Split
 from lightning_echo.split.reading import MOST_IN_FLIGHT, ReadPart, file_of
@@ -55,10 +57,11 @@ _FILES_BESIDE = 64  # that a worker may have open for other purposes
 _LEAST_WAIT_SECONDS = 0.0005  # of a read, on average, from which on threads are worth their changes
 _LAST_READS, _MOST_LAST_READS = 8, 64  # the worker looks at the median of the last few, and at the mean of more
 _MEASURED_EVERY = 4  # reads, after the first ones
-_WATCHED_EVERY = 16  # waits for the user's code, in which nobody else draws random numbers
 _PROBE_EVERY = 2048  # reads
+_JUDGED_AFTER = 16  # reads of files that a thread has read before
 _PROBES = 3  # in a row that do not wait, before the threads stop
 _LOOK_SECONDS = 0.1  # a worker that waits for a read looks so often whether it has to end
+_JOIN_SECONDS = 0.5  # a thread in the training's process must not be in torch's code when the interpreter ends
 _WORDS_BYTES = 512  # for a read that is waited for, in words
 
 _WAITING, _UNDER_WAY, _READ, _LEFT_OUT = range(4)
@@ -90,7 +93,8 @@ class Pools:
     """
 
     def __init__(self, context: Any = None, workers: int = 1) -> None:
-        self._event = threading.Event() if context is None else context.Event()
+        # Without a lock: a killed worker would keep it.
+        self._closed: Any = SimpleNamespace(value=0) if context is None else context.RawValue("b", 0)
         # For each worker: since when it waits, by the clock that all processes share, and the read in words.
         self._waiting = (
             [bytearray(_WORDS_BYTES)] if context is None else [context.RawArray("c", _WORDS_BYTES) for _ in range(workers)]
@@ -99,15 +103,16 @@ class Pools:
 
     @property
     def is_closed(self) -> bool:
-        return bool(self._event.is_set())
+        return bool(self._closed.value)
 
     def add(self, pool: ReadPool) -> None:
         self._pools.append(pool)
 
     def close(self) -> None:
-        self._event.set()
+        self._closed.value = 1
+        ends = monotonic() + _JOIN_SECONDS
         while self._pools:
-            self._pools.pop().close()
+            self._pools.pop().close(ends)
 
     def waits(self, worker: int, since: float, what: str) -> None:
         words = f"{since} {what}".encode()[: _WORDS_BYTES - 1]
@@ -187,7 +192,9 @@ class ReadPool:
         self._asked: dict[Any, deque[_Slot]] = {}  # of the present batch
         self._lock = threading.Lock()
         self._work, self._done = threading.Condition(self._lock), threading.Condition(self._lock)
-        self._threads = 0
+        self._threads: list[threading.Thread] = []
+        self._largest = reading.part.item_bytes  # bytes of an item so far
+        self._note = ""  # a message for the user
         self._is_on, self._is_useless = not reading.is_auto, False
         self._is_closed = False
         self._bytes = 0  # read ahead, and about to be
@@ -197,7 +204,8 @@ class ReadPool:
         self._check_at = 1  # the 1st, 10th, 100th ... read of the user's code is compared with one without threads
         self._waits: deque[float] = deque(maxlen=_MOST_LAST_READS)  # seconds, of the last reads without threads
         self._waits_after: deque[float] = deque(maxlen=_MOST_LAST_READS)  # of those whose file a thread has read before
-        self._idle_probes = self._by_itself_count = self._wait_count = 0
+        self._wait_before = 0.0  # mean of ``_waits`` when threads began
+        self._idle_probes = self._by_itself_count = 0
         self._busy = BusyTime()
         info = get_worker_info()
         self._is_worker, self._worker, self._parent = info is not None, 0 if info is None else info.id, os.getppid()
@@ -215,8 +223,10 @@ class ReadPool:
     def begin(self, asked: Sequence[Any], ahead: Sequence[Any], dropped: Sequence[Any]) -> None:
         """Begins a batch: the examples ``asked`` for now, those that are asked for later, and those that are not any more."""
         is_held = self._is_held
+        held = [index for index in asked if is_held(index)]
         asked = [index for index in asked if not is_held(index)]
         ahead = [index for index in ahead if not is_held(index)]
+        dropped = [*dropped, *held]
         with self._lock:
             for slots in self._asked.values():  # that a cache has got in the meantime, or that an error has left over
                 for slot in slots:
@@ -249,19 +259,17 @@ class ReadPool:
         if slot is None:  # a second try, or the comparison of a cache
             return self._plain(index)
         with self._lock:
-            is_mine = slot.state == _WAITING and (slot.is_probe or not self._is_on or not self._threads)
-            if is_mine:
-                slot.state = _LEFT_OUT
-            else:
+            is_left = slot.state == _WAITING and (slot.is_probe or not self._is_on or not self._threads)
+            if not is_left and slot.state != _LEFT_OUT:
                 self._wait_for(slot)
-            self._free(slot)
-        if is_mine:
+            is_read, value, error = slot.state == _READ, slot.value, slot.error
+            self._leave_out(slot)
+        if not is_read:
             return self._by_itself(index, is_probe=slot.is_probe)
         if (finish := self._reads.finish) is None:
             return self._after_warming(index)
-        if slot.error is not None:
-            raise slot.error
-        value, slot.value = slot.value, None
+        if error is not None:
+            raise error
         if not self._reading.part.is_ours:
             self._check(index, value)
             return decoded(finish(index, value))
@@ -271,6 +279,11 @@ class ReadPool:
             self._reading.part.raise_for_file(self._dataset, index)  # its error names the file, and ours only has the bytes
             raise
 
+    def take_note(self) -> str:
+        """Returns a message for the user, or empty."""
+        note, self._note = self._note, ""
+        return note
+
     def mean_in_flight(self) -> float:
         """Returns how many reads were under way on average since the last call."""
         with self._lock:
@@ -279,14 +292,16 @@ class ReadPool:
             passed, self._since, self._seconds = now - self._since, now, 0.0
         return seconds / passed if passed > 0 else 0.0
 
-    def close(self) -> None:
-        """Ends the threads. One that hangs in a read ends with the process."""
+    def close(self, ends: float = 0.0) -> None:
+        """Ends the threads, and waits for them until ``ends``. One that hangs in a read ends with the process."""
         with self._lock:
             self._is_closed = True
             self._busy.close()
             self._todo.clear()
             self._work.notify_all()
             self._done.notify_all()
+        for thread in self._threads:
+            thread.join(max(ends - monotonic(), 0.0))
 
     def _new(self, index: Any) -> _Slot:
         slot, self._count = _Slot(index), self._count + 1
@@ -307,9 +322,7 @@ class ReadPool:
 
     def _wait_for(self, slot: _Slot) -> None:
         self._awaited, pools, has_told = slot, self._reading.pools, False
-        self._wait_count += 1
-        is_watched = not self._reading.part.is_ours and self._wait_count % _WATCHED_EVERY == 1
-        before = random_states() if is_watched else None
+        before = None if self._reading.part.is_ours else quick_states()
         try:
             since = monotonic()
             while slot.state != _READ and not self._done.wait_for(lambda: slot.state == _READ, _LOOK_SECONDS):
@@ -321,13 +334,19 @@ class ReadPool:
             self._awaited = None
             if has_told:
                 pools.waits_no_more(self._worker)
-        if before is not None and difference(before, random_states()) is not None:
-            raise Abandoned(
-                ReadChangedError(
-                    f"while example {slot.index!r} of the data set was read by threads, random numbers were drawn: which ones "
-                    "depends on the timing. Draw them in augment, or set reads_in_flight=1"
-                )
-            )
+        if before is not None and before != quick_states():  # nobody else draws while this thread waits
+            put_back(before)
+            self._stop(slot)
+
+    def _stop(self, asked: _Slot) -> None:
+        """Reads one after the other from here on, since threads draw random numbers. What they have read ahead is not used."""
+        self._is_on, self._is_useless = False, True
+        for slot in (asked, *chain.from_iterable((*self._asked.values(), *self._foreseen.values()))):
+            self._leave_out(slot)
+        self._note = (
+            f"random numbers were drawn while threads read example {asked.index!r} of the data set and others, so that from here "
+            "on reads_in_flight is 1. Draw them in augment"
+        )
 
     def _in_words(self, index: Any) -> str:
         find = file_of(self._dataset)
@@ -386,11 +405,11 @@ class ReadPool:
 
     def _after_warming(self, index: Any) -> Any:
         """Reads an example whose file a thread has read before. If that does not help, threads read no more."""
-        if not self._reading.is_auto:
+        if not self._reading.is_auto or not self._is_on:
             return self._plain(index)
         example, waited = self._measured(index)
         self._waits_after.append(waited)
-        if len(self._waits_after) == _MOST_LAST_READS and 2 * fmean(self._waits_after) > fmean(self._waits):
+        if len(self._waits_after) >= _JUDGED_AFTER and 2 * fmean(self._waits_after) > self._wait_before:
             self._is_useless = True
             self._switch(on=False)
         return example
@@ -399,6 +418,7 @@ class ReadPool:
         with self._lock:
             self._is_on, self._idle_probes = on, 0
             if on:
+                self._wait_before = fmean(self._waits)
                 self._start_threads()
                 self._work.notify_all()
             else:
@@ -408,13 +428,13 @@ class ReadPool:
     # ------------------------------------------------------------------ threads
 
     def _start_threads(self) -> None:
-        while self._threads < self._reading.threads:
-            thread = threading.Thread(target=self._run, name=f"lightning_echo-read-{self._threads}", daemon=True)
+        while len(self._threads) < self._reading.threads:
+            thread = threading.Thread(target=self._run, name=f"lightning_echo-read-{len(self._threads)}", daemon=True)
             try:
                 thread.start()
             except RuntimeError:  # the system allows no more threads: fewer reads are under way
                 break
-            self._threads += 1
+            self._threads.append(thread)
 
     def _run(self) -> None:
         if self._is_worker:
@@ -425,11 +445,19 @@ class ReadPool:
             try:
                 read = read or self._reads.read()
                 value = read(slot.index)
-                taken = nbytes(value)
+                if not self._reading.part.is_ours and type(value) is not bytes:
+                    value = copy_example(value)  # a later read may use its memory again
+                taken = self._size_of(value)
             except BaseException as raised:  # the worker's own thread raises it when the example's turn comes
                 error = raised
             self._end(slot, value, error, taken)
             del slot, value, error
+
+    def _size_of(self, value: Any) -> int:
+        try:
+            return nbytes(value)
+        except Exception:  # an object of the user's may raise anything when it is looked at
+            return self._largest
 
     def _next(self) -> _Slot | None:
         """Waits for the next read; None if the pool is closed."""
@@ -438,10 +466,10 @@ class ReadPool:
             while not self._is_closed:
                 while todo and todo[0].state != _WAITING:
                     todo.popleft()
-                has_room = not self._bytes or self._bytes + reading.part.item_bytes <= reading.most_bytes
+                has_room = not self._bytes or self._bytes + self._largest <= reading.most_bytes
                 if todo and self._is_on and (has_room or todo[0].is_asked):
                     slot = todo.popleft()
-                    slot.state, slot.bytes = _UNDER_WAY, reading.part.item_bytes
+                    slot.state, slot.bytes = _UNDER_WAY, self._largest
                     self._bytes += slot.bytes
                     self._count_seconds()
                     self._under_way += 1
@@ -458,6 +486,7 @@ class ReadPool:
                 self._free(slot)
                 return
             slot.state, slot.value, slot.error = _READ, value, error
+            self._largest = max(self._largest, taken)
             self._bytes += taken - slot.bytes
             slot.bytes = taken
             if slot is self._awaited:

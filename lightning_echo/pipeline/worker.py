@@ -253,7 +253,7 @@ class LiveExamples:
         rest = perf_counter() - started - source
         report = Report(request.fresh, len(request.indices) - request.fresh, refetched, source, rest, note=note)
         if self._pool is not None:
-            report = report._replace(in_flight=self._pool.mean_in_flight())
+            report = report._replace(in_flight=self._pool.mean_in_flight(), note=note or self._pool.take_note())
         if self._caching is None or self._cached is None:
             return examples, report
         now = self._caching.store.lookups

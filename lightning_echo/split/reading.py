@@ -28,14 +28,16 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
 from itertools import count
+from pathlib import Path
 from time import monotonic
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from lightning_echo.data.copies import copy_example, nbytes
 from lightning_echo.data.difference import difference
-from lightning_echo.data.randomness import preserved_random_states
+from lightning_echo.data.randomness import preserved_random_states, quick_states
 from lightning_echo.split.describe import (
     Convention,
     Description,
@@ -58,7 +60,7 @@ from lightning_echo.split.prove import (
     seeded,
     seeded_copy,
 )
-from lightning_echo.split.staged import AugmentedDataset, Load, StagedDataset, batched, sample_places
+from lightning_echo.split.staged import AugmentedDataset, Load, StagedDataset, batched, read_batch, sample_places
 
 SAYS_SO = "reads_concurrently"
 """A data set whose attribute of this name is True says that threads may read its examples at the same time."""
@@ -69,7 +71,9 @@ MOST_IN_FLIGHT = 4096
 # Where data sets hold the paths of their files: one entry for each example, a path or a sequence that begins with one.
 _FILE_LISTS = ("samples", "imgs", "images", "image_paths", "paths", "files", "_image_files", "_images")
 _TRYING_THREADS, _TRYING_SECONDS = 8, 0.2
-_PIECE_BYTES = 2**18
+_PIECE_BYTES, _MOST_TIMES_TRIED = 2**18, 4  # of a file, so many times the largest that was tried is read at most
+# Others may run code of the user's, such as a path that downloads its file.
+_PLAIN_LISTS, _PLAIN_PATHS = (list, tuple, range, np.ndarray, torch.Tensor), (str, np.str_, type(Path()))
 _BETWEEN_THREADS_SECONDS = 1e-5  # so short that two threads that disturb each other are likely to do so
 
 
@@ -109,7 +113,7 @@ class ReadPart:
     def make(self, dataset: Any, until: Split | None) -> Reads:
         """Returns the functions for ``dataset``, without reading. ``until``: where an example is cut; None: it is read whole."""
         if self.part is Part.files:
-            return Reads(lambda: _file_reader(dataset), None)
+            return Reads(lambda: _file_reader(dataset, self.item_bytes * _MOST_TIMES_TRIED), None)
         if self.part is Part.whole:
             if until is None:
                 return Reads(lambda: dataset.__getitem__, _as_it_is)
@@ -144,13 +148,15 @@ def find_part(
     """
     description = describe(dataset)
     name, says_so = _name_of(description), _says_so(dataset)
+    passes_on = _passes_on_safely(dataset, description)
     if batched(dataset) is not None:
         return f"{name} has a __getitems__ of its own, which reads the examples of a batch in one call"
     may_run_users_code = asked != AUTO_IN_FLIGHT or says_so
     why_not_raw = _why_not_raw(description, dataset, cuts)
     try:
         if not why_not_raw:
-            is_ours = all(Convention.folder in leaf.raw_conventions[:1] for leaf in leaves(pruned(description, raw=True)))
+            parts = leaves(pruned(description, raw=True))
+            is_ours = passes_on and all(Convention.folder in leaf.raw_conventions[:1] for leaf in parts)
             if not (is_ours or may_run_users_code):
                 return (
                     f"read of {name} is code of the user's: set {SAYS_SO} = True in its class, or give a number of "
@@ -159,8 +165,8 @@ def find_part(
             return _raw_part(dataset, indices, cuts, is_ours=is_ours)
         if not workers:
             return f"{why_not_raw}; with num_workers=0, only such reading may run in threads: set num_workers"
-        if not says_so and _has_files(dataset, indices):
-            return ReadPart(Part.files, is_ours=True, item_bytes=0)
+        if not says_so and passes_on and (largest := _largest_file(dataset, indices)):
+            return ReadPart(Part.files, is_ours=True, item_bytes=largest)
         if not may_run_users_code:
             return f"{why_not_raw}. If threads may load its examples at the same time, set {SAYS_SO} = True in its class"
         return _whole_part(dataset, indices, cuts)
@@ -187,6 +193,14 @@ def _says_so(dataset: Any) -> bool:
 
 def _name_of(description: Description) -> str:
     return leaves(description)[0].name
+
+
+def _passes_on_safely(dataset: Any, description: Description) -> bool:
+    """Whether no code of the user's runs where an index is passed on to a data set inside."""
+    if description.role is Role.subset and type(dataset.indices) not in _PLAIN_LISTS:
+        return False
+    inside = zip(data_sets_inside(dataset, description.role), description.inside, strict=False)
+    return all(_passes_on_safely(held, part) for held, part in inside)
 
 
 def _why_not_raw(description: Description, dataset: Any, cuts: Sequence[Split | None]) -> str:
@@ -256,7 +270,18 @@ def _tried_in_threads(dataset: Any, part: ReadPart, until: Split | None, indices
     tried = _some_indices(dataset, indices)
     with seeded():
         alone = part.make(seeded_copy(dataset), until).read()
-        kept = [(item := alone(index), copy_example(item)) for index in tried]
+        descriptors, kept, readable = _open_files(), list[tuple[Any, Any]](), list[Any]()
+        for index in tried:
+            with suppress(Exception):  # a damaged example is one without threads, too
+                kept.append((item := alone(index), copy_example(item)))
+                readable.append(index)
+        tried = readable
+        if not tried:
+            raise SplitRefused("none of the examples that were tried can be read")
+        if _open_files() - descriptors > len(tried) // 2:
+            raise SplitRefused(
+                "what was read holds an open file, and many of them are read ahead: return the file's content, such as bytes"
+            )
         for index, (item, expected_item) in zip(tried, kept, strict=True):
             if (where := difference(expected_item, item, takes_apart=True)) is not None:
                 raise SplitRefused(
@@ -264,7 +289,7 @@ def _tried_in_threads(dataset: Any, part: ReadPart, until: Split | None, indices
                     "same memory. Return a copy"
                 )
         expected = [expected_item for _, expected_item in kept]
-        make = part.make(seeded_copy(dataset), until).read
+        make, states = part.make(seeded_copy(dataset), until).read, quick_states()
 
         def compare(first: int) -> None:
             read, ends = make(), monotonic() + _TRYING_SECONDS
@@ -289,6 +314,8 @@ def _tried_in_threads(dataset: Any, part: ReadPart, until: Split | None, indices
         with _often_interrupted(), ThreadPoolExecutor(_TRYING_THREADS) as pool:
             for done in [pool.submit(compare, first) for first in range(_TRYING_THREADS)]:
                 done.result()
+            if states != quick_states():
+                raise SplitRefused("reading draws random numbers, and threads would draw them in another order each time")
     return max(map(nbytes, expected))
 
 
@@ -337,29 +364,54 @@ def file_of(dataset: Any) -> Callable[[Any], Any] | None:
     return find
 
 
-def _has_files(dataset: Any, indices: Sequence[Any] | None) -> bool:
-    find = file_of(dataset)
-    return find is not None and all(os.path.isfile(find(index)) for index in _some_indices(dataset, indices))
+def _largest_file(dataset: Any, indices: Sequence[Any] | None) -> int:
+    """Returns the bytes of the largest file that was tried; 0 if there are no files, or the data set reads only parts of them."""
+    find, tried = file_of(dataset), _some_indices(dataset, indices)
+    if find is None or not all(os.path.isfile(find(index)) for index in tried):
+        return 0
+    with seeded():
+        before = _bytes_read()
+        read_batch(seeded_copy(dataset), tried[:1])
+        read = _bytes_read() - before
+    is_read_whole = 2 * read >= os.path.getsize(find(tried[0])) > 0
+    return max(os.path.getsize(find(index)) for index in tried) if is_read_whole else 0
+
+
+def _bytes_read() -> int:
+    """Returns the bytes that this process has read so far; 0 if the system does not count them."""
+    try:
+        with open("/proc/self/io") as counts:
+            return int(next(counts).split()[1])
+    except OSError:
+        return 0
+
+
+def _open_files() -> int:
+    try:
+        return len(os.listdir("/proc/self/fd"))
+    except OSError:
+        return 0
 
 
 def _has_paths(paths: Any, dataset: Any) -> bool:
-    is_list = isinstance(paths, Sequence) and not isinstance(paths, (str, bytes))
-    if not is_list or not len(paths) or not has_length(dataset) or len(paths) != len(dataset):
+    if type(paths) not in _PLAIN_LISTS or not len(paths) or not has_length(dataset) or len(paths) != len(dataset):
         return False
-    return all(isinstance(_path_in(entry), (str, os.PathLike)) for entry in (paths[0], paths[-1]))
+    return all(type(_path_in(entry)) in _PLAIN_PATHS for entry in (paths[0], paths[-1]))
 
 
 def _path_in(entry: Any) -> Any:
-    return entry[0] if isinstance(entry, (tuple, list)) and entry else entry
+    return entry[0] if type(entry) in (tuple, list) and entry else entry
 
 
-def _file_reader(dataset: Any) -> Load:
+def _file_reader(dataset: Any, most_bytes: int) -> Load:
     find, piece = file_of(dataset), bytearray(_PIECE_BYTES)
 
     def warm(index: Any) -> None:
-        if find is not None:
-            with suppress(OSError), open(find(index), "rb", buffering=0) as file:  # the data set finds out by itself
-                while file.readinto(piece):
-                    pass
+        path: Any = None if find is None else find(index)
+        if type(path) in _PLAIN_PATHS:
+            left = most_bytes
+            with suppress(OSError), open(path, "rb", buffering=0) as file:  # the data set finds out by itself
+                while left > 0 and (read := file.readinto(piece)):
+                    left -= read
 
     return warm

@@ -15,7 +15,7 @@ import torchvision
 from loader_cases import same, take
 from PIL import Image, UnidentifiedImageError
 from reads_cases import LENGTH, ReadLog, Slow, SlowItems, loader_of, take_and_close
-from torch.utils.data import DataLoader, IterableDataset, Subset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torchvision.transforms import v2
 
 from lightning_echo import EchoLoader
@@ -186,7 +186,8 @@ def test_auto_reads_a_folder_in_threads_while_reads_wait(point, workers, folder,
     expected = take_and_close_pairs(of_folder(folder, insertion_point=point, workers=workers, factor=2, reads_in_flight=1), 60)
     assert Counter(by_thread for _, by_thread in log.entries())[1] == 0
     before = len(log.entries())
-    loader = of_folder(folder, insertion_point=point, workers=workers, factor=2)
+    number = None if workers else 16  # without workers, only a number lets threads read
+    loader = of_folder(folder, insertion_point=point, workers=workers, factor=2, reads_in_flight=number)
     assert same(take_and_close_pairs(loader, 60), expected)
     by_threads = Counter(by_thread for _, by_thread in log.entries()[before:])
     assert by_threads[0] < 60  # at first the worker reads by itself, and the proof does
@@ -293,6 +294,92 @@ def test_an_error_of_a_random_transform_is_raised_where_it_is_without_threads(po
     assert found[0] == found[1]
 
 
+class Clips(Dataset):
+    """Reads a small piece of each of its large files."""
+
+    def __init__(self, paths):
+        self.paths = paths
+
+    def __getitem__(self, index):
+        with open(self.paths[index], "rb", buffering=0) as file:
+            return torch.tensor(list(file.read(64)))
+
+    def __len__(self):
+        return len(self.paths)
+
+
+class Far(Clips):
+    """Its storage takes its time, also for a file in the page cache."""
+
+    def __getitem__(self, index):
+        time.sleep(0.002)
+        with open(self.paths[index], "rb") as file:
+            return torch.tensor(list(file.read())[:64])
+
+
+def files_of(folder, size):
+    paths = [str(folder / str(number)) for number in range(120)]
+    for path in paths:
+        Path(path).write_bytes(bytes(size))
+    return paths
+
+
+def test_files_of_which_only_pieces_are_read_are_not_read_whole_by_threads(tmp_path):
+    clips = EchoLoader(DataLoader(Clips(files_of(tmp_path, 100_000)), num_workers=1), 1)
+    assert clips._setting.choice.reading is None
+    whole = EchoLoader(DataLoader(Clips(files_of(tmp_path, 100)), num_workers=1), 1)
+    assert whole._setting.choice.reading.part is reading.Part.files
+
+
+def test_files_whose_second_read_is_no_faster_are_read_by_the_data_set_alone(tmp_path, monkeypatch):
+    log = ReadLog(tmp_path / "opened")
+    monkeypatch.setattr(reading, "open", slow_open(log, 0), raising=False)
+    (tmp_path / "files").mkdir()
+    loader = EchoLoader(DataLoader(Far(files_of(tmp_path / "files", 100)), batch_size=4, num_workers=1, shuffle=True), 1)
+    take(loader, 60)
+    by_threads = Counter(by_thread for _, by_thread in log.entries())[1]
+    assert 8 < by_threads < 240
+    take(loader, 60)
+    assert Counter(by_thread for _, by_thread in log.entries())[1] == by_threads
+    loader.close()
+
+
+@pytest.mark.parametrize(
+    ("dataset", "workers", "why"),
+    [
+        (Slow(), 1, "read of Slow is code of the user's: set reads_concurrently = True in its class"),
+        (SlowItems(), 1, "SlowItems has no read"),
+        (Slow(), 0, "there are no workers; a number lets threads of this process read"),
+    ],
+)
+def test_auto_that_is_asked_for_says_why_nothing_is_read_ahead(dataset, workers, why, caplog):
+    for asked, says in (("auto", True), (None, False)):
+        caplog.clear()
+        with caplog.at_level("INFO"):
+            take_and_close(loader_of(asked, dataset=dataset, workers=workers, factor=2), 1)
+        assert (f"reads_in_flight='auto' reads one example after the other: {why}" in caplog.text) is says
+
+
+class OpensOnly(Slow):
+    def __init__(self, path):
+        super().__init__()
+        self.path = path
+
+    def read(self, index):
+        return open(self.path, "rb")
+
+    def decode(self, raw):
+        with raw:
+            return torch.tensor(list(raw.read()))
+
+
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_items_that_hold_open_files_are_refused(tmp_path):
+    (tmp_path / "item").write_bytes(b"abc")
+    assert refused(OpensOnly(str(tmp_path / "item")))
+
+
 class SaysSo(SlowItems):
     reads_concurrently = True
 
@@ -314,20 +401,24 @@ class Sometimes(Slow):
 
 
 class DrawsLater(Slow):
-    """Most reads draw random numbers, but not those that the proof tries."""
+    """Some reads draw random numbers, by default none of those that are tried."""
+
+    def __init__(self, length, most_seconds=0.001, at=2):
+        super().__init__(length, most_seconds=most_seconds)
+        self.at = at
 
     def read(self, index):
-        if index % 7 == 1:
+        if index % 11 == self.at:
             torch.rand(1)
         return super().read(index)
 
 
-@pytest.mark.parametrize("factor", [1, 2])
-def test_reads_that_draw_random_numbers_are_noticed_while_the_worker_waits_for_them(factor):
-    dataset = DrawsLater(7 * 8, most_seconds=0.01)
-    said = "random numbers were drawn|draws random numbers"
-    with pytest.raises((pool.ReadChangedError, ValueError), match=said):
-        take_and_close(loader_of(8, dataset=dataset, factor=factor, insertion_point="before_augmentation"), 60)
+def test_reads_that_draw_random_numbers_are_not_left_to_threads_once_that_is_seen():
+    loader = loader_of(8, dataset=DrawsLater(56, most_seconds=0.01), workers=1)
+    with pytest.warns(UserWarning, match="random numbers were drawn while threads read example .* reads_in_flight is 1"):
+        batches = take_and_close(loader, 14 * 6)
+    assert len(batches) == 14 * 6
+    assert "reading draws random numbers" in refused(DrawsLater(56, at=4))
 
 
 def test_an_item_that_is_another_one_in_a_thread_is_noticed_where_it_is_compared():
@@ -337,3 +428,32 @@ def test_an_item_that_is_another_one_in_a_thread_is_noticed_where_it_is_compared
     with pytest.raises(pool.ReadChangedError, match=said):
         take(loader, 1)
     loader.close()
+
+
+class Ring(Slow):
+    """Each item is a view of one of eight buffers, which the ninth read after it uses again."""
+
+    def __init__(self):
+        super().__init__(200)
+        self.own = threading.local()
+
+    def read(self, index):
+        super().read(index)
+        ring = self.own.__dict__.setdefault("ring", [np.zeros(8, dtype=np.int64) for _ in range(8)])
+        place = self.own.__dict__["place"] = (self.own.__dict__.get("place", -1) + 1) % 8
+        ring[place][:] = index
+        return ring[place]
+
+    def decode(self, raw):
+        return torch.tensor(raw[:3]).float()
+
+    def __getstate__(self):
+        return {}
+
+    def __setstate__(self, state):
+        self.__init__()
+
+
+def test_items_whose_memory_is_used_again_later_are_the_same():
+    one, many = (take_and_close(loader_of(number, dataset=Ring(), order="sequential", batch_size=8), 50) for number in (1, 4))
+    assert same(one, many)

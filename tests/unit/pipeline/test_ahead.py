@@ -125,8 +125,12 @@ def test_with_a_large_window_all_reads_but_the_first_are_told_ahead():
 
 def test_an_order_of_the_users_sampler_is_not_looked_at_past_its_pass():
     order = AheadOrder(SequentialOrder(10, 10, 1, 0), 10, crosses=False)
+    assert not order.reaches(0)  # no pass has begun
+    assert order.take(1) == [0]
     assert [order.reaches(position) for position in range(12)] == [True] * 9 + [False] * 3
     assert order.at(8) == 8
-    assert order.take(10) == list(range(10))
+    assert order.take(9) == list(range(1, 10))
+    assert not order.reaches(10)  # the next pass has not begun
+    assert order.take(1) == [0]
     assert order.reaches(18)
     assert not order.reaches(19)
