@@ -15,7 +15,7 @@ import torchvision
 from loader_cases import same, take
 from PIL import Image, UnidentifiedImageError
 from reads_cases import LENGTH, ReadLog, Slow, SlowItems, loader_of, take_and_close
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 from torchvision.transforms import v2
 
 from lightning_echo import EchoLoader
