@@ -51,7 +51,7 @@ def test_the_hash_of_a_thousand_batches_is_the_same():
     assert len({digest(loader_of(reads, **options), 1000) for reads in (1, 2, 32)}) == 1
 
 
-@pytest.mark.parametrize("reads", [2, 32])
+@pytest.mark.parametrize("reads", [16])
 def test_after_changes_of_the_factor_batches_are_the_same(reads):
     def batches(reads):
         loader, found = loader_of(reads, factor=1), []
@@ -79,6 +79,7 @@ def test_a_run_that_is_resumed_at_any_batch_goes_on_the_same(point):
 CACHES = [("raw", "before_augmentation"), ("loaded", "before_augmentation"), ("raw", "after_augmentation"), ("raw", "after_read")]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(("hold", "point"), CACHES)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_through_a_cache_batches_hits_and_misses_are_the_same_and_a_held_example_is_not_read(hold, point, workers, tmp_path):
@@ -157,6 +158,7 @@ def test_a_users_sampler_is_not_asked_earlier():
 # ---------------------------------------------------------------------- errors
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("bad", [17, 44, 88])
 def test_an_error_is_raised_when_the_turn_of_its_example_comes(bad, workers):
@@ -171,7 +173,7 @@ def test_an_error_is_raised_when_the_turn_of_its_example_comes(bad, workers):
         assert same(until_error(1), until_error(16))
 
 
-@pytest.mark.parametrize("reads", [2, 32])
+@pytest.mark.parametrize("reads", [32])
 def test_after_a_killed_worker_the_run_continues_with_the_same_batches(reads):
     whole = [batch for batch, _ in delivered(loader_of(1, factor=2), 40)[0]]
     with nothing_left_behind():
@@ -302,6 +304,7 @@ def until(holds):
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("context", ["spawn", "forkserver"])
 def test_workers_that_are_spawned_read_ahead_and_close_at_once(context):
     found = []
