@@ -58,6 +58,7 @@ _LEAST_WAIT_SECONDS = 0.0005  # of a read, on average, from which on threads are
 _LAST_READS, _MOST_LAST_READS = 8, 64  # the worker looks at the median of the last few, and at the mean of more
 _MEASURED_EVERY = 4  # reads, after the first ones
 _PROBE_EVERY = 2048  # reads
+_WATCHED_EVERY = 4  # waits for the user's code, in which nobody else draws random numbers; the first ones are watched all
 _JUDGED_AFTER = 16  # reads of files that a thread has read before
 _PROBES = 3  # in a row that do not wait, before the threads stop
 _LOOK_SECONDS = 0.1  # a worker that waits for a read looks so often whether it has to end
@@ -205,7 +206,7 @@ class ReadPool:
         self._waits: deque[float] = deque(maxlen=_MOST_LAST_READS)  # seconds, of the last reads without threads
         self._waits_after: deque[float] = deque(maxlen=_MOST_LAST_READS)  # of those whose file a thread has read before
         self._wait_before = 0.0  # mean of ``_waits`` when threads began
-        self._idle_probes = self._by_itself_count = 0
+        self._idle_probes = self._by_itself_count = self._wait_count = 0
         self._busy = BusyTime()
         info = get_worker_info()
         self._is_worker, self._worker, self._parent = info is not None, 0 if info is None else info.id, os.getppid()
@@ -251,7 +252,7 @@ class ReadPool:
                     self._todo.append(slot)
             if self._is_on:
                 self._start_threads()
-                self._work.notify(len(first) + len(ahead) or 1)
+                self._work.notify()
 
     def load(self, index: Any) -> Any:
         """Returns an example, as the stages load it without threads. Raises the error of its read."""
@@ -322,7 +323,9 @@ class ReadPool:
 
     def _wait_for(self, slot: _Slot) -> None:
         self._awaited, pools, has_told = slot, self._reading.pools, False
-        before = None if self._reading.part.is_ours else quick_states()
+        self._wait_count += 1
+        is_watched = self._wait_count <= _MOST_LAST_READS or self._wait_count % _WATCHED_EVERY == 0
+        before = quick_states() if is_watched and not self._reading.part.is_ours else None
         try:
             since = monotonic()
             while slot.state != _READ and not self._done.wait_for(lambda: slot.state == _READ, _LOOK_SECONDS):
@@ -473,6 +476,8 @@ class ReadPool:
                     self._bytes += slot.bytes
                     self._count_seconds()
                     self._under_way += 1
+                    if todo:
+                        self._work.notify()  # each wakes the next: few threads take turns where reads are fast
                     return slot
                 self._is_full = bool(todo) and not has_room
                 self._work.wait()
