@@ -248,9 +248,9 @@ class WorkerWaits:
         self,
         workers: int,
         clock: Callable[[], float] = time.perf_counter,
-        busy: Callable[[], Mapping[int, float | None]] = lambda: _busy_children(),
+        busy: Callable[[], Mapping[int, float | None]] | None = None,
     ) -> None:
-        self._workers, self._clock, self._busy = workers, clock, busy
+        self._workers, self._clock, self._busy = workers, clock, busy or _busy_children  # a Trainer may pickle its callbacks
         self.begin_epoch()
 
     def begin_epoch(self) -> None:
