@@ -17,7 +17,7 @@ from typing import Any, TypeVar, cast
 
 import lightning.pytorch as pl
 from lightning.pytorch.utilities import rank_zero_only
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import DataLoader, Subset, get_worker_info
 
 from lightning_echo.analysis.parts import Batches, FirstBatches, drop_pages, fewest_batches, options_of, second_half
 from lightning_echo.analysis.phases import (
@@ -264,6 +264,18 @@ def _share_of(values: Sequence[Value], share: float) -> list[Value]:
     return [value for number, value in enumerate(values) if int((number + 1) * share) > int(number * share)]
 
 
+@dataclass
+class _InitOfWhole:
+    """A ``worker_init_fn`` that sees the user's data set, where the loader has a ``Subset`` of it."""
+
+    users: Callable[[int], None]
+
+    def __call__(self, worker: int) -> None:
+        info: Any = get_worker_info()
+        object.__setattr__(info, "dataset", info.dataset.dataset)  # torch's own class lets nobody set it, by setattr
+        self.users(worker)
+
+
 def _to_echo(training: ShortTraining, workers: int, first: Sequence[list[Any]] = (), reads: int = 1) -> DataLoader[Any]:
     """Returns a loader for the ``first`` batches, and then those of the real run, repeated for a long epoch.
 
@@ -279,7 +291,7 @@ def _to_echo(training: ShortTraining, workers: int, first: Sequence[list[Any]] =
             order = [index for batch in indices for index in batch]
             if reads > 1 and training.phases.takes_ahead:
                 if loader.worker_init_fn is not None:
-                    raise ValueError(f"reads_in_flight={reads} with a worker_init_fn cannot be tried, only predicted")
+                    options["worker_init_fn"] = _InitOfWhole(loader.worker_init_fn)
                 return DataLoader(Subset(loader.dataset, order), loader.batch_size, **options)
             sampler: Any = _Again(order) if training.phases.takes_ahead else order
             loader = DataLoader(loader.dataset, loader.batch_size, sampler=sampler, **options)

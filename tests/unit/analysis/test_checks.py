@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, SequentialSampler
+from torch.utils.data import DataLoader, Dataset, SequentialSampler, get_worker_info
 
 from lightning_echo import StagedDataset
 from lightning_echo.analysis.analyzer import try_setting
@@ -152,10 +152,30 @@ def test_a_stream_is_run_as_it_is():
     assert training.ran[1][0] is training.loader
 
 
-def with_init():
+class SeenByInit:
+    """A ``worker_init_fn`` that notes in the data set which one it sees."""
+
+    def __call__(self, worker):
+        dataset = get_worker_info().dataset
+        dataset.seen = torch.tensor(float(type(dataset).__name__ == "Marked"))
+
+
+class Marked(Dataset):
+    seen = torch.tensor(-1.0)
+
+    def __getitem__(self, index):
+        return self.seen
+
+    def __len__(self):
+        return 8
+
+
+def test_with_reads_in_flight_a_worker_init_fn_sees_the_users_data_set():
     training = in_parts(takes_ahead=True)
-    training.loader.worker_init_fn = print
-    return training
+    training.loader = DataLoader(Marked(), 2, num_workers=1, worker_init_fn=SeenByInit())
+    try_setting(training, TrainingSetting(reads_in_flight=16, workers=1), 4)
+    loader, *_ = training.ran[0]
+    assert next(iter(loader)).tolist() == [1.0, 1.0]
 
 
 @pytest.mark.parametrize(
@@ -169,7 +189,6 @@ def with_init():
             {"reads_in_flight": 2, "cached_fraction": 0.5},
             "without hold and reads_in_flight > 1 cannot be tried together",
         ),
-        (with_init, {"reads_in_flight": 2}, "reads_in_flight=2 with a worker_init_fn cannot be tried, only predicted"),
         (in_parts, {"cached_fraction": 0.5, "hold": "raw"}, "hold='raw' cannot be tried here: the examples cannot be held"),
         (as_a_whole, {"cached_fraction": 0.5, "hold": "loaded"}, "hold='loaded' cannot be tried here"),
         (in_parts, {"cached_fraction": 0.5}, "opens fewer than two files, and no raw item of it is held in memory"),
