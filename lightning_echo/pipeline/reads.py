@@ -223,12 +223,12 @@ class ReadPool:
 
     def begin(self, asked: Sequence[Any], ahead: Sequence[Any], dropped: Sequence[Any]) -> None:
         """Begins a batch: the examples ``asked`` for now, those that are asked for later, and those that are not any more."""
-        is_held = self._is_held
-        held = [index for index in asked if is_held(index)]
-        asked = [index for index in asked if not is_held(index)]
-        ahead = [index for index in ahead if not is_held(index)]
-        dropped = [*dropped, *held]
+        to_read, dropped = list[Any](), list(dropped)
+        for index in asked:
+            (dropped if self._is_held(index) else to_read).append(index)
+        ahead = [index for index in ahead if not self._is_held(index)]
         with self._lock:
+            self._skip_done()
             for slots in self._asked.values():  # that a cache has got in the meantime, or that an error has left over
                 for slot in slots:
                     self._leave_out(slot)
@@ -237,7 +237,7 @@ class ReadPool:
                 if (lost := _taken(self._foreseen, index)) is not None:
                     self._leave_out(lost)
             first = list[_Slot]()
-            for index in asked:
+            for index in to_read:
                 if (known := _taken(self._foreseen, index)) is None:
                     first.append(slot := self._new(index))
                 else:
@@ -467,8 +467,7 @@ class ReadPool:
         todo, reading = self._todo, self._reading
         with self._lock:
             while not self._is_closed:
-                while todo and todo[0].state != _WAITING:
-                    todo.popleft()
+                self._skip_done()
                 has_room = not self._bytes or self._bytes + self._largest <= reading.most_bytes
                 if todo and self._is_on and (has_room or todo[0].is_asked):
                     slot = todo.popleft()
@@ -482,6 +481,11 @@ class ReadPool:
                 self._is_full = bool(todo) and not has_room
                 self._work.wait()
         return None
+
+    def _skip_done(self) -> None:
+        """Takes out the first reads that are not waiting any more: also those that no thread was needed for."""
+        while self._todo and self._todo[0].state != _WAITING:
+            self._todo.popleft()
 
     def _end(self, slot: _Slot, value: Any, error: BaseException | None, taken: int) -> None:
         with self._lock:

@@ -243,6 +243,22 @@ def test_threads_read_once_reads_wait_most_of_the_time_or_long_on_average(second
     pools.close()
 
 
+@pytest.mark.parametrize("seconds", [0.0, 0.001])
+def test_nothing_is_kept_of_what_was_read_whether_threads_read_or_not(seconds, monkeypatch):
+    storage = Storage()
+    pool, stages, pools = pool_of(storage, is_auto=True)
+    with_waits(monkeypatch, pool, iter(lambda: seconds, None))
+    pool.begin([], range(5), ())
+    for index in range(500):
+        pool.begin([index], [index + 5], ())
+        stages.load(index)
+    pool.begin([], (), ())
+    assert len(pool._todo) <= 5
+    assert len(pool._foreseen) == 5
+    assert not pool._asked
+    pools.close()
+
+
 def test_threads_stop_after_three_probes_in_a_row_that_do_not_wait_and_begin_again(monkeypatch):
     storage, wait = Storage(), [0.001]
     monkeypatch.setattr(module, "_PROBE_EVERY", 10)
