@@ -298,7 +298,7 @@ def _time_reads(dataset: Any, index: Any, indices: Sequence[Any] | None) -> Read
     spent, waited, began = list[float](), list[float](), time.perf_counter()
     with seeded(), closing(BusyTime()) as busy:
         copied = seeded_copy(dataset)
-        read_batch(copied, [index])  # a copy may open files anew
+        read_batch(copied, [index])  # a copy may open its files again
         for other in others if batched(dataset) is None else []:
             before, busy_before = time.perf_counter(), busy.seconds()
             read_batch(copied, [other])

@@ -40,7 +40,7 @@ _HEADER = struct.Struct("<Q")
 class Payload(NamedTuple):
     """The message of a training to the reader that it starts.
 
-    ``options`` are ``window_bytes``, ``in_flight`` (reads), ``linger_seconds``, ``print``; ``starter``: who has sent it;
+    ``options`` are ``window_bytes``, ``in_flight`` (reads), ``linger_seconds``, ``print``; ``starter``: the sender;
     ``expected``: how many trainings a reader had that has died; ``cluster``: where this node is in a cluster whose nodes share
     one reader.
     """

@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from lightning_echo.data.machine import free_memory_bytes
 from lightning_echo.data.randomness import EXAMPLE, Seeding, seed_all
+from lightning_echo.log import LOGGER
 from lightning_echo.pipeline.ahead import AheadOrder
 from lightning_echo.pipeline.kinds import Indexed, Kind, Layout
 from lightning_echo.pipeline.prefetch import WorkerProcesses
@@ -157,6 +158,8 @@ class Preparation:
             return (0,)
         except Abandoned as abandoned:
             raise abandoned.error from None
+        if self._pool is not None and (note := self._pool.take_note()):
+            LOGGER.warning("%s", note)  # in the log of the reader
         count = len(chunk.indices) - chunk.skipped
         busy = time.perf_counter_ns() - began - (ring.waited_nanoseconds - waited)
         ring.note_prepared(count, busy, time.process_time_ns() - cpu)
