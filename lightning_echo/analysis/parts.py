@@ -28,7 +28,8 @@ from lightning_echo.data.copies import copy_example, nbytes
 from lightning_echo.data.elsewhere import NotRead, read_elsewhere
 from lightning_echo.insertion import InsertionPoint, Needs, earliest, points_from
 from lightning_echo.pipeline.choice import choose
-from lightning_echo.pipeline.kinds import Choice, Indexed, Kind, OwnBatches, kind_of
+from lightning_echo.pipeline.kinds import Indexed, Kind, OwnBatches, kind_of
+from lightning_echo.pipeline.pipelines import Choice
 from lightning_echo.pipeline.worker import EchoDataset, InitThatSaysWhy
 from lightning_echo.split.prove import Split, find_split, make_stages
 from lightning_echo.split.reading import ReadPart, find_part

@@ -35,7 +35,8 @@ from lightning_echo.insertion import POINTS, InsertionPoint, Needs, earliest
 from lightning_echo.loader.loader import EchoLoader
 from lightning_echo.loader.setting import Setting
 from lightning_echo.pipeline.choice import choose
-from lightning_echo.pipeline.kinds import Choice, Indexed, Kind, Stream, kind_of
+from lightning_echo.pipeline.kinds import Indexed, Kind, Stream, kind_of
+from lightning_echo.pipeline.pipelines import Choice
 from lightning_echo.pipeline.reads import BusyTime
 from lightning_echo.plan.plan import Reuse
 from lightning_echo.split.describe import SplitRefused

@@ -16,8 +16,7 @@ from dataclasses import replace
 
 from lightning_echo.loader.setting import Setting
 from lightning_echo.loader.state import EchoState, FactorChange, OrderState, PassEnd, PassStart
-from lightning_echo.pipeline.kinds import Layout
-from lightning_echo.pipeline.pipelines import Start
+from lightning_echo.pipeline.pipelines import Layout, Start
 from lightning_echo.schema import EchoStateError
 
 

@@ -29,8 +29,8 @@ from lightning_echo.data.randomness import preserved_random_states
 from lightning_echo.insertion import InsertionPoint, Needs, earliest
 from lightning_echo.loader.state import Conditions, EchoState
 from lightning_echo.pipeline.choice import choose, choose_later
-from lightning_echo.pipeline.kinds import Indexed, Layout, Opening, kind_of
-from lightning_echo.pipeline.pipelines import Launch, Pipeline, rank_key
+from lightning_echo.pipeline.kinds import Indexed, kind_of
+from lightning_echo.pipeline.pipelines import Launch, Layout, Opening, Pipeline, rank_key
 from lightning_echo.pipeline.reads import USUAL_IN_FLIGHT, most_ahead_bytes
 from lightning_echo.pipeline.requests import tell_pass
 from lightning_echo.plan.plan import Reuse, smallest_buffer

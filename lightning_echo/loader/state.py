@@ -8,8 +8,7 @@ from itertools import pairwise
 from typing import Annotated, Any, NamedTuple
 
 from lightning_echo.insertion import InsertionPoint
-from lightning_echo.pipeline.kinds import Layout
-from lightning_echo.pipeline.pipelines import Start
+from lightning_echo.pipeline.pipelines import Layout, Start
 from lightning_echo.plan.memory import unpack_calls
 from lightning_echo.plan.plan import Call, Reuse
 from lightning_echo.schema import LEFT_OUT, ROW, EchoStateError, Least, LeftOut, plain, read, require

@@ -11,7 +11,8 @@ from lightning_echo.cache.kept import CacheConfig
 from lightning_echo.data.copies import nbytes
 from lightning_echo.data.elsewhere import NotRead, read_elsewhere
 from lightning_echo.insertion import InsertionPoint, Needs, earliest, points_from
-from lightning_echo.pipeline.kinds import Choice, Indexed, Kind, Stream
+from lightning_echo.pipeline.kinds import Indexed, Kind, Stream
+from lightning_echo.pipeline.pipelines import Choice
 from lightning_echo.pipeline.reads import most_open_files
 from lightning_echo.split.check import WatchedStages
 from lightning_echo.split.describe import ReadRefused, SplitRefused

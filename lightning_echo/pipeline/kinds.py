@@ -22,8 +22,7 @@ import inspect
 import math
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import Any, ClassVar
 
 import torch
@@ -39,9 +38,7 @@ from torch.utils.data import (
 )
 
 from lightning_echo.cache.exchange import Part, Rounds
-from lightning_echo.cache.holding import Hold
 from lightning_echo.cache.kept import changed_by_reading
-from lightning_echo.cache.loader_cache import LoaderCache
 from lightning_echo.cache.reads import Caching, Keys, NoKeysError
 from lightning_echo.data.objects import in_words, is_stateful
 from lightning_echo.data.randomness import PreservingIterator
@@ -50,7 +47,8 @@ from lightning_echo.pipeline.ahead import AheadOrder, Foreseen
 from lightning_echo.pipeline.batches import BatchEcho, PassReader
 from lightning_echo.pipeline.pipelines import (
     IndexPipeline,
-    Launch,
+    Layout,
+    Opening,
     Pipeline,
     StreamAnswers,
     StreamPipeline,
@@ -59,7 +57,7 @@ from lightning_echo.pipeline.pipelines import (
     pipeline_over,
 )
 from lightning_echo.pipeline.prefetch import DEPTH, Prefetcher, WorkerProcesses
-from lightning_echo.pipeline.reads import USUAL_IN_FLIGHT, Pools, ReadAhead, most_open_files
+from lightning_echo.pipeline.reads import ReadAhead
 from lightning_echo.pipeline.requests import (
     AllRanksOrder,
     BatchedOrder,
@@ -74,11 +72,8 @@ from lightning_echo.pipeline.requests import (
 )
 from lightning_echo.pipeline.streams import StreamEcho
 from lightning_echo.pipeline.worker import EchoCollate, EchoDataset, LiveExamples, Request
-from lightning_echo.plan.memory import make_plan, plan_from_state
 from lightning_echo.plan.order import Order, SequentialOrder, ShuffledOrder
-from lightning_echo.plan.plan import Plan, PlanShape, Reuse, mix
-from lightning_echo.split.prove import Split
-from lightning_echo.split.reading import AUTO_IN_FLIGHT, ReadPart
+from lightning_echo.plan.plan import PlanShape, Reuse, mix
 from lightning_echo.split.staged import Stages
 
 _ORDER_SEED, _PASS_SEED = 11, 13
@@ -101,74 +96,6 @@ def kind_of(loader: Any) -> Kind:
     if isinstance(loader.dataset, IterableDataset):
         return Stream(loader)
     return OwnBatches(loader) if loader.batch_size is None else Indexed(loader)
-
-
-@dataclass(frozen=True)
-class Layout:
-    """How a pass is cut into batches and divided among the ranks. A state can only be resumed exactly under the same layout.
-
-    Items are examples. They are batches if only whole batches are known: with a user's batch sampler, or with a loader that is
-    not a plain ``DataLoader``. Sizes are those on one rank, except ``length``, the number of items in a pass over all ranks (of
-    batches over a stream whose loader has a length). ``batches_per_pass`` is as with the plain loader; 0 if that has no length.
-    """
-
-    length: int
-    replicas: int
-    batch_size: int
-    last_batch_size: int
-    batches_per_pass: int
-
-    @property
-    def pass_length(self) -> int:
-        return (self.batches_per_pass - 1) * self.batch_size + self.last_batch_size
-
-    def items_per_pass(self, by_batches: bool) -> int:
-        """Positions of a pass on one rank: batches if whole batches are echoed, else examples."""
-        return self.batches_per_pass if by_batches else self.pass_length
-
-    def state(self) -> dict[str, int]:
-        return asdict(self)
-
-
-@dataclass(frozen=True)
-class Choice:
-    """The insertion point that was chosen, and why."""
-
-    point: InsertionPoint  # never `auto`
-    reason: str  # why `auto` did not choose an earlier point; empty if it chose the earliest, or if the user asked for the point
-    make_stages: Callable[[Any], Stages]  # makes the stages of a data set, in a worker
-    reused: tuple[str, ...]  # names of the stages that an echo reuses, for people
-    redone: tuple[str, ...]  # names of the stages that each use redoes, for people
-    item_bytes: int  # estimated memory of a live item (an example, or a batch if whole batches are echoed); 0 if unknown
-    caution: str = ""  # why a resumed run gets other examples from this data set; empty if no reason is known
-    split: Split | None = None  # where the data set is split
-    holds: Sequence[Hold] = ()  # what a cache can hold, the earliest cut first; empty if that was not asked
-    reading: ReadPart | None = None  # what threads may read ahead; None: nothing, or not asked
-    no_reading: str = ""  # why threads may read nothing; empty if they may, or if that was not asked
-
-
-@dataclass(frozen=True, kw_only=True)
-class Opening:
-    """The values with which a pipeline is opened: those of the run, and those of the loader's `Setting`."""
-
-    launch: Launch
-    choice: Choice
-    layout: Layout
-    shape: PlanShape  # as of `Kind.shape`
-    rank: int  # number of this rank's share of a pass
-    key: int  # seed of this rank's random numbers in the workers, see `rank_key`
-    cache: LoaderCache | None = None  # through which examples are read
-    in_flight: int | str = 1  # reads that the user asks to be under way at most on this rank, or "auto"
-    most_ahead_bytes: int = 0  # that may be read ahead on this rank
-
-    def plan(self) -> Plan:
-        """Returns the plan, at the batch to begin with."""
-        saved = self.launch.state["plan"]
-        if saved is not None:
-            return plan_from_state(self.shape, saved)
-        plan = make_plan(self.shape, self.launch.factor)
-        plan.position, plan.number = self.launch.begin_at
-        return plan
 
 
 class Kind(ABC):
@@ -553,21 +480,7 @@ class Indexed(Kind):
         if part is None:
             return None
         until = opening.choice.split if cache is None else cache.cut
-        return self.read_ahead(part, until, opening.in_flight, opening.most_ahead_bytes)
-
-    def read_ahead(self, part: ReadPart, until: Split | None, in_flight: int | str, most_bytes: int) -> ReadAhead:
-        """Returns what each worker needs to read ahead. ``in_flight`` and ``most_bytes`` are those of this rank."""
-        workers, context = max(self.num_workers, 1), self.loader.multiprocessing_context or torch.multiprocessing.get_context()
-        return ReadAhead(
-            part=part,
-            until=until,
-            threads=min(
-                max((USUAL_IN_FLIGHT if in_flight == AUTO_IN_FLIGHT else int(in_flight)) // workers, 1), most_open_files()
-            ),
-            most_bytes=most_bytes // workers,
-            is_auto=in_flight == AUTO_IN_FLIGHT,
-            pools=Pools(context if self.num_workers else None, workers),
-        )
+        return ReadAhead.of(self.loader, part, until, opening.in_flight, opening.most_ahead_bytes)
 
     def order(self, layout: Layout, distance: int, seed: int, rank: int, *, is_whole: bool = False) -> Order:
         """Returns the order of the indices, or of the batches of a user's batch sampler.

@@ -5,19 +5,26 @@ from __future__ import annotations
 import pickle
 import threading
 import weakref
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple, Protocol
 
 from lightning_echo.cache.exchange import Rounds
+from lightning_echo.cache.holding import Hold
+from lightning_echo.cache.loader_cache import LoaderCache
 from lightning_echo.data.randomness import PreservingIterator
+from lightning_echo.insertion import InsertionPoint
 from lightning_echo.pipeline.batches import BatchEcho, PassOver, PassReader
 from lightning_echo.pipeline.prefetch import Prefetcher, WorkerProcesses
 from lightning_echo.pipeline.reads import Pools, ReadTimeoutError
 from lightning_echo.pipeline.requests import BatchRequests, ExampleRequests
 from lightning_echo.pipeline.streams import StreamNote, StreamRequest
 from lightning_echo.pipeline.worker import Report
-from lightning_echo.plan.plan import mix
+from lightning_echo.plan.memory import make_plan, plan_from_state
+from lightning_echo.plan.plan import Plan, PlanShape, mix
+from lightning_echo.split.prove import Split
+from lightning_echo.split.reading import ReadPart
+from lightning_echo.split.staged import Stages
 
 
 class Start(NamedTuple):
@@ -38,6 +45,74 @@ class Launch:
     state: dict[str, Any]
     begin_at: Start  # where a new plan begins; over a stream, its `number` is used with a state, too
     worker_init_fn: Any  # the user's function that each worker runs first, or the one that Lightning has set on the `EchoLoader`
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a pass is cut into batches and divided among the ranks. A state can only be resumed exactly under the same layout.
+
+    Items are examples. They are batches if only whole batches are known: with a user's batch sampler, or with a loader that is
+    not a plain ``DataLoader``. Sizes are those on one rank, except ``length``, the number of items in a pass over all ranks (of
+    batches over a stream whose loader has a length). ``batches_per_pass`` is as with the plain loader; 0 if that has no length.
+    """
+
+    length: int
+    replicas: int
+    batch_size: int
+    last_batch_size: int
+    batches_per_pass: int
+
+    @property
+    def pass_length(self) -> int:
+        return (self.batches_per_pass - 1) * self.batch_size + self.last_batch_size
+
+    def items_per_pass(self, by_batches: bool) -> int:
+        """Positions of a pass on one rank: batches if whole batches are echoed, else examples."""
+        return self.batches_per_pass if by_batches else self.pass_length
+
+    def state(self) -> dict[str, int]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The insertion point that was chosen, and why."""
+
+    point: InsertionPoint  # never `auto`
+    reason: str  # why `auto` did not choose an earlier point; empty if it chose the earliest, or if the user asked for the point
+    make_stages: Callable[[Any], Stages]  # makes the stages of a data set, in a worker
+    reused: tuple[str, ...]  # names of the stages that an echo reuses, for people
+    redone: tuple[str, ...]  # names of the stages that each use redoes, for people
+    item_bytes: int  # estimated memory of a live item (an example, or a batch if whole batches are echoed); 0 if unknown
+    caution: str = ""  # why a resumed run gets other examples from this data set; empty if no reason is known
+    split: Split | None = None  # where the data set is split
+    holds: Sequence[Hold] = ()  # what a cache can hold, the earliest cut first; empty if that was not asked
+    reading: ReadPart | None = None  # what threads may read ahead; None: nothing, or not asked
+    no_reading: str = ""  # why threads may read nothing; empty if they may, or if that was not asked
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opening:
+    """The values with which a pipeline is opened: those of the run, and those of the loader's `Setting`."""
+
+    launch: Launch
+    choice: Choice
+    layout: Layout
+    shape: PlanShape  # as of `Kind.shape`
+    rank: int  # number of this rank's share of a pass
+    key: int  # seed of this rank's random numbers in the workers, see `rank_key`
+    cache: LoaderCache | None = None  # through which examples are read
+    in_flight: int | str = 1  # reads that the user asks to be under way at most on this rank, or "auto"
+    most_ahead_bytes: int = 0  # that may be read ahead on this rank
+
+    def plan(self) -> Plan:
+        """Returns the plan, at the batch to begin with."""
+        saved = self.launch.state["plan"]
+        if saved is not None:
+            return plan_from_state(self.shape, saved)
+        plan = make_plan(self.shape, self.launch.factor)
+        plan.position, plan.number = self.launch.begin_at
+        return plan
 
 
 # ---------------------------------------------------------------------- index pipeline

@@ -41,7 +41,7 @@ from lightning_echo.data.difference import difference
 from lightning_echo.data.randomness import preserved_random_states, put_back, quick_states, random_states
 from lightning_echo.plan.order import entry_key
 from lightning_echo.split.prove import Split
-from lightning_echo.split.reading import MOST_IN_FLIGHT, ReadPart, file_of
+from lightning_echo.split.reading import AUTO_IN_FLIGHT, MOST_IN_FLIGHT, ReadPart, file_of
 from lightning_echo.split.staged import Load, Stages, decoded
 
 try:
@@ -154,6 +154,20 @@ class ReadAhead:
     most_bytes: int
     is_auto: bool
     pools: Pools
+
+    @classmethod
+    def of(cls, loader: Any, part: ReadPart, until: Split | None, in_flight: int | str, most_bytes: int) -> ReadAhead:
+        """Returns what each worker of a ``DataLoader`` needs. ``in_flight`` and ``most_bytes`` are those of the rank."""
+        workers, context = max(loader.num_workers, 1), loader.multiprocessing_context or torch.multiprocessing.get_context()
+        most = USUAL_IN_FLIGHT if in_flight == AUTO_IN_FLIGHT else int(in_flight)
+        return cls(
+            part=part,
+            until=until,
+            threads=min(max(most // workers, 1), most_open_files()),
+            most_bytes=most_bytes // workers,
+            is_auto=in_flight == AUTO_IN_FLIGHT,
+            pools=Pools(context if loader.num_workers else None, workers),
+        )
 
     def window(self, pass_length: int) -> int:
         """Returns how many examples the worker is told ahead: so many that a read that takes long holds few others up.

@@ -14,8 +14,8 @@ import torch
 from torch.utils.data import DataLoader, default_collate
 
 from lightning_echo.log import LOGGER
-from lightning_echo.pipeline.kinds import Indexed, Kind, Layout, Opening
-from lightning_echo.pipeline.pipelines import IndexPipeline, Launch, Pipeline, Start, pipeline_over
+from lightning_echo.pipeline.kinds import Indexed, Kind
+from lightning_echo.pipeline.pipelines import IndexPipeline, Launch, Layout, Opening, Pipeline, Start, pipeline_over
 from lightning_echo.pipeline.prefetch import WorkerProcesses
 from lightning_echo.pipeline.requests import BatchedOrder, BatchRequests, ExampleRequests
 from lightning_echo.pipeline.worker import Report

@@ -26,7 +26,8 @@ from lightning_echo.data.machine import free_memory_bytes
 from lightning_echo.data.randomness import EXAMPLE, Seeding, seed_all
 from lightning_echo.log import LOGGER
 from lightning_echo.pipeline.ahead import AheadOrder
-from lightning_echo.pipeline.kinds import Indexed, Kind, Layout
+from lightning_echo.pipeline.kinds import Indexed, Kind
+from lightning_echo.pipeline.pipelines import Layout
 from lightning_echo.pipeline.prefetch import WorkerProcesses
 from lightning_echo.pipeline.reads import Abandoned, ReadAhead, ReadPool, most_ahead_bytes
 from lightning_echo.pipeline.requests import tell_pass
@@ -285,7 +286,7 @@ class Reading(Reads):
         assert isinstance(kind, Indexed)
         loader, order, ahead = kind.loader, order_of(kind, seed), 0
         self.window = Window.create(window_bytes, loader.num_workers, begin)
-        self._ahead = None if part is None else kind.read_ahead(part, None, in_flight, most_ahead_bytes(free_memory_bytes()))
+        self._ahead = None if part is None else ReadAhead.of(loader, part, None, in_flight, most_ahead_bytes(free_memory_bytes()))
         if self._ahead is not None and kind.is_foreseeable:
             ahead = -(-self._ahead.window(order.pass_length // loader.num_workers) // CHUNK)
         dataset: Any = EchoDataset(Preparation(loader.dataset, self.window, seed, self._ahead))

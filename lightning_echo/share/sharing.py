@@ -18,18 +18,8 @@ from lightning_echo.cache.node_cache import gathered, nodes_of, place_of_process
 from lightning_echo.data.copies import bytes_in_words
 from lightning_echo.data.elsewhere import NotRead, read_elsewhere
 from lightning_echo.insertion import InsertionPoint, Needs, earliest, points_from
-from lightning_echo.pipeline.kinds import (
-    Indexed,
-    IndexedBatches,
-    Kind,
-    Opaque,
-    Opening,
-    OwnBatches,
-    Stream,
-    StreamBatches,
-    kind_of,
-)
-from lightning_echo.pipeline.pipelines import Pipeline
+from lightning_echo.pipeline.kinds import Indexed, IndexedBatches, Kind, Opaque, OwnBatches, Stream, StreamBatches, kind_of
+from lightning_echo.pipeline.pipelines import Opening, Pipeline
 from lightning_echo.pipeline.prefetch import DEPTH
 from lightning_echo.share.attachment import Attachment, Group, Waited
 from lightning_echo.share.config import (

@@ -4,8 +4,7 @@ from typing import Any
 
 from lightning_echo.insertion import InsertionPoint
 from lightning_echo.loader.state import BufferState, EchoCounts, EchoState, FactorChange, PlanState
-from lightning_echo.pipeline.kinds import Layout
-from lightning_echo.pipeline.pipelines import Start
+from lightning_echo.pipeline.pipelines import Layout, Start
 from lightning_echo.plan.plan import Reuse
 
 

@@ -17,8 +17,7 @@ from lightning_echo.loader.resuming import (
 )
 from lightning_echo.loader.setting import Setting
 from lightning_echo.loader.state import Distance, EchoState, OrderState, PassEnd, PassStart
-from lightning_echo.pipeline.kinds import Layout
-from lightning_echo.pipeline.pipelines import Start
+from lightning_echo.pipeline.pipelines import Layout, Start
 from lightning_echo.plan.plan import Reuse
 
 

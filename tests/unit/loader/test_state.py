@@ -8,8 +8,7 @@ from states import echo_state, plan_state
 from lightning_echo.insertion import InsertionPoint
 from lightning_echo.loader.run import RunFactor
 from lightning_echo.loader.state import Conditions, FactorChange, StreamState
-from lightning_echo.pipeline.kinds import Layout
-from lightning_echo.pipeline.pipelines import Start
+from lightning_echo.pipeline.pipelines import Layout, Start
 from lightning_echo.plan.plan import Reuse
 
 

@@ -12,7 +12,8 @@ from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from lightning_echo.pipeline.ahead import AheadOrder
-from lightning_echo.pipeline.kinds import Layout, kind_of
+from lightning_echo.pipeline.kinds import kind_of
+from lightning_echo.pipeline.pipelines import Layout
 from lightning_echo.plan.plan import PlanShape, Reuse
 from lightning_echo.share.pipeline import item_at, shared_shape, start_at
 from lightning_echo.share.reading import Reading, chunks, distance_of, order_of
