@@ -331,6 +331,15 @@ def test_files_of_which_only_pieces_are_read_are_not_read_whole_by_threads(tmp_p
     assert whole._setting.choice.reading.part is reading.Part.files
 
 
+def test_of_a_file_that_is_far_larger_than_those_tried_a_piece_is_read(tmp_path):
+    paths = files_of(tmp_path, 1000)
+    Path(paths[1]).write_bytes(bytes(10 * 2**20))
+    part = reading.ReadPart(reading.Part.files, is_ours=True, item_bytes=1000)
+    before = reading._bytes_read()
+    part.make(Clips(paths), None).read()(1)
+    assert 0 < reading._bytes_read() - before < 2**20
+
+
 def test_files_whose_second_read_is_no_faster_are_read_by_the_data_set_alone(tmp_path, monkeypatch):
     log = ReadLog(tmp_path / "opened")
     monkeypatch.setattr(reading, "open", slow_open(log, 0), raising=False)

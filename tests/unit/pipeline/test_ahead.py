@@ -123,6 +123,22 @@ def test_with_a_large_window_all_reads_but_the_first_are_told_ahead():
         assert not request.drop
 
 
+def test_after_passes_begin_to_be_spread_workers_are_told_the_indices_that_come_now():
+    shape = PlanShape(batch_size=4, last_batch_size=4, batches_per_pass=20, workers=1, buffer_size=16, seed=0)
+    order = AheadOrder(ShuffledOrder(80, 80, 1, 0, shape.distance, 1, seed=5), 80, crosses=True)
+    inner = ExampleRequests(make_plan(shape, 1), order, whole_calls=False)
+    requests, told = Foreseen(inner, order, 1, 64), Counter()
+    inner.change_factor(14, 2)
+    for number in range(60):
+        request = next(requests)
+        told.subtract(request.drop)
+        if number:
+            assert all(told[index] > 0 for index in request.indices[: request.fresh])
+            told.subtract(request.indices[: request.fresh])
+        told.update(request.ahead)
+        assert told.total() == 64
+
+
 def test_an_order_of_the_users_sampler_is_not_looked_at_past_its_pass():
     order = AheadOrder(SequentialOrder(10, 10, 1, 0), 10, crosses=False)
     assert not order.reaches(0)  # no pass has begun

@@ -1,13 +1,17 @@
 """The pool of a worker: bounded, in order, each error at its turn; and when threads read at all."""
 
+import random
 import re
 import threading
 import time
 from collections import Counter
 from itertools import count
 
+import numpy as np
 import pytest
+import torch
 
+from lightning_echo.data.randomness import preserved_random_states, quick_states, seed_all
 from lightning_echo.pipeline import reads as module
 from lightning_echo.pipeline.reads import Abandoned, Pools, ReadAhead, ReadPool, most_ahead_bytes
 from lightning_echo.split.reading import Part, ReadPart, Reads
@@ -59,10 +63,10 @@ class Ours(ReadPart):
         return Reads(lambda: dataset.read, lambda index, item: item)
 
 
-def pool_of(storage, threads=2, *, is_auto=False, most_bytes=10**9, is_held=lambda index: False, item_bytes=0):
+def pool_of(storage, threads=2, *, is_auto=False, most_bytes=10**9, is_held=lambda index: False, item_bytes=0, is_ours=True):
     stages = Stages(storage.read, unchanged, reused=("load",), redone=())
     ahead = ReadAhead(
-        part=Ours(Part.raw, is_ours=True, item_bytes=item_bytes),
+        part=Ours(Part.raw, is_ours=is_ours, item_bytes=item_bytes),
         until=None,
         threads=threads,
         most_bytes=most_bytes,
@@ -127,6 +131,52 @@ def test_so_many_bytes_are_read_ahead_and_what_is_asked_for_is_read_all_the_same
     pool.begin(list(range(1, 11)), (), ())
     assert [len(stages.load(index)) for index in range(1, 11)] == [1001] * 9 + [1002]
     until(lambda: len(storage.started) == 14)
+    pools.close()
+
+
+def test_a_read_under_way_takes_the_room_of_the_largest_item_so_far():
+    storage = Storage(item_bytes=1000)
+    storage.hold(*range(1, 9))
+    pool, stages, pools = pool_of(storage, threads=8, most_bytes=3500, item_bytes=10)
+    pool.begin([0], (), ())
+    assert len(stages.load(0)) == 1001
+    pool.begin([], range(1, 9), ())
+    until(lambda: storage.under_way == 3)
+    time.sleep(0.05)
+    assert storage.under_way == 3
+    for index in range(1, 9):
+        storage.release(index)
+    pools.close()
+
+
+class DrawsWhenReleased(Storage):
+    """A read draws random numbers once it is released."""
+
+    def read(self, index):
+        found = super().read(index)
+        if str(index) in self.gates:
+            torch.rand(1), np.random.rand(), random.random()
+        return found
+
+
+def test_what_threads_draw_while_the_worker_waits_moves_no_random_state_and_they_read_no_more():
+    storage = DrawsWhenReleased()
+    storage.hold(0)
+    pool, stages, pools = pool_of(storage, is_ours=False)
+    with preserved_random_states():
+        pool.begin([0], [1], ())
+        until(lambda: storage.under_way)
+        seed_all(7)
+        threading.Timer(0.2, storage.release, [0]).start()
+        pool._plain = lambda index: quick_states()
+        found = stages.load(0)
+        seed_all(7)
+        assert found == quick_states()
+        assert "random numbers were drawn while threads read example 0" in pool.take_note()
+        assert pool.take_note() == ""
+    pool.begin([1], (), ())
+    pool._plain = lambda index: "by itself"
+    assert stages.load(1) == "by itself"
     pools.close()
 
 
