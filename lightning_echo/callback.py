@@ -76,6 +76,8 @@ class EchoCallback(DecidesFactor, pl.Callback):
     ``EchoCallback()``                                 changes nothing. It measures the run as it is, and the summary says
                                                        whether echoing pays
     ``EchoCallback(factor=4)``                         every fresh example is used four times on average
+    ``EchoCallback(factor="demand")``                  if no fresh example has arrived, the training trains on one from memory
+                                                       instead of waiting
     ``EchoCallback(factor="auto")``                    ``TargetIdle()`` decides on the factor: after about 60 steps, and then
                                                        from epoch to epoch
     ``EchoCallback(TargetIdle(max_factor=8))``         the same with options, or with another `Controller`
@@ -129,7 +131,9 @@ class EchoCallback(DecidesFactor, pl.Callback):
         controller: Decides on the factor from epoch to epoch, and within epochs if it asks for that. In a collection, it decides
             on one factor for all loaders. None: the factor stays as it is.
         factor: Echo factor: the uses per fresh example, a real number >= 1. ``"auto"``: the controller is a `TargetIdle` with its
-            defaults. None: the factor is 1 if there is a controller or another option; otherwise the run is left as it is.
+            defaults. ``"demand"``: if no fresh example has arrived, the training trains on one from memory instead of waiting.
+            None: the factor is 1 if there is a controller or another option; otherwise the run is left as it is.
+        max_factor: With ``factor="demand"``: the most uses per fresh example on average, a real number >= 1. Default: 8.
         insertion_point: Where the echo stage stands, see `InsertionPoint`.
         buffer_size: The largest number of live examples per rank, or the memory that they may take, see `EchoConfig`.
         reuse: Which examples are used again, ``"memory"`` or ``"each"``, see `EchoConfig`.
@@ -172,6 +176,7 @@ class EchoCallback(DecidesFactor, pl.Callback):
         controller: Controller | None = None,
         *,
         factor: int | float | str | None = None,
+        max_factor: float | None = None,
         insertion_point: InsertionPoint | str = InsertionPoint.auto.value,
         buffer_size: int | float | str | None = None,
         reuse: str = "memory",
@@ -186,6 +191,7 @@ class EchoCallback(DecidesFactor, pl.Callback):
     ) -> None:
         options = given_options(
             factor=factor,
+            max_factor=max_factor,
             insertion_point=insertion_point,
             buffer_size=buffer_size,
             reuse=reuse,

@@ -25,6 +25,8 @@ from lightning_echo.split.reading import AUTO_IN_FLIGHT, MOST_IN_FLIGHT
 # ``DictConfig``); for a collection, as a mapping from the loaders' names to one of these.
 
 AUTO_FACTOR = "auto"  # a controller decides on the factor
+DEMAND = "demand"  # a batch echoes for the fresh examples that have not arrived
+MAX_FACTOR = 8.0  # uses per fresh example on demand, if the user gives no other bound
 
 # A command line takes the first type that fits: as a string, 0.5 would not be a share of the memory.
 CacheOptions: TypeAlias = int | float | str | Mapping[str, Any] | CacheConfig | None
@@ -40,7 +42,9 @@ class EchoConfig:
 
     Args:
         factor: Echo factor: the uses per fresh example on average, a real number >= 1. 1 is the plain loader. ``"auto"``: an
-            `EchoCallback` begins with 1, and then a `TargetIdle` with its defaults decides on the factor.
+            `EchoCallback` begins with 1, and then a `TargetIdle` with its defaults decides on the factor. ``"demand"``: no factor
+            is fixed. If no fresh example has arrived, the training trains on one from memory instead of waiting.
+        max_factor: With ``factor="demand"``: the most uses per fresh example on average, a real number >= 1. Default: 8.
         insertion_point: Where the echo stage stands: the name of an `InsertionPoint`. ``"auto"`` takes the earliest one that the
             loader allows, beginning with ``"before_augmentation"``. ``"after_transfer"`` needs a Trainer with an
             `EchoDataModule` or `EchoCallback`, which put the batches on the device.
@@ -97,13 +101,14 @@ class EchoConfig:
 
     Example:
         >>> EchoConfig(factor=4)  # doctest: +NORMALIZE_WHITESPACE
-        EchoConfig(factor=4.0, insertion_point='auto', buffer_size=None, reuse='memory', epoch_length='fixed', seed=None,
-                   cache=None, share=None, reads_in_flight=None)
+        EchoConfig(factor=4.0, max_factor=None, insertion_point='auto', buffer_size=None, reuse='memory', epoch_length='fixed',
+                   seed=None, cache=None, share=None, reads_in_flight=None)
         >>> EchoConfig(cache=CacheConfig("8GiB")).cache, EchoConfig(cache=CacheConfig("8GiB", hold="raw")).cache
         ('8GiB', {'size': '8GiB', 'hold': 'raw'})
     """
 
     factor: int | float | str = 1.0  # OmegaConf refuses an integer where a union does not name it
+    max_factor: int | float | None = None
     insertion_point: str = InsertionPoint.auto.value
     buffer_size: int | float | str | None = None
     reuse: str = "memory"
@@ -114,12 +119,13 @@ class EchoConfig:
     reads_in_flight: int | str | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.factor, str) and self.factor != AUTO_FACTOR:
+        if isinstance(self.factor, str) and self.factor not in (AUTO_FACTOR, DEMAND):
             raise TypeError(
-                f"factor must be a real number >= 1 (1: no echoing) or 'auto', got {self.factor!r}; a controller is given by "
-                "the argument controller"
+                f"factor must be a real number >= 1 (1: no echoing), 'demand' or 'auto', got {self.factor!r}; a controller is "
+                "given by the argument controller"
             )
-        self.factor = AUTO_FACTOR if isinstance(self.factor, str) else check_factor(self.factor)
+        self.factor = str(self.factor) if isinstance(self.factor, str) else check_factor(self.factor)
+        self.max_factor = check_max_factor(self.factor, self.max_factor)
         self.insertion_point = check_point(self.insertion_point).value
         self.buffer_size = check_buffer_size(self.buffer_size)
         self.reuse = check_reuse(self.reuse).value
@@ -128,6 +134,11 @@ class EchoConfig:
         self.cache = _plain(read_cache_config(self.cache), "size")
         self.share = _plain(read_share_config(self.share), "name")
         self.reads_in_flight = check_reads_in_flight(self.reads_in_flight)
+
+    @property
+    def first_factor(self) -> float:
+        """The factor that a loader begins with; on demand the bound of it."""
+        return check_demand(self.factor, self.max_factor)[1]
 
     def as_options(self) -> dict[str, Any]:
         """Returns the options by name, without those that a subclass adds: ``EchoLoader(loader, **config.as_options())``."""
@@ -286,6 +297,29 @@ def check_factor(factor: Any) -> float:
     return value
 
 
+def check_max_factor(factor: Any, max_factor: Any) -> float | None:
+    """Returns the bound of ``factor="demand"`` as a float; None for the default."""
+    if max_factor is None:
+        return None
+    if factor != DEMAND:
+        raise ValueError(
+            f"max_factor={max_factor!r} is the bound of factor='demand', got factor={factor!r}; the bound of a controller is its "
+            "own: TargetIdle(max_factor=8)"
+        )
+    try:
+        return check_factor(max_factor)
+    except (TypeError, ValueError) as error:
+        raise type(error)(str(error).replace("factor", "max_factor", 1)) from None
+
+
+def check_demand(factor: Any, max_factor: Any) -> tuple[bool, float]:
+    """Returns whether a loader echoes on demand, and its factor: the bound of it on demand."""
+    bound = check_max_factor(factor, max_factor)
+    if factor == DEMAND:
+        return True, MAX_FACTOR if bound is None else bound
+    return False, check_factor(factor)
+
+
 def check_point(point: Any) -> InsertionPoint:
     try:
         return InsertionPoint(point)
@@ -406,7 +440,9 @@ class EchoOptions(EchoConfig):
 
     Args:
         factor: Uses per fresh example, a real number >= 1; 1 means no echoing. 'auto': a TargetIdle with its defaults decides on
-            the factor from epoch to epoch.
+            the factor from epoch to epoch. 'demand': no factor is fixed; if no fresh example has arrived, the training trains on
+            one from memory instead of waiting.
+        max_factor: With factor 'demand': the most uses per fresh example on average, a real number >= 1. Default: 8.
         insertion_point: Where the echo stage stands: after_read, before_augmentation, after_augmentation, after_batching,
             after_transfer, or auto.
         buffer_size: The largest number of live examples per rank (of live batches for after_batching and after_transfer). Or the

@@ -47,6 +47,8 @@ class EchoDataModule(StandIn):
         datamodule: The user's data module.
         factor: Echo factor: the uses per fresh example, a real number >= 1. 1 is the plain loader. ``"auto"``: the controller of
             the Trainer's `EchoCallback` decides. If the callback has no controller, a `TargetIdle` with its defaults decides.
+            ``"demand"``: if no fresh example has arrived, the training trains on one from memory instead of waiting.
+        max_factor: With ``factor="demand"``: the most uses per fresh example on average, a real number >= 1. Default: 8.
         insertion_point: Where the echo stage stands, see `InsertionPoint`.
         buffer_size: The largest number of live examples per rank, or the memory that they may take, see `EchoConfig`.
         reuse: Which examples are used again, ``"memory"`` or ``"each"``, see `EchoConfig`.
@@ -91,6 +93,7 @@ class EchoDataModule(StandIn):
         datamodule: package.AnyDataModule,
         factor: int | float | str | None = None,
         *,
+        max_factor: float | None = None,
         insertion_point: InsertionPoint | str = InsertionPoint.auto.value,
         buffer_size: int | float | str | None = None,
         reuse: str = "memory",
@@ -112,6 +115,7 @@ class EchoDataModule(StandIn):
             )
         options = given_options(
             factor=factor,
+            max_factor=max_factor,
             insertion_point=insertion_point,
             buffer_size=buffer_size,
             reuse=reuse,

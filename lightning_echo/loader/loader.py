@@ -93,7 +93,9 @@ class EchoLoader(PlainAttributes):
     Args:
         loader: A ``DataLoader``. For ``after_batching`` and ``after_transfer`` any iterable of batches will do. A stream must
             divide its data among the ranks itself.
-        factor: Echo factor: the uses per fresh example on average, a real number >= 1. 1 means no echoing.
+        factor: Echo factor: the uses per fresh example on average, a real number >= 1. 1 means no echoing. ``"demand"``: a batch
+            takes the fresh examples that have arrived, and echoes for the rest.
+        max_factor: With ``factor="demand"``: the most uses per fresh example on average, a real number >= 1. Default: 8.
         insertion_point: Where the echo stage stands, see `InsertionPoint` and `EchoConfig`.
         buffer_size: The largest number of live examples per rank, or the memory that they may take, see `EchoConfig`.
         reuse: Which examples are used again, ``"memory"`` or ``"each"``, see `EchoConfig`.
@@ -136,8 +138,9 @@ class EchoLoader(PlainAttributes):
     def __init__(
         self,
         loader: Any,
-        factor: float,
+        factor: float | str,
         *,
+        max_factor: float | None = None,
         insertion_point: InsertionPoint | str = InsertionPoint.auto.value,
         buffer_size: int | float | str | None = None,
         reuse: str = "memory",
@@ -151,7 +154,7 @@ class EchoLoader(PlainAttributes):
     ) -> None:
         if isinstance(loader, EchoLoader):
             raise ValueError("loader is echoed already: pass the loader inside (its .loader), or set .factor on it")
-        factor = options.check_factor(factor)
+        on_demand, factor = options.check_demand(factor, max_factor)
         point = options.check_point(insertion_point)
         buffer_size = options.check_buffer_size(buffer_size)
         epoch_length = options.check_epoch_length(epoch_length)
@@ -169,6 +172,7 @@ class EchoLoader(PlainAttributes):
             options.check_reuse(reuse),
             read_share_config(share),
             options.check_reads_in_flight(reads_in_flight),
+            on_demand=on_demand,
         )
         self._run = EchoRun(self._setting, factor, seed)
         self._iterations = Iterations()
@@ -240,7 +244,7 @@ class EchoLoader(PlainAttributes):
 
     @property
     def factor(self) -> float:
-        """The echo factor that was set last. It applies from the first batch that is not planned yet."""
+        """The echo factor that was set last; on demand ``max_factor``. It applies from the first batch not planned yet."""
         return self._run.factor.value
 
     @factor.setter
@@ -251,6 +255,11 @@ class EchoLoader(PlainAttributes):
                 f"be told. Set .factor on the {self.factor_owner} instead"
             )
         self.set_factor(value)
+
+    @property
+    def on_demand(self) -> bool:
+        """Whether batches echo on demand (``factor="demand"``). `factor` is then the bound ``max_factor``."""
+        return self._setting.on_demand
 
     def check_factor(self, value: float) -> float:
         """Returns the factor as a float, if it can be set on this loader, now or later.
@@ -263,7 +272,7 @@ class EchoLoader(PlainAttributes):
             ValueError: The factor is below 1, not finite, above the limit, or needs a larger buffer.
         """
         value = options.check_factor(value)
-        self._setting.buffer.check(value)
+        self._setting.check_factor(value)
         return value
 
     def set_factor(self, value: float, since: int | None = None) -> None:
@@ -304,6 +313,8 @@ class EchoLoader(PlainAttributes):
         Before that batch, the buffer is being filled, so that the share may be larger.
         """
         setting = self._setting
+        if setting.on_demand:
+            return self.factor_since
         filling = 0 if self.factor == 1 else setting.kind.filling_batches(setting.layout(), setting.buffer_size, setting.reuse)
         return self.factor_since + filling
 
@@ -437,10 +448,10 @@ class EchoLoader(PlainAttributes):
             batches: Number of batches.
 
         Returns:
-            The number of passes. None for a stream, because its batches cannot be planned beforehand.
+            The number of passes. None for a stream and on demand, because batches cannot be planned beforehand.
         """
         setting = self._setting
-        if setting.kind.plans_in_workers or not (items := setting.items_per_pass()):
+        if setting.on_demand or setting.kind.plans_in_workers or not (items := setting.items_per_pass()):
             return None
         plan = make_plan(setting.kind.shape(setting.layout(), setting.buffer_size, 0, setting.reuse), self.factor)
         for _ in range(batches):

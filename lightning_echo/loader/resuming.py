@@ -65,6 +65,12 @@ def check_same_passes(state: EchoState, setting: Setting, *, may_change: bool) -
             "set, the sampler or the kind of insertion point has changed. Resume with the same one, or restart without "
             "the loader's state"
         )
+    if state.demand is not None and not setting.on_demand:
+        raise EchoStateError(
+            "the state is of a run that echoed on demand, and this loader has a constant factor, which cannot continue within "
+            "a pass of which some examples came early. Resume with factor='demand' (with max_factor=1 nothing is echoed), or "
+            "restart without the loader's state"
+        )
     before = None if state.order is None else state.order.share
     here = setting.sharing.config.name if setting.sharing is not None and setting.sharing.is_replayed else None
     if state.plan is not None and before != here:
@@ -79,7 +85,7 @@ def begin_next_pass(state: EchoState, setting: Setting) -> tuple[EchoState | Non
 
     The state is at the start of the next pass, or None if the loader can continue at its place.
     """
-    if setting.kind.resumes or (state.plan is None and state.stream is None):
+    if setting.kind.resumes or (state.plan is None and state.stream is None and state.demand is None):
         return None, False
     return _next_pass(state, setting), not is_between_passes(state)
 
@@ -92,7 +98,8 @@ def follow_state(state: EchoState, before: Setting, setting: Setting) -> tuple[E
     """
     is_over = is_between_passes(state)
     own_passes, by_batches = setting.kind.reads_own_passes, setting.kind.by_batches
-    if (own_passes, by_batches) != (before.kind.reads_own_passes, before.kind.by_batches):
+    mine = (own_passes, by_batches, setting.on_demand)
+    if mine != (before.kind.reads_own_passes, before.kind.by_batches, before.on_demand):
         return None, not is_over
     now = setting.conditions()
     layout = setting.layout()
@@ -128,17 +135,17 @@ def where_to_go_on(state: EchoState, now: Layout, by_batches: bool) -> Start:
     unknown length is not divided among ranks, so its batches are at the same places. A pass of another length cannot be
     continued: the next one begins. ``by_batches``: whether positions of this run count batches.
     """
-    plan, before = state.plan, state.layout
-    assert plan is not None
+    position, before = state.position, state.layout
     if not before.batches_per_pass:
-        return Start(plan.position, plan.number)
+        assert state.plan is not None
+        return Start(position, state.plan.number)
     if before.length != now.length:
         return start_of_next_pass(state, now, by_batches)
     if state.insertion_point.by_batches:
-        number, batches = divmod(plan.position, before.batches_per_pass)
+        number, batches = divmod(position, before.batches_per_pass)
         taken = batches * before.batch_size
     else:
-        number, taken = divmod(plan.position, before.pass_length)
+        number, taken = divmod(position, before.pass_length)
     batches = min(taken * before.replicas // now.replicas // now.batch_size, now.batches_per_pass - 1)
     batch_number = number * now.batches_per_pass + batches
     return Start(batch_number if by_batches else number * now.pass_length + batches * now.batch_size, batch_number)
@@ -172,11 +179,13 @@ def is_between_passes(state: EchoState) -> bool:
     stream, plan = state.stream, state.plan
     if stream is not None:
         return not stream.begun or len(stream.ended) == len(stream.workers)
-    if plan is None:
+    if state.demand is not None and state.demand.ahead:
+        return False
+    if plan is None and state.demand is None:
         return True
-    if state.order is not None and state.order.passes:  # of unknown length; the last one is that of the next batch
+    if plan is not None and state.order is not None and state.order.passes:  # of unknown length; the last is the next batch's
         return state.order.passes[-1].first == plan.position
-    return plan.position % state.layout.items_per_pass(state.insertion_point.by_batches) == 0
+    return state.position % state.layout.items_per_pass(state.insertion_point.by_batches) == 0
 
 
 def _next_pass(state: EchoState, setting: Setting) -> EchoState:

@@ -74,6 +74,9 @@ class RunFactor:
         if state.plan is not None:
             self.since = max((change.number for change in state.plan.pending), default=0)
             self.before = state.plan.factor
+        elif state.demand is not None:
+            self.since = max((change.number for change in state.demand.pending), default=0)
+            self.before = state.demand.max_factor
         elif state.stream is not None:
             self.since, self.before = state.factor_since, state.factor_before
         else:
@@ -224,7 +227,8 @@ class EchoRun:
         if self._setting.kind.plans_in_workers:
             return self.delivery.counts.fresh / items
         state = self.state()
-        return float(state.position / state.layout.items_per_pass(self._setting.kind.by_batches))
+        position = state.position if state.demand is None else state.demand.delivered
+        return float(position / state.layout.items_per_pass(self._setting.kind.by_batches))
 
     def length(self) -> int:
         """Returns the number of batches in the next epoch on this rank; -1 if it is not known, because a pass ends it."""
@@ -476,8 +480,8 @@ class EchoRun:
             begin_at=state.begin_at,
             worker_init_fn=self.worker_init_fn,
         )
-        started = setting.start(launch)
-        if before.plan is not None and not started.exact:
+        started = setting.start(launch, self.warn)
+        if (before.plan is not None or before.demand is not None) and not started.exact:
             sampler = type(setting.kind.sampler).__name__
             self.warn(
                 f"{sampler} has neither state_dict and load_state_dict, nor a torch generator, nor set_epoch: if it remembers "
@@ -522,6 +526,8 @@ class EchoRun:
         progress = self.delivery.progress
         if setting.kind.plans_in_workers:
             return replace(state, begin_at=Start(0, progress.delivered))
+        if state.demand is not None or (state.plan is not None and setting.on_demand):
+            return self._demand_to_start_from(state)
         if state.plan is None or not (changed := state.conditions.differences(setting.conditions())):
             return state
         begin_at = where_to_go_on(state, setting.layout(), setting.kind.by_batches)
@@ -537,6 +543,27 @@ class EchoRun:
         order = order_to_go_on(state, setting.layout(), begin_at) if is_same_pass else None
         return replace(state, plan=None, order=order, begin_at=begin_at)
 
+    def _demand_to_start_from(self, state: EchoState) -> EchoState:
+        """Returns the state from which a run on demand starts. What is booked stays booked if positions mean the same here."""
+        setting, progress = self._setting, self.delivery.progress
+        layout, before = setting.layout(), state.layout
+        is_same_pass = before.length == layout.length and not other_order_of(state, setting)
+        if is_same_pass and (before.pass_length, before.replicas) == (layout.pass_length, layout.replicas):
+            if state.plan is not None:
+                self.warn("the state was saved with a constant factor: the run continues on demand, with an empty memory")
+                return replace(state, plan=None, begin_at=Start(state.plan.position, state.plan.number))
+            return state
+        begin_at = where_to_go_on(state, layout, setting.kind.by_batches)
+        self.warn(
+            why_next_pass(state, setting)
+            if not is_same_pass
+            else f"the state was saved with {state.conditions.differences(setting.conditions())}: the run continues at the same "
+            "place of the pass and leaves nothing out; examples that had come early may come again"
+        )
+        progress.in_epoch, progress.epoch_batches, progress.delivered = 0, self.length(), begin_at.number
+        order = order_to_go_on(state, layout, begin_at) if is_same_pass else None
+        return replace(state, plan=None, demand=None, order=order, begin_at=begin_at)
+
     # ------------------------------------------------------------------ continuing
 
     def state(self, *, before: bool = False) -> EchoState:
@@ -544,7 +571,7 @@ class EchoRun:
         in_use, factor = self.delivery.before_in_use if before else self.delivery.in_use, self.factor
         progress = in_use.progress
         conditions = self._conditions or self._setting.conditions()
-        plan, order, stream = EchoState.parts_of(self._pipeline.state(progress.delivered))
+        parts = EchoState.parts_of(self._pipeline.state(progress.delivered))
         return EchoState(
             **conditions._asdict(),
             seed=self.seed,
@@ -561,9 +588,10 @@ class EchoRun:
             passes_over=in_use.ended_passes,
             has_begun_pass=progress.has_begun_pass or None,
             counts=in_use.counts,
-            plan=plan,
-            order=order,
-            stream=stream,
+            plan=parts.plan,
+            order=parts.order,
+            stream=parts.stream,
+            demand=parts.demand,
         )
 
     def state_dict(self, epoch_goes_on: bool | LeftOut | None, place: TrainerPlace | None) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from lightning_echo.data.randomness import preserved_random_states
 from lightning_echo.insertion import InsertionPoint, Needs, earliest
 from lightning_echo.loader.state import Conditions, EchoState
 from lightning_echo.pipeline.choice import choose, choose_later
-from lightning_echo.pipeline.kinds import Indexed, kind_of
+from lightning_echo.pipeline.kinds import Indexed, Kind, kind_of
 from lightning_echo.pipeline.pipelines import Launch, Layout, Opening, Pipeline, rank_key
 from lightning_echo.pipeline.reads import USUAL_IN_FLIGHT, most_ahead_bytes
 from lightning_echo.pipeline.requests import tell_pass
@@ -372,6 +372,36 @@ class BufferSize:
 # ---------------------------------------------------------------------- setting
 
 
+def _check_on_demand(kind: Kind, cache: CacheConfig | None, share: ShareConfig | None, reuse: Reuse, epoch_length: str) -> None:
+    """Raises a ValueError if a loader cannot echo on demand with these options."""
+    why, instead = "", "give a number, or controller=TargetIdle()"
+    if type(kind) is not Indexed:
+        why = f"{kind.why_later or 'the loader has a batch sampler of its own'}, so that no worker gets its examples one by one"
+    elif reuse is Reuse.each:
+        why, instead = "reuse='each' fixes the uses of each example", "leave reuse out"
+    elif epoch_length == "full_pass":
+        why = "epoch_length='full_pass' needs to know the factor beforehand"
+        instead = "leave epoch_length out, or give a number as the factor"
+    elif share is not None:
+        why = "share= gives the training the reader's examples in one order"
+    elif cache is not None and cache.partitioned:
+        why = "a partitioned cache must know beforehand which examples each rank needs"
+        instead = "leave cache.partitioned out, or give a number as the factor"
+    elif kind.hearers():
+        names = ", ".join(sorted({type(each).__name__ for each in kind.hearers()}))
+        why = f"the order of {names} follows set_epoch, and passes overlap on demand"
+    if why:
+        raise ValueError(f"factor='demand' is impossible here: {why}. Instead, {instead}")
+
+
+def _check_point(kind: Kind, point: InsertionPoint) -> None:
+    if kind.by_batches:
+        raise ValueError(
+            f"factor='demand' is impossible at {point.option}: it decides example by example, in the workers. Give an earlier "
+            "insertion point, or a number as the factor"
+        )
+
+
 class Setting:
     """The user's loader, where and how it is echoed, and the consequences of that.
 
@@ -396,10 +426,13 @@ class Setting:
         reuse: Reuse = Reuse.each,
         share: ShareConfig | None = None,
         in_flight: int | str | None = 1,
+        *,
+        on_demand: bool = False,
     ) -> None:
         says_why, in_flight = in_flight is not None, AUTO_IN_FLIGHT if in_flight is None else in_flight
         self._ranks, self.reuse, self.in_flight, self._says_why = ranks, reuse, in_flight, says_why
         self._layout_of_pass: Layout | None = None
+        self.on_demand = on_demand
         kind, self.sharing = kind_of(loader), None
         if share is not None:
             point = point_of_shared(point, unit_of(kind))
@@ -410,6 +443,8 @@ class Setting:
             point = earliest(Needs.examples)  # a data set that is held whole does not augment: there is nothing to redo
         if cache is not None:
             kind.check_cache()
+        if on_demand:
+            _check_on_demand(kind, cache, share, reuse, self.epoch_length)
         if cache is not None and cache.partitioned and in_flight not in (1, AUTO_IN_FLIGHT):
             raise ValueError(
                 f"reads_in_flight={in_flight} and cache.partitioned=True are impossible together: threads would read from the "
@@ -433,7 +468,9 @@ class Setting:
             )
         items = self.kind.expected_items(self.layout())
         sizing = BufferSizing.of(loader, self.choice.item_bytes, self.choice.point, items, reuse, distinct=self.kind.distinct)
-        self.buffer = BufferSize(buffer_size, sizing, factor, self.room(ranks_of_launcher()))
+        self.buffer = BufferSize(buffer_size, sizing, self._planned(factor), self.room(ranks_of_launcher()))
+        if on_demand:
+            _check_point(self.kind, self.choice.point)
 
     def leave_split(self, reason: str) -> bool:
         """Continues at a later point, at which the data set is not split, if that is possible. Returns whether it is."""
@@ -441,6 +478,14 @@ class Setting:
         if may_leave:
             self.choice = choose_later(reason)
         return may_leave
+
+    def _planned(self, factor: float) -> float:
+        """Returns the factor for which the buffer must be large enough. On demand, a batch is never planned."""
+        return 1.0 if self.on_demand else factor
+
+    def check_factor(self, factor: float) -> None:
+        """Raises a ValueError if the buffer cannot fill a batch at this factor."""
+        self.buffer.check(self._planned(factor))
 
     @property
     def has_length(self) -> bool:
@@ -478,9 +523,13 @@ class Setting:
         if memory and choice.point.on_device:
             memory += " of device memory"
         return (
-            f"{choice.point}, factor {factor:g}: reuse [{', '.join(choice.reused)}], redo [{', '.join(choice.redone)}]; "
+            f"{choice.point}, {self._factor_in_words(factor)}: "
+            f"reuse [{', '.join(choice.reused)}], redo [{', '.join(choice.redone)}]; "
             f"{self.buffer_size:,} live {what}{memory}; {workers} worker{'' if workers == 1 else 's'}{self._reads_in_words()}"
         )
+
+    def _factor_in_words(self, factor: float) -> str:
+        return f"on demand, at most {factor:g} uses per fresh example" if self.on_demand else f"factor {factor:g}"
 
     def _reads_in_words(self) -> str:
         """Returns what is read ahead, and the memory that this may take; empty if nothing is."""
@@ -506,6 +555,11 @@ class Setting:
             remarks.append(f"reads_in_flight={AUTO_IN_FLIGHT!r} reads one example after the other: {why}")
         if self.buffer.remark:
             remarks.append(self.buffer.remark)
+        if self.on_demand and not self.kind.num_workers and self.choice.reading is None:
+            remarks.append(
+                "nothing is echoed: without workers, no example arrives while a step runs, and the training waits for each one. "
+                "Give the loader num_workers=2 or more"
+            )
         if not self.has_length:
             remarks.append(f"an epoch ends when {self.kind.pass_ends}")
         if self.kind.hearers():
@@ -574,7 +628,13 @@ class Setting:
 
     # ------------------------------------------------------------------ running
 
-    def start(self, launch: Launch) -> Pipeline:
+    def start(self, launch: Launch, say: Callable[[str], None]) -> Pipeline:
+        """Opens a pipeline, which may warn the user with ``say``."""
+        if self.on_demand and world()[0] > 1:
+            raise ValueError(
+                f"factor='demand' is impossible on {world()[0]} ranks: each would read other examples than a checkpoint of rank "
+                "0 says. Use a number, or controller=TargetIdle()"
+            )
         layout = self.layout()
         opening = Opening(
             launch=launch,
@@ -584,6 +644,8 @@ class Setting:
             rank=self._shards()[1],
             key=rank_key(launch.seed, self._noise_rank()),
             cache=self.cache,
+            on_demand=self.on_demand,
+            say=say,
             in_flight=self.in_flight,
             most_ahead_bytes=self.most_ahead_bytes(),
         )

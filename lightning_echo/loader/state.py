@@ -222,6 +222,36 @@ class StreamState:
     pending: tuple[FactorChange, ...]
 
 
+class Run(NamedTuple):
+    """Neighbouring positions: the first one, and their number."""
+
+    first: int
+    size: Size
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemandState:
+    """The place of a run that echoes on demand, see ``pipeline/demand.py``. What memory held is not saved.
+
+    Attributes:
+        number: Number of the next batch.
+        frontier: All positions before this one were delivered.
+        ahead: Those of the later positions that were delivered.
+        max_factor: The bound in force; `pending` has its changes to come.
+    """
+
+    number: int
+    frontier: int
+    ahead: tuple[Run, ...]
+    max_factor: float
+    pending: tuple[FactorChange, ...]
+
+    @property
+    def delivered(self) -> int:
+        """Number of positions that were delivered."""
+        return self.frontier + sum(run.size for run in self.ahead)
+
+
 @dataclass(frozen=True, kw_only=True)
 class PipelineState:
     """The state that a pipeline returns and continues from: the fields of these names in `EchoState`."""
@@ -229,6 +259,7 @@ class PipelineState:
     plan: PlanState | None
     order: OrderState | None
     stream: StreamState | None = None
+    demand: DemandState | None = None
 
 
 def check_order(order: OrderState, position: int, layout: Layout, by_index: bool) -> None:
@@ -306,6 +337,16 @@ def check_plan(plan: PlanState, path: str, most: int, workers: int, reuse: Reuse
             fits, found = in_call and item.position < plan.position, (item.position, item.call_first, item.call_size)
             require(fits, where, "items of positions before that of the plan, each in its call", found)
         require(len({item.position for item in live}) == len(live), where, "items of different positions", live)
+
+
+def check_demand(demand: DemandState, layout: Layout) -> None:
+    """Checks which positions were delivered: in order, each once, and not more than the batches can have held."""
+    ends = [demand.frontier, *(run.first + run.size for run in demand.ahead)]
+    follows = all(run.first > end for run, end in zip(demand.ahead, ends, strict=False))
+    require(follows, "demand.ahead", "runs in order, after the frontier, and apart from each other", demand.ahead)
+    most = demand.number * layout.batch_size
+    require(demand.delivered <= most, "demand.frontier", f"at most {most}, by its number of batches", demand.delivered)
+    require(demand.max_factor >= 1, "demand.max_factor", "a number >= 1", demand.max_factor)
 
 
 # ---------------------------------------------------------------------- state
@@ -416,6 +457,7 @@ class EchoState:
         order: Which index stands at which position. It is there if there is a plan, and at the start of a pass whose length is
             not known.
         stream: For a stream, in place of plan and order.
+        demand: For a run that echoes on demand, in place of the plan.
         epoch_goes_on: If several loaders make up an epoch: whether the epoch continues (None: not known). Otherwise left out.
         trainer: Where the Trainer was, if that is known.
         new_length: Length of a pass of the data set when the state was saved, if the data set had grown or shrunk since the
@@ -446,6 +488,7 @@ class EchoState:
     plan: PlanState | None
     order: OrderState | None
     stream: StreamState | None = None
+    demand: DemandState | None = None
     epoch_goes_on: bool | LeftOut | None = LEFT_OUT
     trainer: TrainerState | None = None
     new_length: Size | None = None
@@ -482,14 +525,14 @@ class EchoState:
         return state
 
     @staticmethod
-    def parts_of(pipeline: dict[str, Any]) -> tuple[PlanState | None, OrderState | None, StreamState | None]:
-        """Reads plan, order and stream from the plain types in which a pipeline returns them, see `pipeline`."""
-        parts = read(PipelineState, pipeline)
-        return parts.plan, parts.order, parts.stream
+    def parts_of(pipeline: dict[str, Any]) -> PipelineState:
+        """Reads the parts of a pipeline's state from the plain types in which it returns them, see `pipeline`."""
+        return read(PipelineState, pipeline)
 
     def pipeline(self) -> dict[str, Any]:
-        """Returns the state from which a pipeline continues, in plain types: ``plan``, ``order``, and ``stream`` for a stream."""
-        state: dict[str, Any] = plain(PipelineState(plan=self.plan, order=self.order, stream=self.stream))
+        """Returns the state from which a pipeline continues, in plain types: the fields of `PipelineState`."""
+        parts = PipelineState(plan=self.plan, order=self.order, stream=self.stream, demand=self.demand)
+        state: dict[str, Any] = plain(parts)
         return state
 
     @property
@@ -498,7 +541,12 @@ class EchoState:
 
     @property
     def position(self) -> int:
-        """Position of the next fresh item. It means nothing for a stream, whose workers count for themselves."""
+        """Position of the next fresh item; on demand, of the first that was not delivered.
+
+        It means nothing for a stream, whose workers count for themselves.
+        """
+        if self.demand is not None:
+            return self.demand.frontier
         return self.begin_at.position if self.plan is None else self.plan.position
 
     def under(self, conditions: Conditions) -> EchoState:
@@ -507,7 +555,7 @@ class EchoState:
     @property
     def pending(self) -> tuple[FactorChange, ...] | None:
         """Changes of the factor that are still to come; None if no plan has begun."""
-        planned = self.plan or self.stream
+        planned = self.plan or self.stream or self.demand
         return None if planned is None else planned.pending
 
     def with_change(self, number: int, factor: float) -> EchoState:
@@ -517,6 +565,8 @@ class EchoState:
         pending = (*[change for change in self.pending if change.number < number], FactorChange(number, factor))
         if self.plan is not None:
             return replace(self, plan=replace(self.plan, pending=pending))
+        if self.demand is not None:
+            return replace(self, demand=replace(self.demand, pending=pending))
         assert self.stream is not None
         return replace(self, stream=replace(self.stream, pending=pending))
 
@@ -532,7 +582,8 @@ def _check(state: EchoState, *, by_index: bool) -> None:
         require(getattr(layout, name) >= 1, f"layout.{name}", "an integer >= 1", getattr(layout, name))
     require(plan is None or order is not None, "order", "given together with a plan", order)
     require(stream is None or plan is None, "stream", "None together with a plan", stream)
-    begins = plan is None and stream is None  # a pass begins, and nothing is live
+    demand = state.demand
+    begins = plan is None and stream is None and demand is None  # a pass begins, and nothing is live
     require(not begins or state.begin_at.number == state.delivered, "plan, or stream,", "there once batches were delivered", plan)
     by_batches = state.insertion_point.by_batches
     if plan is not None and order is not None:
@@ -540,6 +591,13 @@ def _check(state: EchoState, *, by_index: bool) -> None:
         require(plan.number == state.delivered, "delivered", f"{plan.number}, the number of the plan", state.delivered)
         check_plan(plan, "plan", plan.number * (1 if by_batches else layout.batch_size), buffers, state.reuse)
         check_order(order, plan.position, layout, by_index)
+    elif demand is not None:
+        require(plan is None and stream is None, "plan, or stream,", "None together with demand", plan or stream)
+        require(demand.number == state.delivered, "delivered", f"{demand.number}, the number of demand", state.delivered)
+        require(order is not None, "order", "given together with demand", order)
+        assert order is not None
+        check_demand(demand, layout)
+        check_order(order, demand.frontier, layout, by_index)
     elif order is not None:  # a pass begins whose length is not known
         may_be = not by_index and not layout.batches_per_pass and order == OrderState(passes=order.passes)
         require(may_be, "order", "None without a plan", order)

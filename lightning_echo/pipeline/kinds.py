@@ -45,6 +45,17 @@ from lightning_echo.data.randomness import PreservingIterator
 from lightning_echo.insertion import InsertionPoint, Needs
 from lightning_echo.pipeline.ahead import AheadOrder, Foreseen
 from lightning_echo.pipeline.batches import BatchEcho, PassReader
+from lightning_echo.pipeline.demand import (
+    OVERTAKING,
+    DemandExamples,
+    DemandPipeline,
+    DemandRequests,
+    Waiting,
+    Words,
+    booked_of,
+    factors_of,
+    window_of,
+)
 from lightning_echo.pipeline.pipelines import (
     IndexPipeline,
     Layout,
@@ -72,6 +83,7 @@ from lightning_echo.pipeline.requests import (
 )
 from lightning_echo.pipeline.streams import StreamEcho
 from lightning_echo.pipeline.worker import EchoCollate, EchoDataset, LiveExamples, Request
+from lightning_echo.plan.demand import Dealing, DemandRule
 from lightning_echo.plan.order import Order, SequentialOrder, ShuffledOrder
 from lightning_echo.plan.plan import PlanShape, Reuse, mix
 from lightning_echo.split.staged import Stages
@@ -428,6 +440,8 @@ class Indexed(Kind):
     # ------------------------------------------------------------------ opening
 
     def open(self, opening: Opening) -> Pipeline:
+        if opening.on_demand:
+            return self._open_on_demand(opening)
         launch, choice, cache = opening.launch, opening.choice, opening.cache
         rounds = None if cache is None else cache.begin_rounds()
         caching = None if cache is None else cache.caching(rounds)
@@ -471,6 +485,56 @@ class Indexed(Kind):
             in_thread=in_thread,
             are_owned=are_owned,
             rounds=rounds,
+            pools=None if reading is None else reading.pools,
+        )
+
+    def _open_on_demand(self, opening: Opening) -> Pipeline:
+        """Starts the pipeline of ``pipeline/demand.py``."""
+        launch, choice, shape, loader = opening.launch, opening.choice, opening.shape, self.loader
+        caching = None if opening.cache is None else opening.cache.caching(None)
+        reads_many = choice.make_stages(loader.dataset).load_many is not None
+        reading = None if reads_many else self._reading(opening)
+        order = self.order(opening.layout, 0, launch.seed, opening.rank)
+        if launch.state["order"] is not None:
+            order.load(launch.state["order"])
+        pass_length, workers = opening.layout.pass_length, max(self.num_workers, 1)
+        ahead = reading.window(pass_length // workers) if reading is not None and self.is_foreseeable else 0
+        window = window_of(shape.batch_size, self.prefetched_batches, workers, ahead)
+        dealing = Dealing(
+            booked_of(launch.state.get("demand"), launch.begin_at.position),
+            pass_length=pass_length,
+            block=shape.batch_size,
+            workers=workers,
+            window=window,
+            overtaking=window + (0 if reading is None else min(OVERTAKING * reading.threads, pass_length // 4)),
+        )
+        # Without workers, nothing is read while a step runs, except by threads.
+        most_factor = 1.0 if not self.num_workers and reading is None else math.inf
+        requests = DemandRequests(
+            dealing,
+            order,
+            workers=workers,
+            number=launch.begin_at.number if launch.state.get("demand") is None else launch.state["demand"]["number"],
+            size_of=shape.size_of,
+            factors=factors_of(launch.state.get("demand"), launch.factor),
+            most_factor=most_factor,
+        )
+        words, processes = Words(loader), WorkerProcesses(launch.worker_init_fn)
+        rule = DemandRule(mix(shape.seed, opening.rank), launch.factor, min(opening.shape.buffer_size, pass_length) // workers)
+        examples = DemandExamples(
+            loader.dataset, choice.make_stages, opening.key, loader.collate_fn, caching, reading, words=words, rule=rule
+        )
+        in_thread = self.num_workers > 0 and self.may_run_in_thread
+        timeout = 0 if in_thread else loader.timeout  # in a thread, it counts from when the training asks
+        batches = iter(_rebuilt(loader, requests, examples, opening.key, processes, timeout=timeout))
+        return DemandPipeline(
+            requests,
+            batches,
+            words,
+            processes,
+            Waiting(requests, processes, loader.dataset, loader.timeout, opening.say),
+            in_thread=in_thread,
+            most_lead=max(self.prefetched_batches, 1),
             pools=None if reading is None else reading.pools,
         )
 
@@ -654,9 +718,13 @@ Indexed.whole_batches = IndexedBatches
 Stream.whole_batches = StreamBatches
 
 
-def _rebuilt(loader: Any, requests: Iterable[Any], answering: Any, key: int, workers: WorkerProcesses) -> DataLoader[Any]:
+def _rebuilt(
+    loader: Any, requests: Iterable[Any], answering: Any, key: int, workers: WorkerProcesses, *, timeout: float | None = None
+) -> DataLoader[Any]:
     """Returns the user's ``DataLoader`` with the same workers and options, and a data set that answers requests."""
     options: dict[str, Any] = {name: getattr(loader, name) for name in ("num_workers", "pin_memory", "timeout")}
+    if timeout is not None:
+        options["timeout"] = timeout
     if loader.num_workers:
         options["prefetch_factor"] = loader.prefetch_factor
         options["multiprocessing_context"] = workers.noted_by(loader.multiprocessing_context)

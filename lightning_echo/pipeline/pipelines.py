@@ -102,6 +102,8 @@ class Opening:
     rank: int  # number of this rank's share of a pass
     key: int  # seed of this rank's random numbers in the workers, see `rank_key`
     cache: LoaderCache | None = None  # through which examples are read
+    on_demand: bool = False  # whether batches echo on demand: the factor is then the bound of `DemandRule`
+    say: Callable[[str], None] = lambda message: None  # warns the user
     in_flight: int | str = 1  # reads that the user asks to be under way at most on this rank, or "auto"
     most_ahead_bytes: int = 0  # that may be read ahead on this rank
 

@@ -67,6 +67,12 @@ _WORDS_BYTES = 512  # for a read that is waited for, in words
 
 _WAITING, _UNDER_WAY, _READ, _LEFT_OUT = range(4)
 
+NOTHING_READ: Any = object()
+"""Returned by `ReadPool.next_read` if no example has arrived."""
+
+
+_DRAW = "random numbers were drawn while threads read {}, so that from here on reads_in_flight is 1. Draw them in augment"
+
 
 class ReadChangedError(RuntimeError):
     """A thread has read another item than the worker's own thread reads."""
@@ -205,6 +211,10 @@ class ReadPool:
         self._todo: deque[_Slot] = deque()
         self._foreseen: dict[Any, deque[_Slot]] = {}  # told ahead, by index
         self._asked: dict[Any, deque[_Slot]] = {}  # of the present batch
+        self._draws = False  # whether threads draw random numbers, found by `next_read`
+        self._takes_arrived = False  # whether `next_read` takes examples, else `load` asks for them by index
+        self._arrived: deque[_Slot] = deque()  # for `next_read`: read by threads
+        self._for_itself: deque[_Slot] = deque()  # for `next_read`: that no thread is to read
         self._lock = threading.Lock()
         self._work, self._done = threading.Condition(self._lock), threading.Condition(self._lock)
         self._threads: list[threading.Thread] = []
@@ -294,6 +304,41 @@ class ReadPool:
             self._reading.part.raise_for_file(self._dataset, index)  # its error names the file, and ours only has the bytes
             raise
 
+    def foresee(self, indices: Sequence[Any]) -> None:
+        """Takes examples to be read. `next_read` returns their indices, in the order in which they arrive."""
+        with self._lock:
+            self._takes_arrived = True
+            for index in indices:
+                slot = self._new(index)
+                (self._for_itself if slot.is_probe else self._todo).append(slot)
+            if self._is_on:
+                self._start_threads()
+                self._work.notify()
+
+    def next_read(self, within: float) -> Any:
+        """Returns the index of an example for which `load` does not wait: a thread has read it, or this one is to read it.
+
+        Waits for one for at most so many seconds. Returns `NOTHING_READ` if none has arrived.
+        """
+        with self._lock:
+            if (slot := self._next_arrived()) is None:
+                self._wait_count += 1
+                is_watched = self._wait_count <= _MOST_LAST_READS or self._wait_count % _WATCHED_EVERY == 0
+                before = quick_states() if is_watched and not self._reading.part.is_ours else None
+                self._done.wait(within)
+                slot = self._next_arrived()
+                if before is not None and before != quick_states():  # nobody else draws while this thread waits
+                    put_back(before)
+                    if slot is not None:
+                        self._arrived.appendleft(slot)
+                    self._read_by_itself_only()
+                    slot = self._next_arrived()
+            if slot is None:
+                return NOTHING_READ
+            slot.is_asked = True
+            self._asked.setdefault(_key(slot.index), deque()).append(slot)
+            return slot.index
+
     def take_note(self) -> str:
         """Returns a message for the user, or empty."""
         note, self._note = self._note, ""
@@ -322,6 +367,14 @@ class ReadPool:
         slot, self._count = _Slot(index), self._count + 1
         slot.is_probe = self._reading.is_auto and self._is_on and self._count % _PROBE_EVERY == 0
         return slot
+
+    def _next_arrived(self) -> _Slot | None:
+        for slots in (self._arrived, self._for_itself):
+            if slots:
+                return slots.popleft()
+        self._skip_done()
+        is_left = not self._is_on or not self._threads
+        return self._todo.popleft() if is_left and self._todo else None
 
     def _leave_out(self, slot: _Slot) -> None:
         """Gives up a read that is not needed. If it is under way, its thread drops the result."""
@@ -360,10 +413,16 @@ class ReadPool:
         self._is_on, self._is_useless = False, True
         for slot in (asked, *chain.from_iterable((*self._asked.values(), *self._foreseen.values()))):
             self._leave_out(slot)
-        self._note = (
-            f"random numbers were drawn while threads read example {asked.index!r} of the data set and others, so that from here "
-            "on reads_in_flight is 1. Draw them in augment"
-        )
+        self._note = _DRAW.format(f"example {asked.index!r} of the data set and others")
+
+    def _read_by_itself_only(self) -> None:
+        """The same for `next_read`. What is under way comes after the rest."""
+        self._is_on, self._is_useless, self._draws = False, True, True
+        for slot in self._arrived:
+            self._leave_out(slot)
+        self._for_itself.extendleft(reversed(self._arrived))
+        self._arrived.clear()
+        self._note = _DRAW.format("examples of the data set")
 
     def _in_words(self, index: Any) -> str:
         find = file_of(self._dataset)
@@ -508,11 +567,19 @@ class ReadPool:
             if slot.state == _LEFT_OUT:
                 self._free(slot)
                 return
+            if self._draws:
+                self._free(slot)
+                slot.state = _LEFT_OUT  # it may have drawn random numbers
+                self._for_itself.append(slot)
+                self._done.notify()
+                return
             slot.state, slot.value, slot.error = _READ, value, error
             self._largest = max(self._largest, taken)
             self._bytes += taken - slot.bytes
             slot.bytes = taken
-            if slot is self._awaited:
+            if self._takes_arrived:
+                self._arrived.append(slot)
+            if self._takes_arrived or slot is self._awaited:
                 self._done.notify()
 
     def _count_seconds(self) -> None:

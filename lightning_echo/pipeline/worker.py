@@ -327,11 +327,7 @@ class LiveExamples:
                 not_held.append(i)
                 continue
             example = held[positions[i]] if stays else held.pop(positions[i])
-            if example is _IN_CACHE:
-                assert self._cached is not None
-                examples[i] = self._cached.again(indices[i])
-            else:
-                examples[i] = copy_example(example) if stays and self._copies_uses else example
+            examples[i] = self._use_of(indices[i], example, is_last=not stays)
         if watched is not None:
             watched.begin()
         loaded, refetched = self._load_not_held(stages, request, not_held)
@@ -352,8 +348,18 @@ class LiveExamples:
 
     def _hold(self, position: int, index: Any, example: Any) -> None:
         """Holds a copy of an example, since the data set may use its memory again. If the cache has it in memory, notes that."""
+        self._held[position] = self._kept(index, example)
+
+    def _kept(self, index: Any, example: Any) -> Any:
         is_cached = self._cached is not None and self._cached.has_in_memory(index)
-        self._held[position] = _IN_CACHE if is_cached else copy_example(example)
+        return _IN_CACHE if is_cached else copy_example(example)
+
+    def _use_of(self, index: Any, kept: Any, *, is_last: bool = False) -> Any:
+        """Returns an example for one use of what `_kept` has returned."""
+        if kept is _IN_CACHE:
+            assert self._cached is not None
+            return self._cached.again(index)
+        return kept if is_last or not self._copies_uses else copy_example(kept)
 
     def _load_not_held(self, stages: Stages, request: Request, not_held: list[int]) -> tuple[dict[int, Any], int]:
         """Returns the examples of a batch that are not held, by position, and how many of them were read again."""

@@ -8,7 +8,7 @@ from copy import copy
 from functools import reduce
 from typing import Any, NoReturn, TypeAlias
 
-from lightning_echo.config import EchoConfig
+from lightning_echo.config import DEMAND, EchoConfig
 from lightning_echo.loader.loader import EchoLoader
 from lightning_echo.loader.state import EchoCounts
 from lightning_echo.plan.plan import named_seed
@@ -318,7 +318,8 @@ class Wrapping:
             return loader if self._remedy is None else self._refuse_echoed(name)
         options = (self._config_of_all or self.configs[name]).as_options()
         if before is not None or factor is not None:
-            options["factor"] = factor if before is None else before.factor
+            in_force = factor if before is None else before.factor
+            options["max_factor" if options["factor"] == DEMAND else "factor"] = in_force
         if options["seed"] is not None:
             options["seed"] = named_seed(options["seed"], name)
         try:

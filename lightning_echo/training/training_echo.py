@@ -128,7 +128,7 @@ class TrainingEcho:
         if self._echoed is not None:
             return {name: loader.factor for name, loader in self._parts.items()}
         configs = self._wrapping.configs.items()
-        return {name: float(config.factor) if self._waiting_factor is None else self._waiting_factor for name, config in configs}
+        return {name: config.first_factor if self._waiting_factor is None else self._waiting_factor for name, config in configs}
 
     @property
     def factor(self) -> float:

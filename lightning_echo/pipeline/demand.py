@@ -1,0 +1,501 @@
+"""Echo on demand: a worker reads until its batch is full of fresh examples, or until the training needs it, and echoes the rest.
+
+Main process and workers share a few words of memory (`Words`). The thread that trains writes which batch it asks for, before it
+waits. So a worker knows whether anybody waits for its batch, and it decides as late as possible which of the examples are fresh.
+The rule itself is `DemandRule` (``plan/demand.py``).
+
+* `DemandRequests`, the batch sampler, tells a worker the positions that it is to read, and their indices.
+* `DemandExamples`, in a worker, reads them. With reads in flight, threads read them, and what arrives first is taken first.
+  Otherwise the worker reads one example, looks whether its batch is full or due, and reads the next one.
+* `DemandPipeline`, in the main process, books the fresh positions of each batch when that batch is delivered. What is booked is
+  the state of the run. What was read and not delivered is read again by a resumed run.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from time import perf_counter, sleep
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.data import get_worker_info
+
+from lightning_echo.data.randomness import BATCH, PreservingIterator
+from lightning_echo.pipeline.prefetch import DEPTH, Prefetcher, WorkerProcesses
+from lightning_echo.pipeline.reads import NOTHING_READ, Abandoned, Pools, ReadTimeoutError
+from lightning_echo.pipeline.worker import NO_LOOKUPS, LiveExamples, Report
+from lightning_echo.plan.demand import Arrived, Block, Booked, Dealing, DemandRule, lead
+from lightning_echo.plan.order import Order, entry_key
+from lightning_echo.split.reading import file_of
+from lightning_echo.split.staged import Stages, examples_in, unchanged
+
+_LOOK_SECONDS = 0.001  # a worker that has nothing to read looks so often whether its batch is due
+_LAST_STEPS = 10  # whose times decide how early a batch is due
+_DEAD_SECONDS = 10.0  # the training waits so long before the user is told that the source delivers nothing
+OVERTAKING = 32  # examples for each read in flight, that may arrive before one that takes long
+_CLOSED, _ASKED, _HANDED, _LEAD = range(4)
+
+
+class Words:
+    """What the main process tells the workers while they work. Without a lock: a killed worker would keep it.
+
+    ``asked`` is the number of the batch that the training waits for, or waited for last; ``handed`` whether it has got a batch.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        context = loader.multiprocessing_context or torch.multiprocessing.get_context()
+        self._words: Any = context.RawArray("q", 4) if loader.num_workers else [0] * 4
+
+    def ask(self, number: int) -> None:
+        self._words[_ASKED] = number
+
+    def hand(self, lead_batches: int) -> None:
+        self._words[_LEAD] = lead_batches
+        self._words[_HANDED] = 1
+
+    def close(self) -> None:
+        self._words[_CLOSED] = 1
+
+    @property
+    def is_closed(self) -> bool:
+        return bool(self._words[_CLOSED])
+
+    def is_due(self, number: int) -> bool:
+        """Returns whether the training is about to wait for a batch. Before it has got its first one, it reads ahead only."""
+        words = self._words
+        return bool(words[_HANDED]) and int(words[_ASKED]) >= number - int(words[_LEAD])
+
+
+class ToRead(NamedTuple):
+    """Positions that a worker is told together, with their indices and passes. A data set may read them in one call."""
+
+    positions: Sequence[int]
+    indices: list[Any]
+    pass_numbers: Sequence[int]
+
+    def part(self, first: int, end: int | None) -> ToRead:
+        return ToRead(self.positions[first:end], self.indices[first:end], self.pass_numbers[first:end])
+
+
+class DemandRequest(NamedTuple):
+    """A request to a worker for one batch."""
+
+    number: int
+    size: int
+    max_factor: float
+    to_read: tuple[ToRead, ...]  # what the worker is to read from now on, after what it was told before
+
+
+NO_ORDER = DemandRequest(-1, 0, 1.0, ())
+"""Stands for a batch whose examples the user's order could not give. It is answered by None twice."""
+
+
+# ---------------------------------------------------------------------- in a worker
+
+
+class _Read(NamedTuple):
+    """An example that was read: the first use, and the copy that memory holds."""
+
+    arrived: Arrived
+    index: Any
+    example: Any
+    kept: Any
+
+
+class DemandExamples(LiveExamples):
+    """Answers requests in one process. ``rule`` gets a new memory in each process. The other arguments are `LiveExamples`'s."""
+
+    def __init__(self, *args: Any, words: Words, rule: DemandRule, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._words, self._rule = words, rule
+        self._todo: deque[ToRead] = deque()  # that this thread reads
+        self._in_pool: dict[Hashable, deque[tuple[int, int]]] = {}  # by index: position and pass of what threads read
+        self._read: list[_Read] = []  # arrived, and in no batch yet
+        self._memory: dict[Hashable, tuple[Any, Any]] = {}  # index and example, by key
+        self._parent = 0  # the process of the training, as the first request finds it
+
+    def fetch(self, request: DemandRequest) -> tuple[Any, ...]:  # type: ignore[override]
+        """Returns the examples of a batch, its report, and the positions of the fresh ones; None twice if there is no batch."""
+        if request.number < 0:
+            return None, None, ()
+        try:
+            return self._answer_on_demand(self._stages or self._begin(), request)
+        except Abandoned as abandoned:
+            raise abandoned.error from None
+
+    def _answer_on_demand(self, stages: Stages, request: DemandRequest) -> tuple[Any, ...]:
+        self._source_seconds = 0.0
+        before = NO_LOOKUPS if self._caching is None else self._caching.store.lookups
+        self._rule.set_factor(request.max_factor)
+        self._parent = self._parent or os.getppid()
+        self._note_to_read(request.to_read)
+        # A cache watches its reads itself, and an example that is not kept may draw random numbers.
+        watched = self._watched if self._cached is None and self._rule.keeps else None
+        if watched is not None:
+            watched.begin()
+        first = len(self._read)
+        may_repeat = self._read_until_due(stages, request)
+        if may_repeat is None:
+            return None, None, ()
+        if watched is not None:
+            if watched.must_repeat():
+                self._read[first:] = [self._read_again(stages, read) for read in self._read[first:]]
+            watched.end()
+        started = perf_counter()
+        fresh, echoes = self._take(request, may_repeat=may_repeat)
+        self._seeding.seed(BATCH, request.number)
+        indices, examples = map(list, zip(*((index, example) for _, index, example in (*fresh, *echoes)), strict=True))
+        if stages.augment is not unchanged:
+            examples = self._augment(stages, indices, examples)
+        report = Report(len(fresh), len(echoes), 0, self._source_seconds, perf_counter() - started)
+        return examples, self._complete(report, before), tuple(position for position, _, _ in fresh)
+
+    def _complete(self, report: Report, before: Any) -> Report:
+        note = ""
+        if self._watched is not None:
+            note, self._watched.note = self._watched.note, ""
+        if self._pool is not None:
+            report = report._replace(in_flight=self._pool.mean_in_flight())
+            note = note or self._pool.take_note()
+        if self._caching is not None and self._cached is not None:
+            now = self._caching.store.lookups
+            report = report._replace(hits=now.hits - before.hits, misses=now.misses - before.misses)
+            note = note or self._cached.take_note()
+        return report._replace(note=note)
+
+    # ------------------------------------------------------------------ reading
+
+    def _note_to_read(self, told: Sequence[ToRead]) -> None:
+        """Notes what is to be read: by threads, or by this one, as also what a cache holds."""
+        if self._pool is None:
+            self._todo.extend(told)
+            return
+        for_threads = []
+        for block in told:
+            for position, index, number in zip(*block, strict=True):
+                if self._cached is not None and self._cached.holds(index):
+                    self._todo.append(ToRead((position,), [index], (number,)))
+                else:
+                    self._in_pool.setdefault(entry_key(index), deque()).append((position, number))
+                    for_threads.append(index)
+        self._pool.foresee(for_threads)
+
+    def _read_until_due(self, stages: Stages, request: DemandRequest) -> bool | None:
+        """Reads until the batch is full or due. Returns whether an index may be twice in it; None if the loader was closed."""
+        rule, size = self._rule, request.size
+        while True:
+            arrived = [read.arrived for read in self._read]
+            if len(arrived) >= size and len(rule.fresh_in(size, arrived)) == size:
+                return False
+            if self._words.is_closed:
+                return None
+            if self._words.is_due(request.number) and rule.may_hand_out(size, arrived):
+                return False
+            if self._read_next(stages):
+                continue
+            if len(arrived) >= size and not self._todo and not self._in_pool:
+                return True
+            if get_worker_info() is not None and os.getppid() != self._parent:
+                raise RuntimeError("the process of the training has ended")
+
+    def _read_next(self, stages: Stages) -> bool:
+        """Reads the next example, or the next ones. Returns whether there was one: if not, this has waited for a moment."""
+        if not self._todo and self._pool is not None:
+            index = self._pool.next_read(_LOOK_SECONDS)
+            if index is NOTHING_READ:
+                return False
+            key = entry_key(index)
+            places = self._in_pool[key]
+            position, number = places.popleft()
+            if not places:
+                del self._in_pool[key]
+            self._todo.append(ToRead((position,), [index], (number,)))
+        if not self._todo:
+            sleep(_LOOK_SECONDS)
+            return False
+        block = self._todo.popleft()
+        many = stages.load_many is not None
+        if len(block.indices) > 1 and not many:
+            self._todo.appendleft(block.part(1, None))
+            block = block.part(0, 1)
+        self._look_up(block.indices, are_fresh=True)
+        if many:
+            examples = self._load_call(stages, block.positions[0], block.indices)
+        else:
+            examples = [self._load(stages, block.positions[0], block.indices[0])]
+        for position, index, number, example in zip(*block, examples, strict=True):
+            arrived = Arrived(position, entry_key(index), number)
+            self._read.append(_Read(arrived, index, example, self._to_keep(index, example)))
+        return True
+
+    def _read_again(self, stages: Stages, read: _Read) -> _Read:
+        """Reads an example once more, by itself: random numbers were drawn, or two examples are in the same memory."""
+        position = read.arrived.position
+        if stages.load_many is None:
+            example = self._load(stages, position, read.index)
+        else:
+            example = examples_in(self._load_call(stages, position, [read.index]), [read.index])[0]
+        return read._replace(example=example, kept=self._to_keep(read.index, example))
+
+    def _to_keep(self, index: Any, example: Any) -> Any:
+        """Returns what memory holds of an example: a copy, since the data set may use its memory again."""
+        if not self._rule.keeps:
+            return None
+        return self._kept(index, example)
+
+    # ------------------------------------------------------------------ a batch
+
+    def _take(self, request: DemandRequest, *, may_repeat: bool) -> tuple[list[Any], list[Any]]:
+        """Takes a batch out of what has arrived and what memory holds: position (-1: an echo), index and example of each."""
+        arrived = [read.arrived for read in self._read]
+        handed = self._rule.hand_out(request.number, request.size, arrived, may_repeat=may_repeat)
+        by_position = {read.arrived.position: read for read in self._read}
+        taken = [by_position.pop(each.position) for each in handed.fresh]
+        self._read = list(by_position.values())
+        echoes = [(-1, *self._again(key)) for key in handed.echoes]
+        if self._rule.keeps:
+            for read in taken:
+                self._memory[read.arrived.key] = read.index, read.kept
+        for key in handed.forget:
+            self._memory.pop(key, None)  # with `max_factor` 1, it was not kept
+        return [(read.arrived.position, read.index, read.example) for read in taken], echoes
+
+    def _again(self, key: Hashable) -> tuple[Any, Any]:
+        index, kept = self._memory[key]
+        return index, self._use_of(index, kept)
+
+
+# ---------------------------------------------------------------------- in the main process
+
+
+class DemandRequests(Iterator[DemandRequest]):
+    """The batch sampler: a request for each batch, with what its worker is to read.
+
+    ``size_of`` returns the size of a batch by its number in the run. ``number`` is that of the next batch.
+    """
+
+    def __init__(
+        self,
+        dealing: Dealing,
+        order: Order,
+        *,
+        workers: int,
+        number: int,
+        size_of: Callable[[int], int],
+        factors: list[tuple[int, float]],
+        most_factor: float = math.inf,
+    ) -> None:
+        self._dealing, self.order, self._workers, self._size_of = dealing, order, max(workers, 1), size_of
+        self._number = number
+        self._count = 0  # torch sends request ``k`` to worker ``k % workers``
+        self._most_factor = most_factor
+        self._factors = factors  # (from which batch on, `max_factor`), ascending; the first one is in force
+        self._indices: dict[int, Any] = {}  # of open positions
+        first = dealing.booked().frontier
+        order.seek(first)
+        for position, index in enumerate(order.take(dealing.next - first), first):
+            self._indices[position] = index
+        for position in dealing.booked().ahead:
+            del self._indices[position]
+        # Undone for a state of an earlier batch: number of a batch, what was booked before it. The last ones.
+        self._before: deque[tuple[int, Booked]] = deque(maxlen=3)
+        self.delivered = number
+        self.failure: Exception | None = None
+        self.lock = threading.RLock()
+
+    def __next__(self) -> DemandRequest:
+        with self.lock:
+            try:
+                told = tuple(map(self._with_indices, self._dealing.deal(self._count % self._workers)))
+            except Exception as error:  # the user's sampler may raise anything
+                self.failure = error
+                return NO_ORDER
+            number = self._number
+            self._number, self._count = number + 1, self._count + 1
+            return DemandRequest(number, self._size_of(number), min(self._factor_of(number), self._most_factor), told)
+
+    def _with_indices(self, positions: Block) -> ToRead:
+        length = self.order.pass_length
+        missing = positions[-1] + 1 - self.order.position
+        if missing > 0:
+            first = self.order.position
+            self._indices.update(enumerate(self.order.take(missing), first))
+        return ToRead(
+            positions, [self._indices[position] for position in positions], [position // length for position in positions]
+        )
+
+    def _factor_of(self, number: int) -> float:
+        return next(factor for since, factor in reversed(self._factors) if since <= number or since == self._factors[0][0])
+
+    def change_factor(self, number: int, factor: float) -> None:
+        """Sets ``max_factor`` from batch ``number`` on, instead of all changes that were to come from that batch on."""
+        with self.lock:
+            first, *others = self._factors
+            self._factors = [first, *(each for each in others if each[0] < number), (number, factor)]
+
+    def book(self, delivered: int, fresh: Sequence[int]) -> None:
+        """Books the fresh positions of the batch after ``delivered`` batches of the run."""
+        with self.lock:
+            self._before.append((delivered, self._dealing.booked()))
+            self._dealing.book(fresh)
+            for position in fresh:
+                del self._indices[position]
+            self.delivered = delivered + 1
+            while len(self._factors) > 1 and self._factors[1][0] <= delivered - 2:
+                self._factors.pop(0)
+
+    def state(self, delivered: int) -> dict[str, Any]:
+        """Returns the state after ``delivered`` batches, which may be one or two fewer than those delivered."""
+        with self.lock:
+            booked = next((was for number, was in self._before if number == delivered), None)
+            if booked is None:
+                if delivered != self.delivered:
+                    raise RuntimeError(f"the state after {delivered} batches is gone: {self.delivered} are delivered")
+                booked = self._dealing.booked()
+            oldest = self._before[0][1].frontier if self._before else booked.frontier
+            pending = [[since, factor] for since, factor in self._factors if since > delivered]
+            demand = {
+                "number": delivered,
+                "frontier": booked.frontier,
+                "ahead": booked.runs(),
+                "max_factor": self._factor_of(delivered),
+                "pending": pending,
+            }
+            return {"plan": None, "order": self.order.state(min(oldest, booked.frontier)), "demand": demand}
+
+    def oldest_open(self) -> Any:
+        """Returns the index of the example that is told and not delivered for longest; None if there is none."""
+        with self.lock:
+            position = self._dealing.oldest_open
+            return None if position is None else self._indices[position]
+
+
+@dataclass
+class Waiting:
+    """A training that waits for fresh examples: for how long, and what is said of it.
+
+    ``timeout``: that of the user's loader, in seconds; 0: none. It counts from the moment at which the training asks.
+    """
+
+    requests: DemandRequests
+    workers: WorkerProcesses
+    dataset: Any
+    timeout: float
+    say: Callable[[str], None]
+    since: float | None = None  # None: it does not wait
+    has_said: bool = False
+
+    def lost(self, within: float) -> BaseException | None:
+        """Returns an error if the training waits in vain, see `Prefetcher`. Says once that the source delivers nothing."""
+        if (error := self.workers.lost(within)) is not None:
+            return error
+        if self.since is None:
+            return None
+        waited = perf_counter() - self.since
+        if self.timeout and waited > self.timeout:
+            return ReadTimeoutError(f"DataLoader timed out after {self.timeout:g} seconds: {self._what()} is not read")
+        if waited > _DEAD_SECONDS and not self.has_said:
+            self.has_said = True
+            self.say(
+                f"the training has waited {waited:.0f} s for fresh examples: {self._what()} is not read yet, and what memory "
+                "holds has been used as often as max_factor allows"
+            )
+        return None
+
+    def _what(self) -> str:
+        index, find = self.requests.oldest_open(), file_of(self.dataset)
+        return f"example {index!r} of the data set{'' if find is None else f' ({find(index)})'}"
+
+
+class DemandPipeline:
+    """Yields batch after batch, each with its `Report`, as `IndexPipeline` does for a constant factor."""
+
+    def __init__(
+        self,
+        requests: DemandRequests,
+        batches: Iterator[Any],
+        words: Words,
+        workers: WorkerProcesses,
+        waiting: Waiting,
+        *,
+        in_thread: bool,
+        most_lead: int,
+        pools: Pools | None,
+    ) -> None:
+        self._requests, self._words, self._workers, self._waiting, self._pools = requests, words, workers, waiting, pools
+        self._batches: Iterator[Any] | None = Prefetcher(batches, lost=waiting.lost) if in_thread else PreservingIterator(batches)
+        self._most_lead = most_lead
+        self._steps: deque[float] = deque(maxlen=_LAST_STEPS)
+        self._makings: deque[float] = deque(maxlen=_LAST_STEPS)
+        self._loads: deque[float] = deque(maxlen=_LAST_STEPS)
+        self._handed_at: float | None = None
+        self.exact = requests.order.exact
+        self.change_factor = requests.change_factor
+
+    def next_batch(self, delivered: int) -> tuple[Any, Report] | None:
+        assert self._batches is not None
+        if self._handed_at is not None:
+            self._steps.append(perf_counter() - self._handed_at)
+        self._words.ask(delivered)
+        self._waiting.since = perf_counter()
+        try:
+            batch, report, *fresh = next(self._batches)
+        finally:
+            self._waiting.since = None
+        if report is None:
+            assert self._requests.failure is not None
+            raise self._requests.failure
+        self._requests.book(delivered, fresh[0])
+        self._words.hand(self._lead_after(report))
+        self._handed_at = perf_counter()
+        return batch, report
+
+    def _lead_after(self, report: Report) -> int:
+        """Returns how early a batch is due: as making one takes, with the example that the worker reads just then."""
+        self._makings.append(report.rest + report.collate)
+        if report.fresh:
+            self._loads.append(report.source / report.fresh)
+        if not self._steps:
+            return 1
+        making = _mean(self._makings) + (_mean(self._loads) if self._pools is None else 0.0)
+        return lead(making, _mean(self._steps), self._most_lead)
+
+    def state(self, delivered: int) -> dict[str, Any]:
+        return self._requests.state(delivered)
+
+    def close(self) -> None:
+        self._words.close()
+        if self._pools is not None:
+            self._pools.close()
+        batches, self._batches = self._batches, None
+        if isinstance(batches, Prefetcher):
+            batches.close()
+        self._workers.end_others()
+
+
+def _mean(values: deque[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
+def booked_of(saved: dict[str, Any] | None, position: int) -> Booked:
+    """Returns what a state of `DemandPipeline` has booked; without one, all before a position."""
+    return Booked(position) if saved is None else Booked.of(saved["frontier"], saved["ahead"])
+
+
+def factors_of(saved: dict[str, Any] | None, factor: float) -> list[tuple[int, float]]:
+    """Returns ``max_factor``, and its changes to come, each with the number of its first batch."""
+    if saved is None:
+        return [(0, factor)]
+    pending = [(int(number), float(value)) for number, value in saved["pending"]]
+    return [(saved["number"], saved["max_factor"]), *pending]
+
+
+def window_of(size: int, prefetched: int, workers: int, ahead: int) -> int:
+    """Returns of how many positions a worker is told: for all batches that it may have made or begun, and ``ahead`` more."""
+    batches = prefetched // max(workers, 1) + -(-(DEPTH + 1) // max(workers, 1)) + 2
+    return batches * size + ahead
