@@ -176,7 +176,7 @@ class EchoCallback(DecidesFactor, pl.Callback):
         controller: Controller | None = None,
         *,
         factor: int | float | str | None = None,
-        max_factor: float | None = None,
+        max_factor: int | float | None = None,
         insertion_point: InsertionPoint | str = InsertionPoint.auto.value,
         buffer_size: int | float | str | None = None,
         reuse: str = "memory",

@@ -93,7 +93,7 @@ class EchoDataModule(StandIn):
         datamodule: package.AnyDataModule,
         factor: int | float | str | None = None,
         *,
-        max_factor: float | None = None,
+        max_factor: int | float | None = None,
         insertion_point: InsertionPoint | str = InsertionPoint.auto.value,
         buffer_size: int | float | str | None = None,
         reuse: str = "memory",

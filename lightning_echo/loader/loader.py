@@ -140,7 +140,7 @@ class EchoLoader(PlainAttributes):
         loader: Any,
         factor: float | str,
         *,
-        max_factor: float | None = None,
+        max_factor: int | float | None = None,
         insertion_point: InsertionPoint | str = InsertionPoint.auto.value,
         buffer_size: int | float | str | None = None,
         reuse: str = "memory",

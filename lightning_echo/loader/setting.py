@@ -12,6 +12,7 @@ import gc
 import os
 import secrets
 import sys
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
@@ -628,7 +629,7 @@ class Setting:
 
     # ------------------------------------------------------------------ running
 
-    def start(self, launch: Launch, say: Callable[[str], None]) -> Pipeline:
+    def start(self, launch: Launch, say: Callable[[str], None] = warnings.warn) -> Pipeline:
         """Opens a pipeline, which may warn the user with ``say``."""
         if self.on_demand and world()[0] > 1:
             raise ValueError(
