@@ -177,6 +177,18 @@ class Booked(NamedTuple):
                 runs.append([position, 1])
         return runs
 
+    def with_more(self, positions: Iterable[int]) -> Booked:
+        """Returns what is booked after further positions were delivered.
+
+        >>> Booked(3, frozenset({5})).with_more([3, 4, 8])
+        Booked(frontier=6, ahead=frozenset({8}))
+        """
+        frontier, ahead = self.frontier, {*self.ahead, *positions}
+        while frontier in ahead:
+            ahead.remove(frontier)
+            frontier += 1
+        return Booked(frontier, frozenset(ahead))
+
     @classmethod
     def of(cls, frontier: int, runs: Iterable[Sequence[int]]) -> Booked:
         """Inverts `runs`."""
