@@ -233,7 +233,7 @@ class Dealing:
         self._workers = [_Worker() for _ in range(max(workers, 1))]
         self._worker_of: dict[int, int] = {}
         self._turn = 0
-        self._most_queued = max(window // block, 1)
+        self._most_queued = window // min(block, pass_length) + 1
 
     def deal(self, worker: int) -> list[Block]:
         """Returns the blocks that a worker is told with its next request."""
