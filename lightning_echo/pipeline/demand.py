@@ -31,7 +31,7 @@ from lightning_echo.data.copies import copy_example
 from lightning_echo.data.randomness import BATCH, PreservingIterator
 from lightning_echo.pipeline.prefetch import DEPTH, Prefetcher, WorkerProcesses
 from lightning_echo.pipeline.reads import NOTHING_READ, Abandoned, Pools, ReadTimeoutError
-from lightning_echo.pipeline.requests import let_go_of_frames
+from lightning_echo.pipeline.requests import let_go_of_frames, with_place
 from lightning_echo.pipeline.worker import NO_LOOKUPS, LiveExamples, Report
 from lightning_echo.plan.demand import Arrived, Block, Booked, Dealing, DemandRule, lead
 from lightning_echo.plan.order import Order, entry_key
@@ -94,10 +94,7 @@ class DemandRequest(NamedTuple):
     size: int
     max_factor: float
     to_read: tuple[ToRead, ...]  # what the worker is to read from now on, after what it was told before
-
-
-NO_ORDER = DemandRequest(-1, 0, 1.0, ())
-"""Stands for a batch whose examples the user's order could not give. It is answered by None twice."""
+    ends: bool = False  # whether the worker is told nothing more, because the user's order has failed
 
 
 # ---------------------------------------------------------------------- in a worker
@@ -127,8 +124,6 @@ class DemandExamples(LiveExamples):
 
     def fetch(self, request: DemandRequest) -> tuple[Any, ...]:  # type: ignore[override]
         """Returns the examples of a batch, its report, and the positions of the fresh ones; None twice if there is no batch."""
-        if request.number < 0:
-            return None, None, ()
         try:
             return self._answer_on_demand(self._stages or self._begin(), request)
         except Abandoned as abandoned:
@@ -192,7 +187,7 @@ class DemandExamples(LiveExamples):
         self._pool.foresee(for_threads)
 
     def _read_until_due(self, stages: Stages, request: DemandRequest) -> bool | None:
-        """Reads until the batch is full or due. Returns whether an index may be twice in it; None if the loader was closed."""
+        """Reads until the batch is full or due. Returns whether an index may be twice in it; None if there can be no batch."""
         rule, size, arrived = self._rule, request.size, self._arrived
         while True:
             if len(arrived) >= size and len(rule.fresh_in(size, arrived)) == size:
@@ -203,8 +198,11 @@ class DemandExamples(LiveExamples):
                 return False
             if self._read_next(stages):
                 continue
-            if len(arrived) >= size and not self._todo and not self._in_pool:
-                return True
+            if not self._todo and not self._in_pool:
+                if len(arrived) >= size:
+                    return True
+                if request.ends:
+                    return None
             if get_worker_info() is not None and os.getppid() != self._parent:
                 raise RuntimeError("the process of the training has ended")
 
@@ -306,35 +304,40 @@ class DemandRequests(Iterator[DemandRequest]):
         self._indices: dict[int, Any] = {}  # of open positions
         first = dealing.booked().frontier
         order.seek(first)
-        for position, index in enumerate(order.take(dealing.next - first), first):
-            self._indices[position] = index
+        self._indices.update(enumerate(order.take(dealing.next - first), first))
+        self._known = dealing.next  # the indices of all positions before it were taken
         for position in dealing.booked().ahead:
             del self._indices[position]
         # Batches that were delivered and not booked, by number: a state may be asked for that is before them.
         self._delivered: deque[tuple[int, Sequence[int]]] = deque()
         self._next_delivered = number
-        self.failure: Exception | None = None
+        self.failure: Exception | None = None  # of the user's order
         self.lock = threading.RLock()
 
     def __next__(self) -> DemandRequest:
         with self.lock:
             self._book()
+            told = list[ToRead]()
             try:
-                told = tuple(map(self._with_indices, self._dealing.deal(self._count % self._workers)))
-            except Exception as error:  # the user's sampler may raise anything
-                self.failure = self.failure or error
+                for block in self._dealing.deal(self._count % self._workers):
+                    told.append(self._with_indices(block))
+            except Exception as error:  # the user's sampler may raise anything: after the batches that it has given
+                self.failure = self.failure or with_place(error)
                 let_go_of_frames(error)
-                return NO_ORDER
             number = self._number
             self._number, self._count = number + 1, self._count + 1
-            return DemandRequest(number, self._size_of(number), min(self._factor_of(number), self._most_factor), told)
+            factor = min(self._factor_of(number), self._most_factor)
+            return DemandRequest(number, self._size_of(number), factor, tuple(told), self.failure is not None)
 
     def _with_indices(self, positions: Block) -> ToRead:
         length = self.order.pass_length
-        missing = positions[-1] + 1 - self.order.position
-        if missing > 0:
-            first = self.order.position
-            self._indices.update(enumerate(self.order.take(missing), first))
+        while self._known <= positions[-1]:
+            if self.failure is not None:
+                raise self.failure
+            first = self._known
+            in_pass = min(positions[-1] + 1 - first, length - first % length)  # a pass that fails loses nothing of the one before
+            self._indices.update(enumerate(self.order.take(in_pass), first))
+            self._known += in_pass
         return ToRead(
             positions, [self._indices[position] for position in positions], [position // length for position in positions]
         )
@@ -442,7 +445,9 @@ class DemandPipeline:
         pools: Pools | None,
     ) -> None:
         self._requests, self._words, self._workers, self._waiting, self._pools = requests, words, workers, waiting, pools
-        self._batches: Iterator[Any] | None = Prefetcher(batches, lost=waiting.lost) if in_thread else PreservingIterator(batches)
+        self._batches: Iterator[Any] | None = (
+            Prefetcher(batches, lost=waiting.lost, always_in_thread=True) if in_thread else PreservingIterator(batches)
+        )
         self._most_lead, self._read_at_once = most_lead, read_at_once
         self._steps: deque[float] = deque(maxlen=_LAST_STEPS)
         self._makings: deque[float] = deque(maxlen=_LAST_STEPS)

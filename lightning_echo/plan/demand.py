@@ -42,7 +42,8 @@ class DemandRule:
     * Echoes are drawn uniformly from all that memory holds, by seed and batch number.
     * No index is twice in a batch. A fresh example takes the place of an older one of the same index in memory. If the batch has
       the index already, from another pass, the fresh example waits for the next batch. (A sampler may give an index twice in one
-      pass. Then the plain loader's batch has it twice, and so has this one.)
+      pass. Then the plain loader's batch has it twice, and so has this one. If a pass has so few batches that a worker is always
+      told of the same few indices, they may be fewer than a batch. ``may_repeat`` is for this.)
     * Each fresh example earns ``max_factor - 1`` echoes. The account of a worker holds at most that times what its memory holds.
       So a source that has died is bridged for at most ``max_factor`` uses of the memory.
 
