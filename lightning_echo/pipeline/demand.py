@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -110,13 +110,18 @@ class _Read(NamedTuple):
 
 
 class DemandExamples(LiveExamples):
-    """Answers requests in one process. ``rule`` gets a new memory in each process. The other arguments are `LiveExamples`'s."""
+    """Answers requests in one process. ``rule`` gets a new memory in each process. The other arguments are `LiveExamples`'s.
 
-    def __init__(self, *args: Any, words: Words, rule: DemandRule, **kwargs: Any) -> None:
+    ``most_overtaking``: so many examples that threads have read are taken before one that takes long. Then that one is awaited.
+    """
+
+    def __init__(self, *args: Any, words: Words, rule: DemandRule, most_overtaking: int, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._words, self._rule = words, rule
+        self._words, self._rule, self._most_overtaking = words, rule, most_overtaking
         self._todo: deque[ToRead] = deque()  # that this thread reads
         self._in_pool: dict[Hashable, deque[tuple[int, int]]] = {}  # by index: position and pass of what threads read
+        self._awaited: OrderedDict[int, tuple[int, Any]] = OrderedDict()  # the same by position: its number, and its index
+        self._for_pool = 0  # positions that threads were told
         self._read: list[_Read] = []  # arrived, and in no batch yet
         self._arrived: list[Arrived] = []  # the same, for the rule
         self._memory: dict[Hashable, tuple[Any, Any]] = {}  # index and example, by key
@@ -183,6 +188,8 @@ class DemandExamples(LiveExamples):
                     self._todo.append(ToRead((position,), [index], (number,)))
                 else:
                     self._in_pool.setdefault(entry_key(index), deque()).append((position, number))
+                    self._awaited[position] = self._for_pool, index
+                    self._for_pool += 1
                     for_threads.append(index)
         self._pool.foresee(for_threads)
 
@@ -209,12 +216,13 @@ class DemandExamples(LiveExamples):
     def _read_next(self, stages: Stages) -> bool:
         """Reads the next example, or the next ones. Returns whether there was one: if not, this has waited for a moment."""
         if not self._todo and self._pool is not None:
-            index = self._pool.next_read(_LOOK_SECONDS)
+            index = self._pool.next_read(_LOOK_SECONDS, self._overtaken())
             if index is NOTHING_READ:
                 return False
             key = entry_key(index)
             places = self._in_pool[key]
             position, number = places.popleft()
+            del self._awaited[position]
             if not places:
                 del self._in_pool[key]
             self._todo.append(ToRead((position,), [index], (number,)))
@@ -238,6 +246,14 @@ class DemandExamples(LiveExamples):
             self._arrived.append(arrived)
             self._read.append(_Read(arrived, index, first_use, self._to_keep(index, example)))
         return True
+
+    def _overtaken(self) -> Any:
+        """Returns the index of the oldest example that threads read, if it must come next; else `NOTHING_READ`."""
+        if not self._awaited:
+            return NOTHING_READ
+        number, index = next(iter(self._awaited.values()))
+        taken_after = self._for_pool - number - len(self._awaited)
+        return index if taken_after >= self._most_overtaking else NOTHING_READ
 
     def _read_again(self, stages: Stages, read: _Read) -> _Read:
         """Reads an example once more, by itself: random numbers were drawn, or two examples are in the same memory."""
@@ -297,7 +313,7 @@ class DemandRequests(Iterator[DemandRequest]):
         most_factor: float = math.inf,
     ) -> None:
         self._dealing, self.order, self._workers, self._size_of = dealing, order, max(workers, 1), size_of
-        self._number = number
+        self._number = self._first = number
         self._count = 0  # torch sends request ``k`` to worker ``k % workers``
         self._most_factor = most_factor
         self._factors = factors  # (from which batch on, `max_factor`), ascending; the first one is in force
@@ -384,9 +400,11 @@ class DemandRequests(Iterator[DemandRequest]):
             return {"plan": None, "order": self.order.state(before.frontier), "demand": demand}
 
     def oldest_open(self) -> Any:
-        """Returns the index of the example that is told and not delivered for longest; None if there is none."""
+        """Returns the index of the oldest example that the next batch's worker is to read; None if there is none."""
         with self.lock:
-            position = self._dealing.oldest_open
+            delivered = frozenset(chain.from_iterable(fresh for _, fresh in self._delivered))
+            worker = (self._next_delivered - self._first) % self._workers
+            position = self._dealing.oldest_open(worker, delivered)
             return None if position is None else self._indices[position]
 
 
