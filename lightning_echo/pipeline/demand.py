@@ -83,9 +83,6 @@ class ToRead(NamedTuple):
     indices: list[Any]
     pass_numbers: Sequence[int]
 
-    def part(self, first: int, end: int | None) -> ToRead:
-        return ToRead(self.positions[first:end], self.indices[first:end], self.pass_numbers[first:end])
-
 
 class DemandRequest(NamedTuple):
     """A request to a worker for one batch."""
@@ -118,7 +115,8 @@ class DemandExamples(LiveExamples):
     def __init__(self, *args: Any, words: Words, rule: DemandRule, most_overtaking: int, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._words, self._rule, self._most_overtaking = words, rule, most_overtaking
-        self._todo: deque[ToRead] = deque()  # that this thread reads
+        self._todo: deque[tuple[int, Any, int]] = deque()  # position, index and pass of what this thread reads
+        self._calls: deque[ToRead] = deque()  # the same, for a data set that reads many in one call
         self._in_pool: dict[Hashable, deque[tuple[int, int]]] = {}  # by index: position and pass of what threads read
         self._awaited: OrderedDict[int, tuple[int, Any]] = OrderedDict()  # the same by position: its number, and its index
         self._for_pool = 0  # positions that threads were told
@@ -139,7 +137,7 @@ class DemandExamples(LiveExamples):
         before = NO_LOOKUPS if self._caching is None else self._caching.store.lookups
         self._rule.set_factor(request.max_factor)
         self._parent = self._parent or os.getppid()
-        self._note_to_read(request.to_read)
+        self._note_to_read(stages, request.to_read)
         # A cache watches its reads itself, and an example that is not kept may draw random numbers.
         watched = self._watched if self._cached is None and self._rule.keeps else None
         if watched is not None:
@@ -176,21 +174,24 @@ class DemandExamples(LiveExamples):
 
     # ------------------------------------------------------------------ reading
 
-    def _note_to_read(self, told: Sequence[ToRead]) -> None:
+    def _note_to_read(self, stages: Stages, told: Sequence[ToRead]) -> None:
         """Notes what is to be read: by threads, or by this one, as also what a cache holds."""
+        if stages.load_many is not None:
+            self._calls.extend(told)
+            return
+        each = chain.from_iterable(zip(*block, strict=True) for block in told)
         if self._pool is None:
-            self._todo.extend(told)
+            self._todo.extend(each)
             return
         for_threads = []
-        for block in told:
-            for position, index, number in zip(*block, strict=True):
-                if self._cached is not None and self._cached.holds(index):
-                    self._todo.append(ToRead((position,), [index], (number,)))
-                else:
-                    self._in_pool.setdefault(entry_key(index), deque()).append((position, number))
-                    self._awaited[position] = self._for_pool, index
-                    self._for_pool += 1
-                    for_threads.append(index)
+        for position, index, number in each:
+            if self._cached is not None and self._cached.holds(index):
+                self._todo.append((position, index, number))
+            else:
+                self._in_pool.setdefault(entry_key(index), deque()).append((position, number))
+                self._awaited[position] = self._for_pool, index
+                self._for_pool += 1
+                for_threads.append(index)
         self._pool.foresee(for_threads)
 
     def _read_until_due(self, stages: Stages, request: DemandRequest) -> bool | None:
@@ -205,7 +206,7 @@ class DemandExamples(LiveExamples):
                 return False
             if self._read_next(stages):
                 continue
-            if not self._todo and not self._in_pool:
+            if not (self._todo or self._in_pool or self._calls):
                 if len(arrived) >= size:
                     return True
                 if request.ends:
@@ -214,8 +215,10 @@ class DemandExamples(LiveExamples):
                 raise RuntimeError("the process of the training has ended")
 
     def _read_next(self, stages: Stages) -> bool:
-        """Reads the next example, or the next ones. Returns whether there was one: if not, this has waited for a moment."""
-        if not self._todo and self._pool is not None:
+        """Reads the next example, or those of the next call. Returns whether there was one: if not, this has waited a moment."""
+        if self._todo:
+            position, index, number = self._todo.popleft()
+        elif self._pool is not None:
             index = self._pool.next_read(_LOOK_SECONDS, self._overtaken())
             if index is NOTHING_READ:
                 return False
@@ -225,27 +228,26 @@ class DemandExamples(LiveExamples):
             del self._awaited[position]
             if not places:
                 del self._in_pool[key]
-            self._todo.append(ToRead((position,), [index], (number,)))
-        if not self._todo:
+        elif self._calls:
+            self._read_call(stages, self._calls.popleft())
+            return True
+        else:
             sleep(_LOOK_SECONDS)
             return False
-        block = self._todo.popleft()
-        many = stages.load_many is not None
-        if len(block.indices) > 1 and not many:
-            self._todo.appendleft(block.part(1, None))
-            block = block.part(0, 1)
-        self._look_up(block.indices, are_fresh=True)
-        if many:
-            examples = self._load_call(stages, block.positions[0], block.indices)
-        else:
-            examples = [self._load(stages, block.positions[0], block.indices[0])]
-        for position, index, number, example in zip(*block, examples, strict=True):
-            arrived = Arrived(position, entry_key(index), number)
-            # The data set may use its memory again: at the next call, of which the examples of this one may be left.
-            first_use = copy_example(example) if many else example
-            self._arrived.append(arrived)
-            self._read.append(_Read(arrived, index, first_use, self._to_keep(index, example)))
+        self._look_up([index], are_fresh=True)
+        self._add(Arrived(position, entry_key(index), number), index, self._load(stages, position, index))
         return True
+
+    def _read_call(self, stages: Stages, call: ToRead) -> None:
+        self._look_up(call.indices, are_fresh=True)
+        examples = self._load_call(stages, call.positions[0], call.indices)
+        for position, index, number, example in zip(*call, examples, strict=True):
+            # A copy, since the data set may use its memory again in the next call, when examples of this one are left.
+            self._add(Arrived(position, entry_key(index), number), index, copy_example(example))
+
+    def _add(self, arrived: Arrived, index: Any, example: Any) -> None:
+        self._arrived.append(arrived)
+        self._read.append(_Read(arrived, index, example, self._to_keep(index, example)))
 
     def _overtaken(self) -> Any:
         """Returns the index of the oldest example that threads read, if it must come next; else `NOTHING_READ`."""

@@ -326,6 +326,7 @@ class ReadPool:
                 self._wait_count += 1
                 is_watched = self._wait_count <= _MOST_LAST_READS or self._wait_count % _WATCHED_EVERY == 0
                 before = quick_states() if is_watched and not self._reading.part.is_ours else None
+                self._hurry(only)
                 self._done.wait(within)
                 slot = self._next_arrived(only)
                 if before is not None and before != quick_states():  # nobody else draws while this thread waits
@@ -368,6 +369,16 @@ class ReadPool:
         slot, self._count = _Slot(index), self._count + 1
         slot.is_probe = self._reading.is_auto and self._is_on and self._count % _PROBE_EVERY == 0
         return slot
+
+    def _hurry(self, only: Any) -> None:
+        """Lets threads read an example although they have read as many bytes ahead as they may: it must come next."""
+        for slot in self._todo if only is not NOTHING_READ else ():
+            if not slot.is_asked and slot.state == _WAITING and _key(slot.index) == _key(only):
+                slot.is_asked = True
+                self._todo.remove(slot)
+                self._todo.appendleft(slot)
+                self._work.notify_all()
+                break
 
     def _next_arrived(self, only: Any) -> _Slot | None:
         self._skip_done()

@@ -90,6 +90,9 @@ class DemandRule:
 
     def may_hand_out(self, size: int, arrived: Sequence[Arrived]) -> bool:
         """Returns whether a batch can be filled with echoes: from the account, and without an index twice."""
+        fewest, held = size - len(arrived), len(self._keys)
+        if fewest > min(held, self._earned(len(arrived), held + len(arrived)) + _ROUNDING):
+            return False  # without a look at each: a worker asks after each example
         fresh = self.fresh_in(size, arrived)
         echoes = size - len(fresh)
         if not echoes:
