@@ -232,11 +232,8 @@ class StepTimer:
 # `IdleFraction` stores the waits of an epoch, and the ranks join them once: for each step, the longest wait and its rank. Each
 # rank sends and holds one number per step, no matter how many ranks there are.
 
-# Blocks of the batch means, and the 97.5% quantile of Student's t with one degree of freedom less. On simulated waits over 50
-# steps with a true idle fraction of 0.05, the lower end lay above that in at most 2.8% of the samples if waits were independent,
-# came in bursts (periods 2 to 32) or had heavy tails, and in 4.5% with a correlation of 0.95 from step to step. More blocks were
-# wrong more often, up to 21%, and so was a bootstrap over blocks, up to 17%.
-_BLOCKS, _QUANTILE = 5, 2.776
+# Blocks of the batch means, and the 99.5% quantile of Student's t with one degree of freedom less. XXX
+_QUANTILES = {5: 4.604, 4: 5.841}
 _LEAST_PER_BLOCK = 2  # steps: blocks of a single step would not show how the waits of neighbouring steps depend on each other
 
 
@@ -248,7 +245,7 @@ class JobSteps(NamedTuple):
     slowest_rank: int  # its wait was the longest most often
     wait_seconds: float  # the longest wait of any rank, mean over steps
     busy_seconds: float  # the time in which no rank waited, mean over steps
-    idle_low: float | None = None  # lower end of the 95% interval of the idle fraction; None if there are too few steps
+    idle_low: float | None = None  # lower end of the 99% interval of the idle fraction; None if there are too few steps
 
 
 def job_steps(waited: Tensor, seconds: Tensor) -> JobSteps:
@@ -307,11 +304,12 @@ def _marked(seconds: Tensor, rank: int) -> Tensor:
 
 
 def idle_low(waited: Tensor, seconds: Tensor) -> float | None:
-    """Returns the lower end of the 95% interval of the idle fraction; None for fewer than ten steps, or if they took no time.
+    """Returns the lower end of the 99% interval of the idle fraction; None for fewer than eight steps, or if they took no time.
 
     The waits of neighbouring steps are not independent, because workers deliver several batches in a row. So the steps are cut
     into a few long blocks, whose sums are nearly independent (batch means). The idle fraction is a ratio of two sums; its error
-    follows from the differences between each block's waiting and the mean share of its time.
+    follows from the differences between each block's waiting and the mean share of its time. The longest wait is left out: one
+    wait alone proves nothing, no matter how long it is.
 
     Example:
         >>> steady = torch.full((50,), 0.2), torch.ones(50)
@@ -319,17 +317,21 @@ def idle_low(waited: Tensor, seconds: Tensor) -> float | None:
         >>> round(idle_low(*steady), 3), idle_low(*now_and_then)
         (0.2, 0.0)
     """
-    size = len(waited) // _BLOCKS
-    if size < _LEAST_PER_BLOCK:
+    count = next((count for count in _QUANTILES if len(waited) >= count * _LEAST_PER_BLOCK), None)
+    if count is None:
         return None
-    blocks = [part[-size * _BLOCKS :].double().reshape(_BLOCKS, size).sum(dim=1) for part in (waited, seconds)]
-    total = float(blocks[1].sum())
-    if not total:
+    size = len(waited) // count
+    waits, times = (part[-size * count :].double() for part in (waited, seconds))
+    longest = torch.zeros_like(waits)
+    longest[waits.argmax()] = waits.max()
+    waits_in, times_in = ((part - longest).reshape(count, size).sum(dim=1) for part in (waits, times))
+    total = float(times_in.sum())
+    if total <= 0:
         return None
-    fraction = float(blocks[0].sum()) / total
-    beyond = blocks[0] - fraction * blocks[1]
-    error = math.sqrt(float(beyond.square().sum()) * _BLOCKS / (_BLOCKS - 1)) / total
-    return max(0.0, fraction - _QUANTILE * error)
+    fraction = float(waits_in.sum()) / total
+    beyond = waits_in - fraction * times_in
+    error = math.sqrt(float(beyond.square().sum()) * count / (count - 1)) / total
+    return max(0.0, fraction - _QUANTILES[count] * error)
 
 
 class IdleFraction(Metric):

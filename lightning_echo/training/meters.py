@@ -471,15 +471,12 @@ class RunMeter:
     def largest(self, value: int) -> int:
         return int(self._gather([value], dtype=torch.int64).max())
 
-    def end_stretch(self, loader: Echoed | None, last: int | None = None) -> tuple[JobSteps | None, PipelineCosts | None]:
-        """Ends a stretch within an epoch. Returns its ``judged`` and ``costs``, see `EpochMeasures`.
-
-        If ``last`` is given, the stretch is only that many last steps; None: all steps since the last decision.
+    def end_stretch(self, loader: Echoed | None) -> tuple[JobSteps | None, PipelineCosts | None]:
+        """Ends a stretch within an epoch: all steps since the last decision. Returns its ``judged`` and ``costs``, see
+        `EpochMeasures`.
         """
         self.timer.settle()  # all ranks must have measured the same steps
         self.idle.update(*self.timer.take())
-        if last is not None:
-            self._stretch_start = max(self._stretch_start, self.idle.per_step.shape[-1] - last)
         # The ranks exchange only these steps, because the steps of an epoch that never ends become more and more.
         stretch = IdleFraction().to(self.idle.device)
         stretch.update(*self.idle.per_step[:, self._stretch_start :])

@@ -14,7 +14,10 @@ from dataclasses import dataclass
 from functools import cache
 from math import ceil, log
 
-from lightning_echo.measure.control import Observation, PipelineCosts
+import torch
+
+from lightning_echo.measure.control import Moment, Observation, PipelineCosts
+from lightning_echo.measure.timing import idle_low
 from lightning_echo.plan.each import EachPlan
 from lightning_echo.plan.plan import PlanShape
 
@@ -96,7 +99,7 @@ class Pipeline:
         self._seconds = [0.0, 0.0, 0.0]  # of source, rest and collate in the epoch, all workers
         self._costs = (0.0, 0.0, 0.0)  # the same per batch, when last known
         self._fresh = 0.0  # in batches
-        self._judged_from = self._filling()
+        self._judged_from = max(self._filling(), world.workers)  # the first batch of a worker includes its start
 
     def change_factor(self, factor):
         """As at the end of an epoch: from the first batch on that cannot be in flight."""
@@ -107,15 +110,19 @@ class Pipeline:
             self.factor = factor
             self._judged_from = number + self._filling()
 
-    def epoch(self, steps):
+    @property
+    def seconds(self):
+        """Since the start."""
+        return self._now
+
+    def epoch(self, steps, moment=Moment.epoch_end):
         """Trains for so many steps and returns the observation."""
         self._seconds, self._fresh, read = [0.0, 0.0, 0.0], 0.0, self._read
-        waited, judged = 0.0, 0
+        waits = []  # of the judged steps
         for _ in range(steps):
             wait = self._deliver()
             if self._number >= self._judged_from:
-                judged += 1
-                waited += wait if self._number else 0.0  # the wait for the run's first batch is a figure of its own
+                waits.append(wait if self._number else 0.0)  # the wait for the run's first batch is a figure of its own
             self._number += 1
             self._now += self.world.device
         source, rest, collate = self._seconds
@@ -123,10 +130,12 @@ class Pipeline:
         if self._fresh:  # else they are known from before
             self._costs = source / self._fresh, rest / made, collate / made
         costs = PipelineCosts(world.point, *self._costs, world.device, world.workers)
-        seen = {"epoch": next(self._epochs), "factor": self.factor, "steps": judged, "costs": costs}
-        if judged:
-            seconds = waited + judged * world.device
-            seen |= {"idle_fraction": waited / seconds, "step_seconds": seconds / judged}
+        seen = {"epoch": next(self._epochs), "factor": self.factor, "steps": len(waits), "costs": costs, "moment": moment}
+        if waits:
+            waited = torch.tensor(waits)
+            seconds = waited + world.device
+            idle, mean = float(waited.sum() / seconds.sum()), float(seconds.mean())
+            seen |= {"idle_fraction": idle, "step_seconds": mean, "idle_low": idle_low(waited, seconds)}
         return Observation(**seen)
 
     def _lookahead(self, factor):
