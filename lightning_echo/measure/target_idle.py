@@ -118,7 +118,9 @@ class Trials:
         """Notes that the factor is raised now, unless this repeats a raise that was found to be right."""
         if not self._stretches or (self._taken_back is not None and self._stretches[-1].factor < self._taken_back.tried.factor):
             return
-        self._before_raises.append(_without_worst(self._stretches))
+        before = _without_worst(self._stretches)
+        if (before.idle_fraction or 0.0) > self._target:  # else only the worst stretch waited
+            self._before_raises.append(before)
 
     def before_failed_raise(self) -> Observation | None:
         """Returns the observation before the first raise that has brought too little so far; None if there is none."""

@@ -232,8 +232,8 @@ class StepTimer:
 # `IdleFraction` stores the waits of an epoch, and the ranks join them once: for each step, the longest wait and its rank. Each
 # rank sends and holds one number per step, no matter how many ranks there are.
 
-# Blocks of the batch means, and the 99.5% quantile of Student's t with one degree of freedom less. XXX
-_QUANTILES = {5: 4.604, 4: 5.841}
+# Blocks of the batch means, and the 99% quantile of Student's t with one degree of freedom less. XXX
+_QUANTILES = {5: 3.747, 4: 4.541}
 _LEAST_PER_BLOCK = 2  # steps: blocks of a single step would not show how the waits of neighbouring steps depend on each other
 
 
@@ -248,8 +248,8 @@ class JobSteps(NamedTuple):
     idle_low: float | None = None  # lower end of the 99% interval of the idle fraction; None if there are too few steps
 
 
-def job_steps(waited: Tensor, seconds: Tensor) -> JobSteps:
-    """Joins the steps of all ranks: waits and durations in seconds, each of shape (ranks, steps), steps >= 1.
+def job_steps(waited: Tensor, seconds: Tensor, workers: int = 1) -> JobSteps:
+    """Joins the steps of all ranks: waits and durations in seconds, each of shape (ranks, steps), steps >= 1. See `idle_low`.
 
     Example:
         >>> waited = torch.tensor([[0.5, 0.0], [0.0, 0.5]])  # two ranks that wait in turn
@@ -257,17 +257,17 @@ def job_steps(waited: Tensor, seconds: Tensor) -> JobSteps:
         0.5
     """
     longest, rank = waited.max(dim=0)
-    return _of_joined(longest, rank, seconds[int(seconds.sum(dim=1).argmax())])
+    return _of_joined(longest, rank, seconds[int(seconds.sum(dim=1).argmax())], workers)
 
 
-def _of_joined(longest: Tensor, rank: Tensor, seconds: Tensor) -> JobSteps:
+def _of_joined(longest: Tensor, rank: Tensor, seconds: Tensor, workers: int) -> JobSteps:
     """Returns the steps of a job from the longest waits of any rank, shape (steps,), their ranks, and the seconds from step to
     step of the rank whose steps took longest in sum.
     """
     total, count = float(seconds.sum()), len(longest)
     idle = min(float(longest.sum()), total)
     slowest = int(torch.bincount(rank).argmax())
-    low = idle_low(longest, seconds)
+    low = idle_low(longest, seconds, workers)
     return JobSteps(count, idle / total if total else 0.0, slowest, idle / count, (total - idle) / count, low)
 
 
@@ -303,11 +303,12 @@ def _marked(seconds: Tensor, rank: int) -> Tensor:
     return marked
 
 
-def idle_low(waited: Tensor, seconds: Tensor) -> float | None:
+def idle_low(waited: Tensor, seconds: Tensor, workers: int = 1) -> float | None:
     """Returns the lower end of the 99% interval of the idle fraction; None for fewer than eight steps, or if they took no time.
 
-    The waits of neighbouring steps are not independent, because workers deliver several batches in a row. So the steps are cut
-    into a few long blocks, whose sums are nearly independent (batch means). The idle fraction is a ratio of two sums; its error
+    The waits of neighbouring steps are not independent, because all ``workers`` deliver their batches in a row. So the steps are
+    cut into a few long blocks, whose sums are nearly independent (batch means): whole rounds of the workers, if there are enough
+    steps. The idle fraction is a ratio of two sums; its error
     follows from the differences between each block's waiting and the mean share of its time. The longest wait is left out: one
     wait alone proves nothing, no matter how long it is.
 
@@ -317,10 +318,12 @@ def idle_low(waited: Tensor, seconds: Tensor) -> float | None:
         >>> round(idle_low(*steady), 3), idle_low(*now_and_then)
         (0.2, 0.0)
     """
-    count = next((count for count in _QUANTILES if len(waited) >= count * _LEAST_PER_BLOCK), None)
-    if count is None:
+    counts = [count for count in _QUANTILES if len(waited) // count >= _LEAST_PER_BLOCK]
+    if not counts:
         return None
+    count = next((count for count in counts if len(waited) // count >= workers), counts[0])
     size = len(waited) // count
+    size -= size % workers if size > workers else 0
     waits, times = (part[-size * count :].double() for part in (waited, seconds))
     longest = torch.zeros_like(waits)
     longest[waits.argmax()] = waits.max()
@@ -386,22 +389,42 @@ class IdleFraction(Metric):
         steps = self.steps()
         return torch.tensor(float("nan") if steps is None else steps.idle_fraction, device=self.device)
 
-    def steps(self, first: int = 0) -> JobSteps | None:
+    def steps(self, first: int = 0, workers: int = 1) -> JobSteps | None:
         """Returns the job's steps from number ``first`` on, or None if there are none.
 
         Within ``sync_context()`` the steps of all ranks are joined. Otherwise they are the steps of this rank.
 
         Args:
             first: Number of the first step to return, from 0.
+            workers: Number of workers that deliver their batches in turn, see `idle_low`.
         """
         if first >= self.per_step.shape[-1]:
             return None
         per_step = self.per_step[..., first:].cpu()
         if per_step.shape[-2] == 3:  # joined
             longest, rank, seconds = per_step[0]
-            return _of_joined(longest, rank.long(), seconds)
+            return _of_joined(longest, rank.long(), seconds, workers)
         per_step = per_step.reshape(-1, *per_step.shape[-2:])  # (ranks, 2, steps): own steps, or gathered by another function
-        return job_steps(per_step[:, 0], per_step[:, 1])
+        return job_steps(per_step[:, 0], per_step[:, 1], workers)
+
+    def stretch(self, first: int, settled: int, workers: int) -> JobSteps | None:
+        """Returns the job's steps from number ``first`` on, as whole rounds of the workers, or None if there are none.
+
+        All workers deliver their batches at about the same time, so part of a round would have too few waits or too many. The
+        lower end of the interval is that of these steps, or of all steps from ``settled`` on, whichever is higher.
+
+        Args:
+            first: Number of the first step of the stretch.
+            settled: Number of the first step that is like those of the stretch, at most ``first``.
+            workers: Number of workers that deliver their batches in turn, >= 1.
+        """
+        steps = self.per_step.shape[-1] - first
+        of_stretch = self.steps(first + (steps % workers if steps > workers else 0), workers)
+        longer = self.steps(settled, workers)
+        if of_stretch is None or longer is None:
+            return None
+        lows = [low for low in (of_stretch.idle_low, longer.idle_low) if low is not None]
+        return of_stretch._replace(idle_low=max(lows, default=None))
 
 
 class EchoCounter(Metric):
