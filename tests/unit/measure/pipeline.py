@@ -252,10 +252,10 @@ def train_and_look(pipeline, controller, steps, epoch=1_000_000):
     decided, before = {}, 0
     for step in range(1, steps + 1):
         in_epoch = (step - 1) % epoch + 1
-        ends = in_epoch == epoch or step == steps
-        moment = Moment.epoch_end if ends else asking.after_step(in_epoch, step, ends_epoch=False)
+        moment = Moment.epoch_end if in_epoch == epoch else asking.after_step(in_epoch, step, ends_epoch=False)
         if moment is not None:
             decided[step] = controller.decide(pipeline.epoch(step - before, moment))
             pipeline.change_factor(decided[step].factor)
             before = step
+    pipeline.epoch(steps - before)
     return decided
