@@ -1,4 +1,4 @@
-"""`TargetIdle` looks after 10, 20, 40, ... steps of a simulated pipeline: how soon it finds its factor, and that noise raises none.
+"""`TargetIdle` looks after 10, 20, 40, ... steps of a simulated pipeline: how soon it finds its factor, and that noise does nothing.
 
 A step takes 1 s. An epoch never ends, unless its steps are given.
 """
