@@ -177,7 +177,7 @@ def test_epochs_too_short_to_judge_a_factor_decide_nothing_and_say_how_many_step
 
 @pytest.mark.parametrize(("point", "steps"), [("after_augmentation", 1), ("after_batching", 3)])
 def test_epochs_of_fewer_steps_than_say_anything_are_judged_together(point, steps):
-    """Eight epochs have an interval. One or two decisions after the first raise the device is fed, by hardly more than it takes."""
+    """Eight epochs have an interval. One decision after the first raise the device is fed, by hardly more than it takes."""
     world = world_of(point, 3, 2)
     seen, decided = train(Pipeline(world), TargetIdle(TARGET, max_factor=8), epochs=600 // steps, steps=steps)
     assert decided[0].reason is Reason.not_measured

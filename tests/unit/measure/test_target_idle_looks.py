@@ -1,4 +1,4 @@
-"""`TargetIdle` looks after 10, 20, 40, ... steps of a simulated pipeline: how soon it finds its factor, and that noise does nothing.
+"""`TargetIdle` looks after 10, 20, 40, ... steps of a simulated pipeline: it finds its factor soon, and noise raises none.
 
 A step takes 1 s. An epoch never ends, unless its steps are given.
 """
