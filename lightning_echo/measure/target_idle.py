@@ -7,8 +7,6 @@ from dataclasses import replace
 from functools import reduce
 from typing import Any, NamedTuple
 
-import torch
-
 from lightning_echo.insertion import STAGES, InsertionPoint
 from lightning_echo.measure.control import (
     ENOUGH_STEPS,
@@ -223,7 +221,7 @@ class Evidence:
             self._factor, self._stretches = stretch.factor, []
         self._stretches.append((wait_per_step(stretch) * stretch.steps, stretch.step_seconds * stretch.steps))
         del self._stretches[:-_STRETCHES_KEPT]
-        lows = stretch.idle_low, idle_low(*torch.tensor(self._stretches).T)
+        lows = stretch.idle_low, idle_low(*zip(*self._stretches, strict=True))
         return max((low for low in lows if low is not None), default=None)
 
     def state_dict(self) -> dict[str, Any]:
@@ -441,7 +439,12 @@ class TargetIdle(Controller):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         with state_of("TargetIdle"):
             self._slowness, self._least_slowness = (entry(state_dict, name, float) for name in ("slowness", "least_slowness"))
-            parts = {"recent": self._recent, "lately": self._lately, "evidence": self._evidence, "trials": self._trials}
+            parts: dict[str, Any] = {
+                "recent": self._recent,
+                "lately": self._lately,
+                "evidence": self._evidence,
+                "trials": self._trials,
+            }
             for name, part in parts.items():
                 with inside(name):
                     part.load_state_dict(entry(state_dict, name, dict))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -232,8 +232,8 @@ class StepTimer:
 # `IdleFraction` stores the waits of an epoch, and the ranks join them once: for each step, the longest wait and its rank. Each
 # rank sends and holds one number per step, no matter how many ranks there are.
 
-# Blocks of the batch means, and the 99% quantile of Student's t with one degree of freedom less. On simulated waits over 8, 10, 50
-# and 250 steps with a true idle fraction of 0.05, the lower end lay above that in at most 0.3% of the samples if waits were
+# Blocks of the batch means, and the 99% quantile of Student's t with one degree of freedom less. On simulated waits over 8, 10,
+# 50 and 250 steps with a true idle fraction of 0.05, the lower end lay above that in at most 0.3% of the samples if waits were
 # independent, came in bursts (periods 2 to 32) or had heavy tails, and in up to 8% with a correlation of 0.95 from step to step.
 # Of 95% intervals over 50 steps, those from more blocks were wrong up to 21% of the time, those of a bootstrap up to 17%.
 _QUANTILES = {5: 3.747, 4: 4.541}
@@ -306,14 +306,13 @@ def _marked(seconds: Tensor, rank: int) -> Tensor:
     return marked
 
 
-def idle_low(waited: Tensor, seconds: Tensor, workers: int = 1) -> float | None:
+def idle_low(waited: Tensor | Sequence[float], seconds: Tensor | Sequence[float], workers: int = 1) -> float | None:
     """Returns the lower end of the 99% interval of the idle fraction; None for fewer than eight steps, or if they took no time.
 
     The waits of neighbouring steps are not independent, because all ``workers`` deliver their batches in a row. So the steps are
     cut into a few long blocks, whose sums are nearly independent (batch means): whole rounds of the workers, if there are enough
-    steps. The idle fraction is a ratio of two sums; its error
-    follows from the differences between each block's waiting and the mean share of its time. The longest wait is left out: one
-    wait alone proves nothing, no matter how long it is.
+    steps. The idle fraction is a ratio of two sums; its error follows from the differences between each block's waiting and the
+    mean share of its time. The longest wait is left out: one wait alone proves nothing, no matter how long it is.
 
     Example:
         >>> steady = torch.full((50,), 0.2), torch.ones(50)
@@ -327,7 +326,7 @@ def idle_low(waited: Tensor, seconds: Tensor, workers: int = 1) -> float | None:
     count = next((count for count in counts if len(waited) // count >= workers), counts[0])
     size = len(waited) // count
     size -= size % workers if size > workers else 0
-    waits, times = (part[-size * count :].double() for part in (waited, seconds))
+    waits, times = (torch.as_tensor(part[-size * count :], dtype=torch.float64) for part in (waited, seconds))
     longest = torch.zeros_like(waits)
     longest[waits.argmax()] = waits.max()
     waits_in, times_in = ((part - longest).reshape(count, size).sum(dim=1) for part in (waits, times))
