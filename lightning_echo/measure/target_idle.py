@@ -221,7 +221,8 @@ class Evidence:
             self._factor, self._stretches = stretch.factor, []
         self._stretches.append((wait_per_step(stretch) * stretch.steps, stretch.step_seconds * stretch.steps))
         del self._stretches[:-_STRETCHES_KEPT]
-        lows = stretch.idle_low, idle_low(*zip(*self._stretches, strict=True))
+        waited, seconds = zip(*self._stretches, strict=True)
+        lows = stretch.idle_low, idle_low(waited, seconds)
         return max((low for low in lows if low is not None), default=None)
 
     def state_dict(self) -> dict[str, Any]:
