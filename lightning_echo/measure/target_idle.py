@@ -370,10 +370,10 @@ class TargetIdle(Controller):
             return self._within_bounds(before.factor, Reason.no_gain, f"{measured}: {why}")
         if idle <= self.target:
             return self._lower(factor, measured, costs)
-        if not is_proved:
-            return self._within_bounds(factor, Reason.not_measured, f"{measured}, which may be chance: more steps will tell")
         if costs is None:
             return self._within_bounds(factor, Reason.not_measured, f"{measured}, but the cost of the pipeline is not known")
+        if not is_proved:
+            return self._within_bounds(factor, Reason.not_measured, f"{measured}, which may be chance: more steps will tell")
         # Only if the device has also waited lately: if the source has become cheaper, for example because a cache now holds the
         # examples, the means over more steps show both a cheap host and waiting for it.
         if (lately.idle_fraction or 0.0) > self.target:
