@@ -155,7 +155,7 @@ def test_several_loaders_are_replayed_together(tmp_path: Path) -> None:
     callback = EchoCallback(Scripted(TOLD, first=7, every=30), echo=options)
     first = logged(tmp_path, callback, data=Two(1, length=LENGTH), model=Both(), max_epochs=1)
     ahead = 2 + 2
-    assert [use.batch for use in callback.decisions][:2] == [{"a": 0, "b": 0}, {"a": 30 + ahead, "b": 30 + ahead}]
+    assert [use.batch for use in callback.decisions][:2] == [{"a": 0, "b": 0}, {"a": EARLY + ahead, "b": EARLY + ahead}]
     replaying = EchoCallback(FactorSchedule.from_summary(tmp_path / "run" / "echo_summary.json"), echo=options)
     again = fit(Two(1, length=LENGTH), callbacks=[replaying], model=Both(), max_epochs=1)
     assert again.model.batches == first.model.batches

@@ -1,6 +1,7 @@
 """A stretch of an epoch, after which a controller is asked, is measured by itself; with fakes as in `meters`."""
 
 import pytest
+import torch
 from meters import Loader, Run, saved
 
 
@@ -35,6 +36,18 @@ def test_a_stretch_is_whole_rounds_of_the_workers():
     judged, _ = run.meter.end_stretch(run.loader)
     assert (judged.steps, judged.idle_fraction) == (9, pytest.approx(18 / 27))
     assert run.meter.end_stretch(run.loader)[0] is None, "no step is in two of them"
+
+
+def test_rounds_are_those_of_the_rank_with_the_most_workers():
+    """All ranks have to judge the same steps, and all wait for that rank."""
+    run = Run(Loader(workers=1))
+    run.module.all_gather = lambda values: torch.stack([values, torch.tensor([0.0, 3.0])])
+    run.meter.begin_epoch(run.loader)
+    run.module.all_gather = run.all_gather
+    for wait in [0.0, 0.0, *[6.0, 0.0, 0.0] * 3]:
+        run.step(wait=wait, work=1.0)
+    judged, _ = run.meter.end_stretch(run.loader)
+    assert (judged.steps, judged.idle_fraction) == (9, pytest.approx(18 / 27))
 
 
 def test_waiting_is_proved_by_a_stretch_or_by_it_and_as_many_steps_before():
