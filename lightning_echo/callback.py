@@ -78,8 +78,8 @@ class EchoCallback(DecidesFactor, pl.Callback):
     ``EchoCallback(factor=4)``                         every fresh example is used four times on average
     ``EchoCallback(factor="demand")``                  if no fresh example has arrived, the training trains on one from memory
                                                        instead of waiting
-    ``EchoCallback(factor="auto")``                    ``TargetIdle()`` decides on the factor: after about 60 steps, and then
-                                                       from epoch to epoch
+    ``EchoCallback(factor="auto")``                    ``TargetIdle()`` decides on the factor: after 10, 20, 40, ... steps, then
+                                                       every 500 steps and from epoch to epoch
     ``EchoCallback(TargetIdle(max_factor=8))``         the same with options, or with another `Controller`
     ``EchoCallback(factor=2, controller=controller)``  begins with factor 2; then the controller decides
     ``EchoCallback(share="sweep")``                    all trainings with this name on one machine read their data once
@@ -306,7 +306,7 @@ class EchoCallback(DecidesFactor, pl.Callback):
         if not self.decisions:
             self.decisions.append(FactorUse(trainer.fit_loop.total_batch_idx + 1, delivered_in(self._loader), self._factor_set))
         self._catch_up(trainer, pl_module)
-        self._asking.start(self._loader, self._meter.largest)
+        self._asking.start(self._loader)
         self._log_directory = log_directory(trainer)
         log_hyperparameters(trainer, self._loader, self._controller_in_force)
         self._progress.show(trainer)
@@ -413,8 +413,7 @@ class EchoCallback(DecidesFactor, pl.Callback):
         return {name: value for name, value in metrics.items() if not self._meter.has_unknown_sizes or name not in _OF_EXAMPLES}
 
     def _decide_within_epoch(self, trainer: pl.Trainer, pl_module: pl.LightningModule, moment: Moment) -> None:
-        last = self._asking.first_after_steps if moment is Moment.early else None
-        measured = self._meter.end_stretch(self._loader, last)
+        measured = self._meter.end_stretch(self._loader)
         observation = self._decider.observe(trainer, pl_module, trainer.current_epoch, self._factor_set, measured, moment)
         self._decider.joined_with_recent(observation)
         decision = self._decider.decide(trainer, observation, self._loader)
@@ -422,7 +421,6 @@ class EchoCallback(DecidesFactor, pl.Callback):
         self._apply(trainer, observation, decision)
 
     def _apply(self, trainer: pl.Trainer, observation: Observation, decision: Decision) -> None:
-        self._asking.has_asked = True
         self._note_factor()
         if decision.factor == observation.factor:
             return
@@ -454,7 +452,6 @@ class EchoCallback(DecidesFactor, pl.Callback):
             "recent": self._decider.recent_state(),
             "reports": [report.state() for report in self.reports],
             "decisions": [asdict(use) for use in self.decisions],
-            "asked": self._asking.has_asked,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -477,7 +474,6 @@ class EchoCallback(DecidesFactor, pl.Callback):
             self._decider.load_metrics_state(entry(state_dict, "metrics", dict, {}))
             self.reports = rows(state_dict, "reports", partial(record, EpochReport))
             self.decisions = rows(state_dict, "decisions", partial(record, FactorUse))
-            self._asking.has_asked = entry(state_dict, "asked", bool)
 
     def on_save_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]) -> None:
         if not self._has_failed:  # one rank alone must not read metrics: see _come_first

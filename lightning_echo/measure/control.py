@@ -110,7 +110,7 @@ class Reason(Enum):
 class Moment(Enum):
     """When a controller is asked."""
 
-    early = "early"  # once in a run, in its first epoch: `Controller.first_after_steps`
+    early = "early"  # while the run is young: `Controller.first_after_steps`, and twice, four times, ... as many
     within_epoch = "within_epoch"  # `Controller.every_n_steps`, or a step of `Controller.asked_after`
     epoch_end = "epoch_end"
 
@@ -132,7 +132,7 @@ class Observation:
         validated: Whether validation has run in this ``fit``, or is switched off.
         moment: When the controller is asked.
         batches: Number of batches of the run so far.
-        idle_low: Lower end of the 95% interval of `idle_fraction`. None if there are too few steps for an interval.
+        idle_low: Lower end of the 99% interval of `idle_fraction`. None if there are too few steps for an interval.
 
     Example:
         >>> seen = Observation(epoch=3, factor=2.0, steps=100, idle_fraction=0.25, step_seconds=0.02, metrics={"val_loss": 0.5})
@@ -201,11 +201,10 @@ class Controller(ABC):
     * At the last batch of an epoch it is asked once: at the end.
 
     Attributes:
-        first_after_steps: In the first epoch of a run, the controller is asked after this number of steps, if it has not been
-            asked before (`Moment.early`). Three kinds of steps prove nothing and are not counted: the steps whose batches were
-            queued at the start, the steps that fill the buffer, and ten more. None: it is not asked early.
-        every_n_steps: The controller is asked each time after this number of batches of an epoch (`Moment.within_epoch`). An
-            epoch that never ends needs this. Each time, the ranks exchange their measurements. None: it is not asked then.
+        first_after_steps: The controller is asked after this number of batches of the run, and again each time their number has
+            doubled (`Moment.early`), as long as it is below ``every_n_steps``. None: it is not asked then.
+        every_n_steps: The controller is asked each time after this number of batches of an epoch (`Moment.within_epoch`). Each
+            time, the ranks exchange their measurements. None: it is not asked then.
         asked_after: The controller is also asked after these numbers of batches of the run (`Moment.within_epoch`).
 
     Example:

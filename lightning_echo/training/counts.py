@@ -253,17 +253,15 @@ def _sharing_of(loader: Any) -> LoaderSharing | None:
 # `AskingSteps`: after which steps a controller is asked within an epoch.
 #
 # After these steps the ranks exchange their measurements. All ranks must find the same answer without asking each other, so it
-# depends only on numbers of batches. Values that may differ between ranks are agreed upon when training begins.
-
-SETTLING_STEPS = 10  # after the queued batches: by then, the device's caches are warm and the thread's queue has settled
+# depends only on numbers of batches.
 
 
 class AskingSteps:
-    """Counts the steps of a ``fit``; raises a TypeError or a ValueError for wrong numbers of steps of the controller."""
+    """The steps of a controller. It raises a TypeError or a ValueError if their numbers are impossible."""
 
     def __init__(self, controller: Controller | None) -> None:
         name = type(controller).__name__
-        self.first_after_steps = as_count(f"{name}.first_after_steps", getattr(controller, "first_after_steps", None))
+        self._first = as_count(f"{name}.first_after_steps", getattr(controller, "first_after_steps", None))
         self._every = as_count(f"{name}.every_n_steps", getattr(controller, "every_n_steps", None))
         asked_after = getattr(controller, "asked_after", ())
         if not isinstance(asked_after, Collection) or isinstance(asked_after, str):
@@ -271,30 +269,29 @@ class AskingSteps:
                 f"{name}.asked_after must be a collection of numbers of batches, such as (100, 1000), got {asked_after!r}"
             )
         self._asked_after = frozenset(as_count(f"each of {name}.asked_after", number) for number in asked_after)
-        self.has_asked = False  # in this run
         self._is_possible = False
-        self._steps = 0  # in this fit
-        self._early_at: int | None = None  # the step of this fit at which the early decision is due, equal on all ranks
 
-    def start(self, loader: Echoed | None, largest: Callable[[int], int]) -> None:
-        """Begins to count, or continues after a resume. ``largest`` returns the largest of the ranks' values."""
+    def start(self, loader: Echoed | None) -> None:
         parts = parts_of(loader).values()
         # Lightning can be told of another length of epochs only between two epochs.
         self._is_possible = bool(parts) and all(part.epoch_length == "fixed" or not part.has_length for part in parts)
-        self._steps, self._early_at = 0, None
-        if self._is_possible and self.first_after_steps is not None and not self.has_asked:
-            # Of the next batches, those prove nothing that queues held at the start, and those that fill a buffer.
-            unsettled = max(max(part.planned_ahead, part.settled_at - part.delivered_batches) for part in parts)
-            self._early_at = largest(unsettled) + SETTLING_STEPS + self.first_after_steps
 
     def after_step(self, in_epoch: int, in_run: int, *, ends_epoch: bool) -> Moment | None:
-        """Returns why the controller is asked after a step; None: it is not asked, or anyway at the end of the epoch."""
-        self._steps += 1
+        """Returns why the controller is asked after a step; None: it is not asked, or anyway at the end of the epoch.
+
+        The answer depends on the numbers of batches alone, so it is the same on all ranks, and after a resume.
+        """
         if not self._is_possible or ends_epoch:
             return None
         if (self._every is not None and in_epoch % self._every == 0) or in_run in self._asked_after:
             return Moment.within_epoch
-        return Moment.early if self._steps == self._early_at and not self.has_asked else None
+        return Moment.early if self._is_early(in_run) else None
+
+    def _is_early(self, in_run: int) -> bool:
+        if self._first is None or (self._every is not None and in_run >= self._every):
+            return False
+        times, rest = divmod(in_run, self._first)
+        return not rest and times.bit_count() == 1
 
 
 # ---------------------------------------------------------------------- decider

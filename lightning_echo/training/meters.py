@@ -335,6 +335,7 @@ class RunMeter:
         self.part_counts: dict[str, RunCounts] = {}  # of each of several loaders, by name
         self._at_epoch_start: Examples | None = None  # the totals at the start of the epoch
         self._stretch_start = 0  # the number of the epoch's steps before the present stretch
+        self._workers = 1  # of a loader, on the rank that has most of them; 0 count as one
         self.has_unknown_sizes = False  # if True, the numbers of examples are too small
         self._not_echoed = 0  # examples delivered on this rank by a loader that is not echoed
         self._loader_meters: dict[str, LoaderMeter] = {}
@@ -408,7 +409,10 @@ class RunMeter:
         self._cache_meter.begin_epoch(parts_of(loader))  # before the ranks exchange something: none of them delivers yet
         # All ranks wait if workers start on one of them.
         starts = not self._has_stepped or self._starts_workers(loader)
-        self.timer.begin_epoch(goes_on=not self._gather([float(starts)]).any())
+        workers = max((part.num_workers for part in parts_of(loader).values()), default=0)
+        starts_anywhere, most_workers = self._gather([float(starts), float(workers)]).max(dim=0).values.tolist()
+        self.timer.begin_epoch(goes_on=not starts_anywhere)
+        self._workers = max(int(most_workers), 1)
         self.counts.counted = self._delivered(loader)
         self._add_parts(loader)
         for name, part in parts_of(loader).items():
@@ -471,23 +475,24 @@ class RunMeter:
     def largest(self, value: int) -> int:
         return int(self._gather([value], dtype=torch.int64).max())
 
-    def end_stretch(self, loader: Echoed | None, last: int | None = None) -> tuple[JobSteps | None, PipelineCosts | None]:
-        """Ends a stretch within an epoch. Returns its ``judged`` and ``costs``, see `EpochMeasures`.
+    def end_stretch(self, loader: Echoed | None) -> tuple[JobSteps | None, PipelineCosts | None]:
+        """Ends a stretch within an epoch, which are all steps since the last decision.
 
-        If ``last`` is given, the stretch is only that many last steps; None: all steps since the last decision.
+        Returns its ``judged`` and ``costs``, see `EpochMeasures` and `IdleFraction.stretch`.
         """
         self.timer.settle()  # all ranks must have measured the same steps
         self.idle.update(*self.timer.take())
-        if last is not None:
-            self._stretch_start = max(self._stretch_start, self.idle.per_step.shape[-1] - last)
-        # The ranks exchange only these steps, because the steps of an epoch that never ends become more and more.
-        stretch = IdleFraction().to(self.idle.device)
-        stretch.update(*self.idle.per_step[:, self._stretch_start :])
+        # The ranks exchange these steps, and as many before them, which may prove more about waiting than the last ones alone.
+        # They exchange no more, because the steps of an epoch that never ends become more and more.
+        begin, end = self._stretch_start, self.idle.per_step.shape[-1]
+        kept = max(0, 2 * begin - end)
+        steps = IdleFraction().to(self.idle.device)
+        steps.update(*self.idle.per_step[:, kept:])
         judged = None
-        if stretch.per_step.shape[-1]:
-            first = self._first_judged(loader, self.idle.per_step.shape[-1])
-            with stretch.sync_context():
-                judged = stretch.steps(max(0, first - self._stretch_start))
+        if end > begin:
+            settled = max(kept, self._first_judged(loader, end))
+            with steps.sync_context():
+                judged = steps.stretch(max(begin, settled) - kept, settled - kept, self._workers)
         of_ranks, _ = self._gather_seconds(loader)
         costs = self._costs(of_ranks, loader, judged)
         self._stretch_start = self.idle.per_step.shape[-1]
@@ -505,7 +510,7 @@ class RunMeter:
         with self.idle.sync_context():
             whole = self.idle.steps()
             first = 0 if whole is None else max(self._stretch_start, self._first_judged(loader, whole.steps))
-            judged = self.idle.steps(first)
+            judged = self.idle.steps(first, self._workers)
         self.idle.reset()
         self._stretch_start = 0
         of_ranks, beside = self._gather_seconds(loader)
