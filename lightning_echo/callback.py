@@ -39,13 +39,23 @@ from lightning_echo.data.objects import names_options
 from lightning_echo.datamodule import DecidesFactor, EchoDataModule
 from lightning_echo.insertion import InsertionPoint
 from lightning_echo.measure.control import Controller, Decision, Moment, Observation
-from lightning_echo.measure.summary import EpochReport, FactorUse, RunSummary, RunVerdict, Waiting, advise, summarize
+from lightning_echo.measure.summary import (
+    EpochReport,
+    FactorUse,
+    RunSummary,
+    RunVerdict,
+    Waiting,
+    advise,
+    advise_on_demand,
+    summarize,
+)
 from lightning_echo.measure.target_idle import TargetIdle
 from lightning_echo.schema import entry, inside, record, rows, state_of
-from lightning_echo.training.counts import AskingSteps, Decider, metrics_of_parts
+from lightning_echo.training.counts import AskingSteps, Decider, Examples, metrics_of_parts
 from lightning_echo.training.loaders import Echoed, delivered_in, echoed_in, go_on_after_reload, parts_of, since_in
 from lightning_echo.training.logged import (
     ProgressText,
+    factor_shown,
     last_step,
     log_directory,
     log_hyperparameters,
@@ -91,7 +101,7 @@ class EchoCallback(DecidesFactor, pl.Callback):
     ``Trainer(log_every_n_steps)`` steps. A metric that could not be measured is left out. Details: docs/reference/metrics.md.
 
     ================================ ============================================================================================
-    ``echo/factor``                  echo factor in force
+    ``echo/factor``                  echo factor in force; on demand the uses per fresh example in the run so far
     ``echo/fresh_examples``          fresh examples on all ranks in the run so far: a good x axis for curves
     ``echo/echoed_examples``         echoed examples on all ranks in the run so far
     ``echo/passes``                  passes over the data in the run so far
@@ -104,6 +114,7 @@ class EchoCallback(DecidesFactor, pl.Callback):
     ``echo/examples_per_second``     fresh and echoed examples that all ranks got per second
     ``echo/recommended_factor``      the factor that the measurements ask for: of the controller, or of a ``TargetIdle()``
     ``echo/first_batch_seconds``     seconds that the job waited for the first batch of an epoch, if workers had to start for it
+    ``echo/stalls_bridged_seconds``  how much longer the epoch's steps would have taken with fresh examples alone; only on demand
     ``echo/cache_hit_fraction``      share of the epoch's fresh examples that the cache had, all ranks; if there is a cache
     ``echo/cached_examples``         examples that the cache of a node holds; if there is a cache
     ``echo/cache_bytes``             bytes that they take on a node; if there is a cache
@@ -124,8 +135,9 @@ class EchoCallback(DecidesFactor, pl.Callback):
     replays such a run.
 
     The metrics are in ``trainer.callback_metrics``, too. Those of an epoch are there from its end on. Therefore give
-    ``EarlyStopping`` the option ``check_on_train_epoch_end=True``. The progress bar shows ``echo=2.0x idle 3%``: the factor, and
-    the idle fraction of this rank in this epoch so far, from its tenth step on.
+    ``EarlyStopping`` the option ``check_on_train_epoch_end=True``. The progress bar shows ``echo=2.0x idle 3%``: the factor (on
+    demand the uses per fresh example in this epoch so far), and the idle fraction of this rank in this epoch so far, from its
+    tenth step on.
 
     Args:
         controller: Decides on the factor from epoch to epoch, and within epochs if it asks for that. In a collection, it decides
@@ -227,7 +239,7 @@ class EchoCallback(DecidesFactor, pl.Callback):
 
     @property
     def factor(self) -> float:
-        """The echo factor that was set last, of all loaders that are echoed. Set it at any time, also after resuming.
+        """The echo factor that was set last, of all loaders that are echoed; on demand ``max_factor``. Set it at any time.
 
         `EchoLoader.factor` describes from which batch on it applies, `EchoDataModule.factor` the length of epochs.
 
@@ -369,8 +381,9 @@ class EchoCallback(DecidesFactor, pl.Callback):
         if not every or step % every or step == self._last_step:
             return
         self._last_step = step
-        fresh, echoed = self._meter.count(self._loader)
-        counts = {"echo/factor": self._factor, "echo/fresh_examples": fresh, "echo/echoed_examples": echoed}
+        totals = self._meter.count(self._loader)
+        counts = {"echo/factor": factor_shown(self._loader, totals)}
+        counts |= {"echo/fresh_examples": totals.fresh, "echo/echoed_examples": totals.echoed}
         log_metrics(trainer, self._known({**counts, **self._meter.part_metrics(self._loader)}))
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -395,8 +408,8 @@ class EchoCallback(DecidesFactor, pl.Callback):
     def _end_epoch(self, trainer: pl.Trainer, pl_module: pl.LightningModule, epoch: int) -> None:
         loader = self._loader
         measures = self._meter.end_epoch(loader)
-        measured = measures.judged, measures.costs
-        observation = self._decider.observe(trainer, pl_module, epoch, self._factor_set, measured)
+        measured, uses = (measures.judged, measures.costs), self._mean_uses(Examples(measures.fresh, measures.echoed))
+        observation = self._decider.observe(trainer, pl_module, epoch, self._factor_set, measured, mean_uses=uses)
         decision = None if loader is None else self._decider.decide(trainer, observation, loader)
         lately = self._decider.joined_with_recent(observation)
         recommended = self._decider.recommend(loader, lately, decision)
@@ -415,7 +428,10 @@ class EchoCallback(DecidesFactor, pl.Callback):
     def _decide_within_epoch(self, trainer: pl.Trainer, pl_module: pl.LightningModule, moment: Moment) -> None:
         last = self._asking.first_after_steps if moment is Moment.early else None
         measured = self._meter.end_stretch(self._loader, last)
-        observation = self._decider.observe(trainer, pl_module, trainer.current_epoch, self._factor_set, measured, moment)
+        uses = self._mean_uses(self._meter.in_epoch(self._loader)) if self._on_demand else None
+        observation = self._decider.observe(
+            trainer, pl_module, trainer.current_epoch, self._factor_set, measured, moment, mean_uses=uses
+        )
         self._decider.joined_with_recent(observation)
         decision = self._decider.decide(trainer, observation, self._loader)
         assert decision is not None  # there is a controller that wanted to be asked
@@ -426,7 +442,8 @@ class EchoCallback(DecidesFactor, pl.Callback):
         self._note_factor()
         if decision.factor == observation.factor:
             return
-        rank_zero_info(f"lightning_echo: factor {observation.factor:g} -> {decision.factor:g} ({decision.message})")
+        name = "max_factor" if self._on_demand else "factor"
+        rank_zero_info(f"lightning_echo: {name} {observation.factor:g} -> {decision.factor:g} ({decision.message})")
         self._echo_of(trainer).set_factor(decision.factor, decision.since)
         reason, message = decision.reason.value, decision.message
         self.decisions.append(FactorUse(observation.batches, since_in(self._loader), decision.factor, reason, message))
@@ -499,7 +516,18 @@ class EchoCallback(DecidesFactor, pl.Callback):
             return None
         fraction = self.reports[-1].worker_wait_fraction if self.reports else None
         waiting = None if fraction is None else Waiting(fraction, self._meter.may_read_ahead)
-        return advise(*self._last, self._meter.cores, self._chosen, waiting)
+        if not self._on_demand or not self.reports:
+            return advise(*self._last, self._meter.cores, self._chosen, waiting)
+        can_arrive = all(part.num_workers or part.reads_ahead for part in parts_of(self._loader).values())
+        observation = self._last[0]
+        return advise_on_demand(self.reports, observation, self._meter.cores, self._chosen, waiting, can_arrive=can_arrive)
+
+    @property
+    def _on_demand(self) -> bool:
+        return self._loader is not None and self._loader.on_demand
+
+    def _mean_uses(self, in_epoch: Examples) -> float | None:
+        return in_epoch.uses if self._on_demand and in_epoch.fresh else None
 
     @property
     def _factor(self) -> float:
@@ -521,4 +549,5 @@ class EchoCallback(DecidesFactor, pl.Callback):
 
     def _progress_text(self) -> str:
         idle = self._meter.idle_so_far
-        return f"{self._factor:.1f}x" + ("" if idle is None else f" idle {idle:.0%}")
+        factor = self._meter.own_in_epoch(self._loader).uses if self._on_demand else self._factor
+        return f"{factor:.1f}x" + ("" if idle is None else f" idle {idle:.0%}")

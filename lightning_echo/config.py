@@ -13,7 +13,7 @@ from lightning_echo.cache.kept import CacheConfig, read_cache_config
 from lightning_echo.data.copies import bytes_from_words
 from lightning_echo.data.objects import in_words
 from lightning_echo.insertion import InsertionPoint
-from lightning_echo.measure.control import Controller
+from lightning_echo.measure.control import Controller, check_on_demand
 from lightning_echo.measure.report import check_matplotlib
 from lightning_echo.measure.target_idle import TargetIdle
 from lightning_echo.plan.plan import MOST_FACTOR, Reuse
@@ -426,6 +426,9 @@ def check_callback(
             f"factor='auto' stands for a controller, TargetIdle() with its defaults, but controller={controller!r} is given, "
             "too: leave one of the two out"
         )
+    each = config.values() if isinstance(config, dict) else [] if config is None else [config]
+    if controller is not None and any(one.factor == DEMAND for one in each):
+        check_on_demand(controller)
     for name, value in (("summary", summary), ("plot", plot)):
         if not isinstance(value, bool):  # "false" would be true
             raise TypeError(f"{name} must be True or False, got {type(value).__name__} {value!r}")

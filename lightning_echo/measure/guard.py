@@ -54,8 +54,8 @@ class MetricGuard(Controller):
     The guard is asked whenever the other controller is asked, also within epochs. The ceiling applies there, too. A *check* is a
     decision before which the metric was logged again.
 
-    * At first there is no ceiling. When it is lowered for the first time, it starts from the echo factor of that moment. On demand
-      it limits ``max_factor``, and is lowered from the uses per fresh example in that epoch, if these are fewer.
+    * At first there is no ceiling. When it is lowered for the first time, it starts from the echo factor of that moment.
+    * On demand the ceiling limits ``max_factor``. It is lowered from the uses per fresh example in the epoch, if these are fewer.
     * After ``patience`` checks in a row without improvement, the ceiling is multiplied by ``shrink``.
     * After ``patience`` checks in a row with improvement, the ceiling is divided by ``shrink``. When it is back at the value that
       it started from, there is no ceiling any more.
@@ -94,7 +94,7 @@ class MetricGuard(Controller):
     ) -> None:
         if not isinstance(controller, Controller | None):
             raise TypeError(
-                f"controller must be a Controller to guard, e.g. TargetIdle(), or None for the factor of the run, got {controller!r}"
+                f"controller must be a Controller to guard, e.g. TargetIdle(), or None for that of the run, got {controller!r}"
             )
         if mode not in ("min", "max"):
             raise ValueError(f"mode must be 'min' or 'max', got {mode!r}")

@@ -402,13 +402,16 @@ def advise_on_demand(
     idle, seconds, last = observation.idle_fraction, observation.step_seconds, reports[-1]
     if idle is None or seconds is None:
         return RunVerdict(f"{_delivered(reports)}; too few steps were measured for advice.")
-    why = (*_why(observation)[:2], f"{three_digits(last.factor)} uses per fresh example, at most {observation.factor:g}")
+    uses = number_of(last.factor, "use per fresh example", "uses per fresh example")
+    why = (*_why(observation)[:2], f"{uses}, at most {observation.factor:g}")
     finding = busy(idle, last=observation.steps)
     if idle > TARGET and not can_arrive:
         workers = _workers_wanted(observation, Decision(1.0, Reason.no_workers, ""), cores)
         return RunVerdict(no_workers(workers, idle, last=observation.steps), why, f"num_workers={workers}")
     if idle > TARGET:
-        return RunVerdict(f"{_delivered(reports)}, and yet the training waited: {finding}; {_why_waited(last, observation)}.", why)
+        return RunVerdict(
+            f"{_delivered(reports)}, and yet the training waited: {finding}; {_why_waited(last, observation)}.", why
+        )
     if not last.echoed_examples:
         return RunVerdict(f"The source kept up: nothing was echoed, and factor='demand' costs nothing then; {finding}.", why)
     if last.factor < _MANY_ECHOES:
@@ -444,9 +447,7 @@ def _why_waited(last: EpochReport, observation: Observation) -> str:
         work, step = (three_digits(1e3 * each) for each in (costs.redone_seconds / costs.workers, costs.device_seconds))
         later = [each for each in costs.at_later_points() if not InsertionPoint(each.insertion_point).by_batches]
         instead = f"echo at {InsertionPoint(later[0].insertion_point).option}, or " if later and costs.rest_seconds else ""
-        return (
-            f"what is redone for each use takes {work} ms per batch, and a step {step} ms, so {instead}give the loader more workers"
-        )
+        return f"what is redone for each use takes {work} ms per batch, and a step {step} ms, so {instead}use more workers"
     return (
         "either a single read held up its worker (more workers or reads_in_flight help), or the source stalled for longer than "
         "memory bridges (a larger buffer_size helps)"
@@ -552,7 +553,8 @@ def _epochs_line(reports: Sequence[EpochReport]) -> str:
     changes = last.next_factor not in (None, last.factor if last.max_factor is None else last.max_factor)
     if last.max_factor is None:
         return f"{epochs}: factor {last.factor:g}{idle}{slow}" + (f"; {last.message}" if changes else "")
-    known = [report for report in reports if report.effective_factor]
-    fresh = sum(report.steps / (report.effective_factor or 1) for report in known)  # batches
-    uses = f", {three_digits(sum(report.steps for report in known) / fresh)} uses per fresh example" if fresh else ""
+    known = [(report.steps, report.effective_factor) for report in reports if report.effective_factor]
+    fresh = sum(steps / uses for steps, uses in known)  # batches
+    mean = sum(steps for steps, _ in known) / fresh if fresh else 0
+    uses = f", {number_of(mean, 'use', 'uses')} per fresh example" if mean else ""
     return f"{epochs}: on demand{uses} (at most {last.max_factor:g}){idle}{slow}" + (f"; {last.message}" if changes else "")

@@ -112,6 +112,11 @@ class EchoLoaders(dict[str, EchoLoader]):
         return _mean_factor(loader.factor_in_force for loader in self.values())
 
     @property
+    def on_demand(self) -> bool:
+        """Whether one of the loaders echoes on demand."""
+        return any(loader.on_demand for loader in self.values())
+
+    @property
     def has_one_factor(self) -> bool:
         return len({loader.factor for loader in self.values()}) == 1
 
