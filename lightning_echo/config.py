@@ -44,7 +44,6 @@ class EchoConfig:
         factor: Echo factor: the uses per fresh example on average, a real number >= 1. 1 is the plain loader. ``"auto"``: an
             `EchoCallback` begins with 1, and then a `TargetIdle` with its defaults decides on the factor. ``"demand"``: no factor
             is fixed. If no fresh example has arrived, the training trains on one from memory instead of waiting.
-        max_factor: With ``factor="demand"``: the most uses per fresh example on average, a real number >= 1. Default: 8.
         insertion_point: Where the echo stage stands: the name of an `InsertionPoint`. ``"auto"`` takes the earliest one that the
             loader allows, beginning with ``"before_augmentation"``. ``"after_transfer"`` needs a Trainer with an
             `EchoDataModule` or `EchoCallback`, which put the batches on the device.
@@ -94,6 +93,7 @@ class EchoConfig:
             * At most a twentieth of the free memory, and at most 1 GiB, is read ahead on a rank.
 
             Default: ``"auto"``, wherever another option has the loader rebuilt.
+        max_factor: With ``factor="demand"``: the most uses per fresh example on average, a real number >= 1. Default: 8.
 
     Raises:
         TypeError: A value has a wrong type.
@@ -101,14 +101,13 @@ class EchoConfig:
 
     Example:
         >>> EchoConfig(factor=4)  # doctest: +NORMALIZE_WHITESPACE
-        EchoConfig(factor=4.0, max_factor=None, insertion_point='auto', buffer_size=None, reuse='memory', epoch_length='fixed',
-                   seed=None, cache=None, share=None, reads_in_flight=None)
+        EchoConfig(factor=4.0, insertion_point='auto', buffer_size=None, reuse='memory', epoch_length='fixed', seed=None,
+                   cache=None, share=None, reads_in_flight=None, max_factor=None)
         >>> EchoConfig(cache=CacheConfig("8GiB")).cache, EchoConfig(cache=CacheConfig("8GiB", hold="raw")).cache
         ('8GiB', {'size': '8GiB', 'hold': 'raw'})
     """
 
     factor: int | float | str = 1.0  # OmegaConf refuses an integer where a union does not name it
-    max_factor: int | float | None = None
     insertion_point: str = InsertionPoint.auto.value
     buffer_size: int | float | str | None = None
     reuse: str = "memory"
@@ -117,6 +116,7 @@ class EchoConfig:
     cache: Any = None  # OmegaConf 2.3 refuses a union with a mapping or a dataclass
     share: Any = None  # the same
     reads_in_flight: int | str | None = None
+    max_factor: int | float | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.factor, str) and self.factor not in (AUTO_FACTOR, DEMAND):
