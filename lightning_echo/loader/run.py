@@ -547,13 +547,13 @@ class EchoRun:
         """Returns the state from which a run on demand starts. What is booked stays booked if positions mean the same here."""
         setting, progress = self._setting, self.delivery.progress
         layout, before = setting.layout(), state.layout
-        is_same_pass = before.length == layout.length and not other_order_of(state, setting)
-        if is_same_pass and (before.pass_length, before.replicas) == (layout.pass_length, layout.replicas):
-            if state.plan is not None:
-                self.warn("the state was saved with a constant factor: the run continues on demand, with an empty memory")
-                return replace(state, plan=None, begin_at=Start(state.plan.position, state.plan.number))
-            return state
+        if before == layout and not other_order_of(state, setting):
+            if state.plan is None:
+                return state
+            self.warn("the state was saved with a constant factor: the run continues on demand, with an empty memory")
+            return replace(state, plan=None, begin_at=Start(state.plan.position, state.plan.number))
         begin_at = where_to_go_on(state, layout, setting.kind.by_batches)
+        is_same_pass = before.length == layout.length and not other_order_of(state, setting)
         self.warn(
             why_next_pass(state, setting)
             if not is_same_pass

@@ -19,15 +19,19 @@ import threading
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from statistics import median
 from time import perf_counter, sleep
 from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import get_worker_info
 
+from lightning_echo.data.copies import copy_example
 from lightning_echo.data.randomness import BATCH, PreservingIterator
 from lightning_echo.pipeline.prefetch import DEPTH, Prefetcher, WorkerProcesses
 from lightning_echo.pipeline.reads import NOTHING_READ, Abandoned, Pools, ReadTimeoutError
+from lightning_echo.pipeline.requests import let_go_of_frames
 from lightning_echo.pipeline.worker import NO_LOOKUPS, LiveExamples, Report
 from lightning_echo.plan.demand import Arrived, Block, Booked, Dealing, DemandRule, lead
 from lightning_echo.plan.order import Order, entry_key
@@ -35,6 +39,7 @@ from lightning_echo.split.reading import file_of
 from lightning_echo.split.staged import Stages, examples_in, unchanged
 
 _LOOK_SECONDS = 0.001  # a worker that has nothing to read looks so often whether its batch is due
+_KEPT_BATCHES = 3  # delivered, and not booked: a state may be that of one or two batches before
 _LAST_STEPS = 10  # whose times decide how early a batch is due
 _DEAD_SECONDS = 10.0  # the training waits so long before the user is told that the source delivers nothing
 OVERTAKING = 32  # examples for each read in flight, that may arrive before one that takes long
@@ -116,6 +121,7 @@ class DemandExamples(LiveExamples):
         self._todo: deque[ToRead] = deque()  # that this thread reads
         self._in_pool: dict[Hashable, deque[tuple[int, int]]] = {}  # by index: position and pass of what threads read
         self._read: list[_Read] = []  # arrived, and in no batch yet
+        self._arrived: list[Arrived] = []  # the same, for the rule
         self._memory: dict[Hashable, tuple[Any, Any]] = {}  # index and example, by key
         self._parent = 0  # the process of the training, as the first request finds it
 
@@ -138,13 +144,13 @@ class DemandExamples(LiveExamples):
         watched = self._watched if self._cached is None and self._rule.keeps else None
         if watched is not None:
             watched.begin()
-        first = len(self._read)
+        left = len(self._read)
         may_repeat = self._read_until_due(stages, request)
         if may_repeat is None:
             return None, None, ()
         if watched is not None:
             if watched.must_repeat():
-                self._read[first:] = [self._read_again(stages, read) for read in self._read[first:]]
+                self._read[left:] = [self._read_again(stages, read) for read in self._read[left:]]
             watched.end()
         started = perf_counter()
         fresh, echoes = self._take(request, may_repeat=may_repeat)
@@ -187,9 +193,8 @@ class DemandExamples(LiveExamples):
 
     def _read_until_due(self, stages: Stages, request: DemandRequest) -> bool | None:
         """Reads until the batch is full or due. Returns whether an index may be twice in it; None if the loader was closed."""
-        rule, size = self._rule, request.size
+        rule, size, arrived = self._rule, request.size, self._arrived
         while True:
-            arrived = [read.arrived for read in self._read]
             if len(arrived) >= size and len(rule.fresh_in(size, arrived)) == size:
                 return False
             if self._words.is_closed:
@@ -230,7 +235,10 @@ class DemandExamples(LiveExamples):
             examples = [self._load(stages, block.positions[0], block.indices[0])]
         for position, index, number, example in zip(*block, examples, strict=True):
             arrived = Arrived(position, entry_key(index), number)
-            self._read.append(_Read(arrived, index, example, self._to_keep(index, example)))
+            # The data set may use its memory again: at the next call, of which the examples of this one may be left.
+            first_use = copy_example(example) if many else example
+            self._arrived.append(arrived)
+            self._read.append(_Read(arrived, index, first_use, self._to_keep(index, example)))
         return True
 
     def _read_again(self, stages: Stages, read: _Read) -> _Read:
@@ -252,11 +260,11 @@ class DemandExamples(LiveExamples):
 
     def _take(self, request: DemandRequest, *, may_repeat: bool) -> tuple[list[Any], list[Any]]:
         """Takes a batch out of what has arrived and what memory holds: position (-1: an echo), index and example of each."""
-        arrived = [read.arrived for read in self._read]
-        handed = self._rule.hand_out(request.number, request.size, arrived, may_repeat=may_repeat)
+        handed = self._rule.hand_out(request.number, request.size, self._arrived, may_repeat=may_repeat)
         by_position = {read.arrived.position: read for read in self._read}
         taken = [by_position.pop(each.position) for each in handed.fresh]
         self._read = list(by_position.values())
+        self._arrived = [read.arrived for read in self._read]
         echoes = [(-1, *self._again(key)) for key in handed.echoes]
         if self._rule.keeps:
             for read in taken:
@@ -302,18 +310,20 @@ class DemandRequests(Iterator[DemandRequest]):
             self._indices[position] = index
         for position in dealing.booked().ahead:
             del self._indices[position]
-        # Undone for a state of an earlier batch: number of a batch, what was booked before it. The last ones.
-        self._before: deque[tuple[int, Booked]] = deque(maxlen=3)
-        self.delivered = number
+        # Batches that were delivered and not booked, by number: a state may be asked for that is before them.
+        self._delivered: deque[tuple[int, Sequence[int]]] = deque()
+        self._next_delivered = number
         self.failure: Exception | None = None
         self.lock = threading.RLock()
 
     def __next__(self) -> DemandRequest:
         with self.lock:
+            self._book()
             try:
                 told = tuple(map(self._with_indices, self._dealing.deal(self._count % self._workers)))
             except Exception as error:  # the user's sampler may raise anything
-                self.failure = error
+                self.failure = self.failure or error
+                let_go_of_frames(error)
                 return NO_ORDER
             number = self._number
             self._number, self._count = number + 1, self._count + 1
@@ -338,26 +348,28 @@ class DemandRequests(Iterator[DemandRequest]):
             first, *others = self._factors
             self._factors = [first, *(each for each in others if each[0] < number), (number, factor)]
 
-    def book(self, delivered: int, fresh: Sequence[int]) -> None:
-        """Books the fresh positions of the batch after ``delivered`` batches of the run."""
-        with self.lock:
-            self._before.append((delivered, self._dealing.booked()))
+    def deliver(self, number: int, fresh: Sequence[int]) -> None:
+        """Notes the fresh positions of batch ``number``. A later request books them, outside of the training's thread."""
+        self._delivered.append((number, fresh))
+        self._next_delivered = number + 1
+
+    def _book(self) -> None:
+        while len(self._delivered) > _KEPT_BATCHES:
+            number, fresh = self._delivered.popleft()
             self._dealing.book(fresh)
             for position in fresh:
                 del self._indices[position]
-            self.delivered = delivered + 1
-            while len(self._factors) > 1 and self._factors[1][0] <= delivered - 2:
+            while len(self._factors) > 1 and self._factors[1][0] <= number:
                 self._factors.pop(0)
 
     def state(self, delivered: int) -> dict[str, Any]:
         """Returns the state after ``delivered`` batches, which may be one or two fewer than those delivered."""
         with self.lock:
-            booked = next((was for number, was in self._before if number == delivered), None)
-            if booked is None:
-                if delivered != self.delivered:
-                    raise RuntimeError(f"the state after {delivered} batches is gone: {self.delivered} are delivered")
-                booked = self._dealing.booked()
-            oldest = self._before[0][1].frontier if self._before else booked.frontier
+            first = self._delivered[0][0] if self._delivered else self._next_delivered
+            if not first <= delivered <= self._next_delivered:
+                raise RuntimeError(f"the state after {delivered} batches is gone: {self._next_delivered} are delivered")
+            before = self._dealing.booked()
+            booked = before.with_more(chain.from_iterable(fresh for number, fresh in self._delivered if number < delivered))
             pending = [[since, factor] for since, factor in self._factors if since > delivered]
             demand = {
                 "number": delivered,
@@ -366,7 +378,7 @@ class DemandRequests(Iterator[DemandRequest]):
                 "max_factor": self._factor_of(delivered),
                 "pending": pending,
             }
-            return {"plan": None, "order": self.order.state(min(oldest, booked.frontier)), "demand": demand}
+            return {"plan": None, "order": self.order.state(before.frontier), "demand": demand}
 
     def oldest_open(self) -> Any:
         """Returns the index of the example that is told and not delivered for longest; None if there is none."""
@@ -388,6 +400,7 @@ class Waiting:
     timeout: float
     say: Callable[[str], None]
     since: float | None = None  # None: it does not wait
+    has_begun: bool = False  # whether the training has got a batch
     has_said: bool = False
 
     def lost(self, within: float) -> BaseException | None:
@@ -399,7 +412,7 @@ class Waiting:
         waited = perf_counter() - self.since
         if self.timeout and waited > self.timeout:
             return ReadTimeoutError(f"DataLoader timed out after {self.timeout:g} seconds: {self._what()} is not read")
-        if waited > _DEAD_SECONDS and not self.has_said:
+        if waited > _DEAD_SECONDS and self.has_begun and not self.has_said:
             self.has_said = True
             self.say(
                 f"the training has waited {waited:.0f} s for fresh examples: {self._what()} is not read yet, and what memory "
@@ -425,11 +438,12 @@ class DemandPipeline:
         *,
         in_thread: bool,
         most_lead: int,
+        read_at_once: int,
         pools: Pools | None,
     ) -> None:
         self._requests, self._words, self._workers, self._waiting, self._pools = requests, words, workers, waiting, pools
         self._batches: Iterator[Any] | None = Prefetcher(batches, lost=waiting.lost) if in_thread else PreservingIterator(batches)
-        self._most_lead = most_lead
+        self._most_lead, self._read_at_once = most_lead, read_at_once
         self._steps: deque[float] = deque(maxlen=_LAST_STEPS)
         self._makings: deque[float] = deque(maxlen=_LAST_STEPS)
         self._loads: deque[float] = deque(maxlen=_LAST_STEPS)
@@ -450,8 +464,9 @@ class DemandPipeline:
         if report is None:
             assert self._requests.failure is not None
             raise self._requests.failure
-        self._requests.book(delivered, fresh[0])
+        self._requests.deliver(delivered, fresh[0])
         self._words.hand(self._lead_after(report))
+        self._waiting.has_begun = True
         self._handed_at = perf_counter()
         return batch, report
 
@@ -459,11 +474,13 @@ class DemandPipeline:
         """Returns how early a batch is due: as making one takes, with the example that the worker reads just then."""
         self._makings.append(report.rest + report.collate)
         if report.fresh:
-            self._loads.append(report.source / report.fresh)
+            self._loads.append(report.source / report.fresh * self._read_at_once)
         if not self._steps:
             return 1
-        making = _mean(self._makings) + (_mean(self._loads) if self._pools is None else 0.0)
-        return lead(making, _mean(self._steps), self._most_lead)
+        making = median(self._makings)
+        if self._loads:
+            making += median(self._loads)
+        return lead(making, median(self._steps), self._most_lead)
 
     def state(self, delivered: int) -> dict[str, Any]:
         return self._requests.state(delivered)
@@ -476,10 +493,6 @@ class DemandPipeline:
         if isinstance(batches, Prefetcher):
             batches.close()
         self._workers.end_others()
-
-
-def _mean(values: deque[float]) -> float:
-    return sum(values) / len(values) if values else 0.0
 
 
 def booked_of(saved: dict[str, Any] | None, position: int) -> Booked:
@@ -497,5 +510,5 @@ def factors_of(saved: dict[str, Any] | None, factor: float) -> list[tuple[int, f
 
 def window_of(size: int, prefetched: int, workers: int, ahead: int) -> int:
     """Returns of how many positions a worker is told: for all batches that it may have made or begun, and ``ahead`` more."""
-    batches = prefetched // max(workers, 1) + -(-(DEPTH + 1) // max(workers, 1)) + 2
+    batches = prefetched // max(workers, 1) + -(-(DEPTH + 1 + _KEPT_BATCHES) // max(workers, 1)) + 2
     return batches * size + ahead

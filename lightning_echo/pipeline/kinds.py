@@ -535,6 +535,7 @@ class Indexed(Kind):
             Waiting(requests, processes, loader.dataset, loader.timeout, opening.say),
             in_thread=in_thread,
             most_lead=max(self.prefetched_batches, 1),
+            read_at_once=shape.batch_size if reads_many else 1,
             pools=None if reading is None else reading.pools,
         )
 

@@ -395,7 +395,7 @@ class ExampleRequests(_PlannedRequests):
             except Exception as error:
                 if self.failure is None:
                     raise
-                _let_go_of_frames(error)
+                let_go_of_frames(error)
                 return NOT_PLANNED
             items, fresh, positions, stays_live = self.items, batch.fresh, batch.positions, batch.stays_live
             if fresh == len(positions):
@@ -443,7 +443,7 @@ class BatchRequests(_PlannedRequests):
             except Exception as error:
                 if self.failure is None:
                     raise
-                _let_go_of_frames(error)
+                let_go_of_frames(error)
                 return NOT_PLANNED  # whoever asks for the `step` gets the error
             return self.reads.popleft()
 
@@ -470,7 +470,7 @@ class BatchRequests(_PlannedRequests):
         self._steps.append(Step(position, is_read, is_fresh, stays_live, size, batch.forget))
 
 
-def _let_go_of_frames(error: BaseException | None) -> None:
+def let_go_of_frames(error: BaseException | None) -> None:
     """Removes the tracebacks of an error that is raised later: they hold the iterator of the epoch that has planned ahead."""
     while error is not None:
         error.__traceback__ = None

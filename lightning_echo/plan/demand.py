@@ -177,6 +177,18 @@ class Booked(NamedTuple):
                 runs.append([position, 1])
         return runs
 
+    def with_more(self, positions: Iterable[int]) -> Booked:
+        """Returns what is booked after further positions were delivered.
+
+        >>> Booked(3, frozenset({5})).with_more([3, 4, 8])
+        Booked(frontier=6, ahead=frozenset({8}))
+        """
+        frontier, ahead = self.frontier, {*self.ahead, *positions}
+        while frontier in ahead:
+            ahead.remove(frontier)
+            frontier += 1
+        return Booked(frontier, frozenset(ahead))
+
     @classmethod
     def of(cls, frontier: int, runs: Iterable[Sequence[int]]) -> Booked:
         """Inverts `runs`."""
@@ -221,7 +233,7 @@ class Dealing:
         self._workers = [_Worker() for _ in range(max(workers, 1))]
         self._worker_of: dict[int, int] = {}
         self._turn = 0
-        self._most_queued = max(window // block, 1)
+        self._most_queued = window // min(block, pass_length) + 1
 
     def deal(self, worker: int) -> list[Block]:
         """Returns the blocks that a worker is told with its next request."""
