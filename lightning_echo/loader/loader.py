@@ -27,7 +27,7 @@ from lightning_echo.cache.node_cache import CacheCounts
 from lightning_echo.data.objects import names_options
 from lightning_echo.insertion import InsertionPoint, Needs, earliest
 from lightning_echo.loader.epochs import BatchesUsed, Caller, Epoch, Iterations, Steps, TrainerPlace, caller, few_workers
-from lightning_echo.loader.run import EchoRun, EpochListener
+from lightning_echo.loader.run import EchoRun, EpochListener, RunFactor
 from lightning_echo.loader.setting import Setting, world
 from lightning_echo.loader.state import EchoCounts
 from lightning_echo.pipeline.worker import StageSeconds
@@ -260,6 +260,20 @@ class EchoLoader(PlainAttributes):
     def on_demand(self) -> bool:
         """Whether batches echo on demand (``factor="demand"``). `factor` is then the bound ``max_factor``."""
         return self._setting.on_demand
+
+    def why_not_on_demand(self) -> str:
+        """Returns why this loader cannot echo on demand, in words; empty if it can."""
+        return self._setting.why_not_on_demand()
+
+    def echo_on_demand(self, max_factor: float) -> None:
+        """Lets this loader echo on demand from its first batch on. Call it before that, and only if it can.
+
+        Args:
+            max_factor: The most uses per fresh example on average.
+        """
+        if not self.is_at_start:
+            raise RuntimeError("a run that has begun cannot change to echo on demand: please report this")
+        self._setting.on_demand, self._run.factor = True, RunFactor(options.check_factor(max_factor))
 
     def check_factor(self, value: float) -> float:
         """Returns the factor as a float, if it can be set on this loader, now or later.
