@@ -144,7 +144,7 @@ class Attachment:
             raise MisconfigurationException(
                 f"EchoCallback does not echo the loader that the Trainer trains on, a {type(used).__name__}: its hook on "
                 "train_dataloader or on the strategy's process_dataloader was replaced, or the strategy has put this loader "
-                f"there. Use EchoLoader(loader, {max(self.echo.factors.values()):g}) there and no echo in EchoCallback, or let "
+                f"there. Use EchoLoader(loader, {self.echo.factor_to_paste}) there and no echo in EchoCallback, or let "
                 "the train_dataloader of the model or of a data module return the loader"
             )
         self.echo.adopt(used)
@@ -172,11 +172,11 @@ class Attachment:
         return given
 
     def _several(self) -> MisconfigurationException:
-        factor = max(self.echo.factors.values())
+        factor = self.echo.factor_to_paste
         return MisconfigurationException(
             "EchoCallback cannot echo several loaders that were passed to fit: they come one by one, without their names. Use "
-            f"EchoLoader(loader, {factor:g}) for each of them and no echo in EchoCallback, or "
-            f"EchoDataModule.from_dataloaders(loaders, factor={factor:g}), or let a train_dataloader return them"
+            f"EchoLoader(loader, {factor}) for each of them and no echo in EchoCallback, or "
+            f"EchoDataModule.from_dataloaders(loaders, factor={factor}), or let a train_dataloader return them"
         )
 
 

@@ -145,7 +145,6 @@ class EchoCallback(DecidesFactor, pl.Callback):
         factor: Echo factor: the uses per fresh example, a real number >= 1. ``"auto"``: the controller is a `TargetIdle` with its
             defaults. ``"demand"``: if no fresh example has arrived, the training trains on one from memory instead of waiting.
             None: the factor is 1 if there is a controller or another option; otherwise the run is left as it is.
-        max_factor: With ``factor="demand"``: the most uses per fresh example on average, a real number >= 1. Default: 8.
         insertion_point: Where the echo stage stands, see `InsertionPoint`.
         buffer_size: The largest number of live examples per rank, or the memory that they may take, see `EchoConfig`.
         reuse: Which examples are used again, ``"memory"`` or ``"each"``, see `EchoConfig`.
@@ -157,6 +156,7 @@ class EchoCallback(DecidesFactor, pl.Callback):
             factor the training shares, and does not echo.
         reads_in_flight: How many reads may be under way at once on this rank, for a storage that takes long to answer, see
             `EchoConfig`. Without a factor nothing is echoed, and examples are the same.
+        max_factor: With ``factor="demand"``: the most uses per fresh example on average, a real number >= 1. Default: 8.
         echo: All these options as one value. Give either this argument or the options, not both. It has one of these forms:
 
             * An `EchoConfig`, or a mapping of its options (a dict, OmegaConf's ``DictConfig``). It applies to a single loader,
@@ -188,7 +188,6 @@ class EchoCallback(DecidesFactor, pl.Callback):
         controller: Controller | None = None,
         *,
         factor: int | float | str | None = None,
-        max_factor: int | float | None = None,
         insertion_point: InsertionPoint | str = InsertionPoint.auto.value,
         buffer_size: int | float | str | None = None,
         reuse: str = "memory",
@@ -197,13 +196,13 @@ class EchoCallback(DecidesFactor, pl.Callback):
         cache: CacheOptions = None,
         share: ShareOptions = None,
         reads_in_flight: int | str | None = None,
+        max_factor: int | float | None = None,
         echo: dict[str, EchoConfig] | EchoConfig | None = None,
         summary: bool = True,
         plot: bool = False,
     ) -> None:
         options = given_options(
             factor=factor,
-            max_factor=max_factor,
             insertion_point=insertion_point,
             buffer_size=buffer_size,
             reuse=reuse,
@@ -212,6 +211,7 @@ class EchoCallback(DecidesFactor, pl.Callback):
             cache=cache,
             share=share,
             reads_in_flight=reads_in_flight,
+            max_factor=max_factor,
         )
         join()
         config, self.controller = check_callback(controller, options, echo, summary, plot)

@@ -445,7 +445,6 @@ class EchoOptions(EchoConfig):
         factor: Uses per fresh example, a real number >= 1; 1 means no echoing. 'auto': a TargetIdle with its defaults decides on
             the factor from epoch to epoch. 'demand': no factor is fixed; if no fresh example has arrived, the training trains on
             one from memory instead of waiting.
-        max_factor: With factor 'demand': the most uses per fresh example on average, a real number >= 1. Default: 8.
         insertion_point: Where the echo stage stands: after_read, before_augmentation, after_augmentation, after_batching,
             after_transfer, or auto.
         buffer_size: The largest number of live examples per rank (of live batches for after_batching and after_transfer). Or the
@@ -461,6 +460,7 @@ class EchoOptions(EchoConfig):
             share.name, share.behind, and so on.
         reads_in_flight: How many reads may be under way at once on a rank, for a storage that takes long to answer: an integer
             from 1, or 'auto': up to 64, while reads wait. Default: 'auto', wherever another option has the loader rebuilt.
+        max_factor: With factor 'demand': the most uses per fresh example on average, a real number >= 1. Default: 8.
         controller: Decides on the factor from epoch to epoch, e.g. TargetIdle.
         loaders: For a collection of loaders, in place of the options above: the options of each loader that is echoed, by name.
         enabled: False switches echoing off, whatever the other options are. The run is still measured.

@@ -48,7 +48,6 @@ class EchoDataModule(StandIn):
         factor: Echo factor: the uses per fresh example, a real number >= 1. 1 is the plain loader. ``"auto"``: the controller of
             the Trainer's `EchoCallback` decides. If the callback has no controller, a `TargetIdle` with its defaults decides.
             ``"demand"``: if no fresh example has arrived, the training trains on one from memory instead of waiting.
-        max_factor: With ``factor="demand"``: the most uses per fresh example on average, a real number >= 1. Default: 8.
         insertion_point: Where the echo stage stands, see `InsertionPoint`.
         buffer_size: The largest number of live examples per rank, or the memory that they may take, see `EchoConfig`.
         reuse: Which examples are used again, ``"memory"`` or ``"each"``, see `EchoConfig`.
@@ -58,6 +57,7 @@ class EchoDataModule(StandIn):
         cache: A cache that keeps examples, so that they are read once: its size such as ``"8GiB"``, or see `EchoConfig`.
         share: The name under which this training shares the reading with others on this machine, or see `EchoConfig`.
         reads_in_flight: How many reads may be under way at once on a rank, see `EchoConfig`.
+        max_factor: With ``factor="demand"``: the most uses per fresh example on average, a real number >= 1. Default: 8.
         loaders: For a collection, in place of all these options: a mapping from the names of the loaders to echo to their
             options. A name is the key of the loader, or its position: ``"0"``, ``"1"``, and so on. In nested collections, ``/``
             joins the names: ``"labelled/0"``. The other loaders are left as they are.
@@ -93,7 +93,6 @@ class EchoDataModule(StandIn):
         datamodule: package.AnyDataModule,
         factor: int | float | str | None = None,
         *,
-        max_factor: int | float | None = None,
         insertion_point: InsertionPoint | str = InsertionPoint.auto.value,
         buffer_size: int | float | str | None = None,
         reuse: str = "memory",
@@ -102,6 +101,7 @@ class EchoDataModule(StandIn):
         cache: CacheOptions = None,
         share: ShareOptions = None,
         reads_in_flight: int | str | None = None,
+        max_factor: int | float | None = None,
         loaders: dict[str, EchoConfig] | None = None,
         shard: bool = True,
     ) -> None:
@@ -115,7 +115,6 @@ class EchoDataModule(StandIn):
             )
         options = given_options(
             factor=factor,
-            max_factor=max_factor,
             insertion_point=insertion_point,
             buffer_size=buffer_size,
             reuse=reuse,
@@ -124,6 +123,7 @@ class EchoDataModule(StandIn):
             cache=cache,
             share=share,
             reads_in_flight=reads_in_flight,
+            max_factor=max_factor,
         )
         given: Options
         if loaders is None:

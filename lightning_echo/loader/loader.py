@@ -95,7 +95,6 @@ class EchoLoader(PlainAttributes):
             divide its data among the ranks itself.
         factor: Echo factor: the uses per fresh example on average, a real number >= 1. 1 means no echoing. ``"demand"``: a batch
             takes the fresh examples that have arrived, and echoes for the rest.
-        max_factor: With ``factor="demand"``: the most uses per fresh example on average, a real number >= 1. Default: 8.
         insertion_point: Where the echo stage stands, see `InsertionPoint` and `EchoConfig`.
         buffer_size: The largest number of live examples per rank, or the memory that they may take, see `EchoConfig`.
         reuse: Which examples are used again, ``"memory"`` or ``"each"``, see `EchoConfig`.
@@ -110,6 +109,7 @@ class EchoLoader(PlainAttributes):
         share: The name under which this training shares the reading with others on this machine. Or a `ShareConfig`, or a
             mapping of its fields. None: this loader reads for itself.
         reads_in_flight: How many reads may be under way at once on a rank: an integer from 1, or ``"auto"``, see `EchoConfig`.
+        max_factor: With ``factor="demand"``: the most uses per fresh example on average, a real number >= 1. Default: 8.
 
     Attributes:
         limit_train_batches: The Trainer's option of this name; None if unknown. A resumed run uses it to see whether the epoch
@@ -140,7 +140,6 @@ class EchoLoader(PlainAttributes):
         loader: Any,
         factor: float | str,
         *,
-        max_factor: int | float | None = None,
         insertion_point: InsertionPoint | str = InsertionPoint.auto.value,
         buffer_size: int | float | str | None = None,
         reuse: str = "memory",
@@ -151,6 +150,7 @@ class EchoLoader(PlainAttributes):
         cache: CacheConfig | Mapping[str, Any] | str | float | int | None = None,
         share: ShareConfig | Mapping[str, Any] | str | None = None,
         reads_in_flight: int | str | None = None,
+        max_factor: int | float | None = None,
     ) -> None:
         if isinstance(loader, EchoLoader):
             raise ValueError("loader is echoed already: pass the loader inside (its .loader), or set .factor on it")

@@ -139,6 +139,12 @@ class TrainingEcho:
     def factor(self, value: float) -> None:
         self.set_factor(value)
 
+    @property
+    def factor_to_paste(self) -> str:
+        """The factor that an `EchoLoader` of the user's needs to echo like this, as Python code."""
+        on_demand = any(config.factor == options.DEMAND for config in self._wrapping.configs.values())
+        return repr(options.DEMAND) if on_demand else f"{max(self.factors.values()):g}"
+
     def set_factor(self, value: float, since: int | None = None) -> None:
         """Sets the factor of all loaders, from batch ``since`` of the run on; None: from the first batch not yet planned."""
         value = options.check_factor(value)

@@ -213,7 +213,7 @@ def test_what_print_config_shows_is_a_config(capsys: pytest.CaptureFixture[str],
     assert controller["class_path"].endswith("TargetIdle")
     assert controller["init_args"].items() >= {"target": 0.05, "min_factor": 1.0, "max_factor": 8.0}.items()
     others = {"buffer_size": None, "epoch_length": "fixed", "cache": None, "share": None, "reuse": "memory", "loaders": None}
-    others["reads_in_flight"] = None
+    others |= {"reads_in_flight": None, "max_factor": None}
     assert echo == {**IN_YAML, **others, "enabled": True, "summary": True, "plot": False}
     (tmp_path / "config.yaml").write_text(printed)
     assert type(controller_of(run("fit", f"--config={tmp_path / 'config.yaml'}", ONE_EPOCH))) is TargetIdle

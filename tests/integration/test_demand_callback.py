@@ -10,7 +10,7 @@ from callback_cases import Falling, Recording, Remembering
 from collection_runs import Several, SeveralRecorder
 from demand_runs import LENGTH, STEPS, Slow, on_demand, run_on_demand
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from trainer_runs import Data, Recorder, SaveAt, first_uses, fit, fresh_stream
+from trainer_runs import Data, Recorder, SaveAt, first_uses, fit, fresh_stream, trainer
 
 from lightning_echo import EchoCallback, EchoConfig, EchoDataModule, EchoLoader, FactorSchedule, MetricGuard, TargetIdle
 from lightning_echo.measure.summary import RunSummary
@@ -176,6 +176,12 @@ def test_a_controller_sets_no_bound_and_a_factor_at_once() -> None:
     configs = {"long": EchoConfig("demand", max_factor=2, **options), "short": EchoConfig(2, **options)}  # type: ignore[arg-type]
     with pytest.raises(MisconfigurationException, match="some of them echo on demand, where it is a bound"):
         fit(Several("dict", 1), model=SeveralRecorder(), callbacks=[EchoCallback(FactorSchedule({1: 3.0}), echo=configs)])
+
+
+def test_a_loader_of_the_users_own_is_advised_with_demand() -> None:
+    loaders = [Slow().train_dataloader() for _ in range(2)]
+    with pytest.raises(MisconfigurationException, match=r"Use EchoLoader\(loader, 'demand'\) for each .* factor='demand'\)"):
+        trainer(callbacks=[on_demand()]).fit(SeveralRecorder(), loaders, Data().val_dataloader())
 
 
 def test_the_file_of_the_run_has_bounds_and_uses(tmp_path: Path) -> None:

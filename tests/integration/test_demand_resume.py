@@ -48,6 +48,7 @@ def test_each_example_is_fresh_once_per_pass(kind: str) -> None:
     assert report.passes == pytest.approx(report.fresh_examples / LENGTH)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("kind", TRAINERS)
 @pytest.mark.parametrize("step", [4, 5, 8, 11])
 def test_after_a_kill_and_a_resume_too(tmp_path: Path, kind: str, step: int) -> None:

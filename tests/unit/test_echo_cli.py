@@ -66,6 +66,7 @@ IN_A_FILE: list[tuple[dict[str, Any], Callable[[EchoCallback], Any], Any]] = [
     ({**OF_A_LOADER, "plot": True}, config, EchoConfig(**OF_A_LOADER)),
     ({"share": "sweep"}, config, EchoConfig(share="sweep")),
     ({"reads_in_flight": 32}, config, EchoConfig(reads_in_flight=32)),
+    ({"factor": "demand", "max_factor": 6}, config, EchoConfig("demand", max_factor=6)),
     ({"echo": {"factor": 3.0, "seed": 1}}, config, EchoConfig(3.0, seed=1)),
 ]
 
