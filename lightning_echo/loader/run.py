@@ -620,8 +620,9 @@ class EchoRun:
             )
         was_constant = setting.on_demand and state.plan is not None
         if state.constructed_factor != self.factor.constructed and not was_constant:
+            name = "max_factor" if setting.on_demand else "factor"
             self.warn(
-                f"factor={self.factor.constructed:g} is not used: the resumed run continues with factor {state.factor:g}. "
+                f"{name}={self.factor.constructed:g} is not used: the resumed run continues with {name} {state.factor:g}. "
                 "Set .factor after resuming to change it"
             )
         progress = Progress.from_state(state, limit)

@@ -540,7 +540,7 @@ class Setting:
         )
 
     def _factor_in_words(self, factor: float) -> str:
-        return f"on demand, at most {factor:g} uses per fresh example" if self.on_demand else f"factor {factor:g}"
+        return f"on demand, max_factor {factor:g}" if self.on_demand else f"factor {factor:g}"
 
     def _reads_in_words(self) -> str:
         """Returns what is read ahead, and the memory that this may take; empty if nothing is."""

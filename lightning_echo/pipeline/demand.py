@@ -438,8 +438,8 @@ class Waiting:
         if waited > _DEAD_SECONDS and self.has_begun and not self.has_said:
             self.has_said = True
             self.say(
-                f"the training has waited {waited:.0f} s for fresh examples: {self._what()} is not read yet, and what memory "
-                "holds has been used as often as max_factor allows"
+                f"the training has waited {waited:.0f} s for fresh examples: {self._what()} is not read yet. What memory holds "
+                "bridges a stall for max_factor uses, and only while threads read (reads_in_flight) or reads return"
             )
         return None
 
