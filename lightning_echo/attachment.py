@@ -7,7 +7,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 
-from lightning_echo.config import EchoConfig
+from lightning_echo.config import AUTO_FACTOR, EchoConfig
 from lightning_echo.datamodule import EchoDataModule
 from lightning_echo.loader.loader import EchoLoader
 from lightning_echo.loader.state import is_state
@@ -82,12 +82,13 @@ class Attachment:
         has_echoed: Whether it was attached in the present ``fit``, or in the last one.
     """
 
-    def __init__(self, config: EchoConfig | Mapping[str, EchoConfig] | None) -> None:
+    def __init__(self, config: EchoConfig | Mapping[str, EchoConfig] | None, *, is_auto: bool = False) -> None:
         self.trainer: Any = None  # untyped like the attributes that Trainer sets outside __init__
         self.has_echoed = False
         self._takes_echoed = config is None
         hint = None if config is None else "leave echo out of EchoCallback"
-        self.echo = TrainingEcho(config or EchoConfig(), self, owner_name="EchoCallback", hint=hint)
+        default = EchoConfig(AUTO_FACTOR) if is_auto else EchoConfig()
+        self.echo = TrainingEcho(config or default, self, owner_name="EchoCallback", hint=hint)
         self._has_names = isinstance(config, Mapping)
         self._hooks = BoundHooks()
         self._echoed_passed: EchoLoader | None = None  # made around the loader that was passed to fit

@@ -88,9 +88,10 @@ class EchoCallback(DecidesFactor, pl.Callback):
     ``EchoCallback(factor=4)``                         every fresh example is used four times on average
     ``EchoCallback(factor="demand")``                  if no fresh example has arrived, the training trains on one from memory
                                                        instead of waiting
-    ``EchoCallback(factor="auto")``                    ``TargetIdle()`` decides on the factor: after about 60 steps, and then
-                                                       from epoch to epoch
-    ``EchoCallback(TargetIdle(max_factor=8))``         the same with options, or with another `Controller`
+    ``EchoCallback(factor="auto")``                    the same where it is possible; otherwise ``TargetIdle()`` decides on the
+                                                       factor. The log says which, and why
+    ``EchoCallback(TargetIdle(max_factor=8))``         the controller decides on the factor: after about 60 steps, and then from
+                                                       epoch to epoch
     ``EchoCallback(factor=2, controller=controller)``  begins with factor 2; then the controller decides
     ``EchoCallback(share="sweep")``                    all trainings with this name on one machine read their data once
     ``EchoCallback(cache="8GiB")``                     examples that fit into that memory are read once; give a factor as well
@@ -142,9 +143,10 @@ class EchoCallback(DecidesFactor, pl.Callback):
     Args:
         controller: Decides on the factor from epoch to epoch, and within epochs if it asks for that. In a collection, it decides
             on one factor for all loaders. None: the factor stays as it is.
-        factor: Echo factor: the uses per fresh example, a real number >= 1. ``"auto"``: the controller is a `TargetIdle` with its
-            defaults. ``"demand"``: if no fresh example has arrived, the training trains on one from memory instead of waiting.
-            None: the factor is 1 if there is a controller or another option; otherwise the run is left as it is.
+        factor: Echo factor: the uses per fresh example, a real number >= 1. ``"demand"``: if no fresh example has arrived, the
+            training trains on one from memory instead of waiting. ``"auto"``: the same where it is possible; otherwise the
+            controller is a `TargetIdle` with its defaults. None: the factor is 1 if there is a controller or another option;
+            otherwise the run is left as it is.
         insertion_point: Where the echo stage stands, see `InsertionPoint`.
         buffer_size: The largest number of live examples per rank, or the memory that they may take, see `EchoConfig`.
         reuse: Which examples are used again, ``"memory"`` or ``"each"``, see `EchoConfig`.
@@ -156,7 +158,7 @@ class EchoCallback(DecidesFactor, pl.Callback):
             factor the training shares, and does not echo.
         reads_in_flight: How many reads may be under way at once on this rank, for a storage that takes long to answer, see
             `EchoConfig`. Without a factor nothing is echoed, and examples are the same.
-        max_factor: With ``factor="demand"``: the most uses per fresh example on average, a real number >= 1. Default: 8.
+        max_factor: On demand: the most uses per fresh example on average, a real number >= 1. Default: 8.
         echo: All these options as one value. Give either this argument or the options, not both. It has one of these forms:
 
             * An `EchoConfig`, or a mapping of its options (a dict, OmegaConf's ``DictConfig``). It applies to a single loader,
@@ -214,15 +216,17 @@ class EchoCallback(DecidesFactor, pl.Callback):
             max_factor=max_factor,
         )
         join()
-        config, self.controller = check_callback(controller, options, echo, summary, plot)
+        config, self._is_auto = check_callback(controller, options, echo, summary, plot)
+        self.controller = TargetIdle() if self._is_auto else controller
         self.summary, self.plot = summary, plot
-        self.attachment = Attachment(config)
+        self.attachment = Attachment(config, is_auto=self._is_auto)
         self.reports: list[EpochReport] = []
         self.decisions: list[FactorUse] = []
         self._echoes = config is not None or self.controller is not None
         self._chosen = given_options(**config.as_options()) if isinstance(config, EchoConfig) else {}
         self._default_controller = TargetIdle()  # for an EchoDataModule with factor="auto"
         self._controller_in_force = self.controller  # in this fit
+        self._may_rest = False  # in this fit: the controller is that of ``factor="auto"``, for loaders that cannot echo on demand
         self._trainer: pl.Trainer | None = None  # its fit is running
         self._has_failed = False  # perhaps on this rank alone
         self._begin_fit()
@@ -277,6 +281,9 @@ class EchoCallback(DecidesFactor, pl.Callback):
         self._come_first(trainer)
         datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]
         is_auto = isinstance(datamodule, EchoDataModule) and datamodule.is_auto
+        if isinstance(datamodule, EchoDataModule):
+            datamodule.leave_auto_to_controller(self.controller is not None and not self._is_auto)
+        self._may_rest = self._is_auto or (is_auto and self.controller is None)
         self._controller_in_force = self._default_controller if self.controller is None and is_auto else self.controller
         self._begin_fit()
         if not self._echoes and not is_auto:
@@ -306,6 +313,10 @@ class EchoCallback(DecidesFactor, pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.attachment.check_in_use()
         self._loader = echoed_in(trainer.train_dataloader)
+        if self._may_rest and self._on_demand:
+            self._controller_in_force = None
+            self._decider.rest()
+            self._asking.rest()
         for part in parts_of(self._loader).values():
             part.settle()  # before a controller's factors are checked, and the size is logged
         if not trainer.overfit_batches:  # type: ignore[attr-defined]

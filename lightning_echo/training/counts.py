@@ -296,6 +296,10 @@ class AskingSteps:
             unsettled = max(max(part.planned_ahead, part.settled_at - part.delivered_batches) for part in parts)
             self._early_at = largest(unsettled) + SETTLING_STEPS + self.first_after_steps
 
+    def rest(self) -> None:
+        """Ends asking in this ``fit``. Call it before `start`."""
+        self.first_after_steps, self._every, self._asked_after = None, None, frozenset()
+
     def after_step(self, in_epoch: int, in_run: int, *, ends_epoch: bool) -> Moment | None:
         """Returns why the controller is asked after a step; None: it is not asked, or anyway at the end of the epoch."""
         self._steps += 1
@@ -326,6 +330,10 @@ class Decider:
         self.validated = False  # in this fit
         self._logged_before: dict[str, Tensor] = {}  # from the checkpoint: a resumed Trainer has forgotten the logged values
         self._logged_last: dict[str, Tensor] = {}  # the tensors of the last epoch: a value that is logged again may be equal
+
+    def rest(self) -> None:
+        """Decides nothing in this ``fit``."""
+        self._controller = None
 
     def check(self, trainer: pl.Trainer, loader: Echoed | None) -> None:
         """Refuses, before training, a setting that would end the training with an error later."""

@@ -226,7 +226,7 @@ class NeverBuilt(Model):
 
 BAD = [
     ("command line", {"factor": 0.5}, "factor must be a finite number >= 1, got 0.5"),
-    ("command line", {"factor": "auto", "controller": "TargetIdle"}, "error: echo: factor='auto' stands for a controller"),
+    ("command line", {"factor": "auto", "controller": "TargetIdle"}, "error: echo: factor='auto' chooses between"),
     ("file", {"buffer_size": 1.5}, "1.5"),
     ("file", {"controller": {"class_path": "TargetIdle", "init_args": {"target": 7}}}, "target must be an idle fraction between"),
     ("file", {"nothing": 1}, "nothing"),

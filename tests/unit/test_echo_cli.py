@@ -93,7 +93,7 @@ def test_a_cache_alone_is_an_option_with_factor_one() -> None:
     ("options", "message"),
     [
         ({"cache": "8GiB", "loaders": {"a": EchoConfig(2)}}, "loaders has the options of each loader: leave factor"),
-        ({"factor": "auto", "controller": TargetIdle()}, "factor='auto' stands for a controller"),
+        ({"factor": "auto", "controller": TargetIdle()}, "factor='auto' chooses between"),
         ({"loaders": {}}, "loaders is empty"),
     ],
 )
