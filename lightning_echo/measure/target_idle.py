@@ -295,6 +295,8 @@ class TargetIdle(Controller):
         (3.05, 'starved')
     """
 
+    why_not_on_demand = "it chooses the factor at which nothing waits, and on demand nothing waits as long as max_factor allows"
+
     def __init__(
         self,
         target: float = TARGET,

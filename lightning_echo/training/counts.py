@@ -19,6 +19,7 @@ from lightning_echo.measure.control import (
     Reason,
     RecentSteps,
     as_count,
+    check_on_demand,
     load_state_by_kind,
 )
 from lightning_echo.measure.target_idle import recommend
@@ -36,6 +37,14 @@ from lightning_echo.training.trainer import check_factor_during_training
 class Examples(NamedTuple):
     fresh: int = 0
     echoed: int = 0
+
+    @property
+    def uses(self) -> float:
+        """Uses per fresh example; 1 if no example was fresh."""
+        return (self.fresh + self.echoed) / self.fresh if self.fresh else 1.0
+
+    def since(self, before: Examples) -> Examples:
+        return Examples(self.fresh - before.fresh, self.echoed - before.echoed)
 
 
 class RunCounts:
@@ -276,6 +285,10 @@ class AskingSteps:
         # Lightning can be told of another length of epochs only between two epochs.
         self._is_possible = bool(parts) and all(part.epoch_length == "fixed" or not part.has_length for part in parts)
 
+    def rest(self) -> None:
+        """Ends asking in this ``fit``. Call it before `start`."""
+        self.first_after_steps, self._every, self._asked_after = None, None, frozenset()
+
     def after_step(self, in_epoch: int, in_run: int, *, ends_epoch: bool) -> Moment | None:
         """Returns why the controller is asked after a step; None: it is not asked, or anyway at the end of the epoch.
 
@@ -315,6 +328,10 @@ class Decider:
         self._logged_before: dict[str, Tensor] = {}  # from the checkpoint: a resumed Trainer has forgotten the logged values
         self._logged_last: dict[str, Tensor] = {}  # the tensors of the last epoch: a value that is logged again may be equal
 
+    def rest(self) -> None:
+        """Decides nothing in this ``fit``."""
+        self._controller = None
+
     def check(self, trainer: pl.Trainer, loader: Echoed | None) -> None:
         """Refuses, before training, a setting that would end the training with an error later."""
         if self._controller is None:
@@ -325,6 +342,13 @@ class Decider:
                 "an earlier fit, and trains on another loader. Pass EchoLoader(loader, 1) to fit, or use another Trainer"
             )
         common_factor({name: part.factor for name, part in parts_of(loader).items()})
+        if loader.on_demand:
+            check_on_demand(self._controller, MisconfigurationException)
+            if not all(part.on_demand for part in parts_of(loader).values()):
+                raise MisconfigurationException(
+                    f"EchoCallback({self._controller!r}) sets one factor for all loaders, but some of them echo on demand, where "
+                    "it is a bound, and others by a constant factor: give all of them factor='demand', or none"
+                )
         largest = self._controller.largest_factor()
         if largest is not None:
             check_factor_during_training(trainer, loader, largest)
@@ -337,6 +361,7 @@ class Decider:
         factor: float,
         measured: tuple[JobSteps | None, PipelineCosts | None],
         moment: Moment = Moment.epoch_end,
+        mean_uses: float | None = None,
     ) -> Observation:
         """Returns the observation at a moment, equal on all ranks. ``measured``: the steps to judge, and the pipeline's costs."""
         metrics, newly_logged = ({}, frozenset[str]()) if self._controller is None else self._join_logged(trainer, pl_module)
@@ -354,6 +379,7 @@ class Decider:
             moment=moment,
             batches=trainer.fit_loop.total_batch_idx + 1,
             idle_low=None if judged is None else judged.idle_low,
+            mean_uses=mean_uses,
         )
 
     def _join_logged(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> tuple[dict[str, float], frozenset[str]]:
@@ -389,6 +415,8 @@ class Decider:
 
     def recommend(self, loader: Echoed | None, observation: Observation, decision: Decision | None) -> Decision:
         """Returns the factor that follows from the measurements: the controller's, or the choice of ``TargetIdle()``."""
+        if loader is not None and loader.on_demand:
+            return Decision(observation.factor, Reason.not_measured, "on demand no factor is recommended")
         if decision is not None and decision.reason.is_measured:
             return decision
         if not isinstance(loader, EchoLoaders) or loader.has_one_factor:
