@@ -205,7 +205,7 @@ class StreamWaiting(Waiting):
 
     def _why(self) -> str:
         return (
-            f"{self._what()} is not there yet. A worker does not echo while the stream lets it wait for an example, nor once what "
+            f"{self._what()} is not there yet. A worker does not echo while the stream lets it wait for an example, or once what "
             "memory holds has been used as often as max_factor allows"
         )
 
