@@ -58,7 +58,7 @@ class Uneven:
 
     def __call__(self, place):
         draw = random.Random(1000 * self.seed + place)
-        return draw.uniform(0.001, 0.01) if draw.random() < 0.3 else 0.0
+        return draw.uniform(0.001, 0.008) if draw.random() < 0.3 else 0.0
 
 
 class Always:
@@ -87,8 +87,7 @@ def all_of(lengths, number):
 def play(seed):
     """Trains for some passes, with random stops. Checks each batch, and that each pass had each of its examples fresh once."""
     draw = random.Random(seed)
-    lengths = [[draw.randint(0, 25) for _ in range(PASSES)] for _ in range(draw.randint(1, 3))]
-    lengths[0] = [length + 1 for length in lengths[0]]  # no pass is empty
+    lengths = [[draw.randint(1, 20) for _ in range(PASSES)] for _ in range(draw.randint(1, 3))]
     size = draw.randint(1, 6)
     options = {"prefetch_factor": draw.randint(1, 3), "max_factor": draw.choice([1.0, 2.0, 8.0]), "buffer_size": 30}
 
@@ -108,29 +107,29 @@ def play(seed):
             held |= new
             time.sleep(draw.choice([0.0, 0.0, 0.001, 0.004]))
             stop = draw.random()
-            if stop < 0.04:
+            if stop < 0.03:
                 loader.close()
                 held.clear()
-            elif stop < 0.08:
+            elif stop < 0.06:
                 state = through_a_file(loader.state_dict())
                 loader.close()
                 loader, held = make(), set()
                 loader.load_state_dict(state)
                 iterator = iter(loader)
-            elif stop < 0.1:
+            elif stop < 0.08:
                 worker = draw.choice(sorted(workers()))
                 os.kill(worker, signal.SIGSTOP)
                 time.sleep(0.03)
                 os.kill(worker, signal.SIGCONT)
         assert seen == {row for each in range(number + 1) for row in all_of(lengths, each)}
     loader.close()
+    return loader.counts.echoed
 
 
-@pytest.mark.parametrize("first", range(0, 60, 10))
+@pytest.mark.parametrize("first", range(0, 50, 10))
 def test_at_any_speed_and_over_stops_and_resumes_each_example_is_fresh_once_per_pass(first):
     with nothing_left_behind():
-        for seed in range(first, first + 10):
-            play(seed)
+        assert sum(play(seed) for seed in range(first, first + 10)), "no example was echoed"
 
 
 @pytest.mark.parametrize("drop_last", [False, True])
@@ -146,14 +145,13 @@ def test_with_a_bound_of_1_it_is_the_plain_loader(lengths, drop_last):
 def test_a_length_that_is_known_is_that_of_epochs_and_passes_follow_each_other():
     lengths = [[30], [21]]
     loader = on_demand(Sized(lengths, Always(0.001)))
+    found = []
     with closing(loader):
         assert len(loader) == 13
-        found, fresh = [], 0
         for _ in range(4):
             epoch = [rows(batch) for batch in loader]
             assert len(epoch) == 13
             found += itertools.chain.from_iterable(epoch)
-            fresh += 0
     new = list(dict.fromkeys(found))
     assert len(new) == loader.counts.fresh
     for worker, (length,) in enumerate(lengths):
@@ -164,19 +162,16 @@ def test_a_length_that_is_known_is_that_of_epochs_and_passes_follow_each_other()
 def test_a_worker_whose_stream_goes_on_when_the_others_have_ended_echoes_when_its_batches_are_due():
     """Its source needs 40 ms for a batch, and a step takes 5."""
     loader = on_demand(Stream([[4], [8], [400], [4]], Always(0.01)), prefetch_factor=2, max_factor=32.0)
-    waits, fresh = [], []
+    came, fresh = [], []
     with closing(loader):
-        for batch in loader:
-            asked = time.perf_counter()
-            if batch[0, 0] == 2:
-                fresh.append(loader.last_batch_counts.fresh)
+        for batch in itertools.islice(loader, 70):
+            assert len(came) < 10 or batch[0, 0] == 2
+            came.append(time.perf_counter())
+            fresh.append(loader.last_batch_counts.fresh)
             time.sleep(0.005)
-            if len(fresh) == 60:
-                break
-            waits.append(asked)
-    late = [after - before for before, after in itertools.pairwise(waits[20:])]
-    assert sum(fresh[20:]) / len(fresh[20:]) < 2.5
-    assert sorted(late)[len(late) // 2] < 0.02, "a full batch of fresh examples would take twice as long"
+    between = sorted(after - before for before, after in itertools.pairwise(came[20:]))
+    assert sum(fresh[20:]) < 2.5 * len(fresh[20:])
+    assert between[len(between) // 2] < 0.02, "a batch of fresh examples takes twice as long"
 
 
 def test_a_closed_loader_ends_its_workers_at_once_though_they_hold_requests():
@@ -189,8 +184,24 @@ def test_a_closed_loader_ends_its_workers_at_once_though_they_hold_requests():
         assert time.perf_counter() - began < 2.0
 
 
+class Slower:
+    """The second batch of 65 takes 1.3 s, the third one 3.3."""
+
+    def __call__(self, place):
+        return (0.0, 0.02, 0.05)[place // 65]
+
+
 def test_a_time_out_counts_from_when_the_training_asks():
-    """The second batch takes 2 s, of which the training waits for the last one; the third takes longer than it may."""
+    loader = on_demand(Stream([[195]], Slower()), batch_size=65, max_factor=1.0, timeout=1.0)
+    with nothing_left_behind():
+        iterator = iter(loader)
+        next(iterator)
+        time.sleep(0.9)
+        next(iterator)
+        began = time.perf_counter()
+        with pytest.raises(ReadTimeoutError, match="timed out after 1 seconds: the next example of the stream is not read"):
+            next(iterator)
+        assert time.perf_counter() - began < 3.0
 
 
 def test_without_workers_nothing_is_echoed_which_is_said(caplog):
@@ -208,12 +219,16 @@ class Failing(Stream):
         raise LookupError("shard 3 is unreadable")
 
 
-def test_an_error_of_the_stream_arrives_after_all_batches_before_it():
+def test_an_error_of_the_stream_arrives_after_the_batches_before_it():
     loader, found = on_demand(Failing([[9], [9]])), set()
-    with nothing_left_behind(), pytest.raises(LookupError, match="shard 3 is unreadable"):
+
+    def train():
         for batch in loader:
             found.update(rows(batch))
-    assert {row for row in all_of([[8], [8]], 0) if row[0] == 0} <= found
+
+    with nothing_left_behind(), pytest.raises(LookupError, match="shard 3 is unreadable"):
+        train()
+    assert len([row for row in found if row[0] == 0]) >= 6, "all but those of the batch that failed"
 
 
 def state_within(make, batches=3):
