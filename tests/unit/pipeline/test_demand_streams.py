@@ -1,7 +1,6 @@
 """A worker that echoes a stream on demand: each example fresh once, batches as large as the plain loader's, a state to resume."""
 
 import os
-from collections import Counter
 from types import SimpleNamespace
 
 import pytest
@@ -11,8 +10,11 @@ from hypothesis import strategies as st
 from own_states import Ends, RollsOver
 from torch.utils.data import IterableDataset, default_collate
 
-from lightning_echo.pipeline.demand_streams import StreamOnDemand, StreamWords
+from lightning_echo.pipeline.demand_streams import DemandStreamPipeline, StreamOnDemand, StreamWaiting, StreamWords
+from lightning_echo.pipeline.pipelines import StreamPlace, StreamRequests
+from lightning_echo.pipeline.prefetch import WorkerProcesses
 from lightning_echo.pipeline.streams import StreamRequest
+from lightning_echo.pipeline.worker import Report
 from lightning_echo.plan.plan import PlanShape, Reuse
 
 LOADER = SimpleNamespace(num_workers=0, multiprocessing_context=None)
@@ -155,17 +157,22 @@ class Chunks(IterableDataset):
 
 @pytest.mark.parametrize("collate_fn", [list, default_collate])
 def test_on_demand_a_stream_may_use_its_memory_again_and_the_training_may_edit_its_batch(collate_fn):
-    worker = worker_of(Chunks(), Words([False, False, True] * 40), collate_fn=collate_fn)
-    uses, ended = Counter(), False
+    """A batch of 4 is a chunk, and the first request that is due moves all later ones by a place."""
+    worker = worker_of(Chunks(), Words([False] * 5 + [True] + [False] * 6 + [True]), collate_fn=collate_fn)
+    seen, echoed, ended = 0, 0, False
     while not ended:
-        examples, _, note = worker.fetch(StreamRequest(0, 8.0))
+        examples, report, note = worker.fetch(StreamRequest(0, 8.0))
         ended = note.ended
-        uses.update(int(example) for example in examples or ())
-        for example in examples or ():
-            if collate_fn is list:
+        fresh, echoes = [], []
+        for number, example in enumerate(examples or ()):
+            (fresh if number < report.fresh else echoes).append(int(example))
+            if collate_fn is list:  # it copies nothing, and the training edits its batch
                 example.fill_(-1)
-    assert uses.keys() == set(range(48))
-    assert max(uses.values()) > 1
+        assert fresh == list(range(seen, seen + len(fresh)))
+        assert len(set(echoes)) == len(echoes)
+        assert set(echoes) <= set(range(seen)), "an echo is what it was when it was yielded"
+        seen, echoed = seen + len(fresh), echoed + len(echoes)
+    assert (seen, echoed) == (48, 8)
 
 
 @pytest.mark.parametrize("kind", [Noisy, NoisyRollsOver])
@@ -186,6 +193,14 @@ def test_from_the_state_after_any_batch_the_stream_resumes_with_the_first_exampl
         request = {}
     expected = [1000 * each + place for each, length in enumerate((*lengths, lengths[0])) for place in range(length)]
     assert found in ([expected[:60], expected] if kind is NoisyRollsOver else [expected[:60]])
+
+
+def test_a_resumed_worker_knows_how_many_examples_of_the_pass_came_before():
+    """Of 14 examples, five came in two batches. The plain loader's last batch has two, and one is left for that."""
+    worker = worker_of(Noisy(14), Words([False] * 5 + [True]))
+    notes = [worker.fetch(StreamRequest(0, 4.0))[2] for _ in range(2)]
+    batches = batches_of(worker_of(Noisy(14), Words()), 0, 4.0, resume=notes[1].state)
+    assert [(len(fresh), len(echoes)) for fresh, echoes, _ in batches] == [(4, 0), (4, 0), (1, 1)]
 
 
 def test_with_a_bound_of_1_a_resumed_stream_has_the_batches_of_the_run_that_was_not_stopped():
@@ -233,6 +248,35 @@ def test_a_worker_that_pulls_ends_its_request_when_the_loader_is_closed_and_when
     monkeypatch.setattr(orphan, "_parent", os.getppid() + 1)
     with pytest.raises(RuntimeError, match=r"the process of the training has ended.*"):
         orphan.fetch(StreamRequest(0, 8.0))
+
+
+def test_what_is_drawn_in_collating_follows_from_the_number_of_the_batch_also_if_nothing_was_pulled_for_it():
+    def draws(seed):
+        worker = worker_of(Stream(99), Words([False] * 4 + [True] * 9))
+        worker.fetch(StreamRequest(0, 8.0))
+        torch.manual_seed(seed)
+        for _ in range(2):
+            assert worker.fetch(StreamRequest(0, 8.0))[1].fresh == 0
+            yield float(torch.rand(()))
+
+    first, other = list(draws(1)), list(draws(2))
+    assert first == other
+    assert first[0] != first[1]
+
+
+@pytest.mark.parametrize(("ended", "lead"), [((), 1), ((0,), 2), ((0, 2, 3), 4), ((0, 1, 2, 3), 4)])
+def test_where_workers_have_ended_a_batch_is_due_by_as_many_requests_earlier_as_its_worker_gets_rarer(ended, lead):
+    """Before the first step is over, the lead is one batch."""
+    place = StreamPlace(9, 0, True, frozenset(ended), (2,) * 4, (None,) * 4)
+    requests = StreamRequests(place, [(9, 8.0)], [], 8)
+    words = StreamWords(LOADER, 0)
+    waiting = StreamWaiting(requests, WorkerProcesses(), None, 0, str)
+    answers = iter([("batch", Report(fresh=4), place)])
+    pipeline = DemandStreamPipeline(
+        requests, answers, WorkerProcesses(), place, 8, words=words, waiting=waiting, workers=4, most_lead=8
+    )
+    assert pipeline.next_batch(8) == ("batch", Report(fresh=4))
+    assert [words.is_due(number) for number in (8 + lead, 9 + lead)] == [True, False]
 
 
 @given(lengths=st.lists(st.integers(0, 6), min_size=1, max_size=5), late=st.booleans(), lead=st.integers(0, 3))
