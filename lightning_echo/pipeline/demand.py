@@ -459,7 +459,9 @@ class DemandPipeline:
         pools: Pools | None,
     ) -> None:
         self._requests, self._words, self._workers, self._waiting, self._pools = requests, words, workers, waiting, pools
-        self._batches: Iterator[Any] | None = Prefetcher(batches, lost=waiting.lost) if in_thread else PreservingIterator(batches)
+        self._batches: Iterator[Any] | None = PreservingIterator(batches)
+        if in_thread:
+            self._batches = Prefetcher(batches, lost=waiting.lost, watched=True)
         self._pace = Pace(most_lead, loads_between=pools is None)
         self.exact = requests.order.exact
         self.change_factor = requests.change_factor

@@ -684,7 +684,7 @@ class Stream(_OfStream):
             # With workers, a time-out counts from when the training asks.
             rebuilt = _rebuilt(loader, requests, fetcher, opening.key, processes, timeout=0)
             answers = StreamAnswers(UntilClosed(iter(rebuilt), words), requests, place, delivered)
-            ahead = Prefetcher(answers, lost=waiting.lost) if self.num_workers else PreservingIterator(answers)
+            ahead = Prefetcher(answers, lost=waiting.lost, watched=True) if self.num_workers else PreservingIterator(answers)
             return DemandStreamPipeline(
                 *(requests, ahead, processes, place, delivered),
                 words=words,

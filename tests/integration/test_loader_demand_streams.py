@@ -161,11 +161,11 @@ def test_a_length_that_is_known_is_that_of_epochs_and_passes_follow_each_other()
 
 def test_a_worker_whose_stream_goes_on_when_the_others_have_ended_echoes_when_its_batches_are_due():
     """Its source needs 40 ms for a batch, and a step takes 5."""
-    loader = on_demand(Stream([[4], [8], [400], [4]], Always(0.01)), prefetch_factor=2, max_factor=32.0)
+    loader = on_demand(Stream([[4], [4], [400], [4]], Always(0.01)), prefetch_factor=2, max_factor=32.0)
     came, fresh = [], []
     with closing(loader):
         for batch in itertools.islice(loader, 70):
-            assert len(came) < 10 or batch[0, 0] == 2
+            assert len(came) < 4 or batch[0, 0] == 2
             came.append(time.perf_counter())
             fresh.append(loader.last_batch_counts.fresh)
             time.sleep(0.005)
@@ -185,23 +185,39 @@ def test_a_closed_loader_ends_its_workers_at_once_though_they_hold_requests():
 
 
 class Slower:
-    """The second batch of 65 takes 1.3 s, the third one 3.3."""
+    """Seconds of an example in each batch of 65."""
+
+    def __init__(self, *seconds):
+        self.seconds = seconds
 
     def __call__(self, place):
-        return (0.0, 0.02, 0.05)[place // 65]
+        return self.seconds[place // 65]
+
+
+NOT_READ = "timed out after 1 seconds: the next example of the stream is not read"
 
 
 def test_a_time_out_counts_from_when_the_training_asks():
-    loader = on_demand(Stream([[195]], Slower()), batch_size=65, max_factor=1.0, timeout=1.0)
+    """The second batch takes 1.3 s, the third one 3.3."""
+    loader = on_demand(Stream([[195]], Slower(0.0, 0.02, 0.05)), batch_size=65, max_factor=1.0, timeout=1.0)
     with nothing_left_behind():
         iterator = iter(loader)
         next(iterator)
         time.sleep(0.9)
         next(iterator)
         began = time.perf_counter()
-        with pytest.raises(ReadTimeoutError, match="timed out after 1 seconds: the next example of the stream is not read"):
+        with pytest.raises(ReadTimeoutError, match=NOT_READ):
             next(iterator)
         assert time.perf_counter() - began < 3.0
+
+
+def test_a_time_out_comes_also_if_steps_take_no_time():
+    loader = on_demand(Stream([[325]], Slower(0.0, 0.0, 0.0, 0.0, 0.05)), batch_size=65, max_factor=1.0, timeout=1.0)
+    with nothing_left_behind():
+        batches = iter(loader)
+        assert len(list(itertools.islice(batches, 4))) == 4
+        with pytest.raises(ReadTimeoutError, match=NOT_READ):
+            next(batches)
 
 
 def test_without_workers_nothing_is_echoed_which_is_said(caplog):
