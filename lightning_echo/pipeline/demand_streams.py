@@ -15,7 +15,8 @@ from __future__ import annotations
 import math
 import os
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -24,9 +25,10 @@ import torch
 from torch.utils.data import get_worker_info
 
 from lightning_echo.data.copies import copy_example
-from lightning_echo.data.randomness import BATCH
+from lightning_echo.data.randomness import BATCH, PreservingIterator
 from lightning_echo.pipeline.demand import Pace, Waiting, Words
-from lightning_echo.pipeline.pipelines import StreamPipeline
+from lightning_echo.pipeline.pipelines import Opening, StreamAnswers, StreamPipeline, StreamPlace, StreamRequests
+from lightning_echo.pipeline.prefetch import Prefetcher, WorkerProcesses
 from lightning_echo.pipeline.streams import END, NOTHING_MADE, StreamEcho, StreamNote, StreamRequest
 from lightning_echo.pipeline.worker import Report
 from lightning_echo.plan.demand import Arrived, DemandRule
@@ -239,3 +241,35 @@ class DemandStreamPipeline(StreamPipeline):
     def close(self) -> None:
         self._words.close()
         super().close()
+
+
+def stream_on_demand(
+    loader: Any,
+    opening: Opening,
+    requests: StreamRequests,
+    place: StreamPlace,
+    processes: WorkerProcesses,
+    turn: AbstractContextManager[Any] | None,
+    answered_by: Callable[[StreamOnDemand], Iterator[Any]],
+) -> DemandStreamPipeline:
+    """Returns the pipeline that continues at a place. ``answered_by`` starts the rebuilt loader, in which that object answers."""
+    workers, delivered = len(place.workers), opening.launch.begin_at.number
+    words = StreamWords(loader, place.request - place.request % workers - delivered)
+    fetcher = StreamOnDemand(
+        loader.dataset,
+        opening.shape,
+        opening.key,
+        loader.collate_fn,
+        drop_last=loader.drop_last,
+        turn=turn,
+        words=words,
+        most_factor=math.inf if loader.num_workers else 1.0,  # without workers, nothing is pulled while a step runs
+    )
+    answers = StreamAnswers(UntilClosed(answered_by(fetcher), words), requests, place, delivered)
+    waiting = StreamWaiting(requests, processes, loader.dataset, loader.timeout, opening.say)
+    ahead: Iterator[Any] = PreservingIterator(answers)
+    if loader.num_workers:
+        ahead = Prefetcher(answers, lost=waiting.lost, watched=True)
+    most_lead = max(loader.num_workers * (loader.prefetch_factor or 0), 1)
+    parts = requests, ahead, processes, place, delivered
+    return DemandStreamPipeline(*parts, words=words, waiting=waiting, workers=workers, most_lead=most_lead)

@@ -56,13 +56,7 @@ from lightning_echo.pipeline.demand import (
     factors_of,
     window_of,
 )
-from lightning_echo.pipeline.demand_streams import (
-    DemandStreamPipeline,
-    StreamOnDemand,
-    StreamWaiting,
-    StreamWords,
-    UntilClosed,
-)
+from lightning_echo.pipeline.demand_streams import StreamOnDemand, stream_on_demand
 from lightning_echo.pipeline.pipelines import (
     IndexPipeline,
     Layout,
@@ -674,25 +668,13 @@ class Stream(_OfStream):
         loader = self.loader
         context = loader.multiprocessing_context or torch.multiprocessing.get_context()
         turn = context.Lock() if self.num_workers else None
-        data = loader.dataset, opening.shape, opening.key, loader.collate_fn
-        if opening.on_demand:
-            # Without workers, nothing is pulled while a step runs.
-            words = StreamWords(loader, place.request - place.request % len(place.workers) - delivered)
-            bound = math.inf if self.num_workers else 1.0
-            fetcher = StreamOnDemand(*data, drop_last=loader.drop_last, turn=turn, words=words, most_factor=bound)
-            waiting = StreamWaiting(requests, processes, loader.dataset, loader.timeout, opening.say)
-            # With workers, a time-out counts from when the training asks.
-            rebuilt = _rebuilt(loader, requests, fetcher, opening.key, processes, timeout=0)
-            answers = StreamAnswers(UntilClosed(iter(rebuilt), words), requests, place, delivered)
-            ahead = Prefetcher(answers, lost=waiting.lost, watched=True) if self.num_workers else PreservingIterator(answers)
-            return DemandStreamPipeline(
-                *(requests, ahead, processes, place, delivered),
-                words=words,
-                waiting=waiting,
-                workers=len(place.workers),
-                most_lead=max(self.prefetched_batches, 1),
-            )
-        echo = StreamEcho(*data, drop_last=loader.drop_last, turn=turn)
+        if opening.on_demand:  # with workers, a time-out counts from when the training asks
+
+            def answered_by(fetcher: StreamOnDemand) -> Iterator[Any]:
+                return iter(_rebuilt(loader, requests, fetcher, opening.key, processes, timeout=0))
+
+            return stream_on_demand(loader, opening, requests, place, processes, turn, answered_by)
+        echo = StreamEcho(loader.dataset, opening.shape, opening.key, loader.collate_fn, drop_last=loader.drop_last, turn=turn)
         answers = StreamAnswers(iter(_rebuilt(loader, requests, echo, opening.key, processes)), requests, place, delivered)
         ahead = Prefetcher(answers, lost=processes.lost) if self.num_workers else PreservingIterator(answers)
         return StreamPipeline(requests, ahead, processes, place, delivered)

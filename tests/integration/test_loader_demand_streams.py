@@ -174,6 +174,20 @@ def test_a_worker_whose_stream_goes_on_when_the_others_have_ended_echoes_when_it
     assert between[len(between) // 2] < 0.02, "a batch of fresh examples takes twice as long"
 
 
+def test_a_bound_of_1_that_is_set_later_ends_the_echoes_from_its_batch_on():
+    loader = on_demand(Stream([[400]] * 2, Always(0.004)))
+    counts = []
+    with closing(loader):
+        for _ in itertools.islice(loader, 60):
+            counts.append(loader.last_batch_counts)
+            if len(counts) == 20:
+                loader.factor = 1
+                since = loader.factor_since
+    assert 20 < since < 40
+    assert sum(each.echoed for each in counts[:20]) > 0
+    assert sum(each.echoed for each in counts[since:]) == 0
+
+
 def test_a_closed_loader_ends_its_workers_at_once_though_they_hold_requests():
     with nothing_left_behind():
         loader = on_demand(Stream([[10**6]] * 2, Always(0.02)), batch_size=8, max_factor=1.0)
