@@ -142,16 +142,17 @@ def test_with_a_bound_of_1_it_is_the_plain_loader(lengths, drop_last):
     assert epochs == [expected, [[(worker, 1, place) for worker, _, place in batch] for batch in expected]]
 
 
-def test_a_length_that_is_known_is_that_of_epochs_and_passes_follow_each_other():
+def test_a_length_that_is_known_is_that_of_epochs_and_passes_follow_each_other(caplog):
     lengths = [[30], [21]]
     loader = on_demand(Sized(lengths, Always(0.001)))
     found = []
-    with closing(loader):
+    with closing(loader), caplog.at_level("INFO", logger="lightning_echo"):
         assert len(loader) == 13
         for _ in range(4):
             epoch = [rows(batch) for batch in loader]
             assert len(epoch) == 13
             found += itertools.chain.from_iterable(epoch)
+    assert "a worker does not echo while the stream lets it wait for an example" in caplog.text
     new = list(dict.fromkeys(found))
     assert len(new) == loader.counts.fresh
     for worker, (length,) in enumerate(lengths):

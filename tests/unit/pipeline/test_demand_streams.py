@@ -1,6 +1,7 @@
 """A worker that echoes a stream on demand: each example fresh once, batches as large as the plain loader's, a state to resume."""
 
 import os
+from time import perf_counter
 from types import SimpleNamespace
 
 import pytest
@@ -277,6 +278,17 @@ def test_where_workers_have_ended_a_batch_is_due_by_as_many_requests_earlier_as_
     )
     assert pipeline.next_batch(8) == ("batch", Report(fresh=4))
     assert [words.is_due(number) for number in (8 + lead, 9 + lead)] == [True, False]
+
+
+def test_of_a_stream_that_delivers_nothing_the_user_is_told_once():
+    said = []
+    waiting = StreamWaiting(None, WorkerProcesses(), None, 0, said.append)
+    waiting.since = perf_counter() - 11
+    assert [waiting.lost(0.0) for _ in range(2)] == [None, None]
+    assert said == [
+        "the training has waited 11 s for fresh examples: the next example of the stream is not there yet. A worker does not echo "
+        "while the stream lets it wait for an example, or once what memory holds has been used as often as max_factor allows"
+    ]
 
 
 @given(lengths=st.lists(st.integers(0, 6), min_size=1, max_size=5), late=st.booleans(), lead=st.integers(0, 3))
