@@ -286,8 +286,8 @@ def test_of_a_stream_that_delivers_nothing_the_user_is_told_once():
     waiting.since = perf_counter() - 11
     assert [waiting.lost(0.0) for _ in range(2)] == [None, None]
     assert said == [
-        "the training has waited 11 s for fresh examples: the next example of the stream is not there yet. A worker does not echo "
-        "while the stream lets it wait for an example, or once what memory holds has been used as often as max_factor allows"
+        "the training has waited 11 s for fresh examples: the next example of the stream is not there yet. A worker does not "
+        "echo while the stream lets it wait for an example, or once what memory holds has been used as often as max_factor allows"
     ]
 
 
