@@ -30,7 +30,7 @@ from lightning_echo.data.randomness import preserved_random_states
 from lightning_echo.insertion import InsertionPoint, Needs, earliest
 from lightning_echo.loader.state import Conditions, EchoState
 from lightning_echo.pipeline.choice import choose, choose_later
-from lightning_echo.pipeline.kinds import Indexed, Kind, kind_of
+from lightning_echo.pipeline.kinds import Indexed, Kind, OwnBatches, kind_of
 from lightning_echo.pipeline.pipelines import Launch, Layout, Opening, Pipeline, rank_key
 from lightning_echo.pipeline.reads import USUAL_IN_FLIGHT, most_ahead_bytes
 from lightning_echo.pipeline.requests import tell_pass
@@ -376,8 +376,8 @@ class BufferSize:
 def _check_on_demand(kind: Kind, cache: CacheConfig | None, share: ShareConfig | None, reuse: Reuse, epoch_length: str) -> None:
     """Raises a ValueError if a loader cannot echo on demand with these options."""
     why, instead = "", "give a number, or controller=TargetIdle()"
-    if type(kind) is not Indexed:
-        why = f"{kind.why_later or 'the loader has a batch sampler of its own'}, so that no worker gets its examples one by one"
+    if type(kind) not in (Indexed, OwnBatches):
+        why = f"{kind.why_later}, so that its batches are made while the training waits"
     elif reuse is Reuse.each:
         why, instead = "reuse='each' fixes the uses of each example", "leave reuse out"
     elif epoch_length == "full_pass":
@@ -396,10 +396,19 @@ def _check_on_demand(kind: Kind, cache: CacheConfig | None, share: ShareConfig |
 
 
 def _check_point(kind: Kind, point: InsertionPoint) -> None:
-    if kind.by_batches:
+    """Raises a ValueError if whole batches cannot be echoed on demand."""
+    why, instead = "", ""
+    if point.on_device:
+        why, instead = "a batch is transferred where it is used, and not ahead of time", "after_batching or an earlier point"
+    elif kind.by_batches and not kind.num_workers:
+        why, instead = "without workers, no batch arrives while a step runs", "a loader with num_workers=2 or more"
+    elif kind.by_batches and not kind.may_run_in_thread:
+        why = f"{type(kind.sampler).__name__} may draw from the global random states, so that no thread may fetch batches ahead"
+        instead = "a sampler of torch's with a generator, or shuffle=True"
+    if why:
         raise ValueError(
-            f"factor='demand' is impossible at {point.option}: it decides example by example, in the workers. Give an earlier "
-            "insertion point, or a number as the factor"
+            f"factor='demand' is impossible at {point.option}: {why}. Give {instead}, or a number as the factor, or "
+            "controller=TargetIdle()"
         )
 
 
