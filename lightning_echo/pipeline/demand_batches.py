@@ -21,17 +21,45 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 from lightning_echo.data.copies import copy_example
-from lightning_echo.pipeline.demand import Waiting
+from lightning_echo.pipeline.demand import Waiting, Words
 from lightning_echo.pipeline.pipelines import Start
 from lightning_echo.pipeline.prefetch import NOTHING_YET, Prefetcher, WorkerProcesses
 from lightning_echo.pipeline.reads import Pools
 from lightning_echo.pipeline.requests import BatchRequests
-from lightning_echo.pipeline.worker import Report
+from lightning_echo.pipeline.worker import LiveExamples, Report
 from lightning_echo.plan.demand import Arrived, DemandRule
+from lightning_echo.split.staged import Load, Stages
 
 _LOOK_SECONDS = 0.001  # a training that waits for a copy looks so often whether a fresh batch has arrived
 _WAIT_SECONDS = 0.3  # a training that waits for a fresh batch alone looks so often whether that can still come
 _NOT_KEPT: Any = object()
+
+
+# ---------------------------------------------------------------------- in a worker
+
+
+class EndingExamples(LiveExamples):
+    """Reads the examples of a batch, but no further one once the loader is closed. Nobody waits for the batch then."""
+
+    def __init__(self, *args: Any, words: Words, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._words = words
+
+    def _begin(self) -> Stages:
+        stages = super()._begin()
+        stages.load_through(self._unless_closed)
+        return stages
+
+    def _unless_closed(self, load: Load) -> Load:
+        def load_unless_closed(index: Any) -> Any:
+            if self._words.is_closed:
+                raise RuntimeError("the loader was closed while a batch was read")
+            return load(index)
+
+        return load_unless_closed
+
+
+# ---------------------------------------------------------------------- in threads of the main process
 
 
 class Fetched(NamedTuple):
@@ -89,6 +117,9 @@ class Copier:
         return copied
 
 
+# ---------------------------------------------------------------------- in the thread of the training
+
+
 @dataclass
 class WaitingForBatch(Waiting):
     """A training that waits for the next batch. ``requests`` are `BatchRequests`."""
@@ -116,6 +147,7 @@ class DemandBatches:
         self,
         requests: BatchRequests,
         batches: Iterator[Any],
+        words: Words,
         workers: WorkerProcesses,
         waiting: WaitingForBatch,
         rule: DemandRule,
@@ -123,7 +155,8 @@ class DemandBatches:
         begin_at: Start,
         factors: list[tuple[int, float]],
     ) -> None:
-        self._requests, self._workers, self._waiting, self._rule = requests, workers, waiting, rule
+        self._requests, self._words, self._workers = requests, words, workers
+        self._waiting, self._rule = waiting, rule
         self._dropped: list[Held] = []
         keeping = Keeping(requests, batches, rule, self._dropped)
         self._arriving: Prefetcher | None = Prefetcher(keeping, lost=waiting.lost)
@@ -143,6 +176,7 @@ class DemandBatches:
             item = self._next(delivered, self._arriving)
         finally:
             self._waiting.since = None
+        self._waiting.has_begun = True
         if not self._arriving.has_arrived:
             self._begin_echo(delivered + 1)
         return item
@@ -199,6 +233,7 @@ class DemandBatches:
         return {"plan": None, "order": self._requests.state(fresh)["order"], "demand": demand}
 
     def close(self) -> None:
+        self._words.close()
         self._copier.close()
         if self._waiting.pools is not None:
             self._waiting.pools.close()

@@ -57,7 +57,7 @@ from lightning_echo.pipeline.demand import (
     factors_of,
     window_of,
 )
-from lightning_echo.pipeline.demand_batches import DemandBatches, WaitingForBatch
+from lightning_echo.pipeline.demand_batches import DemandBatches, EndingExamples, WaitingForBatch
 from lightning_echo.pipeline.pipelines import (
     IndexPipeline,
     Launch,
@@ -476,13 +476,14 @@ class Indexed(Kind):
         workers = WorkerProcesses(launch.worker_init_fn)
         # Code that may draw from the global random states must not run while the training draws from them, too.
         in_thread = self.num_workers > 0 and self.may_run_in_thread
-        timeout = 0.0 if opening.on_demand else None  # on demand, it counts from when the training asks
-        rebuilt = self.rebuild(sent, choice.make_stages, opening.key, workers, caching, reading, timeout=timeout)
+        words = Words(self.loader) if opening.on_demand else None
+        rebuilt = self.rebuild(sent, choice.make_stages, opening.key, workers, caching, reading, words=words)
         batches: Iterator[Any] = iter(rebuilt)
         if rounds is not None and rounds.exchange is not None:
             rounds.exchange.begin()
-        if isinstance(requests, BatchRequests) and opening.on_demand:
-            return self._batches_on_demand(opening, requests, batches, workers, None if reading is None else reading.pools)
+        pools = None if reading is None else reading.pools
+        if isinstance(requests, BatchRequests) and words is not None:
+            return self._batches_on_demand(opening, requests, batches, words, workers, pools)
         are_owned = self.num_workers > 0  # once a worker has sent a batch, it does not use its memory any more
         on_device = choice.point.on_device
         return pipeline_over(
@@ -493,7 +494,7 @@ class Indexed(Kind):
             in_thread=in_thread,
             are_owned=are_owned,
             rounds=rounds,
-            pools=None if reading is None else reading.pools,
+            pools=pools,
         )
 
     def _open_on_demand(self, opening: Opening) -> Pipeline:
@@ -548,7 +549,13 @@ class Indexed(Kind):
         )
 
     def _batches_on_demand(
-        self, opening: Opening, requests: BatchRequests, batches: Iterator[Any], workers: WorkerProcesses, pools: Pools | None
+        self,
+        opening: Opening,
+        requests: BatchRequests,
+        batches: Iterator[Any],
+        words: Words,
+        workers: WorkerProcesses,
+        pools: Pools | None,
     ) -> Pipeline:
         """Returns the pipeline of ``pipeline/demand_batches.py``."""
         launch, shape, loader = opening.launch, opening.shape, self.loader
@@ -557,6 +564,7 @@ class Indexed(Kind):
         return DemandBatches(
             requests,
             batches,
+            words,
             workers,
             WaitingForBatch(requests, workers, loader.dataset, loader.timeout, opening.say, pools=pools),
             DemandRule(mix(shape.seed, opening.rank), launch.factor, most_held),
@@ -610,12 +618,18 @@ class Indexed(Kind):
         reading: ReadAhead | None = None,
         *,
         is_seeded: bool = True,
-        timeout: float | None = None,
+        words: Words | None = None,
     ) -> DataLoader[Any]:
-        """Returns the user's ``DataLoader``, rebuilt around requests. ``is_seeded`` is as in `LiveExamples`."""
+        """Returns the user's ``DataLoader``, rebuilt around requests. ``is_seeded`` is as in `LiveExamples`.
+
+        ``words`` are given on demand. A ``timeout`` then counts from when the training asks, which the main process watches.
+        """
         dataset, collate_fn = self.loader.dataset, self.loader.collate_fn
-        live = LiveExamples(dataset, make_stages, key, collate_fn, caching, reading, is_seeded=is_seeded)
-        return _rebuilt(self.loader, requests, live, key, workers, timeout=timeout)
+        if words is None:
+            live = LiveExamples(dataset, make_stages, key, collate_fn, caching, reading, is_seeded=is_seeded)
+            return _rebuilt(self.loader, requests, live, key, workers)
+        live = EndingExamples(dataset, make_stages, key, collate_fn, caching, reading, is_seeded=is_seeded, words=words)
+        return _rebuilt(self.loader, requests, live, key, workers, timeout=0)
 
 
 class IndexedBatches(Indexed):
