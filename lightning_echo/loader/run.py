@@ -246,7 +246,7 @@ class EchoRun:
         if is_planned:  # a consumer that fetches ahead may have done so or not: it must not matter
             used = self.delivery.batches_used
             fetched += used is not None and used() is not None
-        earliest = fetched + (self._setting.kind.lookahead(self.factor.largest) if is_planned else 0)
+        earliest = fetched + (self._setting.lookahead(self.factor.largest) if is_planned else 0)
         number = earliest if since is None else since
         if number < earliest:
             raise ValueError(

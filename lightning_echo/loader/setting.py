@@ -497,6 +497,10 @@ class Setting:
         """Raises a ValueError if the buffer cannot fill a batch at this factor."""
         self.buffer.check(self._planned(factor))
 
+    def lookahead(self, largest_factor: float) -> int:
+        """Returns how many batches may be planned after the delivered one. On demand, whole batches are never planned."""
+        return 0 if self.on_demand and self.kind.by_batches else self.kind.lookahead(largest_factor)
+
     @property
     def has_length(self) -> bool:
         """Whether the length of epochs is known. If not, an epoch ends when a pass ends."""
