@@ -619,9 +619,11 @@ class EchoRun:
                 "every rank continues from the loader's own state on rank 0: this is right if all ranks are at the same place of "
                 "their shares of the data"
             )
-        if state.constructed_factor != self.factor.constructed:
+        was_constant = setting.on_demand and state.plan is not None
+        if state.constructed_factor != self.factor.constructed and not was_constant:
+            name = "max_factor" if setting.on_demand else "factor"
             self.warn(
-                f"factor={self.factor.constructed:g} is not used: the resumed run continues with factor {state.factor:g}. "
+                f"{name}={self.factor.constructed:g} is not used: the resumed run continues with {name} {state.factor:g}. "
                 "Set .factor after resuming to change it"
             )
         progress = Progress.from_state(state, limit)
@@ -630,6 +632,8 @@ class EchoRun:
         if progress.resuming and setting.has_length and state.layout == setting.layout():
             progress.kept_length = progress.epoch_batches  # for another layout, see _state_to_start_from
         self._go_to(state, progress)
+        if was_constant:  # its factor is no bound
+            self.factor.restart()
 
     def _go_to(self, state: EchoState, progress: Progress) -> None:
         """Ends workers and thread. The next start continues from a state."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -31,7 +31,7 @@ from lightning_echo.data.copies import copy_example
 from lightning_echo.data.randomness import BATCH, PreservingIterator
 from lightning_echo.pipeline.prefetch import DEPTH, Prefetcher, WorkerProcesses
 from lightning_echo.pipeline.reads import NOTHING_READ, Abandoned, Pools, ReadTimeoutError
-from lightning_echo.pipeline.requests import let_go_of_frames
+from lightning_echo.pipeline.requests import let_go_of_frames, with_place
 from lightning_echo.pipeline.worker import NO_LOOKUPS, LiveExamples, Report
 from lightning_echo.plan.demand import Arrived, Block, Booked, Dealing, DemandRule, lead
 from lightning_echo.plan.order import Order, entry_key
@@ -83,9 +83,6 @@ class ToRead(NamedTuple):
     indices: list[Any]
     pass_numbers: Sequence[int]
 
-    def part(self, first: int, end: int | None) -> ToRead:
-        return ToRead(self.positions[first:end], self.indices[first:end], self.pass_numbers[first:end])
-
 
 class DemandRequest(NamedTuple):
     """A request to a worker for one batch."""
@@ -94,10 +91,7 @@ class DemandRequest(NamedTuple):
     size: int
     max_factor: float
     to_read: tuple[ToRead, ...]  # what the worker is to read from now on, after what it was told before
-
-
-NO_ORDER = DemandRequest(-1, 0, 1.0, ())
-"""Stands for a batch whose examples the user's order could not give. It is answered by None twice."""
+    ends: bool = False  # whether the worker is told nothing more, because the user's order has failed
 
 
 # ---------------------------------------------------------------------- in a worker
@@ -113,13 +107,19 @@ class _Read(NamedTuple):
 
 
 class DemandExamples(LiveExamples):
-    """Answers requests in one process. ``rule`` gets a new memory in each process. The other arguments are `LiveExamples`'s."""
+    """Answers requests in one process. ``rule`` gets a new memory in each process. The other arguments are `LiveExamples`'s.
 
-    def __init__(self, *args: Any, words: Words, rule: DemandRule, **kwargs: Any) -> None:
+    ``most_overtaking``: so many examples that threads have read are taken before one that takes long. Then that one is awaited.
+    """
+
+    def __init__(self, *args: Any, words: Words, rule: DemandRule, most_overtaking: int, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._words, self._rule = words, rule
-        self._todo: deque[ToRead] = deque()  # that this thread reads
+        self._words, self._rule, self._most_overtaking = words, rule, most_overtaking
+        self._todo: deque[tuple[int, Any, int]] = deque()  # position, index and pass of what this thread reads
+        self._calls: deque[ToRead] = deque()  # the same, for a data set that reads many in one call
         self._in_pool: dict[Hashable, deque[tuple[int, int]]] = {}  # by index: position and pass of what threads read
+        self._awaited: OrderedDict[int, tuple[int, Any]] = OrderedDict()  # the same by position: its number, and its index
+        self._for_pool = 0  # positions that threads were told
         self._read: list[_Read] = []  # arrived, and in no batch yet
         self._arrived: list[Arrived] = []  # the same, for the rule
         self._memory: dict[Hashable, tuple[Any, Any]] = {}  # index and example, by key
@@ -127,8 +127,6 @@ class DemandExamples(LiveExamples):
 
     def fetch(self, request: DemandRequest) -> tuple[Any, ...]:  # type: ignore[override]
         """Returns the examples of a batch, its report, and the positions of the fresh ones; None twice if there is no batch."""
-        if request.number < 0:
-            return None, None, ()
         try:
             return self._answer_on_demand(self._stages or self._begin(), request)
         except Abandoned as abandoned:
@@ -139,7 +137,7 @@ class DemandExamples(LiveExamples):
         before = NO_LOOKUPS if self._caching is None else self._caching.store.lookups
         self._rule.set_factor(request.max_factor)
         self._parent = self._parent or os.getppid()
-        self._note_to_read(request.to_read)
+        self._note_to_read(stages, request.to_read)
         # A cache watches its reads itself, and an example that is not kept may draw random numbers.
         watched = self._watched if self._cached is None and self._rule.keeps else None
         if watched is not None:
@@ -176,23 +174,28 @@ class DemandExamples(LiveExamples):
 
     # ------------------------------------------------------------------ reading
 
-    def _note_to_read(self, told: Sequence[ToRead]) -> None:
+    def _note_to_read(self, stages: Stages, told: Sequence[ToRead]) -> None:
         """Notes what is to be read: by threads, or by this one, as also what a cache holds."""
+        if stages.load_many is not None:
+            self._calls.extend(told)
+            return
+        each = chain.from_iterable(zip(*block, strict=True) for block in told)
         if self._pool is None:
-            self._todo.extend(told)
+            self._todo.extend(each)
             return
         for_threads = []
-        for block in told:
-            for position, index, number in zip(*block, strict=True):
-                if self._cached is not None and self._cached.holds(index):
-                    self._todo.append(ToRead((position,), [index], (number,)))
-                else:
-                    self._in_pool.setdefault(entry_key(index), deque()).append((position, number))
-                    for_threads.append(index)
+        for position, index, number in each:
+            if self._cached is not None and self._cached.holds(index):
+                self._todo.append((position, index, number))
+            else:
+                self._in_pool.setdefault(entry_key(index), deque()).append((position, number))
+                self._awaited[position] = self._for_pool, index
+                self._for_pool += 1
+                for_threads.append(index)
         self._pool.foresee(for_threads)
 
     def _read_until_due(self, stages: Stages, request: DemandRequest) -> bool | None:
-        """Reads until the batch is full or due. Returns whether an index may be twice in it; None if the loader was closed."""
+        """Reads until the batch is full or due. Returns whether an index may be twice in it; None if there can be no batch."""
         rule, size, arrived = self._rule, request.size, self._arrived
         while True:
             if len(arrived) >= size and len(rule.fresh_in(size, arrived)) == size:
@@ -203,43 +206,56 @@ class DemandExamples(LiveExamples):
                 return False
             if self._read_next(stages):
                 continue
-            if len(arrived) >= size and not self._todo and not self._in_pool:
-                return True
+            if not (self._todo or self._in_pool or self._calls):
+                if len(arrived) >= size:
+                    return True
+                if request.ends:
+                    return None
             if get_worker_info() is not None and os.getppid() != self._parent:
                 raise RuntimeError("the process of the training has ended")
 
     def _read_next(self, stages: Stages) -> bool:
-        """Reads the next example, or the next ones. Returns whether there was one: if not, this has waited for a moment."""
-        if not self._todo and self._pool is not None:
-            index = self._pool.next_read(_LOOK_SECONDS)
+        """Reads the next example, or those of the next call. Returns whether there was one: if not, this has waited a moment."""
+        if self._todo:
+            position, index, number = self._todo.popleft()
+        elif self._pool is not None:
+            index = self._pool.next_read(_LOOK_SECONDS, self._overtaken())
             if index is NOTHING_READ:
                 return False
             key = entry_key(index)
             places = self._in_pool[key]
             position, number = places.popleft()
+            del self._awaited[position]
             if not places:
                 del self._in_pool[key]
-            self._todo.append(ToRead((position,), [index], (number,)))
-        if not self._todo:
+        elif self._calls:
+            self._read_call(stages, self._calls.popleft())
+            return True
+        else:
             sleep(_LOOK_SECONDS)
             return False
-        block = self._todo.popleft()
-        many = stages.load_many is not None
-        if len(block.indices) > 1 and not many:
-            self._todo.appendleft(block.part(1, None))
-            block = block.part(0, 1)
-        self._look_up(block.indices, are_fresh=True)
-        if many:
-            examples = self._load_call(stages, block.positions[0], block.indices)
-        else:
-            examples = [self._load(stages, block.positions[0], block.indices[0])]
-        for position, index, number, example in zip(*block, examples, strict=True):
-            arrived = Arrived(position, entry_key(index), number)
-            # The data set may use its memory again: at the next call, of which the examples of this one may be left.
-            first_use = copy_example(example) if many else example
-            self._arrived.append(arrived)
-            self._read.append(_Read(arrived, index, first_use, self._to_keep(index, example)))
+        self._look_up([index], are_fresh=True)
+        self._add(Arrived(position, entry_key(index), number), index, self._load(stages, position, index))
         return True
+
+    def _read_call(self, stages: Stages, call: ToRead) -> None:
+        self._look_up(call.indices, are_fresh=True)
+        examples = self._load_call(stages, call.positions[0], call.indices)
+        for position, index, number, example in zip(*call, examples, strict=True):
+            # A copy, since the data set may use its memory again in the next call, when examples of this one are left.
+            self._add(Arrived(position, entry_key(index), number), index, copy_example(example))
+
+    def _add(self, arrived: Arrived, index: Any, example: Any) -> None:
+        self._arrived.append(arrived)
+        self._read.append(_Read(arrived, index, example, self._to_keep(index, example)))
+
+    def _overtaken(self) -> Any:
+        """Returns the index of the oldest example that threads read, if it must come next; else `NOTHING_READ`."""
+        if not self._awaited:
+            return NOTHING_READ
+        number, index = next(iter(self._awaited.values()))
+        taken_after = self._for_pool - number - len(self._awaited)
+        return index if taken_after >= self._most_overtaking else NOTHING_READ
 
     def _read_again(self, stages: Stages, read: _Read) -> _Read:
         """Reads an example once more, by itself: random numbers were drawn, or two examples are in the same memory."""
@@ -299,42 +315,47 @@ class DemandRequests(Iterator[DemandRequest]):
         most_factor: float = math.inf,
     ) -> None:
         self._dealing, self.order, self._workers, self._size_of = dealing, order, max(workers, 1), size_of
-        self._number = number
+        self._number = self._first = number
         self._count = 0  # torch sends request ``k`` to worker ``k % workers``
         self._most_factor = most_factor
         self._factors = factors  # (from which batch on, `max_factor`), ascending; the first one is in force
         self._indices: dict[int, Any] = {}  # of open positions
         first = dealing.booked().frontier
         order.seek(first)
-        for position, index in enumerate(order.take(dealing.next - first), first):
-            self._indices[position] = index
+        self._indices.update(enumerate(order.take(dealing.next - first), first))
+        self._known = dealing.next  # the indices of all positions before it were taken
         for position in dealing.booked().ahead:
             del self._indices[position]
         # Batches that were delivered and not booked, by number: a state may be asked for that is before them.
         self._delivered: deque[tuple[int, Sequence[int]]] = deque()
         self._next_delivered = number
-        self.failure: Exception | None = None
+        self.failure: Exception | None = None  # of the user's order
         self.lock = threading.RLock()
 
     def __next__(self) -> DemandRequest:
         with self.lock:
             self._book()
+            told = list[ToRead]()
             try:
-                told = tuple(map(self._with_indices, self._dealing.deal(self._count % self._workers)))
-            except Exception as error:  # the user's sampler may raise anything
-                self.failure = self.failure or error
+                for block in self._dealing.deal(self._count % self._workers):
+                    told.append(self._with_indices(block))
+            except Exception as error:  # the user's sampler may raise anything: after the batches that it has given
+                self.failure = self.failure or with_place(error)
                 let_go_of_frames(error)
-                return NO_ORDER
             number = self._number
             self._number, self._count = number + 1, self._count + 1
-            return DemandRequest(number, self._size_of(number), min(self._factor_of(number), self._most_factor), told)
+            factor = min(self._factor_of(number), self._most_factor)
+            return DemandRequest(number, self._size_of(number), factor, tuple(told), self.failure is not None)
 
     def _with_indices(self, positions: Block) -> ToRead:
         length = self.order.pass_length
-        missing = positions[-1] + 1 - self.order.position
-        if missing > 0:
-            first = self.order.position
-            self._indices.update(enumerate(self.order.take(missing), first))
+        while self._known <= positions[-1]:
+            if self.failure is not None:
+                raise self.failure
+            first = self._known
+            in_pass = min(positions[-1] + 1 - first, length - first % length)  # a pass that fails loses nothing of the one before
+            self._indices.update(enumerate(self.order.take(in_pass), first))
+            self._known += in_pass
         return ToRead(
             positions, [self._indices[position] for position in positions], [position // length for position in positions]
         )
@@ -381,9 +402,11 @@ class DemandRequests(Iterator[DemandRequest]):
             return {"plan": None, "order": self.order.state(before.frontier), "demand": demand}
 
     def oldest_open(self) -> Any:
-        """Returns the index of the example that is told and not delivered for longest; None if there is none."""
+        """Returns the index of the oldest example that the next batch's worker is to read; None if there is none."""
         with self.lock:
-            position = self._dealing.oldest_open
+            delivered = frozenset(chain.from_iterable(fresh for _, fresh in self._delivered))
+            worker = (self._next_delivered - self._first) % self._workers
+            position = self._dealing.oldest_open(worker, delivered)
             return None if position is None else self._indices[position]
 
 
@@ -415,8 +438,8 @@ class Waiting:
         if waited > _DEAD_SECONDS and self.has_begun and not self.has_said:
             self.has_said = True
             self.say(
-                f"the training has waited {waited:.0f} s for fresh examples: {self._what()} is not read yet, and what memory "
-                "holds has been used as often as max_factor allows"
+                f"the training has waited {waited:.0f} s for fresh examples: {self._what()} is not read yet. What memory holds "
+                "bridges a stall for max_factor uses, and only while threads read (reads_in_flight) or reads return"
             )
         return None
 
@@ -442,7 +465,9 @@ class DemandPipeline:
         pools: Pools | None,
     ) -> None:
         self._requests, self._words, self._workers, self._waiting, self._pools = requests, words, workers, waiting, pools
-        self._batches: Iterator[Any] | None = Prefetcher(batches, lost=waiting.lost) if in_thread else PreservingIterator(batches)
+        self._batches: Iterator[Any] | None = (
+            Prefetcher(batches, lost=waiting.lost, always_in_thread=True) if in_thread else PreservingIterator(batches)
+        )
         self._most_lead, self._read_at_once = most_lead, read_at_once
         self._steps: deque[float] = deque(maxlen=_LAST_STEPS)
         self._makings: deque[float] = deque(maxlen=_LAST_STEPS)

@@ -515,7 +515,6 @@ class Indexed(Kind):
             block=shape.batch_size,
             workers=workers,
             window=window,
-            overtaking=window + (0 if reading is None else min(OVERTAKING * reading.threads, pass_length // 4)),
         )
         # Without workers, nothing is read while a step runs, except by threads.
         most_factor = 1.0 if not self.num_workers and reading is None else math.inf
@@ -531,7 +530,15 @@ class Indexed(Kind):
         words, processes = Words(loader), WorkerProcesses(launch.worker_init_fn)
         rule = DemandRule(mix(shape.seed, opening.rank), launch.factor, min(opening.shape.buffer_size, pass_length) // workers)
         examples = DemandExamples(
-            loader.dataset, choice.make_stages, opening.key, loader.collate_fn, caching, reading, words=words, rule=rule
+            loader.dataset,
+            choice.make_stages,
+            opening.key,
+            loader.collate_fn,
+            caching,
+            reading,
+            words=words,
+            rule=rule,
+            most_overtaking=0 if reading is None else max(min(OVERTAKING * reading.threads, pass_length // 4), shape.batch_size),
         )
         in_thread = self.num_workers > 0 and self.may_run_in_thread
         timeout = 0 if in_thread else loader.timeout  # in a thread, it counts from when the training asks

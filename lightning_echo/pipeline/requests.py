@@ -364,9 +364,7 @@ class _PlannedRequests(Iterator[Request]):
         try:
             fresh = self.order.take(batch.fresh) if batch.fresh else []
         except Exception as error:  # the user's sampler may raise anything
-            self.failure = error
-            at = traceback.extract_tb(error.__traceback__)[-1]
-            add_note(error, f"(raised in {at.name}, {at.filename}:{at.lineno})")
+            self.failure = with_place(error)
             raise
         if fresh and 1 in batch.stays_live:
             self.items.update(compress(zip(batch.positions, fresh, strict=False), batch.stays_live))
@@ -468,6 +466,13 @@ class BatchRequests(_PlannedRequests):
         if is_read and size >= 0:  # the worker sees a batch of fresh examples of which none is used again; number: for its seed
             self.reads.append(Request(position, [position], size, indices, bytes(size)))
         self._steps.append(Step(position, is_read, is_fresh, stays_live, size, batch.forget))
+
+
+def with_place(error: Exception) -> Exception:
+    """Returns an error of the user's order, which says where it was raised: it is raised again elsewhere."""
+    at = traceback.extract_tb(error.__traceback__)[-1]
+    add_note(error, f"(raised in {at.name}, {at.filename}:{at.lineno})")
+    return error
 
 
 def let_go_of_frames(error: BaseException | None) -> None:

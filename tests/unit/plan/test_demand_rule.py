@@ -1,4 +1,4 @@
-"""The rule of echo on demand: what arrived comes first, nothing is twice in a batch, echoes are earned, every example is drawn."""
+"""The rule of echo on demand: what arrived comes first, nothing is twice in a batch, echoes are earned, all are drawn."""
 
 import random
 from collections import Counter, deque
