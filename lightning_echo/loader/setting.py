@@ -390,7 +390,8 @@ def _check_on_demand(kind: Kind, cache: CacheConfig | None, share: ShareConfig |
         instead = "leave cache.partitioned out, or give a number as the factor"
     elif kind.hearers():
         names = ", ".join(sorted({type(each).__name__ for each in kind.hearers()}))
-        why = f"the order of {names} follows set_epoch, and passes overlap on demand"
+        hears = "passes overlap on demand" if type(kind) is Indexed else "no thread may call it while the training runs"
+        why = f"the order of {names} follows set_epoch, and {hears}"
     if why:
         raise ValueError(f"factor='demand' is impossible here: {why}. Instead, {instead}")
 

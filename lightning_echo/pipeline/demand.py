@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from itertools import chain
 from statistics import median
 from time import perf_counter, sleep
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch.utils.data import get_worker_info
@@ -422,6 +422,7 @@ class Waiting:
     dataset: Any
     timeout: float
     say: Callable[[str], None]
+    bridges_if: ClassVar[str] = ", and only while threads read (reads_in_flight) or reads return"
     since: float | None = None  # None: it does not wait
     has_begun: bool = False  # whether the training has got a batch
     has_said: bool = False
@@ -439,7 +440,7 @@ class Waiting:
             self.has_said = True
             self.say(
                 f"the training has waited {waited:.0f} s for fresh examples: {self._what()} is not read yet. What memory holds "
-                "bridges a stall for max_factor uses, and only while threads read (reads_in_flight) or reads return"
+                f"bridges a stall for max_factor uses{self.bridges_if}"
             )
         return None
 

@@ -18,7 +18,7 @@ from collections.abc import Hashable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from lightning_echo.data.copies import copy_example
 from lightning_echo.pipeline.demand import Waiting, Words
@@ -124,6 +124,7 @@ class Copier:
 class WaitingForBatch(Waiting):
     """A training that waits for the next batch. ``requests`` are `BatchRequests`."""
 
+    bridges_if: ClassVar[str] = ""  # a worker that stands still keeps no batch of memory back
     requests: Any
     pools: Pools | None = None
 
