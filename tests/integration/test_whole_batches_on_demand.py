@@ -254,16 +254,15 @@ def test_while_the_source_keeps_up_each_batch_is_copied_once_and_no_echo_is_made
     assert threads.count("lightning_echo-copy_0") <= 1  # after the first batch
 
 
-def test_max_factor_is_changed_while_it_runs_and_by_a_state():
-    data = Gated(400, first=400)
-    with closing(demanded(DataLoader(data, 4, num_workers=2), max_factor=1)) as loader:
-        run = Run()
+def test_max_factor_changes_with_the_next_batch_or_a_later_one_and_in_a_resumed_run():
+    run, since = Run(), 20
+    with closing(demanded(DataLoader(Slow(400), 4, num_workers=2), max_factor=1)) as loader:
         run.take(loader, 10)
-        assert all(is_fresh for _, is_fresh in run.batches)
-        loader.set_factor(4)
-        since = loader.factor_since
+        loader.set_factor(1.5)
+        loader.set_factor(1, since=10)
+        loader.set_factor(4, since=since)
         state = loader.state_dict()
-        assert state["demand"]["pending"] == [[since, 4.0]]
+    assert (state["demand"]["max_factor"], state["demand"]["pending"]) == (1, [[since, 4.0]])
     with closing(demanded(DataLoader(Slow(400, 30.0), 4, num_workers=1), max_factor=1)) as loader:
         loader.load_state_dict(state)
         run.take(loader, 60)
