@@ -443,7 +443,7 @@ class Setting:
         says_why, in_flight = in_flight is not None, AUTO_IN_FLIGHT if in_flight is None else in_flight
         self._ranks, self.reuse, self.in_flight, self._says_why = ranks, reuse, in_flight, says_why
         self._layout_of_pass: Layout | None = None
-        self.on_demand = on_demand
+        self.on_demand, self._cache_options, self._share = on_demand, cache, share
         kind, self.sharing = kind_of(loader), None
         if share is not None:
             point = point_of_shared(point, unit_of(kind))
@@ -482,6 +482,16 @@ class Setting:
         self.buffer = BufferSize(buffer_size, sizing, self._planned(factor), self.room(ranks_of_launcher()))
         if on_demand:
             _check_point(self.kind, self.choice.point)
+
+    def why_not_on_demand(self) -> str:
+        """Returns why this loader cannot echo on demand, in words; empty if it can."""
+        try:
+            _check_on_demand(kind_of(self.kind.loader), self._cache_options, self._share, self.reuse, self.epoch_length)
+            _check_point(self.kind, self.choice.point)
+            self._check_ranks_on_demand()
+        except ValueError as error:  # "factor='demand' is impossible ...: why. What to do instead"
+            return str(error).partition(": ")[2].partition(". ")[0]
+        return ""
 
     def leave_split(self, reason: str) -> bool:
         """Continues at a later point, at which the data set is not split, if that is possible. Returns whether it is."""
@@ -641,15 +651,20 @@ class Setting:
         kind = self.kind
         return Conditions(self.choice.point, self.layout(), kind.state_workers, self.buffer_size, self.reuse, kind.order_by)
 
-    # ------------------------------------------------------------------ running
-
-    def start(self, launch: Launch, say: Callable[[str], None] = warnings.warn) -> Pipeline:
-        """Opens a pipeline, which may warn the user with ``say``."""
-        if self.on_demand and world()[0] > 1:
+    def _check_ranks_on_demand(self) -> None:
+        """Raises a ValueError if ranks cannot echo on demand, each as its own source delivers."""
+        if world()[0] > 1:
             raise ValueError(
                 f"factor='demand' is impossible on {world()[0]} ranks: each would read other examples than a checkpoint of rank "
                 "0 says. Use a number, or controller=TargetIdle()"
             )
+
+    # ------------------------------------------------------------------ running
+
+    def start(self, launch: Launch, say: Callable[[str], None] = warnings.warn) -> Pipeline:
+        """Opens a pipeline, which may warn the user with ``say``."""
+        if self.on_demand:
+            self._check_ranks_on_demand()
         layout = self.layout()
         opening = Opening(
             launch=launch,

@@ -138,8 +138,7 @@ class DemandExamples(LiveExamples):
         self._rule.set_factor(request.max_factor)
         self._parent = self._parent or os.getppid()
         self._note_to_read(stages, request.to_read)
-        # A cache watches its reads itself, and an example that is not kept may draw random numbers.
-        watched = self._watched if self._cached is None and self._rule.keeps else None
+        watched = self._watched if self._cached is None else None  # a cache watches its reads itself
         if watched is not None:
             watched.begin()
         left = len(self._read)
@@ -247,7 +246,8 @@ class DemandExamples(LiveExamples):
 
     def _add(self, arrived: Arrived, index: Any, example: Any) -> None:
         self._arrived.append(arrived)
-        self._read.append(_Read(arrived, index, example, self._to_keep(index, example)))
+        # Memory holds a copy, since the data set may use its memory again. The bound may be raised before the example is used.
+        self._read.append(_Read(arrived, index, example, self._kept(index, example)))
 
     def _overtaken(self) -> Any:
         """Returns the index of the oldest example that threads read, if it must come next; else `NOTHING_READ`."""
@@ -264,13 +264,7 @@ class DemandExamples(LiveExamples):
             example = self._load(stages, position, read.index)
         else:
             example = examples_in(self._load_call(stages, position, [read.index]), [read.index])[0]
-        return read._replace(example=example, kept=self._to_keep(read.index, example))
-
-    def _to_keep(self, index: Any, example: Any) -> Any:
-        """Returns what memory holds of an example: a copy, since the data set may use its memory again."""
-        if not self._rule.keeps:
-            return None
-        return self._kept(index, example)
+        return read._replace(example=example, kept=self._kept(read.index, example))
 
     # ------------------------------------------------------------------ a batch
 
