@@ -13,6 +13,7 @@ from lightning_echo.cache.node_cache import gathered
 from lightning_echo.data.fingerprint import Changed, Changes
 from lightning_echo.insertion import Needs, earliest
 from lightning_echo.loader.epochs import Delivery, Progress, Steps, TrainerPlace
+from lightning_echo.loader.ranks import RankPlaces, counts_of_rank, demand_of_rank, late_ranks, own_place, place_of, shared_out
 from lightning_echo.loader.resuming import (
     adapt_state,
     begin_next_pass,
@@ -27,8 +28,9 @@ from lightning_echo.loader.resuming import (
     why_next_pass,
 )
 from lightning_echo.loader.setting import Setting, default_seed, ranks_on_node, world
-from lightning_echo.loader.state import Conditions, EchoState
+from lightning_echo.loader.state import Conditions, DemandState, EchoState
 from lightning_echo.log import Says
+from lightning_echo.pipeline.demand import DemandPipeline
 from lightning_echo.pipeline.kinds import Indexed
 from lightning_echo.pipeline.pipelines import Launch, Pipeline, RestartablePipeline, Start
 from lightning_echo.pipeline.prefetch import clear_frames
@@ -211,6 +213,7 @@ class EchoRun:
         self._pipeline = RestartablePipeline()
         # To which the pipeline's state belongs: those of its start, or of a loaded state. None: the present ones.
         self._conditions: Conditions | None = None
+        self._places: RankPlaces | None = None  # of a run on demand on several ranks, once it has begun
         kind = self._setting.kind
         self._changes = Changes(kind.watched_parts, kind.watched_sampler, by_reading=kind.changed_by_reading)
         self._changed = Changed()
@@ -364,7 +367,7 @@ class EchoRun:
         elif state.delivered:
             self.warn(why_next_pass(state, setting))
         self._pipeline.go_to(begin_at)
-        self._conditions = setting.conditions()
+        self._conditions, self._places = setting.conditions(), None
         self.delivery.progress.delivered = begin_at.number
 
     def _succeed(self, predecessor: EchoRun | None, before: Beginning | None) -> None:
@@ -413,6 +416,7 @@ class EchoRun:
                 error.__traceback__ = None  # it refers to the iterator of this epoch, and the pipeline that ends keeps the error
                 started, delivered = None, delivery.progress.delivered
                 batch = delivery.fetch(self._start().next_batch, self._crosses_passes)
+            self._leave_place()
             if started is None:
                 self._changes.note_own()
                 if self._setting.cache is not None:
@@ -428,8 +432,17 @@ class EchoRun:
                 clear_frames(error)
             finally:
                 delivery.take_back(delivered)
+                if self._places is not None:
+                    self._places.take_back(delivered + 1)
                 self.close()
             raise
+
+    def _leave_place(self) -> None:
+        """Lets other ranks know what this one has delivered."""
+        pipeline = self._pipeline.started
+        if self._places is not None and isinstance(pipeline, DemandPipeline):
+            number, booked = pipeline.place()
+            self._places.leave(place_of(number, booked, self.delivery.all_counts))
 
     def _go_around(self, error: OtherLength | SplitFails) -> None:
         """Ends the workers, so that new ones can make the next batch in spite of an error, or raises it.
@@ -480,6 +493,8 @@ class EchoRun:
             begin_at=state.begin_at,
             worker_init_fn=self.worker_init_fn,
         )
+        if setting.has_several_places and self._places is None:
+            self._places = RankPlaces.join(*setting.place_of_rank(), own_place(state, self.delivery.all_counts))
         started = setting.start(launch, self.warn)
         if (before.plan is not None or before.demand is not None) and not started.exact:
             sampler = type(setting.kind.sampler).__name__
@@ -494,7 +509,9 @@ class EchoRun:
                 if line:
                     self.says.inform(line)
         self._conditions = None if setting.kind.plans_in_workers else setting.conditions()  # a stream's length is only expected
-        return self._pipeline.start(started, self.delivery.progress.delivered)
+        self._pipeline.start(started, self.delivery.progress.delivered)
+        self._leave_place()
+        return started
 
     def settle(self) -> None:
         """Opens the cache, and makes the sizes that depend on the free memory final. See `EchoLoader.settle`."""
@@ -552,7 +569,17 @@ class EchoRun:
             if state.plan is not None:
                 self.warn("the state was saved with a constant factor: the run continues on demand, with an empty memory")
                 return replace(state, plan=None, begin_at=Start(state.plan.position, state.plan.number))
-            return state
+            assert state.demand is not None
+            self._say_late(state.demand)
+            return replace(state, demand=demand_of_rank(state.demand, *setting.place_of_rank()))
+        if is_same_pass and state.demand is not None and (shared := shared_out(state, layout)) is not None:
+            self._say_late(state.demand)
+            self.warn(
+                f"the state was saved with {state.conditions.differences(setting.conditions())}: the run continues with what no "
+                "rank had delivered and leaves nothing out, but its batches are not those of the run that was saved"
+            )
+            progress.in_epoch, progress.epoch_batches, progress.delivered = 0, self.length(), shared.number
+            return replace(state, demand=shared)
         begin_at = where_to_go_on(state, layout, setting.kind.by_batches)
         self.warn(
             why_next_pass(state, setting)
@@ -563,6 +590,12 @@ class EchoRun:
         progress.in_epoch, progress.epoch_batches, progress.delivered = 0, self.length(), begin_at.number
         order = order_to_go_on(state, layout, begin_at) if is_same_pass else None
         return replace(state, plan=None, demand=None, order=order, begin_at=begin_at)
+
+    def _say_late(self, demand: DemandState) -> None:
+        is_job = world()[0] > 1
+        if late := late_ranks(demand, None if is_job else [self._setting.place_of_rank()[1]]):
+            warn = self.warn if is_job else self.says.warn_here  # ranks that are no job warn of themselves
+            warn(f"the state does not have the place of {late}: what was delivered there since then is read again")
 
     # ------------------------------------------------------------------ continuing
 
@@ -598,6 +631,11 @@ class EchoRun:
         """Returns the state in plain types. Within a step of the Trainer, the run continues with the batch of that step."""
         is_under_way = self.delivery.is_under_way and self._pipeline.reaches(self.delivery.before_in_use.progress.delivered)
         trainer, state = None if place is None else place.state(), self.state(before=is_under_way)
+        if self._places is not None:
+            ranks = self._places.collect(own_place(state, state.counts), self.says.warn_here)
+            if isinstance(self._pipeline.started, DemandPipeline):
+                self._pipeline.started.keep_order_from(self._places.slowest)
+            state = self.state(before=is_under_way).with_ranks(ranks)
         new_length = self._setting.layout().length if self._has_other_length() else None
         return replace(state, epoch_goes_on=epoch_goes_on, trainer=trainer, new_length=new_length).to_dict()
 
@@ -633,10 +671,11 @@ class EchoRun:
     def _go_to(self, state: EchoState, progress: Progress) -> None:
         """Ends workers and thread. The next start continues from a state."""
         self._pipeline.go_to(state.begin_at, state.pipeline())
-        self._conditions = state.conditions
+        self._conditions, self._places = state.conditions, None
         self.factor.load(state)
         self.seed = state.seed if state.seed is not None else self.seed
-        self.delivery.continue_at(progress, state.counts, state.passes_over)
+        counts = counts_of_rank(state, *self._setting.place_of_rank())
+        self.delivery.continue_at(progress, counts, state.passes_over)
 
     def follow(self, before: EchoRun) -> None:
         """Continues the run of another loader, see `EchoLoader.follow`."""
@@ -665,7 +704,7 @@ class EchoRun:
                 begin_at = start_of_next_pass(before.state(), mine.layout(), mine.kind.by_batches)
             self.delivery.continue_at(Progress(delivered=begin_at.number), before.delivery.counts, before.delivery.ended_passes)
             self._pipeline.go_to(begin_at)
-            self._conditions = mine.conditions()
+            self._conditions, self._places = mine.conditions(), None
             return
         self.factor.constructed = before.factor.constructed
         progress, others = Progress.from_state(state, None), before.delivery.progress
@@ -680,6 +719,7 @@ class EchoRun:
             "_pipeline": self._pipeline.resting(self.delivery.batches),
             "predecessor": None,
             "_compared": None,
+            "_places": None,
             "beginning": Beginning(),
         }
 

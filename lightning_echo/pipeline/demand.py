@@ -29,7 +29,7 @@ from lightning_echo.data.randomness import BATCH, PreservingIterator
 from lightning_echo.pipeline.prefetch import DEPTH, Prefetcher, WorkerProcesses
 from lightning_echo.pipeline.reads import NOTHING_READ, Abandoned, Pools, ReadTimeoutError
 from lightning_echo.pipeline.worker import NO_LOOKUPS, LiveExamples, Report
-from lightning_echo.plan.demand import Arrived, Block, Booked, Dealing, DemandRule, lead
+from lightning_echo.plan.demand import Arrived, Block, Booked, Dealing, DemandRule, EarlierRanks, lead
 from lightning_echo.plan.order import Order, entry_key
 from lightning_echo.split.reading import file_of
 from lightning_echo.split.staged import Stages, examples_in, unchanged
@@ -289,7 +289,10 @@ class DemandRequests(Iterator[DemandRequest]):
         size_of: Callable[[int], int],
         factors: list[tuple[int, float]],
         most_factor: float = math.inf,
+        earlier: Any = None,
+        order_from: int | None = None,
     ) -> None:
+        self._earlier = earlier
         self._dealing, self.order, self._workers, self._size_of = dealing, order, max(workers, 1), size_of
         self._number = number
         self._count = 0  # torch sends request ``k`` to worker ``k % workers``
@@ -298,10 +301,8 @@ class DemandRequests(Iterator[DemandRequest]):
         self._indices: dict[int, Any] = {}  # of open positions
         first = dealing.booked().frontier
         order.seek(first)
-        for position, index in enumerate(order.take(dealing.next - first), first):
-            self._indices[position] = index
-        for position in dealing.booked().ahead:
-            del self._indices[position]
+        self._take_order_until(dealing.next)
+        self._order_from = order_from  # a state has the order from here on: another rank may not have come further
         # Undone for a state of an earlier batch: number of a batch, what was booked before it. The last ones.
         self._before: deque[tuple[int, Booked]] = deque(maxlen=3)
         self.delivered = number
@@ -321,13 +322,16 @@ class DemandRequests(Iterator[DemandRequest]):
 
     def _with_indices(self, positions: Block) -> ToRead:
         length = self.order.pass_length
-        missing = positions[-1] + 1 - self.order.position
-        if missing > 0:
-            first = self.order.position
-            self._indices.update(enumerate(self.order.take(missing), first))
+        self._take_order_until(positions[-1] + 1)
         return ToRead(
             positions, [self._indices[position] for position in positions], [position // length for position in positions]
         )
+
+    def _take_order_until(self, end: int) -> None:
+        if (first := self.order.position) < end:
+            for position, index in enumerate(self.order.take(end - first), first):
+                if not self._dealing.is_delivered(position):
+                    self._indices[position] = index
 
     def _factor_of(self, number: int) -> float:
         return next(factor for since, factor in reversed(self._factors) if since <= number or since == self._factors[0][0])
@@ -366,7 +370,20 @@ class DemandRequests(Iterator[DemandRequest]):
                 "max_factor": self._factor_of(delivered),
                 "pending": pending,
             }
-            return {"plan": None, "order": self.order.state(min(oldest, booked.frontier)), "demand": demand}
+            if self._earlier is not None:
+                demand["earlier"] = self._earlier
+            since = min(oldest, booked.frontier) if self._order_from is None else min(oldest, booked.frontier, self._order_from)
+            return {"plan": None, "order": self.order.state(since), "demand": demand}
+
+    def place(self) -> tuple[int, Booked]:
+        """Returns the number of batches that were delivered, and what is booked."""
+        with self.lock:
+            return self.delivered, self._dealing.booked()
+
+    def keep_order_from(self, position: int) -> None:
+        """Lets a state have the order from a position on that another rank has come to."""
+        with self.lock:
+            self._order_from = position
 
     def oldest_open(self) -> Any:
         """Returns the index of the example that is told and not delivered for longest; None if there is none."""
@@ -436,6 +453,7 @@ class DemandPipeline:
         self._handed_at: float | None = None
         self.exact = requests.order.exact
         self.change_factor = requests.change_factor
+        self.place, self.keep_order_from = requests.place, requests.keep_order_from
 
     def next_batch(self, delivered: int) -> tuple[Any, Report] | None:
         assert self._batches is not None
@@ -485,6 +503,21 @@ def _mean(values: deque[float]) -> float:
 def booked_of(saved: dict[str, Any] | None, position: int) -> Booked:
     """Returns what a state of `DemandPipeline` has booked; without one, all before a position."""
     return Booked(position) if saved is None else Booked.of(saved["frontier"], saved["ahead"])
+
+
+def earlier_of(saved: dict[str, Any] | None) -> list[EarlierRanks]:
+    """Returns what earlier ranks had delivered, by a state of `DemandPipeline`."""
+    rows = [] if saved is None else saved.get("earlier") or []
+    return [
+        EarlierRanks(replicas, pass_length, tuple(Booked.of(frontier, ahead) for _, frontier, ahead, *_ in places))
+        for replicas, pass_length, places in rows
+    ]
+
+
+def order_needed_from(saved: dict[str, Any] | None) -> int | None:
+    """Returns the position from which the slowest rank needs the order; None if there are no other ranks."""
+    rows = None if saved is None else saved.get("ranks")
+    return min(frontier for _, frontier, *_ in rows) if rows else None
 
 
 def factors_of(saved: dict[str, Any] | None, factor: float) -> list[tuple[int, float]]:

@@ -53,7 +53,9 @@ from lightning_echo.pipeline.demand import (
     Waiting,
     Words,
     booked_of,
+    earlier_of,
     factors_of,
+    order_needed_from,
     window_of,
 )
 from lightning_echo.pipeline.pipelines import (
@@ -83,7 +85,7 @@ from lightning_echo.pipeline.requests import (
 )
 from lightning_echo.pipeline.streams import StreamEcho
 from lightning_echo.pipeline.worker import EchoCollate, EchoDataset, LiveExamples, Request
-from lightning_echo.plan.demand import Dealing, DemandRule
+from lightning_echo.plan.demand import Dealing, DemandRule, delivered_before
 from lightning_echo.plan.order import Order, SequentialOrder, ShuffledOrder
 from lightning_echo.plan.plan import PlanShape, Reuse, mix
 from lightning_echo.split.staged import Stages
@@ -500,13 +502,20 @@ class Indexed(Kind):
         pass_length, workers = opening.layout.pass_length, max(self.num_workers, 1)
         ahead = reading.window(pass_length // workers) if reading is not None and self.is_foreseeable else 0
         window = window_of(shape.batch_size, self.prefetched_batches, workers, ahead)
+        saved = launch.state.get("demand")
         dealing = Dealing(
-            booked_of(launch.state.get("demand"), launch.begin_at.position),
+            booked_of(saved, launch.begin_at.position),
             pass_length=pass_length,
             block=shape.batch_size,
             workers=workers,
             window=window,
             overtaking=window + (0 if reading is None else min(OVERTAKING * reading.threads, pass_length // 4)),
+            delivered_before=delivered_before(
+                earlier_of(saved),
+                pass_length=pass_length,
+                replicas=opening.layout.replicas,
+                rank=opening.rank,
+            ),
         )
         # Without workers, nothing is read while a step runs, except by threads.
         most_factor = 1.0 if not self.num_workers and reading is None else math.inf
@@ -518,9 +527,11 @@ class Indexed(Kind):
             size_of=shape.size_of,
             factors=factors_of(launch.state.get("demand"), launch.factor),
             most_factor=most_factor,
+            earlier=None if saved is None else saved.get("earlier"),
+            order_from=order_needed_from(saved),
         )
         words, processes = Words(loader), WorkerProcesses(launch.worker_init_fn)
-        rule = DemandRule(mix(shape.seed, opening.rank), launch.factor, min(opening.shape.buffer_size, pass_length) // workers)
+        rule = DemandRule(opening.key, launch.factor, min(opening.shape.buffer_size, pass_length) // workers)
         examples = DemandExamples(
             loader.dataset, choice.make_stages, opening.key, loader.collate_fn, caching, reading, words=words, rule=rule
         )

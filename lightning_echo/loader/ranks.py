@@ -1,0 +1,251 @@
+"""Where each rank of a job is on demand: each leaves its place in the job's store, and a checkpoint has all of them.
+
+Each rank has as many fresh examples as its own source delivers, and Lightning saves the state of rank 0 alone. So after each
+batch a rank leaves its `Place` in the store of ``torch.distributed``, and overwrites that of `KEPT` batches ago. Writing does not
+wait for an answer. A rank that saves a state reads the places of the same batch there. No other rank has to help, so a rank that
+saves alone, after an exception, has them, too. The place of another batch is never taken for the one that is asked for. If a rank
+has not come there in time, its last place before is saved, with the number of its batch: a resumed run reads again what that rank
+has delivered since then, and says so.
+"""
+
+from __future__ import annotations
+
+import secrets
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from threading import Thread
+from time import perf_counter, sleep
+from typing import Any
+
+import torch
+
+from lightning_echo.cache.node_cache import gathered, is_distributed
+from lightning_echo.loader.resuming import keeps_arrangement
+from lightning_echo.loader.state import DemandState, EarlierPlaces, EchoCounts, EchoState, Place, Run
+from lightning_echo.pipeline.pipelines import Layout
+from lightning_echo.plan.demand import Booked
+
+KEPT = 16  # places of each rank, that of its last batch and of those before
+MOST_SECONDS = 4.0  # that a state waits for the places of other ranks
+_ANSWER_SECONDS = 0.8  # after that, in which the store must have answered
+_LOOK_SECONDS = 0.005
+
+
+class RankPlaces:
+    """The places of all ranks of a job.
+
+    Args:
+        rank: The number of this rank.
+        places: The places of all ranks where the run begins, or continues.
+        store: The job's store, for this run alone; None if there is none: then the places of other ranks are not known.
+    """
+
+    def __init__(self, rank: int, places: Sequence[Place], store: Any) -> None:
+        self._rank, self._store = rank, store
+        self._start, self._known = tuple(places), list(places)
+        self.why_unknown = "" if store is not None else "this job has no store"
+
+    @classmethod
+    def join(cls, ranks: int, rank: int, own: Place) -> RankPlaces:
+        """Makes one for a run that begins or continues at a place. All ranks of a job must call this together.
+
+        ``ranks``: their number, if they are not a job of ``torch.distributed``: then a rank knows nothing of the others.
+        """
+        if not is_distributed():
+            return cls(rank, [own if each == rank else Place(0, 0, (), 0, 0) for each in range(ranks)], None)
+        # By a name of its own: an earlier run of this job had batches of the same numbers.
+        names, places = zip(*gathered((secrets.token_hex(8), own)), strict=True)
+        distributed: Any = torch.distributed
+        store = distributed.distributed_c10d._get_default_store()
+        return cls(rank, places, None if store is None else distributed.PrefixStore(f"lightning_echo/{names[0]}", store))
+
+    @property
+    def slowest(self) -> int:
+        """A position that every rank has reached."""
+        return min(place.frontier for place in self._known)
+
+    def leave(self, place: Place) -> None:
+        """Lets other ranks know the place of this one."""
+        self._write(place.number, to_bytes(place))
+
+    def take_back(self, number: int) -> None:
+        """Erases the place after ``number`` batches: the last of them did not reach the training."""
+        self._write(number, b"")
+
+    def _write(self, number: int, value: bytes) -> None:
+        if self._store is None:
+            return
+        try:
+            self._store.set(f"{self._rank}/{number % KEPT}", value)
+        except RuntimeError as error:  # as all errors of a store
+            self._lose(f"the job's store does not answer ({error})")
+
+    def collect(self, own: Place, say: Callable[[str], None]) -> tuple[Place, ...]:
+        """Returns the place of each rank after ``own.number`` batches, or its last one before that is known, and says so.
+
+        It waits for less than 5 s, also if the store does not answer.
+        """
+        found = {self._rank: own}
+        if self._store is not None:
+            thread = Thread(target=self._look, args=(own.number, found), daemon=True, name="lightning_echo places")
+            thread.start()
+            thread.join(MOST_SECONDS + _ANSWER_SECONDS)
+            if thread.is_alive():
+                self._lose("the job's store does not answer")
+        for rank, start in enumerate(self._start):
+            # The state may be of fewer batches than the one before, so what is known may be of too many.
+            of_rank = [start, self._known[rank], found.get(rank, start)]
+            self._known[rank] = max((each for each in of_rank if each.number <= own.number), key=lambda each: each.number)
+        if is_distributed() and (late := _late(self._known, own.number)):
+            why = self.why_unknown or "it has not come so far, or is ahead"
+            say(
+                f"the place of {late} after batch {own.number} is not known ({why}): a run that resumes from this state reads "
+                "again what was delivered there since then"
+            )
+        return tuple(self._known)
+
+    def _look(self, number: int, found: dict[int, Place]) -> None:
+        """Reads places until all are those after ``number`` batches. The last ones before stand for those that do not come."""
+        until = perf_counter() + MOST_SECONDS
+        missing = [rank for rank in range(len(self._start)) if rank != self._rank]
+        try:
+            while True:
+                for rank in list(missing):
+                    if (place := self._read(rank, number)) is not None and place.number == number:
+                        found[rank] = place
+                        missing.remove(rank)
+                if not missing or perf_counter() > until:
+                    break
+                sleep(_LOOK_SECONDS)
+            for rank in missing:
+                of_rank = [self._read(rank, each) for each in range(number - KEPT + 1, number)]
+                before = [place for place in of_rank if place is not None and place.number < number]
+                if before:
+                    found[rank] = max(before, key=lambda place: place.number)
+        except RuntimeError as error:
+            self._lose(f"the job's store does not answer ({error})")
+
+    def _read(self, rank: int, number: int) -> Place | None:
+        store, key = self._store, f"{rank}/{number % KEPT}"
+        # To get a key that is not there would wait for it. A key that is there is never deleted.
+        return from_bytes(store.get(key)) if store is not None and store.check([key]) else None
+
+    def _lose(self, why: str) -> None:
+        self._store, self.why_unknown = None, self.why_unknown or why
+
+
+def to_bytes(place: Place) -> bytes:
+    """Returns a place in a compact form.
+
+    >>> from_bytes(to_bytes(Place(3, 8, (Run(10, 2),), 10, 14)))
+    Place(number=3, frontier=8, ahead=(Run(first=10, size=2),), fresh=10, echoed=14)
+    """
+    number, frontier, ahead, fresh, echoed = place
+    return array("q", [number, frontier, fresh, echoed, *(value for run in ahead for value in run)]).tobytes()
+
+
+def from_bytes(value: bytes) -> Place | None:
+    """Inverts `to_bytes`. None: it was taken back."""
+    if not value:
+        return None
+    number, frontier, fresh, echoed, *runs = array("q", value)
+    return Place(number, frontier, tuple(map(Run, runs[::2], runs[1::2])), fresh, echoed)
+
+
+# ---------------------------------------------------------------------- resuming
+
+
+def late_ranks(demand: DemandState, among: Sequence[int] | None = None) -> str:
+    """Returns which ranks' places a state does not have, in words. Empty: it has all. ``among``: the ranks to look at.
+
+    >>> places = (Place(9, 8, (), 8, 28), Place(7, 4, (), 4, 24), Place(9, 5, (), 5, 31))
+    >>> late_ranks(DemandState(number=9, frontier=8, ahead=(), max_factor=8.0, pending=(), ranks=places))
+    'rank 1 (known after batch 7)'
+    """
+    return _late(demand.ranks or (), demand.number, among)
+
+
+def _late(places: Sequence[Place], number: int, among: Sequence[int] | None = None) -> str:
+    late = [
+        f"{rank} (known after batch {place.number})"
+        for rank, place in enumerate(places)
+        if place.number < number and (among is None or rank in among)
+    ]
+    return f"rank{'s' if len(late) > 1 else ''} {', '.join(late)}" if late else ""
+
+
+def shared_out(state: EchoState, now: Layout) -> DemandState | None:
+    """Returns the state with which other ranks continue: what was delivered stays delivered. None: that is not possible.
+
+    The ranks had the slots of a pass in turn, as ``plan/order.py`` says. Each new rank asks of each of its slots whether the rank
+    that had it before had delivered it.
+    """
+    before = state.layout
+    if state.demand is None or not keeps_arrangement(state, now):
+        return None
+    demand, places = state.demand, state.demand.ranks or (own_place(state, state.counts),)
+    if len(places) != before.replicas:
+        return None  # the ranks shared the data in a way of their own
+    last = EarlierPlaces(before.replicas, before.pass_length, places)
+    number, position = divmod(demand.slowest, before.pass_length)
+    frontier = number * now.pass_length + min(position * before.replicas // now.replicas, now.pass_length)
+    earlier = tuple(each for each in (*(demand.earlier or ()), last) if each.passes > number)
+    # A batch delivers at most so many. Up to the end of its pass, the state takes all as if they were delivered.
+    most = max((each.passes for each in earlier), default=number) * now.pass_length
+    batches = max(demand.number, -(-most // now.batch_size))
+    fresh, echoed = (sum(column) for column in list(zip(*places, strict=True))[3:])
+    ranks = tuple(
+        Place(batches, frontier, (), _part(fresh, now.replicas, rank), _part(echoed, now.replicas, rank))
+        for rank in range(now.replicas)
+    )
+    return DemandState(
+        number=batches,
+        frontier=frontier,
+        ahead=(),
+        max_factor=demand.max_factor,
+        pending=demand.pending,
+        ranks=ranks if len(ranks) > 1 else None,
+        earlier=earlier or None,
+    )
+
+
+def _part(total: int, ranks: int, rank: int) -> int:
+    return total // ranks + (rank < total % ranks)
+
+
+# ---------------------------------------------------------------------- a place and a state
+
+
+def place_of(number: int, booked: Booked, counts: EchoCounts) -> Place:
+    return Place(number, booked.frontier, tuple(Run(*run) for run in booked.runs()), counts.fresh, counts.echoed)
+
+
+def own_place(state: EchoState, counts: EchoCounts) -> Place:
+    """Returns the place of this rank in a state of its own."""
+    demand, begin_at = state.demand, state.begin_at
+    if demand is None:
+        return Place(begin_at.number, begin_at.position, (), counts.fresh, counts.echoed)
+    return Place(demand.number, demand.frontier, demand.ahead, counts.fresh, counts.echoed)
+
+
+def demand_of_rank(demand: DemandState, ranks: int, rank: int) -> DemandState:
+    """Returns the state with the place of one rank, whichever rank has saved it."""
+    if demand.ranks is None:
+        return demand
+    if len(demand.ranks) != ranks:
+        return replace(demand, frontier=demand.slowest, ahead=())  # the ranks share the data in a way of their own
+    _, frontier, ahead, *_ = demand.ranks[rank]
+    return replace(demand, frontier=frontier, ahead=ahead)
+
+
+def counts_of_rank(state: EchoState, ranks: int, rank: int) -> EchoCounts:
+    """Returns the counts from which a rank continues. If the number of ranks has changed, they share what all had together."""
+    places = None if state.demand is None else state.demand.ranks
+    if places is None:
+        return state.counts
+    fresh, echoed = (sum(column) for column in list(zip(*places, strict=True))[3:])
+    if len(places) == ranks:
+        fresh, echoed = places[rank][3:]
+        return EchoCounts(fresh, echoed, state.counts.refetched)
+    return EchoCounts(_part(fresh, ranks, rank), _part(echoed, ranks, rank))
