@@ -44,7 +44,11 @@ class RankPlaces:
     def __init__(self, rank: int, places: Sequence[Place], store: Any) -> None:
         self._rank, self._store = rank, store
         self._start, self._known = tuple(places), list(places)
-        self.why_unknown = "" if store is not None else "this job has no store"
+        self._waited_after = -1  # batches: a checkpoint may save the state of a loader twice, and waits once
+        self._is_job = store is not None or is_distributed()
+        self._why_unknown = "" if store is not None else "this job has no store"
+        for number in range(KEPT):
+            self.take_back(number)  # so that all keys are there: to get one that is not there would wait for it
 
     @classmethod
     def join(cls, ranks: int, rank: int, own: Place) -> RankPlaces:
@@ -88,7 +92,8 @@ class RankPlaces:
         """
         found = {self._rank: own}
         if self._store is not None:
-            thread = Thread(target=self._look, args=(own.number, found), daemon=True, name="lightning_echo places")
+            wait = MOST_SECONDS if own.number != self._waited_after else 0.0
+            thread = Thread(target=self._look, args=(own.number, found, wait), daemon=True, name="lightning_echo places")
             thread.start()
             thread.join(MOST_SECONDS + _ANSWER_SECONDS)
             if thread.is_alive():
@@ -97,42 +102,45 @@ class RankPlaces:
             # The state may be of fewer batches than the one before, so what is known may be of too many.
             of_rank = [start, self._known[rank], found.get(rank, start)]
             self._known[rank] = max((each for each in of_rank if each.number <= own.number), key=lambda each: each.number)
-        if is_distributed() and (late := _late(self._known, own.number)):
-            why = self.why_unknown or "it has not come so far, or is ahead"
+        if self._is_job and own.number != self._waited_after and (late := _late(self._known, own.number)):
+            why = self._why_unknown or "it has not come so far, or is ahead"
             say(
                 f"the place of {late} after batch {own.number} is not known ({why}): a run that resumes from this state reads "
                 "again what was delivered there since then"
             )
+        self._waited_after = own.number
         return tuple(self._known)
 
-    def _look(self, number: int, found: dict[int, Place]) -> None:
+    def _look(self, number: int, found: dict[int, Place], wait: float) -> None:
         """Reads places until all are those after ``number`` batches. The last ones before stand for those that do not come."""
-        until = perf_counter() + MOST_SECONDS
+        until = perf_counter() + wait
         missing = [rank for rank in range(len(self._start)) if rank != self._rank]
         try:
             while True:
-                for rank in list(missing):
-                    if (place := self._read(rank, number)) is not None and place.number == number:
-                        found[rank] = place
-                        missing.remove(rank)
+                read = self._read([(rank, number) for rank in missing])
+                found |= {rank: place for rank, place in zip(missing, read, strict=True) if place and place.number == number}
+                missing = [rank for rank in missing if rank not in found]
                 if not missing or perf_counter() > until:
                     break
                 sleep(_LOOK_SECONDS)
             for rank in missing:
-                of_rank = [self._read(rank, each) for each in range(number - KEPT + 1, number)]
-                before = [place for place in of_rank if place is not None and place.number < number]
+                of_rank = self._read([(rank, each) for each in range(number - KEPT + 1, number)])
+                before = [place for place in of_rank if place and place.number < number]
                 if before:
                     found[rank] = max(before, key=lambda place: place.number)
         except RuntimeError as error:
             self._lose(f"the job's store does not answer ({error})")
 
-    def _read(self, rank: int, number: int) -> Place | None:
-        store, key = self._store, f"{rank}/{number % KEPT}"
-        # To get a key that is not there would wait for it. A key that is there is never deleted.
-        return from_bytes(store.get(key)) if store is not None and store.check([key]) else None
+    def _read(self, asked: Sequence[tuple[int, int]]) -> list[Place | None]:
+        """Returns what stands where places of these ranks and numbers stand."""
+        store, keys = self._store, [f"{rank}/{number % KEPT}" for rank, number in asked]
+        if store is None or not keys or not store.check(keys):
+            return [None] * len(keys)
+        values = store.multi_get(keys) if store.has_extended_api() else map(store.get, keys)
+        return [from_bytes(value) for value in values]
 
     def _lose(self, why: str) -> None:
-        self._store, self.why_unknown = None, self.why_unknown or why
+        self._store, self._why_unknown = None, self._why_unknown or why
 
 
 def to_bytes(place: Place) -> bytes:
