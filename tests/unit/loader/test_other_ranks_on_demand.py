@@ -1,4 +1,4 @@
-"""A run on demand continues with other ranks: what was delivered is not dealt again, all else is. By brute force, slot by slot."""
+"""A run on demand continues with other ranks: what was delivered is not dealt again, all else is. Slot by slot."""
 
 from __future__ import annotations
 
