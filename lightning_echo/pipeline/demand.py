@@ -479,7 +479,7 @@ class DemandPipeline:
         if report.fresh:
             self._loads.append(report.source / report.fresh)
         if not self._steps:
-            return 1
+            return min(1, self._most_lead)
         making = _mean(self._makings) + (_mean(self._loads) if self._pools is None else 0.0)
         return lead(making, _mean(self._steps), self._most_lead)
 

@@ -545,7 +545,8 @@ class Indexed(Kind):
             processes,
             Waiting(requests, processes, loader.dataset, loader.timeout, opening.say),
             in_thread=in_thread,
-            most_lead=max(self.prefetched_batches, 1),
+            # A batch must not be due when it is requested: its worker would never read. A thread requests it some batches earlier.
+            most_lead=max(self.prefetched_batches - (not in_thread), 0),
             pools=None if reading is None else reading.pools,
         )
 
