@@ -21,15 +21,17 @@ from typing import Any
 import torch
 
 from lightning_echo.cache.node_cache import gathered, is_distributed
-from lightning_echo.loader.resuming import keeps_arrangement
+from lightning_echo.loader.resuming import keeps_arrangement, order_to_go_on, other_order_of, where_to_go_on, why_next_pass
+from lightning_echo.loader.setting import Setting
 from lightning_echo.loader.state import DemandState, EarlierPlaces, EchoCounts, EchoState, Place, Run
-from lightning_echo.pipeline.pipelines import Layout
+from lightning_echo.pipeline.pipelines import Layout, Start
 from lightning_echo.plan.demand import Booked
 
 KEPT = 16  # places of each rank, that of its last batch and of those before
 MOST_SECONDS = 4.0  # that a state waits for the places of other ranks
 _ANSWER_SECONDS = 0.8  # after that, in which the store must have answered
 _LOOK_SECONDS = 0.005
+_READ_AGAIN = ": what was delivered there since then is read again"
 
 
 class RankPlaces:
@@ -102,12 +104,9 @@ class RankPlaces:
             # The state may be of fewer batches than the one before, so what is known may be of too many.
             of_rank = [start, self._known[rank], found.get(rank, start)]
             self._known[rank] = max((each for each in of_rank if each.number <= own.number), key=lambda each: each.number)
-        if self._is_job and own.number != self._waited_after and (late := _late(self._known, own.number)):
-            why = self._why_unknown or "it has not come so far, or is ahead"
-            say(
-                f"the place of {late} after batch {own.number} is not known ({why}): a run that resumes from this state reads "
-                "again what was delivered there since then"
-            )
+        if self._is_job and own.number != self._waited_after and (late := late_ranks(self._known, own.number)):
+            why = self._why_unknown or "it has not come so far, or is far ahead"
+            say(f"{late} ({why}): a run that resumes from this state reads again what was delivered there since then")
         self._waited_after = own.number
         return tuple(self._known)
 
@@ -164,23 +163,51 @@ def from_bytes(value: bytes) -> Place | None:
 # ---------------------------------------------------------------------- resuming
 
 
-def late_ranks(demand: DemandState, among: Sequence[int] | None = None) -> str:
-    """Returns which ranks' places a state does not have, in words. Empty: it has all. ``among``: the ranks to look at.
+def continued_on_demand(state: EchoState, setting: Setting) -> tuple[EchoState, int | None, str]:
+    """Returns the state from which a run on demand starts on this rank, and a message for the user, which may be empty.
 
-    >>> places = (Place(9, 8, (), 8, 28), Place(7, 4, (), 4, 24), Place(9, 5, (), 5, 31))
-    >>> late_ranks(DemandState(number=9, frontier=8, ahead=(), max_factor=8.0, pending=(), ranks=places))
-    'rank 1 (known after batch 7)'
+    Between them: the number of batches after which an epoch begins. None: the run continues at its place of the epoch.
     """
-    return _late(demand.ranks or (), demand.number, among)
+    layout, before, demand = setting.layout(), state.layout, state.demand
+    is_same_pass = before.length == layout.length and not other_order_of(state, setting)
+    changed = f"the state was saved with {state.conditions.differences(setting.conditions())}: the run continues "
+    if is_same_pass and (before.pass_length, before.replicas) == (layout.pass_length, layout.replicas):
+        if demand is None:
+            assert state.plan is not None
+            begin_at = Start(state.plan.position, state.plan.number)
+            message = "the state was saved with a constant factor: the run continues on demand, with an empty memory"
+            return replace(state, plan=None, begin_at=begin_at), None, message
+        ranks, rank = setting.place_of_rank()
+        late = late_ranks(demand.ranks or (), demand.number, None if setting.is_job else rank)
+        return replace(state, demand=demand_of_rank(demand, ranks, rank)), None, f"{late}{_READ_AGAIN}" if late else ""
+    if is_same_pass and demand is not None and (shared := shared_out(state, layout)) is not None:
+        late = late_ranks(demand.ranks or (), demand.number)
+        message = (
+            f"{changed}with what no rank had delivered and leaves nothing out, but its batches are not those of the run that was "
+            "saved"
+        )
+        return replace(state, demand=shared), shared.number, f"{message}; {late}{_READ_AGAIN}" if late else message
+    begin_at = where_to_go_on(state, layout, setting.kind.by_batches)
+    order = order_to_go_on(state, layout, begin_at) if is_same_pass else None
+    message = why_next_pass(state, setting)
+    if is_same_pass:
+        message = f"{changed}at the same place of the pass and leaves nothing out; examples that had come early may come again"
+    return replace(state, plan=None, demand=None, order=order, begin_at=begin_at), begin_at.number, message
 
 
-def _late(places: Sequence[Place], number: int, among: Sequence[int] | None = None) -> str:
+def late_ranks(places: Sequence[Place], number: int, of: int | None = None) -> str:
+    """Returns whose place after ``number`` batches is not among the places, in words. ``of``: the only rank to look at.
+
+    >>> late_ranks([Place(9, 8, (), 8, 28), Place(7, 4, (), 4, 24), Place(9, 5, (), 5, 31)], 9)
+    'the place of rank 1 (known after batch 7) is not known after batch 9'
+    """
     late = [
         f"{rank} (known after batch {place.number})"
         for rank, place in enumerate(places)
-        if place.number < number and (among is None or rank in among)
+        if place.number < number and of in (None, rank)
     ]
-    return f"rank{'s' if len(late) > 1 else ''} {', '.join(late)}" if late else ""
+    whose = f"rank{'s' if len(late) > 1 else ''} {', '.join(late)}"
+    return f"the place of {whose} is not known after batch {number}" if late else ""
 
 
 def shared_out(state: EchoState, now: Layout) -> DemandState | None:

@@ -13,7 +13,7 @@ from lightning_echo.cache.node_cache import gathered
 from lightning_echo.data.fingerprint import Changed, Changes
 from lightning_echo.insertion import Needs, earliest
 from lightning_echo.loader.epochs import Delivery, Progress, Steps, TrainerPlace
-from lightning_echo.loader.ranks import RankPlaces, counts_of_rank, demand_of_rank, late_ranks, own_place, place_of, shared_out
+from lightning_echo.loader.ranks import RankPlaces, continued_on_demand, counts_of_rank, own_place, place_of
 from lightning_echo.loader.resuming import (
     adapt_state,
     begin_next_pass,
@@ -28,7 +28,7 @@ from lightning_echo.loader.resuming import (
     why_next_pass,
 )
 from lightning_echo.loader.setting import Setting, default_seed, ranks_on_node, world
-from lightning_echo.loader.state import Conditions, DemandState, EchoState
+from lightning_echo.loader.state import Conditions, EchoState
 from lightning_echo.log import Says
 from lightning_echo.pipeline.demand import DemandPipeline
 from lightning_echo.pipeline.kinds import Indexed
@@ -437,6 +437,11 @@ class EchoRun:
                 self.close()
             raise
 
+    def _keep_order(self) -> None:
+        """Keeps the order from where the slowest rank is."""
+        if self._places is not None and isinstance(self._pipeline.started, DemandPipeline):
+            self._pipeline.started.keep_order_from(self._places.slowest)
+
     def _leave_place(self) -> None:
         """Lets other ranks know what this one has delivered."""
         pipeline = self._pipeline.started
@@ -461,6 +466,8 @@ class EchoRun:
                 "point at the start"
             )
             return
+        if self._setting.has_several_places:  # each rank comes to its next pass at another batch
+            raise error
         self._begin_next_pass("")
         if not self.delivery.progress.in_epoch:
             self.delivery.progress.epoch_batches = self.length()
@@ -493,6 +500,7 @@ class EchoRun:
             begin_at=state.begin_at,
             worker_init_fn=self.worker_init_fn,
         )
+        setting.check_ranks_on_demand()
         if setting.has_several_places and self._places is None:
             self._places = RankPlaces.join(*setting.place_of_rank(), own_place(state, self.delivery.all_counts))
         started = setting.start(launch, self.warn)
@@ -510,6 +518,7 @@ class EchoRun:
                     self.says.inform(line)
         self._conditions = None if setting.kind.plans_in_workers else setting.conditions()  # a stream's length is only expected
         self._pipeline.start(started, self.delivery.progress.delivered)
+        self._keep_order()
         self._leave_place()
         return started
 
@@ -561,41 +570,14 @@ class EchoRun:
         return replace(state, plan=None, order=order, begin_at=begin_at)
 
     def _demand_to_start_from(self, state: EchoState) -> EchoState:
-        """Returns the state from which a run on demand starts. What is booked stays booked if positions mean the same here."""
-        setting, progress = self._setting, self.delivery.progress
-        layout, before = setting.layout(), state.layout
-        is_same_pass = before.length == layout.length and not other_order_of(state, setting)
-        if is_same_pass and (before.pass_length, before.replicas) == (layout.pass_length, layout.replicas):
-            if state.plan is not None:
-                self.warn("the state was saved with a constant factor: the run continues on demand, with an empty memory")
-                return replace(state, plan=None, begin_at=Start(state.plan.position, state.plan.number))
-            assert state.demand is not None
-            self._say_late(state.demand)
-            return replace(state, demand=demand_of_rank(state.demand, *setting.place_of_rank()))
-        if is_same_pass and state.demand is not None and (shared := shared_out(state, layout)) is not None:
-            self._say_late(state.demand)
-            self.warn(
-                f"the state was saved with {state.conditions.differences(setting.conditions())}: the run continues with what no "
-                "rank had delivered and leaves nothing out, but its batches are not those of the run that was saved"
-            )
-            progress.in_epoch, progress.epoch_batches, progress.delivered = 0, self.length(), shared.number
-            return replace(state, demand=shared)
-        begin_at = where_to_go_on(state, layout, setting.kind.by_batches)
-        self.warn(
-            why_next_pass(state, setting)
-            if not is_same_pass
-            else f"the state was saved with {state.conditions.differences(setting.conditions())}: the run continues at the same "
-            "place of the pass and leaves nothing out; examples that had come early may come again"
-        )
-        progress.in_epoch, progress.epoch_batches, progress.delivered = 0, self.length(), begin_at.number
-        order = order_to_go_on(state, layout, begin_at) if is_same_pass else None
-        return replace(state, plan=None, demand=None, order=order, begin_at=begin_at)
-
-    def _say_late(self, demand: DemandState) -> None:
-        is_job = world()[0] > 1
-        if late := late_ranks(demand, None if is_job else [self._setting.place_of_rank()[1]]):
-            warn = self.warn if is_job else self.says.warn_here  # ranks that are no job warn of themselves
-            warn(f"the state does not have the place of {late}: what was delivered there since then is read again")
+        """Returns the state from which a run on demand starts, see `continued_on_demand`."""
+        progress = self.delivery.progress
+        state, number, message = continued_on_demand(state, self._setting)
+        if message:  # ranks that are not of one job each have a message of their own
+            (self.warn if self._setting.is_job else self.says.warn_here)(message)
+        if number is not None:
+            progress.in_epoch, progress.epoch_batches, progress.delivered = 0, self.length(), number
+        return state
 
     # ------------------------------------------------------------------ continuing
 
@@ -631,10 +613,9 @@ class EchoRun:
         """Returns the state in plain types. Within a step of the Trainer, the run continues with the batch of that step."""
         is_under_way = self.delivery.is_under_way and self._pipeline.reaches(self.delivery.before_in_use.progress.delivered)
         trainer, state = None if place is None else place.state(), self.state(before=is_under_way)
-        if self._places is not None:
+        if self._places is not None and state.demand is not None:
             ranks = self._places.collect(own_place(state, state.counts), self.says.warn_here)
-            if isinstance(self._pipeline.started, DemandPipeline):
-                self._pipeline.started.keep_order_from(self._places.slowest)
+            self._keep_order()
             state = self.state(before=is_under_way).with_ranks(ranks)
         new_length = self._setting.layout().length if self._has_other_length() else None
         return replace(state, epoch_goes_on=epoch_goes_on, trainer=trainer, new_length=new_length).to_dict()

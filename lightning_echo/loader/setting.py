@@ -633,22 +633,30 @@ class Setting:
         return self._ranks or world()
 
     @property
+    def is_job(self) -> bool:
+        """Whether the ranks are a job of ``torch.distributed``, and not processes that the user has numbered."""
+        return world()[0] > 1
+
+    @property
     def has_several_places(self) -> bool:
         return self.on_demand and self.place_of_rank()[0] > 1
 
-    def _check_ranks_on_demand(self) -> None:
-        """Raises a ValueError if ranks cannot echo on demand, each as its own source delivers."""
-        ranks, own = world()[0], (self._ranks or data_parallel())[0]
+    def check_ranks_on_demand(self) -> None:
+        """Raises a ValueError if the run echoes on demand, and its ranks cannot, each as its own source delivers."""
+        ranks = world()[0]
+        if not self.on_demand or ranks == 1:
+            return
+        own = (self._ranks or data_parallel())[0]
         sampler = self.kind.sampler if isinstance(self.kind, Indexed) else None
         if isinstance(sampler, DistributedSampler):
             own = min(own, sampler.num_replicas) if self._ranks is None else sampler.num_replicas
-        if ranks > 1 and own != ranks:
+        if own != ranks:
             raise ValueError(
                 f"factor='demand' is impossible here: the job has {ranks} ranks and divides its data among {own}. Ranks that "
                 "share the same data must train on the same batch, and on demand each would get a batch of its own. Use a "
                 "number, or controller=TargetIdle()"
             )
-        if ranks > 1 and type(self.kind) is not Indexed:
+        if type(self.kind) is not Indexed:
             raise ValueError(
                 f"factor='demand' is impossible on {ranks} ranks here: only data that is read by index can continue on each rank "
                 "from a checkpoint of rank 0. Use a number, or controller=TargetIdle()"
@@ -658,8 +666,6 @@ class Setting:
 
     def start(self, launch: Launch, say: Callable[[str], None] = warnings.warn) -> Pipeline:
         """Opens a pipeline, which may warn the user with ``say``."""
-        if self.on_demand:
-            self._check_ranks_on_demand()
         layout = self.layout()
         opening = Opening(
             launch=launch,

@@ -667,6 +667,8 @@ def _check(state: EchoState, *, by_index: bool) -> None:
         assert order is not None
         check_demand(demand, layout)
         check_order(order, demand.frontier, layout, by_index)
+        first, number = (order.sampler or ((0, None),))[0][0], demand.slowest // layout.pass_length
+        require(first <= number, "order.sampler", f"a list from pass {number} on, or before", order.sampler)
     elif order is not None:  # a pass begins whose length is not known
         may_be = not by_index and not layout.batches_per_pass and order == OrderState(passes=order.passes)
         require(may_be, "order", "None without a plan", order)

@@ -290,7 +290,6 @@ class DemandRequests(Iterator[DemandRequest]):
         factors: list[tuple[int, float]],
         most_factor: float = math.inf,
         earlier: Any = None,
-        order_from: int | None = None,
     ) -> None:
         self._earlier = earlier
         self._dealing, self.order, self._workers, self._size_of = dealing, order, max(workers, 1), size_of
@@ -302,7 +301,7 @@ class DemandRequests(Iterator[DemandRequest]):
         first = dealing.booked().frontier
         order.seek(first)
         self._take_order_until(dealing.next)
-        self._order_from = order_from  # a state has the order from here on: another rank may not have come further
+        self._order_from = math.inf  # a state has the order from here on: another rank may not have come further
         # Undone for a state of an earlier batch: number of a batch, what was booked before it. The last ones.
         self._before: deque[tuple[int, Booked]] = deque(maxlen=3)
         self.delivered = number
@@ -372,7 +371,7 @@ class DemandRequests(Iterator[DemandRequest]):
             }
             if self._earlier is not None:
                 demand["earlier"] = self._earlier
-            since = min(oldest, booked.frontier) if self._order_from is None else min(oldest, booked.frontier, self._order_from)
+            since = int(min(oldest, booked.frontier, self._order_from))
             return {"plan": None, "order": self.order.state(since), "demand": demand}
 
     def place(self) -> tuple[int, Booked]:
@@ -512,12 +511,6 @@ def earlier_of(saved: dict[str, Any] | None) -> list[EarlierRanks]:
         EarlierRanks(replicas, pass_length, tuple(Booked.of(frontier, ahead) for _, frontier, ahead, *_ in places))
         for replicas, pass_length, places in rows
     ]
-
-
-def order_needed_from(saved: dict[str, Any] | None) -> int | None:
-    """Returns the position from which the slowest rank needs the order; None if there are no other ranks."""
-    rows = None if saved is None else saved.get("ranks")
-    return min(frontier for _, frontier, *_ in rows) if rows else None
 
 
 def factors_of(saved: dict[str, Any] | None, factor: float) -> list[tuple[int, float]]:

@@ -55,7 +55,6 @@ from lightning_echo.pipeline.demand import (
     booked_of,
     earlier_of,
     factors_of,
-    order_needed_from,
     window_of,
 )
 from lightning_echo.pipeline.pipelines import (
@@ -528,7 +527,6 @@ class Indexed(Kind):
             factors=factors_of(launch.state.get("demand"), launch.factor),
             most_factor=most_factor,
             earlier=None if saved is None else saved.get("earlier"),
-            order_from=order_needed_from(saved),
         )
         words, processes = Words(loader), WorkerProcesses(launch.worker_init_fn)
         rule = DemandRule(opening.key, launch.factor, min(opening.shape.buffer_size, pass_length) // workers)
@@ -545,7 +543,7 @@ class Indexed(Kind):
             processes,
             Waiting(requests, processes, loader.dataset, loader.timeout, opening.say),
             in_thread=in_thread,
-            # A batch must not be due when it is requested: its worker would never read. A thread requests it some batches earlier.
+            # A batch must not be due when it is requested, or its worker never reads. A thread requests it some batches earlier.
             most_lead=max(self.prefetched_batches - (not in_thread), 0),
             pools=None if reading is None else reading.pools,
         )

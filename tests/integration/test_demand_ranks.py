@@ -117,7 +117,7 @@ def test_a_rank_that_has_not_come_so_far_is_said_to_be_unknown_and_reads_again(t
     places = ahead["state"]["demand"]["ranks"]
     assert ahead["seconds"] < 8
     assert len(ahead["said"]) == 1
-    assert f"rank 1 (known after batch {BEFORE}) after batch {BEFORE + 5} is not known" in ahead["said"][0]
+    assert f"rank 1 (known after batch {BEFORE}) is not known after batch {BEFORE + 5}" in ahead["said"][0]
     assert [places[0][0], places[1]] == [BEFORE + 5, other["whole"]["state"]["demand"]["ranks"][1]]
     batches = [[*two[0]["whole"]["batches"], *ahead["batches"]], other["whole"]["batches"]]
     for rank, before in enumerate(batches):

@@ -12,7 +12,7 @@ from torch.distributed import HashStore, PrefixStore
 
 from lightning_echo.loader import ranks
 from lightning_echo.loader.ranks import KEPT, RankPlaces, from_bytes, late_ranks, to_bytes
-from lightning_echo.loader.state import DemandState, Place, Run
+from lightning_echo.loader.state import Place, Run
 
 START = Place(0, 0, (), 0, 0)
 
@@ -86,7 +86,7 @@ def test_the_place_after_another_batch_is_said_to_be_that_and_the_last_one_befor
         job.ranks[2].leave(place(number + 2, number))
     assert job.collect(0, place(8, 16)) == (place(8, 16), place(6), place(8, 6))
     assert len(job.said) == 1
-    assert job.said[0].startswith("the place of rank 1 (known after batch 6) after batch 8 is not known")
+    assert job.said[0].startswith("the place of rank 1 (known after batch 6) is not known after batch 8")
 
 
 @pytest.mark.usefixtures("quick")
@@ -213,6 +213,9 @@ def test_ranks_that_are_no_job_know_only_themselves() -> None:
 
 
 def test_late_ranks_are_named() -> None:
-    state = DemandState(number=9, frontier=8, ahead=(), max_factor=8.0, pending=(), ranks=(place(9), place(7), START))
-    assert late_ranks(state) == "ranks 1 (known after batch 7), 2 (known after batch 0)"
-    assert late_ranks(state, [0]) == ""
+    places = place(9), place(7), START
+    assert (
+        late_ranks(places, 9) == "the place of ranks 1 (known after batch 7), 2 (known after batch 0) is not known after batch 9"
+    )
+    assert late_ranks(places, 9, 0) == ""
+    assert late_ranks(places, 9, 1) == "the place of rank 1 (known after batch 7) is not known after batch 9"
