@@ -20,7 +20,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 from trainer_runs import Killed, SaveAt, trainer
 
-from lightning_echo import EchoDataModule, EchoLoader
+from lightning_echo import EchoCallback, EchoLoader
 
 LENGTH, BATCH_SIZE = 66, 4  # as many as two, three and six ranks can share evenly
 SLOW, QUICK = 0.03, 0.002  # seconds of a read
@@ -121,12 +121,13 @@ class Plain(pl.LightningDataModule):
 
 
 def fitted(seconds: float, *callbacks: Any, ckpt_path: Any = None) -> dict[str, Any]:
-    module, data = Module(), EchoDataModule(Plain(seconds), "demand", insertion_point="after_augmentation", seed=7)
-    run = trainer(strategy="ddp", devices=2, max_steps=BEFORE + AFTER, max_epochs=-1, callbacks=list(callbacks))
+    module, echo = Module(), EchoCallback(factor="demand", insertion_point="after_augmentation", seed=7, summary=False)
+    run = trainer(strategy="ddp", devices=2, max_steps=BEFORE + AFTER, max_epochs=-1, callbacks=[echo, *callbacks])
     found: dict[str, Any] = {"died": False}
     try:
-        run.fit(module, datamodule=data, ckpt_path=ckpt_path)
-        found |= saved(data.loader)
+        run.fit(module, datamodule=Plain(seconds), ckpt_path=ckpt_path)
+        found |= saved(run.train_dataloader)  # type: ignore[arg-type]
+        found["report"] = [echo.reports[-1].fresh_examples, echo.reports[-1].echoed_examples]
     except Killed:
         found["died"] = True
     return {**found, "batches": module.batches}

@@ -103,6 +103,7 @@ def test_a_training_that_is_killed_resumes_from_the_checkpoint_of_rank_0(two: An
         assert max(delivered.values()) - min(delivered.values()) <= 1
         assert place[3:] == again["state"]["counts"][:2]
         assert [each for each in again["said"] if "place" in each] == []
+        assert again["report"] == [sum(place[at] for place in again["state"]["demand"]["ranks"]) for at in (3, 4)]
 
 
 def test_a_rank_that_saves_alone_knows_the_places_of_all_at_once(two: Any) -> None:
