@@ -13,7 +13,7 @@ from lightning_echo.cache.node_cache import gathered
 from lightning_echo.data.fingerprint import Changed, Changes
 from lightning_echo.insertion import Needs, earliest
 from lightning_echo.loader.epochs import Delivery, Progress, Steps, TrainerPlace
-from lightning_echo.loader.ranks import RankPlaces, continued_on_demand, counts_of_rank, own_place, place_of
+from lightning_echo.loader.ranks import RankPlaces, continued_on_demand, counts_of_rank, own_place
 from lightning_echo.loader.resuming import (
     adapt_state,
     begin_next_pass,
@@ -447,7 +447,7 @@ class EchoRun:
         pipeline = self._pipeline.started
         if self._places is not None and isinstance(pipeline, DemandPipeline):
             number, booked = pipeline.place()
-            self._places.leave(place_of(number, booked, self.delivery.all_counts))
+            self._places.leave(number, booked, self.delivery.all_counts)
 
     def _go_around(self, error: OtherLength | SplitFails) -> None:
         """Ends the workers, so that new ones can make the next batch in spite of an error, or raises it.

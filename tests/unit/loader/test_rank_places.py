@@ -12,7 +12,8 @@ from torch.distributed import HashStore, PrefixStore
 
 from lightning_echo.loader import ranks
 from lightning_echo.loader.ranks import KEPT, RankPlaces, from_bytes, late_ranks, to_bytes
-from lightning_echo.loader.state import Place, Run
+from lightning_echo.loader.state import EchoCounts, Place, Run
+from lightning_echo.plan.demand import Booked
 
 START = Place(0, 0, (), 0, 0)
 
@@ -22,6 +23,10 @@ def place(number: int, frontier: int | None = None, *ahead: Run) -> Place:
     frontier = 2 * number if frontier is None else frontier
     fresh = frontier + sum(run.size for run in ahead)
     return Place(number, frontier, ahead, fresh, 4 * number - fresh)
+
+
+def leave(rank: RankPlaces, its: Place) -> None:
+    rank.leave(its.number, Booked.of(its.frontier, its.ahead), EchoCounts(its.fresh, its.echoed))
 
 
 class Job:
@@ -43,14 +48,15 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("found", [place(5), place(9, 7, Run(9, 2), Run(40, 1)), Place(2**40, 2**41, (), 2**41, 3)])
 def test_a_place_stands_in_the_store_as_bytes(found: Place) -> None:
-    assert from_bytes(to_bytes(found)) == found
+    booked = Booked.of(found.frontier, found.ahead)
+    assert from_bytes(to_bytes(found.number, booked, EchoCounts(found.fresh, found.echoed))) == found
 
 
 def test_each_rank_finds_the_places_of_all_after_the_same_batch() -> None:
     job = Job()
     places = [place(7, 10), place(7, 20, Run(22, 3)), place(7, 5)]
     for one, its in zip(job.ranks, places, strict=True):
-        one.leave(its)
+        leave(one, its)
     assert [job.collect(rank, places[rank]) for rank in range(3)] == [tuple(places)] * 3
     assert [one.slowest for one in job.ranks] == [5] * 3
     assert job.said == []
@@ -59,7 +65,7 @@ def test_each_rank_finds_the_places_of_all_after_the_same_batch() -> None:
 def test_a_rank_that_is_ahead_is_known_after_the_batch_that_is_asked_for() -> None:
     job = Job(2)
     for number in range(3 + KEPT):
-        job.ranks[1].leave(place(number, number))
+        leave(job.ranks[1], place(number, number))
     assert job.collect(0, place(3))[1] == place(3, 3)
     assert job.said == []
 
@@ -68,11 +74,11 @@ def test_a_rank_that_comes_later_is_waited_for(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(ranks, "MOST_SECONDS", 60.0)
     monkeypatch.setattr(ranks, "_ANSWER_SECONDS", 60.0)
     job = Job(2)
-    job.ranks[1].leave(place(6))
+    leave(job.ranks[1], place(6))
     asked: list[Any] = []
     thread = threading.Thread(target=lambda: asked.append(job.collect(0, place(7))))
     thread.start()
-    job.ranks[1].leave(place(7, 9))
+    leave(job.ranks[1], place(7, 9))
     thread.join(60)
     assert asked == [(place(7), place(7, 9))]
     assert job.said == []
@@ -82,8 +88,8 @@ def test_a_rank_that_comes_later_is_waited_for(monkeypatch: pytest.MonkeyPatch) 
 def test_the_place_after_another_batch_is_said_to_be_that_and_the_last_one_before_is_taken() -> None:
     job = Job()
     for number in (4, 5, 6):
-        job.ranks[1].leave(place(number))
-        job.ranks[2].leave(place(number + 2, number))
+        leave(job.ranks[1], place(number))
+        leave(job.ranks[2], place(number + 2, number))
     assert job.collect(0, place(8, 16)) == (place(8, 16), place(6), place(8, 6))
     assert len(job.said) == 1
     assert job.said[0].startswith("the place of rank 1 (known after batch 6) is not known after batch 8")
@@ -93,7 +99,7 @@ def test_the_place_after_another_batch_is_said_to_be_that_and_the_last_one_befor
 def test_a_rank_that_is_too_far_ahead_is_known_from_where_the_run_began() -> None:
     job = Job(2)
     for number in range(5, 5 + KEPT):
-        job.ranks[1].leave(place(number))
+        leave(job.ranks[1], place(number))
     assert job.collect(0, place(4))[1] == START
     assert "rank 1 (known after batch 0)" in job.said[0]
 
@@ -101,7 +107,7 @@ def test_a_rank_that_is_too_far_ahead_is_known_from_where_the_run_began() -> Non
 @pytest.mark.usefixtures("quick")
 def test_what_is_known_from_a_later_batch_is_not_taken_for_an_earlier_one() -> None:
     job = Job(2)
-    job.ranks[1].leave(place(7))
+    leave(job.ranks[1], place(7))
     assert job.collect(0, place(7))[1] == place(7)
     assert job.collect(0, place(6))[1] == START
 
@@ -109,8 +115,8 @@ def test_what_is_known_from_a_later_batch_is_not_taken_for_an_earlier_one() -> N
 @pytest.mark.usefixtures("quick")
 def test_a_batch_that_was_taken_back_does_not_count() -> None:
     job = Job(2)
-    job.ranks[1].leave(place(6))
-    job.ranks[1].leave(place(7))
+    leave(job.ranks[1], place(6))
+    leave(job.ranks[1], place(7))
     job.ranks[1].take_back(7)
     assert job.collect(0, place(7))[1] == place(6)
 
@@ -122,7 +128,7 @@ def test_a_checkpoint_that_saves_a_state_twice_waits_and_warns_once(monkeypatch:
     monkeypatch.setattr(ranks, "MOST_SECONDS", 1000.0)
     assert job.collect(0, place(3)) == first == (place(3), START)
     assert len(job.said) == 1
-    job.ranks[1].leave(place(3))
+    leave(job.ranks[1], place(3))
     assert job.collect(0, place(3)) == (place(3), place(3))
 
 
@@ -131,7 +137,7 @@ def test_another_run_of_the_same_job_has_places_of_its_own(quick: None) -> None:
     one, other = (
         [RankPlaces(rank, [START] * 2, PrefixStore(name, store)) for rank in range(2)] for name in ("one run", "another run")
     )
-    one[1].leave(place(3, 12))
+    leave(one[1], place(3, 12))
     said: list[str] = []
     assert other[0].collect(place(3), said.append)[1] == START
     assert len(said) == 1
@@ -169,7 +175,7 @@ def test_a_store_that_does_not_answer_stops_nobody_and_is_not_asked_again(stuck:
     stuck.is_stuck = True
     assert places.collect(place(3), said.append) == (place(3), START)
     assert "the job's store does not answer" in said[0]
-    places.leave(place(4))
+    leave(places, place(4))
     assert places.collect(place(4), said.append) == (place(4), START)
     assert (len(said), stuck.calls) == (2, 1)
 
@@ -197,7 +203,7 @@ def test_a_store_that_is_gone_is_said_where_a_state_is_saved(notices_when: str) 
     store, said = Gone(), list[str]()
     places = RankPlaces(1, [START] * 2, store)
     store.is_gone = notices_when == "leaving"
-    places.leave(place(3))
+    leave(places, place(3))
     started = time.monotonic()
     assert places.collect(place(3), said.append) == (START, place(3))
     assert time.monotonic() - started < ranks.MOST_SECONDS
