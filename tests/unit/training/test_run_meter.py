@@ -314,7 +314,8 @@ def test_loaded_totals_become_those_of_all_ranks_if_they_are_of_as_many_examples
     counts.go_on_from(Examples(13, 3))
     expected = of_job if corrected else (26, 6)
     assert counts.state(2) == [*expected]
-    assert counts.add_up() == (expected if counts_job else (0, 0))
+    if counts_job:
+        assert counts.add_up() == expected
 
 
 @pytest.mark.parametrize(("workers", "found"), [((0, 0), 0), ((1, 3), 1), ((0, 2), None)])
