@@ -40,17 +40,16 @@ class RankPlaces:
     Args:
         rank: The number of this rank.
         places: The places of all ranks where the run begins, or continues.
-        store: The job's store, for this run alone; None if there is none: then the places of other ranks are not known.
+        store: The job's store; None if there is none: then the places of other ranks are not known.
+        names: Under which each rank leaves its places there, in this run alone, see `prepare`.
     """
 
-    def __init__(self, rank: int, places: Sequence[Place], store: Any) -> None:
-        self._rank, self._store = rank, store
+    def __init__(self, rank: int, places: Sequence[Place], store: Any = None, names: Sequence[str] = ()) -> None:
+        self._rank, self._store, self._names = rank, store, names
         self._start, self._known = tuple(places), list(places)
         self._waited_after = -1  # batches: a checkpoint may save the state of a loader twice, and waits once
         self._is_job = store is not None or is_distributed()
         self._why_unknown = "" if store is not None else "this job has no store"
-        for number in range(KEPT):
-            self.take_back(number)  # so that all keys are there: to get one that is not there would wait for it
 
     @classmethod
     def join(cls, ranks: int, rank: int, own: Place) -> RankPlaces:
@@ -59,12 +58,13 @@ class RankPlaces:
         ``ranks``: their number, if they are not a job of ``torch.distributed``: then a rank knows nothing of the others.
         """
         if not is_distributed():
-            return cls(rank, [own if each == rank else Place(0, 0, (), 0, 0) for each in range(ranks)], None)
-        # By a name of its own: an earlier run of this job had batches of the same numbers.
-        names, places = zip(*gathered((secrets.token_hex(8), own)), strict=True)
+            return cls(rank, [own if each == rank else Place(0, 0, (), 0, 0) for each in range(ranks)])
         distributed: Any = torch.distributed
         store = distributed.distributed_c10d._get_default_store()
-        return cls(rank, places, None if store is None else distributed.PrefixStore(f"lightning_echo/{names[0]}", store))
+        name = f"lightning_echo/{secrets.token_hex(8)}"  # an earlier run of this job had batches of the same numbers
+        prepare(store, name)
+        names, places = zip(*gathered((name, own)), strict=True)
+        return cls(rank, places, store, names)
 
     @property
     def slowest(self) -> int:
@@ -83,7 +83,7 @@ class RankPlaces:
         if self._store is None:
             return
         try:
-            self._store.set(f"{self._rank}/{number % KEPT}", value)
+            self._store.set(_key(self._names[self._rank], number), value)
         except RuntimeError as error:  # as all errors of a store
             self._lose(f"the job's store does not answer ({error})")
 
@@ -113,7 +113,7 @@ class RankPlaces:
     def _look(self, number: int, found: dict[int, Place], wait: float) -> None:
         """Reads places until all are those after ``number`` batches. The last ones before stand for those that do not come."""
         until = perf_counter() + wait
-        missing = [rank for rank in range(len(self._start)) if rank != self._rank]
+        missing = [rank for rank, start in enumerate(self._start) if rank != self._rank and start.number != number]
         try:
             while True:
                 read = self._read([(rank, number) for rank in missing])
@@ -132,14 +132,24 @@ class RankPlaces:
 
     def _read(self, asked: Sequence[tuple[int, int]]) -> list[Place | None]:
         """Returns what stands where places of these ranks and numbers stand."""
-        store, keys = self._store, [f"{rank}/{number % KEPT}" for rank, number in asked]
-        if store is None or not keys or not store.check(keys):
+        store, keys = self._store, [_key(self._names[rank], number) for rank, number in asked]
+        if store is None or not keys:
             return [None] * len(keys)
         values = store.multi_get(keys) if store.has_extended_api() else map(store.get, keys)
         return [from_bytes(value) for value in values]
 
     def _lose(self, why: str) -> None:
         self._store, self._why_unknown = None, self._why_unknown or why
+
+
+def prepare(store: Any, name: str) -> None:
+    """Makes all keys of a rank, before others read them: to get one that is not there would wait for it."""
+    for number in range(KEPT if store is not None else 0):
+        store.set(_key(name, number), b"")
+
+
+def _key(name: str, number: int) -> str:
+    return f"{name}/{number % KEPT}"
 
 
 def to_bytes(number: int, booked: Booked, counts: EchoCounts) -> bytes:

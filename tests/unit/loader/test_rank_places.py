@@ -5,13 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
-from torch.distributed import HashStore, PrefixStore
+from torch.distributed import FileStore, HashStore, PrefixStore, TCPStore
 
 from lightning_echo.loader import ranks
-from lightning_echo.loader.ranks import KEPT, RankPlaces, from_bytes, late_ranks, to_bytes
+from lightning_echo.loader.ranks import KEPT, RankPlaces, from_bytes, late_ranks, prepare, to_bytes
 from lightning_echo.loader.state import EchoCounts, Place, Run
 from lightning_echo.plan.demand import Booked
 
@@ -33,9 +34,11 @@ class Job:
     """The ranks of a job in one process, and what they have said."""
 
     def __init__(self, size: int = 3, store: Any = None) -> None:
-        store = store or HashStore()
-        self.ranks = [RankPlaces(rank, [START] * size, PrefixStore("run", store)) for rank in range(size)]
-        self.said: list[str] = []
+        store, names = store or HashStore(), [f"run/{rank}" for rank in range(size)]
+        for name in names:
+            prepare(store, name)
+        self.ranks = [RankPlaces(rank, [START] * size, store, names) for rank in range(size)]
+        self.store, self.said = store, list[str]()
 
     def collect(self, rank: int, own: Place) -> tuple[Place, ...]:
         return self.ranks[rank].collect(own, self.said.append)
@@ -52,8 +55,17 @@ def test_a_place_stands_in_the_store_as_bytes(found: Place) -> None:
     assert from_bytes(to_bytes(found.number, booked, EchoCounts(found.fresh, found.echoed))) == found
 
 
-def test_each_rank_finds_the_places_of_all_after_the_same_batch() -> None:
-    job = Job()
+STORES = {
+    "of a process": lambda folder: HashStore(),
+    "a file": lambda folder: FileStore(str(folder / "store"), 3),
+    "a server": lambda folder: TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False),
+}
+
+
+@pytest.mark.parametrize("kind", STORES)
+def test_each_rank_finds_the_places_of_all_after_the_same_batch(tmp_path: Path, kind: str) -> None:
+    job = Job(store=STORES[kind](tmp_path))
+    assert job.collect(0, START) == (START,) * 3  # before any of them has left one
     places = [place(7, 10), place(7, 20, Run(22, 3)), place(7, 5)]
     for one, its in zip(job.ranks, places, strict=True):
         leave(one, its)
@@ -133,14 +145,11 @@ def test_a_checkpoint_that_saves_a_state_twice_waits_and_warns_once(monkeypatch:
 
 
 def test_another_run_of_the_same_job_has_places_of_its_own(quick: None) -> None:
-    store = HashStore()
-    one, other = (
-        [RankPlaces(rank, [START] * 2, PrefixStore(name, store)) for rank in range(2)] for name in ("one run", "another run")
-    )
-    leave(one[1], place(3, 12))
-    said: list[str] = []
-    assert other[0].collect(place(3), said.append)[1] == START
-    assert len(said) == 1
+    one = Job(2, store=HashStore())
+    other = Job(2, store=PrefixStore("another run", one.store))
+    leave(one.ranks[1], place(3, 12))
+    assert other.collect(0, place(3))[1] == START
+    assert len(other.said) == 1
 
 
 # ---------------------------------------------------------------------- a store that fails
@@ -155,10 +164,13 @@ class Stuck:
     def set(self, key: str, value: bytes) -> None:
         assert not self.is_stuck, "the training would wait for the store"
 
-    def check(self, keys: list[str]) -> bool:
+    def has_extended_api(self) -> bool:
+        return False
+
+    def get(self, key: str) -> bytes:
         self.calls += 1
         self.release.wait(60)
-        return False
+        return b""
 
 
 @pytest.fixture
@@ -171,7 +183,7 @@ def stuck() -> Iterator[Stuck]:
 @pytest.mark.usefixtures("quick")
 def test_a_store_that_does_not_answer_stops_nobody_and_is_not_asked_again(stuck: Stuck, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranks, "_ANSWER_SECONDS", 0.05)
-    places, said = RankPlaces(0, [START] * 2, stuck), list[str]()
+    places, said = RankPlaces(0, [START] * 2, stuck, ["0", "1"]), list[str]()
     stuck.is_stuck = True
     assert places.collect(place(3), said.append) == (place(3), START)
     assert "the job's store does not answer" in said[0]
@@ -194,14 +206,17 @@ class Gone:
         if self.is_gone:
             raise RuntimeError("connection reset by peer")
 
-    def check(self, keys: list[str]) -> bool:
+    def has_extended_api(self) -> bool:
+        return True
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
         raise RuntimeError("connection reset by peer")
 
 
 @pytest.mark.parametrize("notices_when", ["leaving", "collecting"])
 def test_a_store_that_is_gone_is_said_where_a_state_is_saved(notices_when: str) -> None:
     store, said = Gone(), list[str]()
-    places = RankPlaces(1, [START] * 2, store)
+    places = RankPlaces(1, [START] * 2, store, ["0", "1"])
     store.is_gone = notices_when == "leaving"
     leave(places, place(3))
     started = time.monotonic()
