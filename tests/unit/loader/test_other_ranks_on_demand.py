@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import random
+import warnings
 from collections import Counter
+from contextlib import closing
 from typing import Any
 
 import pytest
+from torch.utils.data import DataLoader
 
+from lightning_echo.loader.loader import EchoLoader
 from lightning_echo.loader.ranks import counts_of_rank, demand_of_rank, shared_out
 from lightning_echo.loader.state import EchoCounts, EchoState, Place, Run
 from lightning_echo.pipeline.demand import booked_of, earlier_of
@@ -186,3 +190,48 @@ def test_a_pass_is_about_to_begin_only_if_it_is_on_all_ranks() -> None:
         demand = state_of(places, now).demand
         assert demand is not None
         assert demand.is_between_passes(now.pass_length) is expected
+
+
+# ---------------------------------------------------------------------- which ranks can
+
+
+def numbered(ranks: int, rank: int) -> EchoLoader:
+    """A loader of a rank that the user has numbered."""
+    data = DataLoader(list(range(40)), 4, shuffle=True)
+    return EchoLoader(data, "demand", insertion_point="after_augmentation", seed=1, num_replicas=ranks, rank=rank)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_ranks_that_share_the_same_data_are_refused(ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lightning_echo.loader.setting.world", lambda: (4, 1))
+    with pytest.raises(ValueError, match=f"the job has 4 ranks and divides its data among {ranks}"):
+        next(iter(numbered(ranks, 0)))
+
+
+def test_only_data_by_index_can_be_on_several_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    setting = numbered(4, 1)._run._setting
+    monkeypatch.setattr("lightning_echo.loader.setting.world", lambda: (4, 1))
+    setting.check_ranks_on_demand()
+    monkeypatch.setattr(setting, "kind", object())
+    with pytest.raises(ValueError, match="only data that is read by index"):
+        setting.check_ranks_on_demand()
+
+
+def test_ranks_that_the_user_has_numbered_know_themselves_and_read_again_what_another_has_saved() -> None:
+    with closing(numbered(3, 1)) as echoed:
+        batches = iter(echoed)
+        mine = [index for batch in (next(batches), next(batches)) for index in batch.tolist()]
+        saved = echoed.state_dict()
+        assert saved["demand"]["ranks"] == [[0, 0, [], 0, 0], [2, 8, [], 8, 0], [0, 0, [], 0, 0]]
+        rest = [index for batch in (next(batches), next(batches)) for index in batch.tolist()][: 14 - 8]
+    with closing(numbered(3, 1)) as again, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        again.load_state_dict(saved)
+        assert [index for batch in list(again) for index in batch.tolist()] == rest
+    with closing(numbered(3, 2)) as other:
+        other.load_state_dict(saved)
+        with pytest.warns(UserWarning, match=r"the place of rank 2 \(known after batch 0\) is not known after batch 2"):
+            first = next(iter(other)).tolist()
+    with closing(numbered(3, 2)) as anew:
+        assert first == next(iter(anew)).tolist()
+    assert not set(first) & set(mine)
