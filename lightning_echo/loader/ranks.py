@@ -187,6 +187,7 @@ def continued_on_demand(state: EchoState, setting: Setting) -> tuple[EchoState, 
             message = "the state was saved with a constant factor: the run continues on demand, with an empty memory"
             return replace(state, plan=None, begin_at=begin_at), None, message
         ranks, rank = setting.place_of_rank()
+        demand = replace(demand, earlier=_not_over(demand.earlier or (), demand.slowest // layout.pass_length) or None)
         late = late_ranks(demand.ranks or (), demand.number, None if setting.is_job else rank)
         return replace(state, demand=demand_of_rank(demand, ranks, rank)), None, f"{late}{_READ_AGAIN}" if late else ""
     if is_same_pass and demand is not None and (shared := shared_out(state, layout)) is not None:
@@ -234,7 +235,7 @@ def shared_out(state: EchoState, now: Layout) -> DemandState | None:
     last = EarlierPlaces(before.replicas, before.pass_length, places)
     number, position = divmod(demand.slowest, before.pass_length)
     frontier = number * now.pass_length + min(position * before.replicas // now.replicas, now.pass_length)
-    earlier = tuple(each for each in (*(demand.earlier or ()), last) if each.passes > number)
+    earlier = _not_over((*(demand.earlier or ()), last), number)
     # A batch delivers at most so many. Up to the end of its pass, the state takes all as if they were delivered.
     most = max((each.passes for each in earlier), default=number) * now.pass_length
     batches = max(demand.number, -(-most // now.batch_size))
@@ -252,6 +253,11 @@ def shared_out(state: EchoState, now: Layout) -> DemandState | None:
         ranks=ranks if len(ranks) > 1 else None,
         earlier=earlier or None,
     )
+
+
+def _not_over(earlier: Sequence[EarlierPlaces], number: int) -> tuple[EarlierPlaces, ...]:
+    """Returns those that had delivered something of pass ``number``, or of a later one."""
+    return tuple(each for each in earlier if each.passes > number)
 
 
 def _part(total: int, ranks: int, rank: int) -> int:
