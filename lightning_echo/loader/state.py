@@ -504,8 +504,8 @@ class EchoState:
     """The state of an `EchoLoader` after some batch. It holds positions but never examples.
 
     It is the same on all ranks, except for `refetched` among the counts, and for a state of the user's own loader, sampler or
-    stream. On demand, a saved state has the places of all ranks: whichever rank has saved it, each continues from its own. A field
-    whose default is None is not in the file if it is None; ``reuse`` is not if it is ``each``, the paper's rule.
+    stream. On demand, a saved state has the places of all ranks: whichever rank has saved it, each continues from its own. A
+    field whose default is None is not in the file if it is None; ``reuse`` is not if it is ``each``, the paper's rule.
 
     Attributes:
         version: Version of this list of fields.
