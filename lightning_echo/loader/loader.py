@@ -27,7 +27,7 @@ from lightning_echo.cache.node_cache import CacheCounts
 from lightning_echo.data.objects import names_options
 from lightning_echo.insertion import InsertionPoint, Needs, earliest
 from lightning_echo.loader.epochs import BatchesUsed, Caller, Epoch, Iterations, Steps, TrainerPlace, caller, few_workers
-from lightning_echo.loader.run import EchoRun, EpochListener
+from lightning_echo.loader.run import EchoRun, EpochListener, RunFactor
 from lightning_echo.loader.setting import Setting, world
 from lightning_echo.loader.state import EchoCounts
 from lightning_echo.pipeline.worker import StageSeconds
@@ -95,7 +95,6 @@ class EchoLoader(PlainAttributes):
             divide its data among the ranks itself.
         factor: Echo factor: the uses per fresh example on average, a real number >= 1. 1 means no echoing. ``"demand"``: a batch
             takes the fresh examples that have arrived, and echoes for the rest.
-        max_factor: With ``factor="demand"``: the most uses per fresh example on average, a real number >= 1. Default: 8.
         insertion_point: Where the echo stage stands, see `InsertionPoint` and `EchoConfig`.
         buffer_size: The largest number of live examples per rank, or the memory that they may take, see `EchoConfig`.
         reuse: Which examples are used again, ``"memory"`` or ``"each"``, see `EchoConfig`.
@@ -110,6 +109,7 @@ class EchoLoader(PlainAttributes):
         share: The name under which this training shares the reading with others on this machine. Or a `ShareConfig`, or a
             mapping of its fields. None: this loader reads for itself.
         reads_in_flight: How many reads may be under way at once on a rank: an integer from 1, or ``"auto"``, see `EchoConfig`.
+        max_factor: With ``factor="demand"``: the most uses per fresh example on average, a real number >= 1. Default: 8.
 
     Attributes:
         limit_train_batches: The Trainer's option of this name; None if unknown. A resumed run uses it to see whether the epoch
@@ -140,7 +140,6 @@ class EchoLoader(PlainAttributes):
         loader: Any,
         factor: float | str,
         *,
-        max_factor: int | float | None = None,
         insertion_point: InsertionPoint | str = InsertionPoint.auto.value,
         buffer_size: int | float | str | None = None,
         reuse: str = "memory",
@@ -151,6 +150,7 @@ class EchoLoader(PlainAttributes):
         cache: CacheConfig | Mapping[str, Any] | str | float | int | None = None,
         share: ShareConfig | Mapping[str, Any] | str | None = None,
         reads_in_flight: int | str | None = None,
+        max_factor: int | float | None = None,
     ) -> None:
         if isinstance(loader, EchoLoader):
             raise ValueError("loader is echoed already: pass the loader inside (its .loader), or set .factor on it")
@@ -260,6 +260,20 @@ class EchoLoader(PlainAttributes):
     def on_demand(self) -> bool:
         """Whether batches echo on demand (``factor="demand"``). `factor` is then the bound ``max_factor``."""
         return self._setting.on_demand
+
+    def why_not_on_demand(self) -> str:
+        """Returns why this loader cannot echo on demand, in words; empty if it can."""
+        return self._setting.why_not_on_demand()
+
+    def echo_on_demand(self, max_factor: float) -> None:
+        """Lets this loader echo on demand from its first batch on. Call it before that, and only if it can.
+
+        Args:
+            max_factor: The most uses per fresh example on average.
+        """
+        if not self.is_at_start:
+            raise RuntimeError("a run that has begun cannot change to echo on demand: please report this")
+        self._setting.on_demand, self._run.factor = True, RunFactor(options.check_factor(max_factor))
 
     def check_factor(self, value: float) -> float:
         """Returns the factor as a float, if it can be set on this loader, now or later.

@@ -500,7 +500,8 @@ class EchoRun:
             begin_at=state.begin_at,
             worker_init_fn=self.worker_init_fn,
         )
-        setting.check_ranks_on_demand()
+        if setting.on_demand:
+            setting.check_ranks_on_demand()
         if setting.has_several_places and self._places is None:
             self._places = RankPlaces.join(*setting.place_of_rank(), own_place(state, self.delivery.all_counts))
         started = setting.start(launch, self.warn)
@@ -637,9 +638,11 @@ class EchoRun:
                 "every rank continues from the loader's own state on rank 0: this is right if all ranks are at the same place of "
                 "their shares of the data"
             )
-        if state.constructed_factor != self.factor.constructed:
+        was_constant = setting.on_demand and state.plan is not None
+        if state.constructed_factor != self.factor.constructed and not was_constant:
+            name = "max_factor" if setting.on_demand else "factor"
             self.warn(
-                f"factor={self.factor.constructed:g} is not used: the resumed run continues with factor {state.factor:g}. "
+                f"{name}={self.factor.constructed:g} is not used: the resumed run continues with {name} {state.factor:g}. "
                 "Set .factor after resuming to change it"
             )
         progress = Progress.from_state(state, limit)
@@ -648,6 +651,8 @@ class EchoRun:
         if progress.resuming and setting.has_length and state.layout == setting.layout():
             progress.kept_length = progress.epoch_batches  # for another layout, see _state_to_start_from
         self._go_to(state, progress)
+        if was_constant:  # its factor is no bound
+            self.factor.restart()
 
     def _go_to(self, state: EchoState, progress: Progress) -> None:
         """Ends workers and thread. The next start continues from a state."""
@@ -679,7 +684,8 @@ class EchoRun:
             # Seed, factor and counts stay, but the next pass begins, because the loaders cut the data differently.
             mine, theirs_kind = self._setting, before._setting.kind
             self.seed, begin_at = before.seed, Start(0, before.delivery.batches)
-            self.factor.restart(before.factor.value)
+            if mine.on_demand == before._setting.on_demand:
+                self.factor.restart(before.factor.value)
             have_length = mine.has_length and before._setting.has_length
             if have_length and not mine.kind.plans_in_workers and not theirs_kind.plans_in_workers:
                 begin_at = start_of_next_pass(before.state(), mine.layout(), mine.kind.by_batches)

@@ -31,7 +31,7 @@ from lightning_echo.data.randomness import preserved_random_states
 from lightning_echo.insertion import InsertionPoint, Needs, earliest
 from lightning_echo.loader.state import Conditions, EchoState
 from lightning_echo.pipeline.choice import choose, choose_later
-from lightning_echo.pipeline.kinds import Indexed, Kind, kind_of
+from lightning_echo.pipeline.kinds import Indexed, Kind, Stream, kind_of
 from lightning_echo.pipeline.pipelines import Launch, Layout, Opening, Pipeline, rank_key
 from lightning_echo.pipeline.reads import USUAL_IN_FLIGHT, most_ahead_bytes
 from lightning_echo.pipeline.requests import tell_pass
@@ -377,15 +377,15 @@ class BufferSize:
 def _check_on_demand(kind: Kind, cache: CacheConfig | None, share: ShareConfig | None, reuse: Reuse, epoch_length: str) -> None:
     """Raises a ValueError if a loader cannot echo on demand with these options."""
     why, instead = "", "give a number, or controller=TargetIdle()"
-    if type(kind) is not Indexed:
+    if share is not None:
+        why = "share= gives the training the reader's examples in one order"
+    elif type(kind) not in (Indexed, Stream):
         why = f"{kind.why_later or 'the loader has a batch sampler of its own'}, so that no worker gets its examples one by one"
     elif reuse is Reuse.each:
         why, instead = "reuse='each' fixes the uses of each example", "leave reuse out"
-    elif epoch_length == "full_pass":
+    elif epoch_length == "full_pass" and not kind.plans_in_workers:
         why = "epoch_length='full_pass' needs to know the factor beforehand"
         instead = "leave epoch_length out, or give a number as the factor"
-    elif share is not None:
-        why = "share= gives the training the reader's examples in one order"
     elif cache is not None and cache.partitioned:
         why = "a partitioned cache must know beforehand which examples each rank needs"
         instead = "leave cache.partitioned out, or give a number as the factor"
@@ -434,7 +434,7 @@ class Setting:
         says_why, in_flight = in_flight is not None, AUTO_IN_FLIGHT if in_flight is None else in_flight
         self._ranks, self.reuse, self.in_flight, self._says_why = ranks, reuse, in_flight, says_why
         self._layout_of_pass: Layout | None = None
-        self.on_demand = on_demand
+        self.on_demand, self._cache_options, self._share = on_demand, cache, share
         kind, self.sharing = kind_of(loader), None
         if share is not None:
             point = point_of_shared(point, unit_of(kind))
@@ -473,6 +473,16 @@ class Setting:
         self.buffer = BufferSize(buffer_size, sizing, self._planned(factor), self.room(ranks_of_launcher()))
         if on_demand:
             _check_point(self.kind, self.choice.point)
+
+    def why_not_on_demand(self) -> str:
+        """Returns why this loader cannot echo on demand, in words; empty if it can."""
+        try:
+            _check_on_demand(kind_of(self.kind.loader), self._cache_options, self._share, self.reuse, self.epoch_length)
+            _check_point(self.kind, self.choice.point)
+            self.check_ranks_on_demand()
+        except ValueError as error:  # "factor='demand' is impossible ...: why. What to do instead"
+            return str(error).partition(": ")[2].partition(". ")[0]
+        return ""
 
     def leave_split(self, reason: str) -> bool:
         """Continues at a later point, at which the data set is not split, if that is possible. Returns whether it is."""
@@ -531,7 +541,7 @@ class Setting:
         )
 
     def _factor_in_words(self, factor: float) -> str:
-        return f"on demand, at most {factor:g} uses per fresh example" if self.on_demand else f"factor {factor:g}"
+        return f"on demand, max_factor {factor:g}" if self.on_demand else f"factor {factor:g}"
 
     def _reads_in_words(self) -> str:
         """Returns what is read ahead, and the memory that this may take; empty if nothing is."""
@@ -562,6 +572,8 @@ class Setting:
                 "nothing is echoed: without workers, no example arrives while a step runs, and the training waits for each one. "
                 "Give the loader num_workers=2 or more"
             )
+        if self.on_demand and self.kind.plans_in_workers and self.kind.num_workers:
+            remarks.append("a worker does not echo while the stream lets it wait for an example")
         if not self.has_length:
             remarks.append(f"an epoch ends when {self.kind.pass_ends}")
         if self.kind.hearers():
@@ -642,9 +654,9 @@ class Setting:
         return self.on_demand and self.place_of_rank()[0] > 1
 
     def check_ranks_on_demand(self) -> None:
-        """Raises a ValueError if the run echoes on demand, and its ranks cannot, each as its own source delivers."""
+        """Raises a ValueError if ranks cannot echo on demand, each as its own source delivers."""
         ranks = world()[0]
-        if not self.on_demand or ranks == 1:
+        if ranks == 1:
             return
         own = (self._ranks or data_parallel())[0]
         sampler = self.kind.sampler if isinstance(self.kind, Indexed) else None
@@ -655,6 +667,11 @@ class Setting:
                 f"factor='demand' is impossible here: the job has {ranks} ranks and divides its data among {own}. Ranks that "
                 "share the same data must train on the same batch, and on demand each would get a batch of its own. Use a "
                 "number, or controller=TargetIdle()"
+            )
+        if self.kind.plans_in_workers:
+            raise ValueError(
+                f"factor='demand' is impossible over a stream on {ranks} ranks: each rank would pull other examples by the same "
+                "step, and end a pass at another one. Use a number, or controller=TargetIdle()"
             )
         if type(self.kind) is not Indexed:
             raise ValueError(

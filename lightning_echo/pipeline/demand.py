@@ -16,18 +16,22 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from statistics import median
 from time import perf_counter, sleep
 from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import get_worker_info
 
+from lightning_echo.data.copies import copy_example
 from lightning_echo.data.randomness import BATCH, PreservingIterator
 from lightning_echo.pipeline.prefetch import DEPTH, Prefetcher, WorkerProcesses
 from lightning_echo.pipeline.reads import NOTHING_READ, Abandoned, Pools, ReadTimeoutError
+from lightning_echo.pipeline.requests import let_go_of_frames, with_place
 from lightning_echo.pipeline.worker import NO_LOOKUPS, LiveExamples, Report
 from lightning_echo.plan.demand import Arrived, Block, Booked, Dealing, DemandRule, EarlierRanks, lead
 from lightning_echo.plan.order import Order, entry_key
@@ -35,6 +39,7 @@ from lightning_echo.split.reading import file_of
 from lightning_echo.split.staged import Stages, examples_in, unchanged
 
 _LOOK_SECONDS = 0.001  # a worker that has nothing to read looks so often whether its batch is due
+_KEPT_BATCHES = 3  # delivered, and not booked: a state may be that of one or two batches before
 _LAST_STEPS = 10  # whose times decide how early a batch is due
 _DEAD_SECONDS = 10.0  # the training waits so long before the user is told that the source delivers nothing
 OVERTAKING = 32  # examples for each read in flight, that may arrive before one that takes long
@@ -78,9 +83,6 @@ class ToRead(NamedTuple):
     indices: list[Any]
     pass_numbers: Sequence[int]
 
-    def part(self, first: int, end: int | None) -> ToRead:
-        return ToRead(self.positions[first:end], self.indices[first:end], self.pass_numbers[first:end])
-
 
 class DemandRequest(NamedTuple):
     """A request to a worker for one batch."""
@@ -89,10 +91,7 @@ class DemandRequest(NamedTuple):
     size: int
     max_factor: float
     to_read: tuple[ToRead, ...]  # what the worker is to read from now on, after what it was told before
-
-
-NO_ORDER = DemandRequest(-1, 0, 1.0, ())
-"""Stands for a batch whose examples the user's order could not give. It is answered by None twice."""
+    ends: bool = False  # whether the worker is told nothing more, because the user's order has failed
 
 
 # ---------------------------------------------------------------------- in a worker
@@ -108,21 +107,26 @@ class _Read(NamedTuple):
 
 
 class DemandExamples(LiveExamples):
-    """Answers requests in one process. ``rule`` gets a new memory in each process. The other arguments are `LiveExamples`'s."""
+    """Answers requests in one process. ``rule`` gets a new memory in each process. The other arguments are `LiveExamples`'s.
 
-    def __init__(self, *args: Any, words: Words, rule: DemandRule, **kwargs: Any) -> None:
+    ``most_overtaking``: so many examples that threads have read are taken before one that takes long. Then that one is awaited.
+    """
+
+    def __init__(self, *args: Any, words: Words, rule: DemandRule, most_overtaking: int, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._words, self._rule = words, rule
-        self._todo: deque[ToRead] = deque()  # that this thread reads
+        self._words, self._rule, self._most_overtaking = words, rule, most_overtaking
+        self._todo: deque[tuple[int, Any, int]] = deque()  # position, index and pass of what this thread reads
+        self._calls: deque[ToRead] = deque()  # the same, for a data set that reads many in one call
         self._in_pool: dict[Hashable, deque[tuple[int, int]]] = {}  # by index: position and pass of what threads read
+        self._awaited: OrderedDict[int, tuple[int, Any]] = OrderedDict()  # the same by position: its number, and its index
+        self._for_pool = 0  # positions that threads were told
         self._read: list[_Read] = []  # arrived, and in no batch yet
+        self._arrived: list[Arrived] = []  # the same, for the rule
         self._memory: dict[Hashable, tuple[Any, Any]] = {}  # index and example, by key
         self._parent = 0  # the process of the training, as the first request finds it
 
     def fetch(self, request: DemandRequest) -> tuple[Any, ...]:  # type: ignore[override]
         """Returns the examples of a batch, its report, and the positions of the fresh ones; None twice if there is no batch."""
-        if request.number < 0:
-            return None, None, ()
         try:
             return self._answer_on_demand(self._stages or self._begin(), request)
         except Abandoned as abandoned:
@@ -133,18 +137,17 @@ class DemandExamples(LiveExamples):
         before = NO_LOOKUPS if self._caching is None else self._caching.store.lookups
         self._rule.set_factor(request.max_factor)
         self._parent = self._parent or os.getppid()
-        self._note_to_read(request.to_read)
-        # A cache watches its reads itself, and an example that is not kept may draw random numbers.
-        watched = self._watched if self._cached is None and self._rule.keeps else None
+        self._note_to_read(stages, request.to_read)
+        watched = self._watched if self._cached is None else None  # a cache watches its reads itself
         if watched is not None:
             watched.begin()
-        first = len(self._read)
+        left = len(self._read)
         may_repeat = self._read_until_due(stages, request)
         if may_repeat is None:
             return None, None, ()
         if watched is not None:
             if watched.must_repeat():
-                self._read[first:] = [self._read_again(stages, read) for read in self._read[first:]]
+                self._read[left:] = [self._read_again(stages, read) for read in self._read[left:]]
             watched.end()
         started = perf_counter()
         fresh, echoes = self._take(request, may_repeat=may_repeat)
@@ -170,26 +173,30 @@ class DemandExamples(LiveExamples):
 
     # ------------------------------------------------------------------ reading
 
-    def _note_to_read(self, told: Sequence[ToRead]) -> None:
+    def _note_to_read(self, stages: Stages, told: Sequence[ToRead]) -> None:
         """Notes what is to be read: by threads, or by this one, as also what a cache holds."""
+        if stages.load_many is not None:
+            self._calls.extend(told)
+            return
+        each = chain.from_iterable(zip(*block, strict=True) for block in told)
         if self._pool is None:
-            self._todo.extend(told)
+            self._todo.extend(each)
             return
         for_threads = []
-        for block in told:
-            for position, index, number in zip(*block, strict=True):
-                if self._cached is not None and self._cached.holds(index):
-                    self._todo.append(ToRead((position,), [index], (number,)))
-                else:
-                    self._in_pool.setdefault(entry_key(index), deque()).append((position, number))
-                    for_threads.append(index)
+        for position, index, number in each:
+            if self._cached is not None and self._cached.holds(index):
+                self._todo.append((position, index, number))
+            else:
+                self._in_pool.setdefault(entry_key(index), deque()).append((position, number))
+                self._awaited[position] = self._for_pool, index
+                self._for_pool += 1
+                for_threads.append(index)
         self._pool.foresee(for_threads)
 
     def _read_until_due(self, stages: Stages, request: DemandRequest) -> bool | None:
-        """Reads until the batch is full or due. Returns whether an index may be twice in it; None if the loader was closed."""
-        rule, size = self._rule, request.size
+        """Reads until the batch is full or due. Returns whether an index may be twice in it; None if there can be no batch."""
+        rule, size, arrived = self._rule, request.size, self._arrived
         while True:
-            arrived = [read.arrived for read in self._read]
             if len(arrived) >= size and len(rule.fresh_in(size, arrived)) == size:
                 return False
             if self._words.is_closed:
@@ -198,40 +205,57 @@ class DemandExamples(LiveExamples):
                 return False
             if self._read_next(stages):
                 continue
-            if len(arrived) >= size and not self._todo and not self._in_pool:
-                return True
+            if not (self._todo or self._in_pool or self._calls):
+                if len(arrived) >= size:
+                    return True
+                if request.ends:
+                    return None
             if get_worker_info() is not None and os.getppid() != self._parent:
                 raise RuntimeError("the process of the training has ended")
 
     def _read_next(self, stages: Stages) -> bool:
-        """Reads the next example, or the next ones. Returns whether there was one: if not, this has waited for a moment."""
-        if not self._todo and self._pool is not None:
-            index = self._pool.next_read(_LOOK_SECONDS)
+        """Reads the next example, or those of the next call. Returns whether there was one: if not, this has waited a moment."""
+        if self._todo:
+            position, index, number = self._todo.popleft()
+        elif self._pool is not None:
+            index = self._pool.next_read(_LOOK_SECONDS, self._overtaken())
             if index is NOTHING_READ:
                 return False
             key = entry_key(index)
             places = self._in_pool[key]
             position, number = places.popleft()
+            del self._awaited[position]
             if not places:
                 del self._in_pool[key]
-            self._todo.append(ToRead((position,), [index], (number,)))
-        if not self._todo:
+        elif self._calls:
+            self._read_call(stages, self._calls.popleft())
+            return True
+        else:
             sleep(_LOOK_SECONDS)
             return False
-        block = self._todo.popleft()
-        many = stages.load_many is not None
-        if len(block.indices) > 1 and not many:
-            self._todo.appendleft(block.part(1, None))
-            block = block.part(0, 1)
-        self._look_up(block.indices, are_fresh=True)
-        if many:
-            examples = self._load_call(stages, block.positions[0], block.indices)
-        else:
-            examples = [self._load(stages, block.positions[0], block.indices[0])]
-        for position, index, number, example in zip(*block, examples, strict=True):
-            arrived = Arrived(position, entry_key(index), number)
-            self._read.append(_Read(arrived, index, example, self._to_keep(index, example)))
+        self._look_up([index], are_fresh=True)
+        self._add(Arrived(position, entry_key(index), number), index, self._load(stages, position, index))
         return True
+
+    def _read_call(self, stages: Stages, call: ToRead) -> None:
+        self._look_up(call.indices, are_fresh=True)
+        examples = self._load_call(stages, call.positions[0], call.indices)
+        for position, index, number, example in zip(*call, examples, strict=True):
+            # A copy, since the data set may use its memory again in the next call, when examples of this one are left.
+            self._add(Arrived(position, entry_key(index), number), index, copy_example(example))
+
+    def _add(self, arrived: Arrived, index: Any, example: Any) -> None:
+        self._arrived.append(arrived)
+        # Memory holds a copy, since the data set may use its memory again. The bound may be raised before the example is used.
+        self._read.append(_Read(arrived, index, example, self._kept(index, example)))
+
+    def _overtaken(self) -> Any:
+        """Returns the index of the oldest example that threads read, if it must come next; else `NOTHING_READ`."""
+        if not self._awaited:
+            return NOTHING_READ
+        number, index = next(iter(self._awaited.values()))
+        taken_after = self._for_pool - number - len(self._awaited)
+        return index if taken_after >= self._most_overtaking else NOTHING_READ
 
     def _read_again(self, stages: Stages, read: _Read) -> _Read:
         """Reads an example once more, by itself: random numbers were drawn, or two examples are in the same memory."""
@@ -240,23 +264,17 @@ class DemandExamples(LiveExamples):
             example = self._load(stages, position, read.index)
         else:
             example = examples_in(self._load_call(stages, position, [read.index]), [read.index])[0]
-        return read._replace(example=example, kept=self._to_keep(read.index, example))
-
-    def _to_keep(self, index: Any, example: Any) -> Any:
-        """Returns what memory holds of an example: a copy, since the data set may use its memory again."""
-        if not self._rule.keeps:
-            return None
-        return self._kept(index, example)
+        return read._replace(example=example, kept=self._kept(read.index, example))
 
     # ------------------------------------------------------------------ a batch
 
     def _take(self, request: DemandRequest, *, may_repeat: bool) -> tuple[list[Any], list[Any]]:
         """Takes a batch out of what has arrived and what memory holds: position (-1: an echo), index and example of each."""
-        arrived = [read.arrived for read in self._read]
-        handed = self._rule.hand_out(request.number, request.size, arrived, may_repeat=may_repeat)
+        handed = self._rule.hand_out(request.number, request.size, self._arrived, may_repeat=may_repeat)
         by_position = {read.arrived.position: read for read in self._read}
         taken = [by_position.pop(each.position) for each in handed.fresh]
         self._read = list(by_position.values())
+        self._arrived = [read.arrived for read in self._read]
         echoes = [(-1, *self._again(key)) for key in handed.echoes]
         if self._rule.keeps:
             for read in taken:
@@ -293,44 +311,54 @@ class DemandRequests(Iterator[DemandRequest]):
     ) -> None:
         self._earlier = earlier
         self._dealing, self.order, self._workers, self._size_of = dealing, order, max(workers, 1), size_of
-        self._number = number
+        self._number = self._first = number
         self._count = 0  # torch sends request ``k`` to worker ``k % workers``
         self._most_factor = most_factor
         self._factors = factors  # (from which batch on, `max_factor`), ascending; the first one is in force
         self._indices: dict[int, Any] = {}  # of open positions
         first = dealing.booked().frontier
         order.seek(first)
-        self._take_order_until(dealing.next)
         self._order_from = math.inf  # a state has the order from here on: another rank may not have come further
-        # Undone for a state of an earlier batch: number of a batch, what was booked before it. The last ones.
-        self._before: deque[tuple[int, Booked]] = deque(maxlen=3)
-        self.delivered = number
-        self.failure: Exception | None = None
+        self._known = first  # the indices of all positions before it were taken
+        # Batches that were delivered and not booked, by number: a state may be asked for that is before them.
+        self._delivered: deque[tuple[int, Sequence[int]]] = deque()
+        self._next_delivered = number
+        self.failure: Exception | None = None  # of the user's order
+        self._take_indices(dealing.next)
         self.lock = threading.RLock()
 
     def __next__(self) -> DemandRequest:
         with self.lock:
+            self._book()
+            told = list[ToRead]()
             try:
-                told = tuple(map(self._with_indices, self._dealing.deal(self._count % self._workers)))
-            except Exception as error:  # the user's sampler may raise anything
-                self.failure = error
-                return NO_ORDER
+                for block in self._dealing.deal(self._count % self._workers):
+                    told.append(self._with_indices(block))
+            except Exception as error:  # the user's sampler may raise anything: after the batches that it has given
+                self.failure = self.failure or with_place(error)
+                let_go_of_frames(error)
             number = self._number
             self._number, self._count = number + 1, self._count + 1
-            return DemandRequest(number, self._size_of(number), min(self._factor_of(number), self._most_factor), told)
+            factor = min(self._factor_of(number), self._most_factor)
+            return DemandRequest(number, self._size_of(number), factor, tuple(told), self.failure is not None)
 
     def _with_indices(self, positions: Block) -> ToRead:
         length = self.order.pass_length
-        self._take_order_until(positions[-1] + 1)
+        while self._known <= positions[-1]:
+            if self.failure is not None:
+                raise self.failure
+            first = self._known
+            in_pass = min(positions[-1] + 1 - first, length - first % length)  # a pass that fails loses nothing of the one before
+            self._take_indices(first + in_pass)
         return ToRead(
             positions, [self._indices[position] for position in positions], [position // length for position in positions]
         )
 
-    def _take_order_until(self, end: int) -> None:
-        if (first := self.order.position) < end:
-            for position, index in enumerate(self.order.take(end - first), first):
-                if not self._dealing.is_delivered(position):
-                    self._indices[position] = index
+    def _take_indices(self, end: int) -> None:
+        for position, index in enumerate(self.order.take(end - self._known), self._known):
+            if not self._dealing.is_delivered(position):
+                self._indices[position] = index
+        self._known = end
 
     def _factor_of(self, number: int) -> float:
         return next(factor for since, factor in reversed(self._factors) if since <= number or since == self._factors[0][0])
@@ -341,26 +369,28 @@ class DemandRequests(Iterator[DemandRequest]):
             first, *others = self._factors
             self._factors = [first, *(each for each in others if each[0] < number), (number, factor)]
 
-    def book(self, delivered: int, fresh: Sequence[int]) -> None:
-        """Books the fresh positions of the batch after ``delivered`` batches of the run."""
-        with self.lock:
-            self._before.append((delivered, self._dealing.booked()))
+    def deliver(self, number: int, fresh: Sequence[int]) -> None:
+        """Notes the fresh positions of batch ``number``. A later request books them, outside of the training's thread."""
+        self._delivered.append((number, fresh))
+        self._next_delivered = number + 1
+
+    def _book(self) -> None:
+        while len(self._delivered) > _KEPT_BATCHES:
+            number, fresh = self._delivered.popleft()
             self._dealing.book(fresh)
             for position in fresh:
                 del self._indices[position]
-            self.delivered = delivered + 1
-            while len(self._factors) > 1 and self._factors[1][0] <= delivered - 2:
+            while len(self._factors) > 1 and self._factors[1][0] <= number:
                 self._factors.pop(0)
 
     def state(self, delivered: int) -> dict[str, Any]:
         """Returns the state after ``delivered`` batches, which may be one or two fewer than those delivered."""
         with self.lock:
-            booked = next((was for number, was in self._before if number == delivered), None)
-            if booked is None:
-                if delivered != self.delivered:
-                    raise RuntimeError(f"the state after {delivered} batches is gone: {self.delivered} are delivered")
-                booked = self._dealing.booked()
-            oldest = self._before[0][1].frontier if self._before else booked.frontier
+            first = self._delivered[0][0] if self._delivered else self._next_delivered
+            if not first <= delivered <= self._next_delivered:
+                raise RuntimeError(f"the state after {delivered} batches is gone: {self._next_delivered} are delivered")
+            before = self._dealing.booked()
+            booked = before.with_more(chain.from_iterable(fresh for number, fresh in self._delivered if number < delivered))
             pending = [[since, factor] for since, factor in self._factors if since > delivered]
             demand = {
                 "number": delivered,
@@ -371,13 +401,14 @@ class DemandRequests(Iterator[DemandRequest]):
             }
             if self._earlier is not None:
                 demand["earlier"] = self._earlier
-            since = int(min(oldest, booked.frontier, self._order_from))
+            since = int(min(before.frontier, self._order_from))
             return {"plan": None, "order": self.order.state(since), "demand": demand}
 
     def place(self) -> tuple[int, Booked]:
-        """Returns the number of batches that were delivered, and what is booked."""
+        """Returns the number of batches that were delivered, and what was."""
         with self.lock:
-            return self.delivered, self._dealing.booked()
+            since_booked = chain.from_iterable(fresh for _, fresh in self._delivered)
+            return self._next_delivered, self._dealing.booked().with_more(since_booked)
 
     def keep_order_from(self, position: int) -> None:
         """Lets a state have the order from a position on that another rank has come to."""
@@ -385,9 +416,11 @@ class DemandRequests(Iterator[DemandRequest]):
             self._order_from = position
 
     def oldest_open(self) -> Any:
-        """Returns the index of the example that is told and not delivered for longest; None if there is none."""
+        """Returns the index of the oldest example that the next batch's worker is to read; None if there is none."""
         with self.lock:
-            position = self._dealing.oldest_open
+            delivered = frozenset(chain.from_iterable(fresh for _, fresh in self._delivered))
+            worker = (self._next_delivered - self._first) % self._workers
+            position = self._dealing.oldest_open(worker, delivered)
             return None if position is None else self._indices[position]
 
 
@@ -404,6 +437,7 @@ class Waiting:
     timeout: float
     say: Callable[[str], None]
     since: float | None = None  # None: it does not wait
+    has_begun: bool = False  # whether the training has got a batch
     has_said: bool = False
 
     def lost(self, within: float) -> BaseException | None:
@@ -415,17 +449,51 @@ class Waiting:
         waited = perf_counter() - self.since
         if self.timeout and waited > self.timeout:
             return ReadTimeoutError(f"DataLoader timed out after {self.timeout:g} seconds: {self._what()} is not read")
-        if waited > _DEAD_SECONDS and not self.has_said:
+        if waited > _DEAD_SECONDS and self.has_begun and not self.has_said:
             self.has_said = True
-            self.say(
-                f"the training has waited {waited:.0f} s for fresh examples: {self._what()} is not read yet, and what memory "
-                "holds has been used as often as max_factor allows"
-            )
+            self.say(f"the training has waited {waited:.0f} s for fresh examples: {self._why()}")
         return None
+
+    def _why(self) -> str:
+        return (
+            f"{self._what()} is not read yet. What memory holds bridges a stall for max_factor uses, and only while threads read "
+            "(reads_in_flight) or reads return"
+        )
 
     def _what(self) -> str:
         index, find = self.requests.oldest_open(), file_of(self.dataset)
         return f"example {index!r} of the data set{'' if find is None else f' ({find(index)})'}"
+
+
+class Pace:
+    """Decides how early a batch is due: as making one takes, with the example that the worker reads just then.
+
+    ``read_at_once``: examples that the worker reads, or decodes, before it looks again.
+    """
+
+    def __init__(self, most_lead: int, read_at_once: int = 1) -> None:
+        self._most_lead, self._read_at_once = most_lead, read_at_once
+        self._steps: deque[float] = deque(maxlen=_LAST_STEPS)
+        self._makings: deque[float] = deque(maxlen=_LAST_STEPS)
+        self._loads: deque[float] = deque(maxlen=_LAST_STEPS)
+        self._handed_at: float | None = None
+
+    def ask(self) -> None:
+        """Notes that the training asks for a batch: a step is over, if it has got one."""
+        if self._handed_at is not None:
+            self._steps.append(perf_counter() - self._handed_at)
+            self._handed_at = None
+
+    def hand(self, report: Report) -> int:
+        """Notes that the training gets a batch. Returns how many batches before its turn a batch is due."""
+        self._makings.append(report.rest + report.collate)
+        if report.fresh:
+            self._loads.append(report.source / report.fresh * self._read_at_once)
+        self._handed_at = perf_counter()
+        if not self._steps:
+            return min(1, self._most_lead)
+        making = median(self._makings) + (median(self._loads) if self._loads else 0.0)
+        return lead(making, median(self._steps), self._most_lead)
 
 
 class DemandPipeline:
@@ -441,23 +509,21 @@ class DemandPipeline:
         *,
         in_thread: bool,
         most_lead: int,
+        read_at_once: int,
         pools: Pools | None,
     ) -> None:
         self._requests, self._words, self._workers, self._waiting, self._pools = requests, words, workers, waiting, pools
-        self._batches: Iterator[Any] | None = Prefetcher(batches, lost=waiting.lost) if in_thread else PreservingIterator(batches)
-        self._most_lead = most_lead
-        self._steps: deque[float] = deque(maxlen=_LAST_STEPS)
-        self._makings: deque[float] = deque(maxlen=_LAST_STEPS)
-        self._loads: deque[float] = deque(maxlen=_LAST_STEPS)
-        self._handed_at: float | None = None
+        self._batches: Iterator[Any] | None = PreservingIterator(batches)
+        if in_thread:
+            self._batches = Prefetcher(batches, lost=waiting.lost, watched=True)
+        self._pace = Pace(most_lead, read_at_once)
         self.exact = requests.order.exact
         self.change_factor = requests.change_factor
         self.place, self.keep_order_from = requests.place, requests.keep_order_from
 
     def next_batch(self, delivered: int) -> tuple[Any, Report] | None:
         assert self._batches is not None
-        if self._handed_at is not None:
-            self._steps.append(perf_counter() - self._handed_at)
+        self._pace.ask()
         self._words.ask(delivered)
         self._waiting.since = perf_counter()
         try:
@@ -467,20 +533,10 @@ class DemandPipeline:
         if report is None:
             assert self._requests.failure is not None
             raise self._requests.failure
-        self._requests.book(delivered, fresh[0])
-        self._words.hand(self._lead_after(report))
-        self._handed_at = perf_counter()
+        self._requests.deliver(delivered, fresh[0])
+        self._words.hand(self._pace.hand(report))
+        self._waiting.has_begun = True
         return batch, report
-
-    def _lead_after(self, report: Report) -> int:
-        """Returns how early a batch is due: as making one takes, with the example that the worker reads just then."""
-        self._makings.append(report.rest + report.collate)
-        if report.fresh:
-            self._loads.append(report.source / report.fresh)
-        if not self._steps:
-            return min(1, self._most_lead)
-        making = _mean(self._makings) + (_mean(self._loads) if self._pools is None else 0.0)
-        return lead(making, _mean(self._steps), self._most_lead)
 
     def state(self, delivered: int) -> dict[str, Any]:
         return self._requests.state(delivered)
@@ -493,10 +549,6 @@ class DemandPipeline:
         if isinstance(batches, Prefetcher):
             batches.close()
         self._workers.end_others()
-
-
-def _mean(values: deque[float]) -> float:
-    return sum(values) / len(values) if values else 0.0
 
 
 def booked_of(saved: dict[str, Any] | None, position: int) -> Booked:
@@ -523,5 +575,5 @@ def factors_of(saved: dict[str, Any] | None, factor: float) -> list[tuple[int, f
 
 def window_of(size: int, prefetched: int, workers: int, ahead: int) -> int:
     """Returns of how many positions a worker is told: for all batches that it may have made or begun, and ``ahead`` more."""
-    batches = prefetched // max(workers, 1) + -(-(DEPTH + 1) // max(workers, 1)) + 2
+    batches = prefetched // max(workers, 1) + -(-(DEPTH + 1 + _KEPT_BATCHES) // max(workers, 1)) + 2
     return batches * size + ahead

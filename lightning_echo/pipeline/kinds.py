@@ -57,6 +57,7 @@ from lightning_echo.pipeline.demand import (
     factors_of,
     window_of,
 )
+from lightning_echo.pipeline.demand_streams import StreamOnDemand, stream_on_demand
 from lightning_echo.pipeline.pipelines import (
     IndexPipeline,
     Layout,
@@ -508,7 +509,6 @@ class Indexed(Kind):
             block=shape.batch_size,
             workers=workers,
             window=window,
-            overtaking=window + (0 if reading is None else min(OVERTAKING * reading.threads, pass_length // 4)),
             delivered_before=delivered_before(
                 earlier_of(saved),
                 pass_length=pass_length,
@@ -531,7 +531,15 @@ class Indexed(Kind):
         words, processes = Words(loader), WorkerProcesses(launch.worker_init_fn)
         rule = DemandRule(opening.key, launch.factor, min(opening.shape.buffer_size, pass_length) // workers)
         examples = DemandExamples(
-            loader.dataset, choice.make_stages, opening.key, loader.collate_fn, caching, reading, words=words, rule=rule
+            loader.dataset,
+            choice.make_stages,
+            opening.key,
+            loader.collate_fn,
+            caching,
+            reading,
+            words=words,
+            rule=rule,
+            most_overtaking=0 if reading is None else max(min(OVERTAKING * reading.threads, pass_length // 4), shape.batch_size),
         )
         in_thread = self.num_workers > 0 and self.may_run_in_thread
         timeout = 0 if in_thread else loader.timeout  # in a thread, it counts from when the training asks
@@ -545,6 +553,7 @@ class Indexed(Kind):
             in_thread=in_thread,
             # A batch must not be due when it is requested, or its worker never reads. A thread requests it some batches earlier.
             most_lead=max(self.prefetched_batches - (not in_thread), 0),
+            read_at_once=shape.batch_size if reads_many else 1,
             pools=None if reading is None else reading.pools,
         )
 
@@ -677,6 +686,12 @@ class Stream(_OfStream):
         loader = self.loader
         context = loader.multiprocessing_context or torch.multiprocessing.get_context()
         turn = context.Lock() if self.num_workers else None
+        if opening.on_demand:  # with workers, a time-out counts from when the training asks
+
+            def answered_by(fetcher: StreamOnDemand) -> Iterator[Any]:
+                return iter(_rebuilt(loader, requests, fetcher, opening.key, processes, timeout=0))
+
+            return stream_on_demand(loader, opening, requests, place, processes, turn, answered_by)
         echo = StreamEcho(loader.dataset, opening.shape, opening.key, loader.collate_fn, drop_last=loader.drop_last, turn=turn)
         answers = StreamAnswers(iter(_rebuilt(loader, requests, echo, opening.key, processes)), requests, place, delivered)
         ahead = Prefetcher(answers, lost=processes.lost) if self.num_workers else PreservingIterator(answers)
