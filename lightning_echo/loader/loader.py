@@ -318,7 +318,7 @@ class EchoLoader(PlainAttributes):
     @property
     def planned_ahead(self) -> int:
         """The largest number of batches that are planned beyond the delivered one, because workers and thread work on them."""
-        return self._setting.kind.lookahead(self._run.factor.largest)
+        return self._setting.lookahead(self._run.factor.largest)
 
     @property
     def settled_at(self) -> int:

@@ -246,7 +246,7 @@ class EchoRun:
         if is_planned:  # a consumer that fetches ahead may have done so or not: it must not matter
             used = self.delivery.batches_used
             fetched += used is not None and used() is not None
-        earliest = fetched + (self._setting.kind.lookahead(self.factor.largest) if is_planned else 0)
+        earliest = fetched + (self._setting.lookahead(self.factor.largest) if is_planned else 0)
         number = earliest if since is None else since
         if number < earliest:
             raise ValueError(
@@ -547,7 +547,8 @@ class EchoRun:
         """Returns the state from which a run on demand starts. What is booked stays booked if positions mean the same here."""
         setting, progress = self._setting, self.delivery.progress
         layout, before = setting.layout(), state.layout
-        if before == layout and not other_order_of(state, setting):
+        is_alike = before == layout and state.insertion_point.by_batches is setting.kind.by_batches
+        if is_alike and not other_order_of(state, setting):
             if state.plan is None:
                 return state
             self.warn("the state was saved with a constant factor: the run continues on demand, with an empty memory")
