@@ -570,7 +570,7 @@ class RunMeter:
         for name, counts in self.part_counts.items():
             counts.load(parts[name])
         self._at_epoch_start = Examples(*entry(state, "at_epoch_start", tuple[int, int]))
-        begun = entry(state, "parts_at_epoch_start", dict[str, tuple[int, int]], {})
+        begun = entry(state, "parts_at_epoch_start", dict[str, tuple[int, int]])
         self._parts_at_epoch_start = {name: Examples(*each) for name, each in begun.items()}
         per_step = entry(state, "per_step", Tensor)
         if per_step.ndim != 2 or len(per_step) != 2:

@@ -154,11 +154,10 @@ def forecast(trainer: Any, echoed: Echoed) -> str:
     if not isinstance(echoed, EchoLoader):
         others = f"; not echoed: {', '.join(echoed.not_echoed)}" if echoed.not_echoed else ""
         return f"loaders that are echoed: {', '.join(echoed)}{others}"
-    factor = echoed.factor
-    if echoed.on_demand:
-        factor = 1.0  # at most: a batch of which nothing is echoed
+    factor = 1.0 if echoed.on_demand else echoed.factor  # on demand a batch may have no echo
     if not echoed.has_length:
-        return f"an epoch ends where a pass over the data ends, and has factor {factor:g} times as many steps"
+        times = f"up to {echoed.factor:g} times" if echoed.on_demand else f"factor {factor:g} times"
+        return f"an epoch ends where a pass over the data ends, and has {times} as many steps"
     steps, limit, epochs = len(echoed), trainer.limit_train_batches, trainer.max_epochs
     steps = int(steps * limit) if isinstance(limit, float) else min(steps, limit)
     if epochs is None or epochs < 0 or not steps:

@@ -46,5 +46,5 @@ def test_a_program_without_an_edit_does_too(options: str, tmp_path: Path) -> Non
     arguments = ["--factor", "auto", "--max-factor", "6"] if "auto" in options else ["--factor=demand"]
     said = run_program(tmp_path, *arguments, what="").stderr
     assert f"callbacks=[EchoCallback({options})]" in said
-    assert f"on demand, at most {6 if 'auto' in options else 8} uses per fresh example" in said
+    assert f"on demand, max_factor {6 if 'auto' in options else 8}: " in said
     assert ("factor='auto' echoes on demand" in said) == ("auto" in options)

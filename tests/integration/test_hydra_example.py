@@ -69,7 +69,9 @@ def test_a_run_echoes_by_its_overrides_and_the_saved_config_reproduces_it(tmp_pa
 @pytest.mark.program
 def test_the_jobs_of_a_sweep_each_have_their_factor_and_their_folder(tmp_path: Path) -> None:
     finish(start("--multirun", "echo=factor,auto", "trainer.max_epochs=1", f"hydra.sweep.dir={tmp_path / 'sweep'}", cwd=tmp_path))
-    assert [reports(tmp_path / "sweep" / job)[0]["factor"] for job in ("0", "1")] == [2.5, 1], "a controller begins with 1"
+    constant, auto = (reports(tmp_path / "sweep" / job)[0] for job in ("0", "1"))
+    assert (constant["factor"], constant["max_factor"]) == (2.5, None)
+    assert auto["max_factor"] == 8, "auto is on demand"
 
 
 @pytest.mark.program

@@ -1,6 +1,7 @@
 """How long a run will be, how a Trainer learns of a new length, and what forbids one; the Trainers here only have attributes."""
 
 from collections import deque
+from collections.abc import Iterator
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +10,7 @@ import pytest
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from torch.optim.lr_scheduler import LambdaLR, OneCycleLR
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from lightning_echo import EchoLoader
 from lightning_echo.training.trainer import Reload, StepsEstimate, check_factor_during_training, forecast, too_short_schedules
@@ -101,7 +102,7 @@ def test_schedules_that_count_steps_forbid_longer_epochs_or_are_through_too_soon
         assert f"(up to {factor:g} here)" in said
 
 
-def sixteen_batches(factor: float = 4.0, **options: Any) -> EchoLoader:
+def sixteen_batches(factor: float | str = 4.0, **options: Any) -> EchoLoader:
     """Returns a loader of 16 batches in a pass."""
     data: Any = list(range(64))
     return EchoLoader(DataLoader(data, 4), factor, insertion_point="after_augmentation", **options)
@@ -126,6 +127,21 @@ def trainer_for(max_epochs: int | None = 8, limit_train_batches: int | float = 1
 def test_passes_are_the_steps_over_those_of_a_pass_and_the_factor(options: Any, told: Any, expected: str) -> None:
     line = forecast(trainer_for(**told), sixteen_batches(**options))
     assert line.startswith(expected)
+
+
+def test_on_demand_it_is_the_most_that_fresh_examples_alone_come_to() -> None:
+    """Without an echo, 8 epochs are 8 passes."""
+    line = forecast(trainer_for(), sixteen_batches("demand", max_factor=4))
+    assert line == "8 epochs x 16 steps on demand: at most 8 passes over the data, less what is echoed"
+
+
+def test_on_demand_a_pass_of_unknown_length_has_up_to_as_many_times_the_steps_as_the_bound() -> None:
+    class Stream(IterableDataset[int]):
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(8))
+
+    loader = EchoLoader(DataLoader(Stream(), 4), "demand", max_factor=3, insertion_point="after_augmentation")
+    assert forecast(trainer_for(), loader).endswith("and has up to 3 times as many steps")
 
 
 @pytest.mark.parametrize(

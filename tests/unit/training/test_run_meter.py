@@ -318,6 +318,31 @@ def test_loaded_totals_become_those_of_all_ranks_if_they_are_of_as_many_examples
         assert counts.add_up() == expected
 
 
+@pytest.mark.parametrize("resumes", [False, True])
+def test_of_each_loader_the_examples_of_the_epoch_are_measured_also_after_a_resume_within_it(tmp_path, resumes):
+    loader = Together({"a": Loader(), "b": Loader()})
+    run = Run(loader)
+    assert run.epoch(4, fresh=2).parts == {"a": (8, 24), "b": (8, 24)}
+    run.meter.begin_epoch(loader)
+    run.step(fresh=6)
+    run.meter.count(loader)
+    if resumes:
+        run = Run(loader, state=saved(run, tmp_path))
+    run.step(fresh=5)
+    assert run.meter.end_epoch(loader).parts == {"a": (11, 5), "b": (11, 5)}
+    assert run.epoch(1, fresh=8).parts == {"a": (8, 0), "b": (8, 0)}
+
+
+def test_the_examples_of_this_rank_are_counted_from_the_start_of_the_epoch():
+    run = Run(Loader())
+    run.epoch(4, fresh=2)
+    run.meter.begin_epoch(run.loader)
+    assert run.meter.own_in_epoch(run.loader).uses == 1, "nothing yet"
+    run.step(fresh=2)
+    assert run.meter.own_in_epoch(run.loader) == (2, 6)
+    assert run.meter.own_in_epoch(run.loader).uses == 4
+
+
 @pytest.mark.parametrize(("workers", "found"), [((0, 0), 0), ((1, 3), 1), ((0, 2), None)])
 def test_plain_loaders_of_a_collection_take_turns_only_if_none_has_workers(workers, found):
     run = Run()
