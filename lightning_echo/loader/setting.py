@@ -30,7 +30,7 @@ from lightning_echo.data.randomness import preserved_random_states
 from lightning_echo.insertion import InsertionPoint, Needs, earliest
 from lightning_echo.loader.state import Conditions, EchoState
 from lightning_echo.pipeline.choice import choose, choose_later
-from lightning_echo.pipeline.kinds import Indexed, Kind, OwnBatches, kind_of
+from lightning_echo.pipeline.kinds import Indexed, Kind, OwnBatches, Stream, kind_of
 from lightning_echo.pipeline.pipelines import Launch, Layout, Opening, Pipeline, rank_key
 from lightning_echo.pipeline.reads import USUAL_IN_FLIGHT, most_ahead_bytes
 from lightning_echo.pipeline.requests import tell_pass
@@ -378,11 +378,11 @@ def _check_on_demand(kind: Kind, cache: CacheConfig | None, share: ShareConfig |
     why, instead = "", "give a number, or controller=TargetIdle()"
     if share is not None:
         why = "share= gives the training the reader's examples in one order"
-    elif type(kind) not in (Indexed, OwnBatches):
+    elif type(kind) not in (Indexed, OwnBatches, Stream):
         why = f"{kind.why_later}, so that its batches are made while the training waits"
     elif reuse is Reuse.each:
         why, instead = "reuse='each' fixes the uses of each example", "leave reuse out"
-    elif epoch_length == "full_pass":
+    elif epoch_length == "full_pass" and not kind.plans_in_workers:
         why = "epoch_length='full_pass' needs to know the factor beforehand"
         instead = "leave epoch_length out, or give a number as the factor"
     elif cache is not None and cache.partitioned:
@@ -585,6 +585,8 @@ class Setting:
                 "nothing is echoed: without workers, no example arrives while a step runs, and the training waits for each one. "
                 "Give the loader num_workers=2 or more"
             )
+        if self.on_demand and self.kind.plans_in_workers and self.kind.num_workers:
+            remarks.append("a worker does not echo while the stream lets it wait for an example")
         if not self.has_length:
             remarks.append(f"an epoch ends when {self.kind.pass_ends}")
         if self.kind.hearers():
@@ -653,6 +655,11 @@ class Setting:
 
     def _check_ranks_on_demand(self) -> None:
         """Raises a ValueError if ranks cannot echo on demand, each as its own source delivers."""
+        if self.kind.plans_in_workers and world()[0] > 1:
+            raise ValueError(
+                f"factor='demand' is impossible over a stream on {world()[0]} ranks: each rank would pull other examples by the "
+                "same step, and end a pass at another one. Use a number, or controller=TargetIdle()"
+            )
         if world()[0] > 1:
             raise ValueError(
                 f"factor='demand' is impossible on {world()[0]} ranks: each would read other examples than a checkpoint of rank "

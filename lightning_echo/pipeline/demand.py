@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from itertools import chain
 from statistics import median
 from time import perf_counter, sleep
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import get_worker_info
@@ -416,7 +416,6 @@ class Waiting:
     dataset: Any
     timeout: float
     say: Callable[[str], None]
-    bridges_if: ClassVar[str] = ", and only while threads read (reads_in_flight) or reads return"
     since: float | None = None  # None: it does not wait
     has_begun: bool = False  # whether the training has got a batch
     has_said: bool = False
@@ -432,15 +431,49 @@ class Waiting:
             return ReadTimeoutError(f"DataLoader timed out after {self.timeout:g} seconds: {self._what()} is not read")
         if waited > _DEAD_SECONDS and self.has_begun and not self.has_said:
             self.has_said = True
-            self.say(
-                f"the training has waited {waited:.0f} s for fresh examples: {self._what()} is not read yet. What memory holds "
-                f"bridges a stall for max_factor uses{self.bridges_if}"
-            )
+            self.say(f"the training has waited {waited:.0f} s for fresh examples: {self._why()}")
         return None
+
+    def _why(self) -> str:
+        return (
+            f"{self._what()} is not read yet. What memory holds bridges a stall for max_factor uses, and only while threads read "
+            "(reads_in_flight) or reads return"
+        )
 
     def _what(self) -> str:
         index, find = self.requests.oldest_open(), file_of(self.dataset)
         return f"example {index!r} of the data set{'' if find is None else f' ({find(index)})'}"
+
+
+class Pace:
+    """Decides how early a batch is due: as making one takes, with the example that the worker reads just then.
+
+    ``read_at_once``: examples that the worker reads, or decodes, before it looks again.
+    """
+
+    def __init__(self, most_lead: int, read_at_once: int = 1) -> None:
+        self._most_lead, self._read_at_once = most_lead, read_at_once
+        self._steps: deque[float] = deque(maxlen=_LAST_STEPS)
+        self._makings: deque[float] = deque(maxlen=_LAST_STEPS)
+        self._loads: deque[float] = deque(maxlen=_LAST_STEPS)
+        self._handed_at: float | None = None
+
+    def ask(self) -> None:
+        """Notes that the training asks for a batch: a step is over, if it has got one."""
+        if self._handed_at is not None:
+            self._steps.append(perf_counter() - self._handed_at)
+            self._handed_at = None
+
+    def hand(self, report: Report) -> int:
+        """Notes that the training gets a batch. Returns how many batches before its turn a batch is due."""
+        self._makings.append(report.rest + report.collate)
+        if report.fresh:
+            self._loads.append(report.source / report.fresh * self._read_at_once)
+        self._handed_at = perf_counter()
+        if not self._steps:
+            return min(1, self._most_lead)
+        making = median(self._makings) + (median(self._loads) if self._loads else 0.0)
+        return lead(making, median(self._steps), self._most_lead)
 
 
 class DemandPipeline:
@@ -460,21 +493,16 @@ class DemandPipeline:
         pools: Pools | None,
     ) -> None:
         self._requests, self._words, self._workers, self._waiting, self._pools = requests, words, workers, waiting, pools
-        self._batches: Iterator[Any] | None = (
-            Prefetcher(batches, lost=waiting.lost, always_in_thread=True) if in_thread else PreservingIterator(batches)
-        )
-        self._most_lead, self._read_at_once = most_lead, read_at_once
-        self._steps: deque[float] = deque(maxlen=_LAST_STEPS)
-        self._makings: deque[float] = deque(maxlen=_LAST_STEPS)
-        self._loads: deque[float] = deque(maxlen=_LAST_STEPS)
-        self._handed_at: float | None = None
+        self._batches: Iterator[Any] | None = PreservingIterator(batches)
+        if in_thread:
+            self._batches = Prefetcher(batches, lost=waiting.lost, watched=True)
+        self._pace = Pace(most_lead, read_at_once)
         self.exact = requests.order.exact
         self.change_factor = requests.change_factor
 
     def next_batch(self, delivered: int) -> tuple[Any, Report] | None:
         assert self._batches is not None
-        if self._handed_at is not None:
-            self._steps.append(perf_counter() - self._handed_at)
+        self._pace.ask()
         self._words.ask(delivered)
         self._waiting.since = perf_counter()
         try:
@@ -485,22 +513,9 @@ class DemandPipeline:
             assert self._requests.failure is not None
             raise self._requests.failure
         self._requests.deliver(delivered, fresh[0])
-        self._words.hand(self._lead_after(report))
+        self._words.hand(self._pace.hand(report))
         self._waiting.has_begun = True
-        self._handed_at = perf_counter()
         return batch, report
-
-    def _lead_after(self, report: Report) -> int:
-        """Returns how early a batch is due: as making one takes, with the example that the worker reads just then."""
-        self._makings.append(report.rest + report.collate)
-        if report.fresh:
-            self._loads.append(report.source / report.fresh * self._read_at_once)
-        if not self._steps:
-            return 1
-        making = median(self._makings)
-        if self._loads:
-            making += median(self._loads)
-        return lead(making, median(self._steps), self._most_lead)
 
     def state(self, delivered: int) -> dict[str, Any]:
         return self._requests.state(delivered)

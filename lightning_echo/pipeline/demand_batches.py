@@ -18,7 +18,7 @@ from collections.abc import Hashable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 from lightning_echo.data.copies import copy_example
 from lightning_echo.pipeline.demand import Waiting, Words
@@ -124,9 +124,11 @@ class Copier:
 class WaitingForBatch(Waiting):
     """A training that waits for the next batch. ``requests`` are `BatchRequests`."""
 
-    bridges_if: ClassVar[str] = ""  # a worker that stands still keeps no batch of memory back
     requests: Any
     pools: Pools | None = None
+
+    def _why(self) -> str:
+        return f"{self._what()} is not read yet. What memory holds bridges a stall for max_factor uses"
 
     def _what(self) -> str:
         number, batch = divmod(self.requests.delivered, self.requests.plan.shape.batches_per_pass)
