@@ -144,7 +144,7 @@ LEVELS = (
     *("log", "insertion", "plan", "schema", "data", "split", "cache", "pipeline", "share", "measure", "config", "loader"),
     *("training", "datamodule", "analysis", "doctor", "attachment", "callback", "cli", "pytorch_lightning", "run", "__main__"),
 )
-MOST_FILES = 110  # 100, since reads in flight: what threads may run, what comes, the pool; on demand: the rule, pipelines, ranks
+MOST_FILES = 111  # 100, since reads in flight: threads, what comes, the pool; on demand: rule, pipeline, streams, ranks ...
 METHOD = LEVELS[: LEVELS.index("loader") + 1]  # data echoing itself
 FOREIGN = {
     *("lightning", "pytorch_lightning", "lightning_fabric", "torchvision", "torchmetrics", "jsonargparse", "omegaconf", "ray"),

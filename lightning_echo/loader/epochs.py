@@ -388,6 +388,11 @@ class Delivery:
         return self._all() if self._before is None else self.in_use.counts
 
     @property
+    def all_counts(self) -> EchoCounts:
+        """The examples of all batches that were fetched, also of one that is not in use yet."""
+        return self._all()
+
+    @property
     def last(self) -> EchoCounts:
         return EchoCounts(*self._last) if self._before is None else self.in_use.last
 

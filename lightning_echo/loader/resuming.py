@@ -120,8 +120,11 @@ def follow_state(state: EchoState, before: Setting, setting: Setting) -> tuple[E
 
 def start_of_next_pass(state: EchoState, now: Layout, by_batches: bool) -> Start:
     """Returns where the next pass, of known length, begins in a run with the layout ``now``. It may begin right here."""
-    number = -(-state.position // state.layout.items_per_pass(state.insertion_point.by_batches))
-    return Start(number * now.items_per_pass(by_batches), number * now.batches_per_pass)
+    before = state.layout
+    number = passes = -(-state.position // before.items_per_pass(state.insertion_point.by_batches))
+    if state.demand is not None:  # ranks may be in different passes, and have the same number of batches
+        passes = -(-state.delivered // before.batches_per_pass)
+    return Start(number * now.items_per_pass(by_batches), passes * now.batches_per_pass)
 
 
 def why_next_pass(state: EchoState, setting: Setting) -> str:
@@ -171,6 +174,13 @@ def order_to_go_on(state: EchoState, now: Layout, begin_at: Start) -> OrderState
     return replace(order, ends=(*(order.ends or ()), PassEnd(begin_at.number // now.batches_per_pass, end)))
 
 
+def keeps_arrangement(state: EchoState, now: Layout) -> bool:
+    """Returns whether the slots of all passes have the same examples with the layout ``now``, see `order_to_go_on`."""
+    distances = None if state.order is None else state.order.distances
+    is_spread = any(distance.positions for distance in distances or ())
+    return not is_spread or state.layout.pass_length * state.layout.replicas == now.pass_length * now.replicas
+
+
 def other_order_of(state: EchoState, setting: Setting) -> str:
     """Returns, in words, what decided the order in a state and does not decide it here. Empty if the order is the same."""
     return state.conditions.other_order(setting.conditions()) if state.delivered else ""
@@ -186,11 +196,11 @@ def is_between_passes(state: EchoState) -> bool:
     stream, plan = state.stream, state.plan
     if stream is not None:
         return not stream.begun or len(stream.ended) == len(stream.workers)
-    if state.demand is not None and state.demand.ahead:
-        return False
-    if plan is None and state.demand is None:
+    if state.demand is not None:
+        return state.demand.is_between_passes(state.layout.pass_length)
+    if plan is None:
         return True
-    if plan is not None and state.order is not None and state.order.passes:  # of unknown length; the last is the next batch's
+    if state.order is not None and state.order.passes:  # of unknown length; the last is the next batch's
         return state.order.passes[-1].first == plan.position
     return state.position % state.layout.items_per_pass(state.insertion_point.by_batches) == 0
 

@@ -13,6 +13,7 @@ from lightning_echo.cache.node_cache import gathered
 from lightning_echo.data.fingerprint import Changed, Changes
 from lightning_echo.insertion import Needs, earliest
 from lightning_echo.loader.epochs import Delivery, Progress, Steps, TrainerPlace
+from lightning_echo.loader.ranks import RankPlaces, continued_on_demand, counts_of_rank, own_place
 from lightning_echo.loader.resuming import (
     adapt_state,
     begin_next_pass,
@@ -29,6 +30,7 @@ from lightning_echo.loader.resuming import (
 from lightning_echo.loader.setting import Setting, default_seed, ranks_on_node, world
 from lightning_echo.loader.state import Conditions, EchoState
 from lightning_echo.log import Says
+from lightning_echo.pipeline.demand import DemandPipeline
 from lightning_echo.pipeline.kinds import Indexed
 from lightning_echo.pipeline.pipelines import Launch, Pipeline, RestartablePipeline, Start
 from lightning_echo.pipeline.prefetch import clear_frames
@@ -211,6 +213,7 @@ class EchoRun:
         self._pipeline = RestartablePipeline()
         # To which the pipeline's state belongs: those of its start, or of a loaded state. None: the present ones.
         self._conditions: Conditions | None = None
+        self._places: RankPlaces | None = None  # of a run on demand on several ranks, once it has begun
         kind = self._setting.kind
         self._changes = Changes(kind.watched_parts, kind.watched_sampler, by_reading=kind.changed_by_reading)
         self._changed = Changed()
@@ -364,7 +367,7 @@ class EchoRun:
         elif state.delivered:
             self.warn(why_next_pass(state, setting))
         self._pipeline.go_to(begin_at)
-        self._conditions = setting.conditions()
+        self._conditions, self._places = setting.conditions(), None
         self.delivery.progress.delivered = begin_at.number
 
     def _succeed(self, predecessor: EchoRun | None, before: Beginning | None) -> None:
@@ -413,6 +416,7 @@ class EchoRun:
                 error.__traceback__ = None  # it refers to the iterator of this epoch, and the pipeline that ends keeps the error
                 started, delivered = None, delivery.progress.delivered
                 batch = delivery.fetch(self._start().next_batch, self._crosses_passes)
+            self._leave_place()
             if started is None:
                 self._changes.note_own()
                 if self._setting.cache is not None:
@@ -428,8 +432,22 @@ class EchoRun:
                 clear_frames(error)
             finally:
                 delivery.take_back(delivered)
+                if self._places is not None:
+                    self._places.take_back(delivered + 1)
                 self.close()
             raise
+
+    def _keep_order(self) -> None:
+        """Keeps the order from where the slowest rank is."""
+        if self._places is not None and isinstance(self._pipeline.started, DemandPipeline):
+            self._pipeline.started.keep_order_from(self._places.slowest)
+
+    def _leave_place(self) -> None:
+        """Lets other ranks know what this one has delivered."""
+        pipeline = self._pipeline.started
+        if self._places is not None and isinstance(pipeline, DemandPipeline):
+            number, booked = pipeline.place()
+            self._places.leave(number, booked, self.delivery.all_counts)
 
     def _go_around(self, error: OtherLength | SplitFails) -> None:
         """Ends the workers, so that new ones can make the next batch in spite of an error, or raises it.
@@ -448,6 +466,8 @@ class EchoRun:
                 "point at the start"
             )
             return
+        if self._setting.has_several_places:  # each rank comes to its next pass at another batch
+            raise error
         self._begin_next_pass("")
         if not self.delivery.progress.in_epoch:
             self.delivery.progress.epoch_batches = self.length()
@@ -480,6 +500,10 @@ class EchoRun:
             begin_at=state.begin_at,
             worker_init_fn=self.worker_init_fn,
         )
+        if setting.on_demand:
+            setting.check_ranks_on_demand()
+        if setting.has_several_places and self._places is None:
+            self._places = RankPlaces.join(*setting.place_of_rank(), own_place(state, self.delivery.all_counts))
         started = setting.start(launch, self.warn)
         if (before.plan is not None or before.demand is not None) and not started.exact:
             sampler = type(setting.kind.sampler).__name__
@@ -494,7 +518,10 @@ class EchoRun:
                 if line:
                     self.says.inform(line)
         self._conditions = None if setting.kind.plans_in_workers else setting.conditions()  # a stream's length is only expected
-        return self._pipeline.start(started, self.delivery.progress.delivered)
+        self._pipeline.start(started, self.delivery.progress.delivered)
+        self._keep_order()
+        self._leave_place()
+        return started
 
     def settle(self) -> None:
         """Opens the cache, and makes the sizes that depend on the free memory final. See `EchoLoader.settle`."""
@@ -544,26 +571,14 @@ class EchoRun:
         return replace(state, plan=None, order=order, begin_at=begin_at)
 
     def _demand_to_start_from(self, state: EchoState) -> EchoState:
-        """Returns the state from which a run on demand starts. What is booked stays booked if positions mean the same here."""
-        setting, progress = self._setting, self.delivery.progress
-        layout, before = setting.layout(), state.layout
-        is_alike = before == layout and state.insertion_point.by_batches is setting.kind.by_batches
-        if is_alike and not other_order_of(state, setting):
-            if state.plan is None:
-                return state
-            self.warn("the state was saved with a constant factor: the run continues on demand, with an empty memory")
-            return replace(state, plan=None, begin_at=Start(state.plan.position, state.plan.number))
-        begin_at = where_to_go_on(state, layout, setting.kind.by_batches)
-        is_same_pass = before.length == layout.length and not other_order_of(state, setting)
-        self.warn(
-            why_next_pass(state, setting)
-            if not is_same_pass
-            else f"the state was saved with {state.conditions.differences(setting.conditions())}: the run continues at the same "
-            "place of the pass and leaves nothing out; examples that had come early may come again"
-        )
-        progress.in_epoch, progress.epoch_batches, progress.delivered = 0, self.length(), begin_at.number
-        order = order_to_go_on(state, layout, begin_at) if is_same_pass else None
-        return replace(state, plan=None, demand=None, order=order, begin_at=begin_at)
+        """Returns the state from which a run on demand starts, see `continued_on_demand`."""
+        progress = self.delivery.progress
+        state, number, message = continued_on_demand(state, self._setting)
+        if message:  # ranks that are not of one job each have a message of their own
+            (self.warn if self._setting.is_job else self.says.warn_here)(message)
+        if number is not None:
+            progress.in_epoch, progress.epoch_batches, progress.delivered = 0, self.length(), number
+        return state
 
     # ------------------------------------------------------------------ continuing
 
@@ -599,6 +614,10 @@ class EchoRun:
         """Returns the state in plain types. Within a step of the Trainer, the run continues with the batch of that step."""
         is_under_way = self.delivery.is_under_way and self._pipeline.reaches(self.delivery.before_in_use.progress.delivered)
         trainer, state = None if place is None else place.state(), self.state(before=is_under_way)
+        if self._places is not None and state.demand is not None:
+            ranks = self._places.collect(own_place(state, state.counts), self.says.warn_here)
+            self._keep_order()
+            state = self.state(before=is_under_way).with_ranks(ranks)
         new_length = self._setting.layout().length if self._has_other_length() else None
         return replace(state, epoch_goes_on=epoch_goes_on, trainer=trainer, new_length=new_length).to_dict()
 
@@ -638,10 +657,11 @@ class EchoRun:
     def _go_to(self, state: EchoState, progress: Progress) -> None:
         """Ends workers and thread. The next start continues from a state."""
         self._pipeline.go_to(state.begin_at, state.pipeline())
-        self._conditions = state.conditions
+        self._conditions, self._places = state.conditions, None
         self.factor.load(state)
         self.seed = state.seed if state.seed is not None else self.seed
-        self.delivery.continue_at(progress, state.counts, state.passes_over)
+        counts = counts_of_rank(state, *self._setting.place_of_rank())
+        self.delivery.continue_at(progress, counts, state.passes_over)
 
     def follow(self, before: EchoRun) -> None:
         """Continues the run of another loader, see `EchoLoader.follow`."""
@@ -671,7 +691,7 @@ class EchoRun:
                 begin_at = start_of_next_pass(before.state(), mine.layout(), mine.kind.by_batches)
             self.delivery.continue_at(Progress(delivered=begin_at.number), before.delivery.counts, before.delivery.ended_passes)
             self._pipeline.go_to(begin_at)
-            self._conditions = mine.conditions()
+            self._conditions, self._places = mine.conditions(), None
             return
         self.factor.constructed = before.factor.constructed
         progress, others = Progress.from_state(state, None), before.delivery.progress
@@ -686,6 +706,7 @@ class EchoRun:
             "_pipeline": self._pipeline.resting(self.delivery.batches),
             "predecessor": None,
             "_compared": None,
+            "_places": None,
             "beginning": Beginning(),
         }
 

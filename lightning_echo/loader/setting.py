@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
+from torch.utils.data import DistributedSampler
 
 from lightning_echo.cache.exchange import Part
 from lightning_echo.cache.holding import WHOLE
@@ -490,7 +491,7 @@ class Setting:
         try:
             _check_on_demand(kind_of(self.kind.loader), self._cache_options, self._share, self.reuse, self.epoch_length)
             _check_point(self.kind, self.choice.point)
-            self._check_ranks_on_demand()
+            self.check_ranks_on_demand()
         except ValueError as error:  # "factor='demand' is impossible ...: why. What to do instead"
             return str(error).partition(": ")[2].partition(". ")[0]
         return ""
@@ -655,25 +656,49 @@ class Setting:
         kind = self.kind
         return Conditions(self.choice.point, self.layout(), kind.state_workers, self.buffer_size, self.reuse, kind.order_by)
 
-    def _check_ranks_on_demand(self) -> None:
+    def place_of_rank(self) -> tuple[int, int]:
+        """Returns the number of ranks that a state on demand has places of, and the number of this one."""
+        return self._ranks or world()
+
+    @property
+    def is_job(self) -> bool:
+        """Whether the ranks are a job of ``torch.distributed``, and not processes that the user has numbered."""
+        return world()[0] > 1
+
+    @property
+    def has_several_places(self) -> bool:
+        return self.on_demand and self.place_of_rank()[0] > 1
+
+    def check_ranks_on_demand(self) -> None:
         """Raises a ValueError if ranks cannot echo on demand, each as its own source delivers."""
-        if self.kind.plans_in_workers and world()[0] > 1:
+        ranks = world()[0]
+        if ranks == 1:
+            return
+        own = (self._ranks or data_parallel())[0]
+        sampler = self.kind.sampler if isinstance(self.kind, Indexed) else None
+        if isinstance(sampler, DistributedSampler):
+            own = min(own, sampler.num_replicas) if self._ranks is None else sampler.num_replicas
+        if own != ranks:
             raise ValueError(
-                f"factor='demand' is impossible over a stream on {world()[0]} ranks: each rank would pull other examples by the "
-                "same step, and end a pass at another one. Use a number, or controller=TargetIdle()"
+                f"factor='demand' is impossible here: the job has {ranks} ranks and divides its data among {own}. Ranks that "
+                "share the same data must train on the same batch, and on demand each would get a batch of its own. Use a "
+                "number, or controller=TargetIdle()"
             )
-        if world()[0] > 1:
+        if self.kind.plans_in_workers:
             raise ValueError(
-                f"factor='demand' is impossible on {world()[0]} ranks: each would read other examples than a checkpoint of rank "
-                "0 says. Use a number, or controller=TargetIdle()"
+                f"factor='demand' is impossible over a stream on {ranks} ranks: each rank would pull other examples by the same "
+                "step, and end a pass at another one. Use a number, or controller=TargetIdle()"
+            )
+        if type(self.kind) is not Indexed:
+            raise ValueError(
+                f"factor='demand' is impossible on {ranks} ranks here: only data that is read by index can continue on each rank "
+                "from a checkpoint of rank 0. Use a number, or controller=TargetIdle()"
             )
 
     # ------------------------------------------------------------------ running
 
     def start(self, launch: Launch, say: Callable[[str], None] = warnings.warn) -> Pipeline:
         """Opens a pipeline, which may warn the user with ``say``."""
-        if self.on_demand:
-            self._check_ranks_on_demand()
         layout = self.layout()
         opening = Opening(
             launch=launch,

@@ -236,15 +236,51 @@ class Run(NamedTuple):
     size: Size
 
 
+class Place(NamedTuple):
+    """The place of one rank after ``number`` batches: what it had delivered, as in `DemandState`, and its `EchoCounts`."""
+
+    number: int
+    frontier: int
+    ahead: tuple[Run, ...]
+    fresh: int
+    echoed: int
+
+    @property
+    def end(self) -> int:
+        """The first position of which, and of all after it, none was delivered."""
+        return sum(self.ahead[-1]) if self.ahead else self.frontier
+
+    @property
+    def delivered(self) -> int:
+        """Number of positions that were delivered."""
+        return self.frontier + sum(run.size for run in self.ahead)
+
+
+class EarlierPlaces(NamedTuple):
+    """The places of the ranks when the run went on with other ranks, and how they shared a pass."""
+
+    replicas: Size
+    pass_length: Size
+    places: tuple[Place, ...]
+
+    @property
+    def passes(self) -> int:
+        """The number of passes of which anything was delivered."""
+        return -(-max(place.end for place in self.places) // self.pass_length)
+
+
 @dataclass(frozen=True, kw_only=True)
 class DemandState:
     """The place of a run that echoes on demand, see ``pipeline/demand.py``. What memory held is not saved.
 
     Attributes:
         number: Number of the next batch.
-        frontier: All positions before this one were delivered.
+        frontier: All positions before this one were delivered, on the rank that saved the state.
         ahead: Those of the later positions that were delivered.
         max_factor: The bound in force; `pending` has its changes to come.
+        ranks: The place of each rank, if there are several. A place of fewer than ``number`` batches is the last one that was
+            known when the state was saved.
+        earlier: What other ranks had delivered of passes that are not over, if the run had other ranks then.
     """
 
     number: int
@@ -252,11 +288,25 @@ class DemandState:
     ahead: tuple[Run, ...]
     max_factor: float
     pending: tuple[FactorChange, ...]
+    ranks: tuple[Place, ...] | None = None
+    earlier: tuple[EarlierPlaces, ...] | None = None
 
     @property
     def delivered(self) -> int:
         """Number of positions that were delivered."""
         return self.frontier + sum(run.size for run in self.ahead)
+
+    @property
+    def slowest(self) -> int:
+        """The least frontier of any rank."""
+        return self.frontier if self.ranks is None else min(place.frontier for place in self.ranks)
+
+    def is_between_passes(self, pass_length: int) -> bool:
+        """Returns whether a pass is about to begin, on all ranks."""
+        places = self.ranks or (Place(self.number, self.frontier, self.ahead, 0, 0),)
+        passes, offset = divmod(self.slowest, pass_length)
+        is_even = not offset and all(place.delivered == place.end == self.slowest for place in places)
+        return is_even and all(each.passes <= passes for each in self.earlier or ())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -357,12 +407,28 @@ def check_plan(plan: PlanState, path: str, most: int, workers: int, reuse: Reuse
 def check_demand(demand: DemandState, layout: Layout, *, by_batches: bool) -> None:
     """Checks which positions were delivered: in order, each once, and not more than the batches can have held."""
     require(not (by_batches and demand.ahead), "demand.ahead", "an empty list: batches come in their order", demand.ahead)
-    ends = [demand.frontier, *(run.first + run.size for run in demand.ahead)]
-    follows = all(run.first > end for run, end in zip(demand.ahead, ends, strict=False))
-    require(follows, "demand.ahead", "runs in order, after the frontier, and apart from each other", demand.ahead)
     most = demand.number * (1 if by_batches else layout.batch_size)
-    require(demand.delivered <= most, "demand.frontier", f"at most {most}, by its number of batches", demand.delivered)
+    _check_place("demand", Place(demand.number, demand.frontier, demand.ahead, 0, 0), most)
     require(demand.max_factor >= 1, "demand.max_factor", "a number >= 1", demand.max_factor)
+    require(demand.ranks is None or len(demand.ranks) > 1, "demand.ranks", "a list of several, or left out", demand.ranks)
+    for rank, place in enumerate(demand.ranks or ()):
+        path = f"demand.ranks[{rank}]"
+        require(place.number <= demand.number, f"{path} (number)", f"at most {demand.number}", place.number)
+        _check_place(path, place, most)
+    for number, earlier in enumerate(demand.earlier or ()):
+        path = f"demand.earlier[{number}]"
+        fits = len(earlier.places) == earlier.replicas
+        require(fits, f"{path} (places)", f"a list of {earlier.replicas}", earlier.places)
+        for rank, place in enumerate(earlier.places):
+            _check_place(f"{path} (places)[{rank}]", place, None)
+
+
+def _check_place(path: str, place: Place, most: int | None) -> None:
+    ends = [place.frontier, *map(sum, place.ahead)]
+    follows = all(run.first > end for run, end in zip(place.ahead, ends, strict=False))
+    require(follows, f"{path}.ahead", "runs in order, after the frontier, and apart from each other", place.ahead)
+    fits = most is None or place.delivered <= most
+    require(fits, f"{path}.frontier", f"at most {most}, by its number of batches", place.delivered)
 
 
 # ---------------------------------------------------------------------- state
@@ -455,7 +521,8 @@ class EchoState:
     """The state of an `EchoLoader` after some batch. It holds positions but never examples.
 
     It is the same on all ranks, except for `refetched` among the counts, and for a state of the user's own loader, sampler or
-    stream. A field whose default is None is not in the file if it is None; ``reuse`` is not if it is ``each``, the paper's rule.
+    stream. On demand, a saved state has the places of all ranks: whichever rank has saved it, each continues from its own. A
+    field whose default is None is not in the file if it is None; ``reuse`` is not if it is ``each``, the paper's rule.
 
     Attributes:
         version: Version of this list of fields.
@@ -557,16 +624,20 @@ class EchoState:
 
     @property
     def position(self) -> int:
-        """Position of the next fresh item; on demand, of the first that was not delivered.
+        """Position of the next fresh item; on demand, of the first that was not delivered, on the slowest rank.
 
         It means nothing for a stream, whose workers count for themselves.
         """
         if self.demand is not None:
-            return self.demand.frontier
+            return self.demand.slowest
         return self.begin_at.position if self.plan is None else self.plan.position
 
     def under(self, conditions: Conditions) -> EchoState:
         return replace(self, **conditions._asdict())
+
+    def with_ranks(self, ranks: tuple[Place, ...]) -> EchoState:
+        """Returns the same state, on demand with the places of all ranks."""
+        return self if self.demand is None else replace(self, demand=replace(self.demand, ranks=ranks))
 
     @property
     def pending(self) -> tuple[FactorChange, ...] | None:
@@ -614,6 +685,8 @@ def _check(state: EchoState, *, by_index: bool) -> None:
         assert order is not None
         check_demand(demand, layout, by_batches=by_batches)
         check_order(order, demand.frontier, layout, by_index)
+        first, number = (order.sampler or ((0, None),))[0][0], demand.slowest // layout.items_per_pass(by_batches)
+        require(first <= number, "order.sampler", f"a list from pass {number} on, or before", order.sampler)
     elif order is not None:  # a pass begins whose length is not known
         may_be = not by_index and not layout.batches_per_pass and order == OrderState(passes=order.passes)
         require(may_be, "order", "None without a plan", order)

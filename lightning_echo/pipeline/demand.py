@@ -33,7 +33,7 @@ from lightning_echo.pipeline.prefetch import DEPTH, Prefetcher, WorkerProcesses
 from lightning_echo.pipeline.reads import NOTHING_READ, Abandoned, Pools, ReadTimeoutError
 from lightning_echo.pipeline.requests import let_go_of_frames, with_place
 from lightning_echo.pipeline.worker import NO_LOOKUPS, LiveExamples, Report
-from lightning_echo.plan.demand import Arrived, Block, Booked, Dealing, DemandRule, lead
+from lightning_echo.plan.demand import Arrived, Block, Booked, Dealing, DemandRule, EarlierRanks, lead
 from lightning_echo.plan.order import Order, entry_key
 from lightning_echo.split.reading import file_of
 from lightning_echo.split.staged import Stages, examples_in, unchanged
@@ -307,7 +307,9 @@ class DemandRequests(Iterator[DemandRequest]):
         size_of: Callable[[int], int],
         factors: list[tuple[int, float]],
         most_factor: float = math.inf,
+        earlier: Any = None,
     ) -> None:
+        self._earlier = earlier
         self._dealing, self.order, self._workers, self._size_of = dealing, order, max(workers, 1), size_of
         self._number = self._first = number
         self._count = 0  # torch sends request ``k`` to worker ``k % workers``
@@ -316,14 +318,13 @@ class DemandRequests(Iterator[DemandRequest]):
         self._indices: dict[int, Any] = {}  # of open positions
         first = dealing.booked().frontier
         order.seek(first)
-        self._indices.update(enumerate(order.take(dealing.next - first), first))
-        self._known = dealing.next  # the indices of all positions before it were taken
-        for position in dealing.booked().ahead:
-            del self._indices[position]
+        self._order_from = math.inf  # a state has the order from here on: another rank may not have come further
+        self._known = first  # the indices of all positions before it were taken
         # Batches that were delivered and not booked, by number: a state may be asked for that is before them.
         self._delivered: deque[tuple[int, Sequence[int]]] = deque()
         self._next_delivered = number
         self.failure: Exception | None = None  # of the user's order
+        self._take_indices(dealing.next)
         self.lock = threading.RLock()
 
     def __next__(self) -> DemandRequest:
@@ -348,11 +349,16 @@ class DemandRequests(Iterator[DemandRequest]):
                 raise self.failure
             first = self._known
             in_pass = min(positions[-1] + 1 - first, length - first % length)  # a pass that fails loses nothing of the one before
-            self._indices.update(enumerate(self.order.take(in_pass), first))
-            self._known += in_pass
+            self._take_indices(first + in_pass)
         return ToRead(
             positions, [self._indices[position] for position in positions], [position // length for position in positions]
         )
+
+    def _take_indices(self, end: int) -> None:
+        for position, index in enumerate(self.order.take(end - self._known), self._known):
+            if not self._dealing.is_delivered(position):
+                self._indices[position] = index
+        self._known = end
 
     def _factor_of(self, number: int) -> float:
         return next(factor for since, factor in reversed(self._factors) if since <= number or since == self._factors[0][0])
@@ -393,7 +399,21 @@ class DemandRequests(Iterator[DemandRequest]):
                 "max_factor": self._factor_of(delivered),
                 "pending": pending,
             }
-            return {"plan": None, "order": self.order.state(before.frontier), "demand": demand}
+            if self._earlier is not None:
+                demand["earlier"] = self._earlier
+            since = int(min(before.frontier, self._order_from))
+            return {"plan": None, "order": self.order.state(since), "demand": demand}
+
+    def place(self) -> tuple[int, Booked]:
+        """Returns the number of batches that were delivered, and what was."""
+        with self.lock:
+            since_booked = chain.from_iterable(fresh for _, fresh in self._delivered)
+            return self._next_delivered, self._dealing.booked().with_more(since_booked)
+
+    def keep_order_from(self, position: int) -> None:
+        """Lets a state have the order from a position on that another rank has come to."""
+        with self.lock:
+            self._order_from = position
 
     def oldest_open(self) -> Any:
         """Returns the index of the oldest example that the next batch's worker is to read; None if there is none."""
@@ -499,6 +519,7 @@ class DemandPipeline:
         self._pace = Pace(most_lead, read_at_once)
         self.exact = requests.order.exact
         self.change_factor = requests.change_factor
+        self.place, self.keep_order_from = requests.place, requests.keep_order_from
 
     def next_batch(self, delivered: int) -> tuple[Any, Report] | None:
         assert self._batches is not None
@@ -533,6 +554,15 @@ class DemandPipeline:
 def booked_of(saved: dict[str, Any] | None, position: int) -> Booked:
     """Returns what a state of `DemandPipeline` has booked; without one, all before a position."""
     return Booked(position) if saved is None else Booked.of(saved["frontier"], saved["ahead"])
+
+
+def earlier_of(saved: dict[str, Any] | None) -> list[EarlierRanks]:
+    """Returns what earlier ranks had delivered, by a state of `DemandPipeline`."""
+    rows = [] if saved is None else saved.get("earlier") or []
+    return [
+        EarlierRanks(replicas, pass_length, tuple(Booked.of(frontier, ahead) for _, frontier, ahead, *_ in places))
+        for replicas, pass_length, places in rows
+    ]
 
 
 def factors_of(saved: dict[str, Any] | None, factor: float) -> list[tuple[int, float]]:

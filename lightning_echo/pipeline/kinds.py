@@ -54,6 +54,7 @@ from lightning_echo.pipeline.demand import (
     Waiting,
     Words,
     booked_of,
+    earlier_of,
     factors_of,
     window_of,
 )
@@ -88,7 +89,7 @@ from lightning_echo.pipeline.requests import (
 )
 from lightning_echo.pipeline.streams import StreamEcho
 from lightning_echo.pipeline.worker import EchoCollate, EchoDataset, LiveExamples, Request
-from lightning_echo.plan.demand import Dealing, DemandRule
+from lightning_echo.plan.demand import Dealing, DemandRule, delivered_before
 from lightning_echo.plan.memory import make_plan
 from lightning_echo.plan.order import Order, SequentialOrder, ShuffledOrder
 from lightning_echo.plan.plan import Plan, PlanShape, Reuse, mix
@@ -510,12 +511,19 @@ class Indexed(Kind):
         pass_length, workers = opening.layout.pass_length, max(self.num_workers, 1)
         ahead = reading.window(pass_length // workers) if reading is not None and self.is_foreseeable else 0
         window = window_of(shape.batch_size, self.prefetched_batches, workers, ahead)
+        saved = launch.state.get("demand")
         dealing = Dealing(
-            booked_of(launch.state.get("demand"), launch.begin_at.position),
+            booked_of(saved, launch.begin_at.position),
             pass_length=pass_length,
             block=shape.batch_size,
             workers=workers,
             window=window,
+            delivered_before=delivered_before(
+                earlier_of(saved),
+                pass_length=pass_length,
+                replicas=opening.layout.replicas,
+                rank=opening.rank,
+            ),
         )
         # Without workers, nothing is read while a step runs, except by threads.
         most_factor = 1.0 if not self.num_workers and reading is None else math.inf
@@ -527,9 +535,10 @@ class Indexed(Kind):
             size_of=shape.size_of,
             factors=factors_of(launch.state.get("demand"), launch.factor),
             most_factor=most_factor,
+            earlier=None if saved is None else saved.get("earlier"),
         )
         words, processes = Words(loader), WorkerProcesses(launch.worker_init_fn)
-        rule = DemandRule(mix(shape.seed, opening.rank), launch.factor, min(opening.shape.buffer_size, pass_length) // workers)
+        rule = DemandRule(opening.key, launch.factor, min(opening.shape.buffer_size, pass_length) // workers)
         examples = DemandExamples(
             loader.dataset,
             choice.make_stages,
@@ -551,7 +560,8 @@ class Indexed(Kind):
             processes,
             Waiting(requests, processes, loader.dataset, loader.timeout, opening.say),
             in_thread=in_thread,
-            most_lead=max(self.prefetched_batches, 1),
+            # A batch must not be due when it is requested, or its worker never reads. A thread requests it some batches earlier.
+            most_lead=max(self.prefetched_batches - (not in_thread), 0),
             read_at_once=shape.batch_size if reads_many else 1,
             pools=None if reading is None else reading.pools,
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import random
 from collections import OrderedDict, deque
-from collections.abc import Container, Hashable, Iterable, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Sequence
 from itertools import islice
 from typing import NamedTuple, TypeAlias
 
@@ -202,6 +202,44 @@ class Booked(NamedTuple):
         return cls(frontier, frozenset(position for first, size in runs for position in range(first, first + size)))
 
 
+class EarlierRanks(NamedTuple):
+    """What each rank had delivered when the run had other ranks. A slot of a pass is as in ``plan/order.py``."""
+
+    replicas: int
+    pass_length: int
+    booked: tuple[Booked, ...]
+
+    def has_delivered(self, pass_number: int, slot: int) -> bool:
+        """Returns whether one of those ranks had delivered the example in a slot.
+
+        >>> earlier = EarlierRanks(2, 4, (Booked(1), Booked(3)))
+        >>> [slot for slot in range(8) if earlier.has_delivered(0, slot)]
+        [0, 1, 3, 5]
+        """
+        position, rank = divmod(slot, self.replicas)
+        if position >= self.pass_length:
+            return False
+        frontier, ahead = self.booked[rank]
+        position += pass_number * self.pass_length
+        return position < frontier or position in ahead
+
+
+def _nothing(position: int) -> bool:
+    return False
+
+
+def delivered_before(earlier: Sequence[EarlierRanks], *, pass_length: int, replicas: int, rank: int) -> Callable[[int], bool]:
+    """Returns a function that returns whether a position of this rank was delivered while the run had other ranks."""
+    if not earlier:
+        return _nothing
+
+    def was_delivered(position: int) -> bool:
+        number, place = divmod(position, pass_length)
+        return any(each.has_delivered(number, place * replicas + rank) for each in earlier)
+
+    return was_delivered
+
+
 class Dealing:
     """Deals positions to workers, and books what was delivered.
 
@@ -210,6 +248,7 @@ class Dealing:
         pass_length: Positions of a pass.
         block: Positions of a block. A block ends where a pass ends.
         window: See above.
+        delivered_before: Returns whether other ranks had delivered a position, see `delivered_before`. It is not dealt.
 
     Example:
         >>> dealing = Dealing(Booked(0), pass_length=10, block=4, workers=2, window=4)
@@ -220,11 +259,20 @@ class Dealing:
         (Booked(frontier=3, ahead=frozenset()), [[8, 9], [14, 15, 16, 17]])
     """
 
-    def __init__(self, booked: Booked, *, pass_length: int, block: int, workers: int, window: int) -> None:
+    def __init__(
+        self,
+        booked: Booked,
+        *,
+        pass_length: int,
+        block: int,
+        workers: int,
+        window: int,
+        delivered_before: Callable[[int], bool] = _nothing,
+    ) -> None:
         self._pass_length, self._block, self._window = pass_length, block, window
-        self._frontier, self._ahead = booked.frontier, set(booked.ahead)
+        self._frontier, self._ahead, self._delivered_before = booked.frontier, set(booked.ahead), delivered_before
         self.next = max(booked.ahead, default=booked.frontier - 1) + 1  # the next position that was never dealt
-        missed = (position for position in range(booked.frontier, self.next) if position not in booked.ahead)
+        missed = (position for position in range(booked.frontier, self.next) if not self.is_delivered(position))
         self._again: deque[Block] = deque()
         while chunk := list(islice(missed, block)):
             self._again.append(chunk)
@@ -256,9 +304,12 @@ class Dealing:
                 raise RuntimeError(f"position {position} was delivered twice, or was never dealt out: please report this")
             self._open[worker] -= 1
             self._ahead.add(position)
-        while self._frontier in self._ahead:
-            self._ahead.remove(self._frontier)
+        while self.is_delivered(self._frontier):
+            self._ahead.discard(self._frontier)
             self._frontier += 1
+
+    def is_delivered(self, position: int) -> bool:
+        return position < self._frontier or position in self._ahead or self._delivered_before(position)
 
     def booked(self) -> Booked:
         return Booked(self._frontier, frozenset(self._ahead))
@@ -278,9 +329,14 @@ class Dealing:
     def _next_block(self) -> Block:
         if self._again:
             return self._again.popleft()
-        first, in_pass = self.next, self.next % self._pass_length
-        self.next += min(self._block - in_pass % self._block, self._pass_length - in_pass)
-        return range(first, self.next)
+        while True:
+            first, in_pass = self.next, self.next % self._pass_length
+            self.next += min(self._block - in_pass % self._block, self._pass_length - in_pass)
+            block: Block = range(first, self.next)
+            if self._delivered_before is not _nothing:
+                block = [position for position in block if not self._delivered_before(position)]
+            if block:
+                return block
 
 
 def lead(making_seconds: float, step_seconds: float, most: int) -> int:

@@ -62,6 +62,18 @@ class RunCounts:
         """Notes the examples that this rank has delivered so far. The loaded totals contain them."""
         self.counted, self._in_metric_at_totals = delivered, self._in_metric()
 
+    def correct(self, of_job: Examples, *, counts_job: bool) -> None:
+        """Takes what all ranks have delivered for loaded totals of as many examples.
+
+        On demand, the assumption of `state` is wrong, but a resumed loader knows the examples of its own rank. ``counts_job``:
+        whether the metric of this rank holds the totals.
+        """
+        if sum(of_job) == sum(self.totals):
+            self.totals = of_job
+            if counts_job:
+                self.counter.reset()
+                self.counter.update(*of_job)
+
     def update(self, delivered: Examples) -> None:
         self.counter.update(delivered.fresh - self.counted.fresh, delivered.echoed - self.counted.echoed)
         self.counted = delivered
@@ -76,7 +88,7 @@ class RunCounts:
     def state(self, world_size: int) -> list[int]:
         """Returns the job's fresh and echoed examples.
 
-        It assumes that since the totals every other rank has counted as many examples as this one.
+        It assumes that since the totals every other rank has counted as many examples as this one, see `correct`.
         """
         now, then = self._in_metric(), self._in_metric_at_totals
         return [

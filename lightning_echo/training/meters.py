@@ -405,9 +405,9 @@ class RunMeter:
             self.count(loader)
             self._note_epoch_start()
         else:  # the checkpoint's totals contain the examples that the loader has delivered so far
-            self.counts.go_on_from(self._delivered(loader))
+            self._go_on_from(self.counts, loader, counts_job=trainer.is_global_zero)
             for name, part in self._counted_parts(loader).items():
-                self.part_counts[name].go_on_from(self._delivered(part))
+                self._go_on_from(self.part_counts[name], part, counts_job=trainer.is_global_zero)
         self.begin_epoch(loader)
 
     def begin_epoch(self, loader: Echoed | None) -> None:
@@ -606,6 +606,13 @@ class RunMeter:
 
     def _delivered(self, loader: Echoed | None) -> Examples:
         return Examples(self._not_echoed) if loader is None else Examples(loader.counts.fresh, loader.counts.echoed)
+
+    def _go_on_from(self, counts: RunCounts, loader: Echoed | None, *, counts_job: bool) -> None:
+        delivered = self._delivered(loader)
+        if self.world_size > 1 and any(part.on_demand for part in parts_of(loader).values()):
+            of_ranks = self._gather(delivered, dtype=torch.int64)
+            counts.correct(Examples(*of_ranks.sum(0).tolist()), counts_job=counts_job)
+        counts.go_on_from(delivered)
 
     def _count_delivered(self, loader: Echoed | None) -> None:
         self.counts.update(self._delivered(loader))

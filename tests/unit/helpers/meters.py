@@ -25,7 +25,7 @@ class Loader:
         self.counts, self.delivered_batches, self.seconds = EchoCounts(), 0, StageSeconds()
         self.is_running = False
         self.cache_counts = None
-        self.reads_ahead = False
+        self.reads_ahead = self.on_demand = False
 
     def deliver(self, fresh, stages, in_flight=0.0):
         self.counts += EchoCounts(fresh, 8 - fresh)

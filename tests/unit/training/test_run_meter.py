@@ -12,6 +12,7 @@ from meters import LateEvent, Loader, Run, saved
 from lightning_echo.cache.node_cache import CacheCounts
 from lightning_echo.measure.control import PipelineCosts
 from lightning_echo.measure.timing import DeviceEvents, StepTimer
+from lightning_echo.training.counts import Examples, RunCounts
 from lightning_echo.training.loaders import EchoLoaders
 from lightning_echo.training.meters import events_of
 
@@ -300,6 +301,21 @@ def test_counts_of_each_loader_survive_being_saved_again_right_after_a_resume(tm
     assert saved(again, tmp_path)["parts"] == state["parts"]
     again.step()
     assert saved(again, tmp_path)["parts"] == {"a": [4 + 2 * 4] * 2, "b": [4 + 2 * 4] * 2}
+
+
+@pytest.mark.parametrize(("of_job", "corrected"), [((20, 12), True), ((20, 11), False)])
+@pytest.mark.parametrize("counts_job", [True, False])
+def test_loaded_totals_become_those_of_all_ranks_if_they_are_of_as_many_examples(of_job, corrected, counts_job):
+    counts = RunCounts()
+    counts.load([26, 6])  # rank 0 had as many fresh examples as two of 13
+    if not counts_job:  # as on the other ranks: their metric adds to that of rank 0
+        counts.counter.reset()
+    counts.correct(Examples(*of_job), counts_job=counts_job)
+    counts.go_on_from(Examples(13, 3))
+    expected = of_job if corrected else (26, 6)
+    assert counts.state(2) == [*expected]
+    if counts_job:
+        assert counts.add_up() == expected
 
 
 @pytest.mark.parametrize(("workers", "found"), [((0, 0), 0), ((1, 3), 1), ((0, 2), None)])
