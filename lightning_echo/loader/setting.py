@@ -402,6 +402,8 @@ def _check_point(kind: Kind, point: InsertionPoint) -> None:
     why, instead = "", ""
     if point.on_device:
         why, instead = "a batch is transferred where it is used, and not ahead of time", "after_batching or an earlier point"
+    elif kind.by_batches and not isinstance(kind, Indexed):
+        why, instead = "whole batches of a stream are made while the training waits", "an earlier point"
     elif kind.by_batches and not kind.num_workers:
         why, instead = "without workers, no batch arrives while a step runs", "a loader with num_workers=2 or more"
     elif kind.by_batches and not kind.may_run_in_thread:

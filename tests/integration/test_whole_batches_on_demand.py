@@ -11,7 +11,9 @@ from itertools import chain, cycle, islice
 
 import pytest
 import torch
+from demand_runs import LENGTH, STEPS, on_demand, run_on_demand
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
+from trainer_runs import Killed, Recorder, SaveAt, fresh_stream
 
 from lightning_echo.data.copies import copy_example
 from lightning_echo.loader.loader import EchoLoader
@@ -289,3 +291,21 @@ def test_a_state_of_another_kind_continues_at_its_place_and_leaves_nothing_out(p
     assert fresh - first < 4 or point == "after_augmentation"  # of examples, the first one that is missing decides
     following = plain_batches(60, 4, False, first // 4 + len(run.fresh))[first // 4 :]
     assert run.fresh == following
+
+
+@pytest.mark.usefixtures("read_here", "one_thread")
+@pytest.mark.parametrize(("step", "options"), [(5, {}), (11, {"val_check_interval": 3}), (8, {"limit_train_batches": 5})])
+def test_a_fit_that_is_killed_and_resumed_has_each_pass_whole_and_one_after_the_other(tmp_path, step, options):
+    def callback():
+        return on_demand(insertion_point="after_batching")
+
+    models = [Recorder(delay=0.004) for _ in range(2)]
+    with pytest.raises(Killed):
+        run_on_demand(callback(), SaveAt(tmp_path, [step], dies=True), model=models[0], **options)
+    run = run_on_demand(callback(), model=models[1], ckpt_path=SaveAt(tmp_path, []).path(step), **options)
+    batches = models[0].batches[:step] + models[1].batches
+    assert len(batches) == 3 * options.get("limit_train_batches", STEPS)
+    fresh, loader = fresh_stream(batches), run.trainer.train_dataloader
+    assert len(fresh) == loader.counts.fresh < loader.counts.delivered
+    passes = [fresh[first : first + LENGTH] for first in range(0, len(fresh), LENGTH)]
+    assert [len(set(each)) for each in passes] == [len(each) for each in passes]

@@ -47,7 +47,7 @@ class Stream(IterableDataset):
         (DataLoader(DATA, 2), "after_batching", "without workers, no batch arrives while a step runs.*num_workers=2 or more"),
         (DataLoader(DATA, 2, sampler=Own(), num_workers=2), "after_batching", "Own may draw from the global random states"),
         (DataLoader(DATA, batch_sampler=OwnBatches(), num_workers=2), "auto", "OwnBatches may draw.*a sampler of torch's"),
-        (DataLoader(Stream(), 2, num_workers=2), "after_batching", "the data set is a stream"),
+        (DataLoader(Stream(), 2, num_workers=2), "after_batching", "of a stream are made while.*Give an earlier point"),
         ([torch.zeros(2)], "auto", "list is an iterable of batches.*made while the training waits.*give a number"),
     ],
 )
