@@ -6,6 +6,7 @@ import random
 import warnings
 from collections import Counter
 from contextlib import closing
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -40,7 +41,6 @@ class Rank:
             block=now.batch_size,
             workers=2,
             window=2 * now.batch_size,
-            overtaking=4 * now.batch_size,
             delivered_before=delivered_before(earlier_of(saved), pass_length=now.pass_length, replicas=now.replicas, rank=rank),
         )
         self.open: list[int] = []
@@ -212,7 +212,7 @@ def test_only_data_by_index_can_be_on_several_ranks(monkeypatch: pytest.MonkeyPa
     setting = numbered(4, 1)._run._setting
     monkeypatch.setattr("lightning_echo.loader.setting.world", lambda: (4, 1))
     setting.check_ranks_on_demand()
-    monkeypatch.setattr(setting, "kind", object())
+    monkeypatch.setattr(setting, "kind", SimpleNamespace(plans_in_workers=False))
     with pytest.raises(ValueError, match="only data that is read by index"):
         setting.check_ranks_on_demand()
 
