@@ -371,5 +371,5 @@ def test_without_workers_nothing_is_echoed_and_the_loader_says_so(caplog):
 def test_what_cannot_be_is_refused_with_the_reason_and_what_to_do(options, message):
     with pytest.raises(ValueError, match=message):
         on_demand(range(20), **options)
-    with pytest.raises(ValueError, match="max_factor=4 is the bound of factor='demand', got factor=2"):
+    with pytest.raises(ValueError, match="max_factor=4 is the bound of factor='demand' and of 'auto', got factor=2"):
         EchoLoader(DataLoader(range(20), batch_size=4), 2, max_factor=4)

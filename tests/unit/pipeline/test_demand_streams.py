@@ -284,6 +284,9 @@ def test_of_a_stream_that_delivers_nothing_the_user_is_told_once():
     said = []
     waiting = StreamWaiting(None, WorkerProcesses(), None, 0, said.append)
     waiting.since = perf_counter() - 11
+    assert waiting.lost(0.0) is None
+    assert not said  # the first batch waits for the workers to start
+    waiting.has_begun = True
     assert [waiting.lost(0.0) for _ in range(2)] == [None, None]
     assert said == [
         "the training has waited 11 s for fresh examples: the next example of the stream is not there yet. A worker does not "
