@@ -310,7 +310,8 @@ class EchoRun:
         beginning.heard_epoch, beginning.seed = self.heard_epoch, self.seed
         if beginning.epochs == 1:
             is_known = pass_batches and progress.epoch_batches > 0
-            beginning.share = progress.epoch_batches / self.factor.value / pass_batches if is_known else 1.0
+            uses = 1.0 if self._setting.on_demand else self.factor.value  # on demand, nobody knows yet what will be echoed
+            beginning.share = progress.epoch_batches / uses / pass_batches if is_known else 1.0
 
     def _has_other_length(self) -> bool:
         """Whether the data set has grown or shrunk since the workers were started, or since the loaded state was saved."""
