@@ -178,9 +178,10 @@ def continued_on_demand(state: EchoState, setting: Setting) -> tuple[EchoState, 
     Between them: the number of batches after which an epoch begins. None: the run continues at its place of the epoch.
     """
     layout, before, demand = setting.layout(), state.layout, state.demand
-    is_same_pass = before.length == layout.length and not other_order_of(state, setting)
+    is_same_order = not other_order_of(state, setting)
+    is_same_pass = before.length == layout.length and is_same_order
     changed = f"the state was saved with {state.conditions.differences(setting.conditions())}: the run continues "
-    if is_same_pass and (before.pass_length, before.replicas) == (layout.pass_length, layout.replicas):
+    if before == layout and is_same_order:
         if demand is None:
             assert state.plan is not None
             begin_at = Start(state.plan.position, state.plan.number)
