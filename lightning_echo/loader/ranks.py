@@ -178,10 +178,11 @@ def continued_on_demand(state: EchoState, setting: Setting) -> tuple[EchoState, 
     Between them: the number of batches after which an epoch begins. None: the run continues at its place of the epoch.
     """
     layout, before, demand = setting.layout(), state.layout, state.demand
-    is_same_pass = before.length == layout.length and not other_order_of(state, setting)
+    is_same_order = not other_order_of(state, setting)
+    is_same_pass = before.length == layout.length and is_same_order
     changed = f"the state was saved with {state.conditions.differences(setting.conditions())}: the run continues "
-    of_examples = not (state.insertion_point.by_batches or setting.kind.by_batches)
-    if is_same_pass and before == layout and (of_examples or state.insertion_point.by_batches is setting.kind.by_batches):
+    is_same_unit = state.insertion_point.by_batches is setting.kind.by_batches
+    if before == layout and is_same_order and is_same_unit:
         if demand is None:
             assert state.plan is not None
             begin_at = Start(state.plan.position, state.plan.number)
@@ -189,11 +190,18 @@ def continued_on_demand(state: EchoState, setting: Setting) -> tuple[EchoState, 
             return replace(state, plan=None, begin_at=begin_at), None, message
         ranks, rank = setting.place_of_rank()
         demand = replace(
-            demand, earlier=_not_over(demand.earlier or (), demand.slowest // before.items_per_pass(not of_examples)) or None
+            demand,
+            earlier=_not_over(demand.earlier or (), demand.slowest // before.items_per_pass(setting.kind.by_batches)) or None,
         )
         late = late_ranks(demand.ranks or (), demand.number, None if setting.is_job else rank)
         return replace(state, demand=demand_of_rank(demand, ranks, rank)), None, f"{late}{_READ_AGAIN}" if late else ""
-    if is_same_pass and demand is not None and of_examples and (shared := shared_out(state, layout)) is not None:
+    if (
+        is_same_pass
+        and demand is not None
+        and is_same_unit
+        and not setting.kind.by_batches
+        and (shared := shared_out(state, layout)) is not None
+    ):
         late = late_ranks(demand.ranks or (), demand.number)
         message = (
             f"{changed}with what no rank had delivered and leaves nothing out, but its batches are not those of the run that was "
