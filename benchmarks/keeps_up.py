@@ -50,8 +50,9 @@ def tables(pairs: Sequence[Pair], steps: int) -> list[Table]:
     """The rules, failures first, and the pairs."""
     lines = sorted(_rules(pairs), key=lambda line: line[-1] != verdict(False))
     text = (
-        f"On demand behind a source that keeps up (R = {RATIO}), against the bare DataLoader: {len(pairs)} pairs of {steps} steps "
-        f"of {1e3 * STEP_SECONDS:g} ms after the first {WARM_UP_BATCHES}; batch {BATCH_SIZE}, {WORKERS} workers; failures first"
+        f"On demand behind a source that keeps up (R = {RATIO}), against the bare DataLoader: {len(pairs)} pairs of {steps} "
+        f"steps of {1e3 * STEP_SECONDS:g} ms after the first {WARM_UP_BATCHES}; batch {BATCH_SIZE}, {WORKERS} workers; "
+        "failures first"
     )
     columns = ("pair", "bare ms/step", "on demand ms/step", "ratio", "bare waited", "on demand waited", "echoes")
     rows = [

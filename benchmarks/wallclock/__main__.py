@@ -3,7 +3,7 @@
 First each stage is measured by itself, and the delay per read chosen; then the runs follow, one at a time, each a row of
 ``benchmarks/results/wallclock/runs.csv``. Tables and plot are made of the rows. Which runs there are, and how they are judged:
 ``plans.py``, ``rules.py``. The learning rates are those of the study of reuse, which has to run before. Nothing else may run on
-the machine. Estimated minutes of all seeds: R = 8 30, R = 4 9, R = 16 22; bursts 30, heavy tail 30; with --quick 3.
+the machine. Estimated minutes of all seeds: R = 8 30, R = 4 9, R = 16 22; bursts 30, heavy tail 30. With --quick 5.
 """
 
 from __future__ import annotations
@@ -126,8 +126,9 @@ def report(stages: Sequence[Stage], rows: Sequence[TimedRow], folder: Path, opti
     before = Store(_BEFORE, "stages", Stage).rows, Store(_BEFORE, "runs", TimedRow).rows
     tables, of_demand = all_tables(stages, rows), demand_tables(stages, rows, before)
     for each in (*tables, *of_demand):
-        each.print()
-        each.write(folder)
+        if each.rows:
+            each.print()
+            each.write(folder)
     is_evidence = not (options.quick or options.out)
     plot = (_PAGE.parent if is_evidence else folder) / "wallclock.png"
     save_plot(plot, stages, rows)
