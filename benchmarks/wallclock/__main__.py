@@ -145,7 +145,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         "benchmarks/wallclock", description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
-    parser.add_argument("--quick", action="store_true", help="a minute: every table, no evidence")
+    parser.add_argument("--quick", action="store_true", help="some minutes: every table, no evidence")
     parser.add_argument("--report", action="store_true", help="no runs: tables and plot of those that are there")
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS), help="these tasks alone")
     parser.add_argument("--sources", nargs="+", choices=SOURCES, default=list(SOURCES), help="behind these alone")

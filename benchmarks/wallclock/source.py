@@ -189,7 +189,7 @@ class PacedSource(Source):
             self._goes_on.wait()
 
     def _now(self) -> float:
-        return self._clock() - self._begin.item() - self._stood.item()
+        return float(self._clock() - self._begin.item() - self._stood.item())
 
     def _answered_at(self, now: float) -> float:
         lane = int(self._free.argmin())
