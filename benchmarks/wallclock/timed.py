@@ -46,7 +46,7 @@ class TimedRow:
         first_batch_seconds: Start of the workers and wait for the first batch; part of the time.
         idle_seconds: Waiting for later batches, by `EchoCallback`.
         evaluation_seconds: Taken out of the time.
-        last_factor: In force at the end.
+        last_factor: In force at the end; on demand the mean so far.
         factors: In force, as epoch:factor where it changed.
         buffer_size: Live examples.
         load: Load average of the machine when the run began.
