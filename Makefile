@@ -112,7 +112,7 @@ soak: $(INSTALLED) ## share for ten minutes, with kills every few seconds: nothi
 evidence: $(INSTALLED) ## run the learning experiments (hours; goes on where it stopped), write tables and plots
 	PYTHONPATH=benchmarks $(BIN)/python -m learning $(ARGS)
 
-wallclock: $(INSTALLED) ## time to the target behind slow sources (about an hour, on a quiet machine)
+wallclock: $(INSTALLED) ## time to the target behind slow sources (about two hours on a quiet machine; --help says which part takes how long)
 	$(BIN)/python benchmarks/wallclock $(ARGS)
 
 peers: $(PEERS_INSTALLED) ## compare with what people use instead, print tables, write them as CSV and Markdown

@@ -16,6 +16,7 @@ from cache import cache
 from crossings import crossings
 from echoes import echoes
 from factor_one import factor_one
+from keeps_up import keeps_up
 from measuring import measuring
 from memory import memory
 from partitioned import partitioned
@@ -41,6 +42,7 @@ from watching import watching
 _RUNS = (
     speedup,
     factor_one,
+    keeps_up,
     planning,
     planning_memory,
     start,

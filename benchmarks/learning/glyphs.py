@@ -64,7 +64,8 @@ class StagedGlyphs(StagedDataset):
     def load(self, index: int) -> tuple[Image.Image, int]:
         if self.before_read is not None:
             self.before_read()
-        return Image.fromarray(self.images[index]), int(self.labels[index])
+        # A copy: images in the memory of one array count as overlapping, so that each worker would read its first batch twice.
+        return Image.fromarray(self.images[index]).copy(), int(self.labels[index])
 
     def augment(self, example: tuple[Image.Image, int]) -> tuple[Tensor, int]:
         image, label = example

@@ -100,4 +100,7 @@ class Store:
 
 def _parsed(kind: type[Any], record: dict[str, str]) -> Any:
     types: dict[str, Any] = {"str": str, "int": int, "float": float, "bool": "True".__eq__}
-    return kind(**{one.name: types[str(one.type)](record[one.name]) for one in fields(kind)})
+    there = [
+        one for one in fields(kind) if one.name in record
+    ]  # rows that were written before a field was there have its default
+    return kind(**{one.name: types[str(one.type)](record[one.name]) for one in there})

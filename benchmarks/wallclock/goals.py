@@ -22,6 +22,7 @@ from wallclock.plans import (
     OF_ALLOWED,
     REPLAY_WITHIN,
     SETTLED,
+    STEADY,
     STEP,
     STEP_STEPS,
     TARGET_IDLE,
@@ -29,10 +30,10 @@ from wallclock.plans import (
 from wallclock.stages import Stage
 from wallclock.timed import TimedRow
 
-__all__ = ["Case", "all_tables"]
+__all__ = ["MEDIAN", "Case", "all_tables", "text_of"]
 
 ARMS = (NO_ECHO, STEP, FIXED, TARGET_IDLE, SETTLED)
-_MEDIAN = "median over the seeds [bootstrap 95% interval]"
+MEDIAN = "median over the seeds [bootstrap 95% interval]"
 
 
 class Case:
@@ -41,13 +42,15 @@ class Case:
     Args:
         stage: Task and source.
         rows: Runs, also of other cases.
+        arms: Every arm.
     """
 
-    def __init__(self, stage: Stage, rows: Sequence[TimedRow]) -> None:
+    def __init__(self, stage: Stage, rows: Sequence[TimedRow], arms: Sequence[str] = ARMS) -> None:
         self.stage = stage
-        self._rows = {(row.arm, row.seed): row for row in rows if (row.task, row.ratio) == (stage.task, stage.ratio)}
+        case = (stage.task, stage.ratio, stage.source)
+        self._rows = {(row.arm, row.seed): row for row in rows if (row.task, row.ratio, row.source) == case}
         seeds = sorted({seed for _, seed in self._rows})
-        self.seeds = [seed for seed in seeds if all((arm, seed) in self._rows for arm in ARMS)]
+        self.seeds = [seed for seed in seeds if all((arm, seed) in self._rows for arm in arms)]
 
     def runs(self, arm: str) -> list[TimedRow]:
         """Those of an arm, by seed."""
@@ -104,15 +107,26 @@ class Case:
 
 def all_tables(stages: Sequence[Stage], rows: Sequence[TimedRow]) -> list[Table]:
     """Those of all tasks and sources that have a seed for which every arm has run."""
-    cases = [case for stage in stages if (case := Case(stage, rows)).seeds]
+    cases = [case for stage in stages if stage.source == STEADY and (case := Case(stage, rows)).seeds]
     return [_stages(stages), _times(cases), _of_allowed(cases), _replay(cases), _controller(cases), _headline(cases)]
 
 
 def _stages(stages: Sequence[Stage]) -> Table:
-    columns = ("task", "R", "workers", "batch", "delay per read (ms)", "step alone (ms)", "upstream per batch (ms)", "R measured")
+    columns = (
+        "task",
+        "source",
+        "R",
+        "workers",
+        "batch",
+        "delay per read (ms)",
+        "step alone (ms)",
+        "upstream per batch (ms)",
+        "R measured",
+    )
     rows = [
         (
             stage.task,
+            stage.source,
             stage.ratio,
             stage.workers,
             stage.batch_size,
@@ -134,15 +148,15 @@ def _times(cases: Sequence[Case]) -> Table:
         for arm in ARMS:
             runs, seconds = case.runs(arm), case.seconds(arm)
             rows.append((
-                case.stage.task, case.stage.ratio, arm, _text(seconds),
+                case.stage.task, case.stage.ratio, arm, text_of(seconds),
                 _of(runs, lambda row: row.first_batch_seconds), _of(runs, lambda row: row.idle_seconds),
                 _of(runs, lambda row: row.steps), _of(runs, lambda row: sum(row.fresh_counts)),
-                "" if arm in (STEP, SETTLED) else _text(ratios(seconds, case.seconds(NO_ECHO))),
+                "" if arm in (STEP, SETTLED) else text_of(ratios(seconds, case.seconds(NO_ECHO))),
                 runs[0].buffer_size, f"{sum(map(math.isinf, seconds))} of {len(seconds)}", runs[0].factors,
             ))  # fmt: skip
     text = (
         f"Time from the first batch's request, evaluations taken out: to the target; of `{STEP}` for {STEP_STEPS} steps, of the "
-        f"last arm for as many steps as TargetIdle needed; {_MEDIAN}"
+        f"last arm for as many steps as TargetIdle needed; {MEDIAN}"
     )
     return Table("wallclock_times", text, columns, rows)
 
@@ -157,12 +171,12 @@ def _of_allowed(cases: Sequence[Case]) -> Table:
         passed = interval_of_median(shares).middle >= OF_ALLOWED
         rows.append((
             case.stage.task, case.stage.ratio, len(case.seeds), _of(case.runs(FIXED), lambda row: row.steps),
-            case.stage.step_seconds * 1e3, _text([1e3 * step for step in steps]), _text(shares), _text(case.allowed(alone)),
-            *map(_text, case.missing().values()), f">= {OF_ALLOWED}", verdict(passed),
+            case.stage.step_seconds * 1e3, text_of([1e3 * step for step in steps]), text_of(shares), text_of(case.allowed(alone)),
+            *map(text_of, case.missing().values()), f">= {OF_ALLOWED}", verdict(passed),
         ))  # fmt: skip
     text = (
         f"`{FIXED}`: its steps, each the longer of d and its share of reading, divided by its time. d is the mean step at 4 R, "
-        f"after the first batch, in the same session. Then what is missing, as shares of the time; {_MEDIAN}"
+        f"after the first batch, in the same session. Then what is missing, as shares of the time; {MEDIAN}"
     )
     return Table("wallclock_allowed", text, columns, rows)
 
@@ -179,9 +193,9 @@ def _replay(cases: Sequence[Case]) -> Table:
         found = ratios(measured, replayed)
         passed = abs(interval_of_median(found).middle - 1) <= REPLAY_WITHIN
         base = ratios(case.seconds(NO_ECHO), case.replayed(NO_ECHO))
-        cells = map(_text, (measured, replayed, found, base))
+        cells = map(text_of, (measured, replayed, found, base))
         rows.append((case.stage.task, case.stage.ratio, *cells, f"1 +- {REPLAY_WITHIN}", verdict(passed)))
-    text = f"`{FIXED}` divided by `{NO_ECHO}`, by the clock and by the replay of both runs' fresh examples; {_MEDIAN}"
+    text = f"`{FIXED}` divided by `{NO_ECHO}`, by the clock and by the replay of both runs' fresh examples; {MEDIAN}"
     return Table("wallclock_replay", text, columns, rows)
 
 
@@ -196,9 +210,9 @@ def _controller(cases: Sequence[Case]) -> Table:
         passed = interval_of_median(found).middle <= AT_MOST_SLOWER
         rows.append((
             case.stage.task, case.stage.ratio, len(case.seeds), _of(runs, lambda row: row.steps),
-            _of(runs, lambda row: row.last_factor), *map(_text, (own, fixed, found)), f"<= {AT_MOST_SLOWER}", verdict(passed),
+            _of(runs, lambda row: row.last_factor), *map(text_of, (own, fixed, found)), f"<= {AT_MOST_SLOWER}", verdict(passed),
         ))  # fmt: skip
-    text = f"TargetIdle from factor 1 on, not told R, and the factor that it ended with, for the same number of steps; {_MEDIAN}"
+    text = f"TargetIdle from factor 1 on, not told R, and the factor that it ended with, for the same number of steps; {MEDIAN}"
     return Table("wallclock_target_idle", text, columns, rows)
 
 
@@ -209,17 +223,17 @@ def _headline(cases: Sequence[Case]) -> Table:
         if case.stage.ratio == HEADLINE_RATIO:
             found = ratios(case.seconds(TARGET_IDLE), case.seconds(NO_ECHO))
             passed = interval_of_median(found).middle <= 1 / HEADLINE_SPEEDUP
-            times = map(_text, (case.seconds(NO_ECHO), case.seconds(TARGET_IDLE), found))
+            times = map(text_of, (case.seconds(NO_ECHO), case.seconds(TARGET_IDLE), found))
             rows.append((case.stage.task, case.stage.ratio, *times, f"<= 1 / {HEADLINE_SPEEDUP:g}", verdict(passed)))
-    text = f"Default settings, the factor found by itself: time to the target; {_MEDIAN}"
+    text = f"Default settings, the factor found by itself: time to the target; {MEDIAN}"
     return Table("wallclock_headline", text, columns, rows)
 
 
 def _of(runs: Sequence[TimedRow], figure: Callable[[TimedRow], float]) -> str:
-    return _text([figure(row) for row in runs])
+    return text_of([figure(row) for row in runs])
 
 
-def _text(values: Sequence[float]) -> str:
+def text_of(values: Sequence[float]) -> str:
     """``median [low, high]``."""
     low, middle, high = map(_figure, interval_of_median(values))
     return f"{middle} [{low}, {high}]"

@@ -11,19 +11,19 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from wallclock.goals import Case
-from wallclock.plans import FIXED, NO_ECHO, TARGET_IDLE
+from wallclock.plans import DEMAND, FIXED, NO_ECHO, STEADY, TARGET_IDLE
 from wallclock.stages import Stage
 from wallclock.timed import TimedRow
 
 __all__ = ["save_plot"]
 
-_COLORS = {NO_ECHO: "#7f7f7f", FIXED: "#2ca089", TARGET_IDLE: "#d64c5b"}
+_COLORS = {NO_ECHO: "#7f7f7f", FIXED: "#2ca089", TARGET_IDLE: "#d64c5b", DEMAND: "#3b6fb5"}
 
 
 def save_plot(path: Path, stages: Sequence[Stage], rows: Sequence[TimedRow]) -> None:
     """A panel for each task; on white, so that it can be read on a dark page too. Missing: half of the runs and more missed the
     target; an interval without an upper end: some did."""
-    cases = [case for stage in stages if (case := Case(stage, rows)).seeds]
+    cases = [case for stage in stages if stage.source == STEADY and (case := Case(stage, rows, tuple(_COLORS))).seeds]
     tasks = list(dict.fromkeys(case.stage.task for case in cases))
     if not tasks:
         return

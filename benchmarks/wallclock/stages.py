@@ -6,9 +6,10 @@ delay. With the delay chosen, the upstream time per batch of all workers, withou
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from learning.run import ENDLESS, Module
@@ -17,9 +18,10 @@ from timing import seconds_per_batch
 from torch.utils.data import DataLoader, RandomSampler, default_collate
 from trainer import Clock, Ready, be_quiet, quiet_trainer
 
-from wallclock.source import SlowSource
+from wallclock.plans import BURST_STEPS, BURSTS, STEADY
+from wallclock.source import Bursts, HeavyTail, Pace, PacedSource, SlowReads, SlowSource, Source
 
-__all__ = ["WORKERS", "Basis", "Stage", "delay_per_read", "measure_basis", "measure_stage"]
+__all__ = ["WORKERS", "Basis", "Stage", "behind", "delay_per_read", "make_source", "measure_basis", "measure_stage"]
 
 WORKERS = 2
 _EPOCH_STEPS = 16
@@ -50,6 +52,7 @@ class Stage:
         delay_seconds: Per read.
         step_seconds: Of a step alone.
         upstream_seconds: For a batch of fresh examples, all workers working on it (h).
+        source: One of `SOURCES`.
     """
 
     task: str
@@ -59,6 +62,7 @@ class Stage:
     delay_seconds: float
     step_seconds: float
     upstream_seconds: float
+    source: str = STEADY
 
     @property
     def measured_ratio(self) -> float:
@@ -98,13 +102,38 @@ def measure_basis(task: Task, seed: int, batches: int, rounds: int = 3) -> Basis
     return Basis(step, median(lambda: seconds_per_batch(_loader(task, data, 1), batches)))
 
 
-def measure_stage(task: Task, ratio: int, basis: Basis, seed: int, batches: int) -> Stage:
-    """Chooses the delay for R, and measures what the upstream time then is."""
-    delay = delay_per_read(ratio, basis, task.batch_size, WORKERS)
-    data = task.make_split(seed).train
-    data.before_read = SlowSource(delay)  # type: ignore[attr-defined]
-    upstream = seconds_per_batch(_loader(task, data, WORKERS), batches)
-    return Stage(task.name, ratio, WORKERS, task.batch_size, delay, basis.step_seconds, upstream)
+def measure_stage(task: Task, ratio: int, basis: Basis, seed: int, batches: int, source: str = STEADY) -> Stage:
+    """Chooses the delay for R, and measures what the upstream time then is.
+
+    A storage with lanes is R times as slow as the step whatever the workers do with what it answers.
+    """
+    if source == STEADY:
+        delay = delay_per_read(ratio, basis, task.batch_size, WORKERS)
+    else:
+        delay = WORKERS * ratio * basis.step_seconds / task.batch_size
+    stage = Stage(task.name, ratio, WORKERS, task.batch_size, delay, basis.step_seconds, math.nan, source)
+    slow = make_source(stage, seed)
+    slow.begin()
+    upstream = seconds_per_batch(_loader(task, behind(slow, task.make_split(seed).train), WORKERS), batches)
+    return replace(stage, upstream_seconds=upstream)
+
+
+def make_source(stage: Stage, seed: int) -> Source:
+    """The source of a stage. ``seed``: of the times of its reads, if they are random."""
+    if stage.source == STEADY:
+        return SlowSource(stage.delay_seconds)
+    pace: Pace = HeavyTail(stage.delay_seconds, seed)
+    if stage.source == BURSTS:
+        pace = Bursts(stage.delay_seconds, BURST_STEPS * stage.step_seconds)
+    return PacedSource(pace, lanes=stage.workers)
+
+
+def behind(source: Source, data: Any) -> Any:
+    """A task's data set behind a source."""
+    if isinstance(source, PacedSource):
+        return SlowReads(data, source)
+    data.before_read = source
+    return data
 
 
 def _loader(task: Task, data: Any, workers: int) -> DataLoader[Any]:

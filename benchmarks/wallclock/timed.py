@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,10 +20,9 @@ from trainer import be_quiet, quiet_trainer
 
 from lightning_echo import EchoCallback, EchoDataModule, TargetIdle
 from lightning_echo.measure.summary import EpochReport
-from wallclock.plans import TARGET_IDLE, Plan
-from wallclock.source import SlowSource
-from wallclock.stages import Stage
-from wallclock.stopwatch import TimedEvaluator
+from wallclock.plans import STEADY, TARGET_IDLE, Plan
+from wallclock.stages import Stage, behind, make_source
+from wallclock.stopwatch import TimedEvaluator, WaitProfiler
 
 __all__ = ["TimedRow", "factor_changes", "timed_run"]
 
@@ -46,10 +46,12 @@ class TimedRow:
         first_batch_seconds: Start of the workers and wait for the first batch; part of the time.
         idle_seconds: Waiting for later batches, by `EchoCallback`.
         evaluation_seconds: Taken out of the time.
-        last_factor: In force at the end.
+        last_factor: In force at the end; on demand the mean so far.
         factors: In force, as epoch:factor where it changed.
         buffer_size: Live examples.
         load: Load average of the machine when the run began.
+        source: One of `SOURCES`.
+        late_idle: Waiting for batches from step `LATE_STEP` on, as a share of the time since then.
     """
 
     task: str
@@ -70,11 +72,13 @@ class TimedRow:
     factors: str
     buffer_size: int
     load: float
+    source: str = STEADY
+    late_idle: float = math.nan
 
     @property
     def plan(self) -> Plan:
         """The run that it is."""
-        return Plan(self.task, self.ratio, self.arm, self.factor, self.rate, self.seed, self.wanted_steps)
+        return Plan(self.task, self.ratio, self.arm, self.factor, self.rate, self.seed, self.wanted_steps, self.source)
 
     @cached_property
     def fresh_counts(self) -> list[int]:
@@ -96,18 +100,19 @@ def timed_run(study: Study, plan: Plan, stage: Stage, watch: Stopwatch | None = 
     pl.seed_everything(plan.seed, verbose=False)
     module = Module(study.task, plan.rate)  # first of all: the same weights in each arm
     split = study.task.make_split(plan.seed)
-    source = SlowSource(stage.delay_seconds)
-    split.train.before_read = source  # type: ignore[attr-defined]
+    source = make_source(stage, plan.seed)
+    data = behind(source, split.train)
     loader = DataLoader(
-        split.train, study.task.batch_size, shuffle=True, drop_last=True, num_workers=stage.workers, collate_fn=split.collate
+        data, study.task.batch_size, shuffle=True, drop_last=True, num_workers=stage.workers, collate_fn=split.collate
     )
     echo = EchoCallback(TargetIdle() if plan.arm == TARGET_IDLE else None, summary=False)
     evaluator = TimedEvaluator(_until(study, plan), split.evaluate, source, echo, watch)
     # first the callback that measures steps: an evaluation is no part of them
-    trainer = quiet_trainer([echo, evaluator], **ENDLESS)
-    trainer.fit(module, datamodule=EchoDataModule.from_dataloaders(loader, factor=plan.factor, seed=plan.seed))
+    profiler = WaitProfiler()
+    trainer = quiet_trainer([echo, evaluator], **ENDLESS, profiler=profiler)
+    trainer.fit(module, datamodule=EchoDataModule.from_dataloaders(loader, **plan.options, seed=plan.seed))
     buffer_size = trainer.datamodule.loader.buffer_size  # type: ignore[attr-defined]
-    return _row(study, plan, evaluator, echo.reports, buffer_size, load)
+    return _row(study, plan, evaluator, profiler, echo.reports, buffer_size, load)
 
 
 def factor_changes(reports: Sequence[EpochReport]) -> str:
@@ -131,9 +136,17 @@ def _until(study: Study, plan: Plan) -> Study:
 
 
 def _row(
-    study: Study, plan: Plan, evaluator: TimedEvaluator, reports: Sequence[EpochReport], buffer_size: int, load: float
+    study: Study,
+    plan: Plan,
+    evaluator: TimedEvaluator,
+    profiler: WaitProfiler,
+    reports: Sequence[EpochReport],
+    buffer_size: int,
+    load: float,
 ) -> TimedRow:
-    run = evaluator.run
+    run, since = evaluator.run, evaluator.late_since_seconds
+    steps = run.evaluations[-1].steps
+    late_idle = math.nan if since is None else profiler.late_seconds(steps) / (evaluator.seconds[-1] - since)
     waits = [(report.data_wait_seconds or 0.0) * report.steps for report in reports]
     return TimedRow(
         task=plan.task,
@@ -145,7 +158,7 @@ def _row(
         wanted_steps=plan.steps,
         is_reached=reached_at(study.task, run.evaluations) is not None,
         seconds=round(evaluator.seconds[-1], 4),
-        steps=run.evaluations[-1].steps,
+        steps=steps,
         fresh=pack_counts(run.fresh),
         first_batch_seconds=round(evaluator.first_batch_seconds or 0.0, 4),
         idle_seconds=round(sum(waits), 4),
@@ -154,4 +167,6 @@ def _row(
         factors=factor_changes(reports),
         buffer_size=buffer_size,
         load=round(load, 2),
+        source=plan.source,
+        late_idle=round(late_idle, 5),
     )

@@ -56,7 +56,7 @@ def table(first_cell: str) -> list[str]:
     [("fresh examples", "fresh examples", ""), ("optimizer steps", "steps", ""), ("time", "time (s)", " s")],
 )
 def test_what_to_expect_is_what_make_wallclock_has_printed(row: str, column: str, unit: str) -> None:
-    printed = {(line["task"], line["R"], line["arm"]): line for line in rows_of("wallclock/wallclock_times")}
+    printed = {(line["task"], line["R"], line["arm"]): line for line in rows_of("wallclock_before_demand/wallclock_times")}
     arms = [(task, "8", arm) for task in ("language_model", "glyphs") for arm in ("no echo", "factor R", "TargetIdle")]
     assert table(row) == [printed[arm][column].split(" [")[0] + unit for arm in arms]
 

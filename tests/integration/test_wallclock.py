@@ -14,13 +14,13 @@ from learning.task import Split
 from timing import Stopwatch
 from torch import nn
 from torch.utils.data import Dataset
-from wallclock.plans import FIXED, SETTLED, TARGET_IDLE, Plan
+from wallclock.plans import BURSTS, DEMAND, DEMAND_16, FIXED, HEAVY_TAIL, SETTLED, STEADY, TARGET_IDLE, TORCH, Plan
 from wallclock.stages import Stage
 from wallclock.timed import TimedRow, timed_run
 
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "benchmarks"
-DELAY_SECONDS, EVALUATION_SECONDS, SPACING = 0.002, 1000.0, 8
+DELAY_SECONDS, STEP_SECONDS, EVALUATION_SECONDS, SPACING = 0.002, 0.01, 1000.0, 8
 
 
 class Clock:
@@ -42,7 +42,8 @@ class Few(Dataset[Any]):
         return 320
 
     def __getitem__(self, index: int) -> Any:
-        self.before_read()
+        if self.before_read is not None:
+            self.before_read()
         text = (torch.arange(65) + index) % 256
         return text[:-1], text[1:]
 
@@ -56,7 +57,7 @@ def tiny(clock: Clock, source_stood: list[bool]) -> Study:
 
         def evaluate(model: nn.Module) -> float:
             clock.added_seconds += EVALUATION_SECONDS
-            source_stood.append(data.before_read.stands_still)
+            source_stood.append(data.before_read is None or data.before_read.stands_still)
             return values[min(len(source_stood), 3) - 1]
 
         return Split(data, evaluate)
@@ -66,10 +67,10 @@ def tiny(clock: Clock, source_stood: list[bool]) -> Study:
     return replace(study, task=task, spacing_steps=SPACING, most_steps=100)
 
 
-def run(arm: str, factor: float, steps: int = 0) -> tuple[TimedRow, Clock, list[bool]]:
+def run(arm: str, factor: float, steps: int = 0, source: str = STEADY) -> tuple[TimedRow, Clock, list[bool]]:
     clock, stood = Clock(), []
-    stage = Stage("language_model", 4, 2, 8, DELAY_SECONDS, 0.01, 0.04)
-    plan = Plan("language_model", 4, arm, factor, 1e-3, 301, steps)
+    stage = Stage("language_model", 4, 2, 8, DELAY_SECONDS, STEP_SECONDS, 0.04, source)
+    plan = Plan("language_model", 4, arm, factor, 1e-3, 301, steps, source)
     return timed_run(tiny(clock, stood), plan, stage, Stopwatch(clock)), clock, stood
 
 
@@ -94,4 +95,24 @@ def test_a_run_is_timed_and_counted(arm: str, factor: float, steps: int) -> None
     assert 0 <= row.idle_seconds <= row.seconds
     assert row.factors.startswith(f"0:{factor:g}")
     assert row.last_factor == factor
+    assert 0 <= row.late_idle <= 1
     assert all(stood)
+
+
+@pytest.mark.parametrize(
+    ("arm", "factor", "source"),
+    [(DEMAND, 8, STEADY), (DEMAND_16, 16, BURSTS), (DEMAND_16, 16, HEAVY_TAIL), ("factor 4", 4, BURSTS), (TORCH, 8, HEAVY_TAIL)],
+)
+def test_a_run_on_demand_and_one_behind_each_source_is_timed_and_counted(arm: str, factor: float, source: str) -> None:
+    row, clock, stood = run(arm, factor, source=source)
+    assert (row.arm, row.source, row.factor, row.steps, row.is_reached) == (arm, source, factor, 3 * SPACING, True)
+    assert row.plan == Plan("language_model", 4, arm, factor, 1e-3, 301, 0, source)
+    assert len(row.fresh_counts) == row.steps
+    assert row.fresh_counts[0] == 8
+    assert 8 * row.steps / factor <= sum(row.fresh_counts) <= 8 * row.steps  # no more uses per fresh example than that
+    assert row.evaluation_seconds >= clock.added_seconds == len(stood) * EVALUATION_SECONDS
+    assert row.seconds < EVALUATION_SECONDS
+    if source == BURSTS:  # two lanes at twice the speed: no storage can have answered these reads sooner
+        assert row.seconds >= sum(row.fresh_counts) * DELAY_SECONDS / 4 - 2 * DELAY_SECONDS
+    assert 0 < row.first_batch_seconds <= row.seconds
+    assert 0 <= row.late_idle <= 1
