@@ -16,6 +16,7 @@ from lightning_echo.insertion import InsertionPoint
 from lightning_echo.measure.control import Controller
 from lightning_echo.measure.report import check_matplotlib
 from lightning_echo.measure.target_idle import TargetIdle
+from lightning_echo.pipeline.journal import Replay
 from lightning_echo.plan.plan import MOST_FACTOR, Reuse
 from lightning_echo.share.config import ShareConfig, read_share_config
 from lightning_echo.split.reading import AUTO_IN_FLIGHT, MOST_IN_FLIGHT
@@ -43,7 +44,8 @@ class EchoConfig:
     Args:
         factor: Echo factor: the uses per fresh example on average, a real number >= 1. 1 is the plain loader. ``"auto"``: an
             `EchoCallback` begins with 1, and then a `TargetIdle` with its defaults decides on the factor. ``"demand"``: no factor
-            is fixed. If no fresh example has arrived, the training trains on one from memory instead of waiting.
+            is fixed. If no fresh example has arrived, the training trains on one from memory instead of waiting. A `Replay`
+            repeats such a run to the bit. The attribute holds it as a string.
         max_factor: With ``factor="demand"``: the most uses per fresh example on average, a real number >= 1. Default: 8.
         insertion_point: Where the echo stage stands: the name of an `InsertionPoint`. ``"auto"`` takes the earliest one that the
             loader allows, beginning with ``"before_augmentation"``. ``"after_transfer"`` needs a Trainer with an
@@ -107,7 +109,7 @@ class EchoConfig:
         ('8GiB', {'size': '8GiB', 'hold': 'raw'})
     """
 
-    factor: int | float | str = 1.0  # OmegaConf refuses an integer where a union does not name it
+    factor: int | float | str = 1.0  # OmegaConf refuses an integer where a union does not name it; a `Replay` becomes a string
     max_factor: int | float | None = None
     insertion_point: str = InsertionPoint.auto.value
     buffer_size: int | float | str | None = None
@@ -119,10 +121,12 @@ class EchoConfig:
     reads_in_flight: int | str | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.factor, str) and self.factor not in (AUTO_FACTOR, DEMAND):
+        if (replay := Replay.of(self.factor)) is not None:
+            self.factor = str(replay)
+        elif isinstance(self.factor, str) and self.factor not in (AUTO_FACTOR, DEMAND):
             raise TypeError(
-                f"factor must be a real number >= 1 (1: no echoing), 'demand' or 'auto', got {self.factor!r}; a controller is "
-                "given by the argument controller"
+                f"factor must be a real number >= 1 (1: no echoing), 'demand', 'auto' or a Replay, got {self.factor!r}; a "
+                "controller is given by the argument controller"
             )
         self.factor = str(self.factor) if isinstance(self.factor, str) else check_factor(self.factor)
         self.max_factor = check_max_factor(self.factor, self.max_factor)
@@ -139,7 +143,6 @@ class EchoConfig:
     def first_factor(self) -> float:
         """The factor that a loader begins with; on demand the bound of it."""
         return check_demand(self.factor, self.max_factor)[1]
-
     def as_options(self) -> dict[str, Any]:
         """Returns the options by name, without those that a subclass adds: ``EchoLoader(loader, **config.as_options())``."""
         return {field.name: getattr(self, field.name) for field in fields(EchoConfig)}
@@ -302,6 +305,8 @@ def check_max_factor(factor: Any, max_factor: Any) -> float | None:
     if max_factor is None:
         return None
     if factor != DEMAND:
+        if Replay.of(factor) is not None:
+            raise ValueError(f"max_factor={max_factor!r} is impossible with a Replay: its journal has the bound. Leave it out")
         raise ValueError(
             f"max_factor={max_factor!r} is the bound of factor='demand', got factor={factor!r}; the bound of a controller is its "
             "own: TargetIdle(max_factor=8)"
@@ -315,7 +320,7 @@ def check_max_factor(factor: Any, max_factor: Any) -> float | None:
 def check_demand(factor: Any, max_factor: Any) -> tuple[bool, float]:
     """Returns whether a loader echoes on demand, and its factor: the bound of it on demand."""
     bound = check_max_factor(factor, max_factor)
-    if factor == DEMAND:
+    if factor == DEMAND or Replay.of(factor) is not None:  # a journal has its own bound, which is read later
         return True, MAX_FACTOR if bound is None else bound
     return False, check_factor(factor)
 

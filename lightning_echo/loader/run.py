@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+import torch
+
 from lightning_echo.cache.loader_cache import LoaderCache
 from lightning_echo.cache.node_cache import gathered
 from lightning_echo.data.fingerprint import Changed, Changes
@@ -29,10 +31,13 @@ from lightning_echo.loader.resuming import (
 from lightning_echo.loader.setting import Setting, default_seed, ranks_on_node, world
 from lightning_echo.loader.state import Conditions, EchoState
 from lightning_echo.log import Says
+from lightning_echo.pipeline.demand import StretchOver
+from lightning_echo.pipeline.journal import JournalFile, Written, journal_path, read_journal
 from lightning_echo.pipeline.kinds import Indexed
 from lightning_echo.pipeline.pipelines import Launch, Pipeline, RestartablePipeline, Start
 from lightning_echo.pipeline.prefetch import clear_frames
 from lightning_echo.pipeline.requests import OtherLength
+from lightning_echo.plan.journal import Journal
 from lightning_echo.plan.plan import named_seed
 from lightning_echo.schema import LeftOut
 from lightning_echo.split.check import SplitFails
@@ -196,6 +201,7 @@ class EchoRun:
         self.factor, self.delivery = RunFactor(factor), Delivery()
         self.worker_init_fn: Any = getattr(setting.kind.loader, "worker_init_fn", None)
         self.heard_epoch = -1
+        self.journal_folder: str | None = None  # in which a run on demand is written down
         self.beginning = Beginning()
         self.predecessor: EchoRun | None = predecessor_of(self, setting.kind.loader)
         self._has_described = False  # whether the line about the loader was logged
@@ -214,6 +220,9 @@ class EchoRun:
         kind = self._setting.kind
         self._changes = Changes(kind.watched_parts, kind.watched_sampler, by_reading=kind.changed_by_reading)
         self._changed = Changed()
+        self._journal: JournalFile | None = None
+        self._written: Written | None = None  # as a loaded state has it
+        self._repeated: Journal | None = None  # of the run that is repeated
         self._compared: Pipeline | None = None  # the pipeline after whose start the data of the cache was compared
         self.delivery.reset()
         self.factor.restart()
@@ -407,7 +416,7 @@ class EchoRun:
         try:
             try:
                 batch = delivery.fetch(pipeline.next_batch, self._crosses_passes)
-            except (OtherLength, SplitFails) as error:
+            except (OtherLength, SplitFails, StretchOver) as error:
                 self._go_around(error)
                 clear_frames(error)
                 error.__traceback__ = None  # it refers to the iterator of this epoch, and the pipeline that ends keeps the error
@@ -431,12 +440,16 @@ class EchoRun:
                 self.close()
             raise
 
-    def _go_around(self, error: OtherLength | SplitFails) -> None:
+    def _go_around(self, error: OtherLength | SplitFails | StretchOver) -> None:
         """Ends the workers, so that new ones can make the next batch in spite of an error, or raises it.
 
         If a pass has another length than the one before, it begins, and an epoch that has no batch yet has its length. If the
-        split of the data set does not hold, the run continues without it, and live examples are read again.
+        split of the data set does not hold, the run continues without it, and live examples are read again. A replay continues
+        with an empty memory where the run that it repeats did so.
         """
+        if isinstance(error, StretchOver):
+            self._pipeline.stop(self.delivery.progress.delivered)
+            return
         self.close()
         if isinstance(error, SplitFails):
             if not self._setting.leave_split("the split of the data set does not hold"):
@@ -473,12 +486,15 @@ class EchoRun:
         before = self.state()
         state = self._state_to_start_from(before)
         self._changes.begin()
+        self._open_journals()
         launch = Launch(
             seed=self.seed,
             factor=self.factor.value,
             state=state.pipeline(),
             begin_at=state.begin_at,
             worker_init_fn=self.worker_init_fn,
+            journal=self._journal,
+            repeated=self._repeated,
         )
         started = setting.start(launch, self.warn)
         if (before.plan is not None or before.demand is not None) and not started.exact:
@@ -493,8 +509,33 @@ class EchoRun:
             for line in (setting.describe(self.factor.value), reason, "; ".join(setting.remarks())):
                 if line:
                     self.says.inform(line)
+            if setting.on_demand and setting.replay is None and torch.are_deterministic_algorithms_enabled():
+                self.warn(
+                    "deterministic algorithms are asked for, but on demand the examples of a batch depend on when they arrive. "
+                    f"Give a number as the factor, or repeat this run by factor=Replay({self.journal_folder or 'folder'!r}): its "
+                    f"journal is {'there' if self.journal_folder else 'written with journal=folder'}"
+                )
         self._conditions = None if setting.kind.plans_in_workers else setting.conditions()  # a stream's length is only expected
         return self._pipeline.start(started, self.delivery.progress.delivered)
+
+    def _open_journals(self) -> None:
+        """Reads the journal of the run that is repeated, and prepares that of this one."""
+        setting, rank = self._setting, self._setting.rank_of_process()
+        if (replay := setting.replay) is not None and self._repeated is None:
+            self._repeated = read_journal(journal_path(replay.path, self.says.name, rank))
+            if not self.delivery.progress.delivered:
+                self.factor.constructed = self._repeated.stretches[0].begin.max_factor
+                self.factor.restart()
+        if not setting.on_demand:
+            return
+        path = None if self.journal_folder is None else journal_path(self.journal_folder, self.says.name, rank)
+        if path is None:
+            self._journal = self._written = None  # what was written is not that of the run any more
+        elif self._journal is None or self._journal.path != path:
+            self._journal = JournalFile(path, self._journal_so_far(), self.warn)
+
+    def _journal_so_far(self) -> Written | None:
+        return self._written if self._journal is None else self._journal.written()
 
     def settle(self) -> None:
         """Opens the cache, and makes the sizes that depend on the free memory final. See `EchoLoader.settle`."""
@@ -599,7 +640,8 @@ class EchoRun:
         is_under_way = self.delivery.is_under_way and self._pipeline.reaches(self.delivery.before_in_use.progress.delivered)
         trainer, state = None if place is None else place.state(), self.state(before=is_under_way)
         new_length = self._setting.layout().length if self._has_other_length() else None
-        return replace(state, epoch_goes_on=epoch_goes_on, trainer=trainer, new_length=new_length).to_dict()
+        journal = self._journal_so_far()
+        return replace(state, epoch_goes_on=epoch_goes_on, trainer=trainer, new_length=new_length, journal=journal).to_dict()
 
     def load_state_dict(self, saved: dict[str, Any], limit: int | float | None) -> None:
         """Continues from a `state_dict`, see `EchoLoader.load_state_dict`. ``limit`` is as in `Progress.from_state`."""
@@ -629,6 +671,7 @@ class EchoRun:
         if progress.resuming and setting.has_length and state.layout == setting.layout():
             progress.kept_length = progress.epoch_batches  # for another layout, see _state_to_start_from
         self._go_to(state, progress)
+        self._journal, self._written = None, state.journal
 
     def _go_to(self, state: EchoState, progress: Progress) -> None:
         """Ends workers and thread. The next start continues from a state."""
@@ -643,6 +686,7 @@ class EchoRun:
         if self._setting.cache is not None and before._setting.cache is not None:
             self._setting.cache.follow(before._setting.cache)
         self._setting.keep_buffer_of(before.state())
+        self._journal, self._written, self._repeated = None, before._journal_so_far(), before._repeated
         theirs = before.state()
         self._setting.tell_pass(theirs)
         state, is_cut = follow_state(theirs, before._setting, self._setting)
@@ -680,6 +724,8 @@ class EchoRun:
             "_pipeline": self._pipeline.resting(self.delivery.batches),
             "predecessor": None,
             "_compared": None,
+            "_journal": None,
+            "_written": self._journal_so_far(),
             "beginning": Beginning(),
         }
 

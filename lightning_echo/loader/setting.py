@@ -30,6 +30,7 @@ from lightning_echo.data.randomness import preserved_random_states
 from lightning_echo.insertion import InsertionPoint, Needs, earliest
 from lightning_echo.loader.state import Conditions, EchoState
 from lightning_echo.pipeline.choice import choose, choose_later
+from lightning_echo.pipeline.journal import Replay
 from lightning_echo.pipeline.kinds import Indexed, Kind, kind_of
 from lightning_echo.pipeline.pipelines import Launch, Layout, Opening, Pipeline, rank_key
 from lightning_echo.pipeline.reads import USUAL_IN_FLIGHT, most_ahead_bytes
@@ -413,6 +414,7 @@ class Setting:
         kind: The kind of the user's loader at the insertion point, or, if that shares, of the one that it trains on.
         choice: The insertion point that was chosen, never ``auto``.
         sharing, cache: None if the loader does not share, or has no cache.
+        replay: The run on demand that is repeated; None if none is.
     """
 
     def __init__(
@@ -429,11 +431,12 @@ class Setting:
         in_flight: int | str | None = 1,
         *,
         on_demand: bool = False,
+        replay: Replay | None = None,
     ) -> None:
         says_why, in_flight = in_flight is not None, AUTO_IN_FLIGHT if in_flight is None else in_flight
         self._ranks, self.reuse, self.in_flight, self._says_why = ranks, reuse, in_flight, says_why
         self._layout_of_pass: Layout | None = None
-        self.on_demand = on_demand
+        self.on_demand, self.replay = on_demand, replay
         kind, self.sharing = kind_of(loader), None
         if share is not None:
             point = point_of_shared(point, unit_of(kind))
@@ -530,6 +533,8 @@ class Setting:
         )
 
     def _factor_in_words(self, factor: float) -> str:
+        if self.replay is not None:
+            return f"on demand, as in {self.replay.path}"
         return f"on demand, at most {factor:g} uses per fresh example" if self.on_demand else f"factor {factor:g}"
 
     def _reads_in_words(self) -> str:

@@ -17,7 +17,7 @@ import math
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter, sleep
 from typing import Any, NamedTuple
@@ -26,10 +26,12 @@ import torch
 from torch.utils.data import get_worker_info
 
 from lightning_echo.data.randomness import BATCH, PreservingIterator
+from lightning_echo.pipeline.journal import JournalFile
 from lightning_echo.pipeline.prefetch import DEPTH, Prefetcher, WorkerProcesses
 from lightning_echo.pipeline.reads import NOTHING_READ, Abandoned, Pools, ReadTimeoutError
 from lightning_echo.pipeline.worker import NO_LOOKUPS, LiveExamples, Report
 from lightning_echo.plan.demand import Arrived, Block, Booked, Dealing, DemandRule, lead
+from lightning_echo.plan.journal import Begin, Journal, JournalError, checksum
 from lightning_echo.plan.order import Order, entry_key
 from lightning_echo.split.reading import file_of
 from lightning_echo.split.staged import Stages, examples_in, unchanged
@@ -89,6 +91,7 @@ class DemandRequest(NamedTuple):
     size: int
     max_factor: float
     to_read: tuple[ToRead, ...]  # what the worker is to read from now on, after what it was told before
+    fresh: frozenset[int] | None = None  # exactly these positions are fresh, as a journal says; None: those that arrive
 
 
 NO_ORDER = DemandRequest(-1, 0, 1.0, ())
@@ -188,6 +191,13 @@ class DemandExamples(LiveExamples):
     def _read_until_due(self, stages: Stages, request: DemandRequest) -> bool | None:
         """Reads until the batch is full or due. Returns whether an index may be twice in it; None if the loader was closed."""
         rule, size = self._rule, request.size
+        while request.fresh is not None:
+            if request.fresh <= {read.arrived.position for read in self._read}:
+                return True
+            if self._words.is_closed:
+                return None
+            self._read_next(stages)
+            self._look_for_parent()
         while True:
             arrived = [read.arrived for read in self._read]
             if len(arrived) >= size and len(rule.fresh_in(size, arrived)) == size:
@@ -200,8 +210,11 @@ class DemandExamples(LiveExamples):
                 continue
             if len(arrived) >= size and not self._todo and not self._in_pool:
                 return True
-            if get_worker_info() is not None and os.getppid() != self._parent:
-                raise RuntimeError("the process of the training has ended")
+            self._look_for_parent()
+
+    def _look_for_parent(self) -> None:
+        if get_worker_info() is not None and os.getppid() != self._parent:
+            raise RuntimeError("the process of the training has ended")
 
     def _read_next(self, stages: Stages) -> bool:
         """Reads the next example, or the next ones. Returns whether there was one: if not, this has waited for a moment."""
@@ -252,7 +265,8 @@ class DemandExamples(LiveExamples):
 
     def _take(self, request: DemandRequest, *, may_repeat: bool) -> tuple[list[Any], list[Any]]:
         """Takes a batch out of what has arrived and what memory holds: position (-1: an echo), index and example of each."""
-        arrived = [read.arrived for read in self._read]
+        chosen = request.fresh
+        arrived = [read.arrived for read in self._read if chosen is None or read.arrived.position in chosen]
         handed = self._rule.hand_out(request.number, request.size, arrived, may_repeat=may_repeat)
         by_position = {read.arrived.position: read for read in self._read}
         taken = [by_position.pop(each.position) for each in handed.fresh]
@@ -276,7 +290,8 @@ class DemandExamples(LiveExamples):
 class DemandRequests(Iterator[DemandRequest]):
     """The batch sampler: a request for each batch, with what its worker is to read.
 
-    ``size_of`` returns the size of a batch by its number in the run. ``number`` is that of the next batch.
+    ``size_of`` returns the size of a batch by its number in the run. ``number`` is that of the next batch. ``journal``: where the
+    fresh positions of each batch are written. ``repeated``: what a replay repeats.
     """
 
     def __init__(
@@ -289,7 +304,10 @@ class DemandRequests(Iterator[DemandRequest]):
         size_of: Callable[[int], int],
         factors: list[tuple[int, float]],
         most_factor: float = math.inf,
+        journal: JournalFile | None = None,
+        repeated: Repeated | None = None,
     ) -> None:
+        self._journal, self._repeated = journal, repeated
         self._dealing, self.order, self._workers, self._size_of = dealing, order, max(workers, 1), size_of
         self._number = number
         self._count = 0  # torch sends request ``k`` to worker ``k % workers``
@@ -315,9 +333,14 @@ class DemandRequests(Iterator[DemandRequest]):
             except Exception as error:  # the user's sampler may raise anything
                 self.failure = error
                 return NO_ORDER
-            number = self._number
+            number, fresh = self._number, None
+            if self._repeated is not None:
+                if (failure := self._repeated.failure_at(number, self._indices)) is not None:
+                    self.failure = failure
+                    return NO_ORDER
+                fresh = self._repeated.fresh_in(number)
             self._number, self._count = number + 1, self._count + 1
-            return DemandRequest(number, self._size_of(number), min(self._factor_of(number), self._most_factor), told)
+            return DemandRequest(number, self._size_of(number), self._bound_of(number), told, fresh)
 
     def _with_indices(self, positions: Block) -> ToRead:
         length = self.order.pass_length
@@ -332,6 +355,12 @@ class DemandRequests(Iterator[DemandRequest]):
     def _factor_of(self, number: int) -> float:
         return next(factor for since, factor in reversed(self._factors) if since <= number or since == self._factors[0][0])
 
+    def _bound_of(self, number: int) -> float:
+        """Returns ``max_factor`` as a worker gets it."""
+        if self._repeated is not None:
+            return self._repeated.stretch.factor_of(number)
+        return min(self._factor_of(number), self._most_factor)
+
     def change_factor(self, number: int, factor: float) -> None:
         """Sets ``max_factor`` from batch ``number`` on, instead of all changes that were to come from that batch on."""
         with self.lock:
@@ -343,8 +372,9 @@ class DemandRequests(Iterator[DemandRequest]):
         with self.lock:
             self._before.append((delivered, self._dealing.booked()))
             self._dealing.book(fresh)
-            for position in fresh:
-                del self._indices[position]
+            indices = [self._indices.pop(position) for position in fresh]
+            if self._journal is not None:
+                self._journal.book(fresh, indices, self._bound_of(delivered))
             self.delivered = delivered + 1
             while len(self._factors) > 1 and self._factors[1][0] <= delivered - 2:
                 self._factors.pop(0)
@@ -368,11 +398,42 @@ class DemandRequests(Iterator[DemandRequest]):
             }
             return {"plan": None, "order": self.order.state(min(oldest, booked.frontier)), "demand": demand}
 
+    def close(self) -> None:
+        if self._journal is not None:
+            self._journal.close()
+
     def oldest_open(self) -> Any:
         """Returns the index of the example that is told and not delivered for longest; None if there is none."""
         with self.lock:
             position = self._dealing.oldest_open
             return None if position is None else self._indices[position]
+
+
+class StretchOver(RuntimeError):
+    """A replay has come to where memory was empty: its workers must be started again."""
+
+
+class Repeated:
+    """What the requests of a replay ask for: the batches of a `Stretch`."""
+
+    def __init__(self, journal: Journal, begin: Begin) -> None:
+        self._journal, self.stretch = journal, journal.stretch_of(begin)
+
+    def fresh_in(self, number: int) -> frozenset[int]:
+        return frozenset(self.stretch.fresh_in(number))
+
+    def failure_at(self, number: int, indices: Mapping[int, Any]) -> Exception | None:
+        """Returns why batch ``number`` cannot be repeated; None if it can. ``indices``: by position."""
+        if number >= self.stretch.end:
+            why = self._journal.why_over(self.stretch)
+            return JournalError(why) if why else StretchOver()
+        expected = self.stretch.checks.get(number)
+        if expected in (None, checksum(indices[position] for position in self.stretch.fresh_in(number))):
+            return None
+        return JournalError(
+            f"{self._journal.name} is of a run with another order: in batch {number:,} it had other indices. Give the loader the "
+            "sampler, and the state of its generator, that it had in that run"
+        )
 
 
 @dataclass
@@ -476,6 +537,7 @@ class DemandPipeline:
         if isinstance(batches, Prefetcher):
             batches.close()
         self._workers.end_others()
+        self._requests.close()
 
 
 def _mean(values: deque[float]) -> float:

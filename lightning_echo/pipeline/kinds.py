@@ -50,6 +50,7 @@ from lightning_echo.pipeline.demand import (
     DemandExamples,
     DemandPipeline,
     DemandRequests,
+    Repeated,
     Waiting,
     Words,
     booked_of,
@@ -84,6 +85,7 @@ from lightning_echo.pipeline.requests import (
 from lightning_echo.pipeline.streams import StreamEcho
 from lightning_echo.pipeline.worker import EchoCollate, EchoDataset, LiveExamples, Request
 from lightning_echo.plan.demand import Dealing, DemandRule
+from lightning_echo.plan.journal import Begin, ReplayedDealing
 from lightning_echo.plan.order import Order, SequentialOrder, ShuffledOrder
 from lightning_echo.plan.plan import PlanShape, Reuse, mix
 from lightning_echo.split.staged import Stages
@@ -500,27 +502,45 @@ class Indexed(Kind):
         pass_length, workers = opening.layout.pass_length, max(self.num_workers, 1)
         ahead = reading.window(pass_length // workers) if reading is not None and self.is_foreseeable else 0
         window = window_of(shape.batch_size, self.prefetched_batches, workers, ahead)
-        dealing = Dealing(
-            booked_of(launch.state.get("demand"), launch.begin_at.position),
-            pass_length=pass_length,
-            block=shape.batch_size,
-            workers=workers,
-            window=window,
-            overtaking=window + (0 if reading is None else min(OVERTAKING * reading.threads, pass_length // 4)),
+        saved, held = launch.state.get("demand"), min(opening.shape.buffer_size, pass_length) // workers
+        begin = Begin(
+            number=launch.begin_at.number if saved is None else saved["number"],
+            booked=booked_of(saved, launch.begin_at.position),
+            max_factor=launch.factor if saved is None else saved["max_factor"],
+            conditions=self._conditions_of(opening, held=held, reads_blocks=reads_many),
         )
+        repeated = None if launch.repeated is None else Repeated(launch.repeated, begin)
+        dealing = (
+            Dealing(
+                begin.booked,
+                pass_length=pass_length,
+                block=shape.batch_size,
+                workers=workers,
+                window=window,
+                overtaking=window + (0 if reading is None else min(OVERTAKING * reading.threads, pass_length // 4)),
+            )
+            if repeated is None
+            else ReplayedDealing(
+                repeated.stretch, pass_length=pass_length, block=shape.batch_size, window=window, reads_blocks=reads_many
+            )
+        )
+        if launch.journal is not None:
+            launch.journal.begin(begin)
         # Without workers, nothing is read while a step runs, except by threads.
         most_factor = 1.0 if not self.num_workers and reading is None else math.inf
         requests = DemandRequests(
             dealing,
             order,
             workers=workers,
-            number=launch.begin_at.number if launch.state.get("demand") is None else launch.state["demand"]["number"],
+            number=begin.number,
             size_of=shape.size_of,
-            factors=factors_of(launch.state.get("demand"), launch.factor),
+            factors=factors_of(saved, launch.factor),
             most_factor=most_factor,
+            journal=launch.journal,
+            repeated=repeated,
         )
         words, processes = Words(loader), WorkerProcesses(launch.worker_init_fn)
-        rule = DemandRule(mix(shape.seed, opening.rank), launch.factor, min(opening.shape.buffer_size, pass_length) // workers)
+        rule = DemandRule(mix(shape.seed, opening.rank), launch.factor, held)
         examples = DemandExamples(
             loader.dataset, choice.make_stages, opening.key, loader.collate_fn, caching, reading, words=words, rule=rule
         )
@@ -537,6 +557,18 @@ class Indexed(Kind):
             most_lead=max(self.prefetched_batches, 1),
             pools=None if reading is None else reading.pools,
         )
+
+    def _conditions_of(self, opening: Opening, *, held: int, reads_blocks: bool) -> dict[str, Any]:
+        """Returns what must be the same for a replay, by name. ``held``: examples in the memory of a worker."""
+        return {
+            "seed": opening.launch.seed,
+            **opening.layout.state(),
+            "rank": opening.rank,
+            "workers": self.num_workers,
+            "insertion_point": opening.choice.point.value,
+            "examples_held": held,
+            "reads_whole_batches": reads_blocks,
+        }
 
     def _reading(self, opening: Opening) -> ReadAhead | None:
         """Returns what the workers need to read ahead; None if they read one example after the other."""

@@ -163,6 +163,11 @@ class Booked(NamedTuple):
     frontier: int
     ahead: frozenset[int] = frozenset()
 
+    @property
+    def delivered(self) -> int:
+        """Number of positions that were delivered."""
+        return self.frontier + len(self.ahead)
+
     def runs(self) -> list[list[int]]:
         """Returns ``ahead`` as runs: the first position of each, and the number of positions.
 
@@ -228,12 +233,16 @@ class Dealing:
         mine, told = self._workers[worker], []
         while len(mine.open) < self._window and mine.told - self._oldest(mine) < self._overtaking:
             block = self._next_for(worker)
-            for position, number in zip(block, count(mine.told), strict=False):
-                mine.open[position] = number
-                self._worker_of[position] = worker
-            mine.told += len(block)
+            self._tell(worker, block)
             told.append(block)
         return told
+
+    def _tell(self, worker: int, block: Block) -> None:
+        mine = self._workers[worker]
+        for position, number in zip(block, count(mine.told), strict=False):
+            mine.open[position] = number
+            self._worker_of[position] = worker
+        mine.told += len(block)
 
     def book(self, positions: Iterable[int]) -> None:
         """Notes that positions were delivered.

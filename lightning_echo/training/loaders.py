@@ -11,6 +11,7 @@ from typing import Any, NoReturn, TypeAlias
 from lightning_echo.config import DEMAND, EchoConfig
 from lightning_echo.loader.loader import EchoLoader
 from lightning_echo.loader.state import EchoCounts
+from lightning_echo.pipeline.journal import Replay
 from lightning_echo.plan.plan import named_seed
 from lightning_echo.training.package import MisconfigurationException, classes
 
@@ -319,7 +320,8 @@ class Wrapping:
         options = (self._config_of_all or self.configs[name]).as_options()
         if before is not None or factor is not None:
             in_force = factor if before is None else before.factor
-            options["max_factor" if options["factor"] == DEMAND else "factor"] = in_force
+            if Replay.of(options["factor"]) is None:  # its journal has the bound
+                options["max_factor" if options["factor"] == DEMAND else "factor"] = in_force
         if options["seed"] is not None:
             options["seed"] = named_seed(options["seed"], name)
         try:
