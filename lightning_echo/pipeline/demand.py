@@ -25,7 +25,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import get_worker_info
 
-from lightning_echo.data.randomness import BATCH, PreservingIterator
+from lightning_echo.data.copies import copy_example
+from lightning_echo.data.randomness import BATCH, EXAMPLE, PreservingIterator
 from lightning_echo.pipeline.journal import JournalFile
 from lightning_echo.pipeline.prefetch import DEPTH, Prefetcher, WorkerProcesses
 from lightning_echo.pipeline.reads import NOTHING_READ, Abandoned, Pools, ReadTimeoutError
@@ -101,13 +102,20 @@ NO_ORDER = DemandRequest(-1, 0, 1.0, ())
 # ---------------------------------------------------------------------- in a worker
 
 
+_NOT_KEPT: Any = object()
+
+
 class _Read(NamedTuple):
-    """An example that was read: the first use, and the copy that memory holds."""
+    """An example that was read: the first use, and the copy that memory holds (`_NOT_KEPT`: none yet).
+
+    ``is_copy``: whether the data set cannot use the memory of the first use again.
+    """
 
     arrived: Arrived
     index: Any
     example: Any
     kept: Any
+    is_copy: bool = False
 
 
 class DemandExamples(LiveExamples):
@@ -237,7 +245,10 @@ class DemandExamples(LiveExamples):
             self._todo.appendleft(block.part(1, None))
             block = block.part(0, 1)
         self._look_up(block.indices, are_fresh=True)
+        if self._watched is not None and not self._rule.keeps:  # then it may draw random numbers
+            self._seeding.seed(EXAMPLE, block.positions[0])
         if many:
+            self._copy_read()
             examples = self._load_call(stages, block.positions[0], block.indices)
         else:
             examples = [self._load(stages, block.positions[0], block.indices[0])]
@@ -258,8 +269,14 @@ class DemandExamples(LiveExamples):
     def _to_keep(self, index: Any, example: Any) -> Any:
         """Returns what memory holds of an example: a copy, since the data set may use its memory again."""
         if not self._rule.keeps:
-            return None
+            return _NOT_KEPT
         return self._kept(index, example)
+
+    def _copy_read(self) -> None:
+        """Copies what was read and is in no batch yet: what is read next may take its memory."""
+        self._read = [
+            read if read.is_copy else read._replace(example=copy_example(read.example), is_copy=True) for read in self._read
+        ]
 
     # ------------------------------------------------------------------ a batch
 
@@ -271,10 +288,12 @@ class DemandExamples(LiveExamples):
         by_position = {read.arrived.position: read for read in self._read}
         taken = [by_position.pop(each.position) for each in handed.fresh]
         self._read = list(by_position.values())
+        self._copy_read()
         echoes = [(-1, *self._again(key)) for key in handed.echoes]
         if self._rule.keeps:
             for read in taken:
-                self._memory[read.arrived.key] = read.index, read.kept
+                kept = self._kept(read.index, read.example) if read.kept is _NOT_KEPT else read.kept
+                self._memory[read.arrived.key] = read.index, kept
         for key in handed.forget:
             self._memory.pop(key, None)  # with `max_factor` 1, it was not kept
         return [(read.arrived.position, read.index, read.example) for read in taken], echoes
@@ -398,6 +417,11 @@ class DemandRequests(Iterator[DemandRequest]):
             }
             return {"plan": None, "order": self.order.state(min(oldest, booked.frontier)), "demand": demand}
 
+    @property
+    def repeats(self) -> bool:
+        """Whether a journal says which examples are fresh."""
+        return self._repeated is not None
+
     def close(self) -> None:
         if self._journal is not None:
             self._journal.close()
@@ -462,10 +486,10 @@ class Waiting:
             return ReadTimeoutError(f"DataLoader timed out after {self.timeout:g} seconds: {self._what()} is not read")
         if waited > _DEAD_SECONDS and not self.has_said:
             self.has_said = True
-            self.say(
-                f"the training has waited {waited:.0f} s for fresh examples: {self._what()} is not read yet, and what memory "
-                "holds has been used as often as max_factor allows"
-            )
+            why = "what memory holds has been used as often as max_factor allows"
+            if self.requests.repeats:
+                why = "the run that is repeated had it in this batch or in one of the next"
+            self.say(f"the training has waited {waited:.0f} s for fresh examples: {self._what()} is not read yet, and {why}")
         return None
 
     def _what(self) -> str:
