@@ -143,6 +143,7 @@ class EchoConfig:
     def first_factor(self) -> float:
         """The factor that a loader begins with; on demand the bound of it."""
         return check_demand(self.factor, self.max_factor)[1]
+
     def as_options(self) -> dict[str, Any]:
         """Returns the options by name, without those that a subclass adds: ``EchoLoader(loader, **config.as_options())``."""
         return {field.name: getattr(self, field.name) for field in fields(EchoConfig)}

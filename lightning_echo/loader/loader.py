@@ -182,7 +182,9 @@ class EchoLoader(PlainAttributes):
         )
         self._run = EchoRun(self._setting, factor, seed)
         if journal is not None and not on_demand:
-            raise ValueError(f"journal={journal!r} is that of factor='demand', and with factor={factor:g} there is none. Leave it out")
+            raise ValueError(
+                f"journal={journal!r} is that of factor='demand', and with factor={factor:g} there is none. Leave it out"
+            )
         self.journal = journal
         self._iterations = Iterations()
         self._told_length: int | None = None

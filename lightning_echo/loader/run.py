@@ -523,6 +523,7 @@ class EchoRun:
         setting, rank = self._setting, self._setting.rank_of_process()
         if (replay := setting.replay) is not None and self._repeated is None:
             self._repeated = read_journal(journal_path(replay.path, self.says.name, rank))
+            self.says.inform(self._repeated.describe())
             if not self.delivery.progress.delivered:
                 self.factor.constructed = self._repeated.stretches[0].begin.max_factor
                 self.factor.restart()
@@ -532,7 +533,10 @@ class EchoRun:
         if path is None:
             self._journal = self._written = None  # what was written is not that of the run any more
         elif self._journal is None or self._journal.path != path:
-            self._journal = JournalFile(path, self._journal_so_far(), self.warn)
+            before = self._journal_so_far()
+            if before is not None and rank:  # a state is that of rank 0
+                before = Written(journal_path(os.path.dirname(before.path), self.says.name, rank), 0, "")
+            self._journal = JournalFile(path, before, self.warn)
 
     def _journal_so_far(self) -> Written | None:
         return self._written if self._journal is None else self._journal.written()
@@ -660,7 +664,7 @@ class EchoRun:
                 "every rank continues from the loader's own state on rank 0: this is right if all ranks are at the same place of "
                 "their shares of the data"
             )
-        if state.constructed_factor != self.factor.constructed:
+        if state.constructed_factor != self.factor.constructed and setting.replay is None:
             self.warn(
                 f"factor={self.factor.constructed:g} is not used: the resumed run continues with factor {state.factor:g}. "
                 "Set .factor after resuming to change it"
@@ -687,6 +691,7 @@ class EchoRun:
             self._setting.cache.follow(before._setting.cache)
         self._setting.keep_buffer_of(before.state())
         self._journal, self._written, self._repeated = None, before._journal_so_far(), before._repeated
+        self.journal_folder = self.journal_folder or before.journal_folder
         theirs = before.state()
         self._setting.tell_pass(theirs)
         state, is_cut = follow_state(theirs, before._setting, self._setting)

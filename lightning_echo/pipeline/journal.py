@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
+from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from lightning_echo.plan.journal import MAGIC, Begin, Journal, JournalError, Place, Records, first_digest, frame
@@ -87,7 +88,7 @@ def read_journal(path: str) -> Journal:
             data = file.read()
     except OSError as error:
         raise JournalError(
-            f"Replay finds no journal at {path}: {error.strerror}. Give the folder of a run with factor='demand': its log "
+            f"no journal is at {path} ({error.strerror}), so that Replay has no run to repeat. Give the folder of a run with factor='demand': its log "
             "directory, or the argument journal of its EchoLoader"
         ) from error
     journal = Journal(data, path)
@@ -97,7 +98,7 @@ def read_journal(path: str) -> Journal:
 
 
 class Written(NamedTuple):
-    """A journal up to a place, as a checkpoint names it."""
+    """A journal up to a place, as a checkpoint names it. ``digest``: empty if it is not known, as that of another rank."""
 
     path: str
     length: int
@@ -171,7 +172,7 @@ class JournalFile:
     def _open(self, begin: Begin) -> None:
         path, before = self.path, self._before
         is_same = before is not None and os.path.abspath(before.path) == os.path.abspath(path)
-        kept = None if before is None else _kept(before, whole=is_same)
+        kept = None if before is None else _kept(before, begin, whole=is_same)
         os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
         if os.path.exists(path) and not (is_same and kept):
             self._say(f"the journal of an earlier run is now {_renamed(path)}")
@@ -181,14 +182,14 @@ class JournalFile:
                     f"{before.path} is not the journal of this run up to its checkpoint: the new one begins at batch "
                     f"{begin.number:,}. So Replay can repeat this run from its checkpoint, but not from its start"
                 )
-            self._file = open(path, "xb")
+            self._file = Path(path).open("xb")  # noqa: SIM115 - closed by `close`
             self._length, self._digest = 0, first_digest()
             self._write(MAGIC)
             return
         assert before is not None
         if not is_same:
             shutil.copyfile(before.path, path)
-        self._file = open(path, "r+b")
+        self._file = Path(path).open("r+b")  # noqa: SIM115
         self._file.truncate(kept.length)
         self._file.seek(kept.length)
         self._length, self._digest = kept.length, bytes.fromhex(kept.digest)
@@ -218,19 +219,25 @@ class JournalFile:
         self._before, self._file = None, None
 
 
-def _kept(before: Written, *, whole: bool) -> Place | None:
+def _kept(before: Written, begin: Begin, *, whole: bool) -> Place | None:
     """Returns up to where a file is the journal of this run; None if it is not. ``whole``: also what follows ``before``.
 
-    What follows was written by a process that was killed later than the checkpoint. It stays, though the run takes another course.
+    What follows was written by a process that was killed later than the checkpoint. The file keeps it, and a reader drops it.
     """
     try:
         with open(before.path, "rb") as file:
             journal = Journal(file.read(), before.path)
     except (OSError, JournalError):
         return None
-    if journal.places.get(before.length) != before.digest:
+    if before.digest:
+        is_of_run = journal.places.get(before.length) == before.digest
+    else:
+        is_of_run = any(stretch.is_continued_by(begin) for stretch in journal.stretches)
+    if not is_of_run:
         return None
-    return Place(journal.whole, journal.places[journal.whole]) if whole else Place(before.length, before.digest)
+    if whole or not before.digest:
+        return Place(journal.whole, journal.places[journal.whole])
+    return Place(before.length, before.digest)
 
 
 def _renamed(path: str) -> str:

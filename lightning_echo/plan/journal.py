@@ -11,7 +11,6 @@ The frames hold *records*: a `Begin` where workers start with an empty memory, t
 from __future__ import annotations
 
 import json
-import struct
 import zlib
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,8 +22,8 @@ from lightning_echo.plan.demand import Block, Booked, Dealing
 from lightning_echo.plan.order import entry_key
 
 MAGIC = b"lightning_echo journal 1\n"
-_HEAD = struct.Struct("<I8s")  # of a frame: the bytes of its records, and its digest
-_FACTOR, _CHECK = struct.Struct("<d"), struct.Struct("<I")
+_SIZE_BYTES, _DIGEST_BYTES, _CHECK_BYTES = 4, 8, 4
+_HEAD_BYTES = _SIZE_BYTES + _DIGEST_BYTES  # of a frame: the size of its records, and its digest
 _BEGIN_TAG, _FACTOR_TAG, _CHECK_TAG, _END_TAG, _BATCH_TAG = range(5)  # of a batch: the last one, and its number of runs more
 
 
@@ -170,12 +169,13 @@ class Records:
 
     @staticmethod
     def factor(max_factor: float) -> bytes:
-        return bytes([_FACTOR_TAG]) + _FACTOR.pack(max_factor)
+        text = repr(max_factor).encode()
+        return bytes([_FACTOR_TAG, len(text)]) + text
 
     @staticmethod
     def check(indices: Iterable[Any]) -> bytes:
         """Of the fresh indices of the last batch."""
-        return bytes([_CHECK_TAG]) + _CHECK.pack(checksum(indices))
+        return bytes([_CHECK_TAG]) + checksum(indices).to_bytes(_CHECK_BYTES, "little")
 
     @staticmethod
     def end() -> bytes:
@@ -193,13 +193,13 @@ def _number(value: int) -> list[int]:
 
 
 def first_digest() -> bytes:
-    return blake2b(MAGIC, digest_size=8).digest()
+    return blake2b(MAGIC, digest_size=_DIGEST_BYTES).digest()
 
 
 def frame(records: bytes, before: bytes) -> tuple[bytes, bytes]:
     """Returns a frame, and its digest. ``before``: the digest of all bytes before it."""
-    digest = blake2b(before + records, digest_size=8).digest()
-    return _HEAD.pack(len(records), digest) + records, digest
+    digest = blake2b(before + records, digest_size=_DIGEST_BYTES).digest()
+    return len(records).to_bytes(_SIZE_BYTES, "little") + digest + records, digest
 
 
 # ---------------------------------------------------------------------- reading
@@ -231,22 +231,26 @@ class Journal:
         self.places = {at: digest.hex()}
         self.whole = at
         records: list[bytes] = []
-        while at + _HEAD.size <= len(data):
-            size, expected = _HEAD.unpack_from(data, at)
-            body = data[at + _HEAD.size : at + _HEAD.size + size]
-            if len(body) < size:
+        while at + _HEAD_BYTES <= len(data):
+            first = at + _HEAD_BYTES
+            end = first + int.from_bytes(data[at : at + _SIZE_BYTES], "little")
+            if end > len(data):
                 break
-            _, digest = frame(body, digest)
-            if digest != expected:
+            whole, digest = frame(data[first:end], digest)
+            if whole != data[at:end]:
                 raise JournalError(
-                    f"{name} is damaged: the bytes {at:,} to {at + _HEAD.size + size:,} are not those that were written. Use a "
-                    "copy of the file as it was"
+                    f"{name} is damaged: its bytes {at:,} to {end:,} are not those that were written. Use a copy of the file as it "
+                    "was"
                 )
-            records.append(body)
-            at += _HEAD.size + size
-            self.whole = at
+            records.append(data[first:end])
+            self.whole = at = end
             self.places[at] = digest.hex()
         self._read(b"".join(records))
+
+    def describe(self) -> str:
+        """Returns a line about the journal, for people."""
+        how = "" if self.has_ended else "; that run was killed, or the file was cut off: the replay ends there"
+        return f"Replay: {self.name} has the batches from {self.stretches[0].begin.number:,} to {self.stretches[-1].end:,}{how}"
 
     def why_over(self, stretch: Stretch) -> str:
         """Returns why there is no batch after a stretch, as an error says it; empty if the next stretch continues it."""
@@ -265,7 +269,7 @@ class Journal:
         if not alike:
             begins = ", ".join(f"{each.begin.number:,}" for each in self.stretches) or "none"
             raise JournalError(
-                f"Replay cannot begin at batch {here.number:,}: memory is empty there, and in the run of {self.name} it was "
+                f"a Replay cannot begin at batch {here.number:,}: memory is empty there, and in the run of {self.name} it was "
                 f"empty only before these batches: {begins}. Begin at one of them: at the start of the run, or from the "
                 "checkpoint from which that run was resumed"
             )
@@ -299,9 +303,9 @@ class Journal:
                 continue
             stretch = self.stretches[-1]
             if tag == _FACTOR_TAG:
-                stretch.add_factor(_FACTOR.unpack(at.bytes(_FACTOR.size))[0])
+                stretch.add_factor(float(at.bytes(at.number())))
             elif tag == _CHECK_TAG:
-                stretch.checks[stretch.end - 1] = _CHECK.unpack(at.bytes(_CHECK.size))[0]
+                stretch.checks[stretch.end - 1] = int.from_bytes(at.bytes(_CHECK_BYTES), "little")
             else:
                 worker = (stretch.end - stretch.begin.number) % len(after)
                 stretch.add(at.runs(tag - _BATCH_TAG, after, worker))
@@ -355,9 +359,7 @@ class ReplayedDealing(Dealing):
     that is repeated.
     """
 
-    def __init__(
-        self, stretch: Stretch, *, pass_length: int, block: int, window: int, reads_blocks: bool
-    ) -> None:
+    def __init__(self, stretch: Stretch, *, pass_length: int, block: int, window: int, reads_blocks: bool) -> None:
         begin = stretch.begin
         super().__init__(
             begin.booked, pass_length=pass_length, block=block, workers=begin.workers, window=window, overtaking=window
