@@ -239,8 +239,8 @@ class Journal:
             whole, digest = frame(data[first:end], digest)
             if whole != data[at:end]:
                 raise JournalError(
-                    f"{name} is damaged: its bytes {at:,} to {end:,} are not those that were written. Use a copy of the file as it "
-                    "was"
+                    f"{name} is damaged: its bytes {at:,} to {end:,} are not those that were written. Use a copy of the file "
+                    "as it was"
                 )
             records.append(data[first:end])
             self.whole = at = end
