@@ -88,8 +88,8 @@ def read_journal(path: str) -> Journal:
             data = file.read()
     except OSError as error:
         raise JournalError(
-            f"no journal is at {path} ({error.strerror}), so that Replay has no run to repeat. Give the folder of a run with factor='demand': its log "
-            "directory, or the argument journal of its EchoLoader"
+            f"no journal is at {path} ({error.strerror}), so that Replay has no run to repeat. Give the log directory of a run on "
+            "demand, or the argument journal of its EchoLoader"
         ) from error
     journal = Journal(data, path)
     if not journal.stretches:
@@ -162,8 +162,7 @@ class JournalFile:
     def close(self) -> None:
         if self._file is None:
             return
-        self._pending += self._records.end()
-        self._flush()
+        self._flush(self._records.end())
         if self._file is not None:
             with suppress(OSError):  # all bytes were written
                 self._file.close()
@@ -172,7 +171,10 @@ class JournalFile:
     def _open(self, begin: Begin) -> None:
         path, before = self.path, self._before
         is_same = before is not None and os.path.abspath(before.path) == os.path.abspath(path)
-        kept = None if before is None else _kept(before, begin, whole=is_same)
+        if before is not None and is_same and before.length == self._length == os.path.getsize(path):
+            kept: Place | None = Place(before.length, before.digest)  # as this object has left it
+        else:
+            kept = None if before is None else _kept(before, begin, whole=is_same)
         os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
         if os.path.exists(path) and not (is_same and kept):
             self._say(f"the journal of an earlier run is now {_renamed(path)}")
@@ -194,11 +196,13 @@ class JournalFile:
         self._file.seek(kept.length)
         self._length, self._digest = kept.length, bytes.fromhex(kept.digest)
 
-    def _flush(self) -> None:
-        if self._file is None or not self._pending:
+    def _flush(self, last: bytes = b"") -> None:
+        """Writes a frame of all that was noted, with a ``last`` record."""
+        if self._file is None or not (self._pending or last):
             return
         if self._last:
             self._pending += self._records.check(self._last)
+        self._pending += last
         found, self._digest = frame(bytes(self._pending), self._digest)
         self._pending.clear()
         self._batches, self._last = 0, ()

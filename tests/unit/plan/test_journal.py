@@ -5,7 +5,17 @@ import random
 import pytest
 
 from lightning_echo.plan.demand import Arrived, Booked, Dealing, DemandRule
-from lightning_echo.plan.journal import MAGIC, Begin, Journal, JournalError, Records, ReplayedDealing, checksum, first_digest, frame
+from lightning_echo.plan.journal import (
+    MAGIC,
+    Begin,
+    Journal,
+    JournalError,
+    Records,
+    ReplayedDealing,
+    checksum,
+    first_digest,
+    frame,
+)
 
 
 def begin(number=0, booked=None, workers=2, **conditions):
@@ -134,7 +144,7 @@ def test_a_replay_of_another_run_is_refused_and_told_why():
     journal = Journal(journal_of((begin(), BATCHES), (begin(3, Booked(5)), [[5]])), "run")
     with pytest.raises(JournalError, match=r"^run is of another run: workers=2 \(here 3\), seed=7 \(here 8\)\. Replay repeats"):
         journal.stretch_of(begin(workers=3, seed=8))
-    with pytest.raises(JournalError, match="a Replay cannot begin at batch 2: .* only before these batches: 0, 3"):
+    with pytest.raises(JournalError, match=r"a Replay cannot begin at batch 2: .* only before these batches: 0, 3"):
         journal.stretch_of(begin(2, Booked(4)))
     with pytest.raises(JournalError, match="before batch 3, other examples were delivered"):
         journal.stretch_of(begin(3, Booked(4, frozenset({5}))))
