@@ -125,7 +125,7 @@ class EchoConfig:
             self.factor = str(replay)
         elif isinstance(self.factor, str) and self.factor not in (AUTO_FACTOR, DEMAND):
             raise TypeError(
-                f"factor must be a real number >= 1 (1: no echoing), 'demand', 'auto' or a Replay, got {self.factor!r}; a "
+                f"factor must be a real number >= 1 (1: no echoing), 'demand', a Replay or 'auto', got {self.factor!r}; a "
                 "controller is given by the argument controller"
             )
         self.factor = str(self.factor) if isinstance(self.factor, str) else check_factor(self.factor)

@@ -88,8 +88,8 @@ def read_journal(path: str) -> Journal:
             data = file.read()
     except OSError as error:
         raise JournalError(
-            f"no journal is at {path} ({error.strerror}), so that Replay has no run to repeat. Give the log directory of a run on "
-            "demand, or the argument journal of its EchoLoader"
+            f"no journal is at {path} ({error.strerror}), so that Replay has no run to repeat. Give the log directory of a run "
+            "on demand, or the argument journal of its EchoLoader"
         ) from error
     journal = Journal(data, path)
     if not journal.stretches:
