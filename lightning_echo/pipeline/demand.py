@@ -442,21 +442,22 @@ class Repeated:
 
     def __init__(self, journal: Journal, begin: Begin) -> None:
         self._journal, self.stretch = journal, journal.stretch_of(begin)
+        self._checksum = 0  # of all fresh indices so far
 
     def fresh_in(self, number: int) -> frozenset[int]:
         return frozenset(self.stretch.fresh_in(number))
 
     def failure_at(self, number: int, indices: Mapping[int, Any]) -> Exception | None:
-        """Returns why batch ``number`` cannot be repeated; None if it can. ``indices``: by position."""
+        """Returns why batch ``number``, the next one, cannot be repeated; None if it can. ``indices``: by position."""
         if number >= self.stretch.end:
             why = self._journal.why_over(self.stretch)
             return JournalError(why) if why else StretchOver()
-        expected = self.stretch.checks.get(number)
-        if expected in (None, checksum(indices[position] for position in self.stretch.fresh_in(number))):
+        self._checksum = checksum([indices[position] for position in self.stretch.fresh_in(number)], self._checksum)
+        if self._checksum == self.stretch.checks.get(number, self._checksum):
             return None
         return JournalError(
-            f"{self._journal.name} is of a run with another order: in batch {number:,} it had other indices. Give the loader the "
-            "sampler, and the state of its generator, that it had in that run"
+            f"{self._journal.name} is of a run with another order: in batch {number:,} or shortly before it, that had other "
+            "indices. Give the loader the sampler, and the state of its generator, that it had in that run"
         )
 
 

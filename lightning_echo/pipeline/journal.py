@@ -15,7 +15,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from lightning_echo.plan.journal import MAGIC, Begin, Journal, JournalError, Place, Records, first_digest, frame
+from lightning_echo.plan.journal import MAGIC, Begin, Journal, JournalError, Place, Records, checksum, first_digest, frame
 
 REPLAY = "replay:"  # in a configuration, before the folder
 _BATCHES_PER_FRAME = 64
@@ -122,7 +122,7 @@ class JournalFile:
         self._length = 0
         self._pending = bytearray()
         self._batches = 0  # in `_pending`
-        self._last: Sequence[Any] = ()  # the fresh indices of the last batch in `_pending`
+        self._checksum = 0  # of all fresh indices since a `Begin`
         self._factor = 0.0
         self._is_first = True  # whether the next batch is the first one after a `Begin`
 
@@ -134,7 +134,7 @@ class JournalFile:
         except OSError as error:
             self._give_up(error)
             return
-        self._factor, self._is_first = begin.max_factor, True
+        self._factor, self._checksum, self._is_first = begin.max_factor, 0, True
         self._pending += self._records.begin(begin)
         self._flush()
 
@@ -146,10 +146,10 @@ class JournalFile:
             self._factor = max_factor
             self._pending += self._records.factor(max_factor)
         self._pending += bytes(self._records.batch(fresh))
-        self._last = indices
+        self._checksum = checksum(indices, self._checksum)
         if self._is_first:
             self._is_first = False
-            self._pending += self._records.check(indices)
+            self._pending += self._records.check(self._checksum)
         self._batches += 1
         if self._batches == _BATCHES_PER_FRAME:
             self._flush()
@@ -200,12 +200,12 @@ class JournalFile:
         """Writes a frame of all that was noted, with a ``last`` record."""
         if self._file is None or not (self._pending or last):
             return
-        if self._last:
-            self._pending += self._records.check(self._last)
+        if self._batches:
+            self._pending += self._records.check(self._checksum)
         self._pending += last
         found, self._digest = frame(bytes(self._pending), self._digest)
         self._pending.clear()
-        self._batches, self._last = 0, ()
+        self._batches = 0
         try:
             self._write(found)
         except OSError as error:

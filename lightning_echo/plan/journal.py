@@ -82,7 +82,7 @@ class Stretch:
     _ends: array[int] = field(default_factory=lambda: array("q"))  # of each batch: the number of runs up to its end
     _runs: array[int] = field(default_factory=lambda: array("q"))  # first position and size of each
     _factors: list[tuple[int, float]] = field(default_factory=list)  # from which batch on
-    checks: dict[int, int] = field(default_factory=dict)  # of some batches: the `checksum` of their fresh indices
+    checks: dict[int, int] = field(default_factory=dict)  # of some batches: the `checksum` of all fresh indices up to there
 
     @property
     def end(self) -> int:
@@ -125,9 +125,22 @@ class Stretch:
         del self._runs[2 * (self._ends[-1] if self._ends else 0) :]
 
 
-def checksum(indices: Iterable[Any]) -> int:
-    """Returns a checksum of indices. It is not a digest: it notices another order."""
-    return zlib.crc32(repr([entry_key(index) for index in indices]).encode())
+def checksum(indices: Sequence[Any], before: int = 0) -> int:
+    """Returns a checksum of indices, after those of which ``before`` is one. It is not a digest: it notices another order.
+
+    >>> checksum([3, 4]) == checksum([4], checksum([3])), checksum([3, 4]) == checksum([4, 3])
+    (True, False)
+    """
+    for index in indices:
+        before = zlib.crc32(repr(index if type(index) is int else _plain(entry_key(index))).encode(), before)
+    return before
+
+
+def _plain(key: Any) -> Any:
+    """Returns a value whose ``repr`` is the same in each process."""
+    if isinstance(key, tuple):
+        return tuple(map(_plain, key))
+    return key if isinstance(key, int | float | str | bytes | None) else type(key).__qualname__
 
 
 # ---------------------------------------------------------------------- writing
@@ -173,9 +186,9 @@ class Records:
         return bytes([_FACTOR_TAG, len(text)]) + text
 
     @staticmethod
-    def check(indices: Iterable[Any]) -> bytes:
-        """Of the fresh indices of the last batch."""
-        return bytes([_CHECK_TAG]) + checksum(indices).to_bytes(_CHECK_BYTES, "little")
+    def check(value: int) -> bytes:
+        """``value``: the `checksum` of all fresh indices up to the last batch."""
+        return bytes([_CHECK_TAG]) + value.to_bytes(_CHECK_BYTES, "little")
 
     @staticmethod
     def end() -> bytes:

@@ -64,7 +64,7 @@ def test_what_is_written_is_read(seed):
         groups[-1].append(records.batch(fresh))
         if chance.random() < 0.1:
             checked[number] = checksum(fresh)
-            groups[-1].append(records.check(fresh))
+            groups[-1].append(records.check(checked[number]))
             groups.append([])
     groups[-1].append(records.end())
     journal = Journal(framed(*groups), "run")
