@@ -2,6 +2,7 @@
 
     python echo_cli.py fit --echo.factor 4
     python echo_cli.py fit --echo.factor auto
+    python echo_cli.py fit --echo.factor demand --echo.max_factor 4
     python echo_cli.py fit --echo.controller TargetIdle --echo.controller.target 0.1
     python echo_cli.py fit --config echo_cli.yaml
     python echo_cli.py fit --config echo_cli.yaml --echo.enabled false

@@ -68,8 +68,8 @@ def check_same_passes(state: EchoState, setting: Setting, *, may_change: bool) -
     if state.demand is not None and not setting.on_demand:
         raise EchoStateError(
             "the state is of a run that echoed on demand, and this loader has a constant factor, which cannot continue within "
-            "a pass of which some examples came early. Resume with factor='demand' (with max_factor=1 nothing is echoed), or "
-            "restart without the loader's state"
+            "a pass of which some examples came early. Resume with factor='demand' (and set .factor to 1, if nothing is to be "
+            "echoed), or restart without the loader's state"
         )
     before = None if state.order is None else state.order.share
     here = setting.sharing.config.name if setting.sharing is not None and setting.sharing.is_replayed else None

@@ -592,13 +592,13 @@ class EchoRun:
         """Returns the state from which a run on demand starts. What is booked stays booked if positions mean the same here."""
         setting, progress = self._setting, self.delivery.progress
         layout, before = setting.layout(), state.layout
-        is_same_pass = before.length == layout.length and not other_order_of(state, setting)
-        if is_same_pass and (before.pass_length, before.replicas) == (layout.pass_length, layout.replicas):
-            if state.plan is not None:
-                self.warn("the state was saved with a constant factor: the run continues on demand, with an empty memory")
-                return replace(state, plan=None, begin_at=Start(state.plan.position, state.plan.number))
-            return state
+        if before == layout and not other_order_of(state, setting):
+            if state.plan is None:
+                return state
+            self.warn("the state was saved with a constant factor: the run continues on demand, with an empty memory")
+            return replace(state, plan=None, begin_at=Start(state.plan.position, state.plan.number))
         begin_at = where_to_go_on(state, layout, setting.kind.by_batches)
+        is_same_pass = before.length == layout.length and not other_order_of(state, setting)
         self.warn(
             why_next_pass(state, setting)
             if not is_same_pass
@@ -664,9 +664,11 @@ class EchoRun:
                 "every rank continues from the loader's own state on rank 0: this is right if all ranks are at the same place of "
                 "their shares of the data"
             )
-        if state.constructed_factor != self.factor.constructed and setting.replay is None:
+        was_constant = setting.on_demand and state.plan is not None
+        if state.constructed_factor != self.factor.constructed and not was_constant and setting.replay is None:
+            name = "max_factor" if setting.on_demand else "factor"
             self.warn(
-                f"factor={self.factor.constructed:g} is not used: the resumed run continues with factor {state.factor:g}. "
+                f"{name}={self.factor.constructed:g} is not used: the resumed run continues with {name} {state.factor:g}. "
                 "Set .factor after resuming to change it"
             )
         progress = Progress.from_state(state, limit)
@@ -676,6 +678,8 @@ class EchoRun:
             progress.kept_length = progress.epoch_batches  # for another layout, see _state_to_start_from
         self._go_to(state, progress)
         self._journal, self._written = None, state.journal
+        if was_constant:  # its factor is no bound
+            self.factor.restart()
 
     def _go_to(self, state: EchoState, progress: Progress) -> None:
         """Ends workers and thread. The next start continues from a state."""

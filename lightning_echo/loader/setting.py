@@ -377,15 +377,15 @@ class BufferSize:
 def _check_on_demand(kind: Kind, cache: CacheConfig | None, share: ShareConfig | None, reuse: Reuse, epoch_length: str) -> None:
     """Raises a ValueError if a loader cannot echo on demand with these options."""
     why, instead = "", "give a number, or controller=TargetIdle()"
-    if type(kind) is not Indexed:
+    if share is not None:
+        why = "share= gives the training the reader's examples in one order"
+    elif type(kind) is not Indexed:
         why = f"{kind.why_later or 'the loader has a batch sampler of its own'}, so that no worker gets its examples one by one"
     elif reuse is Reuse.each:
         why, instead = "reuse='each' fixes the uses of each example", "leave reuse out"
     elif epoch_length == "full_pass":
         why = "epoch_length='full_pass' needs to know the factor beforehand"
         instead = "leave epoch_length out, or give a number as the factor"
-    elif share is not None:
-        why = "share= gives the training the reader's examples in one order"
     elif cache is not None and cache.partitioned:
         why = "a partitioned cache must know beforehand which examples each rank needs"
         instead = "leave cache.partitioned out, or give a number as the factor"
@@ -535,7 +535,7 @@ class Setting:
     def _factor_in_words(self, factor: float) -> str:
         if self.replay is not None:
             return f"on demand, as in {self.replay.path}"
-        return f"on demand, at most {factor:g} uses per fresh example" if self.on_demand else f"factor {factor:g}"
+        return f"on demand, max_factor {factor:g}" if self.on_demand else f"factor {factor:g}"
 
     def _reads_in_words(self) -> str:
         """Returns what is read ahead, and the memory that this may take; empty if nothing is."""

@@ -16,9 +16,11 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from statistics import median
 from time import perf_counter, sleep
 from typing import Any, NamedTuple
 
@@ -30,6 +32,7 @@ from lightning_echo.data.randomness import BATCH, EXAMPLE, PreservingIterator
 from lightning_echo.pipeline.journal import JournalFile
 from lightning_echo.pipeline.prefetch import DEPTH, Prefetcher, WorkerProcesses
 from lightning_echo.pipeline.reads import NOTHING_READ, Abandoned, Pools, ReadTimeoutError
+from lightning_echo.pipeline.requests import let_go_of_frames, with_place
 from lightning_echo.pipeline.worker import NO_LOOKUPS, LiveExamples, Report
 from lightning_echo.plan.demand import Arrived, Block, Booked, Dealing, DemandRule, lead
 from lightning_echo.plan.journal import Begin, Journal, JournalError, checksum
@@ -38,8 +41,10 @@ from lightning_echo.split.reading import file_of
 from lightning_echo.split.staged import Stages, examples_in, unchanged
 
 _LOOK_SECONDS = 0.001  # a worker that has nothing to read looks so often whether its batch is due
+_KEPT_BATCHES = 3  # delivered, and not booked: a state may be that of one or two batches before
 _LAST_STEPS = 10  # whose times decide how early a batch is due
 _DEAD_SECONDS = 10.0  # the training waits so long before the user is told that the source delivers nothing
+_CLOSE_SECONDS = 5.0
 OVERTAKING = 32  # examples for each read in flight, that may arrive before one that takes long
 _CLOSED, _ASKED, _HANDED, _LEAD = range(4)
 
@@ -81,9 +86,6 @@ class ToRead(NamedTuple):
     indices: list[Any]
     pass_numbers: Sequence[int]
 
-    def part(self, first: int, end: int | None) -> ToRead:
-        return ToRead(self.positions[first:end], self.indices[first:end], self.pass_numbers[first:end])
-
 
 class DemandRequest(NamedTuple):
     """A request to a worker for one batch."""
@@ -92,11 +94,12 @@ class DemandRequest(NamedTuple):
     size: int
     max_factor: float
     to_read: tuple[ToRead, ...]  # what the worker is to read from now on, after what it was told before
+    ends: bool = False  # whether the worker is told nothing more, because the user's order has failed
     fresh: frozenset[int] | None = None  # exactly these positions are fresh, as a journal says; None: those that arrive
 
 
-NO_ORDER = DemandRequest(-1, 0, 1.0, ())
-"""Stands for a batch whose examples the user's order could not give. It is answered by None twice."""
+NOTHING_TO_REPEAT = DemandRequest(-1, 0, 1.0, ())
+"""Stands for a batch that a replay cannot repeat. It is answered by None twice."""
 
 
 # ---------------------------------------------------------------------- in a worker
@@ -106,27 +109,30 @@ _NOT_KEPT: Any = object()
 
 
 class _Read(NamedTuple):
-    """An example that was read: the first use, and the copy that memory holds (`_NOT_KEPT`: none yet).
-
-    ``is_copy``: whether the data set cannot use the memory of the first use again.
-    """
+    """An example that was read: the first use, and the copy that memory holds (`_NOT_KEPT`: none yet)."""
 
     arrived: Arrived
     index: Any
     example: Any
     kept: Any
-    is_copy: bool = False
 
 
 class DemandExamples(LiveExamples):
-    """Answers requests in one process. ``rule`` gets a new memory in each process. The other arguments are `LiveExamples`'s."""
+    """Answers requests in one process. ``rule`` gets a new memory in each process. The other arguments are `LiveExamples`'s.
 
-    def __init__(self, *args: Any, words: Words, rule: DemandRule, **kwargs: Any) -> None:
+    ``most_overtaking``: so many examples that threads have read are taken before one that takes long. Then that one is awaited.
+    """
+
+    def __init__(self, *args: Any, words: Words, rule: DemandRule, most_overtaking: int, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._words, self._rule = words, rule
-        self._todo: deque[ToRead] = deque()  # that this thread reads
+        self._words, self._rule, self._most_overtaking = words, rule, most_overtaking
+        self._todo: deque[tuple[int, Any, int]] = deque()  # position, index and pass of what this thread reads
+        self._calls: deque[ToRead] = deque()  # the same, for a data set that reads many in one call
         self._in_pool: dict[Hashable, deque[tuple[int, int]]] = {}  # by index: position and pass of what threads read
+        self._awaited: OrderedDict[int, tuple[int, Any]] = OrderedDict()  # the same by position: its number, and its index
+        self._for_pool = 0  # positions that threads were told
         self._read: list[_Read] = []  # arrived, and in no batch yet
+        self._arrived: list[Arrived] = []  # the same, for the rule
         self._memory: dict[Hashable, tuple[Any, Any]] = {}  # index and example, by key
         self._parent = 0  # the process of the training, as the first request finds it
 
@@ -144,18 +150,19 @@ class DemandExamples(LiveExamples):
         before = NO_LOOKUPS if self._caching is None else self._caching.store.lookups
         self._rule.set_factor(request.max_factor)
         self._parent = self._parent or os.getppid()
-        self._note_to_read(request.to_read)
+        self._note_to_read(stages, request.to_read)
         # A cache watches its reads itself, and an example that is not kept may draw random numbers.
         watched = self._watched if self._cached is None and self._rule.keeps else None
         if watched is not None:
             watched.begin()
-        first = len(self._read)
-        may_repeat = self._read_until_due(stages, request)
+        left = len(self._read)
+        read = self._read_until_due if request.fresh is None else self._read_as_before
+        may_repeat = read(stages, request)
         if may_repeat is None:
             return None, None, ()
         if watched is not None:
             if watched.must_repeat():
-                self._read[first:] = [self._read_again(stages, read) for read in self._read[first:]]
+                self._read[left:] = [self._read_again(stages, read) for read in self._read[left:]]
             watched.end()
         started = perf_counter()
         fresh, echoes = self._take(request, may_repeat=may_repeat)
@@ -181,33 +188,30 @@ class DemandExamples(LiveExamples):
 
     # ------------------------------------------------------------------ reading
 
-    def _note_to_read(self, told: Sequence[ToRead]) -> None:
+    def _note_to_read(self, stages: Stages, told: Sequence[ToRead]) -> None:
         """Notes what is to be read: by threads, or by this one, as also what a cache holds."""
+        if stages.load_many is not None:
+            self._calls.extend(told)
+            return
+        each = chain.from_iterable(zip(*block, strict=True) for block in told)
         if self._pool is None:
-            self._todo.extend(told)
+            self._todo.extend(each)
             return
         for_threads = []
-        for block in told:
-            for position, index, number in zip(*block, strict=True):
-                if self._cached is not None and self._cached.holds(index):
-                    self._todo.append(ToRead((position,), [index], (number,)))
-                else:
-                    self._in_pool.setdefault(entry_key(index), deque()).append((position, number))
-                    for_threads.append(index)
+        for position, index, number in each:
+            if self._cached is not None and self._cached.holds(index):
+                self._todo.append((position, index, number))
+            else:
+                self._in_pool.setdefault(entry_key(index), deque()).append((position, number))
+                self._awaited[position] = self._for_pool, index
+                self._for_pool += 1
+                for_threads.append(index)
         self._pool.foresee(for_threads)
 
     def _read_until_due(self, stages: Stages, request: DemandRequest) -> bool | None:
-        """Reads until the batch is full or due. Returns whether an index may be twice in it; None if the loader was closed."""
-        rule, size = self._rule, request.size
-        while request.fresh is not None:
-            if request.fresh <= {read.arrived.position for read in self._read}:
-                return True
-            if self._words.is_closed:
-                return None
-            self._read_next(stages)
-            self._look_for_parent()
+        """Reads until the batch is full or due. Returns whether an index may be twice in it; None if there can be no batch."""
+        rule, size, arrived = self._rule, request.size, self._arrived
         while True:
-            arrived = [read.arrived for read in self._read]
             if len(arrived) >= size and len(rule.fresh_in(size, arrived)) == size:
                 return False
             if self._words.is_closed:
@@ -216,46 +220,73 @@ class DemandExamples(LiveExamples):
                 return False
             if self._read_next(stages):
                 continue
-            if len(arrived) >= size and not self._todo and not self._in_pool:
-                return True
+            if not (self._todo or self._in_pool or self._calls):
+                if len(arrived) >= size:
+                    return True
+                if request.ends:
+                    return None
             self._look_for_parent()
+
+    def _read_as_before(self, stages: Stages, request: DemandRequest) -> bool | None:
+        """Reads what a journal says, however long that takes. Returns what `_read_until_due` returns."""
+        assert request.fresh is not None
+        while not request.fresh <= {arrived.position for arrived in self._arrived}:
+            if self._words.is_closed or (request.ends and not (self._todo or self._in_pool or self._calls)):
+                return None
+            if not self._read_next(stages):
+                self._look_for_parent()
+        return True
 
     def _look_for_parent(self) -> None:
         if get_worker_info() is not None and os.getppid() != self._parent:
             raise RuntimeError("the process of the training has ended")
 
     def _read_next(self, stages: Stages) -> bool:
-        """Reads the next example, or the next ones. Returns whether there was one: if not, this has waited for a moment."""
-        if not self._todo and self._pool is not None:
-            index = self._pool.next_read(_LOOK_SECONDS)
+        """Reads the next example, or those of the next call. Returns whether there was one: if not, this has waited a moment."""
+        if self._todo:
+            position, index, number = self._todo.popleft()
+        elif self._pool is not None:
+            index = self._pool.next_read(_LOOK_SECONDS, self._overtaken())
             if index is NOTHING_READ:
                 return False
             key = entry_key(index)
             places = self._in_pool[key]
             position, number = places.popleft()
+            del self._awaited[position]
             if not places:
                 del self._in_pool[key]
-            self._todo.append(ToRead((position,), [index], (number,)))
-        if not self._todo:
+        elif self._calls:
+            self._read_call(stages, self._calls.popleft())
+            return True
+        else:
             sleep(_LOOK_SECONDS)
             return False
-        block = self._todo.popleft()
-        many = stages.load_many is not None
-        if len(block.indices) > 1 and not many:
-            self._todo.appendleft(block.part(1, None))
-            block = block.part(0, 1)
-        self._look_up(block.indices, are_fresh=True)
+        self._look_up([index], are_fresh=True)
         if self._watched is not None and not self._rule.keeps:  # then it may draw random numbers
-            self._seeding.seed(EXAMPLE, block.positions[0])
-        if many:
-            self._copy_read()
-            examples = self._load_call(stages, block.positions[0], block.indices)
-        else:
-            examples = [self._load(stages, block.positions[0], block.indices[0])]
-        for position, index, number, example in zip(*block, examples, strict=True):
-            arrived = Arrived(position, entry_key(index), number)
-            self._read.append(_Read(arrived, index, example, self._to_keep(index, example)))
+            self._seeding.seed(EXAMPLE, position)
+        self._add(Arrived(position, entry_key(index), number), index, self._load(stages, position, index))
         return True
+
+    def _read_call(self, stages: Stages, call: ToRead) -> None:
+        self._look_up(call.indices, are_fresh=True)
+        if self._watched is not None and not self._rule.keeps:  # as in `_read_next`
+            self._seeding.seed(EXAMPLE, call.positions[0])
+        examples = self._load_call(stages, call.positions[0], call.indices)
+        for position, index, number, example in zip(*call, examples, strict=True):
+            # A copy, since the data set may use its memory again in the next call, when examples of this one are left.
+            self._add(Arrived(position, entry_key(index), number), index, copy_example(example))
+
+    def _add(self, arrived: Arrived, index: Any, example: Any) -> None:
+        self._arrived.append(arrived)
+        self._read.append(_Read(arrived, index, example, self._to_keep(index, example)))
+
+    def _overtaken(self) -> Any:
+        """Returns the index of the oldest example that threads read, if it must come next; else `NOTHING_READ`."""
+        if not self._awaited:
+            return NOTHING_READ
+        number, index = next(iter(self._awaited.values()))
+        taken_after = self._for_pool - number - len(self._awaited)
+        return index if taken_after >= self._most_overtaking else NOTHING_READ
 
     def _read_again(self, stages: Stages, read: _Read) -> _Read:
         """Reads an example once more, by itself: random numbers were drawn, or two examples are in the same memory."""
@@ -268,27 +299,20 @@ class DemandExamples(LiveExamples):
 
     def _to_keep(self, index: Any, example: Any) -> Any:
         """Returns what memory holds of an example: a copy, since the data set may use its memory again."""
-        if not self._rule.keeps:
-            return _NOT_KEPT
-        return self._kept(index, example)
-
-    def _copy_read(self) -> None:
-        """Copies what was read and is in no batch yet: what is read next may take its memory."""
-        self._read = [
-            read if read.is_copy else read._replace(example=copy_example(read.example), is_copy=True) for read in self._read
-        ]
+        return self._kept(index, example) if self._rule.keeps else _NOT_KEPT
 
     # ------------------------------------------------------------------ a batch
 
     def _take(self, request: DemandRequest, *, may_repeat: bool) -> tuple[list[Any], list[Any]]:
         """Takes a batch out of what has arrived and what memory holds: position (-1: an echo), index and example of each."""
-        chosen = request.fresh
-        arrived = [read.arrived for read in self._read if chosen is None or read.arrived.position in chosen]
+        arrived = self._arrived
+        if request.fresh is not None:
+            arrived = [each for each in arrived if each.position in request.fresh]
         handed = self._rule.hand_out(request.number, request.size, arrived, may_repeat=may_repeat)
         by_position = {read.arrived.position: read for read in self._read}
         taken = [by_position.pop(each.position) for each in handed.fresh]
         self._read = list(by_position.values())
-        self._copy_read()
+        self._arrived = [read.arrived for read in self._read]
         echoes = [(-1, *self._again(key)) for key in handed.echoes]
         if self._rule.keeps:
             for read in taken:
@@ -328,45 +352,57 @@ class DemandRequests(Iterator[DemandRequest]):
     ) -> None:
         self._journal, self._repeated = journal, repeated
         self._dealing, self.order, self._workers, self._size_of = dealing, order, max(workers, 1), size_of
-        self._number = number
+        self._number = self._first = number
         self._count = 0  # torch sends request ``k`` to worker ``k % workers``
         self._most_factor = most_factor
         self._factors = factors  # (from which batch on, `max_factor`), ascending; the first one is in force
         self._indices: dict[int, Any] = {}  # of open positions
         first = dealing.booked().frontier
         order.seek(first)
-        for position, index in enumerate(order.take(dealing.next - first), first):
-            self._indices[position] = index
+        self._indices.update(enumerate(order.take(dealing.next - first), first))
+        self._known = dealing.next  # the indices of all positions before it were taken
         for position in dealing.booked().ahead:
             del self._indices[position]
-        # Undone for a state of an earlier batch: number of a batch, what was booked before it. The last ones.
-        self._before: deque[tuple[int, Booked]] = deque(maxlen=3)
-        self.delivered = number
-        self.failure: Exception | None = None
+        # Batches that were delivered and not booked, by number: a state may be asked for that is before them.
+        self._delivered: deque[tuple[int, Sequence[int]]] = deque()
+        self._next_delivered = self._next_noted = number  # noted: in the journal
+        self.failure: Exception | None = None  # of the user's order, or because of which a batch cannot be repeated
+        self._ends_at = math.inf if repeated is None else repeated.stretch.end  # the first batch that cannot be repeated
         self.lock = threading.RLock()
 
     def __next__(self) -> DemandRequest:
         with self.lock:
+            self._book()
+            told = list[ToRead]()
             try:
-                told = tuple(map(self._with_indices, self._dealing.deal(self._count % self._workers)))
-            except Exception as error:  # the user's sampler may raise anything
-                self.failure = error
-                return NO_ORDER
+                for block in self._dealing.deal(self._count % self._workers):
+                    told.append(self._with_indices(block))
+            except Exception as error:  # the user's sampler may raise anything: after the batches that it has given
+                self.failure = self.failure or with_place(error)
+                let_go_of_frames(error)
             number, fresh = self._number, None
             if self._repeated is not None:
-                if (failure := self._repeated.failure_at(number, self._indices)) is not None:
-                    self.failure = failure
-                    return NO_ORDER
+                if self.failure is None:
+                    self.failure = self._repeated.failure_at(number, self._indices)
+                    if self.failure is not None:
+                        self._ends_at = number
+                if number >= self._ends_at:
+                    return NOTHING_TO_REPEAT
                 fresh = self._repeated.fresh_in(number)
             self._number, self._count = number + 1, self._count + 1
-            return DemandRequest(number, self._size_of(number), self._bound_of(number), told, fresh)
+            return DemandRequest(
+                number, self._size_of(number), self._bound_of(number), tuple(told), self.failure is not None, fresh
+            )
 
     def _with_indices(self, positions: Block) -> ToRead:
         length = self.order.pass_length
-        missing = positions[-1] + 1 - self.order.position
-        if missing > 0:
-            first = self.order.position
-            self._indices.update(enumerate(self.order.take(missing), first))
+        while self._known <= positions[-1]:
+            if self.failure is not None:
+                raise self.failure
+            first = self._known
+            in_pass = min(positions[-1] + 1 - first, length - first % length)  # a pass that fails loses nothing of the one before
+            self._indices.update(enumerate(self.order.take(in_pass), first))
+            self._known += in_pass
         return ToRead(
             positions, [self._indices[position] for position in positions], [position // length for position in positions]
         )
@@ -386,27 +422,38 @@ class DemandRequests(Iterator[DemandRequest]):
             first, *others = self._factors
             self._factors = [first, *(each for each in others if each[0] < number), (number, factor)]
 
-    def book(self, delivered: int, fresh: Sequence[int]) -> None:
-        """Books the fresh positions of the batch after ``delivered`` batches of the run."""
-        with self.lock:
-            self._before.append((delivered, self._dealing.booked()))
+    def deliver(self, number: int, fresh: Sequence[int]) -> None:
+        """Notes the fresh positions of batch ``number``. A later request books them, outside of the training's thread."""
+        self._delivered.append((number, fresh))
+        self._next_delivered = number + 1
+
+    def _note(self) -> None:
+        """Notes in the journal what was delivered."""
+        for number, fresh in tuple(self._delivered) if self._journal is not None else ():
+            if number >= self._next_noted:
+                assert self._journal is not None
+                self._journal.book(fresh, [self._indices[position] for position in fresh], self._bound_of(number))
+                self._next_noted = number + 1
+
+    def _book(self) -> None:
+        self._note()
+        while len(self._delivered) > _KEPT_BATCHES:
+            number, fresh = self._delivered.popleft()
             self._dealing.book(fresh)
-            indices = [self._indices.pop(position) for position in fresh]
-            if self._journal is not None:
-                self._journal.book(fresh, indices, self._bound_of(delivered))
-            self.delivered = delivered + 1
-            while len(self._factors) > 1 and self._factors[1][0] <= delivered - 2:
+            for position in fresh:
+                del self._indices[position]
+            while len(self._factors) > 1 and self._factors[1][0] <= number:
                 self._factors.pop(0)
 
     def state(self, delivered: int) -> dict[str, Any]:
         """Returns the state after ``delivered`` batches, which may be one or two fewer than those delivered."""
         with self.lock:
-            booked = next((was for number, was in self._before if number == delivered), None)
-            if booked is None:
-                if delivered != self.delivered:
-                    raise RuntimeError(f"the state after {delivered} batches is gone: {self.delivered} are delivered")
-                booked = self._dealing.booked()
-            oldest = self._before[0][1].frontier if self._before else booked.frontier
+            self._note()  # a checkpoint is not later than its journal
+            first = self._delivered[0][0] if self._delivered else self._next_delivered
+            if not first <= delivered <= self._next_delivered:
+                raise RuntimeError(f"the state after {delivered} batches is gone: {self._next_delivered} are delivered")
+            before = self._dealing.booked()
+            booked = before.with_more(chain.from_iterable(fresh for number, fresh in self._delivered if number < delivered))
             pending = [[since, factor] for since, factor in self._factors if since > delivered]
             demand = {
                 "number": delivered,
@@ -415,21 +462,25 @@ class DemandRequests(Iterator[DemandRequest]):
                 "max_factor": self._factor_of(delivered),
                 "pending": pending,
             }
-            return {"plan": None, "order": self.order.state(min(oldest, booked.frontier)), "demand": demand}
-
-    @property
-    def repeats(self) -> bool:
-        """Whether a journal says which examples are fresh."""
-        return self._repeated is not None
+            return {"plan": None, "order": self.order.state(before.frontier), "demand": demand}
 
     def close(self) -> None:
-        if self._journal is not None:
-            self._journal.close()
+        """Closes the journal."""
+        if self._journal is None:
+            return
+        if self.lock.acquire(timeout=_CLOSE_SECONDS):  # a sampler of the user's may hang in the other thread
+            try:
+                self._note()
+            finally:
+                self.lock.release()
+        self._journal.close()
 
     def oldest_open(self) -> Any:
-        """Returns the index of the example that is told and not delivered for longest; None if there is none."""
+        """Returns the index of the oldest example that the next batch's worker is to read; None if there is none."""
         with self.lock:
-            position = self._dealing.oldest_open
+            delivered = frozenset(chain.from_iterable(fresh for _, fresh in self._delivered))
+            worker = (self._next_delivered - self._first) % self._workers
+            position = self._dealing.oldest_open(worker, delivered)
             return None if position is None else self._indices[position]
 
 
@@ -474,6 +525,7 @@ class Waiting:
     timeout: float
     say: Callable[[str], None]
     since: float | None = None  # None: it does not wait
+    has_begun: bool = False  # whether the training has got a batch
     has_said: bool = False
 
     def lost(self, within: float) -> BaseException | None:
@@ -485,12 +537,12 @@ class Waiting:
         waited = perf_counter() - self.since
         if self.timeout and waited > self.timeout:
             return ReadTimeoutError(f"DataLoader timed out after {self.timeout:g} seconds: {self._what()} is not read")
-        if waited > _DEAD_SECONDS and not self.has_said:
+        if waited > _DEAD_SECONDS and self.has_begun and not self.has_said:
             self.has_said = True
-            why = "what memory holds has been used as often as max_factor allows"
-            if self.requests.repeats:
-                why = "the run that is repeated had it in this batch or in one of the next"
-            self.say(f"the training has waited {waited:.0f} s for fresh examples: {self._what()} is not read yet, and {why}")
+            self.say(
+                f"the training has waited {waited:.0f} s for fresh examples: {self._what()} is not read yet. What memory holds "
+                "bridges a stall for max_factor uses, and only while threads read (reads_in_flight) or reads return"
+            )
         return None
 
     def _what(self) -> str:
@@ -511,11 +563,14 @@ class DemandPipeline:
         *,
         in_thread: bool,
         most_lead: int,
+        read_at_once: int,
         pools: Pools | None,
     ) -> None:
         self._requests, self._words, self._workers, self._waiting, self._pools = requests, words, workers, waiting, pools
-        self._batches: Iterator[Any] | None = Prefetcher(batches, lost=waiting.lost) if in_thread else PreservingIterator(batches)
-        self._most_lead = most_lead
+        self._batches: Iterator[Any] | None = (
+            Prefetcher(batches, lost=waiting.lost, always_in_thread=True) if in_thread else PreservingIterator(batches)
+        )
+        self._most_lead, self._read_at_once = most_lead, read_at_once
         self._steps: deque[float] = deque(maxlen=_LAST_STEPS)
         self._makings: deque[float] = deque(maxlen=_LAST_STEPS)
         self._loads: deque[float] = deque(maxlen=_LAST_STEPS)
@@ -536,8 +591,9 @@ class DemandPipeline:
         if report is None:
             assert self._requests.failure is not None
             raise self._requests.failure
-        self._requests.book(delivered, fresh[0])
+        self._requests.deliver(delivered, fresh[0])
         self._words.hand(self._lead_after(report))
+        self._waiting.has_begun = True
         self._handed_at = perf_counter()
         return batch, report
 
@@ -545,11 +601,13 @@ class DemandPipeline:
         """Returns how early a batch is due: as making one takes, with the example that the worker reads just then."""
         self._makings.append(report.rest + report.collate)
         if report.fresh:
-            self._loads.append(report.source / report.fresh)
+            self._loads.append(report.source / report.fresh * self._read_at_once)
         if not self._steps:
             return 1
-        making = _mean(self._makings) + (_mean(self._loads) if self._pools is None else 0.0)
-        return lead(making, _mean(self._steps), self._most_lead)
+        making = median(self._makings)
+        if self._loads:
+            making += median(self._loads)
+        return lead(making, median(self._steps), self._most_lead)
 
     def state(self, delivered: int) -> dict[str, Any]:
         return self._requests.state(delivered)
@@ -563,10 +621,6 @@ class DemandPipeline:
             batches.close()
         self._workers.end_others()
         self._requests.close()
-
-
-def _mean(values: deque[float]) -> float:
-    return sum(values) / len(values) if values else 0.0
 
 
 def booked_of(saved: dict[str, Any] | None, position: int) -> Booked:
@@ -584,5 +638,5 @@ def factors_of(saved: dict[str, Any] | None, factor: float) -> list[tuple[int, f
 
 def window_of(size: int, prefetched: int, workers: int, ahead: int) -> int:
     """Returns of how many positions a worker is told: for all batches that it may have made or begun, and ``ahead`` more."""
-    batches = prefetched // max(workers, 1) + -(-(DEPTH + 1) // max(workers, 1)) + 2
+    batches = prefetched // max(workers, 1) + -(-(DEPTH + 1 + _KEPT_BATCHES) // max(workers, 1)) + 2
     return batches * size + ahead

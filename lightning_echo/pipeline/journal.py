@@ -1,13 +1,14 @@
 """The file of a journal: `JournalFile` writes that of a run on demand, and `Replay` names the folder of one that is repeated.
 
-The thread that trains writes a batch when it is booked. Bytes are collected and written every few batches, when a state is saved,
-and at the end. So a killed run loses the last few batches, and no checkpoint is later than its journal.
+The thread that fetches notes a batch some time after it was delivered. Bytes are collected and written every few batches, when a
+state is saved, and at the end. So a killed run loses the last few batches, and no checkpoint is later than its journal.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -116,6 +117,7 @@ class JournalFile:
 
     def __init__(self, path: str, before: Written | None, say: Callable[[str], None]) -> None:
         self.path, self._before, self._say = path, before, say
+        self._lock = threading.RLock()  # a thread that fetches notes batches, and the one that trains asks what is written
         self._records = Records()
         self._file: BinaryIO | None = None  # None: closed, or it could not be written
         self._digest = first_digest()
@@ -128,45 +130,49 @@ class JournalFile:
 
     def begin(self, begin: Begin) -> None:
         """Notes that workers begin with an empty memory."""
-        self.close()
-        try:
-            self._open(begin)
-        except OSError as error:
-            self._give_up(error)
-            return
-        self._factor, self._checksum, self._is_first = begin.max_factor, 0, True
-        self._pending += self._records.begin(begin)
-        self._flush()
+        with self._lock:
+            self.close()
+            try:
+                self._open(begin)
+            except OSError as error:
+                self._give_up(error)
+                return
+            self._factor, self._checksum, self._is_first = begin.max_factor, 0, True
+            self._pending += self._records.begin(begin)
+            self._flush()
 
     def book(self, fresh: Sequence[int], indices: Sequence[Any], max_factor: float) -> None:
         """Notes the next batch: its fresh positions, ascending, with their indices, and the bound that it was made with."""
-        if self._file is None:
-            return
-        if max_factor != self._factor:
-            self._factor = max_factor
-            self._pending += self._records.factor(max_factor)
-        self._pending += bytes(self._records.batch(fresh))
-        self._checksum = checksum(indices, self._checksum)
-        if self._is_first:
-            self._is_first = False
-            self._pending += self._records.check(self._checksum)
-        self._batches += 1
-        if self._batches == _BATCHES_PER_FRAME:
-            self._flush()
+        with self._lock:
+            if self._file is None:
+                return
+            if max_factor != self._factor:
+                self._factor = max_factor
+                self._pending += self._records.factor(max_factor)
+            self._pending += bytes(self._records.batch(fresh))
+            self._checksum = checksum(indices, self._checksum)
+            if self._is_first:
+                self._is_first = False
+                self._pending += self._records.check(self._checksum)
+            self._batches += 1
+            if self._batches == _BATCHES_PER_FRAME:
+                self._flush()
 
     def written(self) -> Written | None:
         """Writes all that was noted. Returns what the file holds; None if there is none."""
-        self._flush()
-        return self._before
+        with self._lock:
+            self._flush()
+            return self._before
 
     def close(self) -> None:
-        if self._file is None:
-            return
-        self._flush(self._records.end())
-        if self._file is not None:
-            with suppress(OSError):  # all bytes were written
-                self._file.close()
-            self._file = None
+        with self._lock:
+            if self._file is None:
+                return
+            self._flush(self._records.end())
+            if self._file is not None:
+                with suppress(OSError):  # all bytes were written
+                    self._file.close()
+                self._file = None
 
     def _open(self, begin: Begin) -> None:
         path, before = self.path, self._before

@@ -517,7 +517,6 @@ class Indexed(Kind):
                 block=shape.batch_size,
                 workers=workers,
                 window=window,
-                overtaking=window + (0 if reading is None else min(OVERTAKING * reading.threads, pass_length // 4)),
             )
             if repeated is None
             else ReplayedDealing(
@@ -542,7 +541,15 @@ class Indexed(Kind):
         words, processes = Words(loader), WorkerProcesses(launch.worker_init_fn)
         rule = DemandRule(mix(shape.seed, opening.rank), launch.factor, held)
         examples = DemandExamples(
-            loader.dataset, choice.make_stages, opening.key, loader.collate_fn, caching, reading, words=words, rule=rule
+            loader.dataset,
+            choice.make_stages,
+            opening.key,
+            loader.collate_fn,
+            caching,
+            reading,
+            words=words,
+            rule=rule,
+            most_overtaking=0 if reading is None else max(min(OVERTAKING * reading.threads, pass_length // 4), shape.batch_size),
         )
         in_thread = self.num_workers > 0 and self.may_run_in_thread
         timeout = 0 if in_thread else loader.timeout  # in a thread, it counts from when the training asks
@@ -555,6 +562,7 @@ class Indexed(Kind):
             Waiting(requests, processes, loader.dataset, loader.timeout, opening.say),
             in_thread=in_thread,
             most_lead=max(self.prefetched_batches, 1),
+            read_at_once=shape.batch_size if reads_many else 1,
             pools=None if reading is None else reading.pools,
         )
 

@@ -315,24 +315,26 @@ class ReadPool:
                 self._start_threads()
                 self._work.notify()
 
-    def next_read(self, within: float) -> Any:
+    def next_read(self, within: float, only: Any = NOTHING_READ) -> Any:
         """Returns the index of an example for which `load` does not wait: a thread has read it, or this one is to read it.
 
-        Waits for one for at most so many seconds. Returns `NOTHING_READ` if none has arrived.
+        Waits for one for at most so many seconds. Returns `NOTHING_READ` if none has arrived. ``only``: the index of the one that
+        must come next.
         """
         with self._lock:
-            if (slot := self._next_arrived()) is None:
+            if (slot := self._next_arrived(only)) is None:
                 self._wait_count += 1
                 is_watched = self._wait_count <= _MOST_LAST_READS or self._wait_count % _WATCHED_EVERY == 0
                 before = quick_states() if is_watched and not self._reading.part.is_ours else None
+                self._hurry(only)
                 self._done.wait(within)
-                slot = self._next_arrived()
+                slot = self._next_arrived(only)
                 if before is not None and before != quick_states():  # nobody else draws while this thread waits
                     put_back(before)
                     if slot is not None:
                         self._arrived.appendleft(slot)
                     self._read_by_itself_only()
-                    slot = self._next_arrived()
+                    slot = self._next_arrived(only)
             if slot is None:
                 return NOTHING_READ
             slot.is_asked = True
@@ -368,13 +370,27 @@ class ReadPool:
         slot.is_probe = self._reading.is_auto and self._is_on and self._count % _PROBE_EVERY == 0
         return slot
 
-    def _next_arrived(self) -> _Slot | None:
-        for slots in (self._arrived, self._for_itself):
-            if slots:
-                return slots.popleft()
+    def _hurry(self, only: Any) -> None:
+        """Lets threads read an example although they have read as many bytes ahead as they may: it must come next."""
+        for slot in self._todo if only is not NOTHING_READ else ():
+            if not slot.is_asked and slot.state == _WAITING and _key(slot.index) == _key(only):
+                slot.is_asked = True
+                self._todo.remove(slot)
+                self._todo.appendleft(slot)
+                self._work.notify_all()
+                break
+
+    def _next_arrived(self, only: Any) -> _Slot | None:
         self._skip_done()
         is_left = not self._is_on or not self._threads
-        return self._todo.popleft() if is_left and self._todo else None
+        for slots in (self._arrived, self._for_itself, self._todo) if is_left else (self._arrived, self._for_itself):
+            if only is NOTHING_READ and slots:
+                return slots.popleft()
+            for slot in slots if only is not NOTHING_READ else ():
+                if _key(slot.index) == _key(only):
+                    slots.remove(slot)
+                    return slot
+        return None
 
     def _leave_out(self, slot: _Slot) -> None:
         """Gives up a read that is not needed. If it is under way, its thread drops the result."""

@@ -364,9 +364,7 @@ class _PlannedRequests(Iterator[Request]):
         try:
             fresh = self.order.take(batch.fresh) if batch.fresh else []
         except Exception as error:  # the user's sampler may raise anything
-            self.failure = error
-            at = traceback.extract_tb(error.__traceback__)[-1]
-            add_note(error, f"(raised in {at.name}, {at.filename}:{at.lineno})")
+            self.failure = with_place(error)
             raise
         if fresh and 1 in batch.stays_live:
             self.items.update(compress(zip(batch.positions, fresh, strict=False), batch.stays_live))
@@ -395,7 +393,7 @@ class ExampleRequests(_PlannedRequests):
             except Exception as error:
                 if self.failure is None:
                     raise
-                _let_go_of_frames(error)
+                let_go_of_frames(error)
                 return NOT_PLANNED
             items, fresh, positions, stays_live = self.items, batch.fresh, batch.positions, batch.stays_live
             if fresh == len(positions):
@@ -443,7 +441,7 @@ class BatchRequests(_PlannedRequests):
             except Exception as error:
                 if self.failure is None:
                     raise
-                _let_go_of_frames(error)
+                let_go_of_frames(error)
                 return NOT_PLANNED  # whoever asks for the `step` gets the error
             return self.reads.popleft()
 
@@ -470,7 +468,14 @@ class BatchRequests(_PlannedRequests):
         self._steps.append(Step(position, is_read, is_fresh, stays_live, size, batch.forget))
 
 
-def _let_go_of_frames(error: BaseException | None) -> None:
+def with_place(error: Exception) -> Exception:
+    """Returns an error of the user's order, which says where it was raised: it is raised again elsewhere."""
+    at = traceback.extract_tb(error.__traceback__)[-1]
+    add_note(error, f"(raised in {at.name}, {at.filename}:{at.lineno})")
+    return error
+
+
+def let_go_of_frames(error: BaseException | None) -> None:
     """Removes the tracebacks of an error that is raised later: they hold the iterator of the epoch that has planned ahead."""
     while error is not None:
         error.__traceback__ = None

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 import random
 from collections import OrderedDict, deque
-from collections.abc import Hashable, Iterable, Sequence
-from itertools import count, islice
+from collections.abc import Container, Hashable, Iterable, Sequence
+from itertools import islice
 from typing import NamedTuple, TypeAlias
 
 from lightning_echo.plan.plan import mix
@@ -42,7 +42,8 @@ class DemandRule:
     * Echoes are drawn uniformly from all that memory holds, by seed and batch number.
     * No index is twice in a batch. A fresh example takes the place of an older one of the same index in memory. If the batch has
       the index already, from another pass, the fresh example waits for the next batch. (A sampler may give an index twice in one
-      pass. Then the plain loader's batch has it twice, and so has this one.)
+      pass. Then the plain loader's batch has it twice, and so has this one. If a pass has so few batches that a worker is always
+      told of the same few indices, they may be fewer than a batch. ``may_repeat`` is for this.)
     * Each fresh example earns ``max_factor - 1`` echoes. The account of a worker holds at most that times what its memory holds.
       So a source that has died is bridged for at most ``max_factor`` uses of the memory.
 
@@ -89,6 +90,9 @@ class DemandRule:
 
     def may_hand_out(self, size: int, arrived: Sequence[Arrived]) -> bool:
         """Returns whether a batch can be filled with echoes: from the account, and without an index twice."""
+        fewest, held = size - len(arrived), len(self._keys)
+        if fewest > min(held, self._earned(len(arrived), held + len(arrived)) + _ROUNDING):
+            return False  # without a look at each: a worker asks after each example
         fresh = self.fresh_in(size, arrived)
         echoes = size - len(fresh)
         if not echoes:
@@ -149,8 +153,8 @@ class DemandRule:
 # the others get its blocks.
 #
 # A position is *open* from the moment at which a worker is told of it until a batch with it was delivered. A worker is told of so
-# many positions that it can always fill its next request with fresh examples (``window``), but of none that is more than
-# ``overtaking`` after its oldest open one: so many may arrive before an example that takes long to read.
+# many positions that it can always fill its next request with fresh examples (``window``). It is told with requests only, so with
+# fewer it could wait forever.
 
 
 Block: TypeAlias = Sequence[int]
@@ -182,19 +186,22 @@ class Booked(NamedTuple):
                 runs.append([position, 1])
         return runs
 
+    def with_more(self, positions: Iterable[int]) -> Booked:
+        """Returns what is booked after further positions were delivered.
+
+        >>> Booked(3, frozenset({5})).with_more([3, 4, 8])
+        Booked(frontier=6, ahead=frozenset({8}))
+        """
+        frontier, ahead = self.frontier, {*self.ahead, *positions}
+        while frontier in ahead:
+            ahead.remove(frontier)
+            frontier += 1
+        return Booked(frontier, frozenset(ahead))
+
     @classmethod
     def of(cls, frontier: int, runs: Iterable[Sequence[int]]) -> Booked:
         """Inverts `runs`."""
         return cls(frontier, frozenset(position for first, size in runs for position in range(first, first + size)))
-
-
-class _Worker:
-    """What one worker was told. ``told`` counts positions; ``open`` has each open one's number in the order of telling."""
-
-    def __init__(self) -> None:
-        self.queue: deque[Block] = deque()  # dealt to it, and not yet told
-        self.told = 0
-        self.open: OrderedDict[int, int] = OrderedDict()
 
 
 class Dealing:
@@ -204,10 +211,10 @@ class Dealing:
         booked: What was delivered before. The positions that are open below the newest of them are dealt first.
         pass_length: Positions of a pass.
         block: Positions of a block. A block ends where a pass ends.
-        window, overtaking: See above.
+        window: See above.
 
     Example:
-        >>> dealing = Dealing(Booked(0), pass_length=10, block=4, workers=2, window=4, overtaking=64)
+        >>> dealing = Dealing(Booked(0), pass_length=10, block=4, workers=2, window=4)
         >>> [list(block) for worker in (0, 1, 0) for block in dealing.deal(worker)]
         [[0, 1, 2, 3], [4, 5, 6, 7]]
         >>> dealing.book([1, 0, 2])
@@ -215,34 +222,32 @@ class Dealing:
         (Booked(frontier=3, ahead=frozenset()), [[8, 9], [14, 15, 16, 17]])
     """
 
-    def __init__(self, booked: Booked, *, pass_length: int, block: int, workers: int, window: int, overtaking: int) -> None:
-        self._pass_length, self._block, self._window, self._overtaking = pass_length, block, window, overtaking
+    def __init__(self, booked: Booked, *, pass_length: int, block: int, workers: int, window: int) -> None:
+        self._pass_length, self._block, self._window = pass_length, block, window
         self._frontier, self._ahead = booked.frontier, set(booked.ahead)
         self.next = max(booked.ahead, default=booked.frontier - 1) + 1  # the next position that was never dealt
         missed = (position for position in range(booked.frontier, self.next) if position not in booked.ahead)
         self._again: deque[Block] = deque()
         while chunk := list(islice(missed, block)):
             self._again.append(chunk)
-        self._workers = [_Worker() for _ in range(max(workers, 1))]
-        self._worker_of: dict[int, int] = {}
+        self._queues: list[deque[Block]] = [deque() for _ in range(max(workers, 1))]  # dealt, and not yet told
+        self._open = [0] * len(self._queues)  # positions of each worker
+        self._worker_of: OrderedDict[int, int] = OrderedDict()  # of open positions, in the order of telling
         self._turn = 0
-        self._most_queued = max(window // block, 1)
+        self._most_queued = window // min(block, pass_length) + 1
 
     def deal(self, worker: int) -> list[Block]:
         """Returns the blocks that a worker is told with its next request."""
-        mine, told = self._workers[worker], []
-        while len(mine.open) < self._window and mine.told - self._oldest(mine) < self._overtaking:
+        told = []
+        while self._open[worker] < self._window:
             block = self._next_for(worker)
             self._tell(worker, block)
             told.append(block)
         return told
 
     def _tell(self, worker: int, block: Block) -> None:
-        mine = self._workers[worker]
-        for position, number in zip(block, count(mine.told), strict=False):
-            mine.open[position] = number
-            self._worker_of[position] = worker
-        mine.told += len(block)
+        self._worker_of.update(dict.fromkeys(block, worker))
+        self._open[worker] += len(block)
 
     def book(self, positions: Iterable[int]) -> None:
         """Notes that positions were delivered.
@@ -254,7 +259,7 @@ class Dealing:
             worker = self._worker_of.pop(position, None)
             if worker is None:
                 raise RuntimeError(f"position {position} was delivered twice, or was never dealt out: please report this")
-            del self._workers[worker].open[position]
+            self._open[worker] -= 1
             self._ahead.add(position)
         while self._frontier in self._ahead:
             self._ahead.remove(self._frontier)
@@ -263,23 +268,17 @@ class Dealing:
     def booked(self) -> Booked:
         return Booked(self._frontier, frozenset(self._ahead))
 
-    @property
-    def oldest_open(self) -> int | None:
-        """The oldest position that was told and not delivered."""
-        found = [next(iter(each.open)) for each in self._workers if each.open]
-        return min(found, default=None)
-
-    @staticmethod
-    def _oldest(worker: _Worker) -> int:
-        return next(iter(worker.open.values()), worker.told)
+    def oldest_open(self, worker: int, delivered: Container[int] = ()) -> int | None:
+        """Returns the position that a worker was told first of those that are open, and not among those ``delivered`` since."""
+        return next((position for position, its in self._worker_of.items() if its == worker and position not in delivered), None)
 
     def _next_for(self, worker: int) -> Block:
-        workers = self._workers
-        while not workers[worker].queue:
-            whose = worker if len(workers[self._turn].queue) >= self._most_queued else self._turn
-            workers[whose].queue.append(self._next_block())
-            self._turn = (self._turn + 1) % len(workers)
-        return workers[worker].queue.popleft()
+        queues = self._queues
+        while not queues[worker]:
+            whose = worker if len(queues[self._turn]) >= self._most_queued else self._turn
+            queues[whose].append(self._next_block())
+            self._turn = (self._turn + 1) % len(queues)
+        return queues[worker].popleft()
 
     def _next_block(self) -> Block:
         if self._again:

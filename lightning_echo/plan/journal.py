@@ -374,9 +374,7 @@ class ReplayedDealing(Dealing):
 
     def __init__(self, stretch: Stretch, *, pass_length: int, block: int, window: int, reads_blocks: bool) -> None:
         begin = stretch.begin
-        super().__init__(
-            begin.booked, pass_length=pass_length, block=block, workers=begin.workers, window=window, overtaking=window
-        )
+        super().__init__(begin.booked, pass_length=pass_length, block=block, workers=begin.workers, window=window)
         self._stretch, self._reads_blocks = stretch, reads_blocks
         self._asked = begin.number  # the batch of the next request
         self._to_tell = [begin.number + worker for worker in range(begin.workers)]  # the next batch of each worker
@@ -384,12 +382,12 @@ class ReplayedDealing(Dealing):
 
     def deal(self, worker: int) -> list[Block]:
         told: list[Block] = []
-        mine, number = self._workers[worker], self._to_tell[worker]
-        while number < self._stretch.end and (number <= self._asked or len(mine.open) < self._window):
+        number = self._to_tell[worker]
+        while number < self._stretch.end and (number <= self._asked or self._open[worker] < self._window):
             for block in self._blocks_of(self._stretch.fresh_in(number)):
                 self._tell(worker, block)
                 told.append(block)
-            number += len(self._workers)
+            number += len(self._open)
         self._to_tell[worker] = number
         self._asked += 1
         return told

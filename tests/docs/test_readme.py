@@ -61,6 +61,15 @@ def test_what_to_expect_is_what_make_wallclock_has_printed(row: str, column: str
     assert table(row) == [printed[arm][column].split(" [")[0] + unit for arm in arms]
 
 
+@pytest.mark.parametrize(
+    "page",
+    ["README", "CHANGELOG", *(f"docs/{page}" for page in ("index", "quick_start", "methods/echo_on_demand", "how_to/factor"))],
+)
+def test_on_demand_is_said_in_the_same_words(page: str) -> None:
+    text = " ".join((ROOT / f"{page}.md").read_text().split())
+    assert re.search(r"f no fresh example has arrived, (it|the training) trains on one from memory instead of waiting", text)
+
+
 def test_its_real_output_is_that_of_the_quick_start() -> None:
     (shown,) = re.findall(r"```text\n(lightning_echo: .*?)```", README, re.DOTALL)
     assert shown in (ROOT / "docs" / "quick_start.md").read_text()

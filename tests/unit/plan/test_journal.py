@@ -159,7 +159,7 @@ def test_a_replay_of_another_run_is_refused_and_told_why():
 def lived(chance, *, pass_length, block, workers, count, reads_blocks):
     """Simulates a run on demand: returns its batches by what was handed out, and the rule of each worker."""
     window = 3 * block + 5
-    dealing = Dealing(Booked(0), pass_length=pass_length, block=block, workers=workers, window=window, overtaking=window + 20)
+    dealing = Dealing(Booked(0), pass_length=pass_length, block=block, workers=workers, window=window)
     rules = [DemandRule(1, 4.0, 12) for _ in range(workers)]
     todo, arrived, batches, calls = [[] for _ in rules], [[] for _ in rules], [], []
     for number in range(count):
@@ -218,7 +218,7 @@ def test_a_replay_of_a_resumed_run_deals_the_blocks_of_its_resume():
     first = begin(2, booked, workers=1)
     data = framed([records.begin(first), records.batch([3, 4, 7]), records.batch([8, 10, 11])])
     stretch = Journal(data, "run").stretches[0]
-    resumed = Dealing(booked, pass_length=100, block=4, workers=1, window=6, overtaking=50)
+    resumed = Dealing(booked, pass_length=100, block=4, workers=1, window=6)
     expected = [list(block) for block in resumed.deal(0)]
     replayed = ReplayedDealing(stretch, pass_length=100, block=4, window=6, reads_blocks=True)
     assert expected == [[3, 4, 7, 8], [10, 11]]
