@@ -7,7 +7,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 
-from lightning_echo.config import EchoConfig
+from lightning_echo.config import AUTO_FACTOR, EchoConfig
 from lightning_echo.datamodule import EchoDataModule
 from lightning_echo.loader.loader import EchoLoader
 from lightning_echo.loader.state import is_state
@@ -82,12 +82,13 @@ class Attachment:
         has_echoed: Whether it was attached in the present ``fit``, or in the last one.
     """
 
-    def __init__(self, config: EchoConfig | Mapping[str, EchoConfig] | None) -> None:
+    def __init__(self, config: EchoConfig | Mapping[str, EchoConfig] | None, *, is_auto: bool = False) -> None:
         self.trainer: Any = None  # untyped like the attributes that Trainer sets outside __init__
         self.has_echoed = False
         self._takes_echoed = config is None
         hint = None if config is None else "leave echo out of EchoCallback"
-        self.echo = TrainingEcho(config or EchoConfig(), self, owner_name="EchoCallback", hint=hint)
+        default = EchoConfig(AUTO_FACTOR) if is_auto else EchoConfig()
+        self.echo = TrainingEcho(config or default, self, owner_name="EchoCallback", hint=hint)
         self._has_names = isinstance(config, Mapping)
         self._hooks = BoundHooks()
         self._echoed_passed: EchoLoader | None = None  # made around the loader that was passed to fit
@@ -144,7 +145,7 @@ class Attachment:
             raise MisconfigurationException(
                 f"EchoCallback does not echo the loader that the Trainer trains on, a {type(used).__name__}: its hook on "
                 "train_dataloader or on the strategy's process_dataloader was replaced, or the strategy has put this loader "
-                f"there. Use EchoLoader(loader, {max(self.echo.factors.values()):g}) there and no echo in EchoCallback, or let "
+                f"there. Use EchoLoader(loader, {self.echo.factor_to_paste}) there and no echo in EchoCallback, or let "
                 "the train_dataloader of the model or of a data module return the loader"
             )
         self.echo.adopt(used)
@@ -172,11 +173,11 @@ class Attachment:
         return given
 
     def _several(self) -> MisconfigurationException:
-        factor = max(self.echo.factors.values())
+        factor = self.echo.factor_to_paste
         return MisconfigurationException(
             "EchoCallback cannot echo several loaders that were passed to fit: they come one by one, without their names. Use "
-            f"EchoLoader(loader, {factor:g}) for each of them and no echo in EchoCallback, or "
-            f"EchoDataModule.from_dataloaders(loaders, factor={factor:g}), or let a train_dataloader return them"
+            f"EchoLoader(loader, {factor}) for each of them and no echo in EchoCallback, or "
+            f"EchoDataModule.from_dataloaders(loaders, factor={factor}), or let a train_dataloader return them"
         )
 
 

@@ -39,14 +39,24 @@ from lightning_echo.data.objects import names_options
 from lightning_echo.datamodule import DecidesFactor, EchoDataModule
 from lightning_echo.insertion import InsertionPoint
 from lightning_echo.measure.control import Controller, Decision, Moment, Observation
-from lightning_echo.measure.summary import EpochReport, FactorUse, RunSummary, RunVerdict, Waiting, advise, summarize
+from lightning_echo.measure.summary import (
+    EpochReport,
+    FactorUse,
+    RunSummary,
+    RunVerdict,
+    Waiting,
+    advise,
+    advise_on_demand,
+    summarize,
+)
 from lightning_echo.measure.target_idle import TargetIdle
 from lightning_echo.pipeline.journal import Replay
 from lightning_echo.schema import entry, inside, record, rows, state_of
-from lightning_echo.training.counts import AskingSteps, Decider, metrics_of_parts
+from lightning_echo.training.counts import AskingSteps, Decider, Examples, metrics_of_parts
 from lightning_echo.training.loaders import Echoed, delivered_in, echoed_in, go_on_after_reload, parts_of, since_in
 from lightning_echo.training.logged import (
     ProgressText,
+    factor_shown,
     last_step,
     log_directory,
     log_hyperparameters,
@@ -80,9 +90,10 @@ class EchoCallback(DecidesFactor, pl.Callback):
     ``EchoCallback(factor=4)``                         every fresh example is used four times on average
     ``EchoCallback(factor="demand")``                  if no fresh example has arrived, the training trains on one from memory
                                                        instead of waiting
-    ``EchoCallback(factor="auto")``                    ``TargetIdle()`` decides on the factor: after about 60 steps, and then
-                                                       from epoch to epoch
-    ``EchoCallback(TargetIdle(max_factor=8))``         the same with options, or with another `Controller`
+    ``EchoCallback(factor="auto")``                    the same where it is possible; otherwise ``TargetIdle()`` decides on the
+                                                       factor. The log says which, and why
+    ``EchoCallback(TargetIdle(max_factor=8))``         the controller decides on the factor: after 10, 20, 40, ... steps, then
+                                                       every 500 steps and from epoch to epoch
     ``EchoCallback(factor=2, controller=controller)``  begins with factor 2; then the controller decides
     ``EchoCallback(share="sweep")``                    all trainings with this name on one machine read their data once
     ``EchoCallback(cache="8GiB")``                     examples that fit into that memory are read once; give a factor as well
@@ -93,7 +104,7 @@ class EchoCallback(DecidesFactor, pl.Callback):
     ``Trainer(log_every_n_steps)`` steps. A metric that could not be measured is left out. Details: docs/reference/metrics.md.
 
     ================================ ============================================================================================
-    ``echo/factor``                  echo factor in force
+    ``echo/factor``                  echo factor in force; on demand the uses per fresh example in the run so far
     ``echo/fresh_examples``          fresh examples on all ranks in the run so far: a good x axis for curves
     ``echo/echoed_examples``         echoed examples on all ranks in the run so far
     ``echo/passes``                  passes over the data in the run so far
@@ -106,6 +117,7 @@ class EchoCallback(DecidesFactor, pl.Callback):
     ``echo/examples_per_second``     fresh and echoed examples that all ranks got per second
     ``echo/recommended_factor``      the factor that the measurements ask for: of the controller, or of a ``TargetIdle()``
     ``echo/first_batch_seconds``     seconds that the job waited for the first batch of an epoch, if workers had to start for it
+    ``echo/stalls_bridged_seconds``  how much longer the epoch's steps would have taken with fresh examples alone; only on demand
     ``echo/cache_hit_fraction``      share of the epoch's fresh examples that the cache had, all ranks; if there is a cache
     ``echo/cached_examples``         examples that the cache of a node holds; if there is a cache
     ``echo/cache_bytes``             bytes that they take on a node; if there is a cache
@@ -129,17 +141,17 @@ class EchoCallback(DecidesFactor, pl.Callback):
     replays such a run.
 
     The metrics are in ``trainer.callback_metrics``, too. Those of an epoch are there from its end on. Therefore give
-    ``EarlyStopping`` the option ``check_on_train_epoch_end=True``. The progress bar shows ``echo=2.0x idle 3%``: the factor, and
-    the idle fraction of this rank in this epoch so far, from its tenth step on.
+    ``EarlyStopping`` the option ``check_on_train_epoch_end=True``. The progress bar shows ``echo=2.0x idle 3%``: the factor (on
+    demand the uses per fresh example in this epoch so far), and the idle fraction of this rank in this epoch so far, from its
+    tenth step on.
 
     Args:
         controller: Decides on the factor from epoch to epoch, and within epochs if it asks for that. In a collection, it decides
             on one factor for all loaders. None: the factor stays as it is.
-        factor: Echo factor: the uses per fresh example, a real number >= 1. ``"auto"``: the controller is a `TargetIdle` with its
-            defaults. ``"demand"``: if no fresh example has arrived, the training trains on one from memory instead of waiting.
-            A `Replay` repeats such a run to the bit.
-            None: the factor is 1 if there is a controller or another option; otherwise the run is left as it is.
-        max_factor: With ``factor="demand"``: the most uses per fresh example on average, a real number >= 1. Default: 8.
+        factor: Echo factor: the uses per fresh example, a real number >= 1. ``"demand"``: if no fresh example has arrived, the
+            training trains on one from memory instead of waiting. ``"auto"``: the same where it is possible; otherwise the
+            controller is a `TargetIdle` with its defaults. None: the factor is 1 if there is a controller or another option;
+            otherwise the run is left as it is. A `Replay` repeats a run on demand to the bit.
         insertion_point: Where the echo stage stands, see `InsertionPoint`.
         buffer_size: The largest number of live examples per rank, or the memory that they may take, see `EchoConfig`.
         reuse: Which examples are used again, ``"memory"`` or ``"each"``, see `EchoConfig`.
@@ -151,6 +163,7 @@ class EchoCallback(DecidesFactor, pl.Callback):
             factor the training shares, and does not echo.
         reads_in_flight: How many reads may be under way at once on this rank, for a storage that takes long to answer, see
             `EchoConfig`. Without a factor nothing is echoed, and examples are the same.
+        max_factor: On demand: the most uses per fresh example on average, a real number >= 1. Default: 8.
         echo: All these options as one value. Give either this argument or the options, not both. It has one of these forms:
 
             * An `EchoConfig`, or a mapping of its options (a dict, OmegaConf's ``DictConfig``). It applies to a single loader,
@@ -182,7 +195,6 @@ class EchoCallback(DecidesFactor, pl.Callback):
         controller: Controller | None = None,
         *,
         factor: int | float | str | Replay | None = None,
-        max_factor: int | float | None = None,
         insertion_point: InsertionPoint | str = InsertionPoint.auto.value,
         buffer_size: int | float | str | None = None,
         reuse: str = "memory",
@@ -191,13 +203,13 @@ class EchoCallback(DecidesFactor, pl.Callback):
         cache: CacheOptions = None,
         share: ShareOptions = None,
         reads_in_flight: int | str | None = None,
+        max_factor: int | float | None = None,
         echo: dict[str, EchoConfig] | EchoConfig | None = None,
         summary: bool = True,
         plot: bool = False,
     ) -> None:
         options = given_options(
             factor=factor,
-            max_factor=max_factor,
             insertion_point=insertion_point,
             buffer_size=buffer_size,
             reuse=reuse,
@@ -206,17 +218,20 @@ class EchoCallback(DecidesFactor, pl.Callback):
             cache=cache,
             share=share,
             reads_in_flight=reads_in_flight,
+            max_factor=max_factor,
         )
         join()
-        config, self.controller = check_callback(controller, options, echo, summary, plot)
+        config, self._is_auto = check_callback(controller, options, echo, summary, plot)
+        self.controller = TargetIdle() if self._is_auto else controller
         self.summary, self.plot = summary, plot
-        self.attachment = Attachment(config)
+        self.attachment = Attachment(config, is_auto=self._is_auto)
         self.reports: list[EpochReport] = []
         self.decisions: list[FactorUse] = []
         self._echoes = config is not None or self.controller is not None
         self._chosen = given_options(**config.as_options()) if isinstance(config, EchoConfig) else {}
         self._default_controller = TargetIdle()  # for an EchoDataModule with factor="auto"
         self._controller_in_force = self.controller  # in this fit
+        self._may_rest = False  # in this fit: the controller is that of ``factor="auto"``, for loaders that cannot echo on demand
         self._trainer: pl.Trainer | None = None  # its fit is running
         self._has_failed = False  # perhaps on this rank alone
         self._begin_fit()
@@ -233,7 +248,7 @@ class EchoCallback(DecidesFactor, pl.Callback):
 
     @property
     def factor(self) -> float:
-        """The echo factor that was set last, of all loaders that are echoed. Set it at any time, also after resuming.
+        """The echo factor that was set last, of all loaders that are echoed; on demand ``max_factor``. Set it at any time.
 
         `EchoLoader.factor` describes from which batch on it applies, `EchoDataModule.factor` the length of epochs.
 
@@ -271,6 +286,9 @@ class EchoCallback(DecidesFactor, pl.Callback):
         self._come_first(trainer)
         datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]
         is_auto = isinstance(datamodule, EchoDataModule) and datamodule.is_auto
+        if isinstance(datamodule, EchoDataModule):
+            datamodule.leave_auto_to_controller(self.controller is not None and not self._is_auto)
+        self._may_rest = self._is_auto or (is_auto and self.controller is None)
         self._controller_in_force = self._default_controller if self.controller is None and is_auto else self.controller
         self._begin_fit()
         if not self._echoes and not is_auto:
@@ -300,6 +318,10 @@ class EchoCallback(DecidesFactor, pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.attachment.check_in_use()
         self._loader = echoed_in(trainer.train_dataloader)
+        if self._may_rest and self._on_demand:
+            self._controller_in_force = None
+            self._decider.rest()
+            self._asking.rest()
         for part in parts_of(self._loader).values():
             part.settle()  # before a controller's factors are checked, and the size is logged
         if not trainer.overfit_batches:  # type: ignore[attr-defined]
@@ -312,7 +334,7 @@ class EchoCallback(DecidesFactor, pl.Callback):
         if not self.decisions:
             self.decisions.append(FactorUse(trainer.fit_loop.total_batch_idx + 1, delivered_in(self._loader), self._factor_set))
         self._catch_up(trainer, pl_module)
-        self._asking.start(self._loader, self._meter.largest)
+        self._asking.start(self._loader)
         self._log_directory = log_directory(trainer)
         write_journals(self._loader, self._log_directory)
         log_hyperparameters(trainer, self._loader, self._controller_in_force)
@@ -376,8 +398,9 @@ class EchoCallback(DecidesFactor, pl.Callback):
         if not every or step % every or step == self._last_step:
             return
         self._last_step = step
-        fresh, echoed = self._meter.count(self._loader)
-        counts = {"echo/factor": self._factor, "echo/fresh_examples": fresh, "echo/echoed_examples": echoed}
+        totals = self._meter.count(self._loader)
+        counts = {"echo/factor": factor_shown(self._loader, totals)}
+        counts |= {"echo/fresh_examples": totals.fresh, "echo/echoed_examples": totals.echoed}
         log_metrics(trainer, self._known({**counts, **self._meter.part_metrics(self._loader)}))
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -402,8 +425,8 @@ class EchoCallback(DecidesFactor, pl.Callback):
     def _end_epoch(self, trainer: pl.Trainer, pl_module: pl.LightningModule, epoch: int) -> None:
         loader = self._loader
         measures = self._meter.end_epoch(loader)
-        measured = measures.judged, measures.costs
-        observation = self._decider.observe(trainer, pl_module, epoch, self._factor_set, measured)
+        measured, uses = (measures.judged, measures.costs), self._mean_uses(Examples(measures.fresh, measures.echoed))
+        observation = self._decider.observe(trainer, pl_module, epoch, self._factor_set, measured, mean_uses=uses)
         decision = None if loader is None else self._decider.decide(trainer, observation, loader)
         lately = self._decider.joined_with_recent(observation)
         recommended = self._decider.recommend(loader, lately, decision)
@@ -420,20 +443,22 @@ class EchoCallback(DecidesFactor, pl.Callback):
         return {name: value for name, value in metrics.items() if not self._meter.has_unknown_sizes or name not in _OF_EXAMPLES}
 
     def _decide_within_epoch(self, trainer: pl.Trainer, pl_module: pl.LightningModule, moment: Moment) -> None:
-        last = self._asking.first_after_steps if moment is Moment.early else None
-        measured = self._meter.end_stretch(self._loader, last)
-        observation = self._decider.observe(trainer, pl_module, trainer.current_epoch, self._factor_set, measured, moment)
+        measured = self._meter.end_stretch(self._loader)
+        uses = self._mean_uses(self._meter.in_epoch(self._loader)) if self._on_demand else None
+        observation = self._decider.observe(
+            trainer, pl_module, trainer.current_epoch, self._factor_set, measured, moment, mean_uses=uses
+        )
         self._decider.joined_with_recent(observation)
         decision = self._decider.decide(trainer, observation, self._loader)
         assert decision is not None  # there is a controller that wanted to be asked
         self._apply(trainer, observation, decision)
 
     def _apply(self, trainer: pl.Trainer, observation: Observation, decision: Decision) -> None:
-        self._asking.has_asked = True
         self._note_factor()
         if decision.factor == observation.factor:
             return
-        rank_zero_info(f"lightning_echo: factor {observation.factor:g} -> {decision.factor:g} ({decision.message})")
+        name = "max_factor" if self._on_demand else "factor"
+        rank_zero_info(f"lightning_echo: {name} {observation.factor:g} -> {decision.factor:g} ({decision.message})")
         self._echo_of(trainer).set_factor(decision.factor, decision.since)
         reason, message = decision.reason.value, decision.message
         self.decisions.append(FactorUse(observation.batches, since_in(self._loader), decision.factor, reason, message))
@@ -461,7 +486,6 @@ class EchoCallback(DecidesFactor, pl.Callback):
             "recent": self._decider.recent_state(),
             "reports": [report.state() for report in self.reports],
             "decisions": [asdict(use) for use in self.decisions],
-            "asked": self._asking.has_asked,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -484,7 +508,6 @@ class EchoCallback(DecidesFactor, pl.Callback):
             self._decider.load_metrics_state(entry(state_dict, "metrics", dict, {}))
             self.reports = rows(state_dict, "reports", partial(record, EpochReport))
             self.decisions = rows(state_dict, "decisions", partial(record, FactorUse))
-            self._asking.has_asked = entry(state_dict, "asked", bool)
 
     def on_save_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]) -> None:
         if not self._has_failed:  # one rank alone must not read metrics: see _come_first
@@ -506,7 +529,18 @@ class EchoCallback(DecidesFactor, pl.Callback):
             return None
         fraction = self.reports[-1].worker_wait_fraction if self.reports else None
         waiting = None if fraction is None else Waiting(fraction, self._meter.may_read_ahead)
-        return advise(*self._last, self._meter.cores, self._chosen, waiting)
+        if not self._on_demand or not self.reports:
+            return advise(*self._last, self._meter.cores, self._chosen, waiting)
+        can_arrive = all(part.num_workers or part.reads_ahead for part in parts_of(self._loader).values())
+        observation = self._last[0]
+        return advise_on_demand(self.reports, observation, self._meter.cores, self._chosen, waiting, can_arrive=can_arrive)
+
+    @property
+    def _on_demand(self) -> bool:
+        return self._loader is not None and self._loader.on_demand
+
+    def _mean_uses(self, in_epoch: Examples) -> float | None:
+        return in_epoch.uses if self._on_demand and in_epoch.fresh else None
 
     @property
     def _factor(self) -> float:
@@ -528,4 +562,5 @@ class EchoCallback(DecidesFactor, pl.Callback):
 
     def _progress_text(self) -> str:
         idle = self._meter.idle_so_far
-        return f"{self._factor:.1f}x" + ("" if idle is None else f" idle {idle:.0%}")
+        factor = self._meter.own_in_epoch(self._loader).uses if self._on_demand else self._factor
+        return f"{factor:.1f}x" + ("" if idle is None else f" idle {idle:.0%}")

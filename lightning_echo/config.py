@@ -13,9 +13,8 @@ from lightning_echo.cache.kept import CacheConfig, read_cache_config
 from lightning_echo.data.copies import bytes_from_words
 from lightning_echo.data.objects import in_words
 from lightning_echo.insertion import InsertionPoint
-from lightning_echo.measure.control import Controller
+from lightning_echo.measure.control import Controller, check_on_demand
 from lightning_echo.measure.report import check_matplotlib
-from lightning_echo.measure.target_idle import TargetIdle
 from lightning_echo.pipeline.journal import Replay
 from lightning_echo.plan.plan import MOST_FACTOR, Reuse
 from lightning_echo.share.config import ShareConfig, read_share_config
@@ -25,7 +24,7 @@ from lightning_echo.split.reading import AUTO_IN_FLIGHT, MOST_IN_FLIGHT
 # A user may give options in three forms: as an `EchoConfig`; as a mapping from option names to values (a dict, OmegaConf's
 # ``DictConfig``); for a collection, as a mapping from the loaders' names to one of these.
 
-AUTO_FACTOR = "auto"  # a controller decides on the factor
+AUTO_FACTOR = "auto"  # on demand where that is possible; otherwise a controller decides on the factor
 DEMAND = "demand"  # a batch echoes for the fresh examples that have not arrived
 MAX_FACTOR = 8.0  # uses per fresh example on demand, if the user gives no other bound
 
@@ -42,11 +41,11 @@ class EchoConfig:
     would make a frozen one read-only. If you change a value later, it is checked where it is used.
 
     Args:
-        factor: Echo factor: the uses per fresh example on average, a real number >= 1. 1 is the plain loader. ``"auto"``: an
-            `EchoCallback` begins with 1, and then a `TargetIdle` with its defaults decides on the factor. ``"demand"``: no factor
-            is fixed. If no fresh example has arrived, the training trains on one from memory instead of waiting. A `Replay`
-            repeats such a run to the bit. The attribute holds it as a string.
-        max_factor: With ``factor="demand"``: the most uses per fresh example on average, a real number >= 1. Default: 8.
+        factor: Echo factor: the uses per fresh example on average, a real number >= 1. 1 is the plain loader. ``"demand"``: no
+            factor is fixed. If no fresh example has arrived, the training trains on one from memory instead of waiting.
+            ``"auto"``: the same where it is possible, for all loaders of a collection or for none. Otherwise an `EchoCallback`
+            begins with 1, and then a `TargetIdle` with its defaults decides on the factor. The log says which, and why.
+            A `Replay` repeats a run on demand to the bit. The attribute holds it as a string.
         insertion_point: Where the echo stage stands: the name of an `InsertionPoint`. ``"auto"`` takes the earliest one that the
             loader allows, beginning with ``"before_augmentation"``. ``"after_transfer"`` needs a Trainer with an
             `EchoDataModule` or `EchoCallback`, which put the batches on the device.
@@ -96,6 +95,7 @@ class EchoConfig:
             * At most a twentieth of the free memory, and at most 1 GiB, is read ahead on a rank.
 
             Default: ``"auto"``, wherever another option has the loader rebuilt.
+        max_factor: On demand: the most uses per fresh example on average, a real number >= 1. Default: 8.
 
     Raises:
         TypeError: A value has a wrong type.
@@ -103,14 +103,13 @@ class EchoConfig:
 
     Example:
         >>> EchoConfig(factor=4)  # doctest: +NORMALIZE_WHITESPACE
-        EchoConfig(factor=4.0, max_factor=None, insertion_point='auto', buffer_size=None, reuse='memory', epoch_length='fixed',
-                   seed=None, cache=None, share=None, reads_in_flight=None)
+        EchoConfig(factor=4.0, insertion_point='auto', buffer_size=None, reuse='memory', epoch_length='fixed', seed=None,
+                   cache=None, share=None, reads_in_flight=None, max_factor=None)
         >>> EchoConfig(cache=CacheConfig("8GiB")).cache, EchoConfig(cache=CacheConfig("8GiB", hold="raw")).cache
         ('8GiB', {'size': '8GiB', 'hold': 'raw'})
     """
 
     factor: int | float | str = 1.0  # OmegaConf refuses an integer where a union does not name it; a `Replay` becomes a string
-    max_factor: int | float | None = None
     insertion_point: str = InsertionPoint.auto.value
     buffer_size: int | float | str | None = None
     reuse: str = "memory"
@@ -119,6 +118,7 @@ class EchoConfig:
     cache: Any = None  # OmegaConf 2.3 refuses a union with a mapping or a dataclass
     share: Any = None  # the same
     reads_in_flight: int | str | None = None
+    max_factor: int | float | None = None
 
     def __post_init__(self) -> None:
         if (replay := Replay.of(self.factor)) is not None:
@@ -141,8 +141,8 @@ class EchoConfig:
 
     @property
     def first_factor(self) -> float:
-        """The factor that a loader begins with; on demand the bound of it."""
-        return check_demand(self.factor, self.max_factor)[1]
+        """The factor that a loader begins with; on demand the bound of it. With ``"auto"`` it is 1 until there is a loader."""
+        return 1.0 if self.factor == AUTO_FACTOR else check_demand(self.factor, self.max_factor)[1]
 
     def as_options(self) -> dict[str, Any]:
         """Returns the options by name, without those that a subclass adds: ``EchoLoader(loader, **config.as_options())``."""
@@ -214,19 +214,16 @@ def given_options(**values: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value != defaults[name]}
 
 
-def without_auto(argument: str, given: Options) -> tuple[Options, bool]:
-    """Replaces ``factor="auto"`` by the factor to begin with, 1. Returns the options, and whether a controller decides."""
+def is_auto(argument: str, given: Options) -> bool:
+    """Returns whether the factor is ``"auto"``: of all loaders, or of none."""
     configs = given if isinstance(given, dict) else {"": given}
     named = [name for name, config in configs.items() if config.factor == AUTO_FACTOR]
-    if not named:
-        return given, False
-    if len(named) < len(configs):
+    if named and len(named) < len(configs):
         raise ValueError(
             f"{argument} has factor='auto' for {', '.join(map(repr, named))} alone, but a controller decides on one factor for "
             "all loaders that are echoed: give all of them 'auto', or each a number"
         )
-    first = {name: EchoConfig(**{**config.as_options(), "factor": 1.0}) for name, config in configs.items()}
-    return (first if isinstance(given, dict) else first[""]), True
+    return bool(named)
 
 
 def callback_options(options: dict[str, Any], echo: Any) -> tuple[Options | None, bool]:
@@ -243,8 +240,8 @@ def callback_options(options: dict[str, Any], echo: Any) -> tuple[Options | None
     given: Options | None = EchoConfig(**options) if options else read_options("echo", echo)
     if given is None:
         return None, False
-    config, is_auto = without_auto("echo", given)
-    return (None if is_auto and config == EchoConfig() else config), is_auto
+    asks_for_auto = is_auto("echo", given)
+    return (None if given == EchoConfig(AUTO_FACTOR) else given), asks_for_auto
 
 
 def _is_by_name(given: Mapping[Any, Any]) -> bool:
@@ -302,15 +299,15 @@ def check_factor(factor: Any) -> float:
 
 
 def check_max_factor(factor: Any, max_factor: Any) -> float | None:
-    """Returns the bound of ``factor="demand"`` as a float; None for the default."""
+    """Returns the bound of a factor that is decided on demand as a float; None for the default."""
     if max_factor is None:
         return None
-    if factor != DEMAND:
-        if Replay.of(factor) is not None:
-            raise ValueError(f"max_factor={max_factor!r} is impossible with a Replay: its journal has the bound. Leave it out")
+    if Replay.of(factor) is not None:
+        raise ValueError(f"max_factor={max_factor!r} is impossible with a Replay: its journal has the bound. Leave it out")
+    if factor not in (DEMAND, AUTO_FACTOR):
         raise ValueError(
-            f"max_factor={max_factor!r} is the bound of factor='demand', got factor={factor!r}; the bound of a controller is its "
-            "own: TargetIdle(max_factor=8)"
+            f"max_factor={max_factor!r} is the bound of factor='demand' and of 'auto', got factor={factor!r}; the bound of a "
+            "controller is its own: TargetIdle(max_factor=8)"
         )
     try:
         return check_factor(max_factor)
@@ -419,25 +416,31 @@ def check_seed(seed: Any) -> int | None:
 
 def check_callback(
     controller: Controller | None, options: dict[str, Any], echo: Any, summary: bool, plot: bool
-) -> tuple[Options | None, Controller | None]:
-    """Checks the arguments of an `EchoCallback`. Returns its options (None: it only measures), and its controller."""
+) -> tuple[Options | None, bool]:
+    """Checks the arguments of an `EchoCallback`. Returns its options, and whether their factor is ``"auto"``.
+
+    The options are None if it only measures, or if there is nothing but that factor.
+    """
     if controller is not None and not isinstance(controller, Controller):
         raise TypeError(
             f"controller must be a Controller such as TargetIdle(), or None, got {in_words(controller)}; a factor is given "
             "by EchoCallback(factor=...), a rule of your own by a subclass of Controller"
         )
-    config, is_auto = callback_options(options, echo)
-    if is_auto and controller is not None:
+    config, asks_for_auto = callback_options(options, echo)
+    if asks_for_auto and controller is not None:
         raise ValueError(
-            f"factor='auto' stands for a controller, TargetIdle() with its defaults, but controller={controller!r} is given, "
-            "too: leave one of the two out"
+            "factor='auto' chooses between echo on demand and TargetIdle() with its defaults, but "
+            f"controller={controller!r} is given, too: leave one of the two out"
         )
+    each = config.values() if isinstance(config, dict) else [] if config is None else [config]
+    if controller is not None and any(one.factor == DEMAND for one in each):
+        check_on_demand(controller)
     for name, value in (("summary", summary), ("plot", plot)):
         if not isinstance(value, bool):  # "false" would be true
             raise TypeError(f"{name} must be True or False, got {type(value).__name__} {value!r}")
     if plot:
         check_matplotlib("plot=True: figures")
-    return config, TargetIdle() if is_auto else controller
+    return config, asks_for_auto
 
 
 @dataclass
@@ -445,10 +448,9 @@ class EchoOptions(EchoConfig):
     """Data echoing: every fresh example is used factor times on average. By default nothing is echoed, only measured.
 
     Args:
-        factor: Uses per fresh example, a real number >= 1; 1 means no echoing. 'auto': a TargetIdle with its defaults decides on
-            the factor from epoch to epoch. 'demand': no factor is fixed; if no fresh example has arrived, the training trains on
-            one from memory instead of waiting.
-        max_factor: With factor 'demand': the most uses per fresh example on average, a real number >= 1. Default: 8.
+        factor: Uses per fresh example, a real number >= 1; 1 means no echoing. 'demand': no factor is fixed; if no fresh example
+            has arrived, the training trains on one from memory instead of waiting. 'auto': the same where it is possible;
+            otherwise a TargetIdle with its defaults decides on the factor from epoch to epoch.
         insertion_point: Where the echo stage stands: after_read, before_augmentation, after_augmentation, after_batching,
             after_transfer, or auto.
         buffer_size: The largest number of live examples per rank (of live batches for after_batching and after_transfer). Or the
@@ -464,6 +466,7 @@ class EchoOptions(EchoConfig):
             share.name, share.behind, and so on.
         reads_in_flight: How many reads may be under way at once on a rank, for a storage that takes long to answer: an integer
             from 1, or 'auto': up to 64, while reads wait. Default: 'auto', wherever another option has the loader rebuilt.
+        max_factor: With factor 'demand' or 'auto': the most uses per fresh example on average, a real number >= 1. Default: 8.
         controller: Decides on the factor from epoch to epoch, e.g. TargetIdle.
         loaders: For a collection of loaders, in place of the options above: the options of each loader that is echoed, by name.
         enabled: False switches echoing off, whatever the other options are. The run is still measured.

@@ -10,7 +10,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 
-from lightning_echo.config import CacheOptions, EchoConfig, Options, ShareOptions, given_options, read_loaders, without_auto
+from lightning_echo.config import CacheOptions, EchoConfig, Options, ShareOptions, given_options, is_auto, read_loaders
 from lightning_echo.data.objects import names_options
 from lightning_echo.insertion import InsertionPoint
 from lightning_echo.loader.loader import EchoLoader
@@ -46,10 +46,10 @@ class EchoDataModule(StandIn):
 
     Args:
         datamodule: The user's data module.
-        factor: Echo factor: the uses per fresh example, a real number >= 1. 1 is the plain loader. ``"auto"``: the controller of
-            the Trainer's `EchoCallback` decides. If the callback has no controller, a `TargetIdle` with its defaults decides.
-            ``"demand"``: if no fresh example has arrived, the training trains on one from memory instead of waiting.
-        max_factor: With ``factor="demand"``: the most uses per fresh example on average, a real number >= 1. Default: 8.
+        factor: Echo factor: the uses per fresh example, a real number >= 1. 1 is the plain loader. ``"demand"``: if no fresh
+            example has arrived, the training trains on one from memory instead of waiting. ``"auto"``: the controller of the
+            Trainer's `EchoCallback` decides. If the callback has none, the loaders echo on demand where that is possible;
+            otherwise a `TargetIdle` with its defaults decides.
         insertion_point: Where the echo stage stands, see `InsertionPoint`.
         buffer_size: The largest number of live examples per rank, or the memory that they may take, see `EchoConfig`.
         reuse: Which examples are used again, ``"memory"`` or ``"each"``, see `EchoConfig`.
@@ -59,6 +59,7 @@ class EchoDataModule(StandIn):
         cache: A cache that keeps examples, so that they are read once: its size such as ``"8GiB"``, or see `EchoConfig`.
         share: The name under which this training shares the reading with others on this machine, or see `EchoConfig`.
         reads_in_flight: How many reads may be under way at once on a rank, see `EchoConfig`.
+        max_factor: On demand: the most uses per fresh example on average, a real number >= 1. Default: 8.
         loaders: For a collection, in place of all these options: a mapping from the names of the loaders to echo to their
             options. A name is the key of the loader, or its position: ``"0"``, ``"1"``, and so on. In nested collections, ``/``
             joins the names: ``"labelled/0"``. The other loaders are left as they are.
@@ -66,7 +67,7 @@ class EchoDataModule(StandIn):
             does not with ``Trainer(use_distributed_sampler=False)``. False: it is never divided here.
 
     Attributes:
-        is_auto: Whether the Trainer's `EchoCallback` decides on the factor.
+        is_auto: Whether the factor is ``"auto"``.
 
     Raises:
         TypeError: ``datamodule`` is not a ``LightningDataModule``, or an option has a wrong type. In ``fit``: the Trainer is of
@@ -94,7 +95,6 @@ class EchoDataModule(StandIn):
         datamodule: package.AnyDataModule,
         factor: int | float | str | Replay | None = None,
         *,
-        max_factor: int | float | None = None,
         insertion_point: InsertionPoint | str = InsertionPoint.auto.value,
         buffer_size: int | float | str | None = None,
         reuse: str = "memory",
@@ -103,6 +103,7 @@ class EchoDataModule(StandIn):
         cache: CacheOptions = None,
         share: ShareOptions = None,
         reads_in_flight: int | str | None = None,
+        max_factor: int | float | None = None,
         loaders: dict[str, EchoConfig] | None = None,
         shard: bool = True,
     ) -> None:
@@ -116,7 +117,6 @@ class EchoDataModule(StandIn):
             )
         options = given_options(
             factor=factor,
-            max_factor=max_factor,
             insertion_point=insertion_point,
             buffer_size=buffer_size,
             reuse=reuse,
@@ -125,6 +125,7 @@ class EchoDataModule(StandIn):
             cache=cache,
             share=share,
             reads_in_flight=reads_in_flight,
+            max_factor=max_factor,
         )
         given: Options
         if loaders is None:
@@ -138,9 +139,9 @@ class EchoDataModule(StandIn):
             raise ValueError("loaders has the options of each loader: leave factor and the other options out")
         else:
             given = read_loaders("loaders", loaders)
-        config, self.is_auto = without_auto("loaders", given)
+        self.is_auto = is_auto("loaders", given)
         hint = "use the data module without EchoDataModule around it"
-        self._echo = TrainingEcho(config, datamodule, owner_name="EchoDataModule", hint=hint, shard=shard)
+        self._echo = TrainingEcho(given, datamodule, owner_name="EchoDataModule", hint=hint, shard=shard)
 
     @classmethod
     def from_dataloaders(
@@ -218,6 +219,14 @@ class EchoDataModule(StandIn):
             since: Number of the first batch of the run to which the factor applies. None: the first batch not yet planned.
         """
         self._echo.set_factor(value, since)
+
+    def leave_auto_to_controller(self, has_controller: bool) -> None:
+        """Tells what ``factor="auto"`` means. `EchoCallback` calls it when a ``fit`` is set up.
+
+        Args:
+            has_controller: Whether a controller of the user's decides on the factor. If not, loaders echo on demand if they can.
+        """
+        self._echo.auto_may_be_demand = not has_controller
 
     def expect_factor(self, value: float) -> None:
         """Warns once if a factor, set during training, would make the run longer than the learning rate schedule expects.

@@ -20,7 +20,7 @@ from lightning_echo import CacheConfig, EchoCallback, StallAnalyzer
 
 __all__ = ["Feed"]
 
-_EPOCHS, _EPOCHS_OF_AUTO = 2, 4  # auto measures some 60 steps before it decides
+_EPOCHS, _EPOCHS_OF_AUTO = 2, 4  # auto decides after 10 steps and more, and needs some more to settle
 
 
 class Feed:

@@ -28,7 +28,7 @@ from lightning_echo.cache.node_cache import CacheCounts
 from lightning_echo.data.objects import names_options
 from lightning_echo.insertion import InsertionPoint, Needs, earliest
 from lightning_echo.loader.epochs import BatchesUsed, Caller, Epoch, Iterations, Steps, TrainerPlace, caller, few_workers
-from lightning_echo.loader.run import EchoRun, EpochListener
+from lightning_echo.loader.run import EchoRun, EpochListener, RunFactor
 from lightning_echo.loader.setting import Setting, world
 from lightning_echo.loader.state import EchoCounts
 from lightning_echo.pipeline.journal import Replay, check_folder
@@ -97,7 +97,6 @@ class EchoLoader(PlainAttributes):
             divide its data among the ranks itself.
         factor: Echo factor: the uses per fresh example on average, a real number >= 1. 1 means no echoing. ``"demand"``: a batch
             takes the fresh examples that have arrived, and echoes for the rest. A `Replay` repeats such a run to the bit.
-        max_factor: With ``factor="demand"``: the most uses per fresh example on average, a real number >= 1. Default: 8.
         insertion_point: Where the echo stage stands, see `InsertionPoint` and `EchoConfig`.
         buffer_size: The largest number of live examples per rank, or the memory that they may take, see `EchoConfig`.
         reuse: Which examples are used again, ``"memory"`` or ``"each"``, see `EchoConfig`.
@@ -112,6 +111,7 @@ class EchoLoader(PlainAttributes):
         share: The name under which this training shares the reading with others on this machine. Or a `ShareConfig`, or a
             mapping of its fields. None: this loader reads for itself.
         reads_in_flight: How many reads may be under way at once on a rank: an integer from 1, or ``"auto"``, see `EchoConfig`.
+        max_factor: With ``factor="demand"``: the most uses per fresh example on average, a real number >= 1. Default: 8.
         journal: The folder in which a run on demand is written down, so that a `Replay` can repeat it: a few bytes for each
             batch. None: it is not, unless an `EchoCallback` has a log directory.
 
@@ -144,7 +144,6 @@ class EchoLoader(PlainAttributes):
         loader: Any,
         factor: float | str | Replay,
         *,
-        max_factor: int | float | None = None,
         insertion_point: InsertionPoint | str = InsertionPoint.auto.value,
         buffer_size: int | float | str | None = None,
         reuse: str = "memory",
@@ -155,6 +154,7 @@ class EchoLoader(PlainAttributes):
         cache: CacheConfig | Mapping[str, Any] | str | float | int | None = None,
         share: ShareConfig | Mapping[str, Any] | str | None = None,
         reads_in_flight: int | str | None = None,
+        max_factor: int | float | None = None,
         journal: str | os.PathLike[str] | None = None,
     ) -> None:
         if isinstance(loader, EchoLoader):
@@ -181,9 +181,10 @@ class EchoLoader(PlainAttributes):
             replay=replay,
         )
         self._run = EchoRun(self._setting, factor, seed)
-        if journal is not None and not on_demand:
+        if journal is not None and (not on_demand or self._setting.kind.plans_in_workers):
+            why = "a stream has none" if on_demand else f"with factor={factor:g} there is none"
             raise ValueError(
-                f"journal={journal!r} is that of factor='demand', and with factor={factor:g} there is none. Leave it out"
+                f"journal={journal!r} is that of a run on demand over a data set with indices, and {why}. Leave it out"
             )
         self.journal = journal
         self._iterations = Iterations()
@@ -280,6 +281,20 @@ class EchoLoader(PlainAttributes):
     @journal.setter
     def journal(self, value: str | os.PathLike[str] | None) -> None:
         self._run.journal_folder = None if value is None else check_folder("journal", value)
+
+    def why_not_on_demand(self) -> str:
+        """Returns why this loader cannot echo on demand, in words; empty if it can."""
+        return self._setting.why_not_on_demand()
+
+    def echo_on_demand(self, max_factor: float) -> None:
+        """Lets this loader echo on demand from its first batch on. Call it before that, and only if it can.
+
+        Args:
+            max_factor: The most uses per fresh example on average.
+        """
+        if not self.is_at_start:
+            raise RuntimeError("a run that has begun cannot change to echo on demand: please report this")
+        self._setting.on_demand, self._run.factor = True, RunFactor(options.check_factor(max_factor))
 
     def check_factor(self, value: float) -> float:
         """Returns the factor as a float, if it can be set on this loader, now or later.

@@ -25,6 +25,8 @@ def adapt_state(state: EchoState, setting: Setting) -> EchoState:
     changed = (
         state.conditions.differences(setting.conditions()) if setting.kind.plans_in_workers or state.stream is not None else ""
     )
+    if setting.on_demand and state.stream is not None and not state.stream.on_demand:
+        changed = ", ".join(filter(None, (changed, "a constant factor (now factor='demand')")))
     if setting.kind.resumes and not changed:
         return state
     if is_between_passes(state):
@@ -64,6 +66,11 @@ def check_same_passes(state: EchoState, setting: Setting, *, may_change: bool) -
             f"the state is of a pass of {state.layout.length:,} items, but a pass of this loader has {length:,}: the data "
             "set, the sampler or the kind of insertion point has changed. Resume with the same one, or restart without "
             "the loader's state"
+        )
+    if state.stream is not None and state.stream.on_demand and not setting.on_demand:
+        raise EchoStateError(
+            "the state is of a run over a stream that echoed on demand, and this loader has a constant factor. Resume with "
+            "factor='demand' (with max_factor=1 nothing is echoed), or restart without the loader's state"
         )
     if state.demand is not None and not setting.on_demand:
         raise EchoStateError(

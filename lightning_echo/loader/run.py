@@ -527,7 +527,7 @@ class EchoRun:
             if not self.delivery.progress.delivered:
                 self.factor.constructed = self._repeated.stretches[0].begin.max_factor
                 self.factor.restart()
-        if not setting.on_demand:
+        if not setting.on_demand or setting.kind.plans_in_workers:
             return
         path = None if self.journal_folder is None else journal_path(self.journal_folder, self.says.name, rank)
         if path is None:
@@ -712,7 +712,8 @@ class EchoRun:
             # Seed, factor and counts stay, but the next pass begins, because the loaders cut the data differently.
             mine, theirs_kind = self._setting, before._setting.kind
             self.seed, begin_at = before.seed, Start(0, before.delivery.batches)
-            self.factor.restart(before.factor.value)
+            if mine.on_demand == before._setting.on_demand:
+                self.factor.restart(before.factor.value)
             have_length = mine.has_length and before._setting.has_length
             if have_length and not mine.kind.plans_in_workers and not theirs_kind.plans_in_workers:
                 begin_at = start_of_next_pass(before.state(), mine.layout(), mine.kind.by_batches)

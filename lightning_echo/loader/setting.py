@@ -31,7 +31,7 @@ from lightning_echo.insertion import InsertionPoint, Needs, earliest
 from lightning_echo.loader.state import Conditions, EchoState
 from lightning_echo.pipeline.choice import choose, choose_later
 from lightning_echo.pipeline.journal import Replay
-from lightning_echo.pipeline.kinds import Indexed, Kind, kind_of
+from lightning_echo.pipeline.kinds import Indexed, Kind, Stream, kind_of
 from lightning_echo.pipeline.pipelines import Launch, Layout, Opening, Pipeline, rank_key
 from lightning_echo.pipeline.reads import USUAL_IN_FLIGHT, most_ahead_bytes
 from lightning_echo.pipeline.requests import tell_pass
@@ -379,11 +379,11 @@ def _check_on_demand(kind: Kind, cache: CacheConfig | None, share: ShareConfig |
     why, instead = "", "give a number, or controller=TargetIdle()"
     if share is not None:
         why = "share= gives the training the reader's examples in one order"
-    elif type(kind) is not Indexed:
+    elif type(kind) not in (Indexed, Stream):
         why = f"{kind.why_later or 'the loader has a batch sampler of its own'}, so that no worker gets its examples one by one"
     elif reuse is Reuse.each:
         why, instead = "reuse='each' fixes the uses of each example", "leave reuse out"
-    elif epoch_length == "full_pass":
+    elif epoch_length == "full_pass" and not kind.plans_in_workers:
         why = "epoch_length='full_pass' needs to know the factor beforehand"
         instead = "leave epoch_length out, or give a number as the factor"
     elif cache is not None and cache.partitioned:
@@ -436,7 +436,8 @@ class Setting:
         says_why, in_flight = in_flight is not None, AUTO_IN_FLIGHT if in_flight is None else in_flight
         self._ranks, self.reuse, self.in_flight, self._says_why = ranks, reuse, in_flight, says_why
         self._layout_of_pass: Layout | None = None
-        self.on_demand, self.replay = on_demand, replay
+        self.on_demand, self._cache_options, self._share = on_demand, cache, share
+        self.replay = replay
         kind, self.sharing = kind_of(loader), None
         if share is not None:
             point = point_of_shared(point, unit_of(kind))
@@ -475,6 +476,21 @@ class Setting:
         self.buffer = BufferSize(buffer_size, sizing, self._planned(factor), self.room(ranks_of_launcher()))
         if on_demand:
             _check_point(self.kind, self.choice.point)
+        if replay is not None and kind.plans_in_workers:
+            raise ValueError(
+                f"factor={str(replay)!r} is impossible over a stream: what a stream yields may differ from one reading to the "
+                "next, so it has no journal. Give a number, or 'demand'"
+            )
+
+    def why_not_on_demand(self) -> str:
+        """Returns why this loader cannot echo on demand, in words; empty if it can."""
+        try:
+            _check_on_demand(kind_of(self.kind.loader), self._cache_options, self._share, self.reuse, self.epoch_length)
+            _check_point(self.kind, self.choice.point)
+            self._check_ranks_on_demand()
+        except ValueError as error:  # "factor='demand' is impossible ...: why. What to do instead"
+            return str(error).partition(": ")[2].partition(". ")[0]
+        return ""
 
     def leave_split(self, reason: str) -> bool:
         """Continues at a later point, at which the data set is not split, if that is possible. Returns whether it is."""
@@ -566,6 +582,8 @@ class Setting:
                 "nothing is echoed: without workers, no example arrives while a step runs, and the training waits for each one. "
                 "Give the loader num_workers=2 or more"
             )
+        if self.on_demand and self.kind.plans_in_workers and self.kind.num_workers:
+            remarks.append("a worker does not echo while the stream lets it wait for an example")
         if not self.has_length:
             remarks.append(f"an epoch ends when {self.kind.pass_ends}")
         if self.kind.hearers():
@@ -632,15 +650,25 @@ class Setting:
         kind = self.kind
         return Conditions(self.choice.point, self.layout(), kind.state_workers, self.buffer_size, self.reuse, kind.order_by)
 
-    # ------------------------------------------------------------------ running
-
-    def start(self, launch: Launch, say: Callable[[str], None] = warnings.warn) -> Pipeline:
-        """Opens a pipeline, which may warn the user with ``say``."""
-        if self.on_demand and world()[0] > 1:
+    def _check_ranks_on_demand(self) -> None:
+        """Raises a ValueError if ranks cannot echo on demand, each as its own source delivers."""
+        if self.kind.plans_in_workers and world()[0] > 1:
+            raise ValueError(
+                f"factor='demand' is impossible over a stream on {world()[0]} ranks: each rank would pull other examples by the "
+                "same step, and end a pass at another one. Use a number, or controller=TargetIdle()"
+            )
+        if world()[0] > 1:
             raise ValueError(
                 f"factor='demand' is impossible on {world()[0]} ranks: each would read other examples than a checkpoint of rank "
                 "0 says. Use a number, or controller=TargetIdle()"
             )
+
+    # ------------------------------------------------------------------ running
+
+    def start(self, launch: Launch, say: Callable[[str], None] = warnings.warn) -> Pipeline:
+        """Opens a pipeline, which may warn the user with ``say``."""
+        if self.on_demand:
+            self._check_ranks_on_demand()
         layout = self.layout()
         opening = Opening(
             launch=launch,

@@ -184,18 +184,23 @@ class StreamWorkerState:
     """One worker that reads a stream, see ``pipeline/streams.py``.
 
     Attributes:
-        plan: The worker's own plan.
+        plan: The worker's own plan; None on demand.
         ended: The last pass whose stream has ended in this worker; -1: none.
-        stream: The stream's ``state_dict()`` before the oldest live example was pulled.
+        stream: The stream's ``state_dict()`` before the oldest live example was pulled. On demand, memory is not rebuilt: before
+            the first example that was not delivered.
         stream_pass: The pass to which `stream` belongs; -1: none has begun.
         pulled: The pulls since then, which must be repeated.
+        number: On demand: number of the worker's next batch.
+        in_pass: On demand: how many examples of its pass the worker has pulled.
     """
 
-    plan: PlanState
+    plan: PlanState | None = None
     ended: FromMinusOne
     stream: Any
     stream_pass: FromMinusOne
     pulled: tuple[Pulled, ...]
+    number: int | None = None
+    in_pass: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,6 +216,7 @@ class StreamState:
         workers: State of each worker; None if it has not begun, or if its stream has no state.
         factors: Factors, each with the number of the first request to which it applies. The first factor applies now.
         pending: Changes of the factor that are still to come. Their numbers are those of batches of the run.
+        on_demand: True if the run echoes on demand. `factors` and `pending` are then those of ``max_factor``.
     """
 
     request: int
@@ -221,6 +227,7 @@ class StreamState:
     workers: tuple[StreamWorkerState | None, ...]
     factors: tuple[FactorChange, ...]
     pending: tuple[FactorChange, ...]
+    on_demand: bool | None = None
 
 
 class Run(NamedTuple):
@@ -283,8 +290,16 @@ def check_stream(stream: StreamState, workers: int, layout: Layout, reuse: Reuse
         require(len(found) == workers, f"stream.{name}", f"a list of {workers}", found)
     require(all(worker < workers for worker in stream.ended), "stream.ended", f"numbers below {workers}", stream.ended)
     for number, worker in enumerate(stream.workers):
-        if worker is not None:
-            path, its = f"stream.workers[{number}].plan", worker.plan
+        if worker is None:
+            continue
+        path, its = f"stream.workers[{number}].plan", worker.plan
+        require((its is None) is bool(stream.on_demand), path, "None on demand, and only then", its)
+        if its is None:
+            made = stream.batches[number]
+            require(worker.number == made, f"stream.workers[{number}].number", f"{made}, as in stream.batches", worker.number)
+            require(worker.in_pass is not None, f"stream.workers[{number}].in_pass", "an integer", worker.in_pass)
+            require(not worker.pulled, f"stream.workers[{number}].pulled", "empty on demand", worker.pulled)
+        else:
             check_plan(its, path, its.number * layout.batch_size, 1, reuse)
             _check_pulled(worker.pulled, its, f"stream.workers[{number}].pulled")
     since = stream.factors[0].number if stream.factors else None

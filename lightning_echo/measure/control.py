@@ -110,7 +110,7 @@ class Reason(Enum):
 class Moment(Enum):
     """When a controller is asked."""
 
-    early = "early"  # once in a run, in its first epoch: `Controller.first_after_steps`
+    early = "early"  # while the run is young: `Controller.first_after_steps`, and twice, four times, ... as many
     within_epoch = "within_epoch"  # `Controller.every_n_steps`, or a step of `Controller.asked_after`
     epoch_end = "epoch_end"
 
@@ -121,7 +121,7 @@ class Observation:
 
     Attributes:
         epoch: Number of the epoch, from 0.
-        factor: Echo factor that was set last.
+        factor: Echo factor that was set last; on demand the bound ``max_factor``.
         steps: Number of steps over which `idle_fraction` and `step_seconds` were measured. They are the steps of the epoch that
             came after the last decision, and whose batches were planned with this factor. A few steps prove little.
         idle_fraction: Idle fraction of the job over these steps, 0 to 1; None if there are no such steps.
@@ -132,7 +132,8 @@ class Observation:
         validated: Whether validation has run in this ``fit``, or is switched off.
         moment: When the controller is asked.
         batches: Number of batches of the run so far.
-        idle_low: Lower end of the 95% interval of `idle_fraction`. None if there are too few steps for an interval.
+        idle_low: Lower end of the 99% interval of `idle_fraction`. None if there are too few steps for an interval.
+        mean_uses: On demand: uses per fresh example in the epoch so far, all ranks. None otherwise, or if no example was fresh.
 
     Example:
         >>> seen = Observation(epoch=3, factor=2.0, steps=100, idle_fraction=0.25, step_seconds=0.02, metrics={"val_loss": 0.5})
@@ -152,11 +153,12 @@ class Observation:
     moment: Moment = Moment.epoch_end
     batches: int = 0
     idle_low: float | None = None
+    mean_uses: float | None = None
 
 
 @dataclass(frozen=True)
 class Decision:
-    """The factor from now on.
+    """The factor from now on; on demand the bound ``max_factor``.
 
     Attributes:
         factor: Echo factor, >= 1.
@@ -201,12 +203,13 @@ class Controller(ABC):
     * At the last batch of an epoch it is asked once: at the end.
 
     Attributes:
-        first_after_steps: In the first epoch of a run, the controller is asked after this number of steps, if it has not been
-            asked before (`Moment.early`). Three kinds of steps prove nothing and are not counted: the steps whose batches were
-            queued at the start, the steps that fill the buffer, and ten more. None: it is not asked early.
-        every_n_steps: The controller is asked each time after this number of batches of an epoch (`Moment.within_epoch`). An
-            epoch that never ends needs this. Each time, the ranks exchange their measurements. None: it is not asked then.
+        first_after_steps: The controller is asked after this number of batches of the run, and again each time their number has
+            doubled (`Moment.early`), as long as it is below ``every_n_steps``. None: it is not asked then.
+        every_n_steps: The controller is asked each time after this number of batches of an epoch (`Moment.within_epoch`). Each
+            time, the ranks exchange their measurements. None: it is not asked then.
         asked_after: The controller is also asked after these numbers of batches of the run (`Moment.within_epoch`).
+        why_not_on_demand: Why the controller cannot drive loaders with ``factor="demand"``. Empty: it can, and its factors are
+            bounds (``max_factor``).
 
     Example:
         >>> class Halve(Controller):
@@ -219,6 +222,7 @@ class Controller(ABC):
     first_after_steps: int | None = None
     every_n_steps: int | None = None
     asked_after: Collection[int] = ()
+    why_not_on_demand: str = ""
 
     @abstractmethod
     def decide(self, observation: Observation) -> Decision:
@@ -249,6 +253,15 @@ class Controller(ABC):
         Args:
             state_dict: The saved state.
         """
+
+
+def check_on_demand(controller: Controller, error: type[Exception] = ValueError) -> None:
+    """Raises an error if a controller cannot drive loaders that echo on demand."""
+    if why := controller.why_not_on_demand:
+        raise error(
+            f"controller={controller!r} is impossible with factor='demand': {why}. Leave the controller out, or give a factor as "
+            "a number"
+        )
 
 
 def load_state_by_kind(controller: Controller, state: dict[str, Any]) -> None:

@@ -27,6 +27,27 @@ from lightning_echo.schema import entry, state_of
 _OF_GUARDED = "The attribute of the guarded controller."
 
 
+class _Unchanged(Controller):
+    """Wants the factor that the run has had before anything lowered it."""
+
+    def __init__(self) -> None:
+        self._factor: float | None = None
+
+    def __repr__(self) -> str:
+        return "None"
+
+    def decide(self, observation: Observation) -> Decision:
+        if self._factor is None:
+            self._factor = observation.factor
+        return Decision(self._factor, Reason.scheduled, "the factor that the run began with")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"factor": self._factor}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._factor = entry(state_dict, "factor", float | None)
+
+
 class MetricGuard(Controller):
     """Limits the factor of another controller. While a metric gets no better, it lowers this limit, the *ceiling*.
 
@@ -34,12 +55,13 @@ class MetricGuard(Controller):
     decision before which the metric was logged again.
 
     * At first there is no ceiling. When it is lowered for the first time, it starts from the echo factor of that moment.
+    * On demand the ceiling limits ``max_factor``. It is lowered from the uses per fresh example in the epoch, if these are fewer.
     * After ``patience`` checks in a row without improvement, the ceiling is multiplied by ``shrink``.
     * After ``patience`` checks in a row with improvement, the ceiling is divided by ``shrink``. When it is back at the value that
       it started from, there is no ceiling any more.
 
     Args:
-        controller: The controller to guard.
+        controller: The controller to guard. None: the guard limits the factor that the run begins with.
         monitor: Name of a logged metric.
         mode: ``"min"`` if a smaller value is better, ``"max"`` if a larger one is.
         patience: Number of checks in a row, >= 1.
@@ -62,7 +84,7 @@ class MetricGuard(Controller):
 
     def __init__(
         self,
-        controller: Controller,
+        controller: Controller | None = None,
         *,
         monitor: str = "val_loss",
         mode: str = "min",
@@ -70,8 +92,10 @@ class MetricGuard(Controller):
         min_delta: float = 0.0,
         shrink: float = 0.5,
     ) -> None:
-        if not isinstance(controller, Controller):
-            raise TypeError(f"controller must be a Controller to guard, e.g. TargetIdle(), got {controller!r}")
+        if not isinstance(controller, Controller | None):
+            raise TypeError(
+                f"controller must be a Controller to guard, e.g. TargetIdle(), or None for that of the run, got {controller!r}"
+            )
         if mode not in ("min", "max"):
             raise ValueError(f"mode must be 'min' or 'max', got {mode!r}")
         if isinstance(patience, bool) or not isinstance(patience, int):
@@ -82,7 +106,7 @@ class MetricGuard(Controller):
             raise ValueError(f"min_delta must be a finite number >= 0, got {min_delta!r}; 0 counts any improvement")
         if not 0 < as_number("shrink", shrink) < 1:
             raise ValueError(f"shrink must be a number between 0 and 1, both excluded, got {shrink!r}; 0.5 halves the ceiling")
-        self.controller, self.monitor, self.mode = controller, monitor, mode
+        self.controller, self.monitor, self.mode = controller or _Unchanged(), monitor, mode
         self.patience, self.min_delta, self.shrink = patience, float(min_delta), float(shrink)
         self._best: float | None = None
         self._row = 0  # checks in a row: positive with improvement, negative without
@@ -98,6 +122,7 @@ class MetricGuard(Controller):
     first_after_steps = property(attrgetter("controller.first_after_steps"), doc=_OF_GUARDED)
     every_n_steps = property(attrgetter("controller.every_n_steps"), doc=_OF_GUARDED)
     asked_after = property(attrgetter("controller.asked_after"), doc=_OF_GUARDED)
+    why_not_on_demand = property(attrgetter("controller.why_not_on_demand"), doc=_OF_GUARDED)
 
     def initial_factor(self) -> float | None:
         return self.controller.initial_factor()
@@ -119,13 +144,14 @@ class MetricGuard(Controller):
         else:
             self._missing = 0
             is_new = self.monitor in observation.logged
-            finding = self._check(value, observation.factor) if is_new else f"{self.monitor} {value:.4g} is not new"
+            finding = self._check(value, observation) if is_new else f"{self.monitor} {value:.4g} is not new"
         if wanted.factor <= self._ceiling:
             return wanted
-        message = f"{finding}: at most factor {self._ceiling:g} instead of {wanted.factor:g}"
+        name = "factor" if observation.mean_uses is None else "max_factor"
+        message = f"{finding}: at most {name} {self._ceiling:g} instead of {wanted.factor:g}"
         return Decision(self._ceiling, Reason.guarded, message)
 
-    def _check(self, value: float, factor: float) -> str:
+    def _check(self, value: float, observation: Observation) -> str:
         """Moves the ceiling after ``patience`` checks in a row, and returns a text about the metric."""
         best, sign = self._best, 1 if self.mode == "min" else -1
         is_better = not math.isnan(value) and (best is None or sign * (best - value) > self.min_delta)
@@ -138,9 +164,11 @@ class MetricGuard(Controller):
                 if self._ceiling >= self._first_ceiling:
                     self._ceiling = self._first_ceiling = math.inf
             else:
+                uses = math.inf if observation.mean_uses is None else observation.mean_uses
                 if self._ceiling == math.inf:
-                    self._ceiling = self._first_ceiling = factor
-                self._ceiling = max(1.0, self._ceiling * self.shrink)
+                    self._ceiling = self._first_ceiling = min(observation.factor, uses)
+                # On demand a ceiling above the uses would lower nothing.
+                self._ceiling = max(1.0, min(self._ceiling, uses) * self.shrink)
         if is_better:
             self._best = value
         return finding

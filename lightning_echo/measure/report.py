@@ -234,7 +234,7 @@ def headline(summary: RunSummary) -> str:
 def tables(summary: RunSummary, most_rows: int | None = None) -> list[Table]:
     """Returns the tables of a run. A table longer than ``most_rows`` shows its last rows, with a remark; None shows all."""
     found = []
-    for table in (_epochs(summary.reports), _factors(summary.decisions)):
+    for table in (_epochs(summary.reports), _factors(summary.decisions, "max_factor" if _on_demand(summary) else "factor")):
         left_out = 0 if most_rows is None else len(table.rows) - most_rows
         if left_out > 0:
             remark = f"{number_of(left_out, 'earlier row is', 'earlier rows are')} left out here; the page (--html) has all."
@@ -242,6 +242,10 @@ def tables(summary: RunSummary, most_rows: int | None = None) -> list[Table]:
         if table.rows:
             found.append(table)
     return found
+
+
+def _on_demand(summary: RunSummary) -> bool:
+    return any(report.max_factor is not None for report in summary.reports)
 
 
 def _count(examples: int) -> str:
@@ -272,8 +276,8 @@ def _epochs(reports: Sequence[EpochReport]) -> Table:
     return Table("Epochs", tuple(columns), tuple(zip(*columns.values(), strict=True)), remarks)
 
 
-def _factors(uses: Sequence[FactorUse]) -> Table:
-    """Returns the factors with their reasons; no row if the run had only one factor."""
+def _factors(uses: Sequence[FactorUse], name: str) -> Table:
+    """Returns the factors with their reasons; no row if the run had only one factor. On demand they are the bounds."""
     rows = []
     for use in uses if len(uses) > 1 else ():
         why = use.message or ("at the beginning" if use.step == 0 else use.reason)
@@ -281,7 +285,7 @@ def _factors(uses: Sequence[FactorUse]) -> Table:
         first_and_last = " to ".join(f"{batch:,}" for batch in sorted({min(batches), max(batches)}))
         rows.append((why, f"{use.factor:.4g}", "" if use.step is None else f"{use.step:,}", first_and_last))
     remarks = ("A factor counts from the first batch on that was not planned yet when it was decided on.",)
-    return Table("Factors", ("why", "factor", "decided after batch", "from batch"), tuple(rows), remarks)
+    return Table("Factors", ("why", name, "decided after batch", "from batch"), tuple(rows), remarks)
 
 
 # ---------------------------------------------------------------------- run plot
@@ -309,7 +313,7 @@ def draw(summary: RunSummary, title: str = "") -> Figure:
     has_hits = any(report.cache_hit_fraction is not None for report in reports)
     has_missed = any(report.missed_examples is not None for report in reports)
     quantities: list[tuple[bool, str, Callable[[Axes, RunSummary], None]]] = [
-        (True, "echo factor", _draw_factor),
+        (True, "uses per fresh example" if _on_demand(summary) else "echo factor", _draw_factor),
         (has_idle, "idle: share of the time that was spent waiting for input", partial(_draw_share, "idle_fraction", VERMILION)),
         (bool(reports), "examples in the run so far", _draw_examples),
         (
@@ -342,7 +346,11 @@ def _draw_factor(axes: Axes, summary: RunSummary) -> None:
     # The number of batches of the run up to the end of each epoch, if all epochs are known.
     is_whole = all(report.steps and report.epoch == number for number, report in enumerate(reports))
     ends = list(accumulate(report.steps for report in reports)) if is_whole else []
-    if not reports:  # the run ended in its first epoch
+    if _on_demand(summary):  # the uses, and not the bounds
+        uses_of = [report.effective_factor if report.max_factor is not None else report.factor for report in reports]
+        axes.plot(*_levels(reports, uses_of), color=BLUE, linewidth=_thickness(reports))
+        factors = [each for each in uses_of if each is not None]
+    elif not reports:  # the run ended in its first epoch
         batches, factors = [_first_batch(use) for use in uses], [use.factor for use in uses]
         axes.step(batches, factors, "o-", where="post", color=BLUE)
     elif not ends or not uses:

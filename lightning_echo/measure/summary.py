@@ -11,6 +11,7 @@ from itertools import groupby
 from textwrap import fill
 from typing import Any
 
+from lightning_echo.insertion import InsertionPoint
 from lightning_echo.measure.control import (
     Decision,
     Observation,
@@ -23,7 +24,7 @@ from lightning_echo.measure.control import (
     percent,
     three_digits,
 )
-from lightning_echo.measure.target_idle import LARGE_FACTOR, NO_GAIN_HELPS
+from lightning_echo.measure.target_idle import LARGE_FACTOR, NO_GAIN_HELPS, TARGET
 from lightning_echo.schema import FieldError, entry, record, rows
 
 # ---------------------------------------------------------------------- report
@@ -35,7 +36,7 @@ class EpochReport:
 
     Attributes:
         steps: Number of its steps that were measured.
-        factor: Echo factor in force at its end.
+        factor: Echo factor in force at its end; on demand the uses per fresh example in the run so far.
         fresh_examples: Fresh examples of all ranks, in the run so far.
         echoed_examples: Echoed examples of all ranks, in the run so far.
         passes: Passes over the data in the run so far.
@@ -49,6 +50,8 @@ class EpochReport:
         examples_per_second: Fresh and echoed examples per second, all ranks.
         recommended_factor: The factor that follows from the measurements.
         first_batch_seconds: Longest wait of any rank for the epoch's first batch, if workers had to start for it.
+        stalls_bridged_seconds: How much longer the steps of the epoch would have taken if they had waited for fresh examples in
+            place of the echoed ones, see `stalls_bridged`. None if nothing echoes on demand.
         cache_hit_fraction: Share of the epoch's fresh examples that the cache had, 0 to 1.
         cached_examples: Examples that the cache of a node holds.
         cache_bytes: Bytes that they take on a node.
@@ -68,7 +71,8 @@ class EpochReport:
             its own share of them.
         slowest_training: The training that this one waited for longest in the run so far; empty if none.
         speedup: Estimated steps per second, relative to factor 1.
-        next_factor: The factor that the controller has decided on.
+        max_factor: The bound in force at its end, if batches echo on demand; otherwise None.
+        next_factor: The factor that the controller has decided on; on demand the bound.
         reason: The controller's reason, for programs: a value of `Reason`, or empty without a controller.
         message: The controller's reason, for people.
 
@@ -93,6 +97,7 @@ class EpochReport:
     examples_per_second: float | None = None
     recommended_factor: float | None = None
     first_batch_seconds: float | None = None
+    stalls_bridged_seconds: float | None = None
     cache_hit_fraction: float | None = None
     cached_examples: int | None = None
     cache_bytes: int | None = None
@@ -108,6 +113,7 @@ class EpochReport:
     saved_cpu_seconds: float | None = None
     slowest_training: str = ""
     speedup: float | None = None
+    max_factor: float | None = None
     next_factor: float | None = None
     reason: str = ""
     message: str = ""
@@ -122,7 +128,7 @@ class EpochReport:
 
 
 _NOT_LOGGED = {"epoch", "steps", "slowest_node", "cache_hold", "cache_is_full", "saved_cpu_seconds", "slowest_training"}
-_NOT_LOGGED |= {"worker_wait_fraction", "speedup", "next_factor", "reason", "message"}
+_NOT_LOGGED |= {"worker_wait_fraction", "speedup", "max_factor", "next_factor", "reason", "message"}
 LOGGED = tuple(field.name for field in fields(EpochReport) if field.name not in _NOT_LOGGED)
 
 
@@ -140,7 +146,7 @@ class FactorUse:
     # The number of batches of the run after which the controller decided on it; 0 at the beginning. None: other code set it.
     step: int | None
     batch: int | Mapping[str, int]  # the first one of the run with this factor, from 0; of several loaders by their names
-    factor: float
+    factor: float  # on demand the bound
     reason: str = ""  # the controller's, for programs: a value of `Reason`, or empty
     message: str = ""  # the controller's reason, for people
 
@@ -351,6 +357,103 @@ def _what_else_helps(recommended: Decision) -> str:
     return ""
 
 
+# ---------------------------------------------------------------------- the verdict on demand
+# On demand there is no factor to advise. The verdict says how much of the data was fresh. If the training has waited in spite of
+# echoes, it says why. What an echo teaches is not measured, so the verdict claims no speed-up of the training.
+
+_USED_UP = 0.9  # of ``max_factor``: with this many uses per fresh example, the accounts of the workers are empty at times
+_MANY_ECHOES = 1.25  # from this many uses per fresh example on, more fresh ones are worth advice
+
+
+def stalls_bridged(fresh: int, echoed: int, seconds: float) -> float:
+    """Returns how much longer the steps of ``seconds`` would have taken with fresh examples alone, at the rate of their arrival.
+
+    ``fresh`` examples have arrived in that time. At this rate, all examples take ``(fresh + echoed) / fresh`` times as long. If
+    none has arrived, the rate is not known, and the training would have waited all that time at least.
+
+    >>> stalls_bridged(fresh=400, echoed=1200, seconds=10.0), stalls_bridged(400, 0, 10.0), stalls_bridged(0, 64, 10.0)
+    (30.0, 0.0, 10.0)
+    """
+    if not fresh:
+        return seconds if echoed else 0.0
+    return seconds * echoed / fresh
+
+
+def advise_on_demand(
+    reports: Sequence[EpochReport],
+    observation: Observation,
+    cores: int = 1,
+    chosen: Mapping[str, Any] | None = None,
+    waiting: Waiting | None = None,
+    *,
+    can_arrive: bool = True,
+) -> RunVerdict:
+    """Returns the verdict on a training that echoed on demand. The last of its ``reports`` is of the epoch that was observed.
+
+    ``can_arrive``: whether examples arrive while a step runs. The other arguments are as in `advise`.
+
+    Example:
+        >>> report = EpochReport(0, 400, 4.0, 1600, 4800, max_factor=8.0)
+        >>> seen = Observation(epoch=0, factor=8.0, steps=400, idle_fraction=0.01, step_seconds=0.02)
+        >>> verdict = advise_on_demand([report], seen)
+        >>> verdict.message.partition(":")[0], verdict.why[-1]
+        ('400 steps while the source delivered 100 fresh batches', '4 uses per fresh example, at most 8')
+    """
+    idle, seconds, last = observation.idle_fraction, observation.step_seconds, reports[-1]
+    if idle is None or seconds is None:
+        return RunVerdict(f"{_delivered(reports)}; too few steps were measured for advice.")
+    uses = number_of(last.factor, "use per fresh example", "uses per fresh example")
+    why = (*_why(observation)[:2], f"{uses}, at most {observation.factor:g}")
+    finding = busy(idle, last=observation.steps)
+    if idle > TARGET and not can_arrive:
+        workers = _workers_wanted(observation, Decision(1.0, Reason.no_workers, ""), cores)
+        return RunVerdict(no_workers(workers, idle, last=observation.steps), why, f"num_workers={workers}")
+    if idle > TARGET:
+        return RunVerdict(
+            f"{_delivered(reports)}, and yet the training waited: {finding}; {_why_waited(last, observation)}.", why
+        )
+    if not last.echoed_examples:
+        return RunVerdict(f"The source kept up: nothing was echoed, and factor='demand' costs nothing then; {finding}.", why)
+    if last.factor < _MANY_ECHOES:
+        return RunVerdict(f"{_delivered(reports)}: {finding}.", why)
+    message = f"{_delivered(reports)}: {finding}; more workers (if there are cores), then a cache (as far as memory reaches), "
+    if waiting is not None and waiting.fraction >= _MOSTLY and waiting.may_read_ahead:
+        message = f"{_delivered(reports)}: {finding}, and the workers wait {percent(waiting.fraction)} of their time; "
+        line = callback_line({**(chosen or {}), "reads_in_flight": _READS})
+        return RunVerdict(f"{message}reads_in_flight, if threads may read the data set, makes more of them fresh.", why, line)
+    return RunVerdict(f"{message}make more of them fresh.", why)
+
+
+def _delivered(reports: Sequence[EpochReport]) -> str:
+    last, steps = reports[-1], sum(report.steps for report in reports)
+    delivered = last.fresh_examples + last.echoed_examples
+    if not steps or not delivered:
+        return f"{last.echoed_examples:,} echoed examples while the source delivered {last.fresh_examples:,} fresh ones"
+    fresh = number_of(round(steps * last.fresh_examples / delivered), "fresh batch", "fresh batches")
+    return f"{number_of(steps, 'step', 'steps')} while the source delivered {fresh}"
+
+
+def _why_waited(last: EpochReport, observation: Observation) -> str:
+    """Returns why a training on demand has waited in its last steps, and what helps."""
+    bound, costs, uses = observation.factor, observation.costs, last.effective_factor
+    if bound == 1:
+        return "with max_factor=1 nothing is echoed, so give a larger one, or a faster source"
+    if uses is None or uses >= _USED_UP * bound:
+        return (
+            f"the fresh examples were used as often as max_factor={bound:g} allows, so a faster source (more workers, a cache) "
+            "helps, or a larger max_factor"
+        )
+    if costs is not None and costs.workers and costs.redone_seconds / costs.workers * (1 - TARGET) > costs.device_seconds:
+        work, step = (three_digits(1e3 * each) for each in (costs.redone_seconds / costs.workers, costs.device_seconds))
+        later = [each for each in costs.at_later_points() if not InsertionPoint(each.insertion_point).by_batches]
+        instead = f"echo at {InsertionPoint(later[0].insertion_point).option}, or " if later and costs.rest_seconds else ""
+        return f"what is redone for each use takes {work} ms per batch, and a step {step} ms, so {instead}use more workers"
+    return (
+        "either a single read held up its worker (more workers or reads_in_flight help), or the source stalled for longer than "
+        "memory bridges (a larger buffer_size helps)"
+    )
+
+
 # ---------------------------------------------------------------------- the summary
 
 
@@ -372,12 +475,15 @@ def summarize(reports: Sequence[EpochReport], verdict: RunVerdict) -> str:
     lines += [f"next: {verdict.next_line}"] if verdict.next_line else []
     if reports:
         lines.append(_times_line(reports))
-        lines += [_epochs_line(list(epochs)) for _, epochs in groupby(reports, key=lambda report: report.factor)]
+        alike = groupby(reports, key=lambda report: (report.max_factor, report.max_factor is None and report.factor))
+        lines += [_epochs_line(list(epochs)) for _, epochs in alike]
         last = reports[-1]
         passes = f", {number_of(last.passes, 'pass', 'passes')} over the data" if last.passes is not None else ""
         lines.append(f"{last.fresh_examples:,} fresh and {last.echoed_examples:,} echoed examples{passes}")
         if last.speedup is not None and last.factor > 1:
             lines.append(f"about {last.speedup:.2f} times as fast as factor 1 (estimated from the measured costs)")
+        if bridged := sum(report.stalls_bridged_seconds or 0 for report in reports):
+            lines.append(f"echoes bridged about {three_digits(bridged)} s of stalls (estimated from the rate of arrivals)")
         lines += [line for line in (_cache_line(last), _share_line(last)) if line]
     else:
         lines.append("no epoch was measured")
@@ -444,5 +550,11 @@ def _epochs_line(reports: Sequence[EpochReport]) -> str:
     idle = f", idle {percent(waited / total)}" if total else ""
     node = f" (node {last.slowest_node})" if last.slowest_node is not None else ""
     slow = f", slowest rank {last.slowest_rank}{node}" if last.slowest_rank is not None else ""
-    changes = last.next_factor not in (None, last.factor)
-    return f"{epochs}: factor {last.factor:g}{idle}{slow}" + (f"; {last.message}" if changes else "")
+    changes = last.next_factor not in (None, last.factor if last.max_factor is None else last.max_factor)
+    if last.max_factor is None:
+        return f"{epochs}: factor {last.factor:g}{idle}{slow}" + (f"; {last.message}" if changes else "")
+    known = [(report.steps, report.effective_factor) for report in reports if report.effective_factor]
+    fresh = sum(steps / uses for steps, uses in known)  # batches
+    mean = sum(steps for steps, _ in known) / fresh if fresh else 0
+    uses = f", {number_of(mean, 'use', 'uses')} per fresh example" if mean else ""
+    return f"{epochs}: on demand{uses} (at most {last.max_factor:g}){idle}{slow}" + (f"; {last.message}" if changes else "")

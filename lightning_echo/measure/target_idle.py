@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from lightning_echo.insertion import STAGES, InsertionPoint
 from lightning_echo.measure.control import (
     ENOUGH_STEPS,
+    FEWEST_STEPS,
     Controller,
     Decision,
     Moment,
@@ -26,6 +27,7 @@ from lightning_echo.measure.control import (
     percent,
     wait_per_step,
 )
+from lightning_echo.measure.timing import idle_low
 from lightning_echo.schema import entry, inside, rows, state_of
 
 # ---------------------------------------------------------------------- trials
@@ -114,7 +116,9 @@ class Trials:
         """Notes that the factor is raised now, unless this repeats a raise that was found to be right."""
         if not self._stretches or (self._taken_back is not None and self._stretches[-1].factor < self._taken_back.tried.factor):
             return
-        self._before_raises.append(_without_worst(self._stretches))
+        before = _without_worst(self._stretches)
+        if (before.idle_fraction or 0.0) > self._target:  # else only the worst stretch waited
+            self._before_raises.append(before)
 
     def before_failed_raise(self) -> Observation | None:
         """Returns the observation before the first raise that has brought too little so far; None if there is none."""
@@ -124,7 +128,7 @@ class Trials:
         is_near_target = (now.idle_fraction or 0.0) <= _NEAR_TARGET * self._target
         largest = now.factor / (_RAISED_NEAR_TARGET if is_near_target else _RAISED)
         for before in self._before_raises:
-            if before.factor > largest or before.steps < _STRETCH_STEPS:
+            if before.factor > largest or before.steps < FEWEST_STEPS:
                 continue
             gained, explained = share_gained(before, now), _predicted_wait(before, now.costs, now.factor)
             if gained is None or explained is None:
@@ -192,13 +196,52 @@ def _without_worst(stretches: list[Observation]) -> Observation:
     return reduce(mean_over_steps, [stretch for i, stretch in enumerate(stretches) if i != worst])
 
 
+# ---------------------------------------------------------------------- evidence
+# `Evidence`: does the device wait for certain, or by chance?
+#
+# The controller looks often, and a few steps may wait by chance. If each look could raise the factor, some look would. So a raise
+# needs the lower end of the idle fraction's interval. Stretches of a few steps have none, or a wide one. Then the interval over
+# several stretches tells more, with each stretch in the place of a step.
+
+_STRETCHES_KEPT = 40
+
+
+class Evidence:
+    """The stretches with one factor, and the idle fraction that they prove."""
+
+    def __init__(self) -> None:
+        self._factor = 1.0
+        self._stretches: list[tuple[float, float]] = []  # seconds waited, and seconds in all
+
+    def idle_low(self, stretch: Observation) -> float | None:
+        """Adds a stretch. Returns the higher of two lower ends, of this stretch and over several; None if there is neither."""
+        if stretch.idle_fraction is None or stretch.step_seconds is None or not stretch.steps:
+            return None
+        if stretch.factor != self._factor:
+            self._factor, self._stretches = stretch.factor, []
+        self._stretches.append((wait_per_step(stretch) * stretch.steps, stretch.step_seconds * stretch.steps))
+        del self._stretches[:-_STRETCHES_KEPT]
+        waited, seconds = zip(*self._stretches, strict=True)
+        lows = stretch.idle_low, idle_low(waited, seconds)
+        return max((low for low in lows if low is not None), default=None)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"factor": self._factor, "stretches": [list(each) for each in self._stretches]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._factor = entry(state, "factor", float)
+        self._stretches = entry(state, "stretches", list[tuple[float, float]])
+
+
 # ---------------------------------------------------------------------- target idle
 # `TargetIdle` predicts with the cost model, measures, and corrects the prediction. If the device waits although the model
 # predicts that it should not, the controller takes the host to be as slow as measured. So the first decision is close, and the
 # second one is right.
 #
-# * In the first epoch it decides early, to save that epoch. Little has been measured by then, so it only raises the factor, and
-#   only if the waiting is more than chance.
+# * It looks soon and again: after 10, 20, 40, 80, ... steps of the run. Each look is at the steps since the look before, which
+#   are half of all: the first ones may be slow because devices and caches are cold. A look at few steps only raises the factor.
+# * It switches echoing on only if the waiting is more than chance (`Evidence`). Once it is on, the mean over enough steps is
+#   enough for a larger factor: then it is known that the source is slow.
 # * Epochs that are too short to be judged alone are joined (`RecentSteps`).
 # * If a larger factor brought far less than predicted, it goes back to the factor before (`Trials`).
 
@@ -207,7 +250,8 @@ LARGE_FACTOR = 8.0  # with larger ones not all tasks of docs/evidence.md learn a
 # The factor that just feeds the device is multiplied by this, so a little jitter does not bring idle over the target again. With
 # 1.1, rounding up could bring the factor more than 10% over the smallest one that is enough.
 AIM = 1.07
-FIRST_AFTER_STEPS = 50  # enough to see a starved device, and little time compared with an epoch in which a new factor pays
+FIRST_AFTER_STEPS = 10  # with two workers that have just started, eight of them count: the fewest that have an interval
+EVERY_N_STEPS = 500
 _CHANGE = 1.1  # while idle is under the target, the factor is not lowered by less than this
 _LATELY = 16  # steps in which a device that waits can be seen to wait, also if several batches come at once
 NO_GAIN_HELPS = "if single reads are far slower than the others, a larger prefetch_factor or more workers help"
@@ -232,11 +276,12 @@ class TargetIdle(Controller):
         target: Idle fraction to stay under, in (0, 1).
         min_factor: Smallest factor to choose, >= 1.
         max_factor: Largest factor to choose, >= ``min_factor``.
-        first_after_steps: In the first epoch, the controller decides after this number of steps, see
-            `Controller.first_after_steps`. It then only raises the factor, and only if the lower end of the 95% interval of the
-            idle fraction is above the target. Fewer than ten steps have no interval. None: it does not decide early.
-        every_n_steps: The controller also decides each time after this number of batches of an epoch, as at the end of an epoch.
-            An epoch that never ends needs this: otherwise the early decision is the only one. None: it does not do so.
+        first_after_steps: The controller looks after this number of steps of the run, and again each time their number has
+            doubled, see `Controller.first_after_steps`. As long as fewer than 100 steps were measured with the factor in force,
+            it then only raises the factor, and only if the lower end of the 99% interval of the idle fraction is above the
+            target. Fewer than eight measured steps have no interval. None: it does not look early.
+        every_n_steps: The controller decides each time after this number of batches of an epoch, as at the end of an epoch.
+            From this number of steps on, the number of steps between looks does not double any more. None: it always does.
 
     Raises:
         TypeError: An option is not a number, or a number of steps is not an integer.
@@ -250,6 +295,8 @@ class TargetIdle(Controller):
         (3.05, 'starved')
     """
 
+    why_not_on_demand = "it chooses the factor at which nothing waits, and on demand nothing waits as long as max_factor allows"
+
     def __init__(
         self,
         target: float = TARGET,
@@ -257,7 +304,7 @@ class TargetIdle(Controller):
         min_factor: float = 1.0,
         max_factor: float = LARGE_FACTOR,
         first_after_steps: int | None = FIRST_AFTER_STEPS,
-        every_n_steps: int | None = None,
+        every_n_steps: int | None = EVERY_N_STEPS,
     ) -> None:
         self.target = as_number("target", target)
         self.min_factor, self.max_factor = as_number("min_factor", min_factor), as_number("max_factor", max_factor)
@@ -275,13 +322,14 @@ class TargetIdle(Controller):
         # How many times slower than its measured costs the host was when the device last waited, and the smallest such number
         # that explains every wait so far.
         self._slowness = self._least_slowness = 1.0
-        self._recent, self._lately, self._trials = RecentSteps(), RecentSteps(_LATELY), Trials(self.target)
+        self._recent, self._lately = RecentSteps(), RecentSteps(_LATELY)
+        self._evidence, self._trials = Evidence(), Trials(self.target)
 
     def __repr__(self) -> str:
         options = f"min_factor={self.min_factor:g}, max_factor={self.max_factor:g}"
         if self.first_after_steps != FIRST_AFTER_STEPS:
             options += f", first_after_steps={self.first_after_steps}"
-        if self.every_n_steps is not None:
+        if self.every_n_steps != EVERY_N_STEPS:
             options += f", every_n_steps={self.every_n_steps}"
         return f"TargetIdle({self.target:g}, {options})"
 
@@ -289,19 +337,26 @@ class TargetIdle(Controller):
         return self.max_factor
 
     def decide(self, observation: Observation) -> Decision:
-        is_early, low = observation.moment is Moment.early, observation.idle_low
         if observation.idle_fraction is not None and observation.steps:
             self._trials.add(observation)
+        low = self._evidence.idle_low(observation)
         lately, joined = self._lately.joined(observation), self._recent.joined(observation)
-        if is_early and (low is None or low <= self.target):
-            seen = "not known" if low is None else f"at least {low * 100:.3g}%"
-            message = f"idle of the first {observation.steps} steps is {seen}, target {self.target * 100:.3g}%: more will tell"
-            return Decision(observation.factor, Reason.not_measured, message)
-        decision = self._decide(lately, joined)
-        return replace(decision, factor=max(decision.factor, observation.factor)) if is_early else decision
+        is_certain, are_enough = low is not None and low > self.target, joined.steps >= ENOUGH_STEPS
+        if observation.moment is not Moment.early or are_enough:
+            is_proved = is_certain or (are_enough and (low is None or observation.factor > 1))
+            return self._decide(joined, lately, is_proved=is_proved)
+        if is_certain:  # by this look alone: the steps before it may have been slow because devices and caches were cold
+            decision = self._decide(observation, observation)
+            return replace(decision, factor=max(decision.factor, observation.factor))
+        seen = "not known" if low is None else f"at least {low * 100:.3g}%"
+        message = f"idle of {observation.steps} steps is {seen}, target {self.target * 100:.3g}%: more will tell"
+        return Decision(observation.factor, Reason.not_measured, message)
 
-    def _decide(self, lately: Observation, observation: Observation) -> Decision:
-        """Decides on an observation that is joined with all steps to judge together; ``lately`` are the last few of them."""
+    def _decide(self, observation: Observation, lately: Observation, *, is_proved: bool = True) -> Decision:
+        """Decides on all steps to judge together; ``lately`` are the last few of them.
+
+        ``is_proved``: whether it is certain that the device waits, if these steps say so.
+        """
         idle, factor, costs = observation.idle_fraction, observation.factor, observation.costs
         if idle is None or observation.step_seconds is None:
             return self._within_bounds(
@@ -319,6 +374,8 @@ class TargetIdle(Controller):
             return self._lower(factor, measured, costs)
         if costs is None:
             return self._within_bounds(factor, Reason.not_measured, f"{measured}, but the cost of the pipeline is not known")
+        if not is_proved:
+            return self._within_bounds(factor, Reason.not_measured, f"{measured}, which may be chance: more steps will tell")
         # Only if the device has also waited lately: if the source has become cheaper, for example because a cache now holds the
         # examples, the means over more steps show both a cheap host and waiting for it.
         if (lately.idle_fraction or 0.0) > self.target:
@@ -378,19 +435,27 @@ class TargetIdle(Controller):
             "least_slowness": self._least_slowness,
             "recent": self._recent.state_dict(),
             "lately": self._lately.state_dict(),
+            "evidence": self._evidence.state_dict(),
             "trials": self._trials.state_dict(),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         with state_of("TargetIdle"):
             self._slowness, self._least_slowness = (entry(state_dict, name, float) for name in ("slowness", "least_slowness"))
-            for name, part in (("recent", self._recent), ("lately", self._lately), ("trials", self._trials)):
+            parts: dict[str, Any] = {
+                "recent": self._recent,
+                "lately": self._lately,
+                "evidence": self._evidence,
+                "trials": self._trials,
+            }
+            for name, part in parts.items():
                 with inside(name):
                     part.load_state_dict(entry(state_dict, name, dict))
 
 
 def recommend(observation: Observation, target: float = TARGET) -> Decision:
-    return TargetIdle(target).decide(observation)
+    joined = RecentSteps().joined(observation)
+    return TargetIdle(target)._decide(joined, joined)
 
 
 def _why_not(costs: PipelineCosts, target: float, measured: str) -> tuple[Reason, str]:

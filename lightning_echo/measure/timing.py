@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -232,11 +232,11 @@ class StepTimer:
 # `IdleFraction` stores the waits of an epoch, and the ranks join them once: for each step, the longest wait and its rank. Each
 # rank sends and holds one number per step, no matter how many ranks there are.
 
-# Blocks of the batch means, and the 97.5% quantile of Student's t with one degree of freedom less. On simulated waits over 50
-# steps with a true idle fraction of 0.05, the lower end lay above that in at most 2.8% of the samples if waits were independent,
-# came in bursts (periods 2 to 32) or had heavy tails, and in 4.5% with a correlation of 0.95 from step to step. More blocks were
-# wrong more often, up to 21%, and so was a bootstrap over blocks, up to 17%.
-_BLOCKS, _QUANTILE = 5, 2.776
+# Blocks of the batch means, and the 99% quantile of Student's t with one degree of freedom less. On simulated waits over 8, 10,
+# 50 and 250 steps with a true idle fraction of 0.05, the lower end lay above that in at most 0.3% of the samples if waits were
+# independent, came in bursts (periods 2 to 32) or had heavy tails, and in up to 8% with a correlation of 0.95 from step to step.
+# Of 95% intervals over 50 steps, those from more blocks were wrong up to 21% of the time, those of a bootstrap up to 17%.
+_QUANTILES = {5: 3.747, 4: 4.541}
 _LEAST_PER_BLOCK = 2  # steps: blocks of a single step would not show how the waits of neighbouring steps depend on each other
 
 
@@ -248,11 +248,11 @@ class JobSteps(NamedTuple):
     slowest_rank: int  # its wait was the longest most often
     wait_seconds: float  # the longest wait of any rank, mean over steps
     busy_seconds: float  # the time in which no rank waited, mean over steps
-    idle_low: float | None = None  # lower end of the 95% interval of the idle fraction; None if there are too few steps
+    idle_low: float | None = None  # lower end of the 99% interval of the idle fraction; None if there are too few steps
 
 
-def job_steps(waited: Tensor, seconds: Tensor) -> JobSteps:
-    """Joins the steps of all ranks: waits and durations in seconds, each of shape (ranks, steps), steps >= 1.
+def job_steps(waited: Tensor, seconds: Tensor, workers: int = 1) -> JobSteps:
+    """Joins the steps of all ranks: waits and durations in seconds, each of shape (ranks, steps), steps >= 1. See `idle_low`.
 
     Example:
         >>> waited = torch.tensor([[0.5, 0.0], [0.0, 0.5]])  # two ranks that wait in turn
@@ -260,17 +260,17 @@ def job_steps(waited: Tensor, seconds: Tensor) -> JobSteps:
         0.5
     """
     longest, rank = waited.max(dim=0)
-    return _of_joined(longest, rank, seconds[int(seconds.sum(dim=1).argmax())])
+    return _of_joined(longest, rank, seconds[int(seconds.sum(dim=1).argmax())], workers)
 
 
-def _of_joined(longest: Tensor, rank: Tensor, seconds: Tensor) -> JobSteps:
+def _of_joined(longest: Tensor, rank: Tensor, seconds: Tensor, workers: int) -> JobSteps:
     """Returns the steps of a job from the longest waits of any rank, shape (steps,), their ranks, and the seconds from step to
     step of the rank whose steps took longest in sum.
     """
     total, count = float(seconds.sum()), len(longest)
     idle = min(float(longest.sum()), total)
     slowest = int(torch.bincount(rank).argmax())
-    low = idle_low(longest, seconds)
+    low = idle_low(longest, seconds, workers)
     return JobSteps(count, idle / total if total else 0.0, slowest, idle / count, (total - idle) / count, low)
 
 
@@ -306,30 +306,37 @@ def _marked(seconds: Tensor, rank: int) -> Tensor:
     return marked
 
 
-def idle_low(waited: Tensor, seconds: Tensor) -> float | None:
-    """Returns the lower end of the 95% interval of the idle fraction; None for fewer than ten steps, or if they took no time.
+def idle_low(waited: Tensor | Sequence[float], seconds: Tensor | Sequence[float], workers: int = 1) -> float | None:
+    """Returns the lower end of the 99% interval of the idle fraction; None for fewer than eight steps, or if they took no time.
 
-    The waits of neighbouring steps are not independent, because workers deliver several batches in a row. So the steps are cut
-    into a few long blocks, whose sums are nearly independent (batch means). The idle fraction is a ratio of two sums; its error
-    follows from the differences between each block's waiting and the mean share of its time.
+    The waits of neighbouring steps are not independent, because all ``workers`` deliver their batches in a row. So the steps are
+    cut into a few long blocks, whose sums are nearly independent (batch means): whole rounds of the workers, if there are enough
+    steps. The idle fraction is a ratio of two sums; its error follows from the differences between each block's waiting and the
+    mean share of its time. The longest wait is left out: one wait alone proves nothing, no matter how long it is.
 
     Example:
         >>> steady = torch.full((50,), 0.2), torch.ones(50)
         >>> now_and_then = torch.eye(50)[7] * 10, torch.ones(50) + torch.eye(50)[7] * 10  # one step of 50 waited for ten seconds
-        >>> round(idle_low(*steady), 3), idle_low(*now_and_then)
-        (0.2, 0.0)
+        >>> idle_low(*steady) > 0.18, idle_low(*now_and_then)
+        (True, 0.0)
     """
-    size = len(waited) // _BLOCKS
-    if size < _LEAST_PER_BLOCK:
+    counts = [count for count in _QUANTILES if len(waited) // count >= _LEAST_PER_BLOCK]
+    if not counts:
         return None
-    blocks = [part[-size * _BLOCKS :].double().reshape(_BLOCKS, size).sum(dim=1) for part in (waited, seconds)]
-    total = float(blocks[1].sum())
-    if not total:
+    count = next((count for count in counts if len(waited) // count >= workers), counts[0])
+    size = len(waited) // count
+    size -= size % workers if size > workers else 0
+    waits, times = (torch.as_tensor(part[-size * count :], dtype=torch.float64) for part in (waited, seconds))
+    longest = torch.zeros_like(waits)
+    longest[waits.argmax()] = waits.max()
+    waits_in, times_in = ((part - longest).reshape(count, size).sum(dim=1) for part in (waits, times))
+    total = float(times_in.sum())
+    if total <= 0:
         return None
-    fraction = float(blocks[0].sum()) / total
-    beyond = blocks[0] - fraction * blocks[1]
-    error = math.sqrt(float(beyond.square().sum()) * _BLOCKS / (_BLOCKS - 1)) / total
-    return max(0.0, fraction - _QUANTILE * error)
+    fraction = float(waits_in.sum()) / total
+    beyond = waits_in - fraction * times_in
+    error = math.sqrt(float(beyond.square().sum()) * count / (count - 1)) / total
+    return max(0.0, fraction - _QUANTILES[count] * error)
 
 
 class IdleFraction(Metric):
@@ -384,22 +391,42 @@ class IdleFraction(Metric):
         steps = self.steps()
         return torch.tensor(float("nan") if steps is None else steps.idle_fraction, device=self.device)
 
-    def steps(self, first: int = 0) -> JobSteps | None:
+    def steps(self, first: int = 0, workers: int = 1) -> JobSteps | None:
         """Returns the job's steps from number ``first`` on, or None if there are none.
 
         Within ``sync_context()`` the steps of all ranks are joined. Otherwise they are the steps of this rank.
 
         Args:
             first: Number of the first step to return, from 0.
+            workers: Number of workers that deliver their batches in turn, see `idle_low`.
         """
         if first >= self.per_step.shape[-1]:
             return None
         per_step = self.per_step[..., first:].cpu()
         if per_step.shape[-2] == 3:  # joined
             longest, rank, seconds = per_step[0]
-            return _of_joined(longest, rank.long(), seconds)
+            return _of_joined(longest, rank.long(), seconds, workers)
         per_step = per_step.reshape(-1, *per_step.shape[-2:])  # (ranks, 2, steps): own steps, or gathered by another function
-        return job_steps(per_step[:, 0], per_step[:, 1])
+        return job_steps(per_step[:, 0], per_step[:, 1], workers)
+
+    def stretch(self, first: int, settled: int, workers: int) -> JobSteps | None:
+        """Returns the job's steps from number ``first`` on, as whole rounds of the workers, or None if there are none.
+
+        All workers deliver their batches at about the same time, so part of a round would have too few waits or too many. The
+        lower end of the interval is that of these steps, or of all steps from ``settled`` on, whichever is higher.
+
+        Args:
+            first: Number of the first step of the stretch.
+            settled: Number of the first step that is like those of the stretch, at most ``first``.
+            workers: Number of workers that deliver their batches in turn, >= 1.
+        """
+        steps = self.per_step.shape[-1] - first
+        of_stretch = self.steps(first + (steps % workers if steps > workers else 0), workers)
+        longer = self.steps(settled, workers)
+        if of_stretch is None or longer is None:
+            return None
+        lows = [low for low in (of_stretch.idle_low, longer.idle_low) if low is not None]
+        return of_stretch._replace(idle_low=max(lows, default=None))
 
 
 class EchoCounter(Metric):

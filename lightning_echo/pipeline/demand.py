@@ -105,11 +105,8 @@ NOTHING_TO_REPEAT = DemandRequest(-1, 0, 1.0, ())
 # ---------------------------------------------------------------------- in a worker
 
 
-_NOT_KEPT: Any = object()
-
-
 class _Read(NamedTuple):
-    """An example that was read: the first use, and the copy that memory holds (`_NOT_KEPT`: none yet)."""
+    """An example that was read: the first use, and the copy that memory holds."""
 
     arrived: Arrived
     index: Any
@@ -151,8 +148,7 @@ class DemandExamples(LiveExamples):
         self._rule.set_factor(request.max_factor)
         self._parent = self._parent or os.getppid()
         self._note_to_read(stages, request.to_read)
-        # A cache watches its reads itself, and an example that is not kept may draw random numbers.
-        watched = self._watched if self._cached is None and self._rule.keeps else None
+        watched = self._watched if self._cached is None else None  # a cache watches its reads itself
         if watched is not None:
             watched.begin()
         left = len(self._read)
@@ -278,7 +274,8 @@ class DemandExamples(LiveExamples):
 
     def _add(self, arrived: Arrived, index: Any, example: Any) -> None:
         self._arrived.append(arrived)
-        self._read.append(_Read(arrived, index, example, self._to_keep(index, example)))
+        # Memory holds a copy, since the data set may use its memory again. The bound may be raised before the example is used.
+        self._read.append(_Read(arrived, index, example, self._kept(index, example)))
 
     def _overtaken(self) -> Any:
         """Returns the index of the oldest example that threads read, if it must come next; else `NOTHING_READ`."""
@@ -295,11 +292,7 @@ class DemandExamples(LiveExamples):
             example = self._load(stages, position, read.index)
         else:
             example = examples_in(self._load_call(stages, position, [read.index]), [read.index])[0]
-        return read._replace(example=example, kept=self._to_keep(read.index, example))
-
-    def _to_keep(self, index: Any, example: Any) -> Any:
-        """Returns what memory holds of an example: a copy, since the data set may use its memory again."""
-        return self._kept(index, example) if self._rule.keeps else _NOT_KEPT
+        return read._replace(example=example, kept=self._kept(read.index, example))
 
     # ------------------------------------------------------------------ a batch
 
@@ -316,8 +309,7 @@ class DemandExamples(LiveExamples):
         echoes = [(-1, *self._again(key)) for key in handed.echoes]
         if self._rule.keeps:
             for read in taken:
-                kept = self._kept(read.index, read.example) if read.kept is _NOT_KEPT else read.kept
-                self._memory[read.arrived.key] = read.index, kept
+                self._memory[read.arrived.key] = read.index, read.kept
         for key in handed.forget:
             self._memory.pop(key, None)  # with `max_factor` 1, it was not kept
         return [(read.arrived.position, read.index, read.example) for read in taken], echoes
@@ -539,15 +531,49 @@ class Waiting:
             return ReadTimeoutError(f"DataLoader timed out after {self.timeout:g} seconds: {self._what()} is not read")
         if waited > _DEAD_SECONDS and self.has_begun and not self.has_said:
             self.has_said = True
-            self.say(
-                f"the training has waited {waited:.0f} s for fresh examples: {self._what()} is not read yet. What memory holds "
-                "bridges a stall for max_factor uses, and only while threads read (reads_in_flight) or reads return"
-            )
+            self.say(f"the training has waited {waited:.0f} s for fresh examples: {self._why()}")
         return None
+
+    def _why(self) -> str:
+        return (
+            f"{self._what()} is not read yet. What memory holds bridges a stall for max_factor uses, and only while threads read "
+            "(reads_in_flight) or reads return"
+        )
 
     def _what(self) -> str:
         index, find = self.requests.oldest_open(), file_of(self.dataset)
         return f"example {index!r} of the data set{'' if find is None else f' ({find(index)})'}"
+
+
+class Pace:
+    """Decides how early a batch is due: as making one takes, with the example that the worker reads just then.
+
+    ``read_at_once``: examples that the worker reads, or decodes, before it looks again.
+    """
+
+    def __init__(self, most_lead: int, read_at_once: int = 1) -> None:
+        self._most_lead, self._read_at_once = most_lead, read_at_once
+        self._steps: deque[float] = deque(maxlen=_LAST_STEPS)
+        self._makings: deque[float] = deque(maxlen=_LAST_STEPS)
+        self._loads: deque[float] = deque(maxlen=_LAST_STEPS)
+        self._handed_at: float | None = None
+
+    def ask(self) -> None:
+        """Notes that the training asks for a batch: a step is over, if it has got one."""
+        if self._handed_at is not None:
+            self._steps.append(perf_counter() - self._handed_at)
+            self._handed_at = None
+
+    def hand(self, report: Report) -> int:
+        """Notes that the training gets a batch. Returns how many batches before its turn a batch is due."""
+        self._makings.append(report.rest + report.collate)
+        if report.fresh:
+            self._loads.append(report.source / report.fresh * self._read_at_once)
+        self._handed_at = perf_counter()
+        if not self._steps:
+            return min(1, self._most_lead)
+        making = median(self._makings) + (median(self._loads) if self._loads else 0.0)
+        return lead(making, median(self._steps), self._most_lead)
 
 
 class DemandPipeline:
@@ -567,21 +593,16 @@ class DemandPipeline:
         pools: Pools | None,
     ) -> None:
         self._requests, self._words, self._workers, self._waiting, self._pools = requests, words, workers, waiting, pools
-        self._batches: Iterator[Any] | None = (
-            Prefetcher(batches, lost=waiting.lost, always_in_thread=True) if in_thread else PreservingIterator(batches)
-        )
-        self._most_lead, self._read_at_once = most_lead, read_at_once
-        self._steps: deque[float] = deque(maxlen=_LAST_STEPS)
-        self._makings: deque[float] = deque(maxlen=_LAST_STEPS)
-        self._loads: deque[float] = deque(maxlen=_LAST_STEPS)
-        self._handed_at: float | None = None
+        self._batches: Iterator[Any] | None = PreservingIterator(batches)
+        if in_thread:
+            self._batches = Prefetcher(batches, lost=waiting.lost, watched=True)
+        self._pace = Pace(most_lead, read_at_once)
         self.exact = requests.order.exact
         self.change_factor = requests.change_factor
 
     def next_batch(self, delivered: int) -> tuple[Any, Report] | None:
         assert self._batches is not None
-        if self._handed_at is not None:
-            self._steps.append(perf_counter() - self._handed_at)
+        self._pace.ask()
         self._words.ask(delivered)
         self._waiting.since = perf_counter()
         try:
@@ -592,22 +613,9 @@ class DemandPipeline:
             assert self._requests.failure is not None
             raise self._requests.failure
         self._requests.deliver(delivered, fresh[0])
-        self._words.hand(self._lead_after(report))
+        self._words.hand(self._pace.hand(report))
         self._waiting.has_begun = True
-        self._handed_at = perf_counter()
         return batch, report
-
-    def _lead_after(self, report: Report) -> int:
-        """Returns how early a batch is due: as making one takes, with the example that the worker reads just then."""
-        self._makings.append(report.rest + report.collate)
-        if report.fresh:
-            self._loads.append(report.source / report.fresh * self._read_at_once)
-        if not self._steps:
-            return 1
-        making = median(self._makings)
-        if self._loads:
-            making += median(self._loads)
-        return lead(making, median(self._steps), self._most_lead)
 
     def state(self, delivered: int) -> dict[str, Any]:
         return self._requests.state(delivered)

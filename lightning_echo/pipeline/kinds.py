@@ -57,6 +57,7 @@ from lightning_echo.pipeline.demand import (
     factors_of,
     window_of,
 )
+from lightning_echo.pipeline.demand_streams import StreamOnDemand, stream_on_demand
 from lightning_echo.pipeline.pipelines import (
     IndexPipeline,
     Layout,
@@ -707,6 +708,12 @@ class Stream(_OfStream):
         loader = self.loader
         context = loader.multiprocessing_context or torch.multiprocessing.get_context()
         turn = context.Lock() if self.num_workers else None
+        if opening.on_demand:  # with workers, a time-out counts from when the training asks
+
+            def answered_by(fetcher: StreamOnDemand) -> Iterator[Any]:
+                return iter(_rebuilt(loader, requests, fetcher, opening.key, processes, timeout=0))
+
+            return stream_on_demand(loader, opening, requests, place, processes, turn, answered_by)
         echo = StreamEcho(loader.dataset, opening.shape, opening.key, loader.collate_fn, drop_last=loader.drop_last, turn=turn)
         answers = StreamAnswers(iter(_rebuilt(loader, requests, echo, opening.key, processes)), requests, place, delivered)
         ahead = Prefetcher(answers, lost=processes.lost) if self.num_workers else PreservingIterator(answers)

@@ -337,9 +337,9 @@ class StreamRequests(Iterator[StreamRequest]):
             worker = at % self._workers
             resume, self._resume[worker] = self._resume[worker], None
             if at < self._first:
-                return StreamRequest(-1, 1.0, resume)
+                return StreamRequest(-1, 1.0, resume, at)
             pass_number = self._pass_number if at >= self.begins_at else self._pass_number - 1
-            return StreamRequest(pass_number, self._factor_at(at), resume)
+            return StreamRequest(pass_number, self._factor_at(at), resume, at)
 
     def begin_pass(self) -> None:
         with self._lock:

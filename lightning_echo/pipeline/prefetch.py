@@ -44,8 +44,8 @@ class Prefetcher(Iterator[Any]):
 
     An exception of the source is raised here in order, in place of the item. ``lost`` returns an error if the source cannot
     continue, for example because a worker has died; else None. It gets the number of seconds that it may wait for such a loss.
-    The error replaces the one that the source raises or would wait for. ``always_in_thread``: whether ``lost`` is asked however
-    short the steps are.
+    The error replaces the one that the source raises or would wait for. ``watched``: whether it may come whenever the consumer
+    waits. The thread then fetches also if steps take no time.
     """
 
     def __init__(
@@ -54,11 +54,11 @@ class Prefetcher(Iterator[Any]):
         depth: int = DEPTH,
         lost: Callable[[float], BaseException | None] = lambda within: None,
         *,
-        always_in_thread: bool = False,
+        watched: bool = False,
     ) -> None:
         self._source: Iterator[Any] | None = source
-        self._lost = lost
-        self._depth, self._always_in_thread = depth, always_in_thread
+        self._lost, self._watched = lost, watched
+        self._depth = depth
         self._asked: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[_Result] = queue.SimpleQueue()
         self._stop = threading.Event()
@@ -69,7 +69,7 @@ class Prefetcher(Iterator[Any]):
     def __next__(self) -> Any:
         if self._source is None:
             raise StopIteration
-        is_short = not self._always_in_thread and time.perf_counter() - self._handed_out_at < _SHORT_SECONDS
+        is_short = not self._watched and time.perf_counter() - self._handed_out_at < _SHORT_SECONDS
         if not is_short:
             self._ask()
         failure: BaseException | None = None

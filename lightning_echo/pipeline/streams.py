@@ -30,7 +30,8 @@ from lightning_echo.split.staged import decoded
 # The state that a stream has at the end of a pass is loaded before the next pass. Some streams then yield nothing, and are
 # iterated once more. Others continue with the next pass on their own.
 
-_END: Any = object()
+END: Any = object()
+"""Stands for an example where the stream has ended."""
 
 
 class StreamReader:
@@ -44,7 +45,7 @@ class StreamReader:
         self.state: Any = None  # the stream's state after the last pull; None if it saves none
         self.pass_number = -1  # the present pass; -1 before the first one
         self._iterator: Iterator[Any] = iter(())
-        self._first: Any = _END  # an example that was taken when the pass began
+        self._first: Any = END  # an example that was taken when the pass began
         self._must_load = False  # whether `state` must be loaded before the next pull
         self._goal = -1  # up to and including this pass, other workers may be in another one
 
@@ -58,22 +59,39 @@ class StreamReader:
     def pull(self, pass_number: int, batch: int, count: int, *, copies: bool = False) -> list[Any]:
         """Pulls ``count`` examples of a pass for a batch of this worker; fewer when the stream has ended.
 
-        ``copies``: whether each example is copied before the next one is pulled. A stream may use its memory again after it has
-        yielded the examples of a batch, and echoing pulls fewer examples for each batch.
+        ``copies`` is as in `pull_next`.
         """
+        self.begin(pass_number, batch)
+        examples: list[Any] = []
+        while len(examples) < count and (example := self.pull_next(copies=copies)) is not END:
+            examples.append(example)
+        self.note_state()
+        return examples
+
+    def begin(self, pass_number: int, batch: int) -> None:
+        """Begins to pull examples of a pass for a batch of this worker."""
         self._seeding.seed(EXAMPLE, batch)
         if pass_number != self.pass_number or self._must_load:
             self._begin(pass_number, batch)
-        examples: list[Any] = []
-        if self._first is not _END:
-            examples.append(copy_example(decoded(self._first)) if copies else decoded(self._first))
-            self._first = _END
-        # `islice` and similar functions call `iter` on the iterator, and a stream that is its own iterator then begins again.
-        while len(examples) < count and (example := next(self._iterator, _END)) is not _END:
-            examples.append(copy_example(decoded(example)) if copies else decoded(example))
+
+    def pull_next(self, *, copies: bool = False) -> Any:
+        """Returns the next example; `END` if the stream has ended. It may not be called after that, before another pass.
+
+        ``copies``: whether the example is copied before the next one is pulled. A stream may use its memory again after it has
+        yielded the examples of a batch, and echoing pulls fewer examples for each batch.
+        """
+        example, self._first = self._first, END
+        if example is END:
+            # `islice` and similar functions call `iter` on the iterator, and a stream that is its own iterator then begins again.
+            example = next(self._iterator, END)
+            if example is END:
+                return END
+        return copy_example(decoded(example)) if copies else decoded(example)
+
+    def note_state(self) -> None:
+        """Notes the stream's state after the pulls for a batch, if it saves one."""
         if self.is_stateful:
             self.state = self._dataset.state_dict()
-        return examples
 
     def _begin(self, pass_number: int, batch: int) -> None:
         with self._turn:
@@ -92,8 +110,8 @@ class StreamReader:
     def _iterate(self, batch: int, *, again: bool = False) -> None:
         """Begins to iterate, and once more if ``again`` and the stream yields nothing."""
         self._iterator = iter(self._dataset)
-        self._first = next(self._iterator, _END)
-        if self._first is _END:
+        self._first = next(self._iterator, END)
+        if self._first is END:
             self._iterator = iter(())  # an iterator that has ended may begin again when it is asked again
             if again:
                 self._seeding.seed(EXAMPLE, batch)
@@ -117,7 +135,7 @@ class StreamReader:
 #
 # Random numbers: there is one seed for pulling the examples of a batch, and one for collating it.
 
-_NOTHING = Report()
+NOTHING_MADE = Report()
 
 
 class StreamRequest(NamedTuple):
@@ -128,6 +146,7 @@ class StreamRequest(NamedTuple):
     # Where the worker continues after a resume: a state that came with a `StreamNote`, or, if no example is live any more, the
     # number of batches that the worker made before. None: this is not a resume.
     resume: bytes | int | None = None
+    number: int = -1  # of the request in the run
 
 
 class StreamNote(NamedTuple):
@@ -183,7 +202,7 @@ class StreamEcho:
         if request.resume is not None:
             self._resume(request.resume)
         if request.pass_number <= self._ended:
-            return None, _NOTHING, self._note()
+            return None, NOTHING_MADE, self._note()
         plan, started = self._plan, perf_counter()
         if request.factor != plan.factor:
             plan.change_factor(plan.number, request.factor)
@@ -193,7 +212,7 @@ class StreamEcho:
         if len(fresh) < wanted:
             self._ended = request.pass_number
             if not fresh or self._drop_last:
-                return None, _NOTHING, self._note()
+                return None, NOTHING_MADE, self._note()
         batch = plan.next_batch(missing=wanted - len(fresh))
         held, examples = self._held, []
         for position in batch.forget:
@@ -214,11 +233,14 @@ class StreamEcho:
         info = get_worker_info()
         self._worker = 0 if info is None else info.id
         self._shape = replace(self._shape, seed=mix(self._shape.seed, self._worker))
-        self._plan = make_plan(self._shape, 1.0)
+        self._begin_planning()
         self._seeding = Seeding(self.dataset, mix(self._key, self._worker))
         self._reader = StreamReader(self.dataset, self._seeding, self._turn)
         if info is None and self._reader.is_stateful:  # a worker gets the data set as it was; this process has used it already
             self._reader.state = self.dataset.state_dict()
+
+    def _begin_planning(self) -> None:
+        self._plan = make_plan(self._shape, 1.0)
 
     def _pull(self, position: int, count: int, batch: int, pass_number: int) -> list[Any]:
         reader = self._reader
@@ -229,8 +251,11 @@ class StreamEcho:
         try:
             return reader.pull(pass_number, batch, count, copies=self._plan.factor > 1)
         except Exception as error:
-            add_note(error, f"(reading the stream in pass {pass_number}, worker {self._worker})")
+            self._note_place(error, pass_number)
             raise
+
+    def _note_place(self, error: Exception, pass_number: int) -> None:
+        add_note(error, f"(reading the stream in pass {pass_number}, worker {self._worker})")
 
     # ------------------------------------------------------------------ state
 

@@ -19,6 +19,7 @@ from lightning_echo.measure.control import (
     Reason,
     RecentSteps,
     as_count,
+    check_on_demand,
     load_state_by_kind,
 )
 from lightning_echo.measure.target_idle import recommend
@@ -36,6 +37,14 @@ from lightning_echo.training.trainer import check_factor_during_training
 class Examples(NamedTuple):
     fresh: int = 0
     echoed: int = 0
+
+    @property
+    def uses(self) -> float:
+        """Uses per fresh example; 1 if no example was fresh."""
+        return (self.fresh + self.echoed) / self.fresh if self.fresh else 1.0
+
+    def since(self, before: Examples) -> Examples:
+        return Examples(self.fresh - before.fresh, self.echoed - before.echoed)
 
 
 class RunCounts:
@@ -253,17 +262,15 @@ def _sharing_of(loader: Any) -> LoaderSharing | None:
 # `AskingSteps`: after which steps a controller is asked within an epoch.
 #
 # After these steps the ranks exchange their measurements. All ranks must find the same answer without asking each other, so it
-# depends only on numbers of batches. Values that may differ between ranks are agreed upon when training begins.
-
-SETTLING_STEPS = 10  # after the queued batches: by then, the device's caches are warm and the thread's queue has settled
+# depends only on numbers of batches.
 
 
 class AskingSteps:
-    """Counts the steps of a ``fit``; raises a TypeError or a ValueError for wrong numbers of steps of the controller."""
+    """The steps of a controller. It raises a TypeError or a ValueError if their numbers are impossible."""
 
     def __init__(self, controller: Controller | None) -> None:
         name = type(controller).__name__
-        self.first_after_steps = as_count(f"{name}.first_after_steps", getattr(controller, "first_after_steps", None))
+        self._first = as_count(f"{name}.first_after_steps", getattr(controller, "first_after_steps", None))
         self._every = as_count(f"{name}.every_n_steps", getattr(controller, "every_n_steps", None))
         asked_after = getattr(controller, "asked_after", ())
         if not isinstance(asked_after, Collection) or isinstance(asked_after, str):
@@ -271,30 +278,33 @@ class AskingSteps:
                 f"{name}.asked_after must be a collection of numbers of batches, such as (100, 1000), got {asked_after!r}"
             )
         self._asked_after = frozenset(as_count(f"each of {name}.asked_after", number) for number in asked_after)
-        self.has_asked = False  # in this run
         self._is_possible = False
-        self._steps = 0  # in this fit
-        self._early_at: int | None = None  # the step of this fit at which the early decision is due, equal on all ranks
 
-    def start(self, loader: Echoed | None, largest: Callable[[int], int]) -> None:
-        """Begins to count, or continues after a resume. ``largest`` returns the largest of the ranks' values."""
+    def start(self, loader: Echoed | None) -> None:
         parts = parts_of(loader).values()
         # Lightning can be told of another length of epochs only between two epochs.
         self._is_possible = bool(parts) and all(part.epoch_length == "fixed" or not part.has_length for part in parts)
-        self._steps, self._early_at = 0, None
-        if self._is_possible and self.first_after_steps is not None and not self.has_asked:
-            # Of the next batches, those prove nothing that queues held at the start, and those that fill a buffer.
-            unsettled = max(max(part.planned_ahead, part.settled_at - part.delivered_batches) for part in parts)
-            self._early_at = largest(unsettled) + SETTLING_STEPS + self.first_after_steps
+
+    def rest(self) -> None:
+        """Ends asking in this ``fit``. Call it before `start`."""
+        self.first_after_steps, self._every, self._asked_after = None, None, frozenset()
 
     def after_step(self, in_epoch: int, in_run: int, *, ends_epoch: bool) -> Moment | None:
-        """Returns why the controller is asked after a step; None: it is not asked, or anyway at the end of the epoch."""
-        self._steps += 1
+        """Returns why the controller is asked after a step; None: it is not asked, or anyway at the end of the epoch.
+
+        The answer depends on the numbers of batches alone, so it is the same on all ranks, and after a resume.
+        """
         if not self._is_possible or ends_epoch:
             return None
         if (self._every is not None and in_epoch % self._every == 0) or in_run in self._asked_after:
             return Moment.within_epoch
-        return Moment.early if self._steps == self._early_at and not self.has_asked else None
+        return Moment.early if self._is_early(in_run) else None
+
+    def _is_early(self, in_run: int) -> bool:
+        if self._first is None or (self._every is not None and in_run >= self._every):
+            return False
+        times, rest = divmod(in_run, self._first)
+        return not rest and times.bit_count() == 1
 
 
 # ---------------------------------------------------------------------- decider
@@ -318,6 +328,10 @@ class Decider:
         self._logged_before: dict[str, Tensor] = {}  # from the checkpoint: a resumed Trainer has forgotten the logged values
         self._logged_last: dict[str, Tensor] = {}  # the tensors of the last epoch: a value that is logged again may be equal
 
+    def rest(self) -> None:
+        """Decides nothing in this ``fit``."""
+        self._controller = None
+
     def check(self, trainer: pl.Trainer, loader: Echoed | None) -> None:
         """Refuses, before training, a setting that would end the training with an error later."""
         if self._controller is None:
@@ -328,6 +342,13 @@ class Decider:
                 "an earlier fit, and trains on another loader. Pass EchoLoader(loader, 1) to fit, or use another Trainer"
             )
         common_factor({name: part.factor for name, part in parts_of(loader).items()})
+        if loader.on_demand:
+            check_on_demand(self._controller, MisconfigurationException)
+            if not all(part.on_demand for part in parts_of(loader).values()):
+                raise MisconfigurationException(
+                    f"EchoCallback({self._controller!r}) sets one factor for all loaders, but some of them echo on demand, where "
+                    "it is a bound, and others by a constant factor: give all of them factor='demand', or none"
+                )
         largest = self._controller.largest_factor()
         if largest is not None:
             check_factor_during_training(trainer, loader, largest)
@@ -340,6 +361,7 @@ class Decider:
         factor: float,
         measured: tuple[JobSteps | None, PipelineCosts | None],
         moment: Moment = Moment.epoch_end,
+        mean_uses: float | None = None,
     ) -> Observation:
         """Returns the observation at a moment, equal on all ranks. ``measured``: the steps to judge, and the pipeline's costs."""
         metrics, newly_logged = ({}, frozenset[str]()) if self._controller is None else self._join_logged(trainer, pl_module)
@@ -357,6 +379,7 @@ class Decider:
             moment=moment,
             batches=trainer.fit_loop.total_batch_idx + 1,
             idle_low=None if judged is None else judged.idle_low,
+            mean_uses=mean_uses,
         )
 
     def _join_logged(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> tuple[dict[str, float], frozenset[str]]:
@@ -392,6 +415,8 @@ class Decider:
 
     def recommend(self, loader: Echoed | None, observation: Observation, decision: Decision | None) -> Decision:
         """Returns the factor that follows from the measurements: the controller's, or the choice of ``TargetIdle()``."""
+        if loader is not None and loader.on_demand:
+            return Decision(observation.factor, Reason.not_measured, "on demand no factor is recommended")
         if decision is not None and decision.reason.is_measured:
             return decision
         if not isinstance(loader, EchoLoaders) or loader.has_one_factor:

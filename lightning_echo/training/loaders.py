@@ -8,7 +8,7 @@ from copy import copy
 from functools import reduce
 from typing import Any, NoReturn, TypeAlias
 
-from lightning_echo.config import DEMAND, EchoConfig
+from lightning_echo.config import AUTO_FACTOR, DEMAND, EchoConfig, check_demand
 from lightning_echo.loader.loader import EchoLoader
 from lightning_echo.loader.state import EchoCounts
 from lightning_echo.pipeline.journal import Replay
@@ -111,6 +111,11 @@ class EchoLoaders(dict[str, EchoLoader]):
     def factor_in_force(self) -> float:
         """The echo factor of the next batches. If the loaders have different factors, their mean."""
         return _mean_factor(loader.factor_in_force for loader in self.values())
+
+    @property
+    def on_demand(self) -> bool:
+        """Whether one of the loaders echoes on demand."""
+        return any(loader.on_demand for loader in self.values())
 
     @property
     def has_one_factor(self) -> bool:
@@ -250,6 +255,7 @@ class Wrapping:
     def __init__(self, config: EchoConfig | Mapping[str, EchoConfig], owner_name: str, remedy: str | None, shard: bool) -> None:
         self._config_of_all = config if isinstance(config, EchoConfig) else None
         self.configs = {"": config} if isinstance(config, EchoConfig) else dict(config)
+        self.is_auto = any(each.factor == AUTO_FACTOR for each in self.configs.values())
         self._owner_name, self._remedy, self._shard = owner_name, remedy, shard
 
     def wrap(self, loaders: Any, before: Mapping[str, EchoLoader], factor: float | None, ranks: dict[str, Any]) -> Any:
@@ -318,10 +324,13 @@ class Wrapping:
         if isinstance(loader, EchoLoader):
             return loader if self._remedy is None else self._refuse_echoed(name)
         options = (self._config_of_all or self.configs[name]).as_options()
-        if before is not None or factor is not None:
-            in_force = factor if before is None else before.factor
-            if Replay.of(options["factor"]) is None:  # its journal has the bound
-                options["max_factor" if options["factor"] == DEMAND else "factor"] = in_force
+        if self.is_auto:
+            options |= {"factor": 1.0, "max_factor": None}  # for now, see `decide_auto`
+        on_demand = options["factor"] == DEMAND
+        if before is not None and before.on_demand == on_demand:
+            factor = before.factor
+        if factor is not None and Replay.of(options["factor"]) is None:  # a journal has its own bound
+            options["max_factor" if on_demand else "factor"] = factor
         if options["seed"] is not None:
             options["seed"] = named_seed(options["seed"], name)
         try:
@@ -332,6 +341,26 @@ class Wrapping:
             raise (TypeError if isinstance(error, TypeError) else ValueError)(f"loader {name!r}: {error}") from error
         echoed.name = name
         return echoed
+
+    def decide_auto(self, parts: Mapping[str, EchoLoader], users: Mapping[str, Any], before: Mapping[str, EchoLoader]) -> str:
+        """Lets loaders with ``factor="auto"`` echo on demand, if all of them can. Returns what was decided, for people.
+
+        ``users``: the loaders that the user has made. ``before``: the `EchoLoader`s that were in use.
+        """
+        constant = {name: part for name, part in parts.items() if not part.on_demand}
+        for name, part in constant.items():
+            if part is users[name]:
+                why = "it is an EchoLoader with a factor of its own"
+            else:
+                why = part.why_not_on_demand() if part.is_at_start else "the run has begun with a constant factor"
+            if why:
+                which = f"the loader {name!r}: " if name else ""
+                return f"factor='auto' is TargetIdle() here, because on demand is impossible: {which}{why}"
+        for name, part in constant.items():
+            earlier, config = before.get(name), self._config_of_all or self.configs[name]
+            bound = check_demand(DEMAND, config.max_factor)[1]
+            part.echo_on_demand(earlier.factor if earlier is not None and earlier.on_demand else bound)
+        return "factor='auto' echoes on demand: if no fresh example has arrived, the training trains on one from memory"
 
     def _refuse_echoed(self, name: str) -> NoReturn:
         what = f"an EchoLoader as {name!r}" if name else "an EchoLoader"

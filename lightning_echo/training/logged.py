@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
@@ -12,11 +12,12 @@ from lightning.fabric.utilities.cloud_io import get_filesystem
 from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 
 import lightning_echo
+from lightning_echo.config import DEMAND
 from lightning_echo.loader.loader import EchoLoader
 from lightning_echo.measure.control import Controller, Decision, Observation
 from lightning_echo.measure.report import picture
-from lightning_echo.measure.summary import FILE_NAME, EpochReport, RunSummary
-from lightning_echo.training.counts import together
+from lightning_echo.measure.summary import FILE_NAME, EpochReport, RunSummary, stalls_bridged
+from lightning_echo.training.counts import Examples, together
 from lightning_echo.training.loaders import Echoed, parts_of
 from lightning_echo.training.meters import EpochMeasures, RunMeter
 from lightning_echo.training.package import classes, package_of
@@ -117,7 +118,7 @@ def log_hyperparameters(trainer: pl.Trainer, loader: Echoed | None, controller: 
         return
     of_parts = {
         name: {
-            "factor": part.factor,
+            **({"factor": DEMAND, "max_factor": part.factor} if part.on_demand else {"factor": part.factor}),
             "insertion_point": part.insertion_point.value,
             "buffer_size": part.buffer_size,
             "reuse": part.reuse,
@@ -178,8 +179,9 @@ def report_of(
 ) -> EpochReport:
     """Returns the report of an epoch that is over, and that is observed joined with those before it if it is short."""
     whole, costs, cache, shared = measures.whole, measures.costs, together(measures.caches.values()), measures.shared
-    fresh, echoed = meter.counts.totals
-    factor, exchanged = 1.0 if loader is None else loader.factor_in_force, None if cache is None else cache.exchange_seconds
+    totals, exchanged = meter.counts.totals, None if cache is None else cache.exchange_seconds
+    factor = factor_shown(loader, totals)
+    on_demand = {name: part for name, part in parts_of(loader).items() if part.on_demand}
     seconds = whole.steps * (whole.wait_seconds + whole.busy_seconds) if whole is not None else 0
     is_one_factor = observation.idle_fraction is not None and (
         loader is None or isinstance(loader, EchoLoader) or loader.has_one_factor
@@ -189,8 +191,8 @@ def report_of(
         epoch=observation.epoch,
         steps=0 if whole is None else whole.steps,
         factor=factor,
-        fresh_examples=fresh,
-        echoed_examples=echoed,
+        fresh_examples=totals.fresh,
+        echoed_examples=totals.echoed,
         passes=None if loader is None else loader.passes,
         effective_factor=(measures.fresh + measures.echoed) / measures.fresh if measures.fresh else None,
         idle_fraction=None if whole is None else whole.idle_fraction,
@@ -198,10 +200,13 @@ def report_of(
         slowest_node=None if slowest_rank is None else meter.node_of(slowest_rank),
         data_wait_seconds=None if whole is None else whole.wait_seconds,
         step_seconds=None if whole is None else whole.busy_seconds,
-        upstream_seconds=None if costs is None else costs.upstream_seconds,
+        upstream_seconds=None
+        if costs is None or any(part.reads_ahead for part in on_demand.values())
+        else costs.upstream_seconds,
         examples_per_second=(measures.fresh + measures.echoed) / seconds if seconds else None,
-        recommended_factor=recommended.factor if is_one_factor else None,
+        recommended_factor=recommended.factor if is_one_factor and not on_demand else None,
         first_batch_seconds=measures.first_batch_seconds,
+        stalls_bridged_seconds=_stalls_bridged(measures, on_demand, seconds) if on_demand and seconds else None,
         cache_hit_fraction=None if cache is None else cache.hit_fraction,
         cached_examples=None if cache is None else cache.examples,
         cache_bytes=None if cache is None else cache.bytes,
@@ -216,11 +221,25 @@ def report_of(
         missed_examples=None if shared is None else shared.missed,
         saved_cpu_seconds=None if shared is None else shared.saved_cpu_seconds,
         slowest_training="" if shared is None else shared.slowest_training,
-        speedup=None if costs is None else costs.speedup(factor),
+        speedup=None if costs is None or on_demand else costs.speedup(factor),
+        max_factor=max((part.factor_in_force for part in on_demand.values()), default=None),
         next_factor=None if decision is None else decision.factor,
         reason="" if decision is None else decision.reason.value,
         message="" if decision is None else decision.message,
     )
+
+
+def factor_shown(loader: Echoed | None, totals: Examples) -> float:
+    """Returns the factor that is logged: the one in force; on demand the uses per fresh example in the run so far."""
+    if loader is None:
+        return 1.0
+    return totals.uses if loader.on_demand else loader.factor_in_force
+
+
+def _stalls_bridged(measures: EpochMeasures, on_demand: Iterable[str], seconds: float) -> float:
+    """Returns the seconds that echoes bridged. Each step takes a batch of each loader, so the slowest source decides."""
+    whole = Examples(measures.fresh, measures.echoed)
+    return max(stalls_bridged(*measures.parts.get(name, whole), seconds) for name in on_demand)
 
 
 class ProgressText:

@@ -316,6 +316,7 @@ class EpochMeasures:
     shared: ShareUse | None = None  # None if the loader does not share
     reads_in_flight: float | None = None  # of all loaders together, mean over the ranks; None if no threads read ahead
     worker_wait_fraction: float | None = None  # mean over the ranks; None if unknown
+    parts: Mapping[str, Examples] = field(default_factory=dict)  # in the epoch, of each of several loaders, all ranks
 
 
 class _Beside(NamedTuple):
@@ -334,7 +335,10 @@ class RunMeter:
         self.idle, self.counts = IdleFraction(), RunCounts()  # of the epoch's steps, and of the run's examples
         self.part_counts: dict[str, RunCounts] = {}  # of each of several loaders, by name
         self._at_epoch_start: Examples | None = None  # the totals at the start of the epoch
+        self._parts_at_epoch_start: dict[str, Examples] = {}  # the same of each of several loaders; without an entry 0
+        self._own_at_epoch_start = Examples()  # what this rank had been delivered then, or when it resumed within the epoch
         self._stretch_start = 0  # the number of the epoch's steps before the present stretch
+        self._workers = 1  # of a loader, on the rank that has most of them; 0 count as one
         self.has_unknown_sizes = False  # if True, the numbers of examples are too small
         self._not_echoed = 0  # examples delivered on this rank by a loader that is not echoed
         self._loader_meters: dict[str, LoaderMeter] = {}
@@ -356,6 +360,10 @@ class RunMeter:
         """This rank's idle fraction in the epoch so far, without synchronising; None before the tenth step."""
         timer = self.timer
         return timer.waited_seconds / timer.seconds if timer.steps >= _ENOUGH_TO_SHOW and timer.seconds else None
+
+    def own_in_epoch(self, loader: Echoed | None) -> Examples:
+        """Returns the examples of this rank in the epoch so far, or since it resumed, without synchronising."""
+        return self._delivered(loader).since(self._own_at_epoch_start)
 
     @property
     def may_read_ahead(self) -> bool:
@@ -394,7 +402,8 @@ class RunMeter:
         self._plain_workers = None if loader is not None else _workers_in(self._train_dataloader)
         self._loader_meters = {name: LoaderMeter(part, self._saved_seconds.get(name)) for name, part in parts_of(loader).items()}
         if self._at_epoch_start is None:
-            self._at_epoch_start = self.count(loader)
+            self.count(loader)
+            self._note_epoch_start()
         else:  # the checkpoint's totals contain the examples that the loader has delivered so far
             self.counts.go_on_from(self._delivered(loader))
             for name, part in self._counted_parts(loader).items():
@@ -408,8 +417,11 @@ class RunMeter:
         self._cache_meter.begin_epoch(parts_of(loader))  # before the ranks exchange something: none of them delivers yet
         # All ranks wait if workers start on one of them.
         starts = not self._has_stepped or self._starts_workers(loader)
-        self.timer.begin_epoch(goes_on=not self._gather([float(starts)]).any())
-        self.counts.counted = self._delivered(loader)
+        workers = max((part.num_workers for part in parts_of(loader).values()), default=0)
+        starts_anywhere, most_workers = self._gather([float(starts), float(workers)]).max(dim=0).values.tolist()
+        self.timer.begin_epoch(goes_on=not starts_anywhere)
+        self._workers = max(int(most_workers), 1)
+        self.counts.counted = self._own_at_epoch_start = self._delivered(loader)
         self._add_parts(loader)
         for name, part in parts_of(loader).items():
             if name in self.part_counts:
@@ -457,13 +469,17 @@ class RunMeter:
             self.has_unknown_sizes = self.largest(int(self.has_unknown_sizes)) > 0
         return self.counts.totals
 
+    def in_epoch(self, loader: Echoed | None) -> Examples:
+        """Returns the examples of all ranks in the epoch so far."""
+        return self.count(loader).since(self._at_epoch_start or Examples())
+
     def part_metrics(self, loader: Echoed | None, *, passes: bool = False) -> dict[str, float]:
         """Returns the metrics of each of several loaders, from the last count."""
         found: dict[str, float] = {}
         for name, part in self._counted_parts(loader).items():
-            fresh, echoed = self.part_counts[name].totals
-            found |= {f"echo/{name}/factor": part.factor_in_force, f"echo/{name}/fresh_examples": fresh}
-            found[f"echo/{name}/echoed_examples"] = echoed
+            totals = self.part_counts[name].totals
+            found[f"echo/{name}/factor"] = totals.uses if part.on_demand else part.factor_in_force
+            found |= {f"echo/{name}/fresh_examples": totals.fresh, f"echo/{name}/echoed_examples": totals.echoed}
             if passes:
                 found[f"echo/{name}/passes"] = part.passes
         return found
@@ -471,23 +487,24 @@ class RunMeter:
     def largest(self, value: int) -> int:
         return int(self._gather([value], dtype=torch.int64).max())
 
-    def end_stretch(self, loader: Echoed | None, last: int | None = None) -> tuple[JobSteps | None, PipelineCosts | None]:
-        """Ends a stretch within an epoch. Returns its ``judged`` and ``costs``, see `EpochMeasures`.
+    def end_stretch(self, loader: Echoed | None) -> tuple[JobSteps | None, PipelineCosts | None]:
+        """Ends a stretch within an epoch, which are all steps since the last decision.
 
-        If ``last`` is given, the stretch is only that many last steps; None: all steps since the last decision.
+        Returns its ``judged`` and ``costs``, see `EpochMeasures` and `IdleFraction.stretch`.
         """
         self.timer.settle()  # all ranks must have measured the same steps
         self.idle.update(*self.timer.take())
-        if last is not None:
-            self._stretch_start = max(self._stretch_start, self.idle.per_step.shape[-1] - last)
-        # The ranks exchange only these steps, because the steps of an epoch that never ends become more and more.
-        stretch = IdleFraction().to(self.idle.device)
-        stretch.update(*self.idle.per_step[:, self._stretch_start :])
+        # The ranks exchange these steps, and as many before them, which may prove more about waiting than the last ones alone.
+        # They exchange no more, because the steps of an epoch that never ends become more and more.
+        begin, end = self._stretch_start, self.idle.per_step.shape[-1]
+        kept = max(0, 2 * begin - end)
+        steps = IdleFraction().to(self.idle.device)
+        steps.update(*self.idle.per_step[:, kept:])
         judged = None
-        if stretch.per_step.shape[-1]:
-            first = self._first_judged(loader, self.idle.per_step.shape[-1])
-            with stretch.sync_context():
-                judged = stretch.steps(max(0, first - self._stretch_start))
+        if end > begin:
+            settled = max(kept, self._first_judged(loader, end))
+            with steps.sync_context():
+                judged = steps.stretch(max(begin, settled) - kept, settled - kept, self._workers)
         of_ranks, _ = self._gather_seconds(loader)
         costs = self._costs(of_ranks, loader, judged)
         self._stretch_start = self.idle.per_step.shape[-1]
@@ -498,30 +515,33 @@ class RunMeter:
     def end_epoch(self, loader: Echoed | None) -> EpochMeasures:
         self.timer.settle()
         self.idle.update(*self.timer.take())
-        before, now = self._at_epoch_start or Examples(), self.count(loader)
-        self._at_epoch_start = now
+        in_epoch = self.in_epoch(loader)
+        parts = {
+            name: counts.totals.since(self._parts_at_epoch_start.get(name, Examples()))
+            for name, counts in self.part_counts.items()
+        }
+        self._note_epoch_start()
         gather = partial(self._gather, dtype=torch.int64)
         caches, shared = self._cache_meter.end_epoch(parts_of(loader), gather), self._share_meter.end_epoch(loader, gather)
         with self.idle.sync_context():
             whole = self.idle.steps()
             first = 0 if whole is None else max(self._stretch_start, self._first_judged(loader, whole.steps))
-            judged = self.idle.steps(first)
+            judged = self.idle.steps(first, self._workers)
         self.idle.reset()
         self._stretch_start = 0
         of_ranks, beside = self._gather_seconds(loader)
         costs = self._costs(of_ranks, loader, judged or whole)
-        fresh, echoed = now.fresh - before.fresh, now.echoed - before.echoed
         return EpochMeasures(
             whole,
             judged,
             costs,
             beside.first_batch_seconds,
-            fresh,
-            echoed,
+            *in_epoch,
             caches,
             shared,
             beside.reads_in_flight,
             beside.worker_wait_fraction,
+            parts,
         )
 
     # ------------------------------------------------------------------ state
@@ -535,6 +555,7 @@ class RunMeter:
             "counts": self.counts.state(self.world_size),
             "parts": {name: counts.state(self.world_size) for name, counts in self.part_counts.items()},
             "at_epoch_start": list(self._at_epoch_start or self.counts.totals),
+            "parts_at_epoch_start": {name: list(each) for name, each in self._parts_at_epoch_start.items()},
             "per_step": self.idle.per_step.cpu(),
             "stretch_start": self._stretch_start,
             "stages": {name: tuple(each) for name, each in seconds.items()},
@@ -549,6 +570,8 @@ class RunMeter:
         for name, counts in self.part_counts.items():
             counts.load(parts[name])
         self._at_epoch_start = Examples(*entry(state, "at_epoch_start", tuple[int, int]))
+        begun = entry(state, "parts_at_epoch_start", dict[str, tuple[int, int]], {})
+        self._parts_at_epoch_start = {name: Examples(*each) for name, each in begun.items()}
         per_step = entry(state, "per_step", Tensor)
         if per_step.ndim != 2 or len(per_step) != 2:
             raise FieldError("per_step", f"must have the shape (2, steps), got {tuple(per_step.shape)}")
@@ -557,6 +580,10 @@ class RunMeter:
         self._saved_seconds = entry(state, "stages", dict[str, SecondsPerBatch])
 
     # ------------------------------------------------------------------ inside
+
+    def _note_epoch_start(self) -> None:
+        self._at_epoch_start = self.counts.totals
+        self._parts_at_epoch_start = {name: counts.totals for name, counts in self.part_counts.items()}
 
     def _add_parts(self, loader: Echoed | None) -> None:
         """Adds counts for each of several loaders. A reload by the user's hook may bring new loaders."""
@@ -630,7 +657,7 @@ class RunMeter:
         if steps.idle_fraction < _LEAST_IDLE or (isinstance(loader, EchoLoaders) and not loader.fits_cost_model):
             return None
         workers = 1 if loader is not None else self._plain_workers
-        if workers is None:
+        if workers is None or (loader is not None and loader.on_demand):  # nor is it known how many examples of a batch are fresh
             return None
         factor = 1.0 if loader is None else loader.factor
         return PipelineCosts.of_waiting(steps.wait_seconds + steps.busy_seconds, steps.idle_fraction, factor, workers)

@@ -155,6 +155,8 @@ def forecast(trainer: Any, echoed: Echoed) -> str:
         others = f"; not echoed: {', '.join(echoed.not_echoed)}" if echoed.not_echoed else ""
         return f"loaders that are echoed: {', '.join(echoed)}{others}"
     factor = echoed.factor
+    if echoed.on_demand:
+        factor = 1.0  # at most: a batch of which nothing is echoed
     if not echoed.has_length:
         return f"an epoch ends where a pass over the data ends, and has factor {factor:g} times as many steps"
     steps, limit, epochs = len(echoed), trainer.limit_train_batches, trainer.max_epochs
@@ -164,6 +166,8 @@ def forecast(trainer: Any, echoed: Echoed) -> str:
     passes = epochs * steps / echoed.pass_batches / factor
     lengths = [f"{count:,} {noun if count == 1 else noun + 's'}" for count, noun in ((epochs, "epoch"), (steps, "step"))]
     unit = "pass" if f"{passes:.3g}" == "1" else "passes"
+    if echoed.on_demand:
+        return f"{lengths[0]} x {lengths[1]} on demand: at most {passes:.3g} {unit} over the data, less what is echoed"
     line = f"{lengths[0]} x {lengths[1]} = {passes:.3g} {unit} over the data at factor {factor:g}"
     # While the buffer is being filled, more of each batch is fresh. In a short run this makes a difference.
     planned = echoed.passes_in(epochs * steps) if echoed.is_at_start and epochs * steps <= _SHORT_RUN_STEPS else None

@@ -23,6 +23,7 @@ from lightning_echo.config import EchoConfig
 from lightning_echo.insertion import Needs, earliest
 from lightning_echo.loader.loader import EchoLoader
 from lightning_echo.loader.state import is_state
+from lightning_echo.pipeline.journal import REPLAY
 from lightning_echo.schema import EchoStateError, entry, state_of
 from lightning_echo.training.hooks import BoundHooks, ProcessHook, TransferHooks
 from lightning_echo.training.loaders import (
@@ -100,6 +101,8 @@ class TrainingEcho:
         if not isinstance(shard, bool):
             raise TypeError(f"shard must be True or False, got {shard!r}")
         self._wrapping = Wrapping(config, owner_name, hint, shard)
+        self.auto_may_be_demand = True  # False: with ``factor="auto"``, a controller of the user's decides
+        self._said_of_auto = ""
         self._attached, self._owner_name = attached, owner_name
         self._reload, self._link, self._transfer_hooks = Reload(attached), TrainerLink(attached, owner_name), TransferHooks()
         # In the Trainer: an EchoLoader, or a collection with EchoLoaders. None before the Trainer has asked for it, and with
@@ -138,6 +141,12 @@ class TrainingEcho:
     @factor.setter
     def factor(self, value: float) -> None:
         self.set_factor(value)
+
+    @property
+    def factor_to_paste(self) -> str:
+        """The factor that an `EchoLoader` of the user's needs to echo like this, as Python code."""
+        on_demand = any(str(config.factor).startswith((options.DEMAND, REPLAY)) for config in self._wrapping.configs.values())
+        return repr(options.DEMAND) if on_demand else f"{max(self.factors.values()):g}"
 
     def set_factor(self, value: float, since: int | None = None) -> None:
         """Sets the factor of all loaders, from batch ``since`` of the run on; None: from the first batch not yet planned."""
@@ -207,7 +216,7 @@ class TrainingEcho:
         """
         if not self._process_hook.are_bound:
             users, ranks = ask_user(), self._wrapping.ranks(self._attached.trainer)
-            return self.use(self._wrapping.wrap(users, self._parts, self._waiting_factor, ranks))
+            return self._use_new(users, self._wrapping.wrap(users, self._parts, self._waiting_factor, ranks))
         users = self._users if self._reload.is_ordered and self._users is not None else ask_user()
         self._answered = _Answered(users, leaves_of(users))
         return with_leaves(users, self._answered.leaves) if is_combined(users) else users
@@ -237,7 +246,7 @@ class TrainingEcho:
         answered.done[name] = loader
         if len(answered.done) == len(answered.leaves):
             self._users = answered.loaders
-            self.use(self._wrapping.put_together(answered.loaders, answered.done))
+            self._use_new(answered.loaders, self._wrapping.put_together(answered.loaders, answered.done))
             if answered.is_own_reload:
                 self._order_reload_after_resuming()
         return loader
@@ -252,7 +261,17 @@ class TrainingEcho:
         if trainer.overfit_batches > 0:
             return self._without_echo(loader)
         ranks = self._wrapping.ranks(trainer, deals_out=False)
-        return self.use(self._wrapping.wrap(loader, self._parts, self._waiting_factor, ranks))
+        return self._use_new(loader, self._wrapping.wrap(loader, self._parts, self._waiting_factor, ranks))
+
+    def _use_new(self, users: Any, loader: Any) -> Any:
+        """Makes the user's loaders, echoed, the ones in use. With ``factor="auto"`` it is decided here how they echo."""
+        if self._wrapping.is_auto and self.auto_may_be_demand:
+            parts = parts_of(echoed_in(loader))
+            said = self._wrapping.decide_auto(parts, leaves_of(users), self._parts)
+            if said != self._said_of_auto:
+                self._said_of_auto = said
+                rank_zero_info(f"lightning_echo: {said}")
+        return self.use(loader)
 
     def _begin_answer(self, trainer: Any) -> bool:
         """Notes that the Trainer asks for its loader. Returns whether it does so only to learn the new length."""

@@ -181,7 +181,7 @@ def controller(folder: Path) -> Any:
 class AsksEarly(LocalDecisions):
     """Is asked within epochs, too; would decide differently on each rank there."""
 
-    first_after_steps, every_n_steps = 3, 25
+    first_after_steps, every_n_steps = 9, 25
 
     def decide(self, observation: Observation) -> Decision:
         self.seen.append((observation.batches, observation.moment.value, observation.steps, observation.idle_fraction))
@@ -189,7 +189,7 @@ class AsksEarly(LocalDecisions):
 
 
 def early(folder: Path) -> Any:
-    """Decisions within epochs, of ranks that wait at different times; and a run that is resumed after the first of them."""
+    """Decisions within epochs, of ranks that wait at different times; and a run that is resumed after the first two of them."""
 
     def run(*callbacks: Any, **options: Any) -> Any:
         decisions = AsksEarly()

@@ -64,16 +64,22 @@ def test_options_by_name_may_be_mappings_too() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [{"factor": "auto"}, {"echo": {"long": EchoConfig("auto", seed=1), "short": {"factor": "auto", "seed": 2}}}]
+    "arguments",
+    [
+        {"factor": "auto", "reuse": "each"},
+        {"echo": {"long": EchoConfig("auto", seed=1, reuse="each"), "short": {"factor": "auto", "seed": 2}}},
+    ],
 )
-def test_auto_also_for_all_of_several_loaders_is_target_idle_with_its_defaults(arguments: Any) -> None:
+def test_auto_where_on_demand_is_impossible_is_target_idle_with_its_defaults_also_for_several_loaders(
+    arguments: Any,
+) -> None:
     echo = EchoCallback(**arguments)
     assert given(echo.controller) == given(TargetIdle())
     fit(Several(), model=SeveralRecorder(), callbacks=[echo], max_epochs=1)
     assert echo.reports[0].factor == 1
 
 
-BOTH = r"factor='auto' stands for a controller.* controller=FactorSchedule.*leave one of the two"
+BOTH = r"factor='auto' chooses between echo on demand and TargetIdle.* controller=FactorSchedule.*leave one of the two"
 
 
 @pytest.mark.parametrize(
@@ -108,7 +114,8 @@ def test_a_data_module_with_auto_is_refused_in_fit_without_a_callback_with_the_l
 
 
 def test_a_data_module_with_auto_is_decided_on_by_a_callback_that_has_no_controller_of_its_own() -> None:
-    echo, data = EchoCallback(), EchoDataModule(Data(1, delay=0.02), "auto", insertion_point="after_augmentation", seed=7)
+    options: Any = {"insertion_point": "after_augmentation", "seed": 7, "reuse": "each"}
+    echo, data = EchoCallback(), EchoDataModule(Data(1, delay=0.02), "auto", **options)
     run = fit(data, callbacks=[echo], max_epochs=3)
     assert data.is_auto
     assert echo.controller is None

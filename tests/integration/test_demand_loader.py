@@ -306,6 +306,19 @@ def test_the_bound_may_be_changed_between_batches_and_is_part_of_the_state():
         each.close()
 
 
+def test_examples_that_were_read_before_the_bound_was_raised_are_echoed_right():
+    loader = on_demand(Serials(200, slowest=0.01), max_factor=1, batch_size=3)
+    ledger, run = Ledger(200), batches_of(loader)
+    for factor in (1, 8, 1, 8, 8, 8):
+        loader.factor = factor
+        for _ in range(12):
+            ledger.enter(next(run))
+            time.sleep(0.001)
+    ledger.check(loader)
+    assert loader.counts.echoed
+    loader.close()
+
+
 def test_a_state_of_a_constant_factor_continues_on_demand_and_not_the_other_way_around():
     constant = EchoLoader(DataLoader(range(40), batch_size=4), 2, insertion_point="after_augmentation", seed=0)
     found = [index for batch in islice(constant, 5) for index in batch.tolist()]

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
-from trainer_runs import Data, Killed, Run, SaveAt, fit
+from trainer_runs import Data, Run, SaveAt, fit
 
 from lightning_echo import Controller, EchoCallback, EchoConfig, EchoLoader, MetricGuard, TargetIdle
-from lightning_echo.measure.control import Decision, Moment, Observation, Reason
+from lightning_echo.measure.control import Decision, Observation, Reason
 
 LENGTH, EPOCH = 200, 50  # examples; batches of 4
 AHEAD = 2 * 2 + 2  # two workers with two batches each, and what the fetching thread holds
@@ -60,60 +60,67 @@ def by_hand(told: dict[int, float], batches: int) -> list[Any]:
 
 FULL_PASS = {"epoch_length": "full_pass"}
 ENDS = [(EPOCH, "epoch_end"), (2 * EPOCH, "epoch_end")]
+DOUBLED = [*((at, "early") for at in (5, 10, 20, 40)), ENDS[0], (80, "early"), ENDS[1]]
 PARTS = [(20, "within_epoch"), (40, "epoch_end"), (60, "within_epoch"), (80, "epoch_end")]
 
 
 @pytest.mark.parametrize(
-    ("when", "options", "asked"),
+    ("when", "options", "unsettled", "asked"),
     [
-        pytest.param({}, {}, ENDS, id="by default at the ends of epochs"),
-        pytest.param({"first": 5}, {}, [(10 + 5, "early"), *ENDS], id="early, after ten steps more"),
-        pytest.param({"first": 5}, {"workers": 2}, [(AHEAD + 10 + 5, "early"), *ENDS], id="early, and after what was queued"),
+        pytest.param({}, {}, 0, ENDS, id="by default at the ends of epochs"),
+        pytest.param({"first": 5}, {}, 0, DOUBLED, id="early, and each time that there are twice as many steps"),
+        pytest.param({"first": 5}, {"workers": 2}, 2, DOUBLED, id="early, and the workers' first batches tell nothing"),
+        pytest.param({"first": 5}, {"workers": 3}, 3, DOUBLED, id="early, of whole rounds of the workers"),
         pytest.param(
             {"first": 5},
             {"echo": {"factor": 2, "buffer_size": 80, "reuse": "each"}},
-            [(80 // 4 + 10 + 5, "early"), *ENDS],
-            id="early, and after a buffer was filled",
+            *(80 // 4, DOUBLED),
+            id="early, and a buffer that is being filled tells nothing",
         ),
         pytest.param(  # from memory only the first batch is all fresh
             {"first": 5},
             {"echo": {"factor": 2, "buffer_size": 80, "reuse": "memory"}},
-            [(1 + 10 + 5, "early"), *ENDS],
+            *(1, DOUBLED),
             id="early, from memory",
         ),
-        pytest.param({"first": 40}, {}, ENDS, id="an epoch that ends at that step"),
-        pytest.param({"every": 20}, {"limit_train_batches": 40, "workers": 2}, PARTS, id="every so many batches"),
+        pytest.param({"first": 50}, {}, 0, ENDS, id="an epoch that ends at that step"),
+        pytest.param(
+            {"first": 5, "every": 20}, {"limit_train_batches": 40}, 0, [*DOUBLED[:2], *PARTS], id="early until the other"
+        ),
+        pytest.param({"every": 20}, {"limit_train_batches": 40, "workers": 2}, 2, PARTS, id="every so many batches"),
         pytest.param(
             {"every": 20},
             {"limit_train_batches": 40, "accumulate_grad_batches": 3, "val_check_interval": 7},
-            PARTS,
+            *(0, PARTS),
             id="accumulating and validating",
         ),
         pytest.param(
             {"every": 20},
             {"max_epochs": -1, "max_steps": 70},
-            [(20, "within_epoch"), (40, "within_epoch"), (50, "epoch_end"), (70, "epoch_end")],
+            *(0, [(20, "within_epoch"), (40, "within_epoch"), (50, "epoch_end"), (70, "epoch_end")]),
             id="the run's last step ends an epoch",
         ),
-        pytest.param({"first": 5, "every": 20}, {"echo": FULL_PASS}, ENDS, id="the Trainer cannot be told of a new length"),
+        pytest.param({"first": 5, "every": 20}, {"echo": FULL_PASS}, 0, ENDS, id="the Trainer cannot be told of a new length"),
         pytest.param(
             {"first": 5, "every": 20},
             {"data": Data(length=LENGTH, loader_options={}), "overfit_batches": 30},
-            [],
+            *(0, []),
             id="nothing is echoed",
         ),
     ],
 )
-def test_when_a_controller_is_asked(when: dict[str, int], options: dict[str, Any], asked: list[tuple[int, str]]) -> None:
+def test_when_a_controller_is_asked(
+    when: dict[str, int], options: dict[str, Any], unsettled: int, asked: list[tuple[int, str]]
+) -> None:
+    """And of how many steps since the last time it is told."""
     controller = Scripted(**when)
     run(controller, **{"workers": 0, **options})
     assert controller.asked == asked
-    judged = [seen.steps for seen in controller.seen]
-    assert judged[1:] == [now - before for (before, _), (now, _) in pairwise(asked)], "each step is judged once"
-    if asked and asked[0][1] == "early":
-        assert judged[0] == when["first"]
-    elif "workers" in options:
-        assert judged[0] == 20 - 2, "the workers' first batches tell nothing"
+    workers, judged = options.get("workers", 0), []
+    for (before, _), (now, moment) in pairwise([(0, ""), *asked]):
+        steps = max(0, now - max(before, unsettled))
+        judged.append(steps - (steps % workers if moment != "epoch_end" and steps > workers > 0 else 0))
+    assert [seen.steps for seen in controller.seen] == judged, "each step is judged once"
 
 
 def test_impossible_numbers_of_steps_are_refused_before_training() -> None:
@@ -122,39 +129,30 @@ def test_impossible_numbers_of_steps_are_refused_before_training() -> None:
 
 
 def test_an_early_factor_counts_from_the_first_batch_that_is_not_planned_yet() -> None:
-    told = {AHEAD + 10 + 5: 3.0, EPOCH: 2.0}
-    found = run(Scripted(told, first=5))
+    told = {14: 3.0, EPOCH: 2.0}
+    found = run(Scripted(told, first=7))
     assert found.model.batches == by_hand(told, 2 * EPOCH)
     assert found.model.steps == [EPOCH, EPOCH]
 
 
-def test_a_run_that_is_resumed_after_a_decision_within_an_epoch_gets_the_same_batches(tmp_path: Path) -> None:
-    at = AHEAD + 10 + 5
-    told = {at: 3.0, 30: 1.5, EPOCH: 2.0, EPOCH + 30: 4.0}
-    whole, saving = scripted(Scripted(told, first=5, every=30)), SaveAt(tmp_path, [at, EPOCH, EPOCH + 31])
+def test_a_run_that_is_stopped_anywhere_and_resumed_is_asked_and_gets_the_same(tmp_path: Path) -> None:
+    """Between the early decisions, right after one, within an epoch, at its end, and in the next one."""
+    told = {14: 3.0, 30: 1.5, EPOCH: 2.0, EPOCH + 30: 4.0}
+    controller, saving = Scripted(told, first=7, every=30), SaveAt(tmp_path, [3, 10, 14, 27, EPOCH, EPOCH + 31])
+    whole = scripted(controller)
     expected = fit(Data(2, length=LENGTH), callbacks=[whole, saving], max_epochs=2)
+    assert [at for at, _ in controller.asked] == [7, 14, 28, 30, EPOCH, EPOCH + 30, 2 * EPOCH]
     assert [use.factor for use in whole.decisions] == [1, 3, 1.5, 2, 4]
     assert [use.step for use in whole.decisions] == [0, *told]
     assert [use.batch for use in whole.decisions] == [0, *(step + AHEAD for step in told)]
     for step in saving.steps:
-        controller = Scripted(told, first=5, every=30)
-        resumed = scripted(controller)
-        again = fit(Data(2, length=LENGTH), callbacks=[resumed], max_epochs=2, ckpt_path=saving.path(step))
-        assert again.model.batches == expected.model.batches[step:], step
+        again = Scripted(told, first=7, every=30)
+        resumed = scripted(again)
+        rest = fit(Data(2, length=LENGTH), callbacks=[resumed], max_epochs=2, ckpt_path=saving.path(step))
+        assert rest.model.batches == expected.model.batches[step:], step
         assert resumed.decisions == whole.decisions, step
-        assert all(seen.moment is not Moment.early for seen in controller.seen), step
-
-
-def test_a_run_that_is_resumed_before_its_early_decision_makes_it_and_later_no_more(tmp_path: Path) -> None:
-    saving = SaveAt(tmp_path, [12, EPOCH + 5], dies=True)
-    with pytest.raises(Killed):
-        run(Scripted(first=30), saving)
-    controller = Scripted(first=5)
-    run(controller, ckpt_path=saving.path(12), max_epochs=1)
-    assert controller.asked[0] == (12 + AHEAD + 10 + 5, "early"), "after as many steps of its own"
-    controller = Scripted(first=5)
-    run(controller, ckpt_path=saving.path(EPOCH + 5))  # it was asked at the end of an epoch: nothing is early any more
-    assert controller.asked == [(2 * EPOCH, "epoch_end")]
+        later = [each for each in controller.asked if each[0] > step or each == (step, "epoch_end")]
+        assert again.asked == later, step
 
 
 class Endless(IterableDataset):  # type: ignore[type-arg]
@@ -189,9 +187,10 @@ def test_in_an_epoch_that_never_ends_a_controller_is_asked_all_the_same() -> Non
 
 def test_target_idle_under_a_guard_echoes_in_the_first_epoch_behind_a_source_that_starves_the_step() -> None:
     """Reading takes many times as long as a step: without any doubt."""
-    callback = scripted(MetricGuard(TargetIdle(max_factor=4, first_after_steps=10)))
+    callback = scripted(MetricGuard(TargetIdle(max_factor=4)))
     fit(Data(2, length=LENGTH, delay=0.04), callbacks=[callback], max_epochs=1)
     early = callback.decisions[1]
-    assert (early.step, early.batch, early.reason) == (AHEAD + 20, 2 * AHEAD + 20, "at_maximum")
+    assert early.step in (10, 20, 40)
+    assert (early.batch, early.reason) == (AHEAD + early.step, "at_maximum")
     assert early.factor == 4
     assert callback.reports[0].echoed_examples > 0

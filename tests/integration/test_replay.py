@@ -312,8 +312,21 @@ def test_a_replay_is_a_plain_value_in_a_configuration() -> None:
         EchoConfig(factor="replay:")
     with pytest.raises(TypeError, match="Replay's path must be the path of a folder, got 3"):
         Replay(3)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="journal='runs' is that of factor='demand', and with factor=2 there is none"):
+    with pytest.raises(ValueError, match=r"journal='runs' is that of a run on demand over .*, and with factor=2 there is none"):
         EchoLoader(DataLoader(range(8)), 2, journal="runs")  # type: ignore[arg-type]
+
+
+class Numbers(torch.utils.data.IterableDataset[int]):
+    def __iter__(self) -> Any:
+        return iter(range(8))
+
+
+def test_a_stream_has_no_journal() -> None:
+    plain: Any = DataLoader(Numbers(), batch_size=2, num_workers=2)
+    with pytest.raises(ValueError, match=r"factor='replay:runs' is impossible over a stream: .* Give a number, or 'demand'"):
+        EchoLoader(plain, Replay("runs"), insertion_point="after_augmentation")
+    with pytest.raises(ValueError, match=r"journal='runs' is that of .* with indices, and a stream has none. Leave it out"):
+        EchoLoader(plain, "demand", insertion_point="after_augmentation", journal="runs")
 
 
 # ---------------------------------------------------------------------- with a Trainer

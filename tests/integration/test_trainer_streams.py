@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
-from trainer_runs import At, Data, SaveAt, fit
+from trainer_runs import At, Data, Recorder, SaveAt, fit
 
 from lightning_echo import EchoCallback, EchoConfig, EchoDataModule, EchoStateError
 
@@ -176,3 +176,20 @@ def test_a_loader_that_is_rebuilt_for_each_epoch_goes_on_counting() -> None:
         assert sorted(fresh_of(epoch)) == list(range(7 * BATCH))
     assert run.loader.counts.fresh == 3 * 7 * BATCH
     assert run.loader.counts.delivered == 4 * len(run.model.batches)
+
+
+def test_on_demand_an_epoch_is_a_pass_and_resumed_within_one_a_run_gets_the_rest_of_it(tmp_path: Any) -> None:
+    def data() -> EchoDataModule:
+        return EchoDataModule(StreamData(Stateful, 2), "demand", max_factor=4, buffer_size=16, seed=7)
+
+    saver = SaveAt(tmp_path, [3, 6, 10])
+    whole = fit(data(), model=Recorder(delay=0.01), callbacks=[saver])
+    passes = [[100 * number + index for index in range(LENGTH)] for number in range(3)]
+    seen: set[int] = set()
+    for epoch, expected in zip(whole.model.by_epoch, passes, strict=True):
+        assert sorted(set(fresh_of(epoch)) - seen) == expected
+        seen.update(expected)
+    for step in (3, 6, 10):
+        rest = fit(data(), model=Recorder(delay=0.01), ckpt_path=saver.path(step))
+        assert sorted(fresh_of(whole.model.batches[:step] + rest.model.batches)) == [*passes[0], *passes[1], *passes[2]]
+        assert rest.loader.counts.fresh == 3 * LENGTH

@@ -18,8 +18,8 @@ from lightning_echo import CacheConfig, EchoCallback, EchoConfig, EchoDataModule
 from lightning_echo.config import read_options
 
 DEFAULTS = {
-    **{"factor": 1.0, "max_factor": None, "insertion_point": "auto", "buffer_size": None, "reuse": "memory"},
-    **{"epoch_length": "fixed", "seed": None, "cache": None, "share": None, "reads_in_flight": None},
+    **{"factor": 1.0, "insertion_point": "auto", "buffer_size": None, "reuse": "memory", "epoch_length": "fixed"},
+    **{"seed": None, "cache": None, "share": None, "reads_in_flight": None, "max_factor": None},
 }
 OF_A_CONSTRUCTOR_ALONE = {"loader", "num_replicas", "rank", "datamodule", "shard", "loaders", "journal"}  # no options of echoing
 

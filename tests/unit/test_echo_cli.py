@@ -66,6 +66,7 @@ IN_A_FILE: list[tuple[dict[str, Any], Callable[[EchoCallback], Any], Any]] = [
     ({**OF_A_LOADER, "plot": True}, config, EchoConfig(**OF_A_LOADER)),
     ({"share": "sweep"}, config, EchoConfig(share="sweep")),
     ({"reads_in_flight": 32}, config, EchoConfig(reads_in_flight=32)),
+    ({"factor": "demand", "max_factor": 6}, config, EchoConfig("demand", max_factor=6)),
     ({"echo": {"factor": 3.0, "seed": 1}}, config, EchoConfig(3.0, seed=1)),
 ]
 
@@ -92,7 +93,7 @@ def test_a_cache_alone_is_an_option_with_factor_one() -> None:
     ("options", "message"),
     [
         ({"cache": "8GiB", "loaders": {"a": EchoConfig(2)}}, "loaders has the options of each loader: leave factor"),
-        ({"factor": "auto", "controller": TargetIdle()}, "factor='auto' stands for a controller"),
+        ({"factor": "auto", "controller": TargetIdle()}, "factor='auto' chooses between"),
         ({"loaders": {}}, "loaders is empty"),
     ],
 )

@@ -64,7 +64,8 @@ class Run:
     def all_gather(self, values):
         if not self.others:
             return values  # as Lightning does in a single process
-        others = [[float(self.others_start)] for _ in self.others] if len(values) == 1 else self.others
+        at_start = [float(self.others_start), 0.0]  # whether workers start there, and how many it has
+        others = [at_start[: len(values)] for _ in self.others] if len(values) <= 2 else self.others
         return torch.stack([values, *(torch.tensor(other, dtype=values.dtype) for other in others)])
 
     def step(self, wait=0.25, work=0.75, *, fresh=4, stages=(0.4, 0.2, 0.1), **reads):

@@ -2,7 +2,7 @@
 
 Nothing of the cost model is in here. ``DataLoader`` hands batch ``k`` to worker ``k % workers`` as soon as batch
 ``k - prefetch_factor * workers`` was fetched; a thread fetches, in order, up to two batches ahead of the training loop; a step
-takes the device a fixed time. How many fresh examples a batch has says the real `EachPlan`, which fills its buffers up after
+takes the device a fixed time. How many fresh examples a batch has says the real plan, which may fill its buffers up after
 a change. Reads may have a heavy tail: single ones that take far longer, each for itself, or all of a worker's at times.
 """
 
@@ -13,10 +13,13 @@ from collections import deque
 from dataclasses import dataclass
 from functools import cache
 from math import ceil, log
+from types import SimpleNamespace
 
-from lightning_echo.measure.control import Observation, PipelineCosts
-from lightning_echo.plan.each import EachPlan
-from lightning_echo.plan.plan import PlanShape
+from lightning_echo.measure.control import Moment, Observation, PipelineCosts
+from lightning_echo.measure.timing import IdleFraction
+from lightning_echo.plan.memory import make_plan
+from lightning_echo.plan.plan import PlanShape, Reuse
+from lightning_echo.training.counts import AskingSteps
 
 DEPTH = 2
 
@@ -40,6 +43,7 @@ class World:
     hangs_every: float = 0.0  # seconds from one time that a worker's source hangs to the next; 0: it never does
     hangs_seconds: float = 0.0
     prefetch_factor: int = 2
+    reuse: Reuse = Reuse.each
     seed: int = 0
 
     @property
@@ -52,7 +56,7 @@ class World:
         return (1, 1) if self.by_batches else (self.batch_size, max(self.workers, 1))
 
 
-def plan_of(items, factor):
+def plan_of(items, factor, reuse=Reuse.each):
     """The plan that a loader makes with its default buffer."""
     size, buffers = items
     shape = PlanShape(
@@ -63,8 +67,9 @@ def plan_of(items, factor):
         buffer_size=max(16, 2 * buffers) * size,
         seed=0,
         distinct=size > 1,
+        reuse=reuse,
     )
-    return EachPlan(shape, factor)
+    return make_plan(shape, factor)
 
 
 def fresh_shares(plan):
@@ -77,13 +82,14 @@ def fresh_shares(plan):
 class Pipeline:
     """Runs a `World`, which may be replaced between two epochs, and observes it as the callback does.
 
-    With ``shares`` of fresh items it has no plan of its own, and its factor cannot be changed.
+    With ``shares`` of fresh items it has no plan of its own, and its factor cannot be changed. The first ``skips`` steps are not
+    judged: those of workers that start, as the callback sees them.
     """
 
-    def __init__(self, world, factor=1.0, *, shares=None):
+    def __init__(self, world, factor=1.0, *, shares=None, skips=0):
         self.world, self.factor = world, factor
         self._largest = factor
-        self._plan = plan_of(world.items, factor)
+        self._plan = plan_of(world.items, factor, world.reuse)
         self._shares = fresh_shares(self._plan) if shares is None else iter(shares)
         self._random = random.Random(world.seed)
         self._epochs = itertools.count()
@@ -93,10 +99,11 @@ class Pipeline:
         self._asked = deque([0.0] * world.prefetch_factor * world.workers)  # when the workers are asked for their next batches
         self._arrived = deque([0.0] * DEPTH)  # when the training loop got the last batches
         self._fetched = self._now = 0.0
+        self._idle = IdleFraction()  # of the epoch
         self._seconds = [0.0, 0.0, 0.0]  # of source, rest and collate in the epoch, all workers
         self._costs = (0.0, 0.0, 0.0)  # the same per batch, when last known
         self._fresh = 0.0  # in batches
-        self._judged_from = self._filling()
+        self._judged_from = max(self._filling(), skips)
 
     def change_factor(self, factor):
         """As at the end of an epoch: from the first batch on that cannot be in flight."""
@@ -107,15 +114,19 @@ class Pipeline:
             self.factor = factor
             self._judged_from = number + self._filling()
 
-    def epoch(self, steps):
+    @property
+    def seconds(self):
+        """Since the start."""
+        return self._now
+
+    def epoch(self, steps, moment=Moment.epoch_end):
         """Trains for so many steps and returns the observation."""
         self._seconds, self._fresh, read = [0.0, 0.0, 0.0], 0.0, self._read
-        waited, judged = 0.0, 0
+        begin = self._idle.per_step.shape[1]
+        waits = []
         for _ in range(steps):
             wait = self._deliver()
-            if self._number >= self._judged_from:
-                judged += 1
-                waited += wait if self._number else 0.0  # the wait for the run's first batch is a figure of its own
+            waits.append(wait if self._number else 0.0)  # the wait for the run's first batch is a figure of its own
             self._number += 1
             self._now += self.world.device
         source, rest, collate = self._seconds
@@ -123,10 +134,17 @@ class Pipeline:
         if self._fresh:  # else they are known from before
             self._costs = source / self._fresh, rest / made, collate / made
         costs = PipelineCosts(world.point, *self._costs, world.device, world.workers)
-        seen = {"epoch": next(self._epochs), "factor": self.factor, "steps": judged, "costs": costs}
-        if judged:
-            seconds = waited + judged * world.device
-            seen |= {"idle_fraction": waited / seconds, "step_seconds": seconds / judged}
+        seen = {"epoch": next(self._epochs), "factor": self.factor, "costs": costs, "moment": moment, "batches": self._number}
+        self._idle.update(waits, [wait + world.device for wait in waits])
+        settled = max(0, 2 * begin - (begin + steps), self._judged_from - self._number + begin + steps)
+        if moment is Moment.epoch_end:
+            judged = self._idle.steps(max(begin, settled), max(world.workers, 1))
+            self._idle.reset()
+        else:
+            judged = self._idle.stretch(max(begin, settled), settled, max(world.workers, 1))
+        if judged is not None:
+            seen |= {"steps": judged.steps, "idle_fraction": judged.idle_fraction, "idle_low": judged.idle_low}
+            seen["step_seconds"] = judged.wait_seconds + judged.busy_seconds
         return Observation(**seen)
 
     def _lookahead(self, factor):
@@ -139,8 +157,10 @@ class Pipeline:
 
     def _filling(self):
         """Batches in which the plan may fill its buffers after a change."""
-        size = self.world.items[0]
-        return 0 if self.factor == 1 else ceil(self._plan.shape.buffer_size / size)
+        size, buffers = self.world.items
+        if self.factor == 1:
+            return 0
+        return buffers if self.world.reuse is Reuse.memory else ceil(self._plan.shape.buffer_size / size)
 
     def _deliver(self):
         """Lets the training loop have its next batch, and returns how long it waited for it."""
@@ -223,3 +243,19 @@ def observe(factor, idle, costs=None, step_seconds=None, steps=100):
 
 def costs_of(source, redone=0.0, device=0.01, workers=1, point="after_augmentation"):
     return PipelineCosts(point, source, 0.0, redone, device, workers)
+
+
+def train_and_look(pipeline, controller, steps, epoch=1_000_000):
+    """Trains for so many steps, and asks the controller when the callback would; the decisions, by the number of the step."""
+    asking = AskingSteps(controller)
+    asking.start(SimpleNamespace(epoch_length="fixed", has_length=True))
+    decided, before = {}, 0
+    for step in range(1, steps + 1):
+        in_epoch = (step - 1) % epoch + 1
+        moment = Moment.epoch_end if in_epoch == epoch else asking.after_step(in_epoch, step, ends_epoch=False)
+        if moment is not None:
+            decided[step] = controller.decide(pipeline.epoch(step - before, moment))
+            pipeline.change_factor(decided[step].factor)
+            before = step
+    pipeline.epoch(steps - before)
+    return decided

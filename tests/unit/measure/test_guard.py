@@ -200,7 +200,7 @@ SHRINK = "shrink must be a number between 0 and 1, both excluded, got"
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"controller": TargetIdle}, TypeError, r"controller must be a Controller to guard, e\.g\. TargetIdle\(\), got"),
+        ({"controller": TargetIdle}, TypeError, r"controller must be a Controller to guard, e\.g\. TargetIdle\(\), or None"),
         ({"mode": "auto"}, ValueError, "mode must be 'min' or 'max', got 'auto'"),
         ({"patience": 0}, ValueError, "patience must be a number of checks >= 1, got 0"),
         ({"patience": 1.5}, TypeError, r"patience must be an integer \(a number of checks\), got 1\.5"),

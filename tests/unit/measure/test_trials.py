@@ -80,8 +80,8 @@ def test_what_came_is_the_share_of_the_waiting_that_the_model_says_to_go(before,
         pytest.param({"waited": 1.0}, seen(2.8, 1.0), False, id="a small raise near the target"),
         pytest.param({"waited": 1.0}, seen(3.2, 1.0), True, id="a larger raise near the target"),
         pytest.param({"waited": 1.0}, seen(3.2, 0.4), False, id="that brought enough"),
-        pytest.param({"steps": 49}, seen(4, 9), False, id="few steps before"),
-        pytest.param({"steps": 50}, seen(4, 9, 50), True, id="enough steps"),
+        pytest.param({"steps": 3}, seen(4, 9), False, id="few steps before"),
+        pytest.param({"steps": 4}, seen(4, 9, 50), True, id="enough steps"),
         pytest.param({}, seen(4, 9, 49), False, id="few steps now"),
     ],
 )
@@ -112,6 +112,15 @@ def test_the_worst_stretch_is_left_out():
     """As where a source was slow for an epoch: 30 ms once, 4 otherwise, which is 12.7 on average."""
     assert after(raised(), seen(4, 30), seen(4, 4), seen(4, 4)) is None
     assert after(raised(), seen(4, 30), seen(4, 9), seen(4, 4)) == (2, 4)
+
+
+def test_a_raise_for_waiting_that_only_the_worst_stretch_has_is_not_judged():
+    """Nothing of it is left to gain over the others: 0.2 ms of 10.2 are 2% idle, 40 of 50 are 80%."""
+    trials = Trials(TARGET)
+    for epoch in (seen(2, 0.2), seen(2, 40)):
+        trials.add(epoch)
+    trials.note_raise()
+    assert after(trials, *[seen(4, 0.3, costs=COSTS.slower(0.1))] * 3) is None
 
 
 def test_a_raise_that_was_worth_it_or_taken_back_by_somebody_else_is_not_looked_at_again():

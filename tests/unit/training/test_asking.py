@@ -1,11 +1,11 @@
-"""After which steps a controller is asked within an epoch. The loaders have only numbers; `largest` stands for the ranks."""
+"""After which steps a controller is asked within an epoch. All that it knows are numbers of batches."""
 
 from types import SimpleNamespace
 
 import pytest
 
 from lightning_echo.measure.control import Moment
-from lightning_echo.training.counts import SETTLING_STEPS, AskingSteps
+from lightning_echo.training.counts import AskingSteps
 from lightning_echo.training.loaders import EchoLoaders
 
 
@@ -13,10 +13,8 @@ def controller(first=None, every=None, after=()):
     return SimpleNamespace(first_after_steps=first, every_n_steps=every, asked_after=after)
 
 
-def loader(ahead=6, settled_at=0, delivered=0, epoch_length="fixed", has_length=True):
-    return SimpleNamespace(
-        planned_ahead=ahead, settled_at=settled_at, delivered_batches=delivered, epoch_length=epoch_length, has_length=has_length
-    )
+def loader(epoch_length="fixed", has_length=True):
+    return SimpleNamespace(epoch_length=epoch_length, has_length=has_length)
 
 
 def asked(steps, *, epoch=1000, batches=200, before=0):
@@ -26,12 +24,11 @@ def asked(steps, *, epoch=1000, batches=200, before=0):
         in_epoch = (number - 1) % epoch + 1
         if (moment := steps.after_step(in_epoch, number, ends_epoch=in_epoch == epoch)) is not None:
             found[number] = moment
-            steps.has_asked = True
     return found
 
 
-def started(asking, its_loader, largest=lambda value: value):
-    asking.start(its_loader, largest)
+def started(asking, its_loader):
+    asking.start(its_loader)
     return asking
 
 
@@ -40,36 +37,25 @@ def test_nobody_is_asked_without_a_controller_or_one_that_does_not_want_to_be():
     assert asked(started(AskingSteps(controller()), loader())) == {}
 
 
-@pytest.mark.parametrize(
-    ("its", "skipped"),
-    [(loader(ahead=6), 6), (loader(ahead=2, settled_at=17), 17), (loader(ahead=2, settled_at=17, delivered=9), 8)],
-)
-def test_the_steps_before_an_early_decision_are_not_those_of_queues_and_of_filling_a_buffer(its, skipped):
-    found = asked(started(AskingSteps(controller(first=50)), its))
-    assert found == {skipped + SETTLING_STEPS + 50: Moment.early}
+def test_early_is_after_so_many_batches_of_the_run_and_each_time_that_their_number_has_doubled():
+    found = asked(started(AskingSteps(controller(first=7)), loader()))
+    assert found == dict.fromkeys([7, 14, 28, 56, 112], Moment.early)
+    assert asked(started(AskingSteps(controller(first=7)), loader()), epoch=30) == found, "in whatever epoch"
 
 
-def test_of_several_loaders_and_ranks_the_slowest_one_counts():
-    loaders = EchoLoaders({"a": loader(ahead=6), "b": loader(ahead=12)})
-    assert asked(started(AskingSteps(controller(first=50)), loaders)) == {12 + 10 + 50: Moment.early}
-    told = []
-
-    def largest(value):
-        told.append(value)
-        return 40
-
-    assert asked(started(AskingSteps(controller(first=50)), loaders, largest)) == {40 + 10 + 50: Moment.early}
-    assert told == [12]
+def test_it_ends_where_every_so_many_batches_begins():
+    found = asked(started(AskingSteps(controller(first=7, every=56)), loader()))
+    assert found == {7: Moment.early, 14: Moment.early, 28: Moment.early, **dict.fromkeys([56, 112, 168], Moment.within_epoch)}
+    found = asked(started(AskingSteps(controller(first=7, every=60)), loader()), epoch=50)
+    assert found == dict.fromkeys([7, 14, 28, 56], Moment.early), "epochs that are shorter end with a decision"
+    assert asked(started(AskingSteps(controller(first=60, every=60)), loader()), epoch=50) == {}
 
 
-def test_early_is_only_the_first_decision_of_a_run():
-    asking = AskingSteps(controller(first=50))
-    asking.has_asked = True  # resumed
-    assert asked(started(asking, loader())) == {}
-    asking = started(AskingSteps(controller(first=50)), loader())
-    asking.after_step(1, 1, ends_epoch=False)
-    asking.has_asked = True  # the epoch was over
-    assert asked(asking, before=1) == {}
+@pytest.mark.parametrize("before", [1, 6, 7, 8, 100])
+def test_a_resumed_run_is_asked_after_the_same_batches(before):
+    whole = asked(started(AskingSteps(controller(first=7, every=50)), loader()), epoch=130)
+    resumed = asked(started(AskingSteps(controller(first=7, every=50)), loader()), epoch=130, before=before)
+    assert resumed == {number: moment for number, moment in whole.items() if number > before}
 
 
 def test_every_so_many_batches_are_counted_in_the_epoch():
@@ -80,7 +66,7 @@ def test_every_so_many_batches_are_counted_in_the_epoch():
 def test_at_the_end_of_an_epoch_nobody_is_asked_here():
     found = asked(started(AskingSteps(controller(every=35)), loader()), epoch=70)
     assert found == dict.fromkeys([35, 105, 175], Moment.within_epoch)
-    assert asked(started(AskingSteps(controller(first=54)), loader()), epoch=70) == {}, "70 = 6 + 10 + 54"
+    assert list(asked(started(AskingSteps(controller(first=35)), loader()), epoch=70)) == [35]
 
 
 def test_chosen_batches_are_counted_in_the_run():
@@ -92,7 +78,7 @@ def test_chosen_batches_are_counted_in_the_run():
     "its", [None, loader(epoch_length="full_pass"), EchoLoaders({"a": loader(), "b": loader(epoch_length="full_pass")})]
 )
 def test_nobody_is_asked_where_nothing_is_echoed_or_a_new_length_could_not_be_told(its):
-    assert asked(started(AskingSteps(controller(first=5, every=10, after=[7])), its, pytest.fail)) == {}
+    assert asked(started(AskingSteps(controller(first=5, every=10, after=[7])), its)) == {}
 
 
 def test_where_a_pass_ends_an_epoch_the_trainer_needs_no_length():

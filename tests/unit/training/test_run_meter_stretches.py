@@ -1,6 +1,7 @@
 """A stretch of an epoch, after which a controller is asked, is measured by itself; with fakes as in `meters`."""
 
 import pytest
+import torch
 from meters import Loader, Run, saved
 
 
@@ -26,13 +27,41 @@ def test_a_stretch_is_measured_by_itself_and_the_epoch_as_a_whole():
     assert run.epoch(4).judged.steps == 4, "the next epoch begins anew"
 
 
-def test_a_stretch_may_be_the_last_few_steps():
-    run = Run(Loader(workers=0))
+def test_a_stretch_is_whole_rounds_of_the_workers():
+    """Three of them deliver at the same time: each third step waits. The first batch of each is not judged."""
+    run = Run(Loader(workers=3))
     run.meter.begin_epoch(run.loader)
-    for wait in [9.0] * 6 + [0.25] * 4:
-        run.step(wait=wait)
-    assert run.meter.end_stretch(run.loader, 4)[0].idle_fraction == pytest.approx(0.25)
-    assert run.meter.end_stretch(run.loader, 4)[0] is None, "no step is in two of them"
+    for wait in [0.0, 0.0, 0.0, *[6.0, 0.0, 0.0] * 3, 6.0]:
+        run.step(wait=wait, work=1.0)
+    judged, _ = run.meter.end_stretch(run.loader)
+    assert (judged.steps, judged.idle_fraction) == (9, pytest.approx(18 / 27))
+    assert run.meter.end_stretch(run.loader)[0] is None, "no step is in two of them"
+
+
+def test_rounds_are_those_of_the_rank_with_the_most_workers():
+    """All ranks have to judge the same steps, and all wait for that rank."""
+    run = Run(Loader(workers=1))
+    run.module.all_gather = lambda values: torch.stack([values, torch.tensor([0.0, 3.0])])
+    run.meter.begin_epoch(run.loader)
+    run.module.all_gather = run.all_gather
+    for wait in [0.0, 0.0, *[6.0, 0.0, 0.0] * 3]:
+        run.step(wait=wait, work=1.0)
+    judged, _ = run.meter.end_stretch(run.loader)
+    assert (judged.steps, judged.idle_fraction) == (9, pytest.approx(18 / 27))
+
+
+def test_waiting_is_proved_by_a_stretch_or_by_it_and_as_many_steps_before():
+    run = Run(Loader(workers=1))
+    run.meter.begin_epoch(run.loader)
+    lows = []
+    for waits in ([9.0] * 4, [1.0] * 4, [1.0] * 8, [0.0] * 4):
+        for wait in waits:
+            run.step(wait=wait, work=1.0)
+        lows.append(run.meter.end_stretch(run.loader)[0].idle_low)
+    assert lows[0] is None, "three steps that count"
+    assert lows[1] is None, "seven"
+    assert 0.2 < lows[2] < 0.5, "by itself: with the steps before there are waits of 9"
+    assert lows[3] == 0
 
 
 def test_a_stretch_goes_on_after_a_resume(tmp_path):
