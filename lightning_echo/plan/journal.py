@@ -147,7 +147,7 @@ def _plain(key: Any) -> Any:
 
 
 class Records:
-    """Turns what happens in a run into records. Positions are written as differences: see `_runs_of`."""
+    """Turns what happens in a run into records. A run is written as its distance from the one before it of the same worker."""
 
     def __init__(self) -> None:
         self._after: list[int] = []  # for each worker: the end of its last run
