@@ -181,10 +181,10 @@ class EchoLoader(PlainAttributes):
             replay=replay,
         )
         self._run = EchoRun(self._setting, factor, seed)
-        if journal is not None and (not on_demand or self._setting.kind.plans_in_workers):
-            why = "a stream has none" if on_demand else f"with factor={factor:g} there is none"
+        if journal is not None and not self._setting.has_journal:
             raise ValueError(
-                f"journal={journal!r} is that of a run on demand over a data set with indices, and {why}. Leave it out"
+                f"journal={journal!r} is impossible here: only a run with factor='demand' that gets its examples one by one, over "
+                "a data set with indices, has a journal. Leave it out"
             )
         self.journal = journal
         self._iterations = Iterations()
@@ -339,7 +339,7 @@ class EchoLoader(PlainAttributes):
     @property
     def planned_ahead(self) -> int:
         """The largest number of batches that are planned beyond the delivered one, because workers and thread work on them."""
-        return self._setting.kind.lookahead(self._run.factor.largest)
+        return self._setting.lookahead(self._run.factor.largest)
 
     @property
     def settled_at(self) -> int:

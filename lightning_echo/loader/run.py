@@ -255,7 +255,7 @@ class EchoRun:
         if is_planned:  # a consumer that fetches ahead may have done so or not: it must not matter
             used = self.delivery.batches_used
             fetched += used is not None and used() is not None
-        earliest = fetched + (self._setting.kind.lookahead(self.factor.largest) if is_planned else 0)
+        earliest = fetched + (self._setting.lookahead(self.factor.largest) if is_planned else 0)
         number = earliest if since is None else since
         if number < earliest:
             raise ValueError(
@@ -510,10 +510,11 @@ class EchoRun:
                 if line:
                     self.says.inform(line)
             if setting.on_demand and setting.replay is None and torch.are_deterministic_algorithms_enabled():
+                folder = repr(self.journal_folder or "folder")
+                how = "" if self.journal_folder else ", if you write its journal by EchoLoader(..., journal=folder)"
                 self.warn(
                     "deterministic algorithms are asked for, but on demand the examples of a batch depend on when they arrive. "
-                    f"Give a number as the factor, or repeat this run by factor=Replay({self.journal_folder or 'folder'!r}): its "
-                    f"journal is {'there' if self.journal_folder else 'written with journal=folder'}"
+                    f"Give a number as the factor{f', or repeat this run by factor=Replay({folder}){how}' * setting.has_journal}"
                 )
         self._conditions = None if setting.kind.plans_in_workers else setting.conditions()  # a stream's length is only expected
         return self._pipeline.start(started, self.delivery.progress.delivered)
@@ -527,7 +528,7 @@ class EchoRun:
             if not self.delivery.progress.delivered:
                 self.factor.constructed = self._repeated.stretches[0].begin.max_factor
                 self.factor.restart()
-        if not setting.on_demand or setting.kind.plans_in_workers:
+        if not setting.has_journal:
             return
         path = None if self.journal_folder is None else journal_path(self.journal_folder, self.says.name, rank)
         if path is None:
@@ -592,7 +593,8 @@ class EchoRun:
         """Returns the state from which a run on demand starts. What is booked stays booked if positions mean the same here."""
         setting, progress = self._setting, self.delivery.progress
         layout, before = setting.layout(), state.layout
-        if before == layout and not other_order_of(state, setting):
+        is_alike = before == layout and state.insertion_point.by_batches is setting.kind.by_batches
+        if is_alike and not other_order_of(state, setting):
             if state.plan is None:
                 return state
             self.warn("the state was saved with a constant factor: the run continues on demand, with an empty memory")

@@ -31,7 +31,7 @@ from lightning_echo.insertion import InsertionPoint, Needs, earliest
 from lightning_echo.loader.state import Conditions, EchoState
 from lightning_echo.pipeline.choice import choose, choose_later
 from lightning_echo.pipeline.journal import Replay
-from lightning_echo.pipeline.kinds import Indexed, Kind, Stream, kind_of
+from lightning_echo.pipeline.kinds import Indexed, Kind, OwnBatches, Stream, kind_of
 from lightning_echo.pipeline.pipelines import Launch, Layout, Opening, Pipeline, rank_key
 from lightning_echo.pipeline.reads import USUAL_IN_FLIGHT, most_ahead_bytes
 from lightning_echo.pipeline.requests import tell_pass
@@ -379,8 +379,8 @@ def _check_on_demand(kind: Kind, cache: CacheConfig | None, share: ShareConfig |
     why, instead = "", "give a number, or controller=TargetIdle()"
     if share is not None:
         why = "share= gives the training the reader's examples in one order"
-    elif type(kind) not in (Indexed, Stream):
-        why = f"{kind.why_later or 'the loader has a batch sampler of its own'}, so that no worker gets its examples one by one"
+    elif type(kind) not in (Indexed, OwnBatches, Stream):
+        why = f"{kind.why_later}, so that its batches are made while the training waits"
     elif reuse is Reuse.each:
         why, instead = "reuse='each' fixes the uses of each example", "leave reuse out"
     elif epoch_length == "full_pass" and not kind.plans_in_workers:
@@ -391,16 +391,26 @@ def _check_on_demand(kind: Kind, cache: CacheConfig | None, share: ShareConfig |
         instead = "leave cache.partitioned out, or give a number as the factor"
     elif kind.hearers():
         names = ", ".join(sorted({type(each).__name__ for each in kind.hearers()}))
-        why = f"the order of {names} follows set_epoch, and passes overlap on demand"
+        hears = "passes overlap on demand" if type(kind) is Indexed else "no thread may call it while the training runs"
+        why = f"the order of {names} follows set_epoch, and {hears}"
     if why:
         raise ValueError(f"factor='demand' is impossible here: {why}. Instead, {instead}")
 
 
 def _check_point(kind: Kind, point: InsertionPoint) -> None:
-    if kind.by_batches:
+    """Raises a ValueError if whole batches cannot be echoed on demand."""
+    why, instead = "", ""
+    if point.on_device:
+        why, instead = "a batch is transferred where it is used, and not ahead of time", "after_batching or an earlier point"
+    elif kind.by_batches and not kind.num_workers:
+        why, instead = "without workers, no batch arrives while a step runs", "a loader with num_workers=2 or more"
+    elif kind.by_batches and not kind.may_run_in_thread:
+        why = f"{type(kind.sampler).__name__} may draw from the global random states, so that no thread may fetch batches ahead"
+        instead = "a sampler of torch's with a generator, or shuffle=True"
+    if why:
         raise ValueError(
-            f"factor='demand' is impossible at {point.option}: it decides example by example, in the workers. Give an earlier "
-            "insertion point, or a number as the factor"
+            f"factor='demand' is impossible at {point.option}: {why}. Give {instead}, or a number as the factor, or "
+            "controller=TargetIdle()"
         )
 
 
@@ -476,11 +486,16 @@ class Setting:
         self.buffer = BufferSize(buffer_size, sizing, self._planned(factor), self.room(ranks_of_launcher()))
         if on_demand:
             _check_point(self.kind, self.choice.point)
-        if replay is not None and kind.plans_in_workers:
+        if replay is not None and not self.has_journal:
             raise ValueError(
-                f"factor={str(replay)!r} is impossible over a stream: what a stream yields may differ from one reading to the "
-                "next, so it has no journal. Give a number, or 'demand'"
+                f"factor={str(replay)!r} is impossible here: only a run that gets its examples one by one, over a data set with "
+                "indices, has a journal. Give a number, or 'demand'"
             )
+
+    @property
+    def has_journal(self) -> bool:
+        """Whether a run on demand can be written down and repeated."""
+        return self.on_demand and isinstance(self.kind, Indexed) and not self.kind.by_batches
 
     def why_not_on_demand(self) -> str:
         """Returns why this loader cannot echo on demand, in words; empty if it can."""
@@ -506,6 +521,10 @@ class Setting:
     def check_factor(self, factor: float) -> None:
         """Raises a ValueError if the buffer cannot fill a batch at this factor."""
         self.buffer.check(self._planned(factor))
+
+    def lookahead(self, largest_factor: float) -> int:
+        """Returns how many batches may be planned after the delivered one. On demand, whole batches are never planned."""
+        return 0 if self.on_demand and self.kind.by_batches else self.kind.lookahead(largest_factor)
 
     @property
     def has_length(self) -> bool:

@@ -355,12 +355,13 @@ def check_plan(plan: PlanState, path: str, most: int, workers: int, reuse: Reuse
         require(len({item.position for item in live}) == len(live), where, "items of different positions", live)
 
 
-def check_demand(demand: DemandState, layout: Layout) -> None:
+def check_demand(demand: DemandState, layout: Layout, *, by_batches: bool) -> None:
     """Checks which positions were delivered: in order, each once, and not more than the batches can have held."""
+    require(not (by_batches and demand.ahead), "demand.ahead", "an empty list: batches come in their order", demand.ahead)
     ends = [demand.frontier, *(run.first + run.size for run in demand.ahead)]
     follows = all(run.first > end for run, end in zip(demand.ahead, ends, strict=False))
     require(follows, "demand.ahead", "runs in order, after the frontier, and apart from each other", demand.ahead)
-    most = demand.number * layout.batch_size
+    most = demand.number * (1 if by_batches else layout.batch_size)
     require(demand.delivered <= most, "demand.frontier", f"at most {most}, by its number of batches", demand.delivered)
     require(demand.max_factor >= 1, "demand.max_factor", "a number >= 1", demand.max_factor)
 
@@ -614,7 +615,7 @@ def _check(state: EchoState, *, by_index: bool) -> None:
         require(demand.number == state.delivered, "delivered", f"{demand.number}, the number of demand", state.delivered)
         require(order is not None, "order", "given together with demand", order)
         assert order is not None
-        check_demand(demand, layout)
+        check_demand(demand, layout, by_batches=by_batches)
         check_order(order, demand.frontier, layout, by_index)
     elif order is not None:  # a pass begins whose length is not known
         may_be = not by_index and not layout.batches_per_pass and order == OrderState(passes=order.passes)

@@ -23,6 +23,7 @@ import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sized
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -57,12 +58,15 @@ from lightning_echo.pipeline.demand import (
     factors_of,
     window_of,
 )
+from lightning_echo.pipeline.demand_batches import DemandBatches, EndingExamples, WaitingForBatch
 from lightning_echo.pipeline.demand_streams import StreamOnDemand, stream_on_demand
 from lightning_echo.pipeline.pipelines import (
     IndexPipeline,
+    Launch,
     Layout,
     Opening,
     Pipeline,
+    Start,
     StreamAnswers,
     StreamPipeline,
     StreamPlace,
@@ -70,7 +74,7 @@ from lightning_echo.pipeline.pipelines import (
     pipeline_over,
 )
 from lightning_echo.pipeline.prefetch import DEPTH, Prefetcher, WorkerProcesses
-from lightning_echo.pipeline.reads import ReadAhead
+from lightning_echo.pipeline.reads import Pools, ReadAhead
 from lightning_echo.pipeline.requests import (
     AllRanksOrder,
     BatchedOrder,
@@ -87,8 +91,9 @@ from lightning_echo.pipeline.streams import StreamEcho
 from lightning_echo.pipeline.worker import EchoCollate, EchoDataset, LiveExamples, Request
 from lightning_echo.plan.demand import Dealing, DemandRule
 from lightning_echo.plan.journal import Begin, ReplayedDealing
+from lightning_echo.plan.memory import make_plan
 from lightning_echo.plan.order import Order, SequentialOrder, ShuffledOrder
-from lightning_echo.plan.plan import PlanShape, Reuse, mix
+from lightning_echo.plan.plan import Plan, PlanShape, Reuse, mix
 from lightning_echo.split.staged import Stages
 
 _ORDER_SEED, _PASS_SEED = 11, 13
@@ -443,7 +448,7 @@ class Indexed(Kind):
     # ------------------------------------------------------------------ opening
 
     def open(self, opening: Opening) -> Pipeline:
-        if opening.on_demand:
+        if opening.on_demand and not self.by_batches:
             return self._open_on_demand(opening)
         launch, choice, cache = opening.launch, opening.choice, opening.cache
         rounds = None if cache is None else cache.begin_rounds()
@@ -459,7 +464,7 @@ class Indexed(Kind):
             order = AheadOrder(order, opening.layout.items_per_pass(self.by_batches), crosses=self.is_own_order)
         requests: ExampleRequests | BatchRequests
         if self.by_batches:
-            requests = BatchRequests(opening.plan(), order)
+            requests = BatchRequests(_plan_of_reads(opening) if opening.on_demand else opening.plan(), order)
         else:
             stages = choice.make_stages(self.loader.dataset)
             requests = ExampleRequests(opening.plan(), order, whole_calls=stages.load_many is not None)
@@ -474,10 +479,14 @@ class Indexed(Kind):
         workers = WorkerProcesses(launch.worker_init_fn)
         # Code that may draw from the global random states must not run while the training draws from them, too.
         in_thread = self.num_workers > 0 and self.may_run_in_thread
-        rebuilt = self.rebuild(sent, choice.make_stages, opening.key, workers, caching, reading)
+        words = Words(self.loader) if opening.on_demand else None
+        rebuilt = self.rebuild(sent, choice.make_stages, opening.key, workers, caching, reading, words=words)
         batches: Iterator[Any] = iter(rebuilt)
         if rounds is not None and rounds.exchange is not None:
             rounds.exchange.begin()
+        pools = None if reading is None else reading.pools
+        if isinstance(requests, BatchRequests) and words is not None:
+            return self._batches_on_demand(opening, requests, batches, words, workers, pools)
         are_owned = self.num_workers > 0  # once a worker has sent a batch, it does not use its memory any more
         on_device = choice.point.on_device
         return pipeline_over(
@@ -488,7 +497,7 @@ class Indexed(Kind):
             in_thread=in_thread,
             are_owned=are_owned,
             rounds=rounds,
-            pools=None if reading is None else reading.pools,
+            pools=pools,
         )
 
     def _open_on_demand(self, opening: Opening) -> Pipeline:
@@ -579,6 +588,30 @@ class Indexed(Kind):
             "reads_whole_batches": reads_blocks,
         }
 
+    def _batches_on_demand(
+        self,
+        opening: Opening,
+        requests: BatchRequests,
+        batches: Iterator[Any],
+        words: Words,
+        workers: WorkerProcesses,
+        pools: Pools | None,
+    ) -> Pipeline:
+        """Returns the pipeline of ``pipeline/demand_batches.py``."""
+        launch, shape, loader = opening.launch, opening.shape, self.loader
+        saved = launch.state.get("demand")
+        most_held = min(shape.buffer_size, shape.batches_per_pass)
+        return DemandBatches(
+            requests,
+            batches,
+            words,
+            workers,
+            WaitingForBatch(requests, workers, loader.dataset, loader.timeout, opening.say, pools=pools),
+            DemandRule(mix(shape.seed, opening.rank), launch.factor, most_held),
+            begin_at=_begin_on_demand(launch),
+            factors=factors_of(saved, launch.factor),
+        )
+
     def _reading(self, opening: Opening) -> ReadAhead | None:
         """Returns what the workers need to read ahead; None if they read one example after the other."""
         part, cache = opening.choice.reading, opening.cache
@@ -625,11 +658,18 @@ class Indexed(Kind):
         reading: ReadAhead | None = None,
         *,
         is_seeded: bool = True,
+        words: Words | None = None,
     ) -> DataLoader[Any]:
-        """Returns the user's ``DataLoader``, rebuilt around requests. ``is_seeded`` is as in `LiveExamples`."""
+        """Returns the user's ``DataLoader``, rebuilt around requests. ``is_seeded`` is as in `LiveExamples`.
+
+        ``words`` are given on demand. A ``timeout`` then counts from when the training asks, which the main process watches.
+        """
         dataset, collate_fn = self.loader.dataset, self.loader.collate_fn
-        live = LiveExamples(dataset, make_stages, key, collate_fn, caching, reading, is_seeded=is_seeded)
-        return _rebuilt(self.loader, requests, live, key, workers)
+        if words is None:
+            live = LiveExamples(dataset, make_stages, key, collate_fn, caching, reading, is_seeded=is_seeded)
+            return _rebuilt(self.loader, requests, live, key, workers)
+        live = EndingExamples(dataset, make_stages, key, collate_fn, caching, reading, is_seeded=is_seeded, words=words)
+        return _rebuilt(self.loader, requests, live, key, workers, timeout=0)
 
 
 class IndexedBatches(Indexed):
@@ -763,6 +803,19 @@ class StreamBatches(_OfStream, Opaque):
 
 Indexed.whole_batches = IndexedBatches
 Stream.whole_batches = StreamBatches
+
+
+def _plan_of_reads(opening: Opening) -> Plan:
+    """Returns a plan in which each batch is read once, from the first one that was not delivered on demand."""
+    plan = make_plan(replace(opening.shape, buffer_size=1, reuse=Reuse.each), 1.0)
+    plan.position = plan.number = _begin_on_demand(opening.launch).position
+    return plan
+
+
+def _begin_on_demand(launch: Launch) -> Start:
+    """Returns where a run on demand over whole batches begins: its position is the number of those that were delivered fresh."""
+    saved = launch.state.get("demand")
+    return launch.begin_at if saved is None else Start(saved["frontier"], saved["number"])
 
 
 def _rebuilt(

@@ -36,6 +36,9 @@ _SHORT_SECONDS = 0.0002  # a shorter step takes less time than the thread costs
 _JOIN_SECONDS = 10.0  # a source that is stuck for longer is left to its daemon thread
 _LOOK_SECONDS = 0.3  # when nothing has come for this long, the consumer looks whether something can still come
 
+NOTHING_YET: Any = object()
+"""Stands for an item that has not come in time."""
+
 _Result = tuple[Any, BaseException | None]
 
 
@@ -72,21 +75,43 @@ class Prefetcher(Iterator[Any]):
         is_short = not self._watched and time.perf_counter() - self._handed_out_at < _SHORT_SECONDS
         if not is_short:
             self._ask()
-        failure: BaseException | None = None
         if self._ahead:
-            while failure is None:
-                try:
-                    item, failure = self._results.get(timeout=_LOOK_SECONDS)
-                    self._ahead -= 1
-                    break
-                except queue.Empty:
-                    failure = self._lost(0.0)  # because of this, the thread can fetch nothing
+            while (item := self._item_of(self._received(_LOOK_SECONDS))) is NOTHING_YET:
+                pass
             if not is_short:
                 self._ask()
         else:
-            item, failure = _fetch(self._source)
+            item = self._item_of(_fetch(self._source))
+        self._handed_out_at = time.perf_counter()
+        return item
+
+    def next_within(self, seconds: float) -> Any:
+        """Returns the next item, or `NOTHING_YET` if none comes within some seconds. It is always the thread that fetches."""
+        if self._source is None:
+            raise StopIteration
+        self._ask()
+        item = self._item_of(self._received(seconds))
+        if item is not NOTHING_YET:
+            self._ask()
+        return item
+
+    @property
+    def has_arrived(self) -> bool:
+        """Whether an item was fetched that nobody has taken."""
+        return not self._results.empty()
+
+    def _received(self, seconds: float) -> _Result:
+        try:
+            result = self._results.get(timeout=seconds)
+        except queue.Empty:
+            return NOTHING_YET, self._lost(0.0)  # if something is lost, the thread can fetch nothing
+        self._ahead -= 1
+        return result
+
+    def _item_of(self, result: _Result) -> Any:
+        """Returns the item of a result, or raises its error, or what is known to have caused that."""
+        item, failure = result
         if failure is None:
-            self._handed_out_at = time.perf_counter()
             return item
         self._source = None
         is_broken_off = isinstance(failure, (OSError, EOFError))  # a connection: the process at its other end may be dying
@@ -96,7 +121,7 @@ class Prefetcher(Iterator[Any]):
                 raise failure
             raise lost from failure
         finally:
-            del failure, lost  # their tracebacks refer to this frame
+            del failure, lost, result  # their tracebacks refer to this frame
 
     def close(self) -> None:
         self._source = None

@@ -108,7 +108,7 @@ class DemandRule:
         for one in fresh:
             if one.key in self._places:
                 self._remove(one.key)
-        echoes = self._draw(number, size - len(fresh))
+        echoes = self.draw(number, size - len(fresh))
         forget: list[Hashable] = []
         if self.keeps:
             for one in fresh:
@@ -129,8 +129,11 @@ class DemandRule:
     def _most_earned(self, held: int) -> float:
         return (self.max_factor - 1) * min(held, self._most_held)
 
-    def _draw(self, number: int, count: int) -> list[Hashable]:
-        """Returns ``count`` different held keys. Each set of them has the same probability (Floyd's algorithm)."""
+    def draw(self, number: int, count: int) -> list[Hashable]:
+        """Returns the ``count`` echoes of batch ``number``, as memory is now: different keys.
+
+        Each set of held keys has the same probability (Floyd's algorithm).
+        """
         if not count:
             return []
         self._random.seed(mix(self._seed, _DRAW_SEED, number))

@@ -312,7 +312,7 @@ def test_a_replay_is_a_plain_value_in_a_configuration() -> None:
         EchoConfig(factor="replay:")
     with pytest.raises(TypeError, match="Replay's path must be the path of a folder, got 3"):
         Replay(3)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"journal='runs' is that of a run on demand over .*, and with factor=2 there is none"):
+    with pytest.raises(ValueError, match="journal='runs' is impossible here: only a run with factor='demand'"):
         EchoLoader(DataLoader(range(8)), 2, journal="runs")  # type: ignore[arg-type]
 
 
@@ -321,12 +321,15 @@ class Numbers(torch.utils.data.IterableDataset[int]):
         return iter(range(8))
 
 
-def test_a_stream_has_no_journal() -> None:
-    plain: Any = DataLoader(Numbers(), batch_size=2, num_workers=2)
-    with pytest.raises(ValueError, match=r"factor='replay:runs' is impossible over a stream: .* Give a number, or 'demand'"):
-        EchoLoader(plain, Replay("runs"), insertion_point="after_augmentation")
-    with pytest.raises(ValueError, match=r"journal='runs' is that of .* with indices, and a stream has none. Leave it out"):
-        EchoLoader(plain, "demand", insertion_point="after_augmentation", journal="runs")
+@pytest.mark.parametrize(
+    ("dataset", "point"), [(Numbers(), "after_augmentation"), (torch.utils.data.TensorDataset(torch.arange(8)), "after_batching")]
+)
+def test_streams_and_whole_batches_have_no_journal(dataset: Any, point: str) -> None:
+    plain: Any = DataLoader(dataset, batch_size=2, num_workers=2)
+    with pytest.raises(ValueError, match=r"factor='replay:runs' is impossible here: .* Give a number, or 'demand'"):
+        EchoLoader(plain, Replay("runs"), insertion_point=point)
+    with pytest.raises(ValueError, match=r"journal='runs' is impossible here: .* Leave it out"):
+        EchoLoader(plain, "demand", insertion_point=point, journal="runs")
 
 
 # ---------------------------------------------------------------------- with a Trainer

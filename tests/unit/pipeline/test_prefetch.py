@@ -210,3 +210,43 @@ def test_where_a_connection_breaks_it_is_waited_for_who_is_dying(prefetcher, ste
     with pytest.raises(RuntimeError if waits else error, match="worker 7 is dead" if waits else "that was all") as raised:
         next(items)
     assert not waits or isinstance(raised.value.__cause__, error)
+
+
+def test_an_item_is_taken_if_it_comes_in_time_and_always_fetched_by_the_thread():
+    source, gate = Watched(4), threading.Event()
+
+    def gated():
+        yield from (next(source), next(source))
+        assert gate.wait(PATIENCE)
+        yield from source
+
+    prefetcher = Prefetcher(gated())
+    taken = [prefetcher.next_within(PATIENCE), prefetcher.next_within(PATIENCE)]
+    assert prefetcher.next_within(0) is prefetch.NOTHING_YET
+    assert not prefetcher.has_arrived
+    assert prefetcher.next_within(0.01) is prefetch.NOTHING_YET
+    gate.set()
+    taken += [prefetcher.next_within(PATIENCE), prefetcher.next_within(PATIENCE)]
+    assert taken == [1, 2, 3, 4]
+    assert set(source.readers) == {THREAD}
+    for _ in range(2):  # and it stays at its end
+        with pytest.raises(StopIteration):
+            prefetcher.next_within(PATIENCE)
+    prefetcher.close()
+
+
+def test_a_loss_is_raised_though_the_caller_waits_for_no_item():
+    gate, lost = threading.Event(), []
+
+    def stuck():
+        yield 1
+        assert gate.wait(PATIENCE)
+
+    prefetcher = Prefetcher(stuck(), lost=lambda within: lost[0] if lost else None)
+    assert prefetcher.next_within(PATIENCE) == 1
+    assert prefetcher.next_within(0) is prefetch.NOTHING_YET
+    lost.append(RuntimeError("a worker has died"))
+    with pytest.raises(RuntimeError, match="a worker has died"):
+        prefetcher.next_within(0)
+    gate.set()
+    prefetcher.close()
