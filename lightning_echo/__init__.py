@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from lightning_echo.measure.guard import FactorSchedule, MetricGuard
     from lightning_echo.measure.target_idle import TargetIdle
     from lightning_echo.measure.timing import EchoCounter, IdleFraction
+    from lightning_echo.pipeline.journal import Replay
     from lightning_echo.schema import EchoStateError
     from lightning_echo.share.config import ShareConfig
     from lightning_echo.share.sharing import serve
@@ -78,6 +79,7 @@ __all__ = [
     "MetricGuard",
     "Observation",
     "Reason",
+    "Replay",
     "ShareConfig",
     "StagedDataset",
     "StallAnalysis",
@@ -108,6 +110,7 @@ _IMPORTED_WHEN_ASKED = {
     "MetricGuard": "measure.guard",
     "Observation": "measure.control",
     "Reason": "measure.control",
+    "Replay": "pipeline.journal",
     "ShareConfig": "share.config",
     "StagedDataset": "split.staged",
     "StallAnalysis": "analysis.result",

@@ -50,6 +50,7 @@ from lightning_echo.measure.summary import (
     summarize,
 )
 from lightning_echo.measure.target_idle import TargetIdle
+from lightning_echo.pipeline.journal import Replay
 from lightning_echo.schema import entry, inside, record, rows, state_of
 from lightning_echo.training.counts import AskingSteps, Decider, Examples, metrics_of_parts
 from lightning_echo.training.loaders import Echoed, delivered_in, echoed_in, go_on_after_reload, parts_of, since_in
@@ -65,6 +66,7 @@ from lightning_echo.training.logged import (
     package_versions,
     report_of,
     steps_taken,
+    write_journals,
     write_summary,
 )
 from lightning_echo.training.meters import RunMeter
@@ -131,6 +133,9 @@ class EchoCallback(DecidesFactor, pl.Callback):
     harmonic mean, and metrics that then have no meaning are left out. Each loader also has its own metrics, such as
     ``echo/<name>/factor``.
 
+    A run on demand is written down in ``echo_journal_rank0.bin`` (of each rank) in the same directory, batch by batch. `Replay`
+    repeats it.
+
     At the end of ``fit``, also of one that was interrupted, the callback writes `reports` and `decisions` to
     ``echo_summary.json`` in the run's log directory, if the Trainer has a logger that keeps files. `FactorSchedule.from_summary`
     replays such a run.
@@ -146,7 +151,7 @@ class EchoCallback(DecidesFactor, pl.Callback):
         factor: Echo factor: the uses per fresh example, a real number >= 1. ``"demand"``: if no fresh example has arrived, the
             training trains on one from memory instead of waiting. ``"auto"``: the same where it is possible; otherwise the
             controller is a `TargetIdle` with its defaults. None: the factor is 1 if there is a controller or another option;
-            otherwise the run is left as it is.
+            otherwise the run is left as it is. A `Replay` repeats a run on demand to the bit.
         insertion_point: Where the echo stage stands, see `InsertionPoint`.
         buffer_size: The largest number of live examples per rank, or the memory that they may take, see `EchoConfig`.
         reuse: Which examples are used again, ``"memory"`` or ``"each"``, see `EchoConfig`.
@@ -189,7 +194,7 @@ class EchoCallback(DecidesFactor, pl.Callback):
         self,
         controller: Controller | None = None,
         *,
-        factor: int | float | str | None = None,
+        factor: int | float | str | Replay | None = None,
         insertion_point: InsertionPoint | str = InsertionPoint.auto.value,
         buffer_size: int | float | str | None = None,
         reuse: str = "memory",
@@ -331,6 +336,7 @@ class EchoCallback(DecidesFactor, pl.Callback):
         self._catch_up(trainer, pl_module)
         self._asking.start(self._loader)
         self._log_directory = log_directory(trainer)
+        write_journals(self._loader, self._log_directory)
         log_hyperparameters(trainer, self._loader, self._controller_in_force)
         self._progress.show(trainer)
 

@@ -15,6 +15,7 @@ from lightning_echo.data.objects import in_words
 from lightning_echo.insertion import InsertionPoint
 from lightning_echo.measure.control import Controller, check_on_demand
 from lightning_echo.measure.report import check_matplotlib
+from lightning_echo.pipeline.journal import Replay
 from lightning_echo.plan.plan import MOST_FACTOR, Reuse
 from lightning_echo.share.config import ShareConfig, read_share_config
 from lightning_echo.split.reading import AUTO_IN_FLIGHT, MOST_IN_FLIGHT
@@ -44,6 +45,7 @@ class EchoConfig:
             factor is fixed. If no fresh example has arrived, the training trains on one from memory instead of waiting.
             ``"auto"``: the same where it is possible, for all loaders of a collection or for none. Otherwise an `EchoCallback`
             begins with 1, and then a `TargetIdle` with its defaults decides on the factor. The log says which, and why.
+            A `Replay` repeats a run on demand to the bit. The attribute holds it as a string.
         insertion_point: Where the echo stage stands: the name of an `InsertionPoint`. ``"auto"`` takes the earliest one that the
             loader allows, beginning with ``"before_augmentation"``. ``"after_transfer"`` needs a Trainer with an
             `EchoDataModule` or `EchoCallback`, which put the batches on the device.
@@ -107,7 +109,7 @@ class EchoConfig:
         ('8GiB', {'size': '8GiB', 'hold': 'raw'})
     """
 
-    factor: int | float | str = 1.0  # OmegaConf refuses an integer where a union does not name it
+    factor: int | float | str = 1.0  # OmegaConf refuses an integer where a union does not name it; a `Replay` becomes a string
     insertion_point: str = InsertionPoint.auto.value
     buffer_size: int | float | str | None = None
     reuse: str = "memory"
@@ -119,10 +121,12 @@ class EchoConfig:
     max_factor: int | float | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.factor, str) and self.factor not in (AUTO_FACTOR, DEMAND):
+        if (replay := Replay.of(self.factor)) is not None:
+            self.factor = str(replay)
+        elif isinstance(self.factor, str) and self.factor not in (AUTO_FACTOR, DEMAND):
             raise TypeError(
-                f"factor must be a real number >= 1 (1: no echoing), 'demand' or 'auto', got {self.factor!r}; a controller is "
-                "given by the argument controller"
+                f"factor must be a real number >= 1 (1: no echoing), 'demand', a Replay or 'auto', got {self.factor!r}; a "
+                "controller is given by the argument controller"
             )
         self.factor = str(self.factor) if isinstance(self.factor, str) else check_factor(self.factor)
         self.max_factor = check_max_factor(self.factor, self.max_factor)
@@ -298,6 +302,8 @@ def check_max_factor(factor: Any, max_factor: Any) -> float | None:
     """Returns the bound of a factor that is decided on demand as a float; None for the default."""
     if max_factor is None:
         return None
+    if Replay.of(factor) is not None:
+        raise ValueError(f"max_factor={max_factor!r} is impossible with a Replay: its journal has the bound. Leave it out")
     if factor not in (DEMAND, AUTO_FACTOR):
         raise ValueError(
             f"max_factor={max_factor!r} is the bound of factor='demand' and of 'auto', got factor={factor!r}; the bound of a "
@@ -312,7 +318,7 @@ def check_max_factor(factor: Any, max_factor: Any) -> float | None:
 def check_demand(factor: Any, max_factor: Any) -> tuple[bool, float]:
     """Returns whether a loader echoes on demand, and its factor: the bound of it on demand."""
     bound = check_max_factor(factor, max_factor)
-    if factor == DEMAND:
+    if factor == DEMAND or Replay.of(factor) is not None:  # a journal has its own bound, which is read later
         return True, MAX_FACTOR if bound is None else bound
     return False, check_factor(factor)
 

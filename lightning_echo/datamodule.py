@@ -14,6 +14,7 @@ from lightning_echo.config import CacheOptions, EchoConfig, Options, ShareOption
 from lightning_echo.data.objects import names_options
 from lightning_echo.insertion import InsertionPoint
 from lightning_echo.loader.loader import EchoLoader
+from lightning_echo.pipeline.journal import Replay
 from lightning_echo.schema import entry, state_of
 from lightning_echo.training import package
 from lightning_echo.training.hooks import StandIn
@@ -92,7 +93,7 @@ class EchoDataModule(StandIn):
     def __init__(
         self,
         datamodule: package.AnyDataModule,
-        factor: int | float | str | None = None,
+        factor: int | float | str | Replay | None = None,
         *,
         insertion_point: InsertionPoint | str = InsertionPoint.auto.value,
         buffer_size: int | float | str | None = None,
@@ -150,7 +151,7 @@ class EchoDataModule(StandIn):
         test_dataloaders: Any = None,
         predict_dataloaders: Any = None,
         *,
-        factor: int | float | str | None = None,
+        factor: int | float | str | Replay | None = None,
         **echo_options: Any,
     ) -> EchoDataModule:
         """Returns an `EchoDataModule` around loaders. Pass it to ``Trainer.fit`` in place of the loaders.

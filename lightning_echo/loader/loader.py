@@ -11,6 +11,7 @@ If the length of a pass is not known, an epoch ends when a pass ends.
 from __future__ import annotations
 
 import math
+import os
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -30,6 +31,7 @@ from lightning_echo.loader.epochs import BatchesUsed, Caller, Epoch, Iterations,
 from lightning_echo.loader.run import EchoRun, EpochListener, RunFactor
 from lightning_echo.loader.setting import Setting, world
 from lightning_echo.loader.state import EchoCounts
+from lightning_echo.pipeline.journal import Replay, check_folder
 from lightning_echo.pipeline.worker import StageSeconds
 from lightning_echo.plan.memory import make_plan
 from lightning_echo.schema import LEFT_OUT
@@ -94,7 +96,7 @@ class EchoLoader(PlainAttributes):
         loader: A ``DataLoader``. For ``after_batching`` and ``after_transfer`` any iterable of batches will do. A stream must
             divide its data among the ranks itself.
         factor: Echo factor: the uses per fresh example on average, a real number >= 1. 1 means no echoing. ``"demand"``: a batch
-            takes the fresh examples that have arrived, and echoes for the rest.
+            takes the fresh examples that have arrived, and echoes for the rest. A `Replay` repeats such a run to the bit.
         insertion_point: Where the echo stage stands, see `InsertionPoint` and `EchoConfig`.
         buffer_size: The largest number of live examples per rank, or the memory that they may take, see `EchoConfig`.
         reuse: Which examples are used again, ``"memory"`` or ``"each"``, see `EchoConfig`.
@@ -110,6 +112,8 @@ class EchoLoader(PlainAttributes):
             mapping of its fields. None: this loader reads for itself.
         reads_in_flight: How many reads may be under way at once on a rank: an integer from 1, or ``"auto"``, see `EchoConfig`.
         max_factor: With ``factor="demand"``: the most uses per fresh example on average, a real number >= 1. Default: 8.
+        journal: The folder in which a run on demand is written down, so that a `Replay` can repeat it: a few bytes for each
+            batch. None: it is not, unless an `EchoCallback` has a log directory.
 
     Attributes:
         limit_train_batches: The Trainer's option of this name; None if unknown. A resumed run uses it to see whether the epoch
@@ -138,7 +142,7 @@ class EchoLoader(PlainAttributes):
     def __init__(
         self,
         loader: Any,
-        factor: float | str,
+        factor: float | str | Replay,
         *,
         insertion_point: InsertionPoint | str = InsertionPoint.auto.value,
         buffer_size: int | float | str | None = None,
@@ -151,10 +155,11 @@ class EchoLoader(PlainAttributes):
         share: ShareConfig | Mapping[str, Any] | str | None = None,
         reads_in_flight: int | str | None = None,
         max_factor: int | float | None = None,
+        journal: str | os.PathLike[str] | None = None,
     ) -> None:
         if isinstance(loader, EchoLoader):
             raise ValueError("loader is echoed already: pass the loader inside (its .loader), or set .factor on it")
-        on_demand, factor = options.check_demand(factor, max_factor)
+        replay, (on_demand, factor) = Replay.of(factor), options.check_demand(factor, max_factor)
         point = options.check_point(insertion_point)
         buffer_size = options.check_buffer_size(buffer_size)
         epoch_length = options.check_epoch_length(epoch_length)
@@ -173,8 +178,15 @@ class EchoLoader(PlainAttributes):
             read_share_config(share),
             options.check_reads_in_flight(reads_in_flight),
             on_demand=on_demand,
+            replay=replay,
         )
         self._run = EchoRun(self._setting, factor, seed)
+        if journal is not None and not self._setting.has_journal:
+            raise ValueError(
+                f"journal={journal!r} is impossible here: only a run with factor='demand' that gets its examples one by one, "
+                "over a data set with indices, has a journal. Leave it out"
+            )
+        self.journal = journal
         self._iterations = Iterations()
         self._told_length: int | None = None
         self._has_said_plain = self._has_told_workers = False
@@ -260,6 +272,15 @@ class EchoLoader(PlainAttributes):
     def on_demand(self) -> bool:
         """Whether batches echo on demand (``factor="demand"``). `factor` is then the bound ``max_factor``."""
         return self._setting.on_demand
+
+    @property
+    def journal(self) -> str | None:
+        """The folder in which a run on demand is written down; None if it is not. It applies when workers are started."""
+        return self._run.journal_folder
+
+    @journal.setter
+    def journal(self, value: str | os.PathLike[str] | None) -> None:
+        self._run.journal_folder = None if value is None else check_folder("journal", value)
 
     def why_not_on_demand(self) -> str:
         """Returns why this loader cannot echo on demand, in words; empty if it can."""

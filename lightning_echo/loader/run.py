@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+import torch
+
 from lightning_echo.cache.loader_cache import LoaderCache
 from lightning_echo.cache.node_cache import gathered
 from lightning_echo.data.fingerprint import Changed, Changes
@@ -30,11 +32,13 @@ from lightning_echo.loader.resuming import (
 from lightning_echo.loader.setting import Setting, default_seed, ranks_on_node, world
 from lightning_echo.loader.state import Conditions, EchoState
 from lightning_echo.log import Says
-from lightning_echo.pipeline.demand import DemandPipeline
+from lightning_echo.pipeline.demand import DemandPipeline, StretchOver
+from lightning_echo.pipeline.journal import JournalFile, Written, journal_path, read_journal
 from lightning_echo.pipeline.kinds import Indexed
 from lightning_echo.pipeline.pipelines import Launch, Pipeline, RestartablePipeline, Start
 from lightning_echo.pipeline.prefetch import clear_frames
 from lightning_echo.pipeline.requests import OtherLength
+from lightning_echo.plan.journal import Journal
 from lightning_echo.plan.plan import named_seed
 from lightning_echo.schema import LeftOut
 from lightning_echo.split.check import SplitFails
@@ -198,6 +202,7 @@ class EchoRun:
         self.factor, self.delivery = RunFactor(factor), Delivery()
         self.worker_init_fn: Any = getattr(setting.kind.loader, "worker_init_fn", None)
         self.heard_epoch = -1
+        self.journal_folder: str | None = None  # in which a run on demand is written down
         self.beginning = Beginning()
         self.predecessor: EchoRun | None = predecessor_of(self, setting.kind.loader)
         self._has_described = False  # whether the line about the loader was logged
@@ -217,6 +222,9 @@ class EchoRun:
         kind = self._setting.kind
         self._changes = Changes(kind.watched_parts, kind.watched_sampler, by_reading=kind.changed_by_reading)
         self._changed = Changed()
+        self._journal: JournalFile | None = None
+        self._written: Written | None = None  # as a loaded state has it
+        self._repeated: Journal | None = None  # of the run that is repeated
         self._compared: Pipeline | None = None  # the pipeline after whose start the data of the cache was compared
         self.delivery.reset()
         self.factor.restart()
@@ -411,7 +419,7 @@ class EchoRun:
         try:
             try:
                 batch = delivery.fetch(pipeline.next_batch, self._crosses_passes)
-            except (OtherLength, SplitFails) as error:
+            except (OtherLength, SplitFails, StretchOver) as error:
                 self._go_around(error)
                 clear_frames(error)
                 error.__traceback__ = None  # it refers to the iterator of this epoch, and the pipeline that ends keeps the error
@@ -450,12 +458,16 @@ class EchoRun:
             number, booked = pipeline.place()
             self._places.leave(number, booked, self.delivery.all_counts)
 
-    def _go_around(self, error: OtherLength | SplitFails) -> None:
+    def _go_around(self, error: OtherLength | SplitFails | StretchOver) -> None:
         """Ends the workers, so that new ones can make the next batch in spite of an error, or raises it.
 
         If a pass has another length than the one before, it begins, and an epoch that has no batch yet has its length. If the
-        split of the data set does not hold, the run continues without it, and live examples are read again.
+        split of the data set does not hold, the run continues without it, and live examples are read again. A replay continues
+        with an empty memory where the run that it repeats did so.
         """
+        if isinstance(error, StretchOver):
+            self._pipeline.stop(self.delivery.progress.delivered)
+            return
         self.close()
         if isinstance(error, SplitFails):
             if not self._setting.leave_split("the split of the data set does not hold"):
@@ -494,12 +506,15 @@ class EchoRun:
         before = self.state()
         state = self._state_to_start_from(before)
         self._changes.begin()
+        self._open_journals()
         launch = Launch(
             seed=self.seed,
             factor=self.factor.value,
             state=state.pipeline(),
             begin_at=state.begin_at,
             worker_init_fn=self.worker_init_fn,
+            journal=self._journal,
+            repeated=self._repeated,
         )
         if setting.on_demand:
             setting.check_ranks_on_demand()
@@ -518,11 +533,41 @@ class EchoRun:
             for line in (setting.describe(self.factor.value), reason, "; ".join(setting.remarks())):
                 if line:
                     self.says.inform(line)
+            if setting.on_demand and setting.replay is None and torch.are_deterministic_algorithms_enabled():
+                folder = repr(self.journal_folder or "folder")
+                how = "" if self.journal_folder else ", if you write its journal by EchoLoader(..., journal=folder)"
+                self.warn(
+                    "deterministic algorithms are asked for, but on demand the examples of a batch depend on when they arrive. "
+                    f"Give a number as the factor{f', or repeat this run by factor=Replay({folder}){how}' * setting.has_journal}"
+                )
         self._conditions = None if setting.kind.plans_in_workers else setting.conditions()  # a stream's length is only expected
         self._pipeline.start(started, self.delivery.progress.delivered)
         self._keep_order()
         self._leave_place()
         return started
+
+    def _open_journals(self) -> None:
+        """Reads the journal of the run that is repeated, and prepares that of this one."""
+        setting, rank = self._setting, self._setting.rank_of_process()
+        if (replay := setting.replay) is not None and self._repeated is None:
+            self._repeated = read_journal(journal_path(replay.path, self.says.name, rank))
+            self.says.inform(self._repeated.describe())
+            if not self.delivery.progress.delivered:
+                self.factor.constructed = self._repeated.stretches[0].begin.max_factor
+                self.factor.restart()
+        if not setting.has_journal:
+            return
+        path = None if self.journal_folder is None else journal_path(self.journal_folder, self.says.name, rank)
+        if path is None:
+            self._journal = self._written = None  # what was written is not that of the run any more
+        elif self._journal is None or self._journal.path != path:
+            before = self._journal_so_far()
+            if before is not None and rank:  # a state is that of rank 0
+                before = Written(journal_path(os.path.dirname(before.path), self.says.name, rank), 0, "")
+            self._journal = JournalFile(path, before, self.warn)
+
+    def _journal_so_far(self) -> Written | None:
+        return self._written if self._journal is None else self._journal.written()
 
     def settle(self) -> None:
         """Opens the cache, and makes the sizes that depend on the free memory final. See `EchoLoader.settle`."""
@@ -620,7 +665,8 @@ class EchoRun:
             self._keep_order()
             state = self.state(before=is_under_way).with_ranks(ranks)
         new_length = self._setting.layout().length if self._has_other_length() else None
-        return replace(state, epoch_goes_on=epoch_goes_on, trainer=trainer, new_length=new_length).to_dict()
+        journal = self._journal_so_far()
+        return replace(state, epoch_goes_on=epoch_goes_on, trainer=trainer, new_length=new_length, journal=journal).to_dict()
 
     def load_state_dict(self, saved: dict[str, Any], limit: int | float | None) -> None:
         """Continues from a `state_dict`, see `EchoLoader.load_state_dict`. ``limit`` is as in `Progress.from_state`."""
@@ -640,7 +686,7 @@ class EchoRun:
                 "their shares of the data"
             )
         was_constant = setting.on_demand and state.plan is not None
-        if state.constructed_factor != self.factor.constructed and not was_constant:
+        if state.constructed_factor != self.factor.constructed and not was_constant and setting.replay is None:
             name = "max_factor" if setting.on_demand else "factor"
             self.warn(
                 f"{name}={self.factor.constructed:g} is not used: the resumed run continues with {name} {state.factor:g}. "
@@ -652,6 +698,7 @@ class EchoRun:
         if progress.resuming and setting.has_length and state.layout == setting.layout():
             progress.kept_length = progress.epoch_batches  # for another layout, see _state_to_start_from
         self._go_to(state, progress)
+        self._journal, self._written = None, state.journal
         if was_constant:  # its factor is no bound
             self.factor.restart()
 
@@ -669,6 +716,8 @@ class EchoRun:
         if self._setting.cache is not None and before._setting.cache is not None:
             self._setting.cache.follow(before._setting.cache)
         self._setting.keep_buffer_of(before.state())
+        self._journal, self._written, self._repeated = None, before._journal_so_far(), before._repeated
+        self.journal_folder = self.journal_folder or before.journal_folder
         theirs = before.state()
         self._setting.tell_pass(theirs)
         state, is_cut = follow_state(theirs, before._setting, self._setting)
@@ -708,6 +757,8 @@ class EchoRun:
             "predecessor": None,
             "_compared": None,
             "_places": None,
+            "_journal": None,
+            "_written": self._journal_so_far(),
             "beginning": Beginning(),
         }
 

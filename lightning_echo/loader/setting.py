@@ -31,6 +31,7 @@ from lightning_echo.data.randomness import preserved_random_states
 from lightning_echo.insertion import InsertionPoint, Needs, earliest
 from lightning_echo.loader.state import Conditions, EchoState
 from lightning_echo.pipeline.choice import choose, choose_later
+from lightning_echo.pipeline.journal import Replay
 from lightning_echo.pipeline.kinds import Indexed, Kind, OwnBatches, Stream, kind_of
 from lightning_echo.pipeline.pipelines import Launch, Layout, Opening, Pipeline, rank_key
 from lightning_echo.pipeline.reads import USUAL_IN_FLIGHT, most_ahead_bytes
@@ -426,6 +427,7 @@ class Setting:
         kind: The kind of the user's loader at the insertion point, or, if that shares, of the one that it trains on.
         choice: The insertion point that was chosen, never ``auto``.
         sharing, cache: None if the loader does not share, or has no cache.
+        replay: The run on demand that is repeated; None if none is.
     """
 
     def __init__(
@@ -442,11 +444,13 @@ class Setting:
         in_flight: int | str | None = 1,
         *,
         on_demand: bool = False,
+        replay: Replay | None = None,
     ) -> None:
         says_why, in_flight = in_flight is not None, AUTO_IN_FLIGHT if in_flight is None else in_flight
         self._ranks, self.reuse, self.in_flight, self._says_why = ranks, reuse, in_flight, says_why
         self._layout_of_pass: Layout | None = None
         self.on_demand, self._cache_options, self._share = on_demand, cache, share
+        self.replay = replay
         kind, self.sharing = kind_of(loader), None
         if share is not None:
             point = point_of_shared(point, unit_of(kind))
@@ -485,6 +489,16 @@ class Setting:
         self.buffer = BufferSize(buffer_size, sizing, self._planned(factor), self.room(ranks_of_launcher()))
         if on_demand:
             _check_point(self.kind, self.choice.point)
+        if replay is not None and not self.has_journal:
+            raise ValueError(
+                f"factor={str(replay)!r} is impossible here: only a run that gets its examples one by one, over a data set with "
+                "indices, has a journal. Give a number, or 'demand'"
+            )
+
+    @property
+    def has_journal(self) -> bool:
+        """Whether a run on demand can be written down and repeated."""
+        return self.on_demand and isinstance(self.kind, Indexed) and not self.kind.by_batches
 
     def why_not_on_demand(self) -> str:
         """Returns why this loader cannot echo on demand, in words; empty if it can."""
@@ -557,6 +571,8 @@ class Setting:
         )
 
     def _factor_in_words(self, factor: float) -> str:
+        if self.replay is not None:
+            return f"on demand, as in {self.replay.path}"
         return f"on demand, max_factor {factor:g}" if self.on_demand else f"factor {factor:g}"
 
     def _reads_in_words(self) -> str:

@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Annotated, Any, NamedTuple
 
 from lightning_echo.insertion import InsertionPoint
+from lightning_echo.pipeline.journal import Written
 from lightning_echo.pipeline.pipelines import Layout, Start
 from lightning_echo.plan.memory import unpack_calls
 from lightning_echo.plan.plan import Call, Reuse
@@ -541,6 +542,7 @@ class EchoState:
             not known.
         stream: For a stream, in place of plan and order.
         demand: For a run that echoes on demand, in place of the plan.
+        journal: For a run that echoes on demand and is written down: the journal up to this state.
         epoch_goes_on: If several loaders make up an epoch: whether the epoch continues (None: not known). Otherwise left out.
         trainer: Where the Trainer was, if that is known.
         new_length: Length of a pass of the data set when the state was saved, if the data set had grown or shrunk since the
@@ -572,6 +574,7 @@ class EchoState:
     order: OrderState | None
     stream: StreamState | None = None
     demand: DemandState | None = None
+    journal: Written | None = None
     epoch_goes_on: bool | LeftOut | None = LEFT_OUT
     trainer: TrainerState | None = None
     new_length: Size | None = None

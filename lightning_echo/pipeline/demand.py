@@ -17,7 +17,7 @@ import math
 import os
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from statistics import median
@@ -28,12 +28,14 @@ import torch
 from torch.utils.data import get_worker_info
 
 from lightning_echo.data.copies import copy_example
-from lightning_echo.data.randomness import BATCH, PreservingIterator
+from lightning_echo.data.randomness import BATCH, EXAMPLE, PreservingIterator
+from lightning_echo.pipeline.journal import JournalFile
 from lightning_echo.pipeline.prefetch import DEPTH, Prefetcher, WorkerProcesses
 from lightning_echo.pipeline.reads import NOTHING_READ, Abandoned, Pools, ReadTimeoutError
 from lightning_echo.pipeline.requests import let_go_of_frames, with_place
 from lightning_echo.pipeline.worker import NO_LOOKUPS, LiveExamples, Report
 from lightning_echo.plan.demand import Arrived, Block, Booked, Dealing, DemandRule, EarlierRanks, lead
+from lightning_echo.plan.journal import Begin, Journal, JournalError, checksum
 from lightning_echo.plan.order import Order, entry_key
 from lightning_echo.split.reading import file_of
 from lightning_echo.split.staged import Stages, examples_in, unchanged
@@ -42,6 +44,7 @@ _LOOK_SECONDS = 0.001  # a worker that has nothing to read looks so often whethe
 _KEPT_BATCHES = 3  # delivered, and not booked: a state may be that of one or two batches before
 _LAST_STEPS = 10  # whose times decide how early a batch is due
 _DEAD_SECONDS = 10.0  # the training waits so long before the user is told that the source delivers nothing
+_CLOSE_SECONDS = 5.0
 OVERTAKING = 32  # examples for each read in flight, that may arrive before one that takes long
 _CLOSED, _ASKED, _HANDED, _LEAD = range(4)
 
@@ -92,6 +95,11 @@ class DemandRequest(NamedTuple):
     max_factor: float
     to_read: tuple[ToRead, ...]  # what the worker is to read from now on, after what it was told before
     ends: bool = False  # whether the worker is told nothing more, because the user's order has failed
+    fresh: frozenset[int] | None = None  # exactly these positions are fresh, as a journal says; None: those that arrive
+
+
+NOTHING_TO_REPEAT = DemandRequest(-1, 0, 1.0, ())
+"""Stands for a batch that a replay cannot repeat. It is answered by None twice."""
 
 
 # ---------------------------------------------------------------------- in a worker
@@ -127,6 +135,8 @@ class DemandExamples(LiveExamples):
 
     def fetch(self, request: DemandRequest) -> tuple[Any, ...]:  # type: ignore[override]
         """Returns the examples of a batch, its report, and the positions of the fresh ones; None twice if there is no batch."""
+        if request.number < 0:
+            return None, None, ()
         try:
             return self._answer_on_demand(self._stages or self._begin(), request)
         except Abandoned as abandoned:
@@ -142,7 +152,8 @@ class DemandExamples(LiveExamples):
         if watched is not None:
             watched.begin()
         left = len(self._read)
-        may_repeat = self._read_until_due(stages, request)
+        read = self._read_until_due if request.fresh is None else self._read_as_before
+        may_repeat = read(stages, request)
         if may_repeat is None:
             return None, None, ()
         if watched is not None:
@@ -210,8 +221,21 @@ class DemandExamples(LiveExamples):
                     return True
                 if request.ends:
                     return None
-            if get_worker_info() is not None and os.getppid() != self._parent:
-                raise RuntimeError("the process of the training has ended")
+            self._look_for_parent()
+
+    def _read_as_before(self, stages: Stages, request: DemandRequest) -> bool | None:
+        """Reads what a journal says, however long that takes. Returns what `_read_until_due` returns."""
+        assert request.fresh is not None
+        while not request.fresh <= {arrived.position for arrived in self._arrived}:
+            if self._words.is_closed or (request.ends and not (self._todo or self._in_pool or self._calls)):
+                return None
+            if not self._read_next(stages):
+                self._look_for_parent()
+        return True
+
+    def _look_for_parent(self) -> None:
+        if get_worker_info() is not None and os.getppid() != self._parent:
+            raise RuntimeError("the process of the training has ended")
 
     def _read_next(self, stages: Stages) -> bool:
         """Reads the next example, or those of the next call. Returns whether there was one: if not, this has waited a moment."""
@@ -234,11 +258,15 @@ class DemandExamples(LiveExamples):
             sleep(_LOOK_SECONDS)
             return False
         self._look_up([index], are_fresh=True)
+        if self._watched is not None and not self._rule.keeps:  # then it may draw random numbers
+            self._seeding.seed(EXAMPLE, position)
         self._add(Arrived(position, entry_key(index), number), index, self._load(stages, position, index))
         return True
 
     def _read_call(self, stages: Stages, call: ToRead) -> None:
         self._look_up(call.indices, are_fresh=True)
+        if self._watched is not None and not self._rule.keeps:  # as in `_read_next`
+            self._seeding.seed(EXAMPLE, call.positions[0])
         examples = self._load_call(stages, call.positions[0], call.indices)
         for position, index, number, example in zip(*call, examples, strict=True):
             # A copy, since the data set may use its memory again in the next call, when examples of this one are left.
@@ -270,7 +298,10 @@ class DemandExamples(LiveExamples):
 
     def _take(self, request: DemandRequest, *, may_repeat: bool) -> tuple[list[Any], list[Any]]:
         """Takes a batch out of what has arrived and what memory holds: position (-1: an echo), index and example of each."""
-        handed = self._rule.hand_out(request.number, request.size, self._arrived, may_repeat=may_repeat)
+        arrived = self._arrived
+        if request.fresh is not None:
+            arrived = [each for each in arrived if each.position in request.fresh]
+        handed = self._rule.hand_out(request.number, request.size, arrived, may_repeat=may_repeat)
         by_position = {read.arrived.position: read for read in self._read}
         taken = [by_position.pop(each.position) for each in handed.fresh]
         self._read = list(by_position.values())
@@ -294,7 +325,8 @@ class DemandExamples(LiveExamples):
 class DemandRequests(Iterator[DemandRequest]):
     """The batch sampler: a request for each batch, with what its worker is to read.
 
-    ``size_of`` returns the size of a batch by its number in the run. ``number`` is that of the next batch.
+    ``size_of`` returns the size of a batch by its number in the run. ``number`` is that of the next batch. ``journal``: where the
+    fresh positions of each batch are written. ``repeated``: what a replay repeats.
     """
 
     def __init__(
@@ -308,8 +340,11 @@ class DemandRequests(Iterator[DemandRequest]):
         factors: list[tuple[int, float]],
         most_factor: float = math.inf,
         earlier: Any = None,
+        journal: JournalFile | None = None,
+        repeated: Repeated | None = None,
     ) -> None:
         self._earlier = earlier
+        self._journal, self._repeated = journal, repeated
         self._dealing, self.order, self._workers, self._size_of = dealing, order, max(workers, 1), size_of
         self._number = self._first = number
         self._count = 0  # torch sends request ``k`` to worker ``k % workers``
@@ -322,8 +357,9 @@ class DemandRequests(Iterator[DemandRequest]):
         self._known = first  # the indices of all positions before it were taken
         # Batches that were delivered and not booked, by number: a state may be asked for that is before them.
         self._delivered: deque[tuple[int, Sequence[int]]] = deque()
-        self._next_delivered = number
-        self.failure: Exception | None = None  # of the user's order
+        self._next_delivered = self._next_noted = number  # noted: in the journal
+        self.failure: Exception | None = None  # of the user's order, or because of which a batch cannot be repeated
+        self._ends_at = math.inf if repeated is None else repeated.stretch.end  # the first batch that cannot be repeated
         self._take_indices(dealing.next)
         self.lock = threading.RLock()
 
@@ -337,10 +373,19 @@ class DemandRequests(Iterator[DemandRequest]):
             except Exception as error:  # the user's sampler may raise anything: after the batches that it has given
                 self.failure = self.failure or with_place(error)
                 let_go_of_frames(error)
-            number = self._number
+            number, fresh = self._number, None
+            if self._repeated is not None:
+                if self.failure is None:
+                    self.failure = self._repeated.failure_at(number, self._indices)
+                    if self.failure is not None:
+                        self._ends_at = number
+                if number >= self._ends_at:
+                    return NOTHING_TO_REPEAT
+                fresh = self._repeated.fresh_in(number)
             self._number, self._count = number + 1, self._count + 1
-            factor = min(self._factor_of(number), self._most_factor)
-            return DemandRequest(number, self._size_of(number), factor, tuple(told), self.failure is not None)
+            return DemandRequest(
+                number, self._size_of(number), self._bound_of(number), tuple(told), self.failure is not None, fresh
+            )
 
     def _with_indices(self, positions: Block) -> ToRead:
         length = self.order.pass_length
@@ -363,6 +408,12 @@ class DemandRequests(Iterator[DemandRequest]):
     def _factor_of(self, number: int) -> float:
         return next(factor for since, factor in reversed(self._factors) if since <= number or since == self._factors[0][0])
 
+    def _bound_of(self, number: int) -> float:
+        """Returns ``max_factor`` as a worker gets it."""
+        if self._repeated is not None:
+            return self._repeated.stretch.factor_of(number)
+        return min(self._factor_of(number), self._most_factor)
+
     def change_factor(self, number: int, factor: float) -> None:
         """Sets ``max_factor`` from batch ``number`` on, instead of all changes that were to come from that batch on."""
         with self.lock:
@@ -374,7 +425,16 @@ class DemandRequests(Iterator[DemandRequest]):
         self._delivered.append((number, fresh))
         self._next_delivered = number + 1
 
+    def _note(self) -> None:
+        """Notes in the journal what was delivered."""
+        for number, fresh in tuple(self._delivered) if self._journal is not None else ():
+            if number >= self._next_noted:
+                assert self._journal is not None
+                self._journal.book(fresh, [self._indices[position] for position in fresh], self._bound_of(number))
+                self._next_noted = number + 1
+
     def _book(self) -> None:
+        self._note()
         while len(self._delivered) > _KEPT_BATCHES:
             number, fresh = self._delivered.popleft()
             self._dealing.book(fresh)
@@ -386,6 +446,7 @@ class DemandRequests(Iterator[DemandRequest]):
     def state(self, delivered: int) -> dict[str, Any]:
         """Returns the state after ``delivered`` batches, which may be one or two fewer than those delivered."""
         with self.lock:
+            self._note()  # a checkpoint is not later than its journal
             first = self._delivered[0][0] if self._delivered else self._next_delivered
             if not first <= delivered <= self._next_delivered:
                 raise RuntimeError(f"the state after {delivered} batches is gone: {self._next_delivered} are delivered")
@@ -415,6 +476,17 @@ class DemandRequests(Iterator[DemandRequest]):
         with self.lock:
             self._order_from = position
 
+    def close(self) -> None:
+        """Closes the journal."""
+        if self._journal is None:
+            return
+        if self.lock.acquire(timeout=_CLOSE_SECONDS):  # a sampler of the user's may hang in the other thread
+            try:
+                self._note()
+            finally:
+                self.lock.release()
+        self._journal.close()
+
     def oldest_open(self) -> Any:
         """Returns the index of the oldest example that the next batch's worker is to read; None if there is none."""
         with self.lock:
@@ -422,6 +494,34 @@ class DemandRequests(Iterator[DemandRequest]):
             worker = (self._next_delivered - self._first) % self._workers
             position = self._dealing.oldest_open(worker, delivered)
             return None if position is None else self._indices[position]
+
+
+class StretchOver(RuntimeError):
+    """A replay has come to where memory was empty: its workers must be started again."""
+
+
+class Repeated:
+    """What the requests of a replay ask for: the batches of a `Stretch`."""
+
+    def __init__(self, journal: Journal, begin: Begin) -> None:
+        self._journal, self.stretch = journal, journal.stretch_of(begin)
+        self._checksum = 0  # of all fresh indices so far
+
+    def fresh_in(self, number: int) -> frozenset[int]:
+        return frozenset(self.stretch.fresh_in(number))
+
+    def failure_at(self, number: int, indices: Mapping[int, Any]) -> Exception | None:
+        """Returns why batch ``number``, the next one, cannot be repeated; None if it can. ``indices``: by position."""
+        if number >= self.stretch.end:
+            why = self._journal.why_over(self.stretch)
+            return JournalError(why) if why else StretchOver()
+        self._checksum = checksum([indices[position] for position in self.stretch.fresh_in(number)], self._checksum)
+        if self._checksum == self.stretch.checks.get(number, self._checksum):
+            return None
+        return JournalError(
+            f"{self._journal.name} is of a run with another order: in batch {number:,} or shortly before it, that had other "
+            "indices. Give the loader the sampler, and the state of its generator, that it had in that run"
+        )
 
 
 @dataclass
@@ -549,6 +649,7 @@ class DemandPipeline:
         if isinstance(batches, Prefetcher):
             batches.close()
         self._workers.end_others()
+        self._requests.close()
 
 
 def booked_of(saved: dict[str, Any] | None, position: int) -> Booked:

@@ -51,6 +51,7 @@ from lightning_echo.pipeline.demand import (
     DemandExamples,
     DemandPipeline,
     DemandRequests,
+    Repeated,
     Waiting,
     Words,
     booked_of,
@@ -90,6 +91,7 @@ from lightning_echo.pipeline.requests import (
 from lightning_echo.pipeline.streams import StreamEcho
 from lightning_echo.pipeline.worker import EchoCollate, EchoDataset, LiveExamples, Request
 from lightning_echo.plan.demand import Dealing, DemandRule, delivered_before
+from lightning_echo.plan.journal import Begin, ReplayedDealing
 from lightning_echo.plan.memory import make_plan
 from lightning_echo.plan.order import Order, SequentialOrder, ShuffledOrder
 from lightning_echo.plan.plan import Plan, PlanShape, Reuse, mix
@@ -511,34 +513,48 @@ class Indexed(Kind):
         pass_length, workers = opening.layout.pass_length, max(self.num_workers, 1)
         ahead = reading.window(pass_length // workers) if reading is not None and self.is_foreseeable else 0
         window = window_of(shape.batch_size, self.prefetched_batches, workers, ahead)
-        saved = launch.state.get("demand")
-        dealing = Dealing(
-            booked_of(saved, launch.begin_at.position),
-            pass_length=pass_length,
-            block=shape.batch_size,
-            workers=workers,
-            window=window,
-            delivered_before=delivered_before(
-                earlier_of(saved),
-                pass_length=pass_length,
-                replicas=opening.layout.replicas,
-                rank=opening.rank,
-            ),
+        saved, held = launch.state.get("demand"), min(opening.shape.buffer_size, pass_length) // workers
+        begin = Begin(
+            number=launch.begin_at.number if saved is None else saved["number"],
+            booked=booked_of(saved, launch.begin_at.position),
+            max_factor=launch.factor if saved is None else saved["max_factor"],
+            conditions=self._conditions_of(opening, held=held, reads_blocks=reads_many),
         )
+        repeated = None if launch.repeated is None else Repeated(launch.repeated, begin)
+        dealing = (
+            Dealing(
+                begin.booked,
+                pass_length=pass_length,
+                block=shape.batch_size,
+                workers=workers,
+                window=window,
+                delivered_before=delivered_before(
+                    earlier_of(saved), pass_length=pass_length, replicas=opening.layout.replicas, rank=opening.rank
+                ),
+            )
+            if repeated is None
+            else ReplayedDealing(
+                repeated.stretch, pass_length=pass_length, block=shape.batch_size, window=window, reads_blocks=reads_many
+            )
+        )
+        if launch.journal is not None:
+            launch.journal.begin(begin)
         # Without workers, nothing is read while a step runs, except by threads.
         most_factor = 1.0 if not self.num_workers and reading is None else math.inf
         requests = DemandRequests(
             dealing,
             order,
             workers=workers,
-            number=launch.begin_at.number if launch.state.get("demand") is None else launch.state["demand"]["number"],
+            number=begin.number,
             size_of=shape.size_of,
-            factors=factors_of(launch.state.get("demand"), launch.factor),
+            factors=factors_of(saved, launch.factor),
             most_factor=most_factor,
             earlier=None if saved is None else saved.get("earlier"),
+            journal=launch.journal,
+            repeated=repeated,
         )
         words, processes = Words(loader), WorkerProcesses(launch.worker_init_fn)
-        rule = DemandRule(opening.key, launch.factor, min(opening.shape.buffer_size, pass_length) // workers)
+        rule = DemandRule(opening.key, launch.factor, held)
         examples = DemandExamples(
             loader.dataset,
             choice.make_stages,
@@ -565,6 +581,18 @@ class Indexed(Kind):
             read_at_once=shape.batch_size if reads_many else 1,
             pools=None if reading is None else reading.pools,
         )
+
+    def _conditions_of(self, opening: Opening, *, held: int, reads_blocks: bool) -> dict[str, Any]:
+        """Returns what must be the same for a replay, by name. ``held``: examples in the memory of a worker."""
+        return {
+            "seed": opening.launch.seed,
+            **opening.layout.state(),
+            "rank": opening.rank,
+            "workers": self.num_workers,
+            "insertion_point": opening.choice.point.value,
+            "examples_held": held,
+            "reads_whole_batches": reads_blocks,
+        }
 
     def _batches_on_demand(
         self,

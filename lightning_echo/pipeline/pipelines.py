@@ -15,11 +15,13 @@ from lightning_echo.cache.loader_cache import LoaderCache
 from lightning_echo.data.randomness import PreservingIterator
 from lightning_echo.insertion import InsertionPoint
 from lightning_echo.pipeline.batches import BatchEcho, PassOver, PassReader
+from lightning_echo.pipeline.journal import JournalFile
 from lightning_echo.pipeline.prefetch import Prefetcher, WorkerProcesses
 from lightning_echo.pipeline.reads import Pools, ReadTimeoutError
 from lightning_echo.pipeline.requests import BatchRequests, ExampleRequests
 from lightning_echo.pipeline.streams import StreamNote, StreamRequest
 from lightning_echo.pipeline.worker import Report
+from lightning_echo.plan.journal import Journal
 from lightning_echo.plan.memory import make_plan, plan_from_state
 from lightning_echo.plan.plan import Plan, PlanShape, mix
 from lightning_echo.split.prove import Split
@@ -45,6 +47,8 @@ class Launch:
     state: dict[str, Any]
     begin_at: Start  # where a new plan begins; over a stream, its `number` is used with a state, too
     worker_init_fn: Any  # the user's function that each worker runs first, or the one that Lightning has set on the `EchoLoader`
+    journal: JournalFile | None = None  # on demand: where the run is written down
+    repeated: Journal | None = None  # on demand: the journal of the run that is repeated
 
 
 @dataclass(frozen=True)

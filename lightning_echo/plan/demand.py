@@ -170,6 +170,11 @@ class Booked(NamedTuple):
     frontier: int
     ahead: frozenset[int] = frozenset()
 
+    @property
+    def delivered(self) -> int:
+        """Number of positions that were delivered."""
+        return self.frontier + len(self.ahead)
+
     def runs(self) -> list[list[int]]:
         """Returns ``ahead`` as runs: the first position of each, and the number of positions.
 
@@ -287,10 +292,13 @@ class Dealing:
         told = []
         while self._open[worker] < self._window:
             block = self._next_for(worker)
-            self._worker_of.update(dict.fromkeys(block, worker))
-            self._open[worker] += len(block)
+            self._tell(worker, block)
             told.append(block)
         return told
+
+    def _tell(self, worker: int, block: Block) -> None:
+        self._worker_of.update(dict.fromkeys(block, worker))
+        self._open[worker] += len(block)
 
     def book(self, positions: Iterable[int]) -> None:
         """Notes that positions were delivered.

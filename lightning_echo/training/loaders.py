@@ -11,6 +11,7 @@ from typing import Any, NoReturn, TypeAlias
 from lightning_echo.config import AUTO_FACTOR, DEMAND, EchoConfig, check_demand
 from lightning_echo.loader.loader import EchoLoader
 from lightning_echo.loader.state import EchoCounts
+from lightning_echo.pipeline.journal import Replay
 from lightning_echo.plan.plan import named_seed
 from lightning_echo.training.package import MisconfigurationException, classes
 
@@ -328,7 +329,7 @@ class Wrapping:
         on_demand = options["factor"] == DEMAND
         if before is not None and before.on_demand == on_demand:
             factor = before.factor
-        if factor is not None:
+        if factor is not None and Replay.of(options["factor"]) is None:  # a journal has its own bound
             options["max_factor" if on_demand else "factor"] = factor
         if options["seed"] is not None:
             options["seed"] = named_seed(options["seed"], name)

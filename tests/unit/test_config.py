@@ -14,14 +14,14 @@ from omegaconf import OmegaConf, ValidationError
 from omegaconf.errors import ConfigKeyError, ConfigTypeError
 from torch.utils.data import DataLoader
 
-from lightning_echo import CacheConfig, EchoCallback, EchoConfig, EchoDataModule, EchoLoader, InsertionPoint, ShareConfig
+from lightning_echo import CacheConfig, EchoCallback, EchoConfig, EchoDataModule, EchoLoader, InsertionPoint, Replay, ShareConfig
 from lightning_echo.config import read_options
 
 DEFAULTS = {
     **{"factor": 1.0, "insertion_point": "auto", "buffer_size": None, "reuse": "memory", "epoch_length": "fixed"},
     **{"seed": None, "cache": None, "share": None, "reads_in_flight": None, "max_factor": None},
 }
-OF_A_CONSTRUCTOR_ALONE = {"loader", "num_replicas", "rank", "datamodule", "shard", "loaders"}  # no options of echoing
+OF_A_CONSTRUCTOR_ALONE = {"loader", "num_replicas", "rank", "datamodule", "shard", "loaders", "journal"}  # no options of echoing
 
 
 def options_of(constructor: Any) -> dict[str, tuple[Any, Any]]:
@@ -33,7 +33,7 @@ def options_of(constructor: Any) -> dict[str, tuple[Any, Any]]:
 
 @pytest.mark.parametrize(
     ("constructor", "factor"),
-    [(EchoLoader, (float | str, inspect.Parameter.empty)), (EchoDataModule, (int | float | str | None, None))],
+    [(EchoLoader, (float | str | Replay, inspect.Parameter.empty)), (EchoDataModule, (int | float | str | Replay | None, None))],
 )
 def test_loader_data_module_and_config_have_the_same_options_types_and_defaults(constructor: Any, factor: Any) -> None:
     of_config, of_constructor = options_of(EchoConfig), options_of(constructor)

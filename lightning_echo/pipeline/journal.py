@@ -1,0 +1,257 @@
+"""The file of a journal: `JournalFile` writes that of a run on demand, and `Replay` names the folder of one that is repeated.
+
+The thread that fetches notes a batch some time after it was delivered. Bytes are collected and written every few batches, when a
+state is saved, and at the end. So a killed run loses the last few batches, and no checkpoint is later than its journal.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+from lightning_echo.plan.journal import MAGIC, Begin, Journal, JournalError, Place, Records, checksum, first_digest, frame
+
+REPLAY = "replay:"  # in a configuration, before the folder
+_BATCHES_PER_FRAME = 64
+FILE_NAME = "echo_journal"
+
+
+@dataclass(frozen=True)
+class Replay:
+    """Repeats a run on demand to the bit: ``factor=Replay("lightning_logs/version_3")``.
+
+    The order of the data, the fresh examples of each batch, the echoes and their augmentation are those of that run. Reads may
+    take as long as they like. In a configuration, ``"replay:lightning_logs/version_3"`` is the same.
+
+    Args:
+        path: The folder of the run's journal: its log directory, or the argument ``journal`` of its `EchoLoader`.
+
+    Raises:
+        TypeError: ``path`` is not a path.
+        ValueError: ``path`` is empty.
+
+    Example:
+        >>> str(Replay("runs/7")), Replay.of("replay:runs/7"), Replay.of("demand")
+        ('replay:runs/7', Replay(path='runs/7'), None)
+    """
+
+    path: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "path", check_folder("Replay's path", self.path))
+
+    @classmethod
+    def of(cls, factor: Any) -> Replay | None:
+        """Returns what a factor says to repeat; None if it says something else."""
+        if isinstance(factor, str) and factor.startswith(REPLAY):
+            return cls(factor[len(REPLAY) :])
+        return factor if isinstance(factor, Replay) else None
+
+    def __str__(self) -> str:
+        return REPLAY + self.path
+
+
+def check_folder(argument: str, path: Any) -> str:
+    """Returns the path of a folder as a string."""
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"{argument} must be the path of a folder, got {path!r}: give a string such as 'runs/1'")
+    found = os.fspath(path)
+    if not isinstance(found, str) or not found:
+        raise ValueError(f"{argument} must be the path of a folder, got {found!r}: give a string such as 'runs/1'")
+    return found
+
+
+def journal_path(folder: str, name: str, rank: int) -> str:
+    """Returns the path of a rank's journal in a folder. ``name``: of the loader among several; empty if it is the only one.
+
+    >>> journal_path("runs", "", 0), journal_path("runs", "text/en", 1)
+    ('runs/echo_journal_rank0.bin', 'runs/echo_journal_text-en_rank1.bin')
+    """
+    of_loader = f"_{name.replace('/', '-')}" if name else ""
+    return os.path.join(folder, f"{FILE_NAME}{of_loader}_rank{rank}.bin")
+
+
+def read_journal(path: str) -> Journal:
+    """Reads a journal that is to be repeated.
+
+    Raises:
+        JournalError: There is none, or it is damaged.
+    """
+    try:
+        with open(path, "rb") as file:
+            data = file.read()
+    except OSError as error:
+        raise JournalError(
+            f"no journal is at {path} ({error.strerror}), so that Replay has no run to repeat. Give the log directory of a run "
+            "on demand, or the argument journal of its EchoLoader"
+        ) from error
+    journal = Journal(data, path)
+    if not journal.stretches:
+        raise JournalError(f"{path} has no batches: its run was killed before the first one. Repeat another run")
+    return journal
+
+
+class Written(NamedTuple):
+    """A journal up to a place, as a checkpoint names it. ``digest``: empty if it is not known, as that of another rank."""
+
+    path: str
+    length: int
+    digest: str
+
+
+class JournalFile:
+    """Writes the journal of a run, from pipeline to pipeline. It never raises: a training must not fail because of a journal.
+
+    Args:
+        path: The path of the file. If a journal of another run is there, it is renamed.
+        before: What this run has written so far, and where. It is copied if it is at another path.
+        say: Warns the user.
+    """
+
+    def __init__(self, path: str, before: Written | None, say: Callable[[str], None]) -> None:
+        self.path, self._before, self._say = path, before, say
+        self._lock = threading.RLock()  # a thread that fetches notes batches, and the one that trains asks what is written
+        self._records = Records()
+        self._file: BinaryIO | None = None  # None: closed, or it could not be written
+        self._digest = first_digest()
+        self._length = 0
+        self._pending = bytearray()
+        self._batches = 0  # in `_pending`
+        self._checksum = 0  # of all fresh indices since a `Begin`
+        self._factor = 0.0
+        self._is_first = True  # whether the next batch is the first one after a `Begin`
+
+    def begin(self, begin: Begin) -> None:
+        """Notes that workers begin with an empty memory."""
+        with self._lock:
+            self.close()
+            try:
+                self._open(begin)
+            except OSError as error:
+                self._give_up(error)
+                return
+            self._factor, self._checksum, self._is_first = begin.max_factor, 0, True
+            self._pending += self._records.begin(begin)
+            self._flush()
+
+    def book(self, fresh: Sequence[int], indices: Sequence[Any], max_factor: float) -> None:
+        """Notes the next batch: its fresh positions, ascending, with their indices, and the bound that it was made with."""
+        with self._lock:
+            if self._file is None:
+                return
+            if max_factor != self._factor:
+                self._factor = max_factor
+                self._pending += self._records.factor(max_factor)
+            self._pending += bytes(self._records.batch(fresh))
+            self._checksum = checksum(indices, self._checksum)
+            if self._is_first:
+                self._is_first = False
+                self._pending += self._records.check(self._checksum)
+            self._batches += 1
+            if self._batches == _BATCHES_PER_FRAME:
+                self._flush()
+
+    def written(self) -> Written | None:
+        """Writes all that was noted. Returns what the file holds; None if there is none."""
+        with self._lock:
+            self._flush()
+            return self._before
+
+    def close(self) -> None:
+        with self._lock:
+            if self._file is None:
+                return
+            self._flush(self._records.end())
+            if self._file is not None:
+                with suppress(OSError):  # all bytes were written
+                    self._file.close()
+                self._file = None
+
+    def _open(self, begin: Begin) -> None:
+        path, before = self.path, self._before
+        is_same = before is not None and os.path.abspath(before.path) == os.path.abspath(path)
+        if before is not None and is_same and before.length == self._length == os.path.getsize(path):
+            kept: Place | None = Place(before.length, before.digest)  # as this object has left it
+        else:
+            kept = None if before is None else _kept(before, begin, whole=is_same)
+        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+        if os.path.exists(path) and not (is_same and kept):
+            self._say(f"the journal of an earlier run is now {_renamed(path)}")
+        if kept is None:
+            if before is not None:
+                self._say(
+                    f"{before.path} is not the journal of this run up to its checkpoint: the new one begins at batch "
+                    f"{begin.number:,}. So Replay can repeat this run from its checkpoint, but not from its start"
+                )
+            self._file = Path(path).open("xb")  # noqa: SIM115 - closed by `close`
+            self._length, self._digest = 0, first_digest()
+            self._write(MAGIC)
+            return
+        assert before is not None
+        if not is_same:
+            shutil.copyfile(before.path, path)
+        self._file = Path(path).open("r+b")  # noqa: SIM115
+        self._file.truncate(kept.length)
+        self._file.seek(kept.length)
+        self._length, self._digest = kept.length, bytes.fromhex(kept.digest)
+
+    def _flush(self, last: bytes = b"") -> None:
+        """Writes a frame of all that was noted, with a ``last`` record."""
+        if self._file is None or not (self._pending or last):
+            return
+        if self._batches:
+            self._pending += self._records.check(self._checksum)
+        self._pending += last
+        found, self._digest = frame(bytes(self._pending), self._digest)
+        self._pending.clear()
+        self._batches = 0
+        try:
+            self._write(found)
+        except OSError as error:
+            self._give_up(error)
+
+    def _write(self, data: bytes) -> None:
+        assert self._file is not None
+        self._file.write(data)
+        self._file.flush()
+        self._length += len(data)
+        self._before = Written(os.path.abspath(self.path), self._length, self._digest.hex())
+
+    def _give_up(self, error: OSError) -> None:
+        self._say(f"the journal {self.path} cannot be written ({error}): Replay can repeat this run only up to here")
+        self._before, self._file = None, None
+
+
+def _kept(before: Written, begin: Begin, *, whole: bool) -> Place | None:
+    """Returns up to where a file is the journal of this run; None if it is not. ``whole``: also what follows ``before``.
+
+    What follows was written by a process that was killed later than the checkpoint. The file keeps it, and a reader drops it.
+    """
+    try:
+        with open(before.path, "rb") as file:
+            journal = Journal(file.read(), before.path)
+    except (OSError, JournalError):
+        return None
+    if before.digest:
+        is_of_run = journal.places.get(before.length) == before.digest
+    else:
+        is_of_run = any(stretch.is_continued_by(begin) for stretch in journal.stretches)
+    if not is_of_run:
+        return None
+    if whole or not before.digest:
+        return Place(journal.whole, journal.places[journal.whole])
+    return Place(before.length, before.digest)
+
+
+def _renamed(path: str) -> str:
+    """Gives the file at a path another name, and returns that."""
+    number = next(number for number in count(1) if not os.path.exists(f"{path}.{number}"))
+    os.rename(path, f"{path}.{number}")
+    return f"{path}.{number}"
