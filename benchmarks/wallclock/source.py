@@ -125,15 +125,10 @@ class Bursts:
         self._read, self._on = read_seconds / 2, on_seconds
 
     def end(self, begin: float, number: int) -> float:
-        at, left, period = begin, self._read, 2 * self._on
-        while True:
-            in_period = at % period
-            if in_period >= self._on:
-                at, in_period = at - in_period + period, 0.0
-            if left <= self._on - in_period:
-                return at + left
-            left -= self._on - in_period
-            at += self._on - in_period
+        pauses, at = divmod(begin, 2 * self._on)
+        # By a clock that stands in pauses; without a loop over bursts, which rounding could keep from ever ending.
+        bursts, at = divmod(pauses * self._on + min(at, self._on) + self._read, self._on)
+        return bursts * 2 * self._on + at if at else (2 * bursts - 1) * self._on
 
 
 class HeavyTail:

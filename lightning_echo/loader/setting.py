@@ -402,7 +402,8 @@ def _check_point(kind: Kind, point: InsertionPoint) -> None:
     """Raises a ValueError if whole batches cannot be echoed on demand."""
     why, instead = "", ""
     if point.on_device:
-        why, instead = "a batch is transferred where it is used, and not ahead of time", "after_batching or an earlier point"
+        why = "a batch is transferred where it is used, and not ahead of time"
+        instead = f"{earliest(Needs.batches)} or an earlier point"
     elif kind.by_batches and not isinstance(kind, Indexed):
         why, instead = "whole batches of a stream are made while the training waits", "an earlier point"
     elif kind.by_batches and not kind.num_workers:

@@ -19,11 +19,13 @@ import pytest
 import torch
 from loader_cases import ReadLog, case_id
 from same_batches import covering
+from sharing_runs import wait_until
 from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, IterableDataset, get_worker_info
 from trainer_runs import SaveAt, trainer
 
 from lightning_echo import EchoCallback, EchoCounts, EchoDataModule, EchoLoader, StagedDataset
 from lightning_echo.data import elsewhere
+from lightning_echo.share.config import names
 
 LENGTH, SAVED_AT, COUNT = 53, 13, 33  # examples, and batches of a run
 INDEX, STAMP, NOISE = range(3)  # columns of a batch
@@ -362,6 +364,7 @@ def test_training(case: Case, tmp_path: Path, own_folder: None) -> None:
         reads = [index for _, index in ReadLog(folders[0] / "reads").entries()]
         audited = 3 * max(case["workers"], 1)  # of each process the 1st, 10th and 100th hit
         assert len(reads) <= LENGTH + audited, "each example is read once"
+    wait_until(lambda: not names(), "the reader of the first run has ended")  # the next one has a log of its own
     resumed, _, _ = run(case, folders[1], state)
     first = whole[SAVED_AT].epoch - resumed[0].epoch  # a loader on its own counts from its resume
     assert [each._replace(epoch=each.epoch + first).without_stamps for each in resumed] == [

@@ -1,3 +1,4 @@
+import random
 import statistics
 
 import numpy as np
@@ -89,6 +90,17 @@ def test_bursts_are_as_slow_on_average() -> None:
     for number in range(1000):
         at = bursts.end(at, number)
     assert at == pytest.approx(300, abs=1.0)  # give or take a pause
+
+
+@pytest.mark.parametrize("on_seconds", [0.8, 0.771, 0.36248, 1 / 3])
+def test_each_read_ends_in_a_burst_whatever_rounding_does(on_seconds: float) -> None:
+    bursts, chance = Bursts(read_seconds=0.0194, on_seconds=on_seconds), random.Random(1)
+    at = 0.0
+    for number in range(5000):
+        begin = at if chance.random() < 0.5 else at + chance.expovariate(20)
+        at = bursts.end(begin, number)
+        assert begin < at <= begin + on_seconds + 0.0194
+        assert at % (2 * on_seconds) <= on_seconds + 1e-9 or at % (2 * on_seconds) > 2 * on_seconds - 1e-9
 
 
 def test_no_pause_passes_while_a_storage_stands_still() -> None:
