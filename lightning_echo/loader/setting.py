@@ -490,6 +490,7 @@ class Setting:
         self.buffer = BufferSize(buffer_size, sizing, self._planned(factor), self.room(ranks_of_launcher()))
         if on_demand:
             _check_point(self.kind, self.choice.point)
+            self._check_memory()
         if replay is not None and not self.has_journal:
             raise ValueError(
                 f"factor={str(replay)!r} is impossible here: only a run that gets its examples one by one, over a data set with "
@@ -506,6 +507,7 @@ class Setting:
         try:
             _check_on_demand(kind_of(self.kind.loader), self._cache_options, self._share, self.reuse, self.epoch_length)
             _check_point(self.kind, self.choice.point)
+            self._check_memory()
             self.check_ranks_on_demand()
         except ValueError as error:  # "factor='demand' is impossible ...: why. What to do instead"
             return str(error).partition(": ")[2].partition(". ")[0]
@@ -517,6 +519,15 @@ class Setting:
         if may_leave:
             self.choice = choose_later(reason)
         return may_leave
+
+    def _check_memory(self) -> None:
+        """Raises a ValueError if a worker could hold nothing, and would never echo."""
+        workers = 1 if self.kind.by_batches else max(self.kind.num_workers, 1)
+        if self.buffer.value < workers:
+            raise ValueError(
+                f"buffer_size={self.buffer.value} is too small for factor='demand': {workers} workers hold examples, each its "
+                f"share. Use at least {workers}, or leave it out"
+            )
 
     def _planned(self, factor: float) -> float:
         """Returns the factor for which the buffer must be large enough. On demand, a batch is never planned."""
