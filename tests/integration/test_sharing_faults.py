@@ -210,7 +210,8 @@ def test_readers_whose_workers_die_twice_at_one_example_are_an_error_for_all_and
 
     for had in together(run, run):
         assert had == list(range(at // 8 * 8))
-    assert caplog.text.count("is started, which takes") == 2
+    # A training that is not in the second reader yet when that dies has seen one death, and starts another one.
+    assert 2 <= caplog.text.count("is started, which takes") <= 3
 
 
 class Waits(Numbers):
