@@ -20,10 +20,8 @@ from __future__ import annotations
 
 import inspect
 import math
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sized
-from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -47,35 +45,25 @@ from lightning_echo.insertion import InsertionPoint, Needs
 from lightning_echo.pipeline.ahead import AheadOrder, Foreseen
 from lightning_echo.pipeline.batches import BatchEcho, PassReader
 from lightning_echo.pipeline.demand import (
-    OVERTAKING,
-    DemandExamples,
-    DemandPipeline,
-    DemandRequests,
-    Repeated,
-    Waiting,
     Words,
-    booked_of,
-    earlier_of,
-    factors_of,
-    window_of,
 )
-from lightning_echo.pipeline.demand_batches import DemandBatches, EndingExamples, WaitingForBatch
+from lightning_echo.pipeline.demand_batches import EndingExamples
+from lightning_echo.pipeline.demand_opening import batches_on_demand, examples_on_demand, plan_of_reads
 from lightning_echo.pipeline.demand_streams import StreamOnDemand, stream_on_demand
 from lightning_echo.pipeline.pipelines import (
     IndexPipeline,
-    Launch,
     Layout,
     Opening,
     Pipeline,
-    Start,
     StreamAnswers,
     StreamPipeline,
     StreamPlace,
     StreamRequests,
     pipeline_over,
+    rebuilt_loader,
 )
 from lightning_echo.pipeline.prefetch import DEPTH, Prefetcher, WorkerProcesses
-from lightning_echo.pipeline.reads import Pools, ReadAhead
+from lightning_echo.pipeline.reads import ReadAhead
 from lightning_echo.pipeline.requests import (
     AllRanksOrder,
     BatchedOrder,
@@ -89,12 +77,9 @@ from lightning_echo.pipeline.requests import (
     samplers_of_ranks,
 )
 from lightning_echo.pipeline.streams import StreamEcho
-from lightning_echo.pipeline.worker import EchoCollate, EchoDataset, LiveExamples, Request
-from lightning_echo.plan.demand import Dealing, DemandRule, delivered_before
-from lightning_echo.plan.journal import Begin, ReplayedDealing
-from lightning_echo.plan.memory import make_plan
+from lightning_echo.pipeline.worker import LiveExamples, Request
 from lightning_echo.plan.order import Order, SequentialOrder, ShuffledOrder
-from lightning_echo.plan.plan import Plan, PlanShape, Reuse, mix
+from lightning_echo.plan.plan import PlanShape, Reuse, mix
 from lightning_echo.split.staged import Stages
 
 _ORDER_SEED, _PASS_SEED = 11, 13
@@ -450,11 +435,11 @@ class Indexed(Kind):
 
     def open(self, opening: Opening) -> Pipeline:
         if opening.on_demand and not self.by_batches:
-            return self._open_on_demand(opening)
+            return examples_on_demand(self, opening)
         launch, choice, cache = opening.launch, opening.choice, opening.cache
         rounds = None if cache is None else cache.begin_rounds()
         caching = None if cache is None else cache.caching(rounds)
-        reading = None if rounds is not None else self._reading(opening)
+        reading = None if rounds is not None else self.reading(opening)
         order: Any = self._order_in_rounds(opening, rounds)
         if launch.state["order"] is not None:
             order.load(launch.state["order"])
@@ -465,7 +450,7 @@ class Indexed(Kind):
             order = AheadOrder(order, opening.layout.items_per_pass(self.by_batches), crosses=self.is_own_order)
         requests: ExampleRequests | BatchRequests
         if self.by_batches:
-            requests = BatchRequests(_plan_of_reads(opening) if opening.on_demand else opening.plan(), order)
+            requests = BatchRequests(plan_of_reads(opening) if opening.on_demand else opening.plan(), order)
         else:
             stages = choice.make_stages(self.loader.dataset)
             requests = ExampleRequests(opening.plan(), order, whole_calls=stages.load_many is not None)
@@ -487,7 +472,7 @@ class Indexed(Kind):
             rounds.exchange.begin()
         pools = None if reading is None else reading.pools
         if isinstance(requests, BatchRequests) and words is not None:
-            return self._batches_on_demand(opening, requests, batches, words, workers, pools)
+            return batches_on_demand(self.loader, opening, requests, batches, words, workers, pools)
         are_owned = self.num_workers > 0  # once a worker has sent a batch, it does not use its memory any more
         on_device = choice.point.on_device
         return pipeline_over(
@@ -501,124 +486,7 @@ class Indexed(Kind):
             pools=pools,
         )
 
-    def _open_on_demand(self, opening: Opening) -> Pipeline:
-        """Starts the pipeline of ``pipeline/demand.py``."""
-        launch, choice, shape, loader = opening.launch, opening.choice, opening.shape, self.loader
-        caching = None if opening.cache is None else opening.cache.caching(None)
-        reads_many = choice.make_stages(loader.dataset).load_many is not None
-        reading = None if reads_many else self._reading(opening)
-        order = self.order(opening.layout, 0, launch.seed, opening.rank)
-        if launch.state["order"] is not None:
-            order.load(launch.state["order"])
-        pass_length, workers = opening.layout.pass_length, max(self.num_workers, 1)
-        ahead = reading.window(pass_length // workers) if reading is not None and self.is_foreseeable else 0
-        window = window_of(shape.batch_size, self.prefetched_batches, workers, ahead)
-        saved, held = launch.state.get("demand"), min(opening.shape.buffer_size, pass_length) // workers
-        begin = Begin(
-            number=launch.begin_at.number if saved is None else saved["number"],
-            booked=booked_of(saved, launch.begin_at.position),
-            max_factor=launch.factor if saved is None else saved["max_factor"],
-            conditions=self._conditions_of(opening, held=held, reads_blocks=reads_many),
-        )
-        repeated = None if launch.repeated is None else Repeated(launch.repeated, begin)
-        dealing = (
-            Dealing(
-                begin.booked,
-                pass_length=pass_length,
-                block=shape.batch_size,
-                workers=workers,
-                window=window,
-                delivered_before=delivered_before(
-                    earlier_of(saved), pass_length=pass_length, replicas=opening.layout.replicas, rank=opening.rank
-                ),
-            )
-            if repeated is None
-            else ReplayedDealing(
-                repeated.stretch, pass_length=pass_length, block=shape.batch_size, window=window, reads_blocks=reads_many
-            )
-        )
-        if launch.journal is not None:
-            launch.journal.begin(begin)
-        # Without workers, nothing is read while a step runs, except by threads.
-        most_factor = 1.0 if not self.num_workers and reading is None else math.inf
-        requests = DemandRequests(
-            dealing,
-            order,
-            workers=workers,
-            number=begin.number,
-            size_of=shape.size_of,
-            factors=factors_of(saved, launch.factor),
-            most_factor=most_factor,
-            earlier=None if saved is None else saved.get("earlier"),
-            journal=launch.journal,
-            repeated=repeated,
-        )
-        words, processes = Words(loader), WorkerProcesses(launch.worker_init_fn)
-        rule = DemandRule(opening.key, launch.factor, held)
-        examples = DemandExamples(
-            loader.dataset,
-            choice.make_stages,
-            opening.key,
-            loader.collate_fn,
-            caching,
-            reading,
-            words=words,
-            rule=rule,
-            most_overtaking=0 if reading is None else max(min(OVERTAKING * reading.threads, pass_length // 4), shape.batch_size),
-        )
-        in_thread = self.num_workers > 0 and self.may_run_in_thread
-        timeout = 0 if in_thread else loader.timeout  # in a thread, it counts from when the training asks
-        batches = iter(_rebuilt(loader, requests, examples, opening.key, processes, timeout=timeout))
-        return DemandPipeline(
-            requests,
-            batches,
-            words,
-            processes,
-            Waiting(requests, processes, loader.dataset, loader.timeout, opening.say),
-            in_thread=in_thread,
-            # A batch must not be due when it is requested, or its worker never reads. A thread requests it some batches earlier.
-            most_lead=max(self.prefetched_batches - (not in_thread), 0),
-            read_at_once=shape.batch_size if reads_many else 1,
-            pools=None if reading is None else reading.pools,
-        )
-
-    def _conditions_of(self, opening: Opening, *, held: int, reads_blocks: bool) -> dict[str, Any]:
-        """Returns what must be the same for a replay, by name. ``held``: examples in the memory of a worker."""
-        return {
-            "seed": opening.launch.seed,
-            **opening.layout.state(),
-            "rank": opening.rank,
-            "workers": self.num_workers,
-            "insertion_point": opening.choice.point.value,
-            "examples_held": held,
-            "reads_whole_batches": reads_blocks,
-        }
-
-    def _batches_on_demand(
-        self,
-        opening: Opening,
-        requests: BatchRequests,
-        batches: Iterator[Any],
-        words: Words,
-        workers: WorkerProcesses,
-        pools: Pools | None,
-    ) -> Pipeline:
-        """Returns the pipeline of ``pipeline/demand_batches.py``."""
-        launch, shape, loader = opening.launch, opening.shape, self.loader
-        saved = launch.state.get("demand")
-        most_held = min(shape.buffer_size, shape.batches_per_pass)
-        return DemandBatches(
-            requests,
-            batches,
-            words,
-            workers,
-            WaitingForBatch(requests, workers, loader.dataset, loader.timeout, opening.say, pools=pools),
-            DemandRule(mix(shape.seed, opening.rank), launch.factor, most_held),
-            begin_at=_begin_on_demand(launch),
-            factors=factors_of(saved, launch.factor),
-        )
-
-    def _reading(self, opening: Opening) -> ReadAhead | None:
+    def reading(self, opening: Opening) -> ReadAhead | None:
         """Returns what the workers need to read ahead; None if they read one example after the other."""
         part, cache = opening.choice.reading, opening.cache
         if part is None:
@@ -673,9 +541,9 @@ class Indexed(Kind):
         dataset, collate_fn = self.loader.dataset, self.loader.collate_fn
         if words is None:
             live = LiveExamples(dataset, make_stages, key, collate_fn, caching, reading, is_seeded=is_seeded)
-            return _rebuilt(self.loader, requests, live, key, workers)
+            return rebuilt_loader(self.loader, requests, live, key, workers)
         live = EndingExamples(dataset, make_stages, key, collate_fn, caching, reading, is_seeded=is_seeded, words=words)
-        return _rebuilt(self.loader, requests, live, key, workers, timeout=0)
+        return rebuilt_loader(self.loader, requests, live, key, workers, timeout=0)
 
 
 class IndexedBatches(Indexed):
@@ -757,11 +625,11 @@ class Stream(_OfStream):
         if opening.on_demand:  # with workers, a time-out counts from when the training asks
 
             def answered_by(fetcher: StreamOnDemand) -> Iterator[Any]:
-                return iter(_rebuilt(loader, requests, fetcher, opening.key, processes, timeout=0))
+                return iter(rebuilt_loader(loader, requests, fetcher, opening.key, processes, timeout=0))
 
             return stream_on_demand(loader, opening, requests, place, processes, turn, answered_by)
         echo = StreamEcho(loader.dataset, opening.shape, opening.key, loader.collate_fn, drop_last=loader.drop_last, turn=turn)
-        answers = StreamAnswers(iter(_rebuilt(loader, requests, echo, opening.key, processes)), requests, place, delivered)
+        answers = StreamAnswers(iter(rebuilt_loader(loader, requests, echo, opening.key, processes)), requests, place, delivered)
         ahead = Prefetcher(answers, lost=processes.lost) if self.num_workers else PreservingIterator(answers)
         return StreamPipeline(requests, ahead, processes, place, delivered)
 
@@ -809,48 +677,6 @@ class StreamBatches(_OfStream, Opaque):
 
 Indexed.whole_batches = IndexedBatches
 Stream.whole_batches = StreamBatches
-
-
-def _plan_of_reads(opening: Opening) -> Plan:
-    """Returns a plan in which each batch is read once, from the first one that was not delivered on demand."""
-    plan = make_plan(replace(opening.shape, buffer_size=1, reuse=Reuse.each), 1.0)
-    plan.position = plan.number = _begin_on_demand(opening.launch).position
-    return plan
-
-
-def _begin_on_demand(launch: Launch) -> Start:
-    """Returns where a run on demand over whole batches begins: its position is the number of those that were delivered fresh."""
-    saved = launch.state.get("demand")
-    return launch.begin_at if saved is None else Start(saved["frontier"], saved["number"])
-
-
-def _rebuilt(
-    loader: Any, requests: Iterable[Any], answering: Any, key: int, workers: WorkerProcesses, *, timeout: float | None = None
-) -> DataLoader[Any]:
-    """Returns the user's ``DataLoader`` with the same workers and options, and a data set that answers requests."""
-    options: dict[str, Any] = {name: getattr(loader, name) for name in ("num_workers", "pin_memory", "timeout")}
-    if timeout is not None:
-        options["timeout"] = timeout
-    if loader.num_workers:
-        options["prefetch_factor"] = loader.prefetch_factor
-        options["multiprocessing_context"] = workers.noted_by(loader.multiprocessing_context)
-    if getattr(loader, "pin_memory_device", ""):
-        options["pin_memory_device"] = loader.pin_memory_device
-    generator = loader.generator
-    if generator is None:  # without a generator, making the iterator would draw from the random state of the training
-        generator = torch.Generator().manual_seed(key & 0x7FFFFFFFFFFFFFFF)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the user's own loader has given the same warnings already
-        dataset: Any = EchoDataset(answering)
-        collate: Any = EchoCollate(loader.collate_fn)
-        return DataLoader(
-            dataset,
-            batch_sampler=requests,
-            collate_fn=collate,
-            worker_init_fn=workers.worker_init_fn,
-            generator=generator,
-            **options,
-        )
 
 
 def _shards(divided_by: Any) -> bool:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import pickle
 import threading
+import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch.utils.data import DataLoader
 
 from lightning_echo.cache.exchange import Rounds
 from lightning_echo.cache.holding import Hold
@@ -20,7 +24,7 @@ from lightning_echo.pipeline.prefetch import Prefetcher, WorkerProcesses
 from lightning_echo.pipeline.reads import Pools, ReadTimeoutError
 from lightning_echo.pipeline.requests import BatchRequests, ExampleRequests
 from lightning_echo.pipeline.streams import StreamNote, StreamRequest
-from lightning_echo.pipeline.worker import Report
+from lightning_echo.pipeline.worker import EchoCollate, EchoDataset, Report
 from lightning_echo.plan.journal import Journal
 from lightning_echo.plan.memory import make_plan, plan_from_state
 from lightning_echo.plan.plan import Plan, PlanShape, mix
@@ -119,6 +123,35 @@ class Opening:
         plan = make_plan(self.shape, self.launch.factor)
         plan.position, plan.number = self.launch.begin_at
         return plan
+
+
+def rebuilt_loader(
+    loader: Any, requests: Iterable[Any], answering: Any, key: int, workers: WorkerProcesses, *, timeout: float | None = None
+) -> DataLoader[Any]:
+    """Returns the user's ``DataLoader`` with the same workers and options, and a data set that answers requests."""
+    options: dict[str, Any] = {name: getattr(loader, name) for name in ("num_workers", "pin_memory", "timeout")}
+    if timeout is not None:
+        options["timeout"] = timeout
+    if loader.num_workers:
+        options["prefetch_factor"] = loader.prefetch_factor
+        options["multiprocessing_context"] = workers.noted_by(loader.multiprocessing_context)
+    if getattr(loader, "pin_memory_device", ""):
+        options["pin_memory_device"] = loader.pin_memory_device
+    generator = loader.generator
+    if generator is None:  # without a generator, making the iterator would draw from the random state of the training
+        generator = torch.Generator().manual_seed(key & 0x7FFFFFFFFFFFFFFF)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the user's own loader has given the same warnings already
+        dataset: Any = EchoDataset(answering)
+        collate: Any = EchoCollate(loader.collate_fn)
+        return DataLoader(
+            dataset,
+            batch_sampler=requests,
+            collate_fn=collate,
+            worker_init_fn=workers.worker_init_fn,
+            generator=generator,
+            **options,
+        )
 
 
 # ---------------------------------------------------------------------- index pipeline
