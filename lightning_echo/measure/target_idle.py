@@ -21,13 +21,13 @@ from lightning_echo.measure.control import (
     are_of_same_pipeline,
     as_count,
     as_number,
+    idle_low,
     mean_over_steps,
     observation_from_state,
     observation_state,
     percent,
     wait_per_step,
 )
-from lightning_echo.measure.timing import idle_low
 from lightning_echo.schema import entry, inside, rows, state_of
 
 # ---------------------------------------------------------------------- trials

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from array import array
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from time import perf_counter
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torchmetrics import Metric
+
+from lightning_echo.measure.control import idle_low
 
 # ---------------------------------------------------------------------- timing
 #     ... step k-1 | fetch k | copy k | (logging, hooks) | step k | ...
@@ -232,13 +233,6 @@ class StepTimer:
 # `IdleFraction` stores the waits of an epoch, and the ranks join them once: for each step, the longest wait and its rank. Each
 # rank sends and holds one number per step, no matter how many ranks there are.
 
-# Blocks of the batch means, and the 99% quantile of Student's t with one degree of freedom less. On simulated waits over 8, 10,
-# 50 and 250 steps with a true idle fraction of 0.05, the lower end lay above that in at most 0.3% of the samples if waits were
-# independent, came in bursts (periods 2 to 32) or had heavy tails, and in up to 8% with a correlation of 0.95 from step to step.
-# Of 95% intervals over 50 steps, those from more blocks were wrong up to 21% of the time, those of a bootstrap up to 17%.
-_QUANTILES = {5: 3.747, 4: 4.541}
-_LEAST_PER_BLOCK = 2  # steps: blocks of a single step would not show how the waits of neighbouring steps depend on each other
-
 
 class JobSteps(NamedTuple):
     """The steps of a job, joined over its ranks."""
@@ -270,7 +264,7 @@ def _of_joined(longest: Tensor, rank: Tensor, seconds: Tensor, workers: int) -> 
     total, count = float(seconds.sum()), len(longest)
     idle = min(float(longest.sum()), total)
     slowest = int(torch.bincount(rank).argmax())
-    low = idle_low(longest, seconds, workers)
+    low = idle_low(longest.tolist(), seconds.tolist(), workers)
     return JobSteps(count, idle / total if total else 0.0, slowest, idle / count, (total - idle) / count, low)
 
 
@@ -304,39 +298,6 @@ def _marked(seconds: Tensor, rank: int) -> Tensor:
     """Returns times as integers that also hold the number of the rank. Of equal times, the lowest rank's is the largest."""
     marked: Tensor = ((seconds * 1e9).round().long() << _RANK_BITS) | (_LAST_RANK - rank)
     return marked
-
-
-def idle_low(waited: Tensor | Sequence[float], seconds: Tensor | Sequence[float], workers: int = 1) -> float | None:
-    """Returns the lower end of the 99% interval of the idle fraction; None for fewer than eight steps, or if they took no time.
-
-    The waits of neighbouring steps are not independent, because all ``workers`` deliver their batches in a row. So the steps are
-    cut into a few long blocks, whose sums are nearly independent (batch means): whole rounds of the workers, if there are enough
-    steps. The idle fraction is a ratio of two sums; its error follows from the differences between each block's waiting and the
-    mean share of its time. The longest wait is left out: one wait alone proves nothing, no matter how long it is.
-
-    Example:
-        >>> steady = torch.full((50,), 0.2), torch.ones(50)
-        >>> now_and_then = torch.eye(50)[7] * 10, torch.ones(50) + torch.eye(50)[7] * 10  # one step of 50 waited for ten seconds
-        >>> idle_low(*steady) > 0.18, idle_low(*now_and_then)
-        (True, 0.0)
-    """
-    counts = [count for count in _QUANTILES if len(waited) // count >= _LEAST_PER_BLOCK]
-    if not counts:
-        return None
-    count = next((count for count in counts if len(waited) // count >= workers), counts[0])
-    size = len(waited) // count
-    size -= size % workers if size > workers else 0
-    waits, times = (torch.as_tensor(part[-size * count :], dtype=torch.float64) for part in (waited, seconds))
-    longest = torch.zeros_like(waits)
-    longest[waits.argmax()] = waits.max()
-    waits_in, times_in = ((part - longest).reshape(count, size).sum(dim=1) for part in (waits, times))
-    total = float(times_in.sum())
-    if total <= 0:
-        return None
-    fraction = float(waits_in.sum()) / total
-    beyond = waits_in - fraction * times_in
-    error = math.sqrt(float(beyond.square().sum()) * count / (count - 1)) / total
-    return max(0.0, fraction - _QUANTILES[count] * error)
 
 
 class IdleFraction(Metric):

@@ -6,7 +6,8 @@ import statistics
 import pytest
 import torch
 
-from lightning_echo.measure.timing import IdleFraction, idle_low, job_steps
+from lightning_echo.measure.control import idle_low
+from lightning_echo.measure.timing import IdleFraction, job_steps
 
 
 def batch_means(waited, seconds, blocks, size):
