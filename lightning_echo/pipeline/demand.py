@@ -44,34 +44,50 @@ _LOOK_SECONDS = 0.001  # a worker that has nothing to read looks so often whethe
 _KEPT_BATCHES = 3  # delivered, and not booked: a state may be that of one or two batches before
 _LAST_STEPS = 10  # whose times decide how early a batch is due
 _DEAD_SECONDS = 10.0  # the training waits so long before the user is told that the source delivers nothing
+_CLOSE_READ_SECONDS = 1.0  # a worker that reads for longer is ended when the loader is closed
 _CLOSE_SECONDS = 5.0
 OVERTAKING = 32  # examples for each read in flight, that may arrive before one that takes long
-_CLOSED, _ASKED, _HANDED, _LEAD = range(4)
+_CHEAP_SHARE = 0.25  # reads that take less of the time of making a batch are not worth an echo
+_CLOSED, _ASKED, _HANDED, _LEAD, _CHEAP, _READING = range(6)  # the last one: a word for each worker
 
 
 class Words:
-    """What the main process tells the workers while they work. Without a lock: a killed worker would keep it.
+    """What the main process and the workers tell each other while they work. Without a lock: a killed worker would keep it.
 
     ``asked`` is the number of the batch that the training waits for, or waited for last; ``handed`` whether it has got a batch.
     """
 
     def __init__(self, loader: Any) -> None:
         context = loader.multiprocessing_context or torch.multiprocessing.get_context()
-        self._words: Any = context.RawArray("q", 4) if loader.num_workers else [0] * 4
+        count = _READING + max(loader.num_workers, 1)
+        self._words: Any = context.RawArray("q", count) if loader.num_workers else [0] * count
 
     def ask(self, number: int) -> None:
         self._words[_ASKED] = number
 
-    def hand(self, lead_batches: int) -> None:
+    def hand(self, lead_batches: int, *, reads_are_cheap: bool) -> None:
         self._words[_LEAD] = lead_batches
+        self._words[_CHEAP] = reads_are_cheap
         self._words[_HANDED] = 1
 
     def close(self) -> None:
         self._words[_CLOSED] = 1
 
+    def read(self, worker: int, position: int) -> None:
+        """Notes which position a worker reads, or waits for."""
+        self._words[_READING + worker] = position
+
+    def read_by(self, worker: int) -> int:
+        return int(self._words[_READING + worker])
+
     @property
     def is_closed(self) -> bool:
         return bool(self._words[_CLOSED])
+
+    @property
+    def are_reads_cheap(self) -> bool:
+        """Whether making a batch takes so long that echoing in place of its reads would save nearly nothing."""
+        return bool(self._words[_CHEAP])
 
     def is_due(self, number: int) -> bool:
         """Returns whether the training is about to wait for a batch. Before it has got its first one, it reads ahead only."""
@@ -132,6 +148,7 @@ class DemandExamples(LiveExamples):
         self._arrived: list[Arrived] = []  # the same, for the rule
         self._memory: dict[Hashable, tuple[Any, Any]] = {}  # index and example, by key
         self._parent = 0  # the process of the training, as the first request finds it
+        self._worker: int | None = None  # the number of this one; None: there are no workers
 
     def fetch(self, request: DemandRequest) -> tuple[Any, ...]:  # type: ignore[override]
         """Returns the examples of a batch, its report, and the positions of the fresh ones; None twice if there is no batch."""
@@ -146,7 +163,9 @@ class DemandExamples(LiveExamples):
         self._source_seconds = 0.0
         before = NO_LOOKUPS if self._caching is None else self._caching.store.lookups
         self._rule.set_factor(request.max_factor)
-        self._parent = self._parent or os.getppid()
+        if not self._parent:
+            info = get_worker_info()
+            self._parent, self._worker = os.getppid(), None if info is None else info.id
         self._note_to_read(stages, request.to_read)
         watched = self._watched if self._cached is None else None  # a cache watches its reads itself
         if watched is not None:
@@ -212,7 +231,7 @@ class DemandExamples(LiveExamples):
                 return False
             if self._words.is_closed:
                 return None
-            if self._words.is_due(request.number) and rule.may_hand_out(size, arrived):
+            if self._words.is_due(request.number) and rule.may_hand_out(size, arrived) and not self._takes_more():
                 return False
             if self._read_next(stages):
                 continue
@@ -222,6 +241,14 @@ class DemandExamples(LiveExamples):
                 if request.ends:
                     return None
             self._look_for_parent()
+
+    def _takes_more(self) -> bool:
+        """Returns whether a batch that is due takes another fresh example: one that is there, and that costs little to take."""
+        if self._pool is None:
+            return self._words.are_reads_cheap and bool(self._todo or self._calls)
+        if not self._words.are_reads_cheap and self._worker is not None:
+            return False
+        return bool(self._todo) or (self._pool.has_arrived and self._overtaken() is NOTHING_READ)
 
     def _read_as_before(self, stages: Stages, request: DemandRequest) -> bool | None:
         """Reads what a journal says, however long that takes. Returns what `_read_until_due` returns."""
@@ -242,6 +269,7 @@ class DemandExamples(LiveExamples):
         if self._todo:
             position, index, number = self._todo.popleft()
         elif self._pool is not None:
+            self._words.read(self._worker or 0, next(iter(self._awaited), -1))
             index = self._pool.next_read(_LOOK_SECONDS, self._overtaken())
             if index is NOTHING_READ:
                 return False
@@ -257,6 +285,7 @@ class DemandExamples(LiveExamples):
         else:
             sleep(_LOOK_SECONDS)
             return False
+        self._words.read(self._worker or 0, position)
         self._look_up([index], are_fresh=True)
         if self._watched is not None and not self._rule.keeps:  # then it may draw random numbers
             self._seeding.seed(EXAMPLE, position)
@@ -264,6 +293,7 @@ class DemandExamples(LiveExamples):
         return True
 
     def _read_call(self, stages: Stages, call: ToRead) -> None:
+        self._words.read(self._worker or 0, call.positions[0])
         self._look_up(call.indices, are_fresh=True)
         if self._watched is not None and not self._rule.keeps:  # as in `_read_next`
             self._seeding.seed(EXAMPLE, call.positions[0])
@@ -487,13 +517,14 @@ class DemandRequests(Iterator[DemandRequest]):
                 self.lock.release()
         self._journal.close()
 
-    def oldest_open(self) -> Any:
-        """Returns the index of the oldest example that the next batch's worker is to read; None if there is none."""
-        with self.lock:
-            delivered = frozenset(chain.from_iterable(fresh for _, fresh in self._delivered))
-            worker = (self._next_delivered - self._first) % self._workers
-            position = self._dealing.oldest_open(worker, delivered)
-            return None if position is None else self._indices[position]
+    def index_of(self, position: int) -> Any:
+        """Returns the index of a position that is open; None if it is not known."""
+        return self._indices.get(position)
+
+    @property
+    def next_worker(self) -> int:
+        """The worker that makes the next batch."""
+        return (self._next_delivered - self._first) % self._workers
 
 
 class StretchOver(RuntimeError):
@@ -536,6 +567,7 @@ class Waiting:
     dataset: Any
     timeout: float
     say: Callable[[str], None]
+    words: Any = None
     since: float | None = None  # None: it does not wait
     has_begun: bool = False  # whether the training has got a batch
     has_said: bool = False
@@ -561,7 +593,7 @@ class Waiting:
         )
 
     def _what(self) -> str:
-        index, find = self.requests.oldest_open(), file_of(self.dataset)
+        index, find = self.requests.index_of(self.words.read_by(self.requests.next_worker)), file_of(self.dataset)
         return f"example {index!r} of the data set{'' if find is None else f' ({find(index)})'}"
 
 
@@ -588,12 +620,16 @@ class Pace:
         """Notes that the training gets a batch. Returns how many batches before its turn a batch is due."""
         self._makings.append(report.rest + report.collate)
         if report.fresh:
-            self._loads.append(report.source / report.fresh * self._read_at_once)
+            self._loads.append(report.source / report.fresh)
         self._handed_at = perf_counter()
         if not self._steps:
             return min(1, self._most_lead)
-        making = median(self._makings) + (median(self._loads) if self._loads else 0.0)
+        making = median(self._makings) + (median(self._loads) * self._read_at_once if self._loads else 0.0)
         return lead(making, median(self._steps), self._most_lead)
+
+    def reads_are_cheap(self, size: int) -> bool:
+        """Returns whether the reads of a batch take little of the time of making it. A slow batch of the last ones decides."""
+        return len(self._loads) > 2 and size * max(self._loads) < _CHEAP_SHARE * median(self._makings)
 
 
 class DemandPipeline:
@@ -634,7 +670,7 @@ class DemandPipeline:
             assert self._requests.failure is not None
             raise self._requests.failure
         self._requests.deliver(delivered, fresh[0])
-        self._words.hand(self._pace.hand(report))
+        self._words.hand(self._pace.hand(report), reads_are_cheap=self._pace.reads_are_cheap(report.fresh + report.echoed))
         self._waiting.has_begun = True
         return batch, report
 
@@ -646,8 +682,8 @@ class DemandPipeline:
         if self._pools is not None:
             self._pools.close()
         batches, self._batches = self._batches, None
-        if isinstance(batches, Prefetcher):
-            batches.close()
+        if isinstance(batches, Prefetcher) and not batches.close(_CLOSE_READ_SECONDS):
+            self._workers.end()  # one of them is in a read of the user's
         self._workers.end_others()
         self._requests.close()
 

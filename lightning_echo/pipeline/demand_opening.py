@@ -125,7 +125,7 @@ def examples_on_demand(kind: ReadByIndex, opening: Opening) -> Pipeline:
         batches,
         words,
         processes,
-        Waiting(requests, processes, loader.dataset, loader.timeout, opening.say),
+        Waiting(requests, processes, loader.dataset, loader.timeout, opening.say, words),
         in_thread=in_thread,
         # A batch must not be due when it is requested, or its worker never reads. A thread requests it some batches earlier.
         most_lead=max(kind.prefetched_batches - (not in_thread), 0),

@@ -119,7 +119,7 @@ class StreamOnDemand(StreamEcho):
         arrived: list[Arrived] = []
         try:
             while len(arrived) < size and not words.is_closed:
-                if words.is_due(request.number) and rule.may_hand_out(size, arrived):
+                if words.is_due(request.number) and not words.are_reads_cheap and rule.may_hand_out(size, arrived):
                     break
                 if self._parent and os.getppid() != self._parent:
                     raise RuntimeError("the process of the training has ended")
@@ -232,7 +232,9 @@ class DemandStreamPipeline(StreamPipeline):
             self._waiting.has_begun = True
             # Workers whose stream has ended get requests, too. The others make all the batches.
             others = max(self._count - len(self._places[delivered + 1].ended), 1)
-            self._words.hand(-(-self._pace.hand(found[1]) * self._count // others))
+            size = found[1].fresh + found[1].echoed
+            due = -(-self._pace.hand(found[1]) * self._count // others)
+            self._words.hand(due, reads_are_cheap=self._pace.reads_are_cheap(size))
         return found
 
     def state(self, delivered: int) -> dict[str, Any]:

@@ -123,18 +123,20 @@ class Prefetcher(Iterator[Any]):
         finally:
             del failure, lost, result  # their tracebacks refer to this frame
 
-    def close(self) -> None:
+    def close(self, within: float = _JOIN_SECONDS) -> bool:
+        """Ends the thread, and waits for it. Returns whether it has ended, or will by itself."""
         self._source = None
         self._stop.set()
         self._asked.put(None)
         if self._thread is None or self._thread is threading.current_thread():
-            return
-        left = _JOIN_SECONDS
+            return True
+        left = within
         while self._thread.is_alive() and left > 0:
             self._thread.join(min(left, _LOOK_SECONDS))
             left -= _LOOK_SECONDS
             if self._lost(0.0) is not None:
-                break  # the thread ends by itself when torch has noticed this, too
+                return True  # the thread ends by itself when torch has noticed this, too
+        return not self._thread.is_alive()
 
     def _ask(self) -> None:
         """Lets the thread fetch until it is ``depth`` items ahead."""
@@ -237,6 +239,11 @@ class WorkerProcesses:
             if time.monotonic() >= deadline:
                 return None
             time.sleep(_BETWEEN_LOOKS_SECONDS)
+
+    def end(self) -> None:
+        """Ends all workers, also those that are in the user's code."""
+        for process in self._processes:
+            process.terminate()
 
     def end_others(self) -> None:
         """Ends the other workers if one has died. torch alone would wait for the dead worker for a while."""

@@ -315,6 +315,11 @@ class ReadPool:
                 self._start_threads()
                 self._work.notify()
 
+    @property
+    def has_arrived(self) -> bool:
+        """Whether threads have read an example that `next_read` has not returned."""
+        return bool(self._arrived)
+
     def next_read(self, within: float, only: Any = NOTHING_READ) -> Any:
         """Returns the index of an example for which `load` does not wait: a thread has read it, or this one is to read it.
 
@@ -322,6 +327,9 @@ class ReadPool:
         must come next.
         """
         with self._lock:
+            for left in chain.from_iterable(self._asked.values()):  # that a cache has got in the meantime
+                self._leave_out(left)
+            self._asked.clear()
             if (slot := self._next_arrived(only)) is None:
                 self._wait_count += 1
                 is_watched = self._wait_count <= _MOST_LAST_READS or self._wait_count % _WATCHED_EVERY == 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import random
 from collections import OrderedDict, deque
-from collections.abc import Callable, Container, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from itertools import islice
 from typing import NamedTuple, TypeAlias
 
@@ -321,10 +321,6 @@ class Dealing:
 
     def booked(self) -> Booked:
         return Booked(self._frontier, frozenset(self._ahead))
-
-    def oldest_open(self, worker: int, delivered: Container[int] = ()) -> int | None:
-        """Returns the position that a worker was told first of those that are open, and not among those ``delivered`` since."""
-        return next((position for position, its in self._worker_of.items() if its == worker and position not in delivered), None)
 
     def _next_for(self, worker: int) -> Block:
         queues = self._queues

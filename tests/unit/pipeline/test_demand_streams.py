@@ -299,7 +299,7 @@ def test_of_a_stream_that_delivers_nothing_the_user_is_told_once():
 def test_the_request_that_the_training_waits_for_is_due_whichever_workers_have_ended(lengths, late, lead):
     """Workers make so many batches in a pass; answers without a batch are counted as they are received."""
     words, received, at = StreamWords(LOADER, 0), 0, 0
-    words.hand(lead)
+    words.hand(lead, reads_are_cheap=False)
     for _ in range(2):
         made, ended = [0] * len(lengths), set()
         while len(ended) < len(lengths):
