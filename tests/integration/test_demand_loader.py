@@ -10,9 +10,9 @@ from itertools import islice
 import pytest
 import torch
 from demand_cases import Ledger, ManySerials, ReadAndDecode, Recorder, Serials, Sleepy, batches_of, booked, on_demand
-from torch.utils.data import DataLoader, Dataset, Sampler, WeightedRandomSampler
+from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler, WeightedRandomSampler
 
-from lightning_echo import CacheConfig, EchoLoader
+from lightning_echo import CacheConfig, EchoLoader, StagedDataset
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -210,6 +210,59 @@ def test_the_time_out_counts_from_when_the_training_asks_and_names_the_example(t
     time.sleep(2)  # a validation, say
     with pytest.raises(RuntimeError, match="timed out after 1 seconds: example 30 of the data set is not read"):
         deque(islice(run, 20), maxlen=0)
+    loader.close()
+
+
+def test_without_threads_the_example_that_a_worker_reads_is_named_and_the_loader_ends_soon(tmp_path):
+    options = {"max_factor": 1, "insertion_point": "before_augmentation", "timeout": 1, "reads_in_flight": 1, "shuffle": True}
+    loader = on_demand(Sleepy(100, 77, tmp_path / "go"), **options)
+    run, started = batches_of(loader), time.perf_counter()
+    with pytest.raises(RuntimeError, match="timed out after 1 seconds: example 77 of the data set is not read"):
+        deque(run, maxlen=0)
+    loader.close()
+    assert time.perf_counter() - started < 8  # torch would wait for the read, and the thread for torch
+
+
+class Large(StagedDataset):
+    """A read gives 10,000 bytes, and takes a millisecond."""
+
+    def __len__(self):
+        return 400
+
+    def read(self, index):
+        time.sleep(0.001)
+        return bytes([index % 256]) * 10_000
+
+    def decode(self, raw):
+        return torch.tensor(raw[0])
+
+    def augment(self, example):
+        return example
+
+
+def test_what_a_cache_has_got_meanwhile_does_not_hold_the_memory_of_reads_in_flight(monkeypatch):
+    monkeypatch.setattr("lightning_echo.pipeline.reads._MOST_BYTES", 400_000)  # 40 of these reads in all
+    dataset = Large()
+    sampler = RandomSampler(dataset, replacement=True, num_samples=2000)  # gives an index again while it is being read
+    loader = EchoLoader(
+        DataLoader(dataset, 4, num_workers=2, sampler=sampler), "demand", max_factor=2, seed=0, reads_in_flight=4, cache="64MiB"
+    )
+    assert sum(1 for _ in islice(batches_of(loader), 500)) == 500
+    loader.close()
+
+
+class HeavyAugment(ReadAndDecode):
+    """Augmenting takes a hundred times as long as reading."""
+
+    def augment(self, example):
+        time.sleep(0.003)
+        return super().augment(example)
+
+
+def test_nothing_is_echoed_where_reading_costs_little_beside_making_a_batch():
+    loader = on_demand(HeavyAugment(1000), insertion_point="before_augmentation", batch_size=8)
+    deque(islice(batches_of(loader), 60), maxlen=0)
+    assert loader.counts.echoed < 0.2 * loader.counts.delivered
     loader.close()
 
 
