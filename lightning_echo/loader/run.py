@@ -699,7 +699,7 @@ class EchoRun:
             progress.kept_length = progress.epoch_batches  # for another layout, see _state_to_start_from
         self._go_to(state, progress)
         self._journal, self._written = None, state.journal
-        if was_constant:  # its factor is no bound
+        if was_constant:  # its factor is not a bound
             self.factor.restart()
 
     def _go_to(self, state: EchoState, progress: Progress) -> None:

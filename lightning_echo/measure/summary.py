@@ -358,7 +358,7 @@ def _what_else_helps(recommended: Decision) -> str:
 
 
 # ---------------------------------------------------------------------- the verdict on demand
-# On demand there is no factor to advise. The verdict says how much of the data was fresh. If the training has waited in spite of
+# On demand a factor is not advised. The verdict says how much of the data was fresh. If the training has waited in spite of
 # echoes, it says why. What an echo teaches is not measured, so the verdict claims no speed-up of the training.
 
 _USED_UP = 0.9  # of ``max_factor``: with this many uses per fresh example, the accounts of the workers are empty at times

@@ -61,6 +61,8 @@ class Words:
         context = loader.multiprocessing_context or torch.multiprocessing.get_context()
         count = _READING + max(loader.num_workers, 1)
         self._words: Any = context.RawArray("q", count) if loader.num_workers else [0] * count
+        for worker in range(max(loader.num_workers, 1)):
+            self.read(worker, -1)  # nothing yet
 
     def ask(self, number: int) -> None:
         self._words[_ASKED] = number
@@ -340,8 +342,10 @@ class DemandExamples(LiveExamples):
         if self._rule.keeps:
             for read in taken:
                 self._memory[read.arrived.key] = read.index, read.kept
-        for key in handed.forget:
-            self._memory.pop(key, None)  # with `max_factor` 1, it was not kept
+            for key in handed.forget:
+                del self._memory[key]
+        else:
+            self._memory.clear()
         return [(read.arrived.position, read.index, read.example) for read in taken], echoes
 
     def _again(self, key: Hashable) -> tuple[Any, Any]:
@@ -593,7 +597,10 @@ class Waiting:
         )
 
     def _what(self) -> str:
-        index, find = self.requests.index_of(self.words.read_by(self.requests.next_worker)), file_of(self.dataset)
+        index = self.requests.index_of(self.words.read_by(self.requests.next_worker))
+        if index is None:  # its worker reads nothing just now, or what it reads was delivered meanwhile
+            return "the next example of the data set"
+        find = file_of(self.dataset)
         return f"example {index!r} of the data set{'' if find is None else f' ({find(index)})'}"
 
 
