@@ -1,0 +1,124 @@
+"""What guards a run on demand: a state of an earlier batch, reads into one memory, a slow read, a program that is killed."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from itertools import islice
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from demand_cases import Sleepy, batches_of, booked, on_demand
+from torch.utils.data import DataLoader, RandomSampler, get_worker_info
+
+from lightning_echo import EchoLoader, StagedDataset
+
+pytestmark = pytest.mark.timeout(120)
+ROOT = Path(__file__).parents[2]
+
+
+def with_generator(seed):
+    sampler = RandomSampler(range(12), generator=torch.Generator().manual_seed(seed))
+    loader = DataLoader(range(12), batch_size=4, sampler=sampler, num_workers=2)
+    return EchoLoader(loader, "demand", max_factor=1, insertion_point="after_augmentation", seed=0)
+
+
+def test_a_state_of_two_batches_before_has_the_order_of_its_pass_though_a_later_one_was_asked_for():
+    loader = with_generator(seed=1)
+    whole = [batch.tolist() for batch in islice(batches_of(loader), 24)]
+    loader.close()
+    loader = with_generator(seed=1)
+    run = batches_of(loader)
+    states = []
+    for number in range(1, 13):
+        next(run)
+        pipeline = loader._run._pipeline
+        states.append((number, loader.state_dict(), [pipeline.state(number - back) for back in range(min(number, 3))]))
+    loader.close()
+    for number, state, earlier in states:
+        for back, at in enumerate(earlier):
+            other = with_generator(seed=2)  # its own generator is elsewhere: the state decides
+            other.load_state_dict({**state, "delivered": number - back, "order": at["order"], "demand": at["demand"]})
+            found = [batch.tolist() for batch in islice(batches_of(other), 7)]
+            assert found == whole[number - back : number - back + 7], (number, back)
+            other.close()
+
+
+class OneMemory(StagedDataset):
+    """In a worker, where no proof sees it, each example is loaded into the same tensor."""
+
+    def __init__(self, length):
+        self.length, self.memory = length, torch.zeros(2, dtype=torch.int64)
+
+    def __len__(self):
+        return self.length
+
+    def load(self, index):
+        memory = torch.zeros(2, dtype=torch.int64) if get_worker_info() is None else self.memory
+        memory[0], memory[1] = index, 3 * index
+        return memory
+
+    def augment(self, example):
+        return example.clone()
+
+
+def test_examples_that_are_loaded_into_one_memory_are_noticed_and_read_again():
+    loader = on_demand(OneMemory(64), insertion_point="before_augmentation", batch_size=8, workers=1)
+    for batch in islice(batches_of(loader), 24):
+        assert len(set(batch[:, 0].tolist())) == 8
+        assert (batch[:, 1] == 3 * batch[:, 0]).all()
+    loader.close()
+
+
+def test_so_many_examples_overtake_a_slow_read_and_not_more(tmp_path):
+    reads = 2
+    loader = on_demand(
+        Sleepy(1000, 20, tmp_path / "go"),
+        **{"workers": 1, "max_factor": 1, "reads_in_flight": reads, "batch_size": 8, "timeout": 1},
+        insertion_point="before_augmentation",
+    )
+    with pytest.raises(RuntimeError, match="example 20 of the data set is not read"):
+        deque(islice(batches_of(loader), 120), maxlen=0)
+    positions = booked(loader.state_dict())
+    loader.close()
+    assert 20 not in positions
+    overtook = sum(position > 20 for position in positions)
+    assert 8 <= overtook <= 32 * reads
+
+
+PROGRAM = """
+import sys, time
+import psutil
+from demand_cases import Sleepy, batches_of, on_demand
+
+if __name__ == "__main__":
+    options = {"workers": 1, "max_factor": 1, "reads_in_flight": 2, "batch_size": 8, "insertion_point": "before_augmentation"}
+    loader = on_demand(Sleepy(100, 30, sys.argv[1]), **options)
+    next(batches_of(loader))
+    print(*[child.pid for child in psutil.Process().children()], flush=True)
+    time.sleep(100)
+"""
+
+
+@pytest.mark.program
+def test_a_worker_that_holds_a_request_ends_when_its_program_is_killed(tmp_path):
+    script = tmp_path / "program.py"
+    script.write_text(PROGRAM)
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{Path(__file__).parent}"}
+    command = [sys.executable, str(script), str(tmp_path / "go")]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as program:
+        assert program.stdout is not None
+        pids = [int(pid) for pid in program.stdout.readline().split()]
+        assert pids
+        time.sleep(0.5)  # so long the worker holds requests that it cannot fill
+        assert all(psutil.pid_exists(pid) for pid in pids)
+        program.send_signal(signal.SIGKILL)
+        program.wait()
+    end = time.monotonic() + 20
+    while any(psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in pids):
+        assert time.monotonic() < end, "a worker outlives its program"
+        time.sleep(0.05)
