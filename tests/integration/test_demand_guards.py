@@ -68,7 +68,13 @@ class OneMemory(StagedDataset):
 
 
 def test_examples_that_are_loaded_into_one_memory_are_noticed_and_read_again():
-    loader = on_demand(OneMemory(64), insertion_point="before_augmentation", batch_size=8, workers=1)
+    options = {
+        "insertion_point": "before_augmentation",
+        "batch_size": 8,
+        "workers": 1,
+        "max_factor": 1,
+    }  # each is read, so many are
+    loader = on_demand(OneMemory(64), **options)
     with pytest.warns(UserWarning, match=r"example \d+ is overwritten when a later one of its batch is loaded"):
         batches = list(islice(batches_of(loader), 24))
     for batch in batches:
