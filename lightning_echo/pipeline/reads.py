@@ -60,6 +60,7 @@ _MEASURED_EVERY = 4  # reads, after the first ones
 _PROBE_EVERY = 2048  # reads
 _WATCHED_EVERY = 4  # waits for the user's code, in which nobody else draws random numbers; the first ones are watched all
 _JUDGED_AFTER = 16  # reads of files that a thread has read before
+_CHECKED_BY_ITSELF = 10  # reads on demand, of which some are compared with one without threads
 _PROBES = 3  # in a row that do not wait, before the threads stop
 _LOOK_SECONDS = 0.1  # a worker that waits for a read looks so often whether it has to end
 _JOIN_SECONDS = 0.5  # a thread in the training's process must not be in torch's code when the interpreter ends
@@ -186,10 +187,10 @@ class ReadAhead:
 
 
 class _Slot:
-    __slots__ = ("bytes", "error", "index", "is_asked", "is_probe", "state", "value")
+    __slots__ = ("bytes", "compared", "error", "index", "is_asked", "is_probe", "state", "value")
 
-    def __init__(self, index: Any) -> None:
-        self.index, self.state = index, _WAITING
+    def __init__(self, index: Any, compared: Any = NOTHING_READ) -> None:
+        self.index, self.compared, self.state = index, compared, _WAITING
         self.is_asked = self.is_probe = False
         self.bytes = 0
         self.value: Any = None
@@ -215,6 +216,7 @@ class ReadPool:
         self._takes_arrived = False  # whether `next_read` takes examples, else `load` asks for them by index
         self._arrived: deque[_Slot] = deque()  # for `next_read`: read by threads
         self._for_itself: deque[_Slot] = deque()  # for `next_read`: that no thread is to read
+        self._compared: deque[_Slot] = deque()  # for `next_read`: read once more by threads
         self._lock = threading.Lock()
         self._work, self._done = threading.Condition(self._lock), threading.Condition(self._lock)
         self._threads: list[threading.Thread] = []
@@ -296,6 +298,8 @@ class ReadPool:
         if error is not None:
             raise error
         if not self._reading.part.is_ours:
+            while self._compared:
+                self._compare(self._compared.popleft())
             self._check(index, value)
             return decoded(finish(index, value))
         try:
@@ -391,6 +395,8 @@ class ReadPool:
     def _next_arrived(self, only: Any) -> _Slot | None:
         self._skip_done()
         is_left = not self._is_on or not self._threads
+        if is_left and self._todo and self._todo[0].compared is not NOTHING_READ:
+            self._todo.popleft()  # no thread reads it any more
         for slots in (self._arrived, self._for_itself, self._todo) if is_left else (self._arrived, self._for_itself):
             if only is NOTHING_READ and slots:
                 return slots.popleft()
@@ -453,23 +459,44 @@ class ReadPool:
         return f"example {index!r} of the data set{'' if find is None else f' ({find(index)})'}"
 
     def _check(self, index: Any, value: Any) -> None:
-        """Compares some of the items that threads have read with what this thread reads."""
+        """Compares some of the items that threads have read with what this thread reads.
+
+        On demand a thread reads the later ones once more: this thread must not wait for a read while the training waits.
+        """
         self._checked += 1
         if self._checked < self._check_at:
             return
         self._check_at *= 10
+        if self._takes_arrived and self._checked > _CHECKED_BY_ITSELF:
+            again = _Slot(index, copy_example(value))
+            with self._lock:
+                self._todo.appendleft(again)
+                self._work.notify()
+            return
         with preserved_random_states():
             before = random_states()
             again = self._read_by_itself(index)
             where, drew = difference(again, value), difference(before, random_states())
         if where is not None or drew is not None:
-            what = "reading it draws random numbers" if where is None else f"in a thread it is another one ({where})"
-            raise Abandoned(
-                ReadChangedError(
-                    f"example {index!r} of the data set cannot be read by threads: {what}. They may share a file and its place "
-                    "in it, or a buffer: give each thread its own (threading.local), or set reads_in_flight=1"
-                )
+            raise self._refused(
+                index, "reading it draws random numbers" if where is None else f"in a thread it is another one ({where})"
             )
+
+    def _compare(self, slot: _Slot) -> None:
+        """Compares an item that a thread has read with what another read of it has given."""
+        where = None if slot.error is not None else difference(slot.compared, slot.value)
+        if slot.error is not None:  # the storage may have failed; the next item is compared
+            self._check_at = self._checked + 1
+        if where is not None:
+            raise self._refused(slot.index, f"read twice, it is another one ({where})")
+
+    def _refused(self, index: Any, what: str) -> Abandoned:
+        return Abandoned(
+            ReadChangedError(
+                f"example {index!r} of the data set cannot be read by threads: {what}. They may share a file and its place "
+                "in it, or a buffer: give each thread its own (threading.local), or set reads_in_flight=1"
+            )
+        )
 
     # ------------------------------------------------------------------ without threads, and whether that is better
 
@@ -590,6 +617,11 @@ class ReadPool:
             self._under_way -= 1
             if slot.state == _LEFT_OUT:
                 self._free(slot)
+                return
+            if slot.compared is not NOTHING_READ:
+                slot.value, slot.error = value, error
+                self._free(slot)
+                self._compared.append(slot)
                 return
             if self._draws:
                 self._free(slot)

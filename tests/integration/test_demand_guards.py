@@ -16,6 +16,7 @@ from demand_cases import Sleepy, batches_of, booked, on_demand
 from torch.utils.data import DataLoader, RandomSampler
 
 from lightning_echo import EchoLoader, StagedDataset
+from lightning_echo.pipeline.reads import ReadChangedError
 
 pytestmark = pytest.mark.timeout(120)
 ROOT = Path(__file__).parents[2]
@@ -97,6 +98,53 @@ def test_so_many_examples_overtake_a_slow_read_and_not_more(tmp_path):
     assert 20 not in positions
     overtook = sum(position > 20 for position in positions)
     assert 8 <= overtook <= 32 * reads
+
+
+class SecondReads(StagedDataset):
+    """From example 60 on, a worker's second read of the same one waits for a file, then fails or gives something else."""
+
+    def __init__(self, length, until, what):
+        self.length, self.until, self.what, self.reads, self.is_used = length, until, what, {}, False
+
+    def __len__(self):
+        return self.length
+
+    def read(self, index):
+        count = self.reads[index] = self.reads.get(index, 0) + 1
+        if index < 60 or count == 1 or not self.is_used:
+            return index
+        while not os.path.exists(self.until):
+            time.sleep(0.002)
+        if self.what == "fails":
+            raise OSError("network")
+        return index + (self.what == "differs")
+
+    def decode(self, raw):
+        return torch.tensor([raw, 2 * raw])
+
+    def augment(self, example):
+        return example
+
+
+@pytest.mark.parametrize("what", ["same", "differs", "fails"])
+def test_a_read_is_compared_with_another_one_for_which_the_training_does_not_wait(what, tmp_path):
+    options = {"workers": 1, "max_factor": 1, "reads_in_flight": 4, "batch_size": 8, "insertion_point": "before_augmentation"}
+    data = SecondReads(2000, tmp_path / "go", what)
+    loader = on_demand(data, timeout=20, **options)
+    data.is_used = True  # after the proof
+    run = batches_of(loader)
+    found = [int(index) for batch in islice(run, 40) for index in batch[:, 0]]  # the 100th read of the worker is among them
+    assert sorted(found) == sorted(set(found))
+    (tmp_path / "go").touch()
+    if what == "differs":
+        with pytest.raises(
+            ReadChangedError, match=r"example \d+ of the data set cannot be read by threads: read twice, it is another"
+        ):
+            deque(islice(run, 100), maxlen=0)
+    else:
+        found += [int(index) for batch in islice(run, 60) for index in batch[:, 0]]
+        assert sorted(found) == sorted(set(found))
+    loader.close()
 
 
 PROGRAM = """
