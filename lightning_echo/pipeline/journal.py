@@ -229,6 +229,57 @@ class JournalFile:
         self._before, self._file = None, None
 
 
+class RunJournal:
+    """The journals of a run, however often it is stopped: the one that it writes, and the one of the run that it repeats.
+
+    ``folder``: where the run is written down; None: nowhere.
+    """
+
+    def __init__(self) -> None:
+        self.folder: str | None = None
+        self.forget()
+
+    def forget(self) -> None:
+        """Begins again, as at the start of a run."""
+        self.file: JournalFile | None = None
+        self._written: Written | None = None  # by the run so far, as a loaded state says
+        self.repeated: Journal | None = None
+
+    def repeat(self, replay: Replay, name: str, rank: int) -> Journal:
+        """Reads the journal of the run that is repeated."""
+        self.repeated = read_journal(journal_path(replay.path, name, rank))
+        return self.repeated
+
+    def open(self, name: str, rank: int, say: Callable[[str], None]) -> None:
+        """Prepares the file that the run writes next, see `journal_path` and `JournalFile`."""
+        if self.folder is None:
+            self.continue_at(None)  # what was written is not that of the run any more
+            return
+        path = journal_path(self.folder, name, rank)
+        if self.file is None or self.file.path != path:
+            before = self.written()
+            if before is not None and rank:  # a state is that of rank 0
+                before = Written(journal_path(os.path.dirname(before.path), name, rank), 0, "")
+            self.file = JournalFile(path, before, say)
+
+    def written(self) -> Written | None:
+        """Returns what the run has written so far, and writes all that was noted; None: nothing."""
+        return self._written if self.file is None else self.file.written()
+
+    def continue_at(self, written: Written | None) -> None:
+        """Continues a run that has written so much."""
+        self.file, self._written = None, written
+
+    def follow(self, before: RunJournal) -> None:
+        """Continues the run of another loader."""
+        self.continue_at(before.written())
+        self.repeated, self.folder = before.repeated, self.folder or before.folder
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns it for another process, which does not write to the file of this one."""
+        return {**vars(self), "file": None, "_written": self.written()}
+
+
 def _kept(before: Written, begin: Begin, *, whole: bool) -> Place | None:
     """Returns up to where a file is the journal of this run; None if it is not. ``whole``: also what follows ``before``.
 
