@@ -275,6 +275,11 @@ class EchoLoader(PlainAttributes):
         return self._setting.on_demand
 
     @property
+    def repeats(self) -> bool:
+        """Whether a run on demand is repeated (``factor=Replay(...)``)."""
+        return self._setting.replay is not None
+
+    @property
     def journal(self) -> str | None:
         """The folder in which a run on demand is written down; None if it is not. It applies when workers are started."""
         return self._run.journal.folder
@@ -363,6 +368,11 @@ class EchoLoader(PlainAttributes):
     def counts(self) -> EchoCounts:
         """Examples delivered on this rank so far."""
         return self._run.delivery.counts
+
+    @property
+    def saved_counts(self) -> EchoCounts:
+        """`counts` as a `state_dict` has them now: within a step of a Trainer without its batch, which a resumed run repeats."""
+        return self._run.saved_counts
 
     @property
     def last_batch_counts(self) -> EchoCounts:

@@ -24,7 +24,7 @@ from lightning_echo.loader.resuming import (
     why_next_pass,
 )
 from lightning_echo.loader.setting import Setting, default_seed, ranks_on_node, world
-from lightning_echo.loader.state import Conditions, EchoState
+from lightning_echo.loader.state import Conditions, EchoCounts, EchoState
 from lightning_echo.loader.succession import Beginning, begins_alike, predecessor_of
 from lightning_echo.log import Says
 from lightning_echo.pipeline.demand import DemandPipeline, StretchOver
@@ -519,9 +519,18 @@ class EchoRun:
             demand=parts.demand,
         )
 
+    @property
+    def _is_under_way(self) -> bool:
+        """Whether a step of the Trainer has its batch and is not over, so that a state is that before this batch."""
+        return self.delivery.is_under_way and self._pipeline.reaches(self.delivery.before_in_use.progress.delivered)
+
+    @property
+    def saved_counts(self) -> EchoCounts:
+        return (self.delivery.before_in_use if self._is_under_way else self.delivery.in_use).counts
+
     def state_dict(self, epoch_goes_on: bool | LeftOut | None, place: TrainerPlace | None) -> dict[str, Any]:
         """Returns the state in plain types. Within a step of the Trainer, the run continues with the batch of that step."""
-        is_under_way = self.delivery.is_under_way and self._pipeline.reaches(self.delivery.before_in_use.progress.delivered)
+        is_under_way = self._is_under_way
         trainer, state = None if place is None else place.state(), self.state(before=is_under_way)
         if self._places is not None and state.demand is not None:
             ranks = self._places.collect(own_place(state, state.counts), self.says.warn_here)

@@ -552,8 +552,11 @@ class RunMeter:
         known = {name: each.seconds_per_batch for name, each in self._loader_meters.items()}
         seconds = {**self._saved_seconds, **{name: each for name, each in known.items() if each is not None}}
         return {
-            "counts": self.counts.state(self.world_size),
-            "parts": {name: counts.state(self.world_size) for name, counts in self.part_counts.items()},
+            "counts": self.counts.state(self.world_size, _under_way(loader)),
+            "parts": {
+                name: counts.state(self.world_size, _under_way(parts_of(loader).get(name)))
+                for name, counts in self.part_counts.items()
+            },
             "at_epoch_start": list(self._at_epoch_start or self.counts.totals),
             "parts_at_epoch_start": {name: list(each) for name, each in self._parts_at_epoch_start.items()},
             "per_step": self.idle.per_step.cpu(),
@@ -668,6 +671,13 @@ class RunMeter:
             return None
         factor = 1.0 if loader is None else loader.factor
         return PipelineCosts.of_waiting(steps.wait_seconds + steps.busy_seconds, steps.idle_fraction, factor, workers)
+
+
+def _under_way(loader: Echoed | None) -> Examples:
+    """Returns the examples of a step that is not over, if a state that is saved now is that before its batch."""
+    if loader is None:
+        return Examples()
+    return Examples(loader.counts.fresh, loader.counts.echoed).since(Examples(loader.saved_counts.fresh, loader.saved_counts.echoed))
 
 
 def _workers_in(loaders: Any) -> int | None:
