@@ -531,9 +531,17 @@ class EchoCallback(DecidesFactor, pl.Callback):
         waiting = None if fraction is None else Waiting(fraction, self._meter.may_read_ahead)
         if not self._on_demand or not self.reports:
             return advise(*self._last, self._meter.cores, self._chosen, waiting)
-        can_arrive = all(part.num_workers or part.reads_ahead for part in parts_of(self._loader).values())
-        observation = self._last[0]
-        return advise_on_demand(self.reports, observation, self._meter.cores, self._chosen, waiting, can_arrive=can_arrive)
+        parts, controller = parts_of(self._loader).values(), self._controller_in_force
+        return advise_on_demand(
+            self.reports,
+            self._last[0],
+            self._meter.cores,
+            self._chosen,
+            waiting,
+            can_arrive=all(part.num_workers or part.reads_ahead for part in parts),
+            repeats=any(part.repeats for part in parts),
+            decided_by=type(controller).__name__ if controller is not None and self.decisions[-1].reason else "",
+        )
 
     @property
     def _on_demand(self) -> bool:

@@ -314,7 +314,8 @@ class Setting:
 
     def introduction(self, factor: float) -> list[str]:
         """Returns what is told of the loader when its run begins, line by line."""
-        reason = f"auto chose {self.choice.point}: {self.choice.reason}" if self.choice.reason else ""
+        reason = self.choice.reason
+        reason = f"insertion_point='auto' chose {self.choice.point}: {reason}" if reason else ""
         return [line for line in (self.describe(factor), reason, "; ".join(self.remarks())) if line]
 
     def why_not_deterministic(self, folder: str | None) -> str:
@@ -324,7 +325,7 @@ class Setting:
         """
         if not self.on_demand or self.replay is not None or not torch.are_deterministic_algorithms_enabled():
             return ""
-        how = "" if folder else ", if you write its journal by EchoLoader(..., journal=folder)"
+        how = "" if folder else ", if its journal is written: by a Trainer with a logger, or EchoLoader(..., journal=folder)"
         replay = f", or repeat this run by factor=Replay({folder or 'folder'!r}){how}" if self.has_journal else ""
         return (
             "deterministic algorithms are asked for, but on demand the examples of a batch depend on when they arrive. "

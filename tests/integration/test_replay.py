@@ -368,6 +368,9 @@ def test_a_trainer_writes_a_journal_and_another_one_repeats_it(tmp_path: Path) -
     assert again.model.batches == run.model.batches
     assert again.model.weights == run.model.weights
     assert journal_in(tmp_path / "version_1") == journal_in(tmp_path / "version_0")
+    (verdict,) = (each.verdict for each in again.trainer.callbacks if isinstance(each, EchoCallback))
+    assert "as in the run that was repeated. A replay echoes what its journal says" in verdict.message
+    assert verdict.next_line == ""
 
 
 def test_a_resumed_trainer_has_the_journal_of_the_whole_run(tmp_path: Path) -> None:
