@@ -196,6 +196,7 @@ _COLUMNS = 120
 _WITHOUT_ECHOING = ("cache", "share")  # options that have an effect at factor 1, too
 _BUSY_EXCHANGE = 0.5  # share of an epoch: a saturated exchange takes this much, because a node also waits for the others
 _IDLE = 0.1
+_CLOSE = 1.1  # uses within this ratio of the factor are those of the factor
 # Fresh examples teach more than echoed ones. `StallAnalyzer` finds out how many cores and how much memory are free.
 _FIRST = "; more workers (if there are cores), then a cache (as far as memory reaches) come before echoing"
 _READS, _MOSTLY = 64, 0.5  # reads in flight that are advised, if workers wait for this share of their time
@@ -557,6 +558,11 @@ def _share_line(last: EpochReport) -> str:
     return f"the reading was shared {beside} at the end of the last epoch{worth}{waited}{missed}"
 
 
+def is_of_end(factor: float, uses: float) -> bool:
+    """Returns whether a factor at the end of an epoch was another one before, judged by the uses per fresh example."""
+    return not factor / _CLOSE <= uses <= factor * _CLOSE
+
+
 def _epochs_line(reports: Sequence[EpochReport]) -> str:
     first, last = reports[0], reports[-1]
     epochs = f"epoch {first.epoch}" if first.epoch == last.epoch else f"epochs {first.epoch} to {last.epoch}"
@@ -566,10 +572,14 @@ def _epochs_line(reports: Sequence[EpochReport]) -> str:
     node = f" (node {last.slowest_node})" if last.slowest_node is not None else ""
     slow = f", slowest rank {last.slowest_rank}{node}" if last.slowest_rank is not None else ""
     changes = last.next_factor not in (None, last.factor if last.max_factor is None else last.max_factor)
-    if last.max_factor is None:
-        return f"{epochs}: factor {last.factor:g}{idle}{slow}" + (f"; {last.message}" if changes else "")
     known = [(report.steps, report.effective_factor) for report in reports if report.effective_factor]
     fresh = sum(steps / uses for steps, uses in known)  # batches
     mean = sum(steps for steps, _ in known) / fresh if fresh else 0
-    uses, bound = f", {number_of(mean, 'use', 'uses')} per fresh example" if mean else "", _bound(mean, last.max_factor)
-    return f"{epochs}: on demand{uses} ({bound}){idle}{slow}" + (f"; {last.message}" if changes else "")
+    uses = f", {number_of(mean, 'use', 'uses')} per fresh example" if mean else ""
+    if last.max_factor is not None:
+        how = f"on demand{uses} ({_bound(mean, last.max_factor)})"
+    elif mean and is_of_end(last.factor, mean):
+        how = f"factor {last.factor:g} at the end{uses}"
+    else:
+        how = f"factor {last.factor:g}"
+    return f"{epochs}: {how}{idle}{slow}" + (f"; {last.message}" if changes else "")
