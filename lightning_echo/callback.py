@@ -20,7 +20,7 @@ Hooks of validation, of saving, of exceptions and of the end of a ``fit`` have n
 ``on_train_start``     makes sure that an echoed loader is in use
 ``on_train_batch_*``   times the steps; logs counts every ``log_every_n_steps``; after some steps decides, sets the factor
 ``on_train_epoch_end`` measures, decides, logs, sets the factor
-``on_fit_end``         prints and logs the summary
+``on_fit_end``         prints and logs the summary; after Ctrl-C ``on_exception`` does
 ``teardown``           writes ``echo_summary.json``, logs the picture of the run, removes echoing
 ====================== ======================================================================================
 """
@@ -343,8 +343,11 @@ class EchoCallback(DecidesFactor, pl.Callback):
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._meter.stop()
         self._progress.hide()
-        if self.summary and self.verdict is not None:
-            summary = summarize(self.reports, self.verdict)
+        self._show_summary(trainer, self.reports, self.verdict)
+
+    def _show_summary(self, trainer: pl.Trainer, reports: list[EpochReport], verdict: RunVerdict | None) -> None:
+        if self.summary and verdict is not None:
+            summary = summarize(reports, verdict)
             rank_zero_info(summary)
             log_text(trainer, "echo/summary", summary, last_step(trainer))
 
@@ -353,7 +356,25 @@ class EchoCallback(DecidesFactor, pl.Callback):
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         self._has_failed = True
+        if isinstance(exception, KeyboardInterrupt) and self._trainer is trainer:
+            self._progress.hide()
+            self._show_summary(trainer, *self._interrupted(trainer, pl_module))
         self._end_fit(trainer)
+
+    def _interrupted(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> tuple[list[EpochReport], RunVerdict | None]:
+        """Returns reports and verdict, also on the epoch that was interrupted. Nothing changes: a checkpoint may follow."""
+        is_alone = trainer.world_size == 1  # other ranks may not come here
+        measures = self._meter.so_far(self._loader) if is_alone and self._meter.has_stepped else None
+        if measures is None or measures.whole is None:
+            return self.reports, self.verdict
+        decider = Decider(None)
+        decider.load_recent_state(self._decider.recent_state())
+        measured, uses = (measures.judged, measures.costs), self._mean_uses(Examples(measures.fresh, measures.echoed))
+        observation = decider.observe(trainer, pl_module, self._epoch, self._factor_set, measured, mean_uses=uses)
+        lately = decider.joined_with_recent(observation)
+        recommended = decider.recommend(self._loader, lately, None)
+        reports = [*self.reports, report_of(self._meter, measures, self._loader, lately, recommended, None)]
+        return reports, self._verdict_on(reports, (lately, recommended))
 
     def _end_fit(self, trainer: pl.Trainer) -> None:
         """Ends measuring and echoing. No rank may wait for another rank here, because a single rank may have failed."""
@@ -525,15 +546,24 @@ class EchoCallback(DecidesFactor, pl.Callback):
     @property
     def verdict(self) -> RunVerdict | None:
         """The advice after this run, the reasons, and the line to paste. None before the end of its first epoch."""
-        if self._last is None:
-            return None
-        fraction = self.reports[-1].worker_wait_fraction if self.reports else None
+        return None if self._last is None else self._verdict_on(self.reports, self._last)
+
+    def _verdict_on(self, reports: list[EpochReport], last: tuple[Observation, Decision]) -> RunVerdict:
+        fraction = reports[-1].worker_wait_fraction if reports else None
         waiting = None if fraction is None else Waiting(fraction, self._meter.may_read_ahead)
-        if not self._on_demand or not self.reports:
-            return advise(*self._last, self._meter.cores, self._chosen, waiting)
-        can_arrive = all(part.num_workers or part.reads_ahead for part in parts_of(self._loader).values())
-        observation = self._last[0]
-        return advise_on_demand(self.reports, observation, self._meter.cores, self._chosen, waiting, can_arrive=can_arrive)
+        if not self._on_demand or not reports:
+            return advise(*last, self._meter.cores, self._chosen, waiting)
+        parts, controller = parts_of(self._loader).values(), self._controller_in_force
+        return advise_on_demand(
+            reports,
+            last[0],
+            self._meter.cores,
+            self._chosen,
+            waiting,
+            can_arrive=all(part.num_workers or part.reads_ahead for part in parts),
+            repeats=any(part.repeats for part in parts),
+            decided_by=type(controller).__name__ if controller is not None and self.decisions[-1].reason else "",
+        )
 
     @property
     def _on_demand(self) -> bool:

@@ -320,6 +320,13 @@ def check_demand(factor: Any, max_factor: Any) -> tuple[bool, float]:
     bound = check_max_factor(factor, max_factor)
     if factor == DEMAND or Replay.of(factor) is not None:  # a journal has its own bound, which is read later
         return True, MAX_FACTOR if bound is None else bound
+    if factor == AUTO_FACTOR:
+        raise ValueError(
+            "factor='auto' is impossible here: an EchoLoader alone cannot let TargetIdle() decide where echo on demand is "
+            "impossible. Give 'demand' or a number, or the plain loader to a Trainer with EchoCallback(factor='auto')"
+        )
+    if isinstance(factor, str):
+        raise TypeError(f"factor must be a real number >= 1 (1: no echoing), 'demand' or a Replay, got {factor!r}")
     return False, check_factor(factor)
 
 

@@ -28,9 +28,10 @@ from lightning_echo.cache.node_cache import CacheCounts
 from lightning_echo.data.objects import names_options
 from lightning_echo.insertion import InsertionPoint, Needs, earliest
 from lightning_echo.loader.epochs import BatchesUsed, Caller, Epoch, Iterations, Steps, TrainerPlace, caller, few_workers
-from lightning_echo.loader.run import EchoRun, EpochListener, RunFactor
+from lightning_echo.loader.run import EchoRun, RunFactor
 from lightning_echo.loader.setting import Setting, world
 from lightning_echo.loader.state import EchoCounts
+from lightning_echo.loader.succession import EpochListener
 from lightning_echo.pipeline.journal import Replay, check_folder
 from lightning_echo.pipeline.worker import StageSeconds
 from lightning_echo.plan.memory import make_plan
@@ -274,13 +275,18 @@ class EchoLoader(PlainAttributes):
         return self._setting.on_demand
 
     @property
+    def repeats(self) -> bool:
+        """Whether a run on demand is repeated (``factor=Replay(...)``)."""
+        return self._setting.replay is not None
+
+    @property
     def journal(self) -> str | None:
         """The folder in which a run on demand is written down; None if it is not. It applies when workers are started."""
-        return self._run.journal_folder
+        return self._run.journal.folder
 
     @journal.setter
     def journal(self, value: str | os.PathLike[str] | None) -> None:
-        self._run.journal_folder = None if value is None else check_folder("journal", value)
+        self._run.journal.folder = None if value is None else check_folder("journal", value)
 
     def why_not_on_demand(self) -> str:
         """Returns why this loader cannot echo on demand, in words; empty if it can."""
@@ -362,6 +368,11 @@ class EchoLoader(PlainAttributes):
     def counts(self) -> EchoCounts:
         """Examples delivered on this rank so far."""
         return self._run.delivery.counts
+
+    @property
+    def saved_counts(self) -> EchoCounts:
+        """`counts` as a `state_dict` has them now: within a step of a Trainer without its batch, which a resumed run repeats."""
+        return self._run.saved_counts
 
     @property
     def last_batch_counts(self) -> EchoCounts:

@@ -174,6 +174,25 @@ def order_to_go_on(state: EchoState, now: Layout, begin_at: Start) -> OrderState
     return replace(order, ends=(*(order.ends or ()), PassEnd(begin_at.number // now.batches_per_pass, end)))
 
 
+def continued_elsewhere(state: EchoState, setting: Setting) -> tuple[EchoState, int | None, str]:
+    """Returns the state from which a planned run starts, and a message for the user, which may be empty.
+
+    Between them: the number of batches after which an epoch begins. None: the run continues at its place of the epoch.
+    """
+    if state.plan is None or not (changed := state.conditions.differences(setting.conditions())):
+        return state, None, ""
+    layout = setting.layout()
+    begin_at = where_to_go_on(state, layout, setting.kind.by_batches)
+    order, message = None, why_next_pass(state, setting)
+    if state.layout.length == layout.length and not other_order_of(state, setting):
+        order = order_to_go_on(state, layout, begin_at)
+        message = (
+            f"the state was saved with {changed}: the run continues at the same place of the pass and leaves nothing out, but "
+            "its batches are not those of the run that was saved"
+        )
+    return replace(state, plan=None, order=order, begin_at=begin_at), begin_at.number, message
+
+
 def keeps_arrangement(state: EchoState, now: Layout) -> bool:
     """Returns whether the slots of all passes have the same examples with the layout ``now``, see `order_to_go_on`."""
     distances = None if state.order is None else state.order.distances

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import os
-import weakref
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
-
-import torch
+from dataclasses import replace
+from typing import Any
 
 from lightning_echo.cache.loader_cache import LoaderCache
 from lightning_echo.cache.node_cache import gathered
@@ -20,25 +16,23 @@ from lightning_echo.loader.resuming import (
     adapt_state,
     begin_next_pass,
     check_same_passes,
+    continued_elsewhere,
     follow_state,
     has_own_states,
     is_between_passes,
-    order_to_go_on,
-    other_order_of,
     start_of_next_pass,
-    where_to_go_on,
     why_next_pass,
 )
 from lightning_echo.loader.setting import Setting, default_seed, ranks_on_node, world
-from lightning_echo.loader.state import Conditions, EchoState
+from lightning_echo.loader.state import Conditions, EchoCounts, EchoState
+from lightning_echo.loader.succession import Beginning, begins_alike, predecessor_of
 from lightning_echo.log import Says
 from lightning_echo.pipeline.demand import DemandPipeline, StretchOver
-from lightning_echo.pipeline.journal import JournalFile, Written, journal_path, read_journal
+from lightning_echo.pipeline.journal import RunJournal
 from lightning_echo.pipeline.kinds import Indexed
 from lightning_echo.pipeline.pipelines import Launch, Pipeline, RestartablePipeline, Start
 from lightning_echo.pipeline.prefetch import clear_frames
 from lightning_echo.pipeline.requests import OtherLength
-from lightning_echo.plan.journal import Journal
 from lightning_echo.plan.plan import named_seed
 from lightning_echo.schema import LeftOut
 from lightning_echo.split.check import SplitFails
@@ -89,91 +83,6 @@ class RunFactor:
             self.since, self.before = 0, self.value
 
 
-# ---------------------------------------------------------------------- succession
-# If a user makes a new `EchoLoader` for each epoch, the new one continues the run of the one before.
-#
-# A hook may return a new `EchoLoader` each time that it is called (``reload_dataloaders_every_n_epochs=1``), or each of several
-# short trainings may make one. Each loader would begin a run of its own, and all would deliver the same part of the data. The
-# loader is not informed directly, but there are two signs:
-#
-# * Lightning calls ``set_epoch`` of a loader's samplers. So an `EchoLoader` has a ``batch_sampler`` that receives it
-#   (`EpochListener`).
-# * A loader finds the run of the loader that was made before it over the same data set, if that run is alive
-#   (`predecessor_of`). How that run began is known as long as the data set is alive (`Beginning`).
-#
-# If a loader is at the start of its run and Lightning sets a later epoch than the first, it continues the run of its
-# predecessor. The loader warns if there is no predecessor, or if two trainings begin with the same part of the data.
-
-
-@dataclass
-class Beginning:
-    """How a run began. It shows whether a later run delivers the same batches, and it does not keep the loader alive.
-
-    Attributes:
-        epochs: Number of epochs that were begun.
-        seed: Seed in use; None before the first batch.
-        heard_epoch: The epoch that Lightning set last; -1 if it set none.
-        share: Share of a pass that the first epoch delivers, without the examples that fill the buffer.
-        before: Beginning of the run that was made before over the same data. None once this run begins.
-    """
-
-    epochs: int = 0
-    seed: int | None = None
-    heard_epoch: int = -1
-    share: float = 0.0
-    before: Beginning | None = None
-
-
-class _Last(NamedTuple):
-    """The run that was made last over some data. It keeps neither alive."""
-
-    data: weakref.ref[Any]
-    run: weakref.ref[Any]
-    beginning: Beginning
-
-
-# By the data set's identity: equal data sets are not the same, and tensors do not compare to True or False.
-_last: dict[int, _Last] = {}
-
-
-class EpochListener:
-    """Receives the epoch from Lightning, which calls ``loader.batch_sampler.sampler.set_epoch``.
-
-    DeepSpeed reads ``batch_size`` here.
-    """
-
-    def __init__(self, batch_size: int, set_epoch: Callable[[int], None]) -> None:
-        self.batch_size, self.set_epoch = batch_size, set_epoch
-
-    @property
-    def sampler(self) -> EpochListener:
-        """The object on which Lightning calls ``set_epoch``: this one."""
-        return self
-
-
-def predecessor_of(run: EchoRun, loader: Any) -> EchoRun | None:
-    """Returns the last run that was made over the same data, if it is alive, and remembers ``run`` in its place.
-
-    ``run.beginning.before`` then has the beginning of the earlier run, even if that is not alive.
-    """
-    data = getattr(loader, "dataset", loader)
-    key = id(data)
-    last = _last.get(key)
-    try:
-        alive = weakref.ref(data, lambda _: _last.pop(key, None))
-    except TypeError:  # the data set allows no weak reference, as a list
-        return None
-    _last[key] = _Last(alive, weakref.ref(run), run.beginning)
-    if last is None or last.data() is not data:
-        return None
-    found: EchoRun | None = last.run()
-    if last.beginning.epochs:
-        run.beginning.before = last.beginning
-        return found
-    run.beginning.before = last.beginning.before  # the last run was never begun, so take the one before it
-    return None if found is None else found.predecessor
-
-
 # ---------------------------------------------------------------------- echo run
 # `EchoRun` is the whole run of an `EchoLoader`, however often it is stopped. `Setting` holds the parts that no run changes.
 # The seed, the factor (`RunFactor`), the pipeline with its workers (`RestartablePipeline`) and the counts (`Delivery`) do change.
@@ -202,7 +111,7 @@ class EchoRun:
         self.factor, self.delivery = RunFactor(factor), Delivery()
         self.worker_init_fn: Any = getattr(setting.kind.loader, "worker_init_fn", None)
         self.heard_epoch = -1
-        self.journal_folder: str | None = None  # in which a run on demand is written down
+        self.journal = RunJournal()
         self.beginning = Beginning()
         self.predecessor: EchoRun | None = predecessor_of(self, setting.kind.loader)
         self._has_described = False  # whether the line about the loader was logged
@@ -222,9 +131,7 @@ class EchoRun:
         kind = self._setting.kind
         self._changes = Changes(kind.watched_parts, kind.watched_sampler, by_reading=kind.changed_by_reading)
         self._changed = Changed()
-        self._journal: JournalFile | None = None
-        self._written: Written | None = None  # as a loaded state has it
-        self._repeated: Journal | None = None  # of the run that is repeated
+        self.journal.forget()
         self._compared: Pipeline | None = None  # the pipeline after whose start the data of the cache was compared
         self.delivery.reset()
         self.factor.restart()
@@ -383,14 +290,7 @@ class EchoRun:
         """Continues the run of a predecessor, if it should."""
         if self.heard_epoch <= 0:
             seed = self.seed if self.seed is not None else os.environ.get("PL_GLOBAL_SEED")
-            # Both deliver the same batches if the run before has delivered one epoch that is shorter than a pass.
-            if (
-                before is not None
-                and (seed is not None and before.seed is not None and int(seed) == before.seed)
-                and before.epochs == 1
-                and before.heard_epoch == self.heard_epoch == 0
-                and before.share < 1
-            ):
+            if begins_alike(before, None if seed is None else int(seed), self.heard_epoch):
                 self.warn(
                     "this EchoLoader begins where the one before it over the same data set began, with the same seed: each "
                     "training gets the same part of a pass. To continue instead, make the EchoLoader once and pass it to each "
@@ -513,8 +413,8 @@ class EchoRun:
             state=state.pipeline(),
             begin_at=state.begin_at,
             worker_init_fn=self.worker_init_fn,
-            journal=self._journal,
-            repeated=self._repeated,
+            journal=self.journal.file,
+            repeated=self.journal.repeated,
         )
         if setting.on_demand:
             setting.check_ranks_on_demand()
@@ -529,17 +429,10 @@ class EchoRun:
             )
         if not self._has_described:
             self._has_described = True
-            reason = f"auto chose {setting.choice.point}: {setting.choice.reason}" if setting.choice.reason else ""
-            for line in (setting.describe(self.factor.value), reason, "; ".join(setting.remarks())):
-                if line:
-                    self.says.inform(line)
-            if setting.on_demand and setting.replay is None and torch.are_deterministic_algorithms_enabled():
-                folder = repr(self.journal_folder or "folder")
-                how = "" if self.journal_folder else ", if you write its journal by EchoLoader(..., journal=folder)"
-                self.warn(
-                    "deterministic algorithms are asked for, but on demand the examples of a batch depend on when they arrive. "
-                    f"Give a number as the factor{f', or repeat this run by factor=Replay({folder}){how}' * setting.has_journal}"
-                )
+            for line in setting.introduction(self.factor.value):
+                self.says.inform(line)
+            if why_not := setting.why_not_deterministic(self.journal.folder):
+                self.warn(why_not)
         self._conditions = None if setting.kind.plans_in_workers else setting.conditions()  # a stream's length is only expected
         self._pipeline.start(started, self.delivery.progress.delivered)
         self._keep_order()
@@ -549,25 +442,14 @@ class EchoRun:
     def _open_journals(self) -> None:
         """Reads the journal of the run that is repeated, and prepares that of this one."""
         setting, rank = self._setting, self._setting.rank_of_process()
-        if (replay := setting.replay) is not None and self._repeated is None:
-            self._repeated = read_journal(journal_path(replay.path, self.says.name, rank))
-            self.says.inform(self._repeated.describe())
+        if setting.replay is not None and self.journal.repeated is None:
+            repeated = self.journal.repeat(setting.replay, self.says.name, rank)
+            self.says.inform(repeated.describe())
             if not self.delivery.progress.delivered:
-                self.factor.constructed = self._repeated.stretches[0].begin.max_factor
+                self.factor.constructed = repeated.stretches[0].begin.max_factor
                 self.factor.restart()
-        if not setting.has_journal:
-            return
-        path = None if self.journal_folder is None else journal_path(self.journal_folder, self.says.name, rank)
-        if path is None:
-            self._journal = self._written = None  # what was written is not that of the run any more
-        elif self._journal is None or self._journal.path != path:
-            before = self._journal_so_far()
-            if before is not None and rank:  # a state is that of rank 0
-                before = Written(journal_path(os.path.dirname(before.path), self.says.name, rank), 0, "")
-            self._journal = JournalFile(path, before, self.warn)
-
-    def _journal_so_far(self) -> Written | None:
-        return self._written if self._journal is None else self._journal.written()
+        if setting.has_journal:
+            self.journal.open(self.says.name, rank, self.warn)
 
     def settle(self) -> None:
         """Opens the cache, and makes the sizes that depend on the free memory final. See `EchoLoader.settle`."""
@@ -599,29 +481,10 @@ class EchoRun:
         progress = self.delivery.progress
         if setting.kind.plans_in_workers:
             return replace(state, begin_at=Start(0, progress.delivered))
-        if state.demand is not None or (state.plan is not None and setting.on_demand):
-            return self._demand_to_start_from(state)
-        if state.plan is None or not (changed := state.conditions.differences(setting.conditions())):
-            return state
-        begin_at = where_to_go_on(state, setting.layout(), setting.kind.by_batches)
-        is_same_pass = state.layout.length == setting.layout().length and not other_order_of(state, setting)
-        if not is_same_pass:
-            self.warn(why_next_pass(state, setting))
-        else:
-            self.warn(
-                f"the state was saved with {changed}: the run continues at the same place of the pass and leaves nothing out, "
-                "but its batches are not those of the run that was saved"
-            )
-        progress.in_epoch, progress.epoch_batches, progress.delivered = 0, self.length(), begin_at.number
-        order = order_to_go_on(state, setting.layout(), begin_at) if is_same_pass else None
-        return replace(state, plan=None, order=order, begin_at=begin_at)
-
-    def _demand_to_start_from(self, state: EchoState) -> EchoState:
-        """Returns the state from which a run on demand starts, see `continued_on_demand`."""
-        progress = self.delivery.progress
-        state, number, message = continued_on_demand(state, self._setting)
+        is_of_demand = state.demand is not None or (state.plan is not None and setting.on_demand)
+        state, number, message = (continued_on_demand if is_of_demand else continued_elsewhere)(state, setting)
         if message:  # ranks that are not of one job each have a message of their own
-            (self.warn if self._setting.is_job else self.says.warn_here)(message)
+            (self.warn if setting.is_job or not is_of_demand else self.says.warn_here)(message)
         if number is not None:
             progress.in_epoch, progress.epoch_batches, progress.delivered = 0, self.length(), number
         return state
@@ -656,17 +519,26 @@ class EchoRun:
             demand=parts.demand,
         )
 
+    @property
+    def _is_under_way(self) -> bool:
+        """Whether a step of the Trainer has its batch and is not over, so that a state is that before this batch."""
+        return self.delivery.is_under_way and self._pipeline.reaches(self.delivery.before_in_use.progress.delivered)
+
+    @property
+    def saved_counts(self) -> EchoCounts:
+        return (self.delivery.before_in_use if self._is_under_way else self.delivery.in_use).counts
+
     def state_dict(self, epoch_goes_on: bool | LeftOut | None, place: TrainerPlace | None) -> dict[str, Any]:
         """Returns the state in plain types. Within a step of the Trainer, the run continues with the batch of that step."""
-        is_under_way = self.delivery.is_under_way and self._pipeline.reaches(self.delivery.before_in_use.progress.delivered)
+        is_under_way = self._is_under_way
         trainer, state = None if place is None else place.state(), self.state(before=is_under_way)
         if self._places is not None and state.demand is not None:
             ranks = self._places.collect(own_place(state, state.counts), self.says.warn_here)
             self._keep_order()
             state = self.state(before=is_under_way).with_ranks(ranks)
         new_length = self._setting.layout().length if self._has_other_length() else None
-        journal = self._journal_so_far()
-        return replace(state, epoch_goes_on=epoch_goes_on, trainer=trainer, new_length=new_length, journal=journal).to_dict()
+        written = self.journal.written()
+        return replace(state, epoch_goes_on=epoch_goes_on, trainer=trainer, new_length=new_length, journal=written).to_dict()
 
     def load_state_dict(self, saved: dict[str, Any], limit: int | float | None) -> None:
         """Continues from a `state_dict`, see `EchoLoader.load_state_dict`. ``limit`` is as in `Progress.from_state`."""
@@ -698,7 +570,7 @@ class EchoRun:
         if progress.resuming and setting.has_length and state.layout == setting.layout():
             progress.kept_length = progress.epoch_batches  # for another layout, see _state_to_start_from
         self._go_to(state, progress)
-        self._journal, self._written = None, state.journal
+        self.journal.continue_at(state.journal)
         if was_constant:  # its factor is not a bound
             self.factor.restart()
 
@@ -716,8 +588,7 @@ class EchoRun:
         if self._setting.cache is not None and before._setting.cache is not None:
             self._setting.cache.follow(before._setting.cache)
         self._setting.keep_buffer_of(before.state())
-        self._journal, self._written, self._repeated = None, before._journal_so_far(), before._repeated
-        self.journal_folder = self.journal_folder or before.journal_folder
+        self.journal.follow(before.journal)
         theirs = before.state()
         self._setting.tell_pass(theirs)
         state, is_cut = follow_state(theirs, before._setting, self._setting)
@@ -757,8 +628,6 @@ class EchoRun:
             "predecessor": None,
             "_compared": None,
             "_places": None,
-            "_journal": None,
-            "_written": self._journal_so_far(),
             "beginning": Beginning(),
         }
 

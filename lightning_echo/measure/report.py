@@ -15,7 +15,7 @@ from textwrap import fill, wrap
 from typing import TYPE_CHECKING, Any
 
 from lightning_echo.measure.control import busy, number_of, percent, three_digits
-from lightning_echo.measure.summary import EpochReport, FactorUse, RunSummary, RunVerdict, seconds_of
+from lightning_echo.measure.summary import EpochReport, FactorUse, RunSummary, RunVerdict, is_of_end, seconds_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -213,6 +213,7 @@ def _each(tag: str, texts: Iterable[str], between: str = "\n") -> str:
 _COUNTED = "Examples and passes are counted from the beginning of the run, up to the end of the epoch."
 _START = "start s"
 _STARTS = f"{_START}: the wait for the first batch of an epoch in which workers had to start, in seconds."
+_AT_END = "The factor is the one at the end of the epoch, in which it was not always the same."
 _MILLION, _MOST_DIGITS = 10**6, 10**7  # from ten million on, examples are counted in millions
 
 
@@ -272,7 +273,10 @@ def _epochs(reports: Sequence[EpochReport]) -> Table:
         values = [getattr(report, name) for report in reports]
         if any(value is not None for value in values):
             columns[heading] = ["" if value is None else written(value) for value in values]
-    remarks = (_COUNTED, _STARTS) if _START in columns else (_COUNTED,)
+    remarks: tuple[str, ...] = (_COUNTED, _STARTS) if _START in columns else (_COUNTED,)
+    uses = [(each.factor, each.effective_factor) for each in reports if each.max_factor is None and each.effective_factor]
+    if any(is_of_end(*each) for each in uses):
+        remarks += (_AT_END,)
     return Table("Epochs", tuple(columns), tuple(zip(*columns.values(), strict=True)), remarks)
 
 

@@ -196,6 +196,7 @@ _COLUMNS = 120
 _WITHOUT_ECHOING = ("cache", "share")  # options that have an effect at factor 1, too
 _BUSY_EXCHANGE = 0.5  # share of an epoch: a saturated exchange takes this much, because a node also waits for the others
 _IDLE = 0.1
+_CLOSE = 1.1  # uses within this ratio of the factor are those of the factor
 # Fresh examples teach more than echoed ones. `StallAnalyzer` finds out how many cores and how much memory are free.
 _FIRST = "; more workers (if there are cores), then a cache (as far as memory reaches) come before echoing"
 _READS, _MOSTLY = 64, 0.5  # reads in flight that are advised, if workers wait for this share of their time
@@ -387,10 +388,13 @@ def advise_on_demand(
     waiting: Waiting | None = None,
     *,
     can_arrive: bool = True,
+    repeats: bool = False,
+    decided_by: str = "",
 ) -> RunVerdict:
     """Returns the verdict on a training that echoed on demand. The last of its ``reports`` is of the epoch that was observed.
 
-    ``can_arrive``: whether examples arrive while a step runs. The other arguments are as in `advise`.
+    ``can_arrive``: whether examples arrive while a step runs. ``repeats``: whether it is a replay. ``decided_by``: the controller
+    that has set the bound; empty if the user has. The other arguments are as in `advise`.
 
     Example:
         >>> report = EpochReport(0, 400, 4.0, 1600, 4800, max_factor=8.0)
@@ -403,14 +407,20 @@ def advise_on_demand(
     if idle is None or seconds is None:
         return RunVerdict(f"{_delivered(reports)}; too few steps were measured for advice.")
     uses = number_of(last.factor, "use per fresh example", "uses per fresh example")
-    why = (*_why(observation)[:2], f"{uses}, at most {observation.factor:g}")
+    why = (*_why(observation)[:2], f"{uses}, {_bound(last.factor, observation.factor)}")
+    if repeats:
+        return RunVerdict(
+            f"{_delivered(reports)}, as in the run that was repeated. A replay echoes what its journal says, however fast the "
+            "source is: advice follows from that run's summary.",
+            why,
+        )
     finding = busy(idle, last=observation.steps)
     if idle > TARGET and not can_arrive:
         workers = _workers_wanted(observation, Decision(1.0, Reason.no_workers, ""), cores)
         return RunVerdict(no_workers(workers, idle, last=observation.steps), why, f"num_workers={workers}")
     if idle > TARGET:
         return RunVerdict(
-            f"{_delivered(reports)}, and yet the training waited: {finding}; {_why_waited(last, observation)}.", why
+            f"{_delivered(reports)}, and yet the training waited: {finding}; {_why_waited(last, observation, decided_by)}.", why
         )
     if not last.echoed_examples:
         return RunVerdict(f"The source kept up: nothing was echoed, and factor='demand' costs nothing then; {finding}.", why)
@@ -433,15 +443,21 @@ def _delivered(reports: Sequence[EpochReport]) -> str:
     return f"{number_of(steps, 'step', 'steps')} while the source delivered {fresh}"
 
 
-def _why_waited(last: EpochReport, observation: Observation) -> str:
+def _bound(uses: float, bound: float) -> str:
+    """Returns the bound beside the uses, which may be more: it fell, or an account that was earned before was spent."""
+    return f"at most {bound:g}" if uses <= bound else f"max_factor {bound:g} at the end"
+
+
+def _why_waited(last: EpochReport, observation: Observation, decided_by: str) -> str:
     """Returns why a training on demand has waited in its last steps, and what helps."""
     bound, costs, uses = observation.factor, observation.costs, last.effective_factor
+    by, larger = (f", which {decided_by} has set,", "") if decided_by else ("", ", or a larger max_factor")
     if bound == 1:
-        return "with max_factor=1 nothing is echoed, so give a larger one, or a faster source"
+        return f"with max_factor=1{by} nothing is echoed, so a faster source (more workers, a cache) helps{larger}"
     if uses is None or uses >= _USED_UP * bound:
         return (
-            f"the fresh examples were used as often as max_factor={bound:g} allows, so a faster source (more workers, a cache) "
-            "helps, or a larger max_factor"
+            f"the fresh examples were used as often as max_factor={bound:g}{by} allows, so a faster source (more workers, a "
+            f"cache) helps{larger}"
         )
     if costs is not None and costs.workers and costs.redone_seconds / costs.workers * (1 - TARGET) > costs.device_seconds:
         work, step = (three_digits(1e3 * each) for each in (costs.redone_seconds / costs.workers, costs.device_seconds))
@@ -542,6 +558,11 @@ def _share_line(last: EpochReport) -> str:
     return f"the reading was shared {beside} at the end of the last epoch{worth}{waited}{missed}"
 
 
+def is_of_end(factor: float, uses: float) -> bool:
+    """Returns whether a factor at the end of an epoch was another one before, judged by the uses per fresh example."""
+    return not factor / _CLOSE <= uses <= factor * _CLOSE
+
+
 def _epochs_line(reports: Sequence[EpochReport]) -> str:
     first, last = reports[0], reports[-1]
     epochs = f"epoch {first.epoch}" if first.epoch == last.epoch else f"epochs {first.epoch} to {last.epoch}"
@@ -551,10 +572,14 @@ def _epochs_line(reports: Sequence[EpochReport]) -> str:
     node = f" (node {last.slowest_node})" if last.slowest_node is not None else ""
     slow = f", slowest rank {last.slowest_rank}{node}" if last.slowest_rank is not None else ""
     changes = last.next_factor not in (None, last.factor if last.max_factor is None else last.max_factor)
-    if last.max_factor is None:
-        return f"{epochs}: factor {last.factor:g}{idle}{slow}" + (f"; {last.message}" if changes else "")
     known = [(report.steps, report.effective_factor) for report in reports if report.effective_factor]
     fresh = sum(steps / uses for steps, uses in known)  # batches
     mean = sum(steps for steps, _ in known) / fresh if fresh else 0
     uses = f", {number_of(mean, 'use', 'uses')} per fresh example" if mean else ""
-    return f"{epochs}: on demand{uses} (at most {last.max_factor:g}){idle}{slow}" + (f"; {last.message}" if changes else "")
+    if last.max_factor is not None:
+        how = f"on demand{uses} ({_bound(mean, last.max_factor)})"
+    elif mean and is_of_end(last.factor, mean):
+        how = f"factor {last.factor:g} at the end{uses}"
+    else:
+        how = f"factor {last.factor:g}"
+    return f"{epochs}: {how}{idle}{slow}" + (f"; {last.message}" if changes else "")

@@ -16,18 +16,21 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Hashable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any, NamedTuple
 
 from lightning_echo.data.copies import copy_example
-from lightning_echo.pipeline.demand import Waiting, Words
-from lightning_echo.pipeline.pipelines import Start
+from lightning_echo.pipeline.demand import Waiting, factors_of
+from lightning_echo.pipeline.demand_worker import Words
+from lightning_echo.pipeline.pipelines import Opening, Pipeline, Start
 from lightning_echo.pipeline.prefetch import NOTHING_YET, Prefetcher, WorkerProcesses
 from lightning_echo.pipeline.reads import Pools
 from lightning_echo.pipeline.requests import BatchRequests
 from lightning_echo.pipeline.worker import LiveExamples, Report
 from lightning_echo.plan.demand import Arrived, DemandRule
+from lightning_echo.plan.memory import make_plan
+from lightning_echo.plan.plan import Plan, Reuse, mix
 from lightning_echo.split.staged import Load, Stages
 
 _LOOK_SECONDS = 0.001  # a training that waits for a copy looks so often whether a fresh batch has arrived
@@ -244,3 +247,44 @@ class DemandBatches:
         if arriving is not None:
             arriving.close()
         self._workers.end_others()
+
+
+# ---------------------------------------------------------------------- how it starts
+
+
+def plan_of_reads(opening: Opening) -> Plan:
+    """Returns a plan in which each batch is read once, from the first one that was not delivered on demand."""
+    plan = make_plan(replace(opening.shape, buffer_size=1, reuse=Reuse.each), 1.0)
+    plan.position = plan.number = _begin_of(opening).position
+    return plan
+
+
+def _begin_of(opening: Opening) -> Start:
+    """Returns where a run on demand over whole batches begins: its position is the number of those that were delivered fresh."""
+    saved = opening.launch.state.get("demand")
+    return opening.launch.begin_at if saved is None else Start(saved["frontier"], saved["number"])
+
+
+def batches_on_demand(
+    loader: Any,
+    opening: Opening,
+    requests: BatchRequests,
+    batches: Iterator[Any],
+    words: Words,
+    workers: WorkerProcesses,
+    pools: Pools | None,
+) -> Pipeline:
+    """Returns a `DemandBatches`."""
+    launch, shape = opening.launch, opening.shape
+    saved = launch.state.get("demand")
+    most_held = min(shape.buffer_size, shape.batches_per_pass)
+    return DemandBatches(
+        requests,
+        batches,
+        words,
+        workers,
+        WaitingForBatch(requests, workers, loader.dataset, loader.timeout, opening.say, pools=pools),
+        DemandRule(mix(shape.seed, opening.rank), launch.factor, most_held),
+        begin_at=_begin_of(opening),
+        factors=factors_of(saved, launch.factor),
+    )

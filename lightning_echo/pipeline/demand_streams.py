@@ -1,9 +1,9 @@
 """Echo on demand over a stream: a worker pulls until its batch is full of fresh examples, or until the training needs it.
 
-The rule, and the words in shared memory, are those of ``pipeline/demand.py``; the stream, its passes and its state are those of
-``pipeline/streams.py``. A worker pulls in its own thread, inside the answering of a request: it pulls an example, looks whether
-its batch is full or due, and pulls the next one. So all that it has pulled is in a batch when it answers, in the order of the
-stream, and the state that it sends with the batch is that of the stream as it is.
+The rule, and the words in shared memory, are those of examples with an index (``pipeline/demand_worker.py``). The stream, its
+passes and its state are those of ``pipeline/streams.py``. A worker pulls in its own thread, inside the answering of a request: it
+pulls an example, looks whether its batch is full or due, and pulls the next one. So all that it has pulled is in a batch when it
+answers, in the order of the stream, and the state that it sends with the batch is that of the stream as it is.
 
 * `StreamOnDemand`, in a worker, pulls the examples, and draws echoes from what it holds.
 * `StreamWords` tell a worker whether its request is due, although requests may be answered without a batch.
@@ -26,7 +26,8 @@ from torch.utils.data import get_worker_info
 
 from lightning_echo.data.copies import copy_example
 from lightning_echo.data.randomness import BATCH, PreservingIterator
-from lightning_echo.pipeline.demand import Pace, Waiting, Words
+from lightning_echo.pipeline.demand import Pace, Waiting
+from lightning_echo.pipeline.demand_worker import Words
 from lightning_echo.pipeline.pipelines import Opening, StreamAnswers, StreamPipeline, StreamPlace, StreamRequests
 from lightning_echo.pipeline.prefetch import Prefetcher, WorkerProcesses
 from lightning_echo.pipeline.streams import END, NOTHING_MADE, StreamEcho, StreamNote, StreamRequest

@@ -11,7 +11,7 @@ import shutil
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -99,11 +99,12 @@ def read_journal(path: str) -> Journal:
 
 
 class Written(NamedTuple):
-    """A journal up to a place, as a checkpoint names it. ``digest``: empty if it is not known, as that of another rank."""
+    """A journal up to a `Place`, as a checkpoint names it. ``digest``: empty if it is not known, as that of another rank."""
 
     path: str
     length: int
     digest: str
+    begins: int
 
 
 class JournalFile:
@@ -122,6 +123,7 @@ class JournalFile:
         self._file: BinaryIO | None = None  # None: closed, or it could not be written
         self._digest = first_digest()
         self._length = 0
+        self._begins = 0  # so many stretches begin in the file
         self._pending = bytearray()
         self._batches = 0  # in `_pending`
         self._checksum = 0  # of all fresh indices since a `Begin`
@@ -133,12 +135,13 @@ class JournalFile:
         with self._lock:
             self.close()
             try:
-                self._open(begin)
+                begin = self._open(begin)
             except OSError as error:
                 self._give_up(error)
                 return
             self._factor, self._checksum, self._is_first = begin.max_factor, 0, True
             self._pending += self._records.begin(begin)
+            self._begins += 1
             self._flush()
 
     def book(self, fresh: Sequence[int], indices: Sequence[Any], max_factor: float) -> None:
@@ -174,11 +177,12 @@ class JournalFile:
                     self._file.close()
                 self._file = None
 
-    def _open(self, begin: Begin) -> None:
+    def _open(self, begin: Begin) -> Begin:
+        """Opens the file where the run continues it. Returns ``begin`` with the stretch that it continues."""
         path, before = self.path, self._before
         is_same = before is not None and os.path.abspath(before.path) == os.path.abspath(path)
         if before is not None and is_same and before.length == self._length == os.path.getsize(path):
-            kept: Place | None = Place(before.length, before.digest)  # as this object has left it
+            kept: Place | None = Place(before.length, before.digest, before.begins)  # as this object has left it
         else:
             kept = None if before is None else _kept(before, begin, whole=is_same)
         os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
@@ -191,16 +195,17 @@ class JournalFile:
                     f"{begin.number:,}. So Replay can repeat this run from its checkpoint, but not from its start"
                 )
             self._file = Path(path).open("xb")  # noqa: SIM115 - closed by `close`
-            self._length, self._digest = 0, first_digest()
+            self._length, self._digest, self._begins = 0, first_digest(), 0
             self._write(MAGIC)
-            return
+            return begin
         assert before is not None
         if not is_same:
             shutil.copyfile(before.path, path)
         self._file = Path(path).open("r+b")  # noqa: SIM115
         self._file.truncate(kept.length)
         self._file.seek(kept.length)
-        self._length, self._digest = kept.length, bytes.fromhex(kept.digest)
+        self._length, self._digest, self._begins = kept.length, bytes.fromhex(kept.digest), kept.begins
+        return replace(begin, continues=before.begins - 1)
 
     def _flush(self, last: bytes = b"") -> None:
         """Writes a frame of all that was noted, with a ``last`` record."""
@@ -222,11 +227,62 @@ class JournalFile:
         self._file.write(data)
         self._file.flush()
         self._length += len(data)
-        self._before = Written(os.path.abspath(self.path), self._length, self._digest.hex())
+        self._before = Written(os.path.abspath(self.path), self._length, self._digest.hex(), self._begins)
 
     def _give_up(self, error: OSError) -> None:
         self._say(f"the journal {self.path} cannot be written ({error}): Replay can repeat this run only up to here")
         self._before, self._file = None, None
+
+
+class RunJournal:
+    """The journals of a run, however often it is stopped: the one that it writes, and the one of the run that it repeats.
+
+    ``folder``: where the run is written down; None: nowhere.
+    """
+
+    def __init__(self) -> None:
+        self.folder: str | None = None
+        self.forget()
+
+    def forget(self) -> None:
+        """Begins again, as at the start of a run."""
+        self.file: JournalFile | None = None
+        self._written: Written | None = None  # by the run so far, as a loaded state says
+        self.repeated: Journal | None = None
+
+    def repeat(self, replay: Replay, name: str, rank: int) -> Journal:
+        """Reads the journal of the run that is repeated."""
+        self.repeated = read_journal(journal_path(replay.path, name, rank))
+        return self.repeated
+
+    def open(self, name: str, rank: int, say: Callable[[str], None]) -> None:
+        """Prepares the file that the run writes next, see `journal_path` and `JournalFile`."""
+        if self.folder is None:
+            self.continue_at(None)  # what was written is not that of the run any more
+            return
+        path = journal_path(self.folder, name, rank)
+        if self.file is None or self.file.path != path:
+            before = self.written()
+            if before is not None and rank:  # a state is that of rank 0
+                before = Written(journal_path(os.path.dirname(before.path), name, rank), 0, "", before.begins)
+            self.file = JournalFile(path, before, say)
+
+    def written(self) -> Written | None:
+        """Returns what the run has written so far, and writes all that was noted; None: nothing."""
+        return self._written if self.file is None else self.file.written()
+
+    def continue_at(self, written: Written | None) -> None:
+        """Continues a run that has written so much."""
+        self.file, self._written = None, written
+
+    def follow(self, before: RunJournal) -> None:
+        """Continues the run of another loader."""
+        self.continue_at(before.written())
+        self.repeated, self.folder = before.repeated, self.folder or before.folder
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns it for another process, which does not write to the file of this one."""
+        return {**vars(self), "file": None, "_written": self.written()}
 
 
 def _kept(before: Written, begin: Begin, *, whole: bool) -> Place | None:
@@ -239,15 +295,11 @@ def _kept(before: Written, begin: Begin, *, whole: bool) -> Place | None:
             journal = Journal(file.read(), before.path)
     except (OSError, JournalError):
         return None
-    if before.digest:
-        is_of_run = journal.places.get(before.length) == before.digest
-    else:
-        is_of_run = any(stretch.is_continued_by(begin) for stretch in journal.stretches)
+    place = Place(before.length, before.digest, before.begins)
+    is_of_run = journal.places.get(before.length) == place if before.digest else journal.can_continue(before.begins - 1, begin)
     if not is_of_run:
         return None
-    if whole or not before.digest:
-        return Place(journal.whole, journal.places[journal.whole])
-    return Place(before.length, before.digest)
+    return journal.places[journal.whole] if whole or not before.digest else place
 
 
 def _renamed(path: str) -> str:

@@ -44,12 +44,10 @@ from lightning_echo.data.randomness import PreservingIterator
 from lightning_echo.insertion import InsertionPoint, Needs
 from lightning_echo.pipeline.ahead import AheadOrder, Foreseen
 from lightning_echo.pipeline.batches import BatchEcho, PassReader
-from lightning_echo.pipeline.demand import (
-    Words,
-)
-from lightning_echo.pipeline.demand_batches import EndingExamples
-from lightning_echo.pipeline.demand_opening import batches_on_demand, examples_on_demand, plan_of_reads
+from lightning_echo.pipeline.demand import examples_on_demand
+from lightning_echo.pipeline.demand_batches import EndingExamples, batches_on_demand, plan_of_reads
 from lightning_echo.pipeline.demand_streams import StreamOnDemand, stream_on_demand
+from lightning_echo.pipeline.demand_worker import Words
 from lightning_echo.pipeline.pipelines import (
     IndexPipeline,
     Layout,

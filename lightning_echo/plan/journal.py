@@ -14,7 +14,7 @@ import json
 import zlib
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
@@ -32,10 +32,11 @@ class JournalError(ValueError):
 
 
 class Place(NamedTuple):
-    """A place in a journal between two frames: the bytes before it, and their digest."""
+    """A place in a journal between two frames: the bytes before it, their digest, and how many stretches begin before it."""
 
     length: int
     digest: str
+    begins: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,12 +48,14 @@ class Begin:
         booked: What was delivered before.
         max_factor: The bound in force.
         conditions: By name, in plain types: what must be the same for a replay.
+        continues: Which stretch of the file the run continues, counted from 0; -1: none.
     """
 
     number: int
     booked: Booked
     max_factor: float
     conditions: dict[str, Any]
+    continues: int = -1
 
     @property
     def workers(self) -> int:
@@ -66,12 +69,14 @@ class Begin:
 
     def to_json(self) -> bytes:
         booked = [self.booked.frontier, self.booked.runs()]
-        return json.dumps([self.number, booked, self.max_factor, self.conditions], separators=(",", ":")).encode()
+        fields = [self.number, booked, self.max_factor, self.conditions, self.continues]
+        return json.dumps(fields, separators=(",", ":")).encode()
 
     @classmethod
     def from_json(cls, text: bytes) -> Begin:
-        number, booked, max_factor, conditions = json.loads(text)
-        return cls(number=number, booked=Booked.of(*booked), max_factor=max_factor, conditions=conditions)
+        number, booked, max_factor, conditions, continues = json.loads(text)
+        booked = Booked.of(*booked)
+        return cls(number=number, booked=booked, max_factor=max_factor, conditions=conditions, continues=continues)
 
 
 @dataclass
@@ -101,12 +106,19 @@ class Stretch:
         return next((factor for since, factor in reversed(self._factors) if since <= number), self.begin.max_factor)
 
     def is_continued_by(self, begin: Begin) -> bool:
-        """Returns whether a run continues after some batch of this stretch, judged by how many fresh examples there were."""
+        """Returns whether a run continues after some batch of this stretch, judged by what was delivered until then."""
         place = begin.number - self.begin.number
         if not 0 <= place <= len(self._ends):
             return False
-        runs = self._ends[place - 1] if place else 0
-        return self.begin.booked.delivered + sum(self._runs[1 : 2 * runs : 2]) == begin.booked.delivered
+        end = 2 * (self._ends[place - 1] if place else 0)
+        runs = zip(self._runs[:end:2], self._runs[1:end:2], strict=True)
+        frontier, ahead = self.begin.booked.frontier, set[int]()
+        for first, size in sorted([*map(tuple, self.begin.booked.runs()), *runs]):  # a set of all positions would be too large
+            if first == frontier:
+                frontier += size
+            else:
+                ahead.update(range(first, first + size))
+        return Booked(frontier, frozenset(ahead)) == begin.booked
 
     def add(self, runs: Iterable[int]) -> None:
         self._runs.extend(runs)
@@ -119,10 +131,10 @@ class Stretch:
     def is_empty(self) -> bool:
         return not self._ends
 
-    def cut(self, end: int) -> None:
-        """Forgets the batches from number ``end`` on: the run has continued before them."""
-        del self._ends[end - self.begin.number :]
-        del self._runs[2 * (self._ends[-1] if self._ends else 0) :]
+    def up_to(self, end: int) -> Stretch:
+        """Returns the stretch without the batches from number ``end`` on."""
+        ends = self._ends[: end - self.begin.number]
+        return replace(self, _ends=ends, _runs=self._runs[: 2 * (ends[-1] if ends else 0)])
 
 
 def checksum(indices: Sequence[Any], before: int = 0) -> int:
@@ -222,8 +234,9 @@ class Journal:
     """What a file holds.
 
     Attributes:
-        stretches: In their order. Where one ends, the next one continues, unless the data or its order has changed.
-        places: The digest at the end of each frame, by the number of bytes before it.
+        stretches: Those of the run that was written last, in their order. Where one ends, the next one continues, unless the data
+            or its order has changed. What other resumes had left is not among them.
+        places: The ends of the frames, by the number of bytes before it.
         whole: Bytes of the whole frames. The last frame of a killed run may not be whole.
         has_ended: Whether the last pipeline was closed. A killed one was not.
     """
@@ -235,15 +248,15 @@ class Journal:
             JournalError: They are not those of a journal, or they were changed.
         """
         self.name = name
-        self.stretches: list[Stretch] = []
+        self._all: list[Stretch] = []  # in the order of the file
+        self._after: list[int] = []  # for each worker: the end of its last run
         self._next = 0  # the stretch after the one that is repeated
         self.has_ended = False
         if not data.startswith(MAGIC):
             raise JournalError(f"{name} is not a journal of this version of lightning_echo: it begins with {data[:24]!r}")
         digest, at = first_digest(), len(MAGIC)
-        self.places = {at: digest.hex()}
+        self.places = {at: Place(at, digest.hex(), 0)}
         self.whole = at
-        records: list[bytes] = []
         while at + _HEAD_BYTES <= len(data):
             first = at + _HEAD_BYTES
             end = first + int.from_bytes(data[at : at + _SIZE_BYTES], "little")
@@ -255,10 +268,10 @@ class Journal:
                     f"{name} is damaged: its bytes {at:,} to {end:,} are not those that were written. Use a copy of the file "
                     "as it was"
                 )
-            records.append(data[first:end])
+            self._read(data[first:end])
             self.whole = at = end
-            self.places[at] = digest.hex()
-        self._read(b"".join(records))
+            self.places[at] = Place(at, digest.hex(), len(self._all))
+        self.stretches = self._last_run()
 
     def describe(self) -> str:
         """Returns a line about the journal, for people."""
@@ -302,35 +315,37 @@ class Journal:
 
     def _read(self, data: bytes) -> None:
         at = _Cursor(data)
-        after: list[int] = []
         while at.place < len(data):
             self.has_ended = False
             tag = at.number()
             if tag == _BEGIN_TAG:
                 begin = Begin.from_json(at.bytes(at.number()))
-                self._begin(begin)
-                after = [begin.booked.frontier] * begin.workers
+                self._all.append(Stretch(begin))
+                self._after = [begin.booked.frontier] * begin.workers
                 continue
             if tag == _END_TAG:
                 self.has_ended = True
                 continue
-            stretch = self.stretches[-1]
+            stretch = self._all[-1]
             if tag == _FACTOR_TAG:
                 stretch.add_factor(float(at.bytes(at.number())))
             elif tag == _CHECK_TAG:
                 stretch.checks[stretch.end - 1] = int.from_bytes(at.bytes(_CHECK_BYTES), "little")
             else:
-                worker = (stretch.end - stretch.begin.number) % len(after)
-                stretch.add(at.runs(tag - _BATCH_TAG, after, worker))
+                worker = (stretch.end - stretch.begin.number) % len(self._after)
+                stretch.add(at.runs(tag - _BATCH_TAG, self._after, worker))
 
-    def _begin(self, begin: Begin) -> None:
-        """Begins a stretch. If it continues an earlier one before its end, the batches from there on were lost or not used."""
-        for place in range(len(self.stretches) - 1, -1, -1):
-            if self.stretches[place].is_continued_by(begin):
-                self.stretches[place].cut(begin.number)
-                del self.stretches[place + (not self.stretches[place].is_empty) :]
-                break
-        self.stretches.append(Stretch(begin))
+    def can_continue(self, place: int, begin: Begin) -> bool:
+        """Returns whether a run can continue the stretch with this number in the file."""
+        return 0 <= place < len(self._all) and self._all[place].is_continued_by(begin)
+
+    def _last_run(self) -> list[Stretch]:
+        """Returns the stretches of the last run, back from the last one. Each ends where the next one continues."""
+        run = self._all[-1:]
+        while run and (begin := run[0].begin).continues >= 0:
+            before = self._all[begin.continues]
+            run.insert(0, before.up_to(begin.number) if before.is_continued_by(begin) else before)
+        return [each for each in run if each is run[-1] or not each.is_empty]
 
 
 class _Cursor:

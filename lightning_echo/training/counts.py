@@ -85,16 +85,13 @@ class RunCounts:
         self._in_metric_at_totals = self._in_metric()
         return self.totals
 
-    def state(self, world_size: int) -> list[int]:
-        """Returns the job's fresh and echoed examples.
+    def state(self, world_size: int, under_way: Examples) -> list[int]:
+        """Returns the job's fresh and echoed examples, without those of a step that a resumed run repeats.
 
         It assumes that since the totals every other rank has counted as many examples as this one, see `correct`.
         """
-        now, then = self._in_metric(), self._in_metric_at_totals
-        return [
-            self.totals.fresh + world_size * (now.fresh - then.fresh),
-            self.totals.echoed + world_size * (now.echoed - then.echoed),
-        ]
+        since = self._in_metric().since(self._in_metric_at_totals).since(under_way)
+        return [self.totals.fresh + world_size * since.fresh, self.totals.echoed + world_size * since.echoed]
 
     def load(self, state: list[int]) -> None:
         self.totals = Examples(*state)

@@ -103,6 +103,10 @@ class EchoLoaders(dict[str, EchoLoader]):
         return reduce(EchoCounts.__add__, (loader.counts for loader in self.values()), EchoCounts())
 
     @property
+    def saved_counts(self) -> EchoCounts:
+        return reduce(EchoCounts.__add__, (loader.saved_counts for loader in self.values()), EchoCounts())
+
+    @property
     def factor(self) -> float:
         """The echo factor that was set last. If the loaders have different factors, their mean."""
         return _mean_factor(loader.factor for loader in self.values())

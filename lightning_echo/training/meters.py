@@ -346,7 +346,7 @@ class RunMeter:
         self._saved_seconds: dict[str, SecondsPerBatch] = {}  # from a checkpoint, by name of the loader
         self._watched: DataLoader[Any] | None = None
         self._tap: ProfilerTap | None = None
-        self._has_stepped = False
+        self.has_stepped = False
         self.world_size = 1
         self.nodes, self.cores = [0], 1  # the node of each rank, as the Trainer numbers them; cores for each rank of this node
 
@@ -416,7 +416,7 @@ class RunMeter:
         self._waits.begin_epoch()
         self._cache_meter.begin_epoch(parts_of(loader))  # before the ranks exchange something: none of them delivers yet
         # All ranks wait if workers start on one of them.
-        starts = not self._has_stepped or self._starts_workers(loader)
+        starts = not self.has_stepped or self._starts_workers(loader)
         workers = max((part.num_workers for part in parts_of(loader).values()), default=0)
         starts_anywhere, most_workers = self._gather([float(starts), float(workers)]).max(dim=0).values.tolist()
         self.timer.begin_epoch(goes_on=not starts_anywhere)
@@ -438,7 +438,7 @@ class RunMeter:
         """Notes that the step is over. If the model takes ``dataloader_iter``, it fetches its batch within the step."""
         self.timer.end_step()
         self._waits.end_step()
-        self._has_stepped = True
+        self.has_stepped = True
         if loader is None and batch is not None:
             parts = parts_at_leaves(self._train_dataloader, batch)
             sizes = [size_of(part) for part in parts if part is not None]
@@ -514,21 +514,26 @@ class RunMeter:
 
     def end_epoch(self, loader: Echoed | None) -> EpochMeasures:
         self.timer.settle()
+        measures = self.so_far(loader)
+        self._note_epoch_start()
+        self.idle.reset()
+        self._stretch_start = 0
+        return measures
+
+    def so_far(self, loader: Echoed | None) -> EpochMeasures:
+        """Returns the measures of the epoch until now, which goes on."""
         self.idle.update(*self.timer.take())
         in_epoch = self.in_epoch(loader)
         parts = {
             name: counts.totals.since(self._parts_at_epoch_start.get(name, Examples()))
             for name, counts in self.part_counts.items()
         }
-        self._note_epoch_start()
         gather = partial(self._gather, dtype=torch.int64)
         caches, shared = self._cache_meter.end_epoch(parts_of(loader), gather), self._share_meter.end_epoch(loader, gather)
         with self.idle.sync_context():
             whole = self.idle.steps()
             first = 0 if whole is None else max(self._stretch_start, self._first_judged(loader, whole.steps))
             judged = self.idle.steps(first, self._workers)
-        self.idle.reset()
-        self._stretch_start = 0
         of_ranks, beside = self._gather_seconds(loader)
         costs = self._costs(of_ranks, loader, judged or whole)
         return EpochMeasures(
@@ -552,8 +557,11 @@ class RunMeter:
         known = {name: each.seconds_per_batch for name, each in self._loader_meters.items()}
         seconds = {**self._saved_seconds, **{name: each for name, each in known.items() if each is not None}}
         return {
-            "counts": self.counts.state(self.world_size),
-            "parts": {name: counts.state(self.world_size) for name, counts in self.part_counts.items()},
+            "counts": self.counts.state(self.world_size, _under_way(loader)),
+            "parts": {
+                name: counts.state(self.world_size, _under_way(parts_of(loader).get(name)))
+                for name, counts in self.part_counts.items()
+            },
             "at_epoch_start": list(self._at_epoch_start or self.counts.totals),
             "parts_at_epoch_start": {name: list(each) for name, each in self._parts_at_epoch_start.items()},
             "per_step": self.idle.per_step.cpu(),
@@ -668,6 +676,15 @@ class RunMeter:
             return None
         factor = 1.0 if loader is None else loader.factor
         return PipelineCosts.of_waiting(steps.wait_seconds + steps.busy_seconds, steps.idle_fraction, factor, workers)
+
+
+def _under_way(loader: Echoed | None) -> Examples:
+    """Returns the examples of a step that is not over, if a state that is saved now is that before its batch."""
+    if loader is None:
+        return Examples()
+    return Examples(loader.counts.fresh, loader.counts.echoed).since(
+        Examples(loader.saved_counts.fresh, loader.saved_counts.echoed)
+    )
 
 
 def _workers_in(loaders: Any) -> int | None:

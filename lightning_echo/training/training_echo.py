@@ -23,7 +23,6 @@ from lightning_echo.config import EchoConfig
 from lightning_echo.insertion import Needs, earliest
 from lightning_echo.loader.loader import EchoLoader
 from lightning_echo.loader.state import is_state
-from lightning_echo.pipeline.journal import REPLAY
 from lightning_echo.schema import EchoStateError, entry, state_of
 from lightning_echo.training.hooks import BoundHooks, ProcessHook, TransferHooks
 from lightning_echo.training.loaders import (
@@ -145,8 +144,10 @@ class TrainingEcho:
     @property
     def factor_to_paste(self) -> str:
         """The factor that an `EchoLoader` of the user's needs to echo like this, as Python code."""
-        on_demand = any(str(config.factor).startswith((options.DEMAND, REPLAY)) for config in self._wrapping.configs.values())
-        return repr(options.DEMAND) if on_demand else f"{max(self.factors.values()):g}"
+        written = {config.factor for config in self._wrapping.configs.values() if isinstance(config.factor, str)}
+        if written == {options.AUTO_FACTOR} and any(part.on_demand for part in self._parts.values()):
+            written = {options.DEMAND}
+        return repr(max(written)) if written - {options.AUTO_FACTOR} else f"{max(self.factors.values()):g}"
 
     def set_factor(self, value: float, since: int | None = None) -> None:
         """Sets the factor of all loaders, from batch ``since`` of the run on; None: from the first batch not yet planned."""

@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from lightning_echo import EchoLoader
-from lightning_echo.loader import setting as sizing
+from lightning_echo.loader import buffer as sizing
 
 RANKS = 2
 KIB = 2**10

@@ -121,7 +121,9 @@ def test_auto_takes_a_point_says_once_which_and_why_and_an_earlier_one_is_refuse
         assert take(loader) == point
     said = [record.getMessage() for record in caplog.records if record.name.startswith("lightning_echo")]
     assert len([line for line in said if line.startswith(f"{point}, factor 2: ")]) == 1
-    assert not why or len([line for line in said if line.startswith(f"auto chose {point}: ") and why in line]) == 1
+    assert (
+        not why or len([line for line in said if line.startswith(f"insertion_point='auto' chose {point}: ") and why in line]) == 1
+    )
     if earlier:
         with pytest.raises(ValueError, match=f"insertion_point='{earlier}' is impossible") as refused:
             EchoLoader(loader, 2, insertion_point=earlier)

@@ -16,7 +16,7 @@ from trainer_runs import Data, Recorder, SaveAt, Scans, fit
 
 from lightning_echo import EchoCallback, EchoCLI, EchoLoader
 from lightning_echo.data.copies import nbytes
-from lightning_echo.loader import setting as sizing
+from lightning_echo.loader import buffer as sizing
 
 KIB = 2**10
 LENGTH = 400

@@ -135,6 +135,8 @@ def test_a_schedule_sets_the_bound_and_with_1_nothing_is_echoed() -> None:
     assert [report.max_factor for report in callback.reports][:2] == [1, 4]
     epochs = [sum(len(new) for new in first_uses(model.batches)[e * STEPS : (e + 1) * STEPS]) for e in range(5)]
     assert (epochs[0], epochs[4]) == (LENGTH, LENGTH)
+    assert callback.verdict is not None
+    assert "with max_factor=1, which FactorSchedule has set, nothing is echoed" in callback.verdict.message
     assert epochs[2] < LENGTH
 
 
@@ -178,10 +180,11 @@ def test_a_controller_sets_no_bound_and_a_factor_at_once() -> None:
         fit(Several("dict", 1), model=SeveralRecorder(), callbacks=[EchoCallback(FactorSchedule({1: 3.0}), echo=configs)])
 
 
-def test_a_loader_of_the_users_own_is_advised_with_demand() -> None:
+@pytest.mark.parametrize("factor", ["demand", "auto"])
+def test_a_loader_of_the_users_own_is_advised_with_demand(factor: str) -> None:
     loaders = [Slow().train_dataloader() for _ in range(2)]
     with pytest.raises(MisconfigurationException, match=r"Use EchoLoader\(loader, 'demand'\) for each .* factor='demand'\)"):
-        trainer(callbacks=[on_demand()]).fit(SeveralRecorder(), loaders, Data().val_dataloader())
+        trainer(callbacks=[EchoCallback(factor=factor)]).fit(SeveralRecorder(), loaders, Data().val_dataloader())
 
 
 def test_the_file_of_the_run_has_bounds_and_uses(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def test_without_a_length_it_has_none_and_its_epochs_end_with_the_stream(caplog)
     with caplog.at_level("INFO", logger="lightning_echo"):
         epochs(loader, 2)
     _, reason, remarks = (record.getMessage() for record in caplog.records)
-    assert reason == "auto chose after_augmentation: the data set is a stream, which has no index"
+    assert reason == "insertion_point='auto' chose after_augmentation: the data set is a stream, which has no index"
     assert remarks.endswith("; an epoch ends when the stream ends")
     assert remarks.startswith("a checkpoint from within a pass cannot be resumed, unless the data set has state_dict()")
 

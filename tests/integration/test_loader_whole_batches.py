@@ -74,7 +74,7 @@ def test_a_whole_batch_reaches_the_training_as_it_was_read(kind, batch_size, wor
     delivered = [batch for _ in range(2) for batch in echoed]
     echoed.close()
     assert echoed.insertion_point == "after_batching"
-    assert "auto chose after_batching: __getitems__ of the data set returned " in caplog.text
+    assert "insertion_point='auto' chose after_batching: __getitems__ of the data set returned " in caplog.text
     assert {type(batch) for batch in delivered} == {type(KINDS[kind](torch.arange(2)))}
     fresh = list(dict.fromkeys(tuple(pairs(batch)) for batch in delivered))
     assert fresh == list(map(tuple, plain))

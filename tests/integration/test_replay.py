@@ -172,6 +172,25 @@ def test_a_resumed_run_continues_its_journal_and_its_replay_does_not_notice(tmp_
     assert trained(again, 30) == batches[9:]
 
 
+def test_the_replay_of_a_folder_with_two_branches_of_resumes_is_that_of_the_last_one(tmp_path: Path) -> None:
+    def resumed(state: Any, steps: int) -> list[Any]:
+        echo = loader("staged", "demand", 0.012, journal=tmp_path)
+        echo.load_state_dict(state)
+        return trained(echo, steps, 0.002)
+
+    first = loader("staged", "demand", 0.012, journal=tmp_path)
+    batches, states = [], []
+    for batch in islice(first, 10):
+        batches.append(batch.tolist())
+        states.append(first.state_dict())
+    trained(first, 8, 0.002)
+    resumed(states[4], 30)
+    found = batches[:9] + resumed(states[8], 20)
+    assert trained(loader("staged", Replay(tmp_path), 0.0), 29) == found
+    found = batches[:5] + resumed(states[4], 12)
+    assert trained(loader("staged", Replay(tmp_path), 0.0), 17) == found
+
+
 def test_a_resumed_run_whose_journal_is_gone_says_so_and_is_repeated_from_its_checkpoint(tmp_path: Path) -> None:
     first = loader("staged", "demand", 0.005, journal=tmp_path / "run")
     trained(first, 9)
@@ -349,6 +368,9 @@ def test_a_trainer_writes_a_journal_and_another_one_repeats_it(tmp_path: Path) -
     assert again.model.batches == run.model.batches
     assert again.model.weights == run.model.weights
     assert journal_in(tmp_path / "version_1") == journal_in(tmp_path / "version_0")
+    (verdict,) = (each.verdict for each in again.trainer.callbacks if isinstance(each, EchoCallback))
+    assert "as in the run that was repeated. A replay echoes what its journal says" in verdict.message
+    assert verdict.next_line == ""
 
 
 def test_a_resumed_trainer_has_the_journal_of_the_whole_run(tmp_path: Path) -> None:

@@ -96,6 +96,24 @@ def test_a_step_that_fails_is_done_again(tmp_path: Path, kind: str, with_callbac
     assert fit(kind, with_callback, ckpt_path=path).batches == whole.batches[4:]
 
 
+@pytest.mark.filterwarnings("ignore:.*fit.ckpt_path")
+@pytest.mark.parametrize("factor", [2, "demand"])
+def test_the_batch_of_a_step_that_ended_a_run_is_counted_once(tmp_path: Path, factor: Any) -> None:
+    def run(model: Recorder, *callbacks: Any, ckpt_path: Any = None) -> EchoCallback:
+        echo = EchoCallback(factor=factor, insertion_point="after_augmentation", seed=3)
+        running = trainer(max_epochs=EPOCHS, callbacks=[echo, *callbacks], enable_checkpointing=bool(callbacks))
+        running.fit(model, KINDS["by index, workers"](), Data().val_dataloader(), ckpt_path=ckpt_path)
+        return echo
+
+    with pytest.raises(KeyError):
+        run(Fails(), OnExceptionCheckpoint(str(tmp_path)))
+    (path,) = tmp_path.iterdir()
+    model = Recorder()
+    reports = run(model, ckpt_path=path).reports
+    assert [report.fresh_examples + report.echoed_examples for report in reports] == [LENGTH, 2 * LENGTH]
+    assert len(model.batches) == 2 * -(-LENGTH // BATCH) - 4
+
+
 def test_a_factor_that_changes_at_an_epochs_end_counts_from_the_same_batch_after_a_resume_from_its_last_step(
     tmp_path: Path,
 ) -> None:

@@ -132,7 +132,7 @@ class TestWhatItSays:
             list(loader)
         first, second = (record.getMessage() for record in caplog.records)
         assert first == repr(loader)
-        assert second.startswith("auto chose after_augmentation: ")
+        assert second.startswith("insertion_point='auto' chose after_augmentation: ")
         assert "TensorDataset" in second
 
     def test_only_the_first_rank_says_it(self, caplog):

@@ -43,6 +43,22 @@ def test_an_impossible_value_is_refused_with_what_is_possible(name, value, error
 
 
 @pytest.mark.parametrize(
+    ("factor", "error", "said"),
+    [
+        (
+            "auto",
+            ValueError,
+            "factor='auto' is impossible here: .* Give 'demand' or a number, or .* EchoCallback\\(factor='auto'\\)",
+        ),
+        ("Demand", TypeError, "factor must be a real number >= 1 .*, 'demand' or a Replay, got 'Demand'"),
+    ],
+)
+def test_a_loader_without_a_trainer_takes_no_other_word_than_demand(factor, error, said):
+    with pytest.raises(error, match=said):
+        options.check_demand(factor, None)
+
+
+@pytest.mark.parametrize(
     ("name", "value", "plain"),
     [
         *[("factor", value, float(value)) for value in (1, 2.5, np.float32(2.5), np.int64(3), Fraction(5, 2))],

@@ -5,9 +5,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from lightning_echo.data.machine import free_memory_bytes
-from lightning_echo.loader import setting as sizing
+from lightning_echo.loader import buffer as sizing
+from lightning_echo.loader.buffer import BufferSize, BufferSizing, Room
 from lightning_echo.loader.loader import EchoLoader
-from lightning_echo.loader.setting import BufferSize, BufferSizing, Room
 from lightning_echo.plan.plan import Reuse
 
 MIB = 2**20

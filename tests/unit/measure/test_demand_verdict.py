@@ -200,3 +200,34 @@ def test_what_decides_on_a_factor_cannot_drive_loaders_on_demand():
     assert MetricGuard(TargetIdle()).why_not_on_demand == TargetIdle().why_not_on_demand
     assert not MetricGuard().why_not_on_demand
     assert not FactorSchedule({0: 2.0}).why_not_on_demand
+
+
+def test_a_replay_gets_no_advice_for_a_run_that_measures():
+    """Its echoes are those of a journal, and it waits for what the journal says."""
+    for idle in (0.0, 0.3, 0.9):
+        verdict = advise_on_demand([epoch()], seen(idle), 8, {}, Waiting(0.9, may_read_ahead=True), repeats=True)
+        assert verdict.message == (
+            "100 steps while the source delivered 25 fresh batches, as in the run that was repeated. A replay echoes what its "
+            "journal says, however fast the source is: advice follows from that run's summary."
+        )
+        assert verdict.next_line == ""
+    assert advise_on_demand([epoch()], seen(0.9), 8, can_arrive=False, repeats=True).next_line == ""
+
+
+@pytest.mark.parametrize(("uses", "bound", "said"), [(1.03, 1.0, "max_factor 1 at the end"), (1.0, 1.0, "at most 1")])
+def test_uses_above_the_bound_at_the_end_are_not_called_at_most_that(uses, bound, said):
+    """The bound fell during the run, or an account that was earned before was spent."""
+    reports = [epoch(uses=uses, bound=bound, idle_fraction=0.0, data_wait_seconds=0.0, step_seconds=0.02)]
+    verdict = advise_on_demand(reports, seen(0.0, bound))
+    assert verdict.why[-1].endswith(f"per fresh example, {said}")
+    assert f" per fresh example ({said})" in summarize(reports, verdict)
+
+
+@pytest.mark.parametrize("bound", [1.0, 2.0])
+def test_a_bound_that_a_controller_has_lowered_is_not_blamed_on_the_user(bound):
+    waited = [EpochReport(**{**epoch(uses=bound, bound=bound).state(), "effective_factor": bound})]
+    lowered = advise_on_demand(waited, seen(0.3, bound), decided_by="MetricGuard").message
+    assert f"max_factor={bound:g}, which MetricGuard has set" in lowered
+    assert "faster source" in lowered
+    assert "larger" not in lowered
+    assert "larger" in advise_on_demand(waited, seen(0.3, bound)).message

@@ -5,7 +5,8 @@ import ast
 import pytest
 
 from lightning_echo.measure.control import Decision, Observation, PipelineCosts, Reason
-from lightning_echo.measure.summary import EpochReport, RunVerdict, Waiting, advise, summarize
+from lightning_echo.measure.report import tables
+from lightning_echo.measure.summary import EpochReport, RunSummary, RunVerdict, Waiting, advise, summarize
 
 
 def report(epoch, factor=1.0, *, idle=0.5, steps=100, seconds=0.02, **values):
@@ -354,3 +355,12 @@ def test_every_reason_that_a_recommendation_may_have_has_its_advice():
 def test_what_echoing_would_gain_is_told_from_the_measured_step_and_not_without_costs(its_costs, factor, reason, said):
     seen = Observation(epoch=0, factor=1.0, steps=50, idle_fraction=0.5, step_seconds=0.02, costs=its_costs)
     assert advise(seen, Decision(factor, reason, "")).message.startswith(said)
+
+
+def test_an_epoch_in_which_the_factor_rose_is_not_labelled_with_the_last_one_alone():
+    """`TargetIdle` raises the factor within the first epoch, after 10, 20, 40, ... steps."""
+    begun, later = report(0, 5.0, idle=0.0, effective_factor=2.0), report(1, 5.0, idle=0.0, effective_factor=4.9)
+    assert "  epoch 0: factor 5 at the end, 2 uses per fresh example, idle 0%" in lines_of([begun])
+    assert "  epoch 1: factor 5, idle 0%" in lines_of([later])
+    told = "The factor is the one at the end of the epoch"
+    assert [any(told in remark for remark in tables(RunSummary([each]))[0].remarks) for each in (begun, later)] == [True, False]

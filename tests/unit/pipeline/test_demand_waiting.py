@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import pytest
 from torch.utils.data import DataLoader
 
-from lightning_echo.pipeline.demand import Waiting, Words
+from lightning_echo.pipeline.demand import Waiting
+from lightning_echo.pipeline.demand_worker import Words
 from lightning_echo.pipeline.prefetch import WorkerProcesses
 
 FILES, NEXT = {7: "seven.png"}, "the next example of the data set"

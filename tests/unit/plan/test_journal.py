@@ -18,9 +18,9 @@ from lightning_echo.plan.journal import (
 )
 
 
-def begin(number=0, booked=None, workers=2, **conditions):
+def begin(number=0, booked=None, workers=2, continues=-1, **conditions):
     conditions = {"workers": workers, "seed": 7, **conditions}
-    return Begin(number=number, booked=booked or Booked(0), max_factor=8.0, conditions=conditions)
+    return Begin(number=number, booked=booked or Booked(0), max_factor=8.0, conditions=conditions, continues=continues)
 
 
 def framed(*groups):
@@ -97,7 +97,7 @@ BATCHES = [[0, 1], [2, 3], [4], [5, 7], [6, 8]]
 
 
 def test_each_changed_byte_is_noticed_and_none_is_read():
-    data = journal_of((begin(), BATCHES), (begin(5, Booked(9)), [[9, 10]]))
+    data = journal_of((begin(), BATCHES), (begin(5, Booked(9), continues=0), [[9, 10]]))
     whole = Journal(data, "run")
     for place in range(len(data)):
         damaged = data[:place] + bytes([data[place] ^ 0x10]) + data[place + 1 :]
@@ -111,7 +111,7 @@ def test_each_changed_byte_is_noticed_and_none_is_read():
 
 
 def test_a_file_that_is_cut_off_has_the_batches_of_its_whole_frames():
-    data = journal_of((begin(), BATCHES), (begin(5, Booked(9)), [[9, 10]]))
+    data = journal_of((begin(), BATCHES), (begin(5, Booked(9), continues=0), [[9, 10]]))
     places = sorted(Journal(data, "run").places)
     for end in range(len(MAGIC), len(data)):
         found = Journal(data[:end], "run")
@@ -123,25 +123,33 @@ def test_a_file_that_is_cut_off_has_the_batches_of_its_whole_frames():
 
 
 def test_a_resume_from_an_earlier_batch_takes_the_place_of_what_came_after_it():
-    journal = Journal(journal_of((begin(), BATCHES), (begin(2, Booked(4)), [[4, 5], [6]]), (begin(3, Booked(6)), [[6]])), "run")
+    journal = Journal(
+        journal_of(
+            (begin(), BATCHES), (begin(2, Booked(4), continues=0), [[4, 5], [6]]), (begin(3, Booked(6), continues=1), [[6]])
+        ),
+        "run",
+    )
     assert [(each.begin.number, each.end) for each in journal.stretches] == [(0, 2), (2, 3), (3, 4)]
     assert journal.stretches[0].fresh_in(1) == [2, 3]
     assert journal.stretches[1].fresh_in(2) == [4, 5]
 
 
 def test_a_resume_from_before_a_resume_drops_both():
-    journal = Journal(journal_of((begin(), BATCHES), (begin(3, Booked(5)), [[5]]), (begin(1, Booked(2)), [[2]])), "run")
+    journal = Journal(
+        journal_of((begin(), BATCHES), (begin(3, Booked(5), continues=0), [[5]]), (begin(1, Booked(2), continues=0), [[2]])),
+        "run",
+    )
     assert [(each.begin.number, each.end) for each in journal.stretches] == [(0, 1), (1, 2)]
 
 
 def test_a_new_pass_that_was_begun_early_drops_nothing():
     """Data that has grown: the number of the next batch is that of a pass, and may have been there before."""
-    journal = Journal(journal_of((begin(), BATCHES), (begin(3, Booked(40)), [[40]])), "run")
+    journal = Journal(journal_of((begin(), BATCHES), (begin(3, Booked(40), continues=0), [[40]])), "run")
     assert [(each.begin.number, each.end) for each in journal.stretches] == [(0, 5), (3, 4)]
 
 
 def test_a_replay_of_another_run_is_refused_and_told_why():
-    journal = Journal(journal_of((begin(), BATCHES), (begin(3, Booked(5)), [[5]])), "run")
+    journal = Journal(journal_of((begin(), BATCHES), (begin(3, Booked(5), continues=0), [[5]])), "run")
     with pytest.raises(JournalError, match=r"^run is of another run: workers=2 \(here 3\), seed=7 \(here 8\)\. Replay repeats"):
         journal.stretch_of(begin(workers=3, seed=8))
     with pytest.raises(JournalError, match=r"a Replay cannot begin at batch 2: .* only before these batches: 0, 3"):
