@@ -568,23 +568,13 @@ class Attachment:
     def _wait_for(self, item: int) -> None:
         """Waits until an item is there, or until that is impossible."""
         assert self._link is not None
-        self._tell(item)
         say_at = time.perf_counter() + _SAY_AFTER_SECONDS
         while True:
-            window = self._link.window
-            is_gone = window.low > item  # must be read first: an item that is there now may be gone a moment later
-            if window.has(item):
-                return
-            if is_gone:
-                raise self._missed(item, max(window.low, self._next))
-            if self.is_stopped:
-                raise Stopped("the training ends, and waits for nothing any more")
-            if self.held_from is not None:
-                self._tell(item)  # it may have been raised since
             now = time.perf_counter()
-            is_blocked = window.is_blocked(item)
-            self._look(item)
-            passed = time.perf_counter() - now
+            is_blocked = self._link.window.is_blocked(item)
+            if self.arrives(item):
+                return
+            passed, window = time.perf_counter() - now, self._link.window
             if is_blocked:
                 self.waited.for_peers += passed
                 peer = window.slowest_label
@@ -594,6 +584,25 @@ class Attachment:
             if now > say_at:
                 say_at = now + _SAY_AGAIN_SECONDS
                 LOGGER.info("share=%r: waits for %s", self._config.name, self._what(item, is_blocked))
+
+    def has(self, item: int) -> bool:
+        """Returns whether an item is there."""
+        return self._link is not None and self._link.window.has(item)
+
+    def arrives(self, item: int) -> bool:
+        """Returns whether an item is there; if not, after a moment. Raises the errors of `taken` if it cannot come any more."""
+        assert self._link is not None
+        window = self._link.window
+        is_gone = window.low > item  # must be read first: an item that is there now may be gone a moment later
+        if window.has(item):
+            return True
+        if is_gone:
+            raise self._missed(item, max(window.low, self._next))
+        if self.is_stopped:
+            raise Stopped("the training ends, and waits for nothing any more")
+        self._tell(item)  # what is held may have changed since
+        self._look(item)
+        return False
 
     def _what(self, item: int, is_blocked: bool) -> str:
         """Returns what this training waits for, for people."""
