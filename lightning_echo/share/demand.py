@@ -28,10 +28,13 @@ _IN_ORDER = 2**62  # examples that may overtake another one: never so many, so t
 
 
 class ItemsThere:
-    """The reader's items that this training has not taken. It takes the place of a `ReadPool` that threads fill."""
+    """The reader's items that this training has not taken. It takes the place of a `ReadPool` that threads fill.
 
-    def __init__(self, attachment: Attachment) -> None:
-        self._attachment, self._coming = attachment, deque[int]()
+    ``waits`` returns whether the training waits just now.
+    """
+
+    def __init__(self, attachment: Attachment, waits: Callable[[], bool]) -> None:
+        self._attachment, self._waits, self._coming = attachment, waits, deque[int]()
 
     def foresee(self, items: Sequence[int]) -> None:
         self._coming.extend(items)
@@ -47,7 +50,7 @@ class ItemsThere:
         if not self._coming:
             sleep(0.001)
             return NOTHING_READ
-        return self._coming.popleft() if self._attachment.arrives(self._coming[0]) else NOTHING_READ
+        return self._coming.popleft() if self._attachment.arrives(self._coming[0], waits=self._waits()) else NOTHING_READ
 
     def mean_in_flight(self) -> float:
         return 0.0
@@ -59,9 +62,11 @@ class ItemsThere:
 class SharedDemandExamples(DemandExamples):
     """Answers requests in a thread of the training. Its data set is the window."""
 
+    waiting: Waiting
+
     def _begin(self) -> Stages:
         stages = super()._begin()
-        pool: Any = ItemsThere(self.dataset.attachment)
+        pool: Any = ItemsThere(self.dataset.attachment, lambda: self.waiting.since is not None)
         self._pool = pool
         return stages
 
@@ -119,12 +124,13 @@ def shared_on_demand(
         rule=DemandRule(key, factors[0][1], min(shape.buffer_size, shape.pass_length)),
         most_overtaking=_IN_ORDER,
     )
+    examples.waiting = waiting = WaitingForItem(requests, processes, loader.dataset, 0.0, say, words, name=name)
     return DemandPipeline(
         requests,
         iter(rebuilt_loader(loader, requests, examples, key, processes)),
         words,
         processes,
-        WaitingForItem(requests, processes, loader.dataset, 0.0, say, words, name=name),
+        waiting,
         in_thread=in_thread,
         most_lead=DEPTH if in_thread else 0,
         read_at_once=1,

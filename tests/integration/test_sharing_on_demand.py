@@ -74,6 +74,8 @@ def test_the_faster_training_echoes_while_the_reader_waits_for_the_slower_one():
     check(of_fast, fast, expected)
     check(of_slow, slow, expected)
     assert fast.counts.echoed > slow.counts.echoed
+    waited = fast.sharing.waited
+    assert waited.for_reading + waited.for_peers < 200 * 0.002, "less than its own steps"
     fast.close()
     slow.close()
 
