@@ -1,8 +1,8 @@
 """Echo on demand for a training that shares: it takes the reader's items that are there, and echoes for the rest.
 
-The rule, and what decides when a batch is due, are those of ``pipeline/demand.py``. A thread of the training takes the part of its
-only worker. Instead of a pool of reads, it has the window (`ItemsThere`). Items are taken in their order, so the place of the run
-is one number. A training that is faster than the reader, or than a peer that the reader waits for, echoes meanwhile.
+The rule, and what decides when a batch is due, are those of ``pipeline/demand.py``. A thread of the training takes the part of
+its only worker. Instead of a pool of reads, it has the window (`ItemsThere`). Items are taken in their order, so the place of the
+run is one number. A training that is faster than the reader, or than a peer that the reader waits for, echoes meanwhile.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class ItemsThere:
         return bool(self._coming) and self._attachment.has(self._coming[0])
 
     def next_read(self, within: float, only: Any = NOTHING_READ) -> Any:
-        """Returns the next item if it is there. Else waits for a moment, and returns `NOTHING_READ`. Raises what `take` raises."""
+        """Returns the next item if it is there; after a moment, `NOTHING_READ`. Raises what `Attachment.take` raises."""
         del within, only  # the attachment waits for a moment of its own; items come in their order
         if not self._coming:
             sleep(0.001)

@@ -1,4 +1,4 @@
-"""Trainings that share and echo on demand: what comes fresh, and what a faster one does while the reader waits for a slower one."""
+"""Trainings that share and echo on demand: what comes fresh, and what a faster one does meanwhile."""
 
 import threading
 import time
@@ -8,7 +8,6 @@ import pytest
 import torch
 from sharing_runs import (
     Numbers,
-    closing,
     end_readers,
     epochs_of,
     examples,
