@@ -80,7 +80,7 @@ def check_same_passes(state: EchoState, setting: Setting, *, may_change: bool) -
         )
     before = None if state.order is None else state.order.share
     here = setting.sharing.config.name if setting.sharing is not None and setting.sharing.is_replayed else None
-    if state.plan is not None and before != here:
+    if (state.plan is not None or state.demand is not None) and before != here:
         raise EchoStateError(
             f"the state is of a run with share={before!r}, and this loader has share={here!r}: they have different orders. "
             f"Resume with share={before!r}, or restart without the loader's state"

@@ -38,7 +38,7 @@ from lightning_echo.pipeline.requests import tell_pass
 from lightning_echo.plan.plan import Reuse
 from lightning_echo.share.config import ShareConfig
 from lightning_echo.share.same_data import unit_of
-from lightning_echo.share.sharing import LoaderSharing, point_of_shared
+from lightning_echo.share.sharing import LoaderSharing, SharedIndexed, SharedIndexedBatches, point_of_shared
 from lightning_echo.split.reading import AUTO_IN_FLIGHT
 
 # ---------------------------------------------------------------------- ranks
@@ -108,9 +108,9 @@ def default_seed(loader: Any) -> int:
 def _check_on_demand(kind: Kind, cache: CacheConfig | None, share: ShareConfig | None, reuse: Reuse, epoch_length: str) -> None:
     """Raises a ValueError if a loader cannot echo on demand with these options."""
     why, instead = "", "give a number, or controller=TargetIdle()"
-    if share is not None:
-        why = "share= gives the training the reader's examples in one order"
-    elif type(kind) not in (Indexed, OwnBatches, Stream):
+    if share is not None and not isinstance(kind, SharedIndexed):
+        why = "of this loader, share= gives a training whole passes or whole batches, one after the other"
+    elif share is None and type(kind) not in (Indexed, OwnBatches, Stream):
         why = f"{kind.why_later}, so that its batches are made while the training waits"
     elif reuse is Reuse.each:
         why, instead = "reuse='each' fixes the uses of each example", "leave reuse out"
@@ -134,6 +134,8 @@ def _check_point(kind: Kind, point: InsertionPoint) -> None:
     if point.on_device:
         why = "a batch is transferred where it is used, and not ahead of time"
         instead = f"{earliest(Needs.batches)} or an earlier point"
+    elif kind.by_batches and isinstance(kind, SharedIndexedBatches):
+        why, instead = "share= gives examples, and whole batches of them are made while the training waits", "an earlier point"
     elif kind.by_batches and not isinstance(kind, Indexed):
         why, instead = "whole batches of a stream are made while the training waits", "an earlier point"
     elif kind.by_batches and not kind.num_workers:
@@ -230,12 +232,13 @@ class Setting:
     @property
     def has_journal(self) -> bool:
         """Whether a run on demand can be written down and repeated."""
-        return self.on_demand and isinstance(self.kind, Indexed) and not self.kind.by_batches
+        return self.on_demand and self.sharing is None and isinstance(self.kind, Indexed) and not self.kind.by_batches
 
     def why_not_on_demand(self) -> str:
         """Returns why this loader cannot echo on demand, in words; empty if it can."""
         try:
-            _check_on_demand(kind_of(self.kind.loader), self._cache_options, self._share, self.reuse, self.epoch_length)
+            kind = kind_of(self.kind.loader) if self.sharing is None else self.kind
+            _check_on_demand(kind, self._cache_options, self._share, self.reuse, self.epoch_length)
             _check_point(self.kind, self.choice.point)
             self._check_memory()
             self.check_ranks_on_demand()
@@ -361,7 +364,7 @@ class Setting:
             remarks.append(f"reads_in_flight={AUTO_IN_FLIGHT!r} reads one example after the other: {why}")
         if self.buffer.remark:
             remarks.append(self.buffer.remark)
-        if self.on_demand and not self.kind.num_workers and self.choice.reading is None:
+        if self.on_demand and not self.kind.num_workers and self.choice.reading is None and self.sharing is None:
             remarks.append(
                 "nothing is echoed: without workers, no example arrives while a step runs, and the training waits for each one. "
                 "Give the loader num_workers=2 or more"
@@ -452,6 +455,11 @@ class Setting:
         ranks = world()[0]
         if ranks == 1:
             return
+        if self.sharing is not None:
+            raise ValueError(
+                f"factor='demand' is impossible with share= on {ranks} ranks: the ranks of a training take the reader's examples "
+                "together, and on demand each would take them at its own pace. Use a number, or controller=TargetIdle()"
+            )
         own = (self._ranks or data_parallel())[0]
         sampler = self.kind.sampler if isinstance(self.kind, Indexed) else None
         if isinstance(sampler, DistributedSampler):

@@ -568,32 +568,41 @@ class Attachment:
     def _wait_for(self, item: int) -> None:
         """Waits until an item is there, or until that is impossible."""
         assert self._link is not None
-        self._tell(item)
         say_at = time.perf_counter() + _SAY_AFTER_SECONDS
-        while True:
-            window = self._link.window
-            is_gone = window.low > item  # must be read first: an item that is there now may be gone a moment later
-            if window.has(item):
-                return
-            if is_gone:
-                raise self._missed(item, max(window.low, self._next))
-            if self.is_stopped:
-                raise Stopped("the training ends, and waits for nothing any more")
-            if self.held_from is not None:
-                self._tell(item)  # it may have been raised since
-            now = time.perf_counter()
-            is_blocked = window.is_blocked(item)
-            self._look(item)
-            passed = time.perf_counter() - now
-            if is_blocked:
-                self.waited.for_peers += passed
-                peer = window.slowest_label
-                self.waited.by_peer[peer] = self.waited.by_peer.get(peer, 0.0) + passed
-            else:
-                self.waited.for_reading += passed
-            if now > say_at:
+        while not self.arrives(item):
+            if (now := time.perf_counter()) > say_at:
                 say_at = now + _SAY_AGAIN_SECONDS
+                is_blocked = self._link.window.is_blocked(item)
                 LOGGER.info("share=%r: waits for %s", self._config.name, self._what(item, is_blocked))
+
+    def has(self, item: int) -> bool:
+        """Returns whether an item is there."""
+        return self._link is not None and self._link.window.has(item)
+
+    def arrives(self, item: int, *, waits: bool = True) -> bool:
+        """Returns whether an item is there; if not, after a moment. Raises the errors of `taken` if it cannot come any more.
+
+        ``waits``: whether the training waits for it, so that the moment counts as `waited`.
+        """
+        assert self._link is not None
+        window = self._link.window
+        is_gone = window.low > item  # must be read first: an item that is there now may be gone a moment later
+        if window.has(item):
+            return True
+        if is_gone:
+            raise self._missed(item, max(window.low, self._next))
+        if self.is_stopped:
+            raise Stopped("the training ends, and waits for nothing any more")
+        self._tell(item)  # what is held may have changed since
+        now, is_blocked, peer = time.perf_counter(), window.is_blocked(item), window.slowest_label
+        self._look(item)
+        passed = time.perf_counter() - now if waits else 0.0
+        if not is_blocked:
+            self.waited.for_reading += passed
+        elif waits:
+            self.waited.for_peers += passed
+            self.waited.by_peer[peer] = self.waited.by_peer.get(peer, 0.0) + passed
+        return False
 
     def _what(self, item: int, is_blocked: bool) -> str:
         """Returns what this training waits for, for people."""

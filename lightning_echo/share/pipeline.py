@@ -14,8 +14,9 @@ import torch
 from torch.utils.data import DataLoader, default_collate
 
 from lightning_echo.log import LOGGER
+from lightning_echo.pipeline.demand import factors_of
 from lightning_echo.pipeline.kinds import Indexed, Kind
-from lightning_echo.pipeline.pipelines import IndexPipeline, Launch, Layout, Opening, Pipeline, Start, pipeline_over
+from lightning_echo.pipeline.pipelines import Launch, Layout, Opening, Pipeline, Start, pipeline_over
 from lightning_echo.pipeline.prefetch import WorkerProcesses
 from lightning_echo.pipeline.requests import BatchedOrder, BatchRequests, ExampleRequests
 from lightning_echo.pipeline.worker import Report
@@ -23,6 +24,7 @@ from lightning_echo.plan.memory import make_plan, plan_from_state
 from lightning_echo.plan.plan import Plan, PlanShape
 from lightning_echo.share.attachment import Attachment, Missed, Place
 from lightning_echo.share.config import ShareConfig
+from lightning_echo.share.demand import shared_on_demand
 from lightning_echo.share.reading import distance_of
 from lightning_echo.split.staged import uncut_stages
 
@@ -269,6 +271,7 @@ class SharedPipeline(PacedPipeline):
         launch, choice, layout, shape = opening.launch, opening.choice, opening.layout, opening.shape
         self._config, self._kind, self._choice, self._layout, self._shape = config, kind, choice, layout, shape
         self._rank, self._key, self._attachment = opening.rank, opening.key, attachment
+        self._on_demand, self._say_to_user = opening.on_demand, opening.say
         self._in_thread = kind.loader.collate_fn is default_collate
         self._factors = [(0, launch.factor)]  # (batch, the factor from that batch on)
         self._phase = 0
@@ -283,7 +286,8 @@ class SharedPipeline(PacedPipeline):
             try:
                 return self._inner.next_batch(delivered)
             except Missed as missed:
-                position = self._first_example(self._inner.state(delivered)["plan"]["position"])
+                state = self._inner.state(delivered)
+                position = state["demand"]["frontier"] if self._on_demand else self._first_example(state["plan"]["position"])
                 self._inner.close()
                 start = start_at(self._layout, missed.low)  # the first batch of which nothing is gone
                 count = max(start.position - position, 0)
@@ -300,8 +304,12 @@ class SharedPipeline(PacedPipeline):
 
     # ------------------------------------------------------------------ entering
 
-    def _enter(self, launch: Launch) -> IndexPipeline:
+    def _enter(self, launch: Launch) -> Pipeline:
         saved = launch.state["plan"]
+        if (demand := launch.state.get("demand")) is not None:
+            self._phase = (launch.state["order"] or {}).get("phase") or 0
+            self._factors = factors_of(demand, launch.factor)
+            return self._begin_on_demand(Start(demand["frontier"], demand["number"]))
         if saved is None:
             begin = launch.begin_at
             place = self._attachment.enter(self._item(begin.position) if begin.position else None)
@@ -347,22 +355,33 @@ class SharedPipeline(PacedPipeline):
         return start
 
     def _say_repeats(self, factor: float) -> None:
-        """Warns, once, that a batch may hold an index twice."""
+        """Warns, once, that a batch may hold an index twice, or that nothing is echoed on demand, so that none does."""
         if self._may_repeat and factor > 1:
             self._may_repeat = False
             LOGGER.warning(
-                "share=%r: with a factor above 1 a batch may hold an index twice, since a batch of %d examples is larger than "
-                "the %d that the reader keeps between two uses of an index. Use smaller batches, or a factor of 1",
+                "share=%r: %s, since a batch of %d examples is larger than the %d that the reader keeps between two uses of an "
+                "index. Use smaller batches, or a factor of 1",
                 self._config.name,
+                "nothing is echoed" if self._on_demand else "with a factor above 1 a batch may hold an index twice",
                 self._layout.batch_size,
                 self._apart,
             )
 
     # ------------------------------------------------------------------ beginning
 
-    def _begin(self, start: Start, number: int) -> IndexPipeline:
+    def _begin_on_demand(self, saved: Start) -> Pipeline:
+        """Returns the pipeline that continues at the position of a state, if the reader can be there, with an empty memory."""
+        wish = self._item(saved.position)
+        place = self._attachment.enter(wish)
+        if place.item == wish:
+            return self._over_items(saved.position, saved.number)
+        return self._begin(self._say(place, saved), saved.number)
+
+    def _begin(self, start: Start, number: int) -> Pipeline:
         """Returns a pipeline without live examples that begins at this place with batch ``number`` of the run."""
         self._phase = (start.number - number) % self._layout.batches_per_pass
+        if self._on_demand:
+            return self._over_items(start.position, number)
         shape = shared_shape(self._shape, self._phase, self._layout)
         now = next(factor for since, factor in reversed(self._factors) if since <= number)
         plan = make_plan(shape, now)
@@ -372,8 +391,39 @@ class SharedPipeline(PacedPipeline):
                 plan.change_factor(since, factor)
         return self._over(plan)
 
-    def _over(self, plan: Plan) -> IndexPipeline:
-        layout, loader, point = self._layout, self._kind.loader, self._choice.point
+    def _over_items(self, position: int, number: int) -> Pipeline:
+        """Returns the pipeline that echoes on demand from a position on, which is batch ``number`` of the run."""
+        factors = [change for change in self._factors if change[0] > number]
+        now = next(factor for since, factor in reversed(self._factors) if since <= number)
+        shape = shared_shape(self._shape, self._phase, self._layout)
+        return shared_on_demand(
+            self._loader(),
+            # What memory holds is nearer than the reader's distance between two uses of an index: none is twice in a batch.
+            shape if shape.distinct else replace(shape, buffer_size=0),
+            SharedOrder(self._layout, self._rank, self._phase, self._config.name),
+            self._key,
+            position=position,
+            number=number,
+            factors=[(number, now), *factors],
+            in_thread=self._in_thread,
+            say=self._say_to_user,
+            name=self._config.name,
+        )
+
+    def _loader(self) -> DataLoader[Any]:
+        """Returns a loader over the window, with the options of the training's own."""
+        loader = self._kind.loader
+        examples: Any = SharedExamples(self._attachment, self._layout.length)
+        return DataLoader(
+            examples,
+            batch_size=self._layout.batch_size,
+            collate_fn=loader.collate_fn,
+            drop_last=loader.drop_last,
+            pin_memory=loader.pin_memory,
+        )
+
+    def _over(self, plan: Plan) -> Pipeline:
+        layout, point = self._layout, self._choice.point
         order: Any = SharedOrder(layout, self._rank, self._phase, self._config.name)
         requests: ExampleRequests | BatchRequests
         if point.by_batches:
@@ -381,16 +431,8 @@ class SharedPipeline(PacedPipeline):
             requests = BatchRequests(plan, batched)
         else:
             requests = ExampleRequests(plan, order, whole_calls=False)
-        examples: Any = SharedExamples(self._attachment, layout.length)
-        own = DataLoader(
-            examples,
-            batch_size=layout.batch_size,
-            collate_fn=loader.collate_fn,
-            drop_last=loader.drop_last,
-            pin_memory=loader.pin_memory,
-        )
         workers = WorkerProcesses()
-        rebuilt = Indexed(own).rebuild(requests, uncut_stages, self._key, workers, is_seeded=not self._in_thread)
+        rebuilt = Indexed(self._loader()).rebuild(requests, uncut_stages, self._key, workers, is_seeded=not self._in_thread)
         return pipeline_over(
             requests, iter(rebuilt), workers, on_device=point.on_device, in_thread=self._in_thread, are_owned=True
         )

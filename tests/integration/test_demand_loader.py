@@ -415,7 +415,6 @@ def test_without_workers_nothing_is_echoed_and_the_loader_says_so(caplog):
     [
         ({"reuse": "each"}, "reuse='each' fixes the uses"),
         ({"epoch_length": "full_pass"}, "epoch_length='full_pass' needs to know the factor"),
-        ({"share": "name"}, "share= gives the training"),
         ({"cache": CacheConfig("1MiB", partitioned=True)}, "a partitioned cache must know beforehand"),
         ({"buffer_size": 1}, "buffer_size=1 is too small for factor='demand': 2 workers hold examples"),
         ({"max_factor": 0.5}, "max_factor must be a finite number >= 1"),
