@@ -15,7 +15,8 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from lightning_echo.pipeline.demand import DemandExamples, DemandPipeline, DemandRequests, Waiting, Words, window_of
+from lightning_echo.pipeline.demand import DemandPipeline, DemandRequests, Waiting, window_of
+from lightning_echo.pipeline.demand_worker import DemandExamples, Words
 from lightning_echo.pipeline.pipelines import rebuilt_loader
 from lightning_echo.pipeline.prefetch import DEPTH, WorkerProcesses
 from lightning_echo.pipeline.reads import NOTHING_READ
