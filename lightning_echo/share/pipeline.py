@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, default_collate
 
+from lightning_echo.cache.reads import Lookups
 from lightning_echo.log import LOGGER
 from lightning_echo.pipeline.kinds import Indexed, Kind
 from lightning_echo.pipeline.pipelines import IndexPipeline, Launch, Layout, Opening, Pipeline, Start, pipeline_over
@@ -243,6 +244,10 @@ class SharedExamples:
     def __len__(self) -> int:
         return self.length
 
+    @property
+    def lookups(self) -> Lookups:
+        return self.attachment.lookups
+
 
 def shared_shape(shape: PlanShape, phase: int, layout: Layout) -> PlanShape:
     """Returns the sizes of the plan of a training that shares, from those without sharing.
@@ -381,16 +386,19 @@ class SharedPipeline(PacedPipeline):
             requests = BatchRequests(plan, batched)
         else:
             requests = ExampleRequests(plan, order, whole_calls=False)
-        examples: Any = SharedExamples(self._attachment, layout.length)
+        examples = SharedExamples(self._attachment, layout.length)
+        dataset: Any = examples
         own = DataLoader(
-            examples,
+            dataset,
             batch_size=layout.batch_size,
             collate_fn=loader.collate_fn,
             drop_last=loader.drop_last,
             pin_memory=loader.pin_memory,
         )
         workers = WorkerProcesses()
-        rebuilt = Indexed(own).rebuild(requests, uncut_stages, self._key, workers, is_seeded=not self._in_thread)
+        rebuilt = Indexed(own).rebuild(
+            requests, uncut_stages, self._key, workers, is_seeded=not self._in_thread, counted=examples
+        )
         return pipeline_over(
             requests, iter(rebuilt), workers, on_device=point.on_device, in_thread=self._in_thread, are_owned=True
         )
