@@ -33,6 +33,7 @@ from sharing import (
     sharing_handing_over,
     sharing_memory,
 )
+from sharing_cache import sharing_cache
 from sharing_peers import sharing_peers
 from speedup import speedup
 from stalls import stalls, stalls_reads
@@ -61,6 +62,7 @@ _RUNS = (
     sharing_handing_over,
     sharing_memory,
     sharing_controllers,
+    sharing_cache,
     in_own_folder(sharing_peers),
     partitioned,
     scale,
