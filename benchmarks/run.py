@@ -33,6 +33,7 @@ from sharing import (
     sharing_handing_over,
     sharing_memory,
 )
+from sharing_cache import sharing_cache
 from sharing_demand import sharing_demand
 from sharing_peers import sharing_peers
 from speedup import speedup
@@ -63,6 +64,7 @@ _RUNS = (
     sharing_memory,
     sharing_controllers,
     in_own_folder(sharing_demand),
+    sharing_cache,
     in_own_folder(sharing_peers),
     partitioned,
     scale,

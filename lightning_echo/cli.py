@@ -19,7 +19,7 @@ from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCL
 
 from lightning_echo.analysis.analyzer import Analyzes, analyzing
 from lightning_echo.callback import EchoCallback
-from lightning_echo.config import EchoOptions
+from lightning_echo.config import CacheOptions, EchoOptions
 from lightning_echo.doctor.command import examining
 from lightning_echo.measure.control import callback_line
 from lightning_echo.share.config import ShareConfig
@@ -178,6 +178,7 @@ class Shares:
         datamodule: pl.LightningDataModule | None = None,
         name: str = "",
         window: str = "1GiB",
+        cache: CacheOptions = None,
         ckpt_path: str | None = None,
         weights_only: bool | None = None,
     ) -> None:
@@ -188,11 +189,12 @@ class Shares:
             datamodule: The data.
             name: The name that the trainings share.
             window: Memory for examples that are prepared and that not all trainings have taken.
+            cache: The cache of the reader, as the trainings give it: its size such as 8GiB, or its options.
             ckpt_path: Not used. It is here because a configuration that fit has saved may have it.
             weights_only: Not used, for the same reason.
 
         Raises:
-            ValueError: There is no name, or the loader cannot be shared.
+            ValueError: There is no name, the loader cannot be shared, or the cache is impossible.
             MisconfigurationException: There is no single training loader.
         """
         if not name:
@@ -207,7 +209,7 @@ class Shares:
                 f"share={name!r} is impossible for several loaders: a reader reads one. Return one from train_dataloader"
             )
         with shown_in_place() as show:
-            serve(loader, ShareConfig(name, window=window), show=show)
+            serve(loader, ShareConfig(name, window=window), cache=cache, show=show)
 
 
 @contextmanager

@@ -79,7 +79,8 @@ class EchoConfig:
             the loader's ``generator``, otherwise a random one that is drawn once.
         cache: A cache that keeps examples, so that they are read once: its size (``"8GiB"``, or ``0.5`` for that share of the
             free memory), a `CacheConfig`, or a mapping of its options. The attribute holds plain values: the size alone, or the
-            options that differ from their defaults. With ``factor=1`` there is only a cache, and no echoing.
+            options that differ from their defaults. With ``factor=1`` there is only a cache, and no echoing. With ``share``, it
+            is the reader's, and all trainings that share give the same.
         share: The name under which this training shares the reading with others on this machine. Or a `ShareConfig`, or a
             mapping of its options. The attribute holds plain values: the name alone, or the options that differ from their
             defaults. With ``factor=1`` the training shares, and does not echo.

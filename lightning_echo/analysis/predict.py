@@ -381,8 +381,8 @@ class TrainingSetting:
             return
         if self.hold is not None:
             raise ValueError(
-                f"shared_by={self.shared_by} and hold={self.hold!r} are impossible together: the reader has no cache of ours. "
-                "Ask about one of them"
+                f"shared_by={self.shared_by} and hold={self.hold!r} are impossible together: a cache in a reader is not "
+                "predicted. Ask about one of them"
             )
         later = [point.value for point in points_from(Needs.examples)]
         if self.factor > 1 and self.insertion_point not in later:

@@ -108,7 +108,8 @@ class EchoLoader(PlainAttributes):
             same data (tensor parallelism).
         rank: Number of this rank, from 0.
         cache: A cache that keeps examples, so that they are read once: a `CacheConfig`, a mapping of its fields, or its size
-            alone (``"8GiB"``). None: there is no cache.
+            alone (``"8GiB"``). None: there is no cache. With ``share``, it is the reader's, and all trainings that share give the
+            same.
         share: The name under which this training shares the reading with others on this machine. Or a `ShareConfig`, or a
             mapping of its fields. None: this loader reads for itself.
         reads_in_flight: How many reads may be under way at once on a rank: an integer from 1, or ``"auto"``, see `EchoConfig`.
@@ -387,6 +388,8 @@ class EchoLoader(PlainAttributes):
     @property
     def cache_counts(self) -> CacheCounts | None:
         """The contents of the cache of this node, and its hits and misses in this run; None without a cache."""
+        if (sharing := self._setting.sharing) is not None:
+            return sharing.cache_counts
         return None if self._setting.cache is None else self._setting.cache.counts
 
     @property

@@ -455,6 +455,8 @@ class EchoRun:
         """Opens the cache, and makes the sizes that depend on the free memory final. See `EchoLoader.settle`."""
         if (cache := self._setting.cache) is not None:
             self._open_cache(cache)  # before the buffer: the cache's memory is not the buffer's
+        elif (sharing := self._setting.sharing) is not None:
+            self.delivery.add_lookups = sharing.add_lookups
         buffer = self._setting.buffer
         if not buffer.is_settled:
             message = buffer.settle(self.factor.value, self._setting.room(ranks_on_node()), gathered)

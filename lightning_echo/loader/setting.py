@@ -159,7 +159,7 @@ class Setting:
     Attributes:
         kind: The kind of the user's loader at the insertion point, or, if that shares, of the one that it trains on.
         choice: The insertion point that was chosen, never ``auto``.
-        sharing, cache: None if the loader does not share, or has no cache.
+        sharing, cache: None if the loader does not share, or has no cache. If it shares, the cache is that of the reader.
         replay: The run on demand that is repeated; None if none is.
     """
 
@@ -187,8 +187,8 @@ class Setting:
         kind, self.sharing = kind_of(loader), None
         if share is not None:
             point = point_of_shared(point, unit_of(kind))
-            self.sharing = LoaderSharing(share, kind, has_cache=cache is not None, in_flight=in_flight)
-            kind = self.sharing.kind()
+            self.sharing = LoaderSharing(share, kind, cache, in_flight=in_flight)
+            kind, cache = self.sharing.kind(), None  # the cache is the reader's
         self.epoch_length = epoch_length if kind.length is not None else "full_pass"
         if cache is not None and cache.hold == WHOLE and point is InsertionPoint.auto:
             point = earliest(Needs.examples)  # a data set that is held whole does not augment: there is nothing to redo

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -107,8 +108,11 @@ def choose(
     return replace(chosen, no_reading=found.reading) if is_none else replace(chosen, reading=found.reading)
 
 
-def choose_reading(kind: Kind, in_flight: int | str) -> ReadPart | None:
-    """Returns what threads may read ahead where whole examples are read. It raises the same errors as `choose`."""
+def choose_reading(kind: Kind, in_flight: int | str, cuts: Sequence[Split | None] = (None,)) -> ReadPart | None:
+    """Returns what threads may read ahead if examples are read up to one of these ``cuts`` (None: whole examples).
+
+    It raises the same errors as `choose`.
+    """
     if in_flight == 1:
         return None
     _check_open_files(kind, in_flight)
@@ -116,7 +120,7 @@ def choose_reading(kind: Kind, in_flight: int | str) -> ReadPart | None:
     if isinstance(kind, Indexed):
         if in_flight == AUTO_IN_FLIGHT and not (kind.num_workers and may_be_on(kind.loader.dataset)):
             return None
-        found = read_elsewhere(kind.loader, find_part, kind.readable_indices, [None], in_flight, kind.num_workers)
+        found = read_elsewhere(kind.loader, find_part, kind.readable_indices, cuts, in_flight, kind.num_workers)
     if isinstance(found, ReadPart):
         return found
     if in_flight != AUTO_IN_FLIGHT:

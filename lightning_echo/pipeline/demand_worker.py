@@ -142,7 +142,7 @@ class DemandExamples(LiveExamples):
 
     def _answer_on_demand(self, stages: Stages, request: DemandRequest) -> tuple[Any, ...]:
         self._source_seconds = 0.0
-        before = NO_LOOKUPS if self._caching is None else self._caching.store.lookups
+        before = NO_LOOKUPS if self._counted is None else self._counted.lookups
         self._rule.set_factor(request.max_factor)
         if not self._parent:
             info = get_worker_info()
@@ -176,9 +176,10 @@ class DemandExamples(LiveExamples):
         if self._pool is not None:
             report = report._replace(in_flight=self._pool.mean_in_flight())
             note = note or self._pool.take_note()
-        if self._caching is not None and self._cached is not None:
-            now = self._caching.store.lookups
+        if self._counted is not None:
+            now = self._counted.lookups
             report = report._replace(hits=now.hits - before.hits, misses=now.misses - before.misses)
+        if self._cached is not None:
             note = note or self._cached.take_note()
         return report._replace(note=note)
 

@@ -75,7 +75,7 @@ from lightning_echo.pipeline.requests import (
     samplers_of_ranks,
 )
 from lightning_echo.pipeline.streams import StreamEcho
-from lightning_echo.pipeline.worker import LiveExamples, Request
+from lightning_echo.pipeline.worker import HasLookups, LiveExamples, Request
 from lightning_echo.plan.order import Order, SequentialOrder, ShuffledOrder
 from lightning_echo.plan.plan import PlanShape, Reuse, mix
 from lightning_echo.split.staged import Stages
@@ -530,15 +530,16 @@ class Indexed(Kind):
         reading: ReadAhead | None = None,
         *,
         is_seeded: bool = True,
+        counted: HasLookups | None = None,
         words: Words | None = None,
     ) -> DataLoader[Any]:
-        """Returns the user's ``DataLoader``, rebuilt around requests. ``is_seeded`` is as in `LiveExamples`.
+        """Returns the user's ``DataLoader``, rebuilt around requests. ``is_seeded`` and ``counted`` are as in `LiveExamples`.
 
         ``words`` are given on demand. A ``timeout`` then counts from when the training asks, which the main process watches.
         """
         dataset, collate_fn = self.loader.dataset, self.loader.collate_fn
         if words is None:
-            live = LiveExamples(dataset, make_stages, key, collate_fn, caching, reading, is_seeded=is_seeded)
+            live = LiveExamples(dataset, make_stages, key, collate_fn, caching, reading, is_seeded=is_seeded, counted=counted)
             return rebuilt_loader(self.loader, requests, live, key, workers)
         live = EndingExamples(dataset, make_stages, key, collate_fn, caching, reading, is_seeded=is_seeded, words=words)
         return rebuilt_loader(self.loader, requests, live, key, workers, timeout=0)

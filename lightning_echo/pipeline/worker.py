@@ -189,13 +189,21 @@ NOT_PLANNED = Request(-1, (), 0, [], b"")
 """Stands for a batch that could not be planned. It is answered by None twice, so that the batches before it are not lost."""
 
 
+class HasLookups(Protocol):
+    """Counts how often fresh examples were in a cache."""
+
+    @property
+    def lookups(self) -> Lookups:
+        """The hits and misses so far."""
+
+
 class LiveExamples:
     """Answers requests in one process.
 
     ``key`` is the seed of this rank's random numbers. ``caching`` is the cache through which examples are read; None: only live
     examples are held. ``is_seeded``: whether the global random states are seeded before examples are read. It is False in a
     thread next to the training, where nothing is drawn: the training draws from these states. ``reading``: what threads read
-    ahead; None: nothing.
+    ahead; None: nothing. ``counted``: what counts lookups where the data set itself has a cache, of another process.
     """
 
     def __init__(
@@ -208,8 +216,10 @@ class LiveExamples:
         reading: ReadAhead | None = None,
         *,
         is_seeded: bool = True,
+        counted: HasLookups | None = None,
     ) -> None:
         self.dataset, self._caching, self._is_seeded = dataset, caching, is_seeded
+        self._counted: HasLookups | None = counted if caching is None else caching.store
         self._make_stages, self._key = make_stages, key
         self._collate_fn = collate_fn
         self._stages: Stages | None = None
@@ -235,7 +245,7 @@ class LiveExamples:
 
     def _answer(self, stages: Stages, request: Request) -> tuple[Any, Report]:
         started, self._source_seconds = perf_counter(), 0.0
-        before = NO_LOOKUPS if self._caching is None else self._caching.store.lookups
+        before = NO_LOOKUPS if self._counted is None else self._counted.lookups
         others = None if self._caching is None else self._caching.others
         if others is not None:
             others.begin(request.round)
@@ -254,14 +264,15 @@ class LiveExamples:
         report = Report(request.fresh, len(request.indices) - request.fresh, refetched, source, rest, note=note)
         if self._pool is not None:
             report = report._replace(in_flight=self._pool.mean_in_flight(), note=note or self._pool.take_note())
-        if self._caching is None or self._cached is None:
+        if self._counted is None:
             return examples, report
-        now = self._caching.store.lookups
-        note = note or self._cached.take_note()
+        now = self._counted.lookups
+        if self._cached is not None:
+            report = report._replace(note=report.note or self._cached.take_note())
         if others is not None:
             others.end()
             report = report._replace(received=others.received, waited=others.waited)
-        return examples, report._replace(hits=now.hits - before.hits, misses=now.misses - before.misses, note=note)
+        return examples, report._replace(hits=now.hits - before.hits, misses=now.misses - before.misses)
 
     def _begin(self) -> Stages:
         """Makes the stages, at the first request: in a worker, ``worker_init_fn`` has run by then."""

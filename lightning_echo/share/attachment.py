@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from lightning_echo.cache.reads import Lookups
 from lightning_echo.log import LOGGER
 from lightning_echo.share.config import (
     Gone,
@@ -29,8 +30,8 @@ from lightning_echo.share.config import (
     socket_of,
 )
 from lightning_echo.share.process import Payload, ReaderError, log_tail, name_of_process, start_reader
-from lightning_echo.share.same_data import in_short
-from lightning_echo.share.window import Window, unpack
+from lightning_echo.share.same_data import CACHE, in_short
+from lightning_echo.share.window import HELD, CacheState, Window, unpack
 
 # ---------------------------------------------------------------------- connecting
 # A training attaches to the reader of its name, or starts one. A thread waits for the end of the reader, and attaches to the next
@@ -219,6 +220,11 @@ class Connector:
         }
         send(connection, {"hello": hello})
         message, descriptors = self._answer(connection)
+        if "refused" in message and message["refused"].startswith(f"{CACHE}: "):
+            raise SharedDataDiffers(
+                f"the reader of share={config.name!r} has another {message['refused']} (here, and in the reader: "
+                f"{message['whose']}). It has one cache for all: give all trainings that share the same cache, or another name"
+            )
         if "refused" in message:
             raise SharedDataDiffers(
                 f"share={config.name!r} is the name of other data: {message['refused']} (here, and in the reader: "
@@ -236,6 +242,8 @@ class Connector:
             self.note_death(message.get("at"), f" ({message['over']})")
             raise _Over
         welcome = message["welcome"]
+        if welcome["cache"] and not goes_on:
+            LOGGER.info("share=%r: the reader's %s", config.name, welcome["cache"])
         if not self._has_started:
             LOGGER.info("share=%r: takes examples from the reader that is there: %s", config.name, welcome["whose"])
         if not goes_on and not welcome["others"] and welcome["count"] < config.wait_for:
@@ -440,6 +448,8 @@ class Attachment:
         self._shift = 0  # with several ranks: added to each agreed item that was overwritten before this rank took it
         self._again: tuple[int, int, bytes] | None = None  # the item that was taken last, if it may be asked for again
         self._kept: dict[int, list[tuple[int, bytes]]] = {}  # items that will be asked for later
+        self._cache = CacheState()  # when this training left
+        self.lookups = Lookups()  # of the items that were asked for in order, in the reader's cache
         self.is_stopped, self._pid = False, os.getpid()  # stopped: a `take` that waits in another thread ends
         self.waited = Waited()
         self.saved_cpu_seconds = 0.0  # of reading that the other trainings paid for
@@ -457,6 +467,11 @@ class Attachment:
     @property
     def trainings(self) -> int:
         return 0 if self._link is None else self._link.window.trainings
+
+    @property
+    def cache(self) -> CacheState:
+        """The contents of the reader's cache; after this training has left, as they were then."""
+        return self._cache if self._link is None else self._link.window.cache
 
     @property
     def most_factor(self) -> float | None:
@@ -492,12 +507,16 @@ class Attachment:
             kind, again = kept.pop()
             if not kept:
                 del self._kept[item]
-            return unpack(kind, bytearray(again))
+            return unpack(kind & ~HELD, bytearray(again))
         if item >= self._next:
-            return unpack(*self.taken(item))
-        if self._again is None or self._again[0] != item:  # the last slots of a pass may repeat the item before them
+            kind, data = self.taken(item)
+        elif self._again is not None and self._again[0] == item:  # the last slots of a pass may repeat the item before them
+            kind, data = self._again[1], bytearray(self._again[2])
+        else:
             raise RuntimeError(f"item {item} is asked for again, and the training is at {self._next}")
-        return unpack(self._again[1], bytearray(self._again[2]))
+        hits, misses = self.lookups
+        self.lookups = Lookups(hits + 1, misses) if kind & HELD else Lookups(hits, misses + 1)
+        return unpack(kind & ~HELD, data)
 
     def taken(self, item: int) -> tuple[int, bytearray]:
         """Returns kind and bytes of an item as soon as it is there. Raises the errors of `take`, and `NextReader`."""
@@ -674,7 +693,12 @@ class Attachment:
         self._connector.note_death(died_at, why)
         LOGGER.warning("share=%r: the reader has died; another one is started%s", config.name, why)
         wish = self.group.round_of(lacking) if self._follow is None else self._follow(window, first)
-        return self._connector.connect(wish, goes_on=True, expected=window.trainings, is_over=is_over)
+        following = self._connector.connect(wish, goes_on=True, expected=window.trainings, is_over=is_over)
+        held, now = window.cache.examples, following.window.cache.examples
+        if now < held:
+            message = "share=%r: the cache of the reader that has died had %s examples, and that of the next one begins with %s"
+            LOGGER.warning(message, config.name, f"{held:,}", f"{now:,}")
+        return following
 
     def close(self) -> None:
         """Leaves the reader at once. Afterwards, nothing may be taken."""
@@ -683,6 +707,7 @@ class Attachment:
             return
         if self._link is None or self._succession is None:
             return
+        self._cache = self._link.window.cache
         self._succession.end()
         self._link.hang_up()
         self._link.close()

@@ -121,6 +121,7 @@ def shared_on_demand(
         key,
         loader.collate_fn,
         is_seeded=not in_thread,
+        counted=loader.dataset,
         words=words,
         rule=DemandRule(key, factors[0][1], min(shape.buffer_size, shape.pass_length)),
         most_overtaking=_IN_ORDER,

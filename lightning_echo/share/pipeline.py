@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, default_collate
 
+from lightning_echo.cache.reads import Lookups
 from lightning_echo.log import LOGGER
 from lightning_echo.pipeline.demand import factors_of
 from lightning_echo.pipeline.kinds import Indexed, Kind
@@ -245,6 +246,10 @@ class SharedExamples:
     def __len__(self) -> int:
         return self.length
 
+    @property
+    def lookups(self) -> Lookups:
+        return self.attachment.lookups
+
 
 def shared_shape(shape: PlanShape, phase: int, layout: Layout) -> PlanShape:
     """Returns the sizes of the plan of a training that shares, from those without sharing.
@@ -431,8 +436,11 @@ class SharedPipeline(PacedPipeline):
             requests = BatchRequests(plan, batched)
         else:
             requests = ExampleRequests(plan, order, whole_calls=False)
+        own = self._loader()
         workers = WorkerProcesses()
-        rebuilt = Indexed(self._loader()).rebuild(requests, uncut_stages, self._key, workers, is_seeded=not self._in_thread)
+        rebuilt = Indexed(own).rebuild(
+            requests, uncut_stages, self._key, workers, is_seeded=not self._in_thread, counted=own.dataset
+        )
         return pipeline_over(
             requests, iter(rebuilt), workers, on_device=point.on_device, in_thread=self._in_thread, are_owned=True
         )

@@ -25,6 +25,7 @@ from lightning_echo.data.machine import free_memory_bytes
 from lightning_echo.log import LOGGER
 from lightning_echo.pipeline.kinds import Kind, kind_of
 from lightning_echo.share.config import ShareConfig, log_of, new_socket, socket_of
+from lightning_echo.share.reader_cache import ReaderCache
 from lightning_echo.share.same_data import difference_of_code, dumped, loader_of, parts_of
 from lightning_echo.share.server import Elsewhere, Server
 
@@ -47,7 +48,7 @@ class Payload(NamedTuple):
 
     paths: list[str]  # of the training's ``sys.path``, since its modules must be found
     options: dict[str, Any]
-    loader: bytes  # its parts, pickled by cloudpickle
+    loader: bytes  # its parts and the `ReaderCache`, pickled by cloudpickle
 
     def to_bytes(self) -> bytes:
         header = json.dumps({"paths": self.paths, "options": self.options}).encode()
@@ -92,7 +93,7 @@ def serve_payload(
     name: str, status: int, payload: Payload, elsewhere: Elsewhere | None = None, gather_seconds: float = 0.0
 ) -> None:
     """Runs the reader of a name, with the payload of a training. ``elsewhere`` and ``gather_seconds`` are as in `Server`."""
-    parts, options = cloudpickle.loads(payload.loader), payload.options
+    (parts, cache), options = cloudpickle.loads(payload.loader), payload.options
     if differs := difference_of_code(options["fingerprint"], parts):
         raise RuntimeError(
             f"this process imports modules again, and then {differs} (the training's, and this one). Set what a module holds "
@@ -105,6 +106,7 @@ def serve_payload(
         data_fingerprint=options["fingerprint"],
         window_bytes=options["window_bytes"],
         in_flight=options["in_flight"],
+        cache=cache,
         linger_seconds=options["linger_seconds"],
         expected=options["expected"],
         starter=options["starter"],
@@ -170,6 +172,7 @@ def payload_of(
     data_fingerprint: dict[str, str],
     cluster: dict[str, str] | None = None,
     in_flight: int | str = 1,
+    cache: ReaderCache | None = None,
 ) -> Payload:
     """Returns the payload for a new reader of this loader, or raises a TypeError if that cannot be sent to another process."""
     parts = parts_of(kind)
@@ -179,7 +182,7 @@ def payload_of(
     )
     try:
         with _main_by_value():
-            data = dumped(parts)
+            data = dumped((parts, cache))
     except Exception as error:  # an object of the user's may raise anything when it is pickled
         raise TypeError(
             f"share={config.name!r} is impossible here: the data set, the sampler or worker_init_fn cannot be sent to the "

@@ -23,7 +23,7 @@ from lightning_echo.share.process import Payload, ReaderError, left_parent, serv
 from lightning_echo.share.reading import MOST_END_SECONDS, Reads
 from lightning_echo.share.same_data import difference
 from lightning_echo.share.server import Start
-from lightning_echo.share.window import CHUNK, Closed, Ring, TooLargeError, Window, pack_error
+from lightning_echo.share.window import CHUNK, CacheState, Closed, Ring, TooLargeError, Window, pack_error
 
 # ---------------------------------------------------------------------- chunk
 # Packed examples that follow each other, as one array of bytes. Nodes send such arrays to each other::
@@ -138,12 +138,12 @@ class Handing:
         feed.attachment.held_from = needed
         return feed.chunk(_MOST_WAIT_SECONDS).to_array()
 
-    def stay(self, relay: str, need_nanoseconds: int) -> int:
-        """Notes that a relay is there. Returns how many other nodes get examples of this reader."""
+    def stay(self, relay: str, need_nanoseconds: int) -> tuple[int, CacheState]:
+        """Notes that a relay is there. Returns how many other nodes get examples of this reader, and what its cache holds."""
         attachment = self._feed(relay).attachment
         attachment.need_nanoseconds = need_nanoseconds
         relays = len(self._feeds)
-        return relays - 1 + (attachment.trainings > relays)
+        return relays - 1 + (attachment.trainings > relays), attachment.cache
 
     def leave(self, relay: str) -> None:
         with self._lock:
@@ -293,8 +293,9 @@ class RayFar:
     def chunk(self, asked: Any) -> Chunk:
         return Chunk.from_array(_answer(asked, self.where))
 
-    def stay(self, relay: str, need_nanoseconds: int) -> int:
-        return int(_answer(self._actor.stay.remote(relay, need_nanoseconds), self.where))
+    def stay(self, relay: str, need_nanoseconds: int) -> tuple[int, CacheState]:
+        nodes, cache = _answer(self._actor.stay.remote(relay, need_nanoseconds), self.where)
+        return int(nodes), CacheState(*cache)
 
     def leave(self, relay: str) -> None:
         self._actor.leave.remote(relay)
@@ -312,7 +313,7 @@ def joined(name: str, place: dict[str, str], data_fingerprint: dict[str, str]) -
         if met["differs"]:
             raise ValueError(
                 f"share={name!r} is the name of other data on {met['where']}: {met['differs']}. Trainings that share must have "
-                "the same data set, sampler and transforms; give another name for other data"
+                "the same data set, sampler, transforms and cache; give another name for other data"
             )
         yield None if met["node"] == place["node"] else RayFar(actor, met["where"], f"node {place['node'][:8]}")
     finally:
@@ -416,10 +417,15 @@ class _Relaying(Reads):
     def __init__(self, far: RayFar, start: Start, window_bytes: int, when_lost: Callable[[BaseException], None]) -> None:
         super().__init__(when_lost, "relay", self._pump, self._stay)
         self._far, self._start, self._window_bytes = far, start, window_bytes
-        self._name, self.nodes = uuid.uuid4().hex, 0
+        self._name, self.nodes, self._cache = uuid.uuid4().hex, 0, CacheState()
         self.has_begun = self._is_closed = False  # begun: there is a window
         self._has_entered = threading.Event()
         self.start()
+
+    @property
+    def cache_state(self) -> CacheState:
+        """The contents of the cache on the other node, a second ago."""
+        return self._cache
 
     def close(self) -> None:
         """Ends the threads, and leaves the other node. A second call does nothing."""
@@ -441,7 +447,7 @@ class _Relaying(Reads):
         self._has_entered.wait()
         while not self._over.is_set():
             need = self.window.slowest_need_nanoseconds if self.has_begun else 0
-            self.nodes = self._far.stay(self._name, need)
+            self.nodes, self._cache = self._far.stay(self._name, need)
             self._over.wait(_STAY_SECONDS)
 
     def _pump(self) -> None:
@@ -450,8 +456,9 @@ class _Relaying(Reads):
         finally:
             self._has_entered.set()
         chunk = self._next(self._far.ask(self._name, 0), 0)
-        self.nodes = self._far.stay(self._name, 0)  # trainings that enter now get the number of others
+        self.nodes, self._cache = self._far.stay(self._name, 0)  # trainings that enter now get the number of others
         self.window = Window.create(self._window_bytes, 1, chunk.first)
+        self.window.cache = self._cache
         ring, self.has_begun = Ring(self.window, 0), True
         while True:
             count = len(chunk.pieces)

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
+from lightning_echo.cache.reads import CachedReads, Caching, StaleCacheError
 from lightning_echo.data.machine import free_memory_bytes
 from lightning_echo.data.randomness import EXAMPLE, Seeding, seed_all
 from lightning_echo.log import LOGGER
@@ -34,8 +35,22 @@ from lightning_echo.pipeline.requests import tell_pass
 from lightning_echo.pipeline.worker import EchoDataset, add_note
 from lightning_echo.plan.order import Order
 from lightning_echo.plan.plan import mix
+from lightning_echo.share.reader_cache import ReaderCache
 from lightning_echo.share.same_data import Unit, sending_by_value, unit_of
-from lightning_echo.share.window import CHUNK, END, ERROR, Closed, Packed, Ring, TooLargeError, Window, pack, pack_error
+from lightning_echo.share.window import (
+    CHUNK,
+    END,
+    ERROR,
+    HELD,
+    CacheState,
+    Closed,
+    Packed,
+    Ring,
+    TooLargeError,
+    Window,
+    pack,
+    pack_error,
+)
 from lightning_echo.split.reading import ReadPart
 from lightning_echo.split.staged import examples_in, read_batch, uncut_stages
 
@@ -136,12 +151,15 @@ def chunks(order: AheadOrder, begin: int, workers: int = 1, chunks_ahead: int = 
 
 
 class Preparation:
-    """Reads the examples of chunks in a worker, and puts them into the window."""
+    """Reads the examples of chunks in a worker, through the reader's cache if it has one, and puts them into the window."""
 
-    def __init__(self, dataset: Any, window: Window, seed: int, ahead: ReadAhead | None = None) -> None:
-        self.dataset, self._window, self._seed, self._ahead = dataset, window, seed, ahead
+    def __init__(
+        self, dataset: Any, window: Window, seed: int, ahead: ReadAhead | None = None, caching: Caching | None = None
+    ) -> None:
+        self.dataset, self._window, self._seed, self._ahead, self._caching = dataset, window, seed, ahead, caching
         self._ring: Ring | None = None
         self._pool: ReadPool | None = None
+        self._cached: CachedReads | None = None
 
     def fetch(self, chunk: Chunk) -> tuple[int]:
         """Puts the examples of a chunk into the window. Returns how many were read; 0 if the reader ends."""
@@ -159,8 +177,9 @@ class Preparation:
             return (0,)
         except Abandoned as abandoned:
             raise abandoned.error from None
-        if self._pool is not None and (note := self._pool.take_note()):
-            LOGGER.warning("%s", note)  # in the log of the reader
+        for source in (self._pool, self._cached):
+            if source is not None and (note := source.take_note()):
+                LOGGER.warning("%s", note)  # in the log of the reader
         count = len(chunk.indices) - chunk.skipped
         busy = time.perf_counter_ns() - began - (ring.waited_nanoseconds - waited)
         ring.note_prepared(count, busy, time.process_time_ns() - cpu)
@@ -171,37 +190,56 @@ class Preparation:
         assert worker is not None  # a reader has workers
         parent = os.getppid()
         self._ring = Ring(self._window, worker.id, lambda: os.getppid() != parent)
-        stages = uncut_stages(self.dataset)
+        stages = read = uncut_stages(self.dataset)
+        held: tuple[Callable[[Any], bool], ...] = ()
+        if self._caching is not None:
+            self._cached = CachedReads(self._caching, self.dataset, stages)
+            read, stages, held = self._cached.held_stages, self._cached.stages, (self._cached.holds,)
         if self._ahead is not None:
-            self._pool = ReadPool(self._ahead, self.dataset, stages)
+            self._pool = ReadPool(self._ahead, self.dataset, read, *held)
         self._load, self._load_many = stages.load, stages.load_many
         self._seeding = Seeding(self.dataset, mix(self._seed, _NOISE))
         return self._ring
 
     def _prepare(self, item: int, index: Any) -> None:
-        self._seeding.seed(EXAMPLE, item)
         try:
+            (held,) = self._look_up([index])
+            self._seeding.seed(EXAMPLE, item)
             example = self._load(index)
         except Exception as error:  # an error of the data set: every training gets it at this item
             self._put_error(item, error, f"(reading example {index!r} of the data set)")
+            if isinstance(error, StaleCacheError):  # nobody may get another example of this cache
+                raise
         else:
-            self._put(item, index, example)
+            self._put(item, index, example, held)
+
+    def _look_up(self, indices: list[Any]) -> list[int]:
+        """Looks examples up in the cache that are loaded next, and reads what it does not hold. Returns `HELD` or 0 for each."""
+        if self._cached is None:
+            return [0] * len(indices)
+        held = [HELD * self._cached.holds(index) for index in indices]
+        self._cached.look_up(indices, are_fresh=True)  # this moves the random states, which are seeded afterwards
+        return held
 
     def _prepare_together(self, chunk: Chunk) -> None:
         assert self._load_many is not None
-        self._seeding.seed(EXAMPLE, chunk.first)
         wanted = range(chunk.first + chunk.skipped, chunk.first + len(chunk.indices))
         try:
+            held = self._look_up(chunk.indices)
+            self._seeding.seed(EXAMPLE, chunk.first)
             examples = examples_in(self._load_many(chunk.indices), chunk.indices)
         except Exception as error:  # as above
             add_note(error, f"(reading examples {chunk.indices!r} of the data set in one call)")
             for item in wanted:
                 self._put_error(item, error, "")
+            if isinstance(error, StaleCacheError):
+                raise
         else:
             for item in wanted:
-                self._put(item, chunk.indices[item - chunk.first], examples[item - chunk.first])
+                place = item - chunk.first
+                self._put(item, chunk.indices[place], examples[place], held[place])
 
-    def _put(self, item: int, index: Any, example: Any) -> None:
+    def _put(self, item: int, index: Any, example: Any, held: int) -> None:
         assert self._ring is not None
         note = f"(example {index!r} of the data set)"
         try:
@@ -210,7 +248,7 @@ class Preparation:
             self._put_error(item, error, note)
             return
         try:
-            self._ring.put(item, kind, parts, size)
+            self._ring.put(item, kind | held, parts, size)
         except TooLargeError as error:
             self._put_error(item, error, note)
 
@@ -230,6 +268,7 @@ class Reads:
     """Puts examples into one window, in threads. ``when_lost`` gets the error if that cannot continue, in one of them."""
 
     window: Window
+    about_cache = ""  # one line for people; empty if there is no cache
 
     def __init__(self, when_lost: Callable[[BaseException], None], name: str, *runs: Callable[[], None]) -> None:
         self._when_lost, self._over = when_lost, threading.Event()
@@ -246,6 +285,10 @@ class Reads:
     def lost_at(self) -> int | None:
         """Returns the item at which a worker has died; None if none has, or if that is not known."""
         return None
+
+    @property
+    def cache_state(self) -> CacheState:
+        return CacheState()
 
     def close(self) -> None:
         """Ends the work."""
@@ -281,15 +324,25 @@ class Reading(Reads):
         *,
         part: ReadPart | None = None,
         in_flight: int | str = 1,
+        cache: ReaderCache | None = None,
+        follows: bool = False,
     ) -> None:
         super().__init__(when_lost, "reading", self._pump)
         assert isinstance(kind, Indexed)
+        self._cache = cache
+        opened = None if cache is None else cache.open(kind, follows=follows)
+        self.about_cache = "" if cache is None else cache.about
         loader, order, ahead = kind.loader, order_of(kind, seed), 0
         self.window = Window.create(window_bytes, loader.num_workers, begin)
-        self._ahead = None if part is None else ReadAhead.of(loader, part, None, in_flight, most_ahead_bytes(free_memory_bytes()))
+        self.window.cache = self.cache_state
+        until = None if opened is None else opened.cut
+        self._ahead = (
+            None if part is None else ReadAhead.of(loader, part, until, in_flight, most_ahead_bytes(free_memory_bytes()))
+        )
         if self._ahead is not None and kind.is_foreseeable:
             ahead = -(-self._ahead.window(order.pass_length // loader.num_workers) // CHUNK)
-        dataset: Any = EchoDataset(Preparation(loader.dataset, self.window, seed, self._ahead))
+        caching = None if opened is None else opened.caching()
+        dataset: Any = EchoDataset(Preparation(loader.dataset, self.window, seed, self._ahead, caching))
         requests: Any = chunks(AheadOrder(order, order.pass_length, crosses=kind.is_own_order), begin, loader.num_workers, ahead)
         self._workers = WorkerProcesses(WorkerStart(sockets, loader.worker_init_fn))
         self._loader = DataLoader(
@@ -311,6 +364,10 @@ class Reading(Reads):
         for _ in self._chunks:  # so that the workers get more to do
             if self.window.is_closed:
                 break
+
+    @property
+    def cache_state(self) -> CacheState:
+        return CacheState() if self._cache is None else self._cache.state
 
     def lost_at(self) -> int | None:
         worker = self._workers.first_lost(_MOST_DYING_SECONDS)

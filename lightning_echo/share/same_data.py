@@ -213,21 +213,27 @@ class ReplayedSampler:
 #   files. They are read in a process that ends, with one thread of torch. An example that differs when it is read again is not
 #   compared.
 #
+# * The options of the cache, since the reader has one for all. It decides no example.
+#
 # Names in ``ShareConfig(ignore=...)`` are not compared. Neither are workers, pinning and all other options of the training; nor
 # batch size, collate function and ``drop_last``, unless whole batches are shared.
 
-_NAME, _IGNORE, _REST = "data set", "ignored", "the rest"
+_NAME, _IGNORE, _REST, CACHE = "data set", "ignored", "the rest", "cache"
 _OF_CODE, _EXAMPLE = "@", "example "  # begin the names of texts
 _NOT_COMPARED = ("num_workers", "multiprocessing_context", "generator")
 _MOST_BYTES = 40_000  # in one message
 
 
-def fingerprint_of(kind: Kind, ignore: Sequence[str] = ()) -> dict[str, str]:
-    """Returns the compared facts of a loader's data, as texts by name, without the attributes to ``ignore``."""
+def fingerprint_of(kind: Kind, ignore: Sequence[str] = (), cache: str = "none") -> dict[str, str]:
+    """Returns the compared facts of a loader's data, as texts by name, without the attributes to ``ignore``.
+
+    ``cache``: the options of the reader's cache, in words.
+    """
     unit = unit_of(kind)
     found = fingerprint(_compared(parts_of(kind)), [*ignore, *(("batch_size",) if unit is Unit.batch else ())])
     return {
         _NAME: _data_sets(kind),
+        CACHE: cache,
         **found.held,
         **{f"{_OF_CODE}{name}": text for name, text in found.code.items()},
         **(_examples(kind) if unit is Unit.indexed else {}),
@@ -249,6 +255,8 @@ def difference(here: dict[str, str], there: dict[str, str]) -> str:
             return f"{name} is another one, read under the same seeds"
     if here.get(_REST) != there.get(_REST):
         return "something that is too long to be named"
+    if here.get(CACHE) != there.get(CACHE):
+        return f"{CACHE}: {here.get(CACHE)} and {there.get(CACHE)}"
     return "" if here[_NAME] == there[_NAME] else f"{_NAME}: {here[_NAME]} and {there[_NAME]}"
 
 
@@ -257,7 +265,7 @@ def in_short(data_fingerprint: dict[str, str]) -> dict[str, str]:
     short: dict[str, str] = {}
     size = 0
     left: list[str] = []
-    for name, text in sorted(data_fingerprint.items(), key=lambda item: item[0] not in (_NAME, _IGNORE)):
+    for name, text in sorted(data_fingerprint.items(), key=lambda item: item[0] not in (_NAME, _IGNORE, CACHE)):
         size += len(json.dumps([name, text]))
         if size <= _MOST_BYTES:
             short[name] = text
@@ -284,7 +292,7 @@ def trained_parts(data_fingerprint: dict[str, str]) -> list[str]:
 
 def _fingerprint_in(data_fingerprint: dict[str, str]) -> Fingerprint:
     code = {name[len(_OF_CODE) :]: text for name, text in data_fingerprint.items() if name.startswith(_OF_CODE)}
-    others = (_NAME, _IGNORE, _REST)
+    others = (_NAME, _IGNORE, _REST, CACHE)
     held = {
         name: text for name, text in data_fingerprint.items() if not name.startswith((_OF_CODE, _EXAMPLE)) and name not in others
     }

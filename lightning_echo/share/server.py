@@ -27,6 +27,7 @@ from lightning_echo.log import LOGGER
 from lightning_echo.pipeline.choice import choose_reading
 from lightning_echo.pipeline.kinds import Kind
 from lightning_echo.share.config import Gone, WireError, check_peer, receive, send
+from lightning_echo.share.reader_cache import ReaderCache
 from lightning_echo.share.reading import Reading, Reads, StreamReading
 from lightning_echo.share.same_data import Unit, difference, in_short, unit_of
 from lightning_echo.split.reading import AUTO_IN_FLIGHT
@@ -277,6 +278,7 @@ class Server:
         follows: Whether a reader of this name has died. If its trainings still run, they come within a moment. No other training
             enters before them, since this reader must begin where they are.
         expected: How many trainings the dead reader had. Until they are here, nothing is overwritten, for a while.
+        cache: What the reader keeps of the examples that it has read; None: nothing.
         starter: Who has started this reader, for people.
         when_over: Called when no training may come any more.
         elsewhere: Another node that reads; None: this reader reads itself.
@@ -294,6 +296,7 @@ class Server:
         window_bytes: int,
         linger_seconds: float,
         in_flight: int | str = 1,
+        cache: ReaderCache | None = None,
         follows: bool = False,
         expected: int = 0,
         starter: str = "serve",
@@ -307,8 +310,8 @@ class Server:
         self._length = 0
         if unit_of(kind) is Unit.indexed:
             self._length = len(kind.sampler)
-            reading = choose_reading(kind, in_flight)
-            self._read = Reading if reading is None else partial(Reading, part=reading, in_flight=in_flight)
+            reading = choose_reading(kind, in_flight, [None] if cache is None else cache.cuts)
+            self._read = partial(Reading, part=reading, in_flight=in_flight, cache=cache, follows=follows)
         elif in_flight not in (1, AUTO_IN_FLIGHT):
             choose_reading(kind, in_flight)  # raises the reason
         self._trainings = Trainings(self._length)
@@ -484,6 +487,7 @@ class Server:
         nodes = 0 if self._elsewhere is None else self._elsewhere.nodes
         window.trainings, window.slowest_need_nanoseconds = self._trainings.count + nodes, self._trainings.slowest_need()
         window.slowest_label = "" if slowest is None else slowest.label
+        window.cache = self._reading.cache_state
         now = time.monotonic()
         passed = now - self._begun
         is_missing = self._trainings.going_on < self._expected and passed < _GRACE_SECONDS
@@ -609,7 +613,7 @@ class Server:
     def _tell_place(self, peer: _Peer, reading: Reads, place: int, others: int, is_late: bool) -> None:
         descriptor = reading.window.read_only_descriptor()
         welcome = {"place": place, "others": others, "is_late": is_late, "batch_size": self._batch_size, "whose": self._who()}
-        welcome["count"] = self._trainings.count
+        welcome |= {"count": self._trainings.count, "cache": reading.about_cache}
         try:
             send(peer.connection, {"welcome": welcome}, [descriptor])
             peer.knows_place = True

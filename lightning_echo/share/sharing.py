@@ -8,13 +8,15 @@ import time
 import uuid
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 from torch.utils.data import DataLoader
 
-from lightning_echo.cache.node_cache import gathered, nodes_of, place_of_process
+from lightning_echo.cache.kept import HOLDS, CacheConfig, read_cache_config
+from lightning_echo.cache.node_cache import CacheCounts, gathered, nodes_of, place_of_process
+from lightning_echo.cache.reads import Lookups
 from lightning_echo.data.copies import bytes_in_words
 from lightning_echo.data.elsewhere import NotRead, read_elsewhere
 from lightning_echo.insertion import InsertionPoint, Needs, earliest, points_from
@@ -36,10 +38,11 @@ from lightning_echo.share.config import (
 from lightning_echo.share.pipeline import PacedPipeline, SharedPipeline
 from lightning_echo.share.process import fitting_window, name_of_process, payload_of, run_reader, seed_of
 from lightning_echo.share.ray import check_ray, place_of_training
+from lightning_echo.share.reader_cache import ReaderCache, options_in_words
 from lightning_echo.share.reading import first_item
 from lightning_echo.share.same_data import Unit, fingerprint_of, loader_of, parts_of, trained_parts, unit_of
 from lightning_echo.share.stream import SharedBatches, SharedStream, SizedSharedStream
-from lightning_echo.share.window import Window
+from lightning_echo.share.window import CacheState, Window
 from lightning_echo.split.prove import whole_batch, why_not_apart
 from lightning_echo.split.reading import AUTO_IN_FLIGHT
 from lightning_echo.split.staged import batched
@@ -97,17 +100,14 @@ def point_of_shared(point: InsertionPoint, unit: Unit) -> InsertionPoint:
 class LoaderSharing:
     """Sharing of one loader. Raises a ValueError if the loader cannot share."""
 
-    def __init__(self, config: ShareConfig, kind: Kind, *, has_cache: bool, in_flight: int | str = 1) -> None:
+    def __init__(self, config: ShareConfig, kind: Kind, cache: CacheConfig | None = None, *, in_flight: int | str = 1) -> None:
         self.config, self._users, self._unit, self._in_flight = config, kind, unit_of(kind), in_flight
         self.is_replayed = self._unit is Unit.indexed  # so that the order of a run follows from the name
         self._attachment: Attachment | None = None
         self._waited_before, self._saved_before, self._missed_before = Waited(), 0.0, 0
-        if has_cache:
-            raise ValueError(
-                "share and cache are impossible together: the reader reads for all trainings. Give the data set of the loader a "
-                'cache instead: DataLoader(CachedDataset(dataset, "8GiB"), ...)'
-            )
         check_shareable(config, kind)
+        self._cache_config, self._cache = cache, None if cache is None else ReaderCache.of(cache, kind)
+        self._lookups = Lookups()  # of the examples that were delivered
         self._stream = SharedStream(config)
         self._batches: SharedBatches | None = None
         if self._unit is Unit.streamed and hasattr(kind.loader.dataset, "__len__"):
@@ -164,6 +164,21 @@ class LoaderSharing:
         now = Waited() if self._attachment is None else self._attachment.waited
         return now.after(self._waited_before)
 
+    @property
+    def cache_counts(self) -> CacheCounts | None:
+        """The contents of the reader's cache, and the hits and misses of this rank's fresh examples; None without a cache."""
+        if (config := self._cache_config) is None:
+            return None
+        hits, misses = self._lookups
+        state = CacheState() if self._attachment is None else self._attachment.cache
+        size, hold = state.size or config.bytes_of(), HOLDS[state.hold] if state.hold else config.hold
+        return CacheCounts(state.examples, state.bytes, hits, misses, bool(state.is_full), hold, size)
+
+    def add_lookups(self, hits: int, misses: int, received: int = 0, waited_seconds: float = 0.0) -> None:
+        """Counts fresh examples that were delivered. See `LoaderCache.add_lookups`."""
+        del received, waited_seconds  # there are no other nodes
+        self._lookups = Lookups(self._lookups.hits + hits, self._lookups.misses + misses)
+
     def start(self, opening: Opening) -> SharedPipeline:
         """Attaches to the reader, and starts the pipeline. All ranks must call this function together."""
         layout, names = opening.layout, gathered(uuid.uuid4().hex)
@@ -205,7 +220,7 @@ class LoaderSharing:
         self._waited_before, self._saved_before = self.waited, self.saved_cpu_seconds
         self._missed_before += 0 if self._attachment is None else self._attachment.missed
         place = place_of_training(self.config.name) if self.config.cluster else None
-        data_fingerprint = fingerprint_of(self._users, self.config.ignore)
+        data_fingerprint = fingerprint_of(self._users, self.config.ignore, options_in_words(self._cache_config))
         if trained := trained_parts(data_fingerprint):
             warnings.warn(
                 f"lightning_echo: share={self.config.name!r}: the reader has a copy of {', '.join(trained[:3])}, as it is "
@@ -215,7 +230,7 @@ class LoaderSharing:
             )
         self._attachment = Attachment(
             self.config,
-            lambda: payload_of(self.config, self._users, data_fingerprint, place, self._in_flight),
+            lambda: payload_of(self.config, self._users, data_fingerprint, place, self._in_flight, self._cache),
             data_fingerprint,
             tell_every=tell_every,
             group=group,
@@ -313,7 +328,13 @@ _BETWEEN_LOOKS_SECONDS = 0.5
 _BETWEEN_SHOWS_SECONDS = 2.0
 
 
-def serve(loader: Any, share: ShareConfig | str, *, show: Callable[[str], None] | None = None) -> None:
+def serve(
+    loader: Any,
+    share: ShareConfig | str,
+    *,
+    cache: CacheConfig | Mapping[str, Any] | str | float | int | None = None,
+    show: Callable[[str], None] | None = None,
+) -> None:
     """Runs the reader of a name in the foreground, until you interrupt it (Ctrl-C).
 
     You do not need it: the first training starts a reader in a process of its own. Use this function to watch the reader, or to
@@ -322,11 +343,12 @@ def serve(loader: Any, share: ShareConfig | str, *, show: Callable[[str], None] 
     Args:
         loader: A ``DataLoader`` with the data set, sampler and workers of the trainings. Its batch size does not matter.
         share: The name, or a `ShareConfig`, of which only ``name``, ``window`` and ``ignore`` are used.
+        cache: The cache of the reader, as the trainings give it: a `CacheConfig`, a mapping of its fields, or its size alone.
         show: Called every few seconds with a text about the trainings and their places.
 
     Raises:
         TypeError: ``loader`` is not a loader, or ``share`` is neither a name nor a `ShareConfig`.
-        ValueError: The loader cannot be shared, or there is a reader of this name already.
+        ValueError: The loader cannot be shared, the cache is impossible, or there is a reader of this name already.
         RuntimeError: The workers cannot continue.
 
     Example:
@@ -339,7 +361,9 @@ def serve(loader: Any, share: ShareConfig | str, *, show: Callable[[str], None] 
         raise TypeError("share must be a name or a ShareConfig, got None")
     kind = kind_of(loader)
     check_shareable(config, kind)
-    data_fingerprint = fingerprint_of(kind, config.ignore)
+    cache_config = read_cache_config(cache)
+    reader_cache = None if cache_config is None else ReaderCache.of(cache_config, kind)
+    data_fingerprint = fingerprint_of(kind, config.ignore, options_in_words(cache_config))
     lock = StarterLock(config.name)
     if not lock.try_to_hold() or status_of(config.name) is not None:
         lock.release()
@@ -351,6 +375,7 @@ def serve(loader: Any, share: ShareConfig | str, *, show: Callable[[str], None] 
             data_fingerprint=data_fingerprint,
             window_bytes=fitting_window(config),
             in_flight=AUTO_IN_FLIGHT,
+            cache=reader_cache,
             linger_seconds=float("inf"),
             starter=f"serve in {name_of_process()}",
             when_ready=lock.release,

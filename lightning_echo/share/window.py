@@ -26,6 +26,7 @@ from lightning_echo.cache.record import NotPlainError, decode, encode_plain
 # it, but bytes from another process are never unpickled here. An error of the data set may stand in the place of an example.
 
 PLAIN, REWRITTEN, ERROR, END = 0, 1, 2, 3  # kinds. The last one has no bytes and marks the end of a pass
+HELD = 0x40  # added to the kind of an example that the reader's cache held
 _MOST_TEXT = 4000  # characters of an error's message
 _NAMED, _TUPLE, _DATACLASS = "named", "tuple", "dataclass"  # tags of a tuple in a rewritten example
 _OF_THAT_NAME = "in this training, but the reader's data set returns one of that name"
@@ -176,9 +177,21 @@ def _refused(value: Any, path: str) -> TypeError:
 CHUNK = 32
 """Items that a worker is asked for at once."""
 
-_MAGIC = 0x4C45_5348_4152_4503  # the last byte: version of the layout
+
+class CacheState(NamedTuple):
+    """The contents of the reader's cache, in numbers. All are 0 if it has none."""
+
+    examples: int = 0
+    bytes: int = 0
+    size: int = 0  # bytes that it may hold
+    is_full: int = 0  # whether it takes no more examples
+    hold: int = 0  # the form of an example, as its place in ``HOLDS``
+
+
+_MAGIC = 0x4C45_5348_4152_4504  # the last byte: version of the layout
 _HEADER_BYTES = 4096
-_MAGIC_AT, _LOW, _CLOSED, _SLOTS, _WORKERS, _RING, _BEGIN, _TRAININGS, _NEED, _OF_WORKERS = range(10)  # words of the header
+_MAGIC_AT, _LOW, _CLOSED, _SLOTS, _WORKERS, _RING, _BEGIN, _TRAININGS, _NEED, _CACHE = range(10)  # words of the header
+_OF_WORKERS = _CACHE + len(CacheState._fields)
 _BLOCKED, _PREPARED, _NANOSECONDS, _CPU_NANOSECONDS = range(4)  # words of a worker, one worker after the other
 _WORDS = 4
 _LABEL_BYTES = 128  # at the end of the header
@@ -272,6 +285,15 @@ class Window:
     @slowest_label.setter
     def slowest_label(self, value: str) -> None:
         self._memory[_HEADER_BYTES - _LABEL_BYTES : _HEADER_BYTES] = value.encode()[:_LABEL_BYTES].ljust(_LABEL_BYTES, b"\0")
+
+    @property
+    def cache(self) -> CacheState:
+        """The contents of the reader's cache, some tenths of a second ago."""
+        return CacheState(*map(int, self._words[_CACHE:_OF_WORKERS]))
+
+    @cache.setter
+    def cache(self, state: CacheState) -> None:
+        self._words[_CACHE:_OF_WORKERS] = state
 
     def close_for_writers(self) -> None:
         self.is_closed = 1

@@ -16,7 +16,8 @@ ray = pytest.importorskip("ray", reason="Ray is not installed: make test-ray")
 from lightning.pytorch import Trainer  # noqa: E402
 from ray import tune  # noqa: E402
 from ray_runs import Noted, Recording, cluster_of, reads, training  # noqa: E402
-from sharing_runs import Numbers, examples, indices, wait_until  # noqa: E402
+from sharing_cache_runs import Shots, cached_loader  # noqa: E402
+from sharing_runs import Numbers, epochs_of, examples, indices, sleeps, wait_until  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
 
 from lightning_echo import EchoCallback  # noqa: E402
@@ -101,6 +102,30 @@ def test_other_data_of_the_same_name_is_refused_on_another_node(nodes, tmp_path)
         ray.get(training("b", Numbers(LENGTH + 1), 8, 1, name="other", **ONE), timeout=SECONDS)
     gate.touch()
     check_exact([ray.get(first, timeout=SECONDS)] * 2, 1)
+
+
+@ray.remote(num_cpus=0.5, max_retries=0)
+def counts_of(dataset: Any, batch_size: int, epochs: int, share: dict[str, Any]) -> Any:
+    """What a training with a cache in its reader delivers on a node, and the counts of that cache."""
+    loader = cached_loader(dataset, batch_size, **share)
+    try:
+        return epochs_of(loader, epochs, sleeps(0.02)), loader.cache_counts
+    finally:
+        loader.close()
+
+
+def test_the_node_that_reads_has_the_cache_and_all_nodes_see_its_counts(nodes):
+    share, data, epochs = {"name": "cached", "window": WINDOW, **ONE}, Shots(), 5
+    started = [counts_of.options(resources={node: 1}).remote(data, size, epochs, share) for node, size in (("a", 8), ("b", 5))]
+    found, counted = zip(*ray.get(started, timeout=SECONDS), strict=True)
+    check_exact(found, epochs)
+    for counts in counted:
+        assert counts.examples == 127, "examples of 8 KiB in a cache of 1 MiB"
+        assert counts.hits in (127 * (epochs - 1), 127 * epochs), "the later one may begin with the second pass"
+        assert counts.hits + counts.misses == epochs * LENGTH
+    (source,) = [node for node in "ab" if "this node reads for all nodes" in nodes.log(node, "cached")]
+    assert "cache: holds" in nodes.log(source, "cached")
+    assert "cache: holds" not in nodes.log(other_of(source), "cached")
 
 
 def trial(config: dict[str, Any]) -> None:

@@ -236,11 +236,6 @@ def test_a_sampler_that_divides_among_ranks_and_points_before_what_is_shared_are
             loader_of(Numbers(40), 8, options={"insertion_point": point})
 
 
-def test_share_and_cache_are_refused_together():
-    with pytest.raises(ValueError, match="share and cache are impossible together"):
-        EchoLoader(DataLoader(range(8), batch_size=2), 1, share="data", cache="1MiB")
-
-
 def test_on_another_system_it_is_refused_with_the_reason(monkeypatch):
     monkeypatch.delattr("os.memfd_create")
     with pytest.raises(ValueError, match="share='data' is impossible on this system: it needs Linux"):

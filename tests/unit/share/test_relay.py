@@ -16,7 +16,7 @@ from lightning_echo.share.process import ReaderError, run_reader
 from lightning_echo.share.ray import Chunk, ChunkError, FarLost, Handing, Piece, Relay
 from lightning_echo.share.server import Start
 from lightning_echo.share.sharing import status_of
-from lightning_echo.share.window import ERROR, unpack
+from lightning_echo.share.window import ERROR, HELD, CacheState, unpack
 
 DEADLINE_SECONDS = 20
 FRESH = Start(0, False, "now")
@@ -47,7 +47,7 @@ class PlayedFar:
 
     def stay(self, relay, need_nanoseconds):
         self.needs.append(need_nanoseconds)
-        return 3
+        return 3, CacheState(7, 700, 1000, 0, 2)
 
     def leave(self, relay):
         self.left.append(relay)
@@ -101,6 +101,15 @@ def test_what_comes_is_in_the_window_at_its_items():
         ((name, start),) = far.entered
         assert start == FRESH
     assert far.left == [name]
+
+
+def test_what_the_cache_of_the_other_node_held_and_holds_is_in_the_window():
+    far = PlayedFar(Chunk.from_array(Chunk(0, [Piece(HELD, b"a"), Piece(0, b"b")]).to_array()))
+    with relaying(far) as (_, begin, _, _, _):
+        reads = until(begin)
+        until(lambda: reads.window.has(1))
+        assert [reads.window.copy(item) for item in (0, 1)] == [(HELD, bytearray(b"a")), (0, bytearray(b"b"))]
+        assert reads.window.cache == reads.cache_state == CacheState(7, 700, 1000, 0, 2)
 
 
 @pytest.mark.parametrize(
@@ -227,7 +236,7 @@ def test_each_relay_has_each_item_once_and_in_order(reader):
         for items in found.values():
             assert [item for item, _ in items] == list(range(len(items)))
             assert [value for _, value in items] == [item % LENGTH for item, _ in items]
-        assert actor.stay("a", 0) == 1, "the other relay: no training of this node"
+        assert actor.stay("a", 0) == (1, CacheState()), "the other relay: no training of this node"
     finally:
         actor.leave("a")
         actor.leave("b")

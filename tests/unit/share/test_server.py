@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 from lightning_echo.pipeline.kinds import kind_of
 from lightning_echo.share.config import Gone, new_socket, receive, send
 from lightning_echo.share.server import HOLD_SECONDS, Agreement, CannotBegin, Server, Training, Trainings
+from lightning_echo.share.window import CacheState
 
 HELLO = {
     **{"label": "test", "behind": "wait", "join": "now", "wait_for": 2, "wait_seconds": 600, "wish": None},  # nothing is read
@@ -169,7 +170,7 @@ def low_of(server):
 def test_after_a_reader_has_died_nothing_is_overwritten_until_its_trainings_are_back(idle_server, knows_count):
     """A reader that a new training has started cannot know how many the dead one had: for a moment."""
     server = idle_server(**({"expected": 2} if knows_count else {"follows": True}))
-    server._reading = SimpleNamespace(window=window_from(0), close=lambda: None)
+    server._reading = SimpleNamespace(window=window_from(0), cache_state=CacheState(), close=lambda: None)
     comes(server, group="a", goes_on=True).cursor = 5
     assert low_of(server) == 0
     new = comes(server, group="c")  # it counts for none of them

@@ -11,7 +11,7 @@ from lightning_echo.share.attachment import Attachment, Group, Link, Missed, Pla
 from lightning_echo.share.config import Gone, ShareConfig, new_socket, receive, send
 from lightning_echo.share.process import ReaderError
 from lightning_echo.share.server import Agreement
-from lightning_echo.share.window import pack
+from lightning_echo.share.window import CacheState, pack
 
 
 def attached(own, slowest, reader, trainings=2):
@@ -42,6 +42,7 @@ def test_examples_come_as_fast_as_the_reader_or_the_slowest_other_training(own, 
 
 class Shelf:
     low, slowest_label, last_written, begin, cpu_seconds_per_example = 0, "", 0, 0, 0.1
+    cache = CacheState()
 
     def __init__(self, end, trainings=1):
         self.end, self.trainings = end, trainings
@@ -114,7 +115,12 @@ def test_a_rank_keeps_a_round_until_it_needs_nothing_of_it():
 
 def test_of_a_reader_from_which_nothing_was_taken_yet_all_that_it_has_published_is_still_to_come():
     attachment, wishes = taking(), []
-    attachment._connector.connect = lambda wish, **options: wishes.append((wish, options["goes_on"]))
+
+    def connect(wish, **options):
+        wishes.append((wish, options["goes_on"]))
+        return SimpleNamespace(window=window)
+
+    attachment._connector.connect = connect
     window = Shelf(20)
     window.low, window.last_written = 10, 19
     attachment._next = 5  # of the reader before it

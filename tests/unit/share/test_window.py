@@ -120,7 +120,7 @@ def test_a_training_can_neither_write_nor_shrink_it(make):
 def test_what_is_no_window_or_cannot_be_one_is_refused(make, tmp_path):
     with pytest.raises(TooLargeError, match="takes 5,000 bytes, and each of the 2 workers has 4,096"):
         Ring(make(size_bytes=8192, workers=2), 1).put(0, 0, [bytes(5000)], 5000)
-    with pytest.raises(ValueError, match="up to 121 workers, got 122"):
+    with pytest.raises(ValueError, match="up to 120 workers, got 122"):
         Window.create(4096, 122, 0)
     for size in (10, 8192):
         (tmp_path / "file").write_bytes(bytes(size))
