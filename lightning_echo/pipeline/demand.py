@@ -37,7 +37,6 @@ _KEPT_BATCHES = 3  # delivered, and not booked: a state may be that of one or tw
 _LAST_STEPS = 10  # whose times decide how early a batch is due
 _DEAD_SECONDS = 10.0  # the training waits so long before the user is told that the source delivers nothing
 _CLOSE_READ_SECONDS = 1.0  # a worker that reads for longer is ended when the loader is closed
-_CLOSE_SECONDS = 5.0
 _OVERTAKING = 32  # examples for each read in flight, that may arrive before one that takes long
 _CHEAP_SHARE = 0.25  # reads that take less of the time of making a batch are not worth an echo
 
@@ -80,19 +79,21 @@ class DemandRequests(Iterator[DemandRequest]):
         self._next_delivered = self._next_noted = number  # noted: in the journal
         self.failure: Exception | None = None  # of the user's order, or because of which a batch cannot be repeated
         self._ends_at = math.inf if repeated is None else repeated.stretch.end  # the first batch that cannot be repeated
+        self.lock = threading.RLock()  # never held while the user's sampler runs, which may hang
+        self._order_before: dict[str, Any] | None = None  # the state of the order, while it asks the user's sampler
         self._take_indices(dealing.next)
-        self.lock = threading.RLock()
 
     def __next__(self) -> DemandRequest:
         with self.lock:
             self._book()
-            told = list[ToRead]()
-            try:
-                for block in self._dealing.deal(self._count % self._workers):
-                    told.append(self._with_indices(block))
-            except Exception as error:  # the user's sampler may raise anything: after the batches that it has given
-                self.failure = self.failure or with_place(error)
-                let_go_of_frames(error)
+        told = list[ToRead]()
+        try:
+            for block in self._dealing.deal(self._count % self._workers):
+                told.append(self._with_indices(block))
+        except Exception as error:  # the user's sampler may raise anything: after the batches that it has given
+            self.failure = self.failure or with_place(error)
+            let_go_of_frames(error)
+        with self.lock:
             number, fresh = self._number, None
             if self._repeated is not None:
                 if self.failure is None:
@@ -120,10 +121,20 @@ class DemandRequests(Iterator[DemandRequest]):
         )
 
     def _take_indices(self, end: int) -> None:
-        for position, index in enumerate(self.order.take(end - self._known), self._known):
+        with self.lock:
+            self._order_before = self._order_state()
+        try:
+            taken = self.order.take(end - self._known)
+        finally:
+            self._order_before = None
+        for position, index in enumerate(taken, self._known):
             if not self._dealing.is_delivered(position):
                 self._indices[position] = index
         self._known = end
+
+    def _order_state(self) -> dict[str, Any]:
+        """Returns the state of the order from the first position on that this rank, or another one, has not delivered."""
+        return self.order.state(int(min(self._dealing.frontier, self._order_from)))
 
     def _factor_of(self, number: int) -> float:
         return next(factor for since, factor in reversed(self._factors) if since <= number or since == self._factors[0][0])
@@ -182,8 +193,7 @@ class DemandRequests(Iterator[DemandRequest]):
             }
             if self._earlier is not None:
                 demand["earlier"] = self._earlier
-            since = int(min(before.frontier, self._order_from))
-            return {"plan": None, "order": self.order.state(since), "demand": demand}
+            return {"plan": None, "order": self._order_before or self._order_state(), "demand": demand}
 
     def place(self) -> tuple[int, Booked]:
         """Returns the number of batches that were delivered, and what was."""
@@ -200,11 +210,8 @@ class DemandRequests(Iterator[DemandRequest]):
         """Closes the journal."""
         if self._journal is None:
             return
-        if self.lock.acquire(timeout=_CLOSE_SECONDS):  # a sampler of the user's may hang in the other thread
-            try:
-                self._note()
-            finally:
-                self.lock.release()
+        with self.lock:
+            self._note()
         self._journal.close()
 
     def index_of(self, position: int) -> Any:

@@ -275,7 +275,7 @@ class Dealing:
         delivered_before: Callable[[int], bool] = _nothing,
     ) -> None:
         self._pass_length, self._block, self._window = pass_length, block, window
-        self._frontier, self._ahead, self._delivered_before = booked.frontier, set(booked.ahead), delivered_before
+        self.frontier, self._ahead, self._delivered_before = booked.frontier, set(booked.ahead), delivered_before
         self.next = max(booked.ahead, default=booked.frontier - 1) + 1  # the next position that was never dealt
         missed = (position for position in range(booked.frontier, self.next) if not self.is_delivered(position))
         self._again: deque[Block] = deque()
@@ -312,15 +312,15 @@ class Dealing:
                 raise RuntimeError(f"position {position} was delivered twice, or was never dealt out: please report this")
             self._open[worker] -= 1
             self._ahead.add(position)
-        while self.is_delivered(self._frontier):
-            self._ahead.discard(self._frontier)
-            self._frontier += 1
+        while self.is_delivered(self.frontier):
+            self._ahead.discard(self.frontier)
+            self.frontier += 1
 
     def is_delivered(self, position: int) -> bool:
-        return position < self._frontier or position in self._ahead or self._delivered_before(position)
+        return position < self.frontier or position in self._ahead or self._delivered_before(position)
 
     def booked(self) -> Booked:
-        return Booked(self._frontier, frozenset(self._ahead))
+        return Booked(self.frontier, frozenset(self._ahead))
 
     def _next_for(self, worker: int) -> Block:
         queues = self._queues
