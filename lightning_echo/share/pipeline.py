@@ -436,7 +436,7 @@ class SharedPipeline(PacedPipeline):
             requests = BatchRequests(plan, batched)
         else:
             requests = ExampleRequests(plan, order, whole_calls=False)
-        own = self._loader()
+        own: Any = self._loader()
         workers = WorkerProcesses()
         rebuilt = Indexed(own).rebuild(
             requests, uncut_stages, self._key, workers, is_seeded=not self._in_thread, counted=own.dataset
