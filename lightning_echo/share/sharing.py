@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
+import numpy as np
 from torch.utils.data import DataLoader
 
 from lightning_echo.cache.node_cache import gathered, nodes_of, place_of_process
@@ -21,6 +22,7 @@ from lightning_echo.insertion import InsertionPoint, Needs, earliest, points_fro
 from lightning_echo.pipeline.kinds import Indexed, IndexedBatches, Kind, Opaque, OwnBatches, Stream, StreamBatches, kind_of
 from lightning_echo.pipeline.pipelines import Opening, Pipeline
 from lightning_echo.pipeline.prefetch import DEPTH
+from lightning_echo.plan.order import Order
 from lightning_echo.share.attachment import Attachment, Group, Waited
 from lightning_echo.share.config import (
     Gone,
@@ -33,10 +35,11 @@ from lightning_echo.share.config import (
     send,
     socket_of,
 )
+from lightning_echo.share.parts import Items, items_of, part_of
 from lightning_echo.share.pipeline import PacedPipeline, SharedPipeline
 from lightning_echo.share.process import fitting_window, name_of_process, payload_of, run_reader, seed_of
 from lightning_echo.share.ray import check_ray, place_of_training
-from lightning_echo.share.reading import first_item
+from lightning_echo.share.reading import first_item, order_of
 from lightning_echo.share.same_data import Unit, fingerprint_of, loader_of, parts_of, trained_parts, unit_of
 from lightning_echo.share.stream import SharedBatches, SharedStream, SizedSharedStream
 from lightning_echo.share.window import Window
@@ -140,6 +143,16 @@ class LoaderSharing:
         return 0 if self._attachment is None else self._attachment.trainings
 
     @property
+    def has_other_part(self) -> bool:
+        """Whether the user has chosen another part of the data since this training has attached to its reader."""
+        if self._attachment is None:
+            return False
+        before, now = self._attachment.items.part, part_of(self._users)
+        if before is None or now is None:
+            return before is not now
+        return not np.array_equal(before.indices, now.indices)
+
+    @property
     def missed_examples(self) -> int:
         """Examples that other trainings had and this rank missed, since the reader does not wait with ``behind="skip"``."""
         now = 0 if self._attachment is None else self._attachment.missed
@@ -177,8 +190,9 @@ class LoaderSharing:
                 f"share={self.config.name!r} is impossible here: the ranks are on several nodes, and a reader serves one. Leave "
                 "share out"
             )
-        group = Group(names[0], layout.replicas, layout.length)
-        attachment = self._attach(layout.batch_size * layout.replicas, group)
+        group, part = Group(names[0], layout.replicas, layout.length), part_of(self._users)
+        items = items_of(part, self._order_of_base)
+        attachment = self._attach(layout.batch_size * layout.replicas, group, items=items)
         try:
             return SharedPipeline(self.config, self._users, opening, attachment)
         except BaseException:
@@ -201,7 +215,13 @@ class LoaderSharing:
             attachment.close()
             raise
 
-    def _attach(self, tell_every: int, group: Group, follow: Callable[[Window, int], int] | None = None) -> Attachment:
+    def _order_of_base(self) -> Order:
+        seed = seed_of(self.config.name)
+        return order_of(kind_of(loader_of(parts_of(self._users), seed)), seed)
+
+    def _attach(
+        self, tell_every: int, group: Group, follow: Callable[[Window, int], int] | None = None, items: Items | None = None
+    ) -> Attachment:
         self._waited_before, self._saved_before = self.waited, self.saved_cpu_seconds
         self._missed_before += 0 if self._attachment is None else self._attachment.missed
         place = place_of_training(self.config.name) if self.config.cluster else None
@@ -220,6 +240,7 @@ class LoaderSharing:
             tell_every=tell_every,
             group=group,
             follow=follow,
+            items=items,
         )
         return self._attachment
 
