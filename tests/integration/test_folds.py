@@ -1,11 +1,26 @@
 """Trainings on parts of one data set share a reader: each gets its part, all of it, and nothing else."""
 
+import os
 import random
+import signal
 import time
+from contextlib import suppress
 
 import pytest
 import torch
-from sharing_runs import Numbers, closing, epochs_of, examples, indices, kill_reader, rows, status, together, wait_until
+from sharing_runs import (
+    Numbers,
+    closing,
+    epochs_of,
+    examples,
+    in_process,
+    indices,
+    kill_reader,
+    rows,
+    status,
+    together,
+    wait_until,
+)
 from torch.utils.data import ConcatDataset, DataLoader, Subset, SubsetRandomSampler, WeightedRandomSampler, random_split
 
 from lightning_echo import EchoLoader
@@ -199,3 +214,114 @@ def test_what_is_no_part_is_refused_beside_others(chosen):
         next(iter(weighted))
     for loader in (other, joined, weighted, whole):
         loader.close()
+
+
+class Counted(Numbers):
+    """Notes each read in a file, one byte each."""
+
+    def __init__(self, length, path):
+        super().__init__(length)
+        self.path = str(path)
+
+    def __getitem__(self, index):
+        descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.write(descriptor, b"x")
+        os.close(descriptor)
+        return super().__getitem__(index)
+
+
+def test_five_folds_side_by_side_read_the_data_once_in_each_of_their_passes(tmp_path):
+    path, passes = tmp_path / "reads", 10
+    data = Counted(LENGTH * 2, path)
+    parts = [[index for index in range(LENGTH * 2) if index % FOLDS != number] for number in range(FOLDS)]
+    loaders = [training_on(Subset(data, part), 16, wait_for=FOLDS, window=2**12) for part in parts]
+    found = together(*(closing(loader, passes) for loader in loaders))
+    for part, epochs in zip(parts, found, strict=True):
+        assert all(sorted(indices(batches)) == part for batches in epochs)
+    compared = 2 * FOLDS * 8  # examples that are compared, by each training, twice each
+    assert (path.stat().st_size - compared) / (passes * len(data)) < 1.1
+
+
+def test_what_no_training_wants_is_not_read(tmp_path):
+    path = tmp_path / "reads"
+    data = Counted(LENGTH * 4, path)
+    some = training_on(Subset(data, range(96)), 16, window=2**12)
+    assert all(sorted(indices(batches)) == list(range(96)) for batches in epochs_of(some, 5))
+    some.close()
+    assert path.stat().st_size - 16 < 96 * 6 + 64
+
+
+class Together(Numbers):
+    """Reads many examples in one call, whose noise depends on how many are read."""
+
+    def __getitems__(self, chosen):
+        drawn = torch.rand(len(chosen))
+        return [{**self[index], "noise": noise} for index, noise in zip(chosen, drawn, strict=True)]
+
+
+def test_data_that_reads_many_examples_in_one_call_has_the_same_noise_whoever_is_there():
+    def passes_of(*parts):
+        loaders = [training_on(Subset(Together(LENGTH), part), 16, wait_for=len(parts), linger_seconds=0) for part in parts]
+        return [[dict(examples(batches)) for batches in epochs] for epochs in together(*(closing(each, 2) for each in loaders))]
+
+    (alone,) = passes_of(fold(0))
+    beside, other = passes_of(fold(0), fold(1))
+    assert alone == beside
+    for epoch, epoch_of_other in zip(beside, other, strict=True):
+        assert sorted(epoch) == fold(0)
+        assert all(epoch[index] == noise for index, noise in epoch_of_other.items() if index in epoch)
+
+
+def trains_on(connection, part, options):
+    """A training in a process of its own, which says each index that it gets."""
+    loader = training_on(Subset(Numbers(LENGTH, seconds=0.0005), part), 8, **options)
+    for _ in range(10**9):
+        for batch in loader:
+            connection.send(batch["index"].tolist())
+
+
+@pytest.mark.timeout(300)
+def test_while_readers_and_trainings_die_and_come_at_random_nobody_gets_what_is_not_in_its_part():
+    """Two trainings get exactly their parts. Beside them others come and are killed, and so are the readers."""
+    generator = random.Random(1)
+    share = {"window": 2**14, "linger_seconds": 5, "wait_for": 2, "workers": 2}
+    lasting = [training_on(Subset(Numbers(LENGTH, seconds=0.0005), fold(number)), 8 + number, **share) for number in range(2)]
+    over, batches_had = [], []
+
+    def train(loader):
+        def run():
+            epochs = []
+            try:
+                while not over:
+                    epochs += epochs_of(loader, 1, lambda: batches_had.append(loader))
+            finally:
+                loader.close()
+            return epochs
+
+        return run
+
+    def disturb():
+        try:
+            for _ in range(8):
+                part = sorted(generator.sample(range(LENGTH), generator.randrange(1, LENGTH)))
+                with in_process(trains_on, part, {**share, "wait_for": 1}) as (process, other):
+                    time.sleep(generator.random() * 0.6)
+                    if generator.random() < 0.6:
+                        with suppress(ConnectionError, FileNotFoundError, TimeoutError):
+                            kill_reader()
+                    time.sleep(generator.random() * 0.6)
+                    os.kill(process.pid, signal.SIGKILL)
+                    process.join()
+                    before = len(batches_had)
+                    wait_until(lambda: len(batches_had) > before + 60, "the lasting ones go on")  # noqa: B023
+                    with suppress(EOFError):
+                        while other.poll():
+                            assert set(other.recv()) <= set(part)
+        finally:
+            over.append(True)
+
+    *found, _ = together(*map(train, lasting), disturb)
+    for number, epochs in enumerate(found):
+        assert len(epochs) > 5
+        for batches in epochs:
+            assert sorted(indices(batches)) == fold(number)
