@@ -681,10 +681,12 @@ class Server:
                 "pid": os.getpid(),
                 "data": self._fingerprint["data set"],
                 "trainings": [
-                    {"pid": one.pid, "label": one.label, "behind": one.behind, "at": one.cursor} for one in trainings.all[:100]
+                    {"pid": one.pid, "label": one.label, "behind": one.behind, "at": one.cursor, "share": one.share}
+                    for one in trainings.all[:100]
                 ],
                 "count": trainings.count,
                 "length": self._length,
+                "read": 0 if window is None else window.read_in_pass,
                 "window_bytes": self._window_bytes,
                 "written": 0 if window is None else window.last_written + 1,
                 "low": 0 if window is None else window.low,

@@ -430,21 +430,26 @@ def shared_readers() -> str:
     )
 
 
-def lines_about(name: str, status: dict[str, Any], examples_per_second: float) -> list[str]:
-    """Returns lines of text, for people, about a reader with the status ``status``.
+def _in_percent(share: float) -> str:
+    return f"{100 * share:.2g}% of " if share < 1 else ""
+
+
+def lines_about(name: str, status: dict[str, Any], items_per_second: float) -> list[str]:
+    """Returns lines of text, for people, about a reader with the status ``status``, which passes so many items of its data.
 
     >>> status = {"pid": 7, "data": "Images of 1,000", "count": 1, "length": 1000, "window_bytes": 2**30, "is_full": True}
-    >>> training = {"label": "a.py (process 9)", "behind": "wait", "at": 1500}
-    >>> for line in lines_about("sweep", {**status, "trainings": [training], "slowest": "a.py (process 9)"}, 80.0):
+    >>> training = {"label": "a.py (process 9)", "behind": "wait", "at": 1500, "share": 0.8}
+    >>> for line in lines_about("sweep", {**status, "read": 800, "trainings": [training], "slowest": "a.py (process 9)"}, 100.0):
     ...     print(line)
-    sweep: process 7 reads Images of 1,000 for 1 training, 80 examples/s, window 1 GiB; waits for a.py (process 9)
-      a.py (process 9): pass 1, 50%, behind="wait"
+    sweep: process 7 reads 80% of Images of 1,000 for 1 training, 80 examples/s, window 1 GiB; waits for a.py (process 9)
+      a.py (process 9): pass 1, 50%, behind="wait", takes 80% of the data
     """
-    count = status["count"]
+    count, share = status["count"], status["read"] / status["length"] if status["length"] and status["read"] else 1.0
     waits = f"; waits for {status['slowest']}" if status["is_full"] and status["slowest"] else ""
     head = (
-        f"{name}: process {status['pid']} reads {status['data']} for {count} training{'' if count == 1 else 's'}, "
-        f"{examples_per_second:.3g} examples/s, window {bytes_in_words(status['window_bytes'])}{waits}"
+        f"{name}: process {status['pid']} reads {_in_percent(share)}{status['data']} for {count} training"
+        f"{'' if count == 1 else 's'}, {share * items_per_second:.3g} examples/s, "
+        f"window {bytes_in_words(status['window_bytes'])}{waits}"
     )
     lines, length = [head], status["length"]
     for training in status["trainings"]:
@@ -455,6 +460,7 @@ def lines_about(name: str, status: dict[str, Any], examples_per_second: float) -
             place = f"item {at % first_item(1)}, {behind}"
         else:
             number, taken = divmod(at, length)
-            place = f"pass {number}, {100 * taken // length}%, {behind}"
+            takes = f", takes {_in_percent(training['share'])}the data" if training["share"] < 1 else ""
+            place = f"pass {number}, {100 * taken // length}%, {behind}{takes}"
         lines.append(f"  {training['label']}: {place}")
     return lines
