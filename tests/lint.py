@@ -144,7 +144,9 @@ LEVELS = (
     *("log", "insertion", "plan", "schema", "data", "split", "cache", "pipeline", "share", "measure", "config", "loader"),
     *("training", "datamodule", "analysis", "doctor", "attachment", "callback", "cli", "pytorch_lightning", "run", "__main__"),
 )
-MOST_FILES = 115  # 100, since reads in flight: threads, what comes, the pool; on demand: rule, pipelines, ranks, journal; shared: 2
+MOST_FILES = (
+    115  # 100, since reads in flight: threads, what comes, the pool; on demand: rule, pipelines, ranks, journal; shared: 2
+)
 METHOD = LEVELS[: LEVELS.index("loader") + 1]  # data echoing itself
 FOREIGN = {
     *("lightning", "pytorch_lightning", "lightning_fabric", "torchvision", "torchmetrics", "jsonargparse", "omegaconf", "ray"),

@@ -266,7 +266,7 @@ class EchoRun:
         changed, self._changed = self._changed, Changed()
         if self._has_other_length() or changed.order:
             self._begin_next_pass(changed.order)
-        elif changed.data and self._setting.sharing is not None:
+        elif changed.data and self._setting.sharing is not None and not self._setting.sharing.has_other_part:
             self.says.once(f"{changed.data}: this was set after the reader of share= had started, and does not reach it")
         elif changed.data:
             self.says.once(f"{changed.data} now: new workers are started, and live examples are read again")

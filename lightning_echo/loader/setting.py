@@ -37,6 +37,7 @@ from lightning_echo.pipeline.reads import USUAL_IN_FLIGHT, most_ahead_bytes
 from lightning_echo.pipeline.requests import tell_pass
 from lightning_echo.plan.plan import Reuse
 from lightning_echo.share.config import ShareConfig
+from lightning_echo.share.parts import part_of
 from lightning_echo.share.same_data import unit_of
 from lightning_echo.share.sharing import LoaderSharing, SharedIndexed, SharedIndexedBatches, point_of_shared
 from lightning_echo.split.reading import AUTO_IN_FLIGHT
@@ -110,6 +111,8 @@ def _check_on_demand(kind: Kind, cache: CacheConfig | None, share: ShareConfig |
     why, instead = "", "give a number, or controller=TargetIdle()"
     if share is not None and not isinstance(kind, SharedIndexed):
         why = "of this loader, share= gives a training whole passes or whole batches, one after the other"
+    elif share is not None and part_of(kind) is not None:
+        why = "share= gives the training a part of what others read, whose examples may come again sooner than in a pass"
     elif share is None and type(kind) not in (Indexed, OwnBatches, Stream):
         why = f"{kind.why_later}, so that its batches are made while the training waits"
     elif reuse is Reuse.each:

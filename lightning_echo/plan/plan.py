@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from fractions import Fraction
@@ -125,6 +125,8 @@ class PlanShape:
         buffer_size: The largest number of live items of a rank.
         distinct: Whether a batch must not hold an index twice. It makes no difference for whole batches.
         most_distance: The largest number of positions that the order keeps between two fresh uses of an index; None: no limit.
+        distances: For a pass, the number of positions between two uses of an index, one there and one in the pass before, where
+            that may be less than ``most_distance``; None: it is never less.
         phase: Number of batches of a pass that come before batch 0, if a run begins within a pass.
     """
 
@@ -137,6 +139,7 @@ class PlanShape:
     distinct: bool = True
     reuse: Reuse = Reuse.each
     most_distance: int | None = None
+    distances: Callable[[int], int] | None = None
     phase: int = 0
 
     @property
@@ -170,6 +173,14 @@ class PlanShape:
         most = self.pass_length if self.most_distance is None else self.most_distance
         # In a short pass, half of what is to spare goes to the slack, and half to the shuffling of the next pass.
         return min(most, least + min(slack, max(self.pass_length - least, 0) // 2))
+
+    def too_old(self, position: int) -> int:
+        """Returns the last position whose item may not be live beside a fresh item at ``position``, so that no batch holds an
+        index twice."""
+        found = position - self.max_age
+        if self.distances is None or not (number := position // self.pass_length):
+            return found
+        return max(found, min(position - self.distances(number), number * self.pass_length - 1))
 
     def size_of(self, number: int) -> int:
         """Returns the size of batch ``number``: that of the plain loader, epoch after epoch. A fresh pass may end elsewhere."""
@@ -312,7 +323,7 @@ class Plan(ABC):
         if not self._echoes:
             return held, size, size
         fresh = self._fresh_count(held, size)
-        while held.drop_until(self.position + fresh - 1 - self.shape.max_age):
+        while held.drop_until(self.shape.too_old(self.position + fresh - 1)):
             fresh = self._fresh_count(held, size)
         return held, size, fresh
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import select
@@ -11,7 +12,7 @@ import time
 import uuid
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -29,6 +30,7 @@ from lightning_echo.share.config import (
     shared_folder,
     socket_of,
 )
+from lightning_echo.share.parts import Items, Part, sealed
 from lightning_echo.share.process import Payload, ReaderError, log_tail, name_of_process, start_reader
 from lightning_echo.share.same_data import CACHE, in_short
 from lightning_echo.share.window import HELD, CacheState, Window, unpack
@@ -45,6 +47,22 @@ _MOST_MUTE_SECONDS = 60.0  # a reader reports every few seconds that it is there
 
 class SharedDataDiffers(ValueError):
     """Another training has other data under the same name."""
+
+
+def _instead(difference: str) -> str:
+    """Returns what to do, in a sentence, so that trainings with such a difference can share."""
+    if difference.startswith("sampler"):
+        return (
+            " Trainings with samplers of their own can share what is read, not what is prepared: leave share out, and give them "
+            'CachedDataset(dataset, CacheConfig("8GiB", path=folder, name="train"))'
+        )
+    if not difference.startswith(("data set", "dataset")):
+        return ""
+    return (
+        " If each of them takes a part of one data set, make all of it in each training, and choose the part last:\n"
+        "    data = Images(all_files, transform)\n"
+        "    loader = DataLoader(torch.utils.data.Subset(data, indices), shuffle=True)"
+    )
 
 
 class _Mute(Exception):
@@ -115,19 +133,35 @@ class Connector:
     """Attaches a training, ``label`` for people, to the reader of a name. If there is none, starts one with ``payload()``."""
 
     def __init__(
-        self, config: ShareConfig, payload: Callable[[], Payload], data_fingerprint: dict[str, str], group: Group, label: str = ""
+        self,
+        config: ShareConfig,
+        payload: Callable[[], Payload],
+        data_fingerprint: dict[str, str],
+        group: Group,
+        label: str = "",
+        part: Part | None = None,
     ) -> None:
         self._config, self._payload, self._fingerprint, self._group = config, payload, in_short(data_fingerprint), group
+        self._part = part
         self._label = label or name_of_process()
         self._has_started = False  # the present reader
         self._died_at: int | None = None  # where the last reader died: an item, or how many items of a stream it had delivered
         self._socket, self._mute = 0, -1  # inodes of the socket that was found last, and of one where nobody answers
 
-    def connect(self, wish: int | None, *, goes_on: bool, expected: int = 0, is_over: Callable[[], bool] = lambda: False) -> Link:
+    def connect(
+        self,
+        wish: int | None,
+        *,
+        goes_on: bool,
+        expected: int = 0,
+        lacks_from: int | None = None,
+        is_over: Callable[[], bool] = lambda: False,
+    ) -> Link:
         """Returns a connection to a reader. If there is none, and no other training starts one, this training starts one.
 
         ``wish`` is the item at which to continue; None: the start. ``goes_on``: whether this training had another reader before,
-        which has died and had ``expected`` trainings. ``is_over`` returns whether this training has ended in the meantime.
+        which has died and had ``expected`` trainings. ``lacks_from`` is the first item that one of them may lack; None: this
+        training knows only of its own. ``is_over`` returns whether this training has ended in the meantime.
         """
         lock, killed = StarterLock(self._config.name), 0
         while True:
@@ -146,7 +180,7 @@ class Connector:
             if found is not None:
                 connection, pidfd = found
                 try:
-                    window, place = self._introduced(connection, wish, goes_on)
+                    window, place = self._introduced(connection, wish, goes_on, lacks_from)
                 except BaseException as error:
                     connection.close()
                     if pidfd >= 0:
@@ -203,7 +237,9 @@ class Connector:
         connection.close()
         return None
 
-    def _introduced(self, connection: socket.socket, wish: int | None, goes_on: bool) -> tuple[Window, Place]:
+    def _introduced(
+        self, connection: socket.socket, wish: int | None, goes_on: bool, lacks_from: int | None
+    ) -> tuple[Window, Place]:
         """Introduces this training to the reader, and waits for a place."""
         config = self._config
         hello = {
@@ -214,11 +250,13 @@ class Connector:
             "wait_seconds": config.wait_seconds,
             "wish": wish,
             "goes_on": goes_on,
+            "lacks_from": lacks_from,
             "group": self._group.name,
             "ranks": self._group.ranks,
             "fingerprint": self._fingerprint,
         }
-        send(connection, {"hello": hello})
+        with nullcontext() if self._part is None else sealed(self._part.bits) as descriptor:
+            send(connection, {"hello": hello}, () if descriptor is None else [descriptor])
         message, descriptors = self._answer(connection)
         if "refused" in message and message["refused"].startswith(f"{CACHE}: "):
             raise SharedDataDiffers(
@@ -230,7 +268,7 @@ class Connector:
                 f"share={config.name!r} is the name of other data: {message['refused']} (here, and in the reader: "
                 f"{message['whose']}). Trainings that share must have the same data set, sampler, transforms and code; give "
                 "another name for other data. If the difference decides nothing about examples, name it in all trainings: "
-                'ShareConfig(ignore=("log_dir",))'
+                f'ShareConfig(ignore=("log_dir",)).{_instead(message["refused"])}'
             )
         if "failed" in message:
             raise ReaderError(
@@ -381,11 +419,15 @@ class Succession:
 _LOOK_SECONDS = 0.001  # time between two looks of a training that waits for an example
 _SAY_AFTER_SECONDS = 3.0  # a longer wait is logged
 _SAY_AGAIN_SECONDS = 10.0
+_LEAST_PACE = 0.5  # of the examples that are read. A training that takes fewer is warned
 _AGAIN_SECONDS = 0.1  # time between two looks, during the wait for an answer, whether the training ends
 
 
 class Missed(Exception):
-    """The item is not there any more: the reader has not waited for this training. ``low`` is the first one that may be there."""
+    """The item is not there any more: the reader has not waited for this training. ``low`` is the first one that may be there.
+
+    Both count the members of the training's part (`Items`).
+    """
 
     def __init__(self, item: int, low: int) -> None:
         super().__init__(item, low)
@@ -417,6 +459,9 @@ class Waited:
 class Attachment:
     """A training's connection to the reader of a name.
 
+    Its methods count the *members* of the training's part, which are all ``items`` if the training takes all. What the reader and
+    the window count is named an item of the reader.
+
     Args:
         tell_every: This training reports its place to the reader after this number of items, or before.
         follow: For items that another reader does not give again. It gets the window of the dead reader, and the first item that
@@ -436,11 +481,14 @@ class Attachment:
         follow: Callable[[Window, int], int] | None = None,
         label: str = "",
         holds: bool = False,
+        items: Items | None = None,
     ) -> None:
+        self.items = items or Items()
         self._config, self._tell_every, self.group, self._follow = config, max(tell_every, 1), group or Group.of_one(), follow
-        self._connector = Connector(config, payload, data_fingerprint, self.group, label)
+        self._connector = Connector(config, payload, data_fingerprint, self.group, label, self.items.part)
         self._link: Link | None = None
         self._succession: Succession | None = None
+        self._said_read = 0  # examples that the reader reads in a pass, as of the last message about the pace
         self._next = self._told = 0  # the first item that is still needed, and its last value that the reader got
         self.held_from = 0 if holds else None
         self._missed_to = 0  # items before this one were not taken
@@ -458,11 +506,13 @@ class Attachment:
 
     def enter(self, wish: int | None, *, goes_on: bool = False) -> Place:
         """Attaches to the reader. ``goes_on``: whether this training had another one before, on another node, which has died."""
-        link = self._connector.connect(wish, goes_on=goes_on)
+        items = self.items
+        link = self._connector.connect(None if wish is None else items.item(wish), goes_on=goes_on)
         self._link = link
-        self._next = self._told = link.place.item
+        self._next = self._told = items.member_from(link.place.item)
         self._succession = Succession(link, self._succeed)
-        return link.place
+        self._say_pace()
+        return link.place._replace(item=self._next)
 
     @property
     def trainings(self) -> int:
@@ -486,9 +536,17 @@ class Attachment:
         """Seconds between two examples, as the reader or a slower training that it waits for needs them; 0 if not known."""
         if self._link is None:
             return 0.0
-        window = self._link.window
-        need = window.slowest_need_nanoseconds
-        return max(window.seconds_per_example, need / 1e9 if need > self.need_nanoseconds else 0.0)
+        window, share = self._link.window, self.items.share
+        need = window.slowest_need_nanoseconds / share
+        return max(window.seconds_per_example / self._pace, need / 1e9 if need > self.need_nanoseconds else 0.0)
+
+    @property
+    def _pace(self) -> float:
+        """The share of the examples that the reader reads which this training takes."""
+        if self.items.part is None or self._link is None:
+            return 1.0
+        read = self._link.window.read_in_pass
+        return min(len(self.items.part.indices) / read, 1.0) if read else 1.0
 
     @property
     def cpu_seconds_per_example(self) -> float:
@@ -523,10 +581,11 @@ class Attachment:
         assert self._link is not None  # entered
         if self.group.ranks > 1:
             return self._taken_by_all(item)
-        found = self._link.window.copy(item)
+        at = self.items.item(item)
+        found = self._link.window.copy(at)
         while found is None:
             self._wait_for(item)
-            found = self._link.window.copy(item)
+            found = self._link.window.copy(at)
         self._next = item + 1
         if self._next - self._told >= self._tell_every:
             self._tell(self._next)
@@ -537,7 +596,7 @@ class Attachment:
         assert self._link is not None
         self._agree(self.group.round_of(item))
         wanted = item + self._shift
-        found = self._link.window.copy(wanted)
+        found = self._link.window.copy(self.items.item(wanted))
         while found is None:
             try:
                 self._wait_for(wanted)
@@ -547,7 +606,7 @@ class Attachment:
                 # This process was stopped for a while, and the other ranks have taken theirs: later items take their place.
                 self._shift = -(-(missed.low - item) // self.group.ranks) * self.group.ranks
                 wanted = item + self._shift
-            found = self._link.window.copy(wanted)
+            found = self._link.window.copy(self.items.item(wanted))
         self._again = item, found[0], bytes(found[1])
         self._next = item + 1
         self.missed += wanted != item
@@ -565,7 +624,8 @@ class Attachment:
         if item < self._agreed:
             return
         self._shift = 0
-        ask = {"round": item, "end": self.group.round_of(item + self._tell_every), "need": self.need_nanoseconds}
+        item_of, end = self.items.item, self.group.round_of(item + self._tell_every)
+        ask = {"round": item_of(item), "end": item_of(end), "need": self.need_nanoseconds}
         poll = select.poll()
         poll.register(self._link.connection, select.POLLIN)
         try:
@@ -581,8 +641,8 @@ class Attachment:
             return
         self._note_told(item)
         if "jump" in answer:
-            raise self._missed(item, int(answer["jump"]))
-        self._agreed = int(answer["until"])
+            raise self._missed(item, self.items.member_from(int(answer["jump"])))
+        self._agreed = self.items.member_from(int(answer["until"]))
 
     def _wait_for(self, item: int) -> None:
         """Waits until an item is there, or until that is impossible."""
@@ -590,13 +650,13 @@ class Attachment:
         say_at = time.perf_counter() + _SAY_AFTER_SECONDS
         while not self.arrives(item):
             if (now := time.perf_counter()) > say_at:
-                say_at = now + _SAY_AGAIN_SECONDS
-                is_blocked = self._link.window.is_blocked(item)
-                LOGGER.info("share=%r: waits for %s", self._config.name, self._what(item, is_blocked))
+                say_at, at = now + _SAY_AGAIN_SECONDS, self.items.item(item)
+                is_blocked = self._link.window.is_blocked(at)
+                LOGGER.info("share=%r: waits for %s", self._config.name, self._what(at, is_blocked))
 
     def has(self, item: int) -> bool:
         """Returns whether an item is there."""
-        return self._link is not None and self._link.window.has(item)
+        return self._link is not None and self._link.window.has(self.items.item(item))
 
     def arrives(self, item: int, *, waits: bool = True) -> bool:
         """Returns whether an item is there; if not, after a moment. Raises the errors of `taken` if it cannot come any more.
@@ -604,16 +664,16 @@ class Attachment:
         ``waits``: whether the training waits for it, so that the moment counts as `waited`.
         """
         assert self._link is not None
-        window = self._link.window
-        is_gone = window.low > item  # must be read first: an item that is there now may be gone a moment later
-        if window.has(item):
+        window, at = self._link.window, self.items.item(item)
+        is_gone = window.low > at  # must be read first: an item that is there now may be gone a moment later
+        if window.has(at):
             return True
         if is_gone:
-            raise self._missed(item, max(window.low, self._next))
+            raise self._missed(item, max(self.items.member_from(window.low), self._next))
         if self.is_stopped:
             raise Stopped("the training ends, and waits for nothing any more")
         self._tell(item)  # what is held may have changed since
-        now, is_blocked, peer = time.perf_counter(), window.is_blocked(item), window.slowest_label
+        now, is_blocked, peer = time.perf_counter(), window.is_blocked(at), window.slowest_label
         self._look(item)
         passed = time.perf_counter() - now if waits else 0.0
         if not is_blocked:
@@ -624,13 +684,13 @@ class Attachment:
         return False
 
     def _what(self, item: int, is_blocked: bool) -> str:
-        """Returns what this training waits for, for people."""
+        """Returns what this training waits for, for people. ``item`` is one of the reader."""
         assert self._link is not None
         window = self._link.window
         if is_blocked:
             return f"{window.slowest_label or 'another training'}, which is slower"
         place, read = self._link.place, max(window.last_written + 1, window.begin)
-        if self._next > place.item or not place.is_late or read >= item:
+        if self.items.item(self._next) > place.item or not place.is_late or read >= item:
             return "examples to be read"
         return f"the next pass: {item - read:,} examples of this one come first"
 
@@ -639,19 +699,20 @@ class Attachment:
         assert self._link is not None  # entered
         assert self._succession is not None
         link = self._succession.following(_LOOK_SECONDS)
-        if link is None or self._link.window.has(item):  # workers of the old one may have put it there just now
+        if link is None or self._link.window.has(self.items.item(item)):  # workers of the old one may have put it there just now
             return
         gone = self._link
         self._succession.go_over()
-        self._link, self._told, self._agreed = link, link.place.item, 0
+        place = self.items.member_from(link.place.item)
+        self._link, self._told, self._agreed = link, place, 0
         gone.close()
         if self._follow is not None:
-            self._next = link.place.item
-            raise NextReader(link.place.item)
+            self._next = place
+            raise NextReader(place)
         if self.group.ranks > 1:
             self._agree(self.group.round_of(item))  # if the ranks miss items, all miss the same
-        elif link.place.item > item:
-            raise self._missed(item, link.place.item)
+        elif place > item:
+            raise self._missed(item, place)
 
     def _tell(self, item: int) -> None:
         """Reports to the reader that all items before this one are not needed any more."""
@@ -659,7 +720,7 @@ class Attachment:
         if item <= self._told or self._link is None:
             return
         try:
-            send(self._link.connection, {"at": item, "need": self.need_nanoseconds})
+            send(self._link.connection, {"at": self.items.item(item), "need": self.need_nanoseconds})
         except (Gone, OSError):  # the thread notices this, too. A reader that is very busy gets it with the next item
             return
         self._note_told(item)
@@ -667,10 +728,32 @@ class Attachment:
     def _note_told(self, item: int) -> None:
         """Notes that the reader knows that all items before this one are not needed any more."""
         assert self._link is not None
-        count = max(self.trainings, 1)
+        window = self._link.window
+        takers = window.taken_in_pass / window.read_in_pass if window.read_in_pass else self.trainings  # of an example
         taken = max(item - max(self._told, self._missed_to), 0)
-        self.saved_cpu_seconds += taken * self.cpu_seconds_per_example * (count - 1) / count / self.group.ranks
+        self.saved_cpu_seconds += taken * self.cpu_seconds_per_example * (1 - 1 / max(takers, 1)) / self.group.ranks
         self._told = max(item, self._told)
+        if window.read_in_pass != self._said_read:
+            self._say_pace()
+
+    def _say_pace(self) -> None:
+        """Says at which pace this training gets its part, if it takes one."""
+        assert self._link is not None
+        self._said_read, pace, name = self._link.window.read_in_pass, self._pace, self._config.name
+        if self.items.part is None or not self._said_read:
+            return
+        size = len(self.items.part.indices)
+        LOGGER.log(
+            logging.INFO if pace >= _LEAST_PACE else logging.WARNING,
+            "share=%r: this training takes %s of the %s examples of a pass, and the reader reads %s for all: it gets %.2f of the "
+            "examples that are read%s",
+            name,
+            f"{size:,}",
+            f"{len(self.items.part.base):,}",
+            f"{self._said_read:,}",
+            pace,
+            "" if pace >= _LEAST_PACE else f". Alone its passes would take {pace:.2f} of the time: leave share out of it",
+        )
 
     def _missed(self, item: int, low: int) -> Missed:
         self._missed_to = low
@@ -685,15 +768,21 @@ class Attachment:
             raise ReaderError(
                 f"the reader of share={config.name!r} has died{why}, and share.restart is False. {log_tail(config.name)}"
             )
-        first = max(self._next, link.place.item)  # this thread may be ahead of the training
-        lacking = window.end_from(first)
+        item_of = self.items.item
+        first = max(self._next, self.items.member_from(link.place.item))  # this thread may be ahead of the training
+        lacking = first
+        while window.has(item_of(lacking)):
+            lacking += 1
+        lacks_from = None if self.items.part is None else window.unfinished_from  # others take items that this training skips
         died_at = last.get("at")
         if died_at is None:
             died_at = lacking if self._follow is None else lacking - link.place.item
+            died_at = died_at if lacks_from is None else lacks_from
         self._connector.note_death(died_at, why)
         LOGGER.warning("share=%r: the reader has died; another one is started%s", config.name, why)
-        wish = self.group.round_of(lacking) if self._follow is None else self._follow(window, first)
-        following = self._connector.connect(wish, goes_on=True, expected=window.trainings, is_over=is_over)
+        wish = item_of(self.group.round_of(lacking)) if self._follow is None else self._follow(window, first)
+        expected = window.trainings
+        following = self._connector.connect(wish, goes_on=True, expected=expected, lacks_from=lacks_from, is_over=is_over)
         held, now = window.cache.examples, following.window.cache.examples
         if now < held:
             message = "share=%r: the cache of the reader that has died had %s examples, and that of the next one begins with %s"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import median_low
 from time import perf_counter
 from typing import Any
@@ -26,6 +27,7 @@ from lightning_echo.plan.plan import Plan, PlanShape
 from lightning_echo.share.attachment import Attachment, Missed, Place
 from lightning_echo.share.config import ShareConfig
 from lightning_echo.share.demand import shared_on_demand
+from lightning_echo.share.parts import Items
 from lightning_echo.share.reading import distance_of
 from lightning_echo.split.staged import uncut_stages
 
@@ -156,14 +158,15 @@ def _mapped(function: Callable[..., Any], *batches: Any) -> Any:
 
 
 # ---------------------------------------------------------------------- shared order
-# The reader's pass has ``length`` items. Slot ``s`` of pass ``q`` is item ``q * length + s``. Of the ``ranks`` ranks of a
+# A training counts the members of its part (`Items` in ``parts.py``), which are all items of the reader if it takes all. A pass
+# has ``length`` of them. Slot ``s`` of pass ``q`` is member ``q * length + s``. Of the ``ranks`` ranks of a
 # training, rank ``r`` takes the slots ``r``, ``r + ranks`` ... . The training's own pass is as long as that of its plain loader:
 # ``drop_last`` leaves out the last items, and a slot after the end repeats the rank's item before it. So the item follows from
 # the position alone, wherever a training enters, and nothing must be remembered.
 
 
 def item_at(layout: Layout, rank: int, position: int) -> int:
-    """Returns the reader's item at a position of a training, on the rank with this share of a pass.
+    """Returns the member at a position of a training, on the rank with this share of a pass.
 
     >>> layout = Layout(length=7, replicas=2, batch_size=2, last_batch_size=2, batches_per_pass=2)
     >>> [item_at(layout, 1, position) for position in range(5)]
@@ -177,7 +180,7 @@ def item_at(layout: Layout, rank: int, position: int) -> int:
 
 
 def start_at(layout: Layout, item: int) -> Start:
-    """Returns where a training begins that may have all items from ``item`` on: at the start of one of its batches.
+    """Returns where a training begins that may have all members from ``item`` on: at the start of one of its batches.
 
     >>> layout = Layout(length=10, replicas=1, batch_size=4, last_batch_size=2, batches_per_pass=3)
     >>> start_at(layout, 0), start_at(layout, 5), start_at(layout, 9)
@@ -251,22 +254,29 @@ class SharedExamples:
         return self.attachment.lookups
 
 
-def shared_shape(shape: PlanShape, phase: int, layout: Layout) -> PlanShape:
+def shared_shape(shape: PlanShape, phase: int, layout: Layout, items: Items) -> PlanShape:
     """Returns the sizes of the plan of a training that shares, from those without sharing.
 
     If a batch must not hold an index twice, the plan has one buffer, no larger than the distance that the reader keeps between
     two uses of an index. A batch that is larger than that distance may hold an index twice, because exact counts come first.
     """
-    distance = _distance(shape.pass_length, layout)
+    distance = distance_in(layout, items)
     if not shape.distinct or shape.batch_size > distance:
         return replace(shape, distinct=False, phase=phase)
     most = max(distance - shape.batch_size, shape.batch_size)
-    return replace(shape, workers=0, buffer_size=min(shape.buffer_size, most), most_distance=distance, phase=phase)
+    distances = None if items.distances is None else partial(distance_in, layout, items)
+    size = min(shape.buffer_size, most)
+    return replace(shape, workers=0, buffer_size=size, most_distance=distance, distances=distances, phase=phase)
 
 
-def _distance(pass_length: int, layout: Layout) -> int:
-    """Returns how many items of a rank the reader keeps between two uses of an index."""
-    return min(pass_length // 3, distance_of(layout.length) // layout.replicas)
+def distance_in(layout: Layout, items: Items, number: int = 1) -> int:
+    """Returns how many positions of a rank are at least between two uses of an index: one in this pass, and one in that before.
+
+    If the training takes a part, there are more in one pass than in another. Without a number, it is that of pass 1.
+    """
+    members = distance_of(layout.length) if items.distances is None else items.distances(number)
+    dropped = max(layout.length - layout.pass_length * layout.replicas, 0)  # at the end of a pass, by ``drop_last``
+    return max(min(layout.pass_length // 3, (members - dropped) // layout.replicas), 0)
 
 
 class SharedPipeline(PacedPipeline):
@@ -280,7 +290,7 @@ class SharedPipeline(PacedPipeline):
         self._in_thread = kind.loader.collate_fn is default_collate
         self._factors = [(0, launch.factor)]  # (batch, the factor from that batch on)
         self._phase = 0
-        self._apart = layout.batch_size if choice.point.by_batches else _distance(layout.pass_length, layout)
+        self._apart = layout.batch_size if choice.point.by_batches else distance_in(layout, attachment.items)
         self._may_repeat = shape.distinct and layout.batch_size > self._apart
         self._say_repeats(launch.factor)
         # an example of this rank is one item of each rank
@@ -320,7 +330,7 @@ class SharedPipeline(PacedPipeline):
             place = self._attachment.enter(self._item(begin.position) if begin.position else None)
             return self._begin(self._say(place, begin), begin.number)
         self._phase = (launch.state["order"] or {}).get("phase") or 0
-        plan = plan_from_state(shared_shape(self._shape, self._phase, self._layout), saved)
+        plan = plan_from_state(shared_shape(self._shape, self._phase, self._layout, self._attachment.items), saved)
         self._factors = [(0, plan.factor), *((number, factor) for number, factor in saved["pending"])]
         wish = self._item(plan.oldest_call)
         place = self._attachment.enter(wish)
@@ -387,7 +397,7 @@ class SharedPipeline(PacedPipeline):
         self._phase = (start.number - number) % self._layout.batches_per_pass
         if self._on_demand:
             return self._over_items(start.position, number)
-        shape = shared_shape(self._shape, self._phase, self._layout)
+        shape = shared_shape(self._shape, self._phase, self._layout, self._attachment.items)
         now = next(factor for since, factor in reversed(self._factors) if since <= number)
         plan = make_plan(shape, now)
         plan.position, plan.number = (start.number if self._choice.point.by_batches else start.position), number
@@ -400,7 +410,7 @@ class SharedPipeline(PacedPipeline):
         """Returns the pipeline that echoes on demand from a position on, which is batch ``number`` of the run."""
         factors = [change for change in self._factors if change[0] > number]
         now = next(factor for since, factor in reversed(self._factors) if since <= number)
-        shape = shared_shape(self._shape, self._phase, self._layout)
+        shape = shared_shape(self._shape, self._phase, self._layout, self._attachment.items)
         return shared_on_demand(
             self._loader(),
             # What memory holds is nearer than the reader's distance between two uses of an index: none is twice in a batch.

@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import count
+from itertools import compress
 from multiprocessing import get_context
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -35,6 +35,7 @@ from lightning_echo.pipeline.requests import tell_pass
 from lightning_echo.pipeline.worker import EchoDataset, add_note
 from lightning_echo.plan.order import Order
 from lightning_echo.plan.plan import mix
+from lightning_echo.share.parts import Wanted
 from lightning_echo.share.reader_cache import ReaderCache
 from lightning_echo.share.same_data import Unit, sending_by_value, unit_of
 from lightning_echo.share.window import (
@@ -93,12 +94,15 @@ class WorkerStart:
 # ---------------------------------------------------------------------- reading
 # Item ``n`` of the endless stream is slot ``n % length`` of pass ``n // length``. Its index follows from the seed and ``n``, and
 # so do the random numbers that are drawn for it. So any reader can begin at any item. Between two uses of an index are at least a
-# third of a pass, or 2^18 items. So no training gets an index that it still holds, and none needs to change the order.
+# third of a pass, or 2^18 items. So no training gets an index that it still holds, and none needs to change the order. (Of the
+# items of a part, there are fewer between two uses: how many follows from the order, see `PartItems`.)
 #
 # The workers get items in chunks of `CHUNK`. The chunks are cut at multiples of that number, wherever a reader begins. So a data
 # set that reads many examples at once (``__getitems__``) always draws the same numbers for them. The workers are those of a
 # ``DataLoader``. They put the examples into the window, and the ``DataLoader`` only yields that a chunk is done. Loaders without
 # such an order are read by `StreamReading`.
+#
+# Items that no training wants are skipped (`Wanted`). A data set that reads many examples at once reads whole chunks, or nothing.
 
 _NOISE = 21
 _MOST_APART = 2**18  # items: 0.4 s, 60 MiB
@@ -126,27 +130,36 @@ class Chunk(NamedTuple):
     """The items that a worker prepares at once."""
 
     first: int
-    skipped: int  # items at the start that are not prepared, since the reader begins after them
+    wanted: list[int]  # the items that are prepared. The others are wanted by nobody, or come before the reader's first one
     indices: list[Any]
     ahead: list[Any]  # indices of later chunks of the same worker, which it has not been told yet
+    dropped: list[Any]  # indices of this chunk that it was told, and that are not wanted any more
+
+    def index_of(self, item: int) -> Any:
+        return self.indices[item - self.first]
 
 
-def chunks(order: AheadOrder, begin: int, workers: int = 1, chunks_ahead: int = 0) -> Iterator[Chunk]:
+def chunks(order: AheadOrder, wanted: Wanted, begin: int, workers: int = 1, chunks_ahead: int = 0) -> Iterator[Chunk]:
     """Yields chunk after chunk without end. The first one contains item ``begin``. They go to the ``workers`` in turn.
 
-    ``chunks_ahead``: the number of its own chunks that a worker is told ahead.
+    What is ``wanted`` of a chunk is settled when it is yielded. ``chunks_ahead``: the number of its own chunks that a worker is
+    told ahead.
     """
     first = begin // CHUNK * CHUNK
     order.seek(first)
-    told = [0] * workers  # before which item each worker knows what is coming
-    for number in count():
+    told: dict[int, list[Any]] = {}  # indices that a worker was told ahead, by the first item of their chunk
+    while True:
         order.prune(first)
-        indices, ahead, worker = order.take(CHUNK), list[Any](), number % workers
+        indices, ahead, known = order.take(CHUNK), list[Any](), told.pop(first, [])
         for coming in range(first + CHUNK * workers, first + CHUNK * (workers * chunks_ahead + 1), CHUNK * workers):
-            if coming >= told[worker] and order.reaches(coming + CHUNK - 1):
-                ahead += [order.at(item) for item in range(coming, coming + CHUNK)]
-                told[worker] = coming + 1
-        yield Chunk(first, max(begin - first, 0), indices, ahead)
+            if coming not in told and order.reaches(coming + CHUNK - 1):
+                later = [order.at(item) for item in range(coming, coming + CHUNK)]
+                told[coming] = list(compress(later, wanted.are_read(later)))
+                ahead += told[coming]
+        is_read = wanted.settle(first + CHUNK, indices)
+        dropped = [index for index, stays in zip(indices, is_read, strict=True) if not stays and index in known]
+        items = [item for item, stays in enumerate(is_read, first) if stays and item >= begin]
+        yield Chunk(first, items, indices, ahead, dropped)
         first += CHUNK
 
 
@@ -162,16 +175,17 @@ class Preparation:
         self._cached: CachedReads | None = None
 
     def fetch(self, chunk: Chunk) -> tuple[int]:
-        """Puts the examples of a chunk into the window. Returns how many were read; 0 if the reader ends."""
+        """Puts the wanted examples of a chunk into the window. Returns how many were read; 0 if the reader ends."""
         ring = self._ring or self._begin()
+        ring.note_present(chunk.first)  # it has written what it was to write before
         if self._pool is not None:
-            self._pool.begin(chunk.indices[chunk.skipped :], chunk.ahead, ())
+            self._pool.begin([chunk.index_of(item) for item in chunk.wanted], chunk.ahead, chunk.dropped)
         began, waited, cpu = time.perf_counter_ns(), ring.waited_nanoseconds, time.process_time_ns()
         try:
             if self._load_many is None:
-                for item in range(chunk.first + chunk.skipped, chunk.first + len(chunk.indices)):
-                    self._prepare(item, chunk.indices[item - chunk.first])
-            else:
+                for item in chunk.wanted:
+                    self._prepare(item, chunk.index_of(item))
+            elif chunk.wanted:
                 self._prepare_together(chunk)
         except Closed:
             return (0,)
@@ -180,9 +194,10 @@ class Preparation:
         for source in (self._pool, self._cached):
             if source is not None and (note := source.take_note()):
                 LOGGER.warning("%s", note)  # in the log of the reader
-        count = len(chunk.indices) - chunk.skipped
+        count = len(chunk.wanted)
         busy = time.perf_counter_ns() - began - (ring.waited_nanoseconds - waited)
         ring.note_prepared(count, busy, time.process_time_ns() - cpu)
+        ring.note_present(chunk.first + len(chunk.indices))
         return (count,)
 
     def _begin(self) -> Ring:
@@ -202,6 +217,8 @@ class Preparation:
         return self._ring
 
     def _prepare(self, item: int, index: Any) -> None:
+        assert self._ring is not None
+        self._ring.note_present(item)
         try:
             (held,) = self._look_up([index])
             self._seeding.seed(EXAMPLE, item)
@@ -223,21 +240,19 @@ class Preparation:
 
     def _prepare_together(self, chunk: Chunk) -> None:
         assert self._load_many is not None
-        wanted = range(chunk.first + chunk.skipped, chunk.first + len(chunk.indices))
         try:
             held = self._look_up(chunk.indices)
             self._seeding.seed(EXAMPLE, chunk.first)
             examples = examples_in(self._load_many(chunk.indices), chunk.indices)
         except Exception as error:  # as above
             add_note(error, f"(reading examples {chunk.indices!r} of the data set in one call)")
-            for item in wanted:
+            for item in chunk.wanted:
                 self._put_error(item, error, "")
             if isinstance(error, StaleCacheError):
                 raise
         else:
-            for item in wanted:
-                place = item - chunk.first
-                self._put(item, chunk.indices[place], examples[place], held[place])
+            for item in chunk.wanted:
+                self._put(item, chunk.index_of(item), examples[item - chunk.first], held[item - chunk.first])
 
     def _put(self, item: int, index: Any, example: Any, held: int) -> None:
         assert self._ring is not None
@@ -269,6 +284,7 @@ class Reads:
 
     window: Window
     about_cache = ""  # one line for people; empty if there is no cache
+    wanted: Wanted | None = None  # None: everything is read
 
     def __init__(self, when_lost: Callable[[BaseException], None], name: str, *runs: Callable[[], None]) -> None:
         self._when_lost, self._over = when_lost, threading.Event()
@@ -335,6 +351,7 @@ class Reading(Reads):
         loader, order, ahead = kind.loader, order_of(kind, seed), 0
         self.window = Window.create(window_bytes, loader.num_workers, begin)
         self.window.cache = self.cache_state
+        self.wanted = wanted = Wanted(begin)
         until = None if opened is None else opened.cut
         self._ahead = (
             None if part is None else ReadAhead.of(loader, part, until, in_flight, most_ahead_bytes(free_memory_bytes()))
@@ -343,7 +360,8 @@ class Reading(Reads):
             ahead = -(-self._ahead.window(order.pass_length // loader.num_workers) // CHUNK)
         caching = None if opened is None else opened.caching()
         dataset: Any = EchoDataset(Preparation(loader.dataset, self.window, seed, self._ahead, caching))
-        requests: Any = chunks(AheadOrder(order, order.pass_length, crosses=kind.is_own_order), begin, loader.num_workers, ahead)
+        in_order = AheadOrder(order, order.pass_length, crosses=kind.is_own_order)
+        requests: Any = chunks(in_order, wanted, begin, loader.num_workers, ahead)
         self._workers = WorkerProcesses(WorkerStart(sockets, loader.worker_init_fn))
         self._loader = DataLoader(
             dataset,

@@ -9,7 +9,7 @@ import io
 import json
 from collections import ChainMap, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from enum import Enum
 from itertools import islice
@@ -19,7 +19,7 @@ from typing import Any
 
 import cloudpickle
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, RandomSampler
 
 from lightning_echo.cache.reads import Keys, NoKeysError
 from lightning_echo.cache.record import digest_of
@@ -33,6 +33,7 @@ from lightning_echo.log import LOGGER
 from lightning_echo.pipeline.kinds import Indexed, Kind, OwnBatches, Stream
 from lightning_echo.pipeline.requests import draws_by_itself, tell_pass
 from lightning_echo.plan.plan import mix
+from lightning_echo.share.parts import base_of, part_of
 from lightning_echo.share.window import CHUNK
 from lightning_echo.split.staged import read_batch, sample_places
 
@@ -102,7 +103,8 @@ def sending_by_value(context: BaseContext) -> BaseContext:
 # ---------------------------------------------------------------------- loader parts
 # The parts of a training's loader that a reader needs to put it together again. They depend on what is shared (`unit_of`):
 #
-# * Data that is read by index: examples. Each reader has them in the same order, and can begin at any item.
+# * Data that is read by index: examples. Each reader has them in the same order, and can begin at any item. A training that reads
+#   a part sends the base (``parts.py``).
 # * A stream: examples, in the order in which the workers yield them. A reader can only begin at the start of a pass.
 # * A loader with a batch sampler of its own: the examples of each batch. Each training collates them itself.
 # * Any other loader, which makes its batches itself: whole batches.
@@ -138,14 +140,16 @@ def parts_of(kind: Kind) -> dict[str, Any]:
     )
     if unit is Unit.batch and not is_plain:
         return {"loader": loader}
-    context = loader.multiprocessing_context
+    context, part = loader.multiprocessing_context, part_of(kind)
     parts = {
-        "dataset": loader.dataset,
+        "dataset": loader.dataset if part is None else part.base,
         "num_workers": max(loader.num_workers, 1),
         "worker_init_fn": loader.worker_init_fn,
         "multiprocessing_context": None if context is None else context.get_start_method(),
     }
-    if unit is Unit.indexed:
+    if part is not None:
+        parts["sampler"] = RandomSampler(part.base)  # as of a training that reads all
+    elif unit is Unit.indexed:
         sampler = parts["sampler"] = copy.copy(kind.sampler)
         if draws_by_itself(sampler) and getattr(sampler, "generator", None) is not None:
             sampler.generator = None  # the reader gives it one that follows from the name
@@ -307,7 +311,8 @@ def _compared(parts: dict[str, Any]) -> dict[str, Any]:
 
 
 def _data_sets(kind: Kind) -> str:
-    dataset = getattr(kind.loader, "dataset", None)
+    part = part_of(kind)
+    dataset = getattr(kind.loader, "dataset", None) if part is None else part.base
     if not isinstance(kind, Indexed):
         return " over ".join(type(each).__name__ for each in (kind.loader, dataset) if each is not None)
     try:
@@ -320,25 +325,31 @@ def _examples(kind: Kind) -> dict[str, str]:
     """Returns digests of some examples; none if it is not known which indices can be read."""
     if kind.readable_index is None:
         return {}
-    indices = kind.readable_indices
-    at = indices if indices is not None else range(len(kind.loader.dataset))
+    indices, part = kind.readable_indices, part_of(kind)
+    at = indices if part is None and indices is not None else range(len(kind.loader.dataset if part is None else part.base))
     chosen = [at[place] for place in sample_places(len(at))]
-    found = read_elsewhere(kind.loader, _digests, chosen)
+    found = read_elsewhere(kind.loader, _digests, chosen, part is not None)
     if isinstance(found, NotRead):
         LOGGER.info("examples are not compared with those of other trainings: %s", found.reason)
         return {}
     return {f"{_EXAMPLE}{index}": digest for index, digest in zip(chosen, found, strict=True) if digest}
 
 
-def _digests(dataset: Any, indices: Iterable[Any]) -> list[str]:
-    """Returns a digest of each example; an empty text for one that differs when it is read again at once."""
+def _digests(dataset: Any, indices: Iterable[Any], of_base: bool) -> list[str]:
+    """Returns a digest of each example; an empty text for one that differs when it is read again at once.
+
+    ``of_base``: whether these are indices of the data set under all subsets. There, an example that cannot be read has an empty
+    text, too: that may be why the subsets leave it out.
+    """
+    dataset = base_of(dataset) if of_base else dataset
     dataset = throw_away_copy(dataset)  # this may be the training's process, where no other can be forked
     found = []
     with preserved_random_states():
         for index in indices:
             digests = set()
-            for _ in range(2):
-                seed_all(0)
-                digests.add(digest_of(read_batch(dataset, [index])).hex())
+            with suppress(Exception) if of_base else nullcontext():
+                for _ in range(2):
+                    seed_all(0)
+                    digests.add(digest_of(read_batch(dataset, [index])).hex())
             found.append(digests.pop() if len(digests) == 1 else "")
     return found

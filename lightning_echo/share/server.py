@@ -27,6 +27,7 @@ from lightning_echo.log import LOGGER
 from lightning_echo.pipeline.choice import choose_reading
 from lightning_echo.pipeline.kinds import Kind
 from lightning_echo.share.config import Gone, WireError, check_peer, receive, send
+from lightning_echo.share.parts import Bits, Wanted, all_bits, bits_in, count_of, union_of
 from lightning_echo.share.reader_cache import ReaderCache
 from lightning_echo.share.reading import Reading, Reads, StreamReading
 from lightning_echo.share.same_data import Unit, difference, in_short, unit_of
@@ -109,6 +110,9 @@ class Training:
     goes_on: bool  # whether it had another reader before, which has died
     group: str  # a name, the same for all ranks of a training
     ranks: int
+    part: Bits | None = None  # the indices that it takes; None: all
+    share: float = 1.0  # of the items that it takes
+    lacks_from: int | None = None  # after its reader has died: the first item that any training may lack
     patient_until: float = math.inf  # the time in seconds up to which the reader waits for more trainings
     cursor: int | None = None  # the first item that it still needs; None before it has entered
     need_nanoseconds: int = 0  # per example, without waiting and without echoing; 0 if not known
@@ -152,10 +156,13 @@ class Trainings:
         if are_few and now < min((one.patient_until for one in ready), default=math.inf):
             return None
         going_on = [one for one in ready if one.goes_on]  # they had a reader that has died: new trainings join them
-        return min(one.wish or 0 for one in going_on or ready)
+        return min(min(one.wish or 0, one.wish or 0 if one.lacks_from is None else one.lacks_from) for one in going_on or ready)
 
-    def entries(self, begin: int, low: int) -> list[Entry]:
-        """Lets the waiting trainings enter, and returns their entries. Items of the window below ``low`` may be overwritten."""
+    def entries(self, begin: int, low: int, wanted: Wanted | None = None) -> list[Entry]:
+        """Lets the waiting trainings enter, and returns their entries. Items of the window below ``low`` may be overwritten.
+
+        ``wanted`` says from which item on all is read that a training takes, as soon as it is among `entered` or `ready`.
+        """
         ready, found = self.ready(), []
         for goes_on in (True, False):  # the trainings of a dead reader enter first, and the others join them
             at_work = self.entered
@@ -164,7 +171,8 @@ class Trainings:
             several = []
             for training in ready:
                 if training.goes_on == goes_on:
-                    place, is_late = self._place(training, begin, low, fastest, bool(others))
+                    first = low if wanted is None else max(low, wanted.first_for(self.part_of(training), low))
+                    place, is_late = self._place(training, begin, first, fastest, bool(others))
                     several.append(Entry(training, place, len(others - {training.group}), is_late))
             for entry in several:  # all at once
                 entry.training.cursor = entry.place
@@ -184,6 +192,20 @@ class Trainings:
         if training.join == "pass" and self._length:
             place = -(-place // self._length) * self._length
         return place, True
+
+    def part_of(self, training: Training) -> Bits:
+        return all_bits(self._length) if training.part is None else training.part
+
+    def wanted(self) -> Bits | None:
+        """Returns what those want that have entered or are ready; None: everything."""
+        wanting = [*self.entered, *self.ready()]
+        if not self._length or not wanting or any(training.part is None for training in wanting):
+            return None
+        return union_of([training.part for training in wanting if training.part is not None])
+
+    def taken(self) -> float:
+        """Returns how many passes over the data all trainings together take in a pass. The ranks of a training count as one."""
+        return sum({training.group: training.share for training in self.all}.values())
 
     def ready(self) -> list[Training]:
         """The waiting trainings of which all ranks have come."""
@@ -207,8 +229,8 @@ class Trainings:
         return max(before, min([*(waited_for or [fastest]), *held]))
 
     def slowest_need(self) -> int:
-        """Returns the time per example, in nanoseconds, of the slowest training that the reader waits for; 0 if not known."""
-        return max((one.need_nanoseconds for one in self.entered if one.behind == "wait"), default=0)
+        """Returns the time per item, in nanoseconds, of the slowest training that the reader waits for; 0 if not known."""
+        return max((int(one.need_nanoseconds * one.share) for one in self.entered if one.behind == "wait"), default=0)
 
     def slowest(self) -> Training | None:
         """Returns the training that the reader waits for first; None if it waits for none."""
@@ -325,6 +347,7 @@ class Server:
         self._follows, self._expected, self._when_over = follows, expected, when_over
         self._elsewhere, self._gather_seconds = elsewhere, gather_seconds
         self._starter, self._is_outdated = starter, False
+        self._reads_all = False  # since trainings of a dead reader may still come
         self._begun = self._last_left = time.monotonic()
         self._had_training = False
 
@@ -424,6 +447,7 @@ class Server:
             if peer.training in self._trainings.all:  # else the reader ends
                 self._trainings.all.remove(peer.training)
                 LOGGER.info("%s has left", peer.training.label)
+                self._settle()
                 self._move_low()
                 if not self._trainings.all:
                     self._end_reading()  # nobody takes its items, and another node would wait for this one
@@ -434,9 +458,10 @@ class Server:
         """Answers one message. A wrong message ends its connection. Returns whether there was a message."""
         if peer.closed:
             return False
+        descriptors: list[int] = []
         try:
-            message, _ = receive(peer.connection)
-            self._answer(peer, message)
+            message, descriptors = receive(peer.connection)
+            self._answer(peer, message, descriptors)
         except BlockingIOError:
             return False
         except (Gone, OSError):
@@ -444,15 +469,18 @@ class Server:
         except (WireError, KeyError, TypeError, ValueError, AttributeError) as error:
             LOGGER.warning("process %s sent an invalid message: %s", peer.pid, error)
             self._drop(peer)
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
         return True
 
-    def _answer(self, peer: _Peer, message: dict[str, Any]) -> None:
+    def _answer(self, peer: _Peer, message: dict[str, Any], descriptors: list[int]) -> None:
         if "at" in message:
             self._move(peer, _item(message["at"]), _item(message.get("need", 0)))
         elif "ask" in message:
             self._agree(peer, message["ask"])
         elif "hello" in message:
-            self._welcome(peer, message["hello"])
+            self._welcome(peer, message["hello"], descriptors)
         elif "status" in message:
             send(peer.connection, self._status())
         else:
@@ -488,15 +516,31 @@ class Server:
         window.trainings, window.slowest_need_nanoseconds = self._trainings.count + nodes, self._trainings.slowest_need()
         window.slowest_label = "" if slowest is None else slowest.label
         window.cache = self._reading.cache_state
-        now = time.monotonic()
-        passed = now - self._begun
-        is_missing = self._trainings.going_on < self._expected and passed < _GRACE_SECONDS
-        if is_missing or (self._follows and passed < _GOING_ON_SECONDS):
+        if self._are_missing():
             return  # trainings of the dead reader still need items, and are not here yet to report it
+        if self._reads_all:
+            self._settle()
         self._expected = 0
-        window.low = self._trainings.low(window.low, now)
+        window.low = self._trainings.low(window.low, time.monotonic())
 
-    def _welcome(self, peer: _Peer, hello: dict[str, Any]) -> None:
+    def _are_missing(self) -> bool:
+        """Whether trainings of a reader that has died may still come."""
+        passed = time.monotonic() - self._begun
+        is_missing = self._trainings.going_on < self._expected and passed < _GRACE_SECONDS
+        return is_missing or (self._follows and passed < _GOING_ON_SECONDS)
+
+    def _settle(self) -> None:
+        """Reads from now on what the trainings want; everything, while it is not known what all of them want."""
+        if self._reading is None or self._reading.wanted is None:
+            return
+        self._reads_all = self._are_missing()
+        bits = None if self._reads_all else self._trainings.wanted()
+        self._reading.wanted.change(bits)
+        window = self._reading.window
+        window.read_in_pass = self._length if bits is None else count_of(bits)
+        window.taken_in_pass = round(self._length * self._trainings.taken())
+
+    def _welcome(self, peer: _Peer, hello: dict[str, Any], descriptors: list[int]) -> None:
         if peer.training is not None:
             raise WireError("a second hello")
         theirs = hello["fingerprint"]
@@ -515,7 +559,11 @@ class Server:
         for other in [each for each in self._peers.values() if each.training is not None]:
             while self._hear(other):  # a training that has left before this one came is not at work
                 pass
-        wish = hello["wish"]
+        wish, lacks_from, part = hello["wish"], hello.get("lacks_from"), None
+        if descriptors:
+            part = bits_in(descriptors[0], self._length)
+            if not part.any():
+                raise WireError("a part without an example")
         peer.training = Training(
             pid=peer.pid,
             label=str(hello["label"])[:200],
@@ -526,6 +574,9 @@ class Server:
             goes_on=bool(hello["goes_on"]),
             group=str(hello["group"])[:100],
             ranks=_item(hello["ranks"]),
+            part=part,
+            share=1.0 if part is None else count_of(part) / self._length,
+            lacks_from=None if lacks_from is None else _item(lacks_from),
             patient_until=time.monotonic() + _seconds(hello["wait_seconds"]),
         )
         peer.tell_at = time.monotonic() + _TELL_FIRST_SECONDS
@@ -574,9 +625,10 @@ class Server:
                 return
         reading = self._reading
         assert reading is not None  # a training has entered before, or it was begun just now
+        self._settle()
         peers = {id(peer.training): peer for peer in self._peers.values() if peer.training is not None}
         nodes = 0 if self._elsewhere is None else self._elsewhere.nodes
-        for training, place, others, is_late in trainings.entries(reading.window.begin, reading.window.low):
+        for training, place, others, is_late in trainings.entries(reading.window.begin, reading.window.low, reading.wanted):
             is_late = is_late or (self._elsewhere is not None and place > (training.wish or 0))
             self._tell_place(peers[id(training)], reading, place, others + nodes, is_late)
         self._move_low()
@@ -596,6 +648,7 @@ class Server:
             self._reading = self._elsewhere.begin(start, here, self._on_lost)
         if self._reading is None:
             return False
+        self._settle()
         self._reading.start()
         return True
 
@@ -632,10 +685,12 @@ class Server:
                 "pid": os.getpid(),
                 "data": self._fingerprint["data set"],
                 "trainings": [
-                    {"pid": one.pid, "label": one.label, "behind": one.behind, "at": one.cursor} for one in trainings.all[:100]
+                    {"pid": one.pid, "label": one.label, "behind": one.behind, "at": one.cursor, "share": one.share}
+                    for one in trainings.all[:100]
                 ],
                 "count": trainings.count,
                 "length": self._length,
+                "read": 0 if window is None else window.read_in_pass,
                 "window_bytes": self._window_bytes,
                 "written": 0 if window is None else window.last_written + 1,
                 "low": 0 if window is None else window.low,

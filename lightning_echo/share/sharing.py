@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
+import numpy as np
 from torch.utils.data import DataLoader
 
 from lightning_echo.cache.kept import HOLDS, CacheConfig, read_cache_config
@@ -23,6 +24,7 @@ from lightning_echo.insertion import InsertionPoint, Needs, earliest, points_fro
 from lightning_echo.pipeline.kinds import Indexed, IndexedBatches, Kind, Opaque, OwnBatches, Stream, StreamBatches, kind_of
 from lightning_echo.pipeline.pipelines import Opening, Pipeline
 from lightning_echo.pipeline.prefetch import DEPTH
+from lightning_echo.plan.order import Order
 from lightning_echo.share.attachment import Attachment, Group, Waited
 from lightning_echo.share.config import (
     Gone,
@@ -35,11 +37,12 @@ from lightning_echo.share.config import (
     send,
     socket_of,
 )
+from lightning_echo.share.parts import Items, items_of, part_of
 from lightning_echo.share.pipeline import PacedPipeline, SharedPipeline
 from lightning_echo.share.process import fitting_window, name_of_process, payload_of, run_reader, seed_of
 from lightning_echo.share.ray import check_ray, place_of_training
 from lightning_echo.share.reader_cache import ReaderCache, options_in_words
-from lightning_echo.share.reading import first_item
+from lightning_echo.share.reading import first_item, order_of
 from lightning_echo.share.same_data import Unit, fingerprint_of, loader_of, parts_of, trained_parts, unit_of
 from lightning_echo.share.stream import SharedBatches, SharedStream, SizedSharedStream
 from lightning_echo.share.window import CacheState, Window
@@ -97,6 +100,11 @@ def point_of_shared(point: InsertionPoint, unit: Unit) -> InsertionPoint:
     return point
 
 
+def read_by(kind: Kind, name: str) -> Kind:
+    """Returns the kind of what a reader reads for a training: that of the base, if the training takes a part of it."""
+    return kind if part_of(kind) is None else kind_of(loader_of(parts_of(kind), seed_of(name)))
+
+
 class LoaderSharing:
     """Sharing of one loader. Raises a ValueError if the loader cannot share."""
 
@@ -106,7 +114,7 @@ class LoaderSharing:
         self._attachment: Attachment | None = None
         self._waited_before, self._saved_before, self._missed_before = Waited(), 0.0, 0
         check_shareable(config, kind)
-        self._cache_config, self._cache = cache, None if cache is None else ReaderCache.of(cache, kind)
+        self._cache_config, self._cache = cache, None if cache is None else ReaderCache.of(cache, read_by(kind, config.name))
         self._lookups = Lookups()  # of the examples that were delivered
         self._stream = SharedStream(config)
         self._batches: SharedBatches | None = None
@@ -138,6 +146,16 @@ class LoaderSharing:
     def trainings(self) -> int:
         """How many trainings the reader has now; 0 without a reader."""
         return 0 if self._attachment is None else self._attachment.trainings
+
+    @property
+    def has_other_part(self) -> bool:
+        """Whether the user has chosen another part of the data since this training has attached to its reader."""
+        if self._attachment is None:
+            return False
+        before, now = self._attachment.items.part, part_of(self._users)
+        if before is None or now is None:
+            return before is not now
+        return not np.array_equal(before.indices, now.indices)
 
     @property
     def missed_examples(self) -> int:
@@ -192,8 +210,9 @@ class LoaderSharing:
                 f"share={self.config.name!r} is impossible here: the ranks are on several nodes, and a reader serves one. Leave "
                 "share out"
             )
-        group = Group(names[0], layout.replicas, layout.length)
-        attachment = self._attach(layout.batch_size * layout.replicas, group)
+        group, part = Group(names[0], layout.replicas, layout.length), part_of(self._users)
+        items = items_of(part, self._order_of_base)
+        attachment = self._attach(layout.batch_size * layout.replicas, group, items=items)
         try:
             return SharedPipeline(self.config, self._users, opening, attachment)
         except BaseException:
@@ -216,7 +235,13 @@ class LoaderSharing:
             attachment.close()
             raise
 
-    def _attach(self, tell_every: int, group: Group, follow: Callable[[Window, int], int] | None = None) -> Attachment:
+    def _order_of_base(self) -> Order:
+        seed = seed_of(self.config.name)
+        return order_of(kind_of(loader_of(parts_of(self._users), seed)), seed)
+
+    def _attach(
+        self, tell_every: int, group: Group, follow: Callable[[Window, int], int] | None = None, items: Items | None = None
+    ) -> Attachment:
         self._waited_before, self._saved_before = self.waited, self.saved_cpu_seconds
         self._missed_before += 0 if self._attachment is None else self._attachment.missed
         place = place_of_training(self.config.name) if self.config.cluster else None
@@ -235,6 +260,7 @@ class LoaderSharing:
             tell_every=tell_every,
             group=group,
             follow=follow,
+            items=items,
         )
         return self._attachment
 
@@ -362,7 +388,7 @@ def serve(
     kind = kind_of(loader)
     check_shareable(config, kind)
     cache_config = read_cache_config(cache)
-    reader_cache = None if cache_config is None else ReaderCache.of(cache_config, kind)
+    reader_cache = None if cache_config is None else ReaderCache.of(cache_config, read_by(kind, config.name))
     data_fingerprint = fingerprint_of(kind, config.ignore, options_in_words(cache_config))
     lock = StarterLock(config.name)
     if not lock.try_to_hold() or status_of(config.name) is not None:
@@ -434,21 +460,26 @@ def shared_readers() -> str:
     )
 
 
-def lines_about(name: str, status: dict[str, Any], examples_per_second: float) -> list[str]:
-    """Returns lines of text, for people, about a reader with the status ``status``.
+def _in_percent(share: float) -> str:
+    return f"{100 * share:.2g}% of " if share < 1 else ""
+
+
+def lines_about(name: str, status: dict[str, Any], items_per_second: float) -> list[str]:
+    """Returns lines of text, for people, about a reader with the status ``status``, which passes so many items of its data.
 
     >>> status = {"pid": 7, "data": "Images of 1,000", "count": 1, "length": 1000, "window_bytes": 2**30, "is_full": True}
-    >>> training = {"label": "a.py (process 9)", "behind": "wait", "at": 1500}
-    >>> for line in lines_about("sweep", {**status, "trainings": [training], "slowest": "a.py (process 9)"}, 80.0):
+    >>> training = {"label": "a.py (process 9)", "behind": "wait", "at": 1500, "share": 0.8}
+    >>> for line in lines_about("sweep", {**status, "read": 800, "trainings": [training], "slowest": "a.py (process 9)"}, 100.0):
     ...     print(line)
-    sweep: process 7 reads Images of 1,000 for 1 training, 80 examples/s, window 1 GiB; waits for a.py (process 9)
-      a.py (process 9): pass 1, 50%, behind="wait"
+    sweep: process 7 reads 80% of Images of 1,000 for 1 training, 80 examples/s, window 1 GiB; waits for a.py (process 9)
+      a.py (process 9): pass 1, 50%, behind="wait", takes 80% of the data
     """
-    count = status["count"]
+    count, share = status["count"], status["read"] / status["length"] if status["length"] and status["read"] else 1.0
     waits = f"; waits for {status['slowest']}" if status["is_full"] and status["slowest"] else ""
     head = (
-        f"{name}: process {status['pid']} reads {status['data']} for {count} training{'' if count == 1 else 's'}, "
-        f"{examples_per_second:.3g} examples/s, window {bytes_in_words(status['window_bytes'])}{waits}"
+        f"{name}: process {status['pid']} reads {_in_percent(share)}{status['data']} for {count} training"
+        f"{'' if count == 1 else 's'}, {share * items_per_second:.3g} examples/s, "
+        f"window {bytes_in_words(status['window_bytes'])}{waits}"
     )
     lines, length = [head], status["length"]
     for training in status["trainings"]:
@@ -459,6 +490,7 @@ def lines_about(name: str, status: dict[str, Any], examples_per_second: float) -
             place = f"item {at % first_item(1)}, {behind}"
         else:
             number, taken = divmod(at, length)
-            place = f"pass {number}, {100 * taken // length}%, {behind}"
+            takes = f", takes {_in_percent(training['share'])}the data" if training["share"] < 1 else ""
+            place = f"pass {number}, {100 * taken // length}%, {behind}{takes}"
         lines.append(f"  {training['label']}: {place}")
     return lines

@@ -189,11 +189,11 @@ class CacheState(NamedTuple):
 
 
 _MAGIC = 0x4C45_5348_4152_4504  # the last byte: version of the layout
-_HEADER_BYTES = 4096
-_MAGIC_AT, _LOW, _CLOSED, _SLOTS, _WORKERS, _RING, _BEGIN, _TRAININGS, _NEED, _CACHE = range(10)  # words of the header
+_HEADER_BYTES = 8192
+_MAGIC_AT, _LOW, _CLOSED, _SLOTS, _WORKERS, _RING, _BEGIN, _TRAININGS, _NEED, _READ, _TAKEN, _CACHE = range(12)  # words
 _OF_WORKERS = _CACHE + len(CacheState._fields)
-_BLOCKED, _PREPARED, _NANOSECONDS, _CPU_NANOSECONDS = range(4)  # words of a worker, one worker after the other
-_WORDS = 4
+_BLOCKED, _PREPARED, _NANOSECONDS, _CPU_NANOSECONDS, _PRESENT = range(5)  # words of a worker, one worker after the other
+_WORDS = 5
 _LABEL_BYTES = 128  # at the end of the header
 _MOST_WORKERS = ((_HEADER_BYTES - _LABEL_BYTES) // 8 - _OF_WORKERS) // _WORDS
 _ROW = 3  # words of a row: stamp, offset, bytes
@@ -235,8 +235,10 @@ class Window:
     low = _Word(_LOW)  # items below this one may be overwritten
     is_closed = _Word(_CLOSED)  # for its writers
     trainings = _Word(_TRAININGS)
-    # time per example of the slowest training that the reader waits for, without its own waiting and without echoing
+    # time per item of the slowest training that the reader waits for, without its own waiting and without echoing
     slowest_need_nanoseconds = _Word(_NEED)
+    read_in_pass = _Word(_READ)  # examples that the reader reads in a pass, as its trainings want them; 0 if not known
+    taken_in_pass = _Word(_TAKEN)  # examples that all its trainings together take in a pass; 0 if not known
 
     def __init__(self, descriptor: int, *, can_write: bool) -> None:
         self._descriptor, self._can_write = descriptor, can_write
@@ -302,13 +304,14 @@ class Window:
         return (item // CHUNK - self.begin // CHUNK) % self.workers
 
     def item_of(self, worker: int) -> int:
-        """Returns the present item of a worker: the first one that it has not written."""
-        written = self._rows[:, 0].astype(np.int64) - 1
-        mine = written[(written >= self.begin) & (self.worker_of(written) == worker)]
-        if not len(mine):
-            return max(self.begin, (self.begin // CHUNK + worker) * CHUNK)
-        following = int(mine.max()) + 1
-        return following if following % CHUNK else following + (self.workers - 1) * CHUNK
+        """Returns the present item of a worker: it has written all of its items before it."""
+        present = int(self._words[_word(worker, _PRESENT)]) or (self.begin // CHUNK + worker) * CHUNK
+        return max(self.begin, present)
+
+    @property
+    def unfinished_from(self) -> int:
+        """The first item that may be missing here, although a training wants it. Items before ``low`` are wanted by none."""
+        return max(self.low, min(self.item_of(worker) for worker in range(self.workers)))
 
     def is_blocked(self, item: int) -> bool:
         """Returns whether the worker of an item waits for room, which means that it waits for a training."""
@@ -403,6 +406,7 @@ class Ring:
         row[0] = 0
         row[1], row[2] = self._worker * window.ring_bytes + start, size | kind << _KIND_SHIFT
         row[0] = item + 1
+        self.note_present(item + 1)
         self._held.append(_Placed(item, start, start + needed))
         self._head = start + needed
 
@@ -419,6 +423,10 @@ class Ring:
             words[at] = 0
             self.waited_nanoseconds += time.perf_counter_ns() - began
         return start
+
+    def note_present(self, item: int) -> None:
+        """Notes that this worker has written all items before this one that it was to write."""
+        self._window._words[_word(self._worker, _PRESENT)] = item
 
     def note_prepared(self, examples: int, nanoseconds: int, cpu_nanoseconds: int) -> None:
         """Counts examples that this worker has prepared, their time without waiting for room, and their processor time."""

@@ -10,9 +10,12 @@ from pathlib import Path
 
 import torch
 from sharing_runs import Numbers, end_readers, epochs_of, loader_of, rows
+from torch.utils.data import Subset
 
 RANKS, LENGTH, BATCH_SIZE, EPOCHS = 2, 61, 4, 3
 BESIDE = {"name": "beside", "wait_for": 2, "window": 2**13}
+PART, OTHER_PART = range(4, 45), range(30, LENGTH)
+IN_PARTS = {"name": "parts", "wait_for": 2, "window": 2**13}
 SKIPPING = {"name": "skipping", "wait_for": 2, "window": 2**14}
 
 
@@ -65,9 +68,19 @@ def skipping(rank):
     return {"epochs": found, "missed": missed}
 
 
+def on_a_part():
+    """With a training of one rank on another part of the data, which is in the process of the test."""
+    loader = loader_of(Subset(Numbers(LENGTH), PART), BATCH_SIZE, **IN_PARTS)
+    found = epochs_of(loader, EPOCHS)
+    loader.close()
+    return found
+
+
 def main(folder, rank):
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
     found = {"beside": beside_another_training(), "anywhere": resumed_anywhere(rank)}
+    torch.distributed.barrier()
+    found["part"] = on_a_part()
     torch.distributed.barrier()
     found["skipping"] = skipping(rank)
     torch.save(found, folder / f"rank-{rank}.pt")

@@ -116,6 +116,19 @@ def test_the_sweep_prints_the_time_alone_apart_and_shared(tmp_path: Path, monkey
 
 
 @pytest.mark.program
+@pytest.mark.timeout(410)
+def test_five_folds_print_their_time_and_reads_apart_and_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TMPDIR", "XDG_RUNTIME_DIR"):
+        monkeypatch.setenv(name, str(tmp_path))
+    printed = run("folds.py", cwd=tmp_path)
+    table = re.findall(r"^ *(each reads for itself|one reads for all) +(\d+\.\d) +(\d+\.\d\d) +(\d+\.\d)$", printed, re.MULTILINE)
+    (_, _, apart, accuracy), (_, _, shared, accuracy_shared) = table
+    assert float(apart) == pytest.approx(4, abs=0.1)  # each example is in four of the five parts
+    assert 1 <= float(shared) < 1.5  # what the reader reads ahead at the end, too
+    assert min(float(accuracy), float(accuracy_shared)) > 60
+
+
+@pytest.mark.program
 def test_programs_analyze_by_the_configuration_of_a_training_and_try_what_is_advised(run_here: Start, tmp_path: Path) -> None:
     printed = run_here("echo_cli.py", "analyze", "--config", str(EXAMPLES / "echo_cli.yaml"), cwd=tmp_path)
     analysis = StallAnalysis.from_json(tmp_path / "lightning_logs" / "version_0" / "analysis.json")

@@ -19,7 +19,7 @@ from sharing_runs import (
     together,
     wait_until,
 )
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, Subset
 
 from lightning_echo import EchoLoader
 from lightning_echo.share.config import Gone
@@ -186,6 +186,7 @@ class Stream(IterableDataset):
     [
         (DataLoader(Stream(), 4, num_workers=1), {}, "share= gives a training whole passes or whole batches"),
         (DataLoader(range(100), 4, num_workers=1), {"insertion_point": "after_batching"}, "made while the training waits"),
+        (DataLoader(Subset(Numbers(60), range(40)), 4, shuffle=True, num_workers=1), {}, "a part of what others read"),
     ],
 )
 def test_what_is_impossible_is_refused(loader, options, said):

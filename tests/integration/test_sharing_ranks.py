@@ -8,8 +8,9 @@ import time
 import pytest
 import sharing_ranks_runs
 import torch
-from sharing_ranks_runs import BATCH_SIZE, BESIDE, EPOCHS, LENGTH, RANKS, SKIPPING
+from sharing_ranks_runs import BATCH_SIZE, BESIDE, EPOCHS, IN_PARTS, LENGTH, OTHER_PART, PART, RANKS, SKIPPING
 from sharing_runs import Numbers, end_readers, epochs_of, examples, loader_of
+from torch.utils.data import Subset
 
 pytestmark = pytest.mark.program
 
@@ -32,6 +33,9 @@ def runs(tmp_path_factory):
         try:
             alone = epochs_of(loader, EPOCHS)
             loader.close()
+            loader = loader_of(Subset(Numbers(LENGTH), OTHER_PART), 7, **IN_PARTS)
+            other = epochs_of(loader, EPOCHS)
+            loader.close()
             loader = loader_of(Numbers(LENGTH), 7, **SKIPPING)
             every = epochs_of(loader, 40, lambda: time.sleep(0.005))
         finally:
@@ -39,11 +43,11 @@ def runs(tmp_path_factory):
             printed = [rank.communicate(timeout=240)[0] for rank in ranks]
             end_readers()
     assert [rank.returncode for rank in ranks] == [0] * RANKS, "\n".join(printed)[-6000:]
-    return alone, [torch.load(folder / f"rank-{rank}.pt", weights_only=True) for rank in range(RANKS)], every
+    return alone, [torch.load(folder / f"rank-{rank}.pt", weights_only=True) for rank in range(RANKS)], every, other
 
 
 def test_the_ranks_divide_each_pass_and_have_equally_many_steps(runs):
-    alone, ranks, _ = runs
+    alone, ranks, *_ = runs
     for number, whole in enumerate(alone):
         stream = examples(whole)
         assert sorted(index for index, _ in stream) == list(range(LENGTH))
@@ -53,6 +57,20 @@ def test_the_ranks_divide_each_pass_and_have_equally_many_steps(runs):
             filled = share if len(share) == 31 else [*share, share[-1]]  # the last slot has what the rank had before
             assert [tuple(example) for example in examples(part)] == filled
             assert [len(batch) for batch in part] == [BATCH_SIZE] * 7 + [3]
+
+
+def test_ranks_on_a_part_divide_that_part_and_the_training_beside_has_its_own(runs):
+    _, ranks, _, other = runs
+    for number, whole in enumerate(other):
+        assert sorted(index for index, _ in examples(whole)) == list(OTHER_PART)
+        shares = [[index for index, _ in examples(rank["part"][number])] for rank in ranks]
+        assert [len(share) for share in shares] == [21, 21]
+        assert set(shares[0]) | set(shares[1]) == set(PART)
+        assert len(set(shares[0])) == 21
+        assert shares[1][-1] == shares[1][-2]  # of 41, the last slot has what the rank had before
+        drawn = {tuple(example) for rank in ranks for example in examples(rank["part"][number])}
+        both = set(PART) & set(OTHER_PART)
+        assert {each for each in drawn if each[0] in both} == {tuple(each) for each in examples(whole) if each[0] in both}
 
 
 def test_a_run_goes_on_exactly_from_each_of_its_batches_also_where_a_pass_is_filled_up(runs):

@@ -55,7 +55,7 @@ def deliver(dataset, name, beside=None, **options):
                 beside = None
         print(sorted(found))
     except Exception as error:
-        print(type(error).__name__, error)
+        print(type(error).__name__, str(error).splitlines()[0])
     loader.close()
 """
 

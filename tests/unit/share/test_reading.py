@@ -15,6 +15,7 @@ from lightning_echo.pipeline.ahead import AheadOrder
 from lightning_echo.pipeline.kinds import kind_of
 from lightning_echo.pipeline.pipelines import Layout
 from lightning_echo.plan.plan import PlanShape, Reuse
+from lightning_echo.share.parts import Items, Wanted
 from lightning_echo.share.pipeline import item_at, shared_shape, start_at
 from lightning_echo.share.reading import Reading, chunks, distance_of, order_of
 from lightning_echo.share.window import CHUNK
@@ -34,9 +35,14 @@ def ahead_of(kind):
 def stream(begin=0, count=PASSES * LENGTH, **options):
     """The indices of so many items from ``begin`` on."""
     found = []
-    for chunk in islice(chunks(ahead_of(source(**options)), begin), count // CHUNK + 2):
-        found += chunk.indices[chunk.skipped :]
+    for chunk in islice(chunks_of(ahead_of(source(**options)), begin), count // CHUNK + 2):
+        found += map(chunk.index_of, chunk.wanted)
     return found[:count]
+
+
+def chunks_of(order, begin, *args):
+    """All chunks from an item on, where everything is wanted."""
+    return chunks(order, Wanted(begin), begin, *args)
 
 
 @pytest.mark.parametrize("options", [{}, {"shuffle": False}, {"shuffle": None, "sampler": list(range(LENGTH))}])
@@ -59,7 +65,7 @@ def test_a_training_holds_no_example_for_longer_than_the_reader_keeps_two_uses_a
     shape = PlanShape(
         batch_size=4, last_batch_size=last, batches_per_pass=batches, workers=2, buffer_size=10**7, seed=0, reuse=Reuse.memory
     )
-    found = shared_shape(shape, 0, layout)
+    found = shared_shape(shape, 0, layout, Items())
     assert 4 <= found.buffer_size <= found.most_distance <= distance_of(length) / replicas
 
 
@@ -67,16 +73,17 @@ def test_a_reader_that_begins_within_a_pass_has_the_same_indices_in_chunks_cut_a
     whole = stream()
     for begin in (1, 32, 60, 61, 150):
         assert stream(begin, 100) == whole[begin : begin + 100]
-    first, second = islice(chunks(ahead_of(source()), 40), 2)
-    assert (first.first, first.skipped, len(first.indices)) == (CHUNK, 40 - CHUNK, CHUNK)
-    assert (second.first, second.skipped) == (2 * CHUNK, 0)
+    first, second = islice(chunks_of(ahead_of(source()), 40), 2)
+    assert (first.first, first.wanted, len(first.indices)) == (CHUNK, list(range(40, 2 * CHUNK)), CHUNK)
+    assert (second.first, second.wanted) == (2 * CHUNK, list(range(2 * CHUNK, 3 * CHUNK)))
 
 
 @pytest.mark.parametrize(("options", "crosses"), [({}, True), ({"shuffle": None, "sampler": list(range(LENGTH))}, False)])
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_a_worker_is_told_its_later_chunks_once_each(workers, options, crosses):
-    found = list(islice(chunks(ahead_of(source(**options)), 40, workers, 2), 40))
-    assert [chunk.indices for chunk in found] == [chunk.indices for chunk in islice(chunks(ahead_of(source(**options)), 40), 40)]
+    found = list(islice(chunks_of(ahead_of(source(**options)), 40, workers, 2), 40))
+    plain = islice(chunks_of(ahead_of(source(**options)), 40), 40)
+    assert [chunk.indices for chunk in found] == [chunk.indices for chunk in plain]
     for worker in range(workers):
         mine = found[worker::workers]
         told = [index for chunk in mine for index in chunk.ahead]

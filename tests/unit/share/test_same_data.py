@@ -67,7 +67,7 @@ OTHERS = {
         "sampler.data_source: the same as dataset and range(0, 20)",
     ),
     "weights": (Squares(), {"shuffle": None, "sampler": WeightedRandomSampler([1.0] * 20, 20)}, "sampler: "),
-    "subset": (Subset(Squares(40), range(20)), {}, "dataset: test_same_data.Squares and torch.utils.data.dataset.Subset"),
+    "base": (Subset(Squares(40), range(20)), {}, "dataset.length: 20 and 40"),
 }
 
 

@@ -371,7 +371,8 @@ def test_a_worker_that_dies_while_it_is_started_keeps_nobody_out(idle_server, mo
     def dies():
         raise RuntimeError("DataLoader worker (pid 3) is killed by signal: Killed. ")
 
-    monkeypatch.setattr(server, "_read", lambda *_: SimpleNamespace(start=dies, lost_at=lambda: 70, close=lambda: None))
+    dying = SimpleNamespace(start=dies, lost_at=lambda: 70, close=lambda: None, wanted=None)
+    monkeypatch.setattr(server, "_read", lambda *_: dying)
     monkeypatch.setattr(server, "_let_enter", lambda: server._begin(64))
     with pytest.raises(RuntimeError, match="is killed by signal") as found:
         server._let_enter_or_fail()

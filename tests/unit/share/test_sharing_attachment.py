@@ -43,6 +43,7 @@ def test_examples_come_as_fast_as_the_reader_or_the_slowest_other_training(own, 
 class Shelf:
     low, slowest_label, last_written, begin, cpu_seconds_per_example = 0, "", 0, 0, 0.1
     cache = CacheState()
+    read_in_pass = taken_in_pass = 0
 
     def __init__(self, end, trainings=1):
         self.end, self.trainings = end, trainings

@@ -120,8 +120,8 @@ def test_a_training_can_neither_write_nor_shrink_it(make):
 def test_what_is_no_window_or_cannot_be_one_is_refused(make, tmp_path):
     with pytest.raises(TooLargeError, match="takes 5,000 bytes, and each of the 2 workers has 4,096"):
         Ring(make(size_bytes=8192, workers=2), 1).put(0, 0, [bytes(5000)], 5000)
-    with pytest.raises(ValueError, match="up to 120 workers, got 122"):
-        Window.create(4096, 122, 0)
+    with pytest.raises(ValueError, match="up to 198 workers, got 200"):
+        Window.create(4096, 200, 0)
     for size in (10, 8192):
         (tmp_path / "file").write_bytes(bytes(size))
         descriptor = os.open(tmp_path / "file", os.O_RDONLY)
@@ -146,7 +146,7 @@ def test_a_copy_of_what_was_overwritten_meanwhile_is_thrown_away(make, monkeypat
 
 
 @pytest.mark.parametrize("begin", [0, 40])
-def test_the_item_that_a_worker_is_at_is_the_first_that_it_has_not_written(make, begin):
+def test_all_that_a_worker_was_to_write_before_the_item_that_it_is_at_is_written(make, begin):
     window = make(2**16, workers=2, begin=begin)
     rings = [Ring(window, number) for number in range(2)]
     at = [begin, (begin // CHUNK + 1) * CHUNK]
@@ -154,4 +154,9 @@ def test_the_item_that_a_worker_is_at_is_the_first_that_it_has_not_written(make,
     for number, count in ((0, 3), (1, CHUNK)):
         for item in range(at[number], at[number] + count):
             rings[number].put(item, 0, [b"a"], 1)
-    assert [window.item_of(number) for number in range(2)] == [begin + 3, at[1] + 2 * CHUNK]
+    assert [window.item_of(number) for number in range(2)] == [begin + 3, at[1] + CHUNK]
+    assert window.unfinished_from == begin + 3
+    rings[0].note_present(at[1] + 2 * CHUNK)
+    assert window.unfinished_from == at[1] + CHUNK
+    window.low = at[1] + CHUNK + 1
+    assert window.unfinished_from == at[1] + CHUNK + 1

@@ -1,0 +1,293 @@
+"""Trainings on different parts of one data set (Joader): which part a training reads, its members, and what the reader reads."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from torch.utils.data import SubsetRandomSampler
+
+from lightning_echo.data.objects import is_subset
+from lightning_echo.pipeline.kinds import Indexed, Kind
+from lightning_echo.plan.order import Order
+from lightning_echo.split.staged import is_staged
+
+Bits = npt.NDArray[np.uint8]
+"""Which indices of a data set belong to a part: one bit each, eight in a byte, the first one lowest. Bits after the end are 0."""
+
+Numbers = npt.NDArray[np.int64]
+
+# ---------------------------------------------------------------------- parts
+# A part is what ``Subset`` (also nested: ``random_split``) or ``SubsetRandomSampler`` chooses of a data set, its *base*, in
+# random order. The reader reads the base, in a random order of its own. A training takes from it the items whose index is in its
+# part. That order, without the other items, is a random order of the part.
+#
+# An index that is chosen twice, or that is negative, is not of a part: the ``Subset`` then is the data, and others have another.
+
+
+class Part(NamedTuple):
+    """The part that a training reads: the base, and its indices there, in any order."""
+
+    base: Any
+    indices: Numbers
+
+    @property
+    def bits(self) -> Bits:
+        chosen = np.zeros(len(self.base), np.bool_)
+        chosen[self.indices] = True
+        return np.packbits(chosen, bitorder="little")
+
+
+def part_of(kind: Kind) -> Part | None:
+    """Returns the part that a loader reads; None if it reads all of its data set, or in an order that is not random."""
+    if not isinstance(kind, Indexed):
+        return None
+    dataset, sampler, chosen = kind.loader.dataset, kind.sampler, None
+    is_chosen_by_sampler = type(sampler) is SubsetRandomSampler
+    if is_chosen_by_sampler:
+        chosen = _numbers(sampler.indices)
+    elif not kind.is_shuffled:
+        return None
+    if is_chosen_by_sampler and not _are_of(chosen, dataset):
+        return None
+    while _only_chooses(dataset):
+        inside, dataset = _numbers(dataset.indices), dataset.dataset
+        if inside is None or not _are_of(inside, dataset):
+            return None
+        chosen = inside if chosen is None else inside[chosen]
+    if chosen is None or not len(chosen) or len(np.unique(chosen)) != len(chosen):
+        return None
+    return Part(dataset, chosen)
+
+
+def base_of(dataset: Any) -> Any:
+    """Returns the data set under all subsets."""
+    while _only_chooses(dataset):
+        dataset = dataset.dataset
+    return dataset
+
+
+def _only_chooses(dataset: Any) -> bool:
+    return is_subset(dataset) and not is_staged(dataset)
+
+
+def _numbers(indices: Any) -> Numbers | None:
+    """Returns indices as an array; None if they are not integers."""
+    found = np.asarray(indices)
+    return found.astype(np.int64) if found.ndim == 1 and found.dtype.kind in "iu" else None
+
+
+def _are_of(indices: Numbers | None, dataset: Any) -> bool:
+    """Returns whether there are such indices in a data set."""
+    try:
+        length = len(dataset)
+    except TypeError:
+        return False
+    return indices is not None and bool(((indices >= 0) & (indices < length)).all())
+
+
+# ---------------------------------------------------------------------- bits
+# A training sends its part to the reader as a memfd that nobody can change any more.
+
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
+
+
+@contextmanager
+def sealed(bits: Bits) -> Iterator[int]:
+    """Gives a descriptor of a memfd with these bits."""
+    descriptor = os.memfd_create("lightning_echo-part", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        with open(descriptor, "wb", closefd=False) as file:
+            file.write(bits.tobytes())
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def bits_in(descriptor: int, length: int) -> Bits:
+    """Returns the bits in a memfd, for a data set of ``length``. Raises a ValueError or an OSError if that is something else."""
+    if (seals := fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)) & _SEALS != _SEALS:
+        raise ValueError(f"a part must be sealed with {_SEALS:#x}, got {seals:#x}")
+    size = -(-length // 8)
+    if (found := os.fstat(descriptor).st_size) != size:
+        raise ValueError(f"a part of {length:,} examples has {size:,} bytes, got {found:,}")
+    with open(descriptor, "rb", closefd=False) as file:
+        file.seek(0)
+        bits = np.frombuffer(file.read(), np.uint8)
+    if len(bits) != size or (length % 8 and bits[-1] >> length % 8):
+        raise ValueError(f"a part has an example that is not among the {length:,}")
+    return bits
+
+
+def count_of(bits: Bits) -> int:
+    return int(np.bitwise_count(bits).sum()) if hasattr(np, "bitwise_count") else int(np.unpackbits(bits).sum())
+
+
+def all_bits(length: int) -> Bits:
+    return np.packbits(np.ones(length, np.bool_), bitorder="little")
+
+
+def union_of(parts: Sequence[Bits]) -> Bits:
+    found: Bits = np.bitwise_or.reduce(parts)
+    return found
+
+
+def _are_in(bits: Bits | None, indices: Sequence[Any]) -> list[bool]:
+    if bits is None:
+        return [True] * len(indices)
+    at = np.asarray(indices)
+    found: list[bool] = (bits[at >> 3] >> (at & 7) & 1).astype(bool).tolist()
+    return found
+
+
+def _has_all(bits: Bits | None, part: Bits) -> bool:
+    """Returns whether all of a part is among these bits (None: all are)."""
+    return bits is None or not (part & ~bits).any()
+
+
+# ---------------------------------------------------------------------- members
+# The reader and its window count *items* of the base: item ``n`` is slot ``n % length`` of pass ``n // length``. A training only
+# counts its *members*: member ``v`` has place ``v % length`` in its own pass. Which item that is follows from the order of the
+# base. So plan, ranks, rounds and states count members, and only messages and the window count items.
+
+
+class Items:
+    """The items of a training that takes all: its members are the items."""
+
+    part: Part | None = None
+    share = 1.0  # of the items that are members
+
+    def item(self, member: int) -> int:
+        """Returns the item of a member."""
+        return member
+
+    def member_from(self, item: int) -> int:
+        """Returns the first member that is this item or comes after it."""
+        return item
+
+    @property
+    def distances(self) -> Callable[[int], int] | None:
+        """Returns, for a pass, the least number of members between two uses of an index: one there, and one in the pass before.
+
+        None: it is that of the base.
+        """
+        return None
+
+
+class _Pass(NamedTuple):
+    """The members of a pass: their slots in the pass of the base, and their indices."""
+
+    slots: Numbers
+    indices: Numbers
+
+
+class PartItems(Items):
+    """The items of a training that takes a part of the base, which is read in ``order``."""
+
+    _MOST_PASSES = 4  # that are remembered. Two follow each other, and a thread may be at another one
+
+    def __init__(self, part: Part, order: Order) -> None:
+        self.part, self._order = part, order
+        self._length, self._base_length = len(part.indices), order.length
+        self.share = self._length / self._base_length
+        self._is_member = np.zeros(self._base_length, np.bool_)
+        self._is_member[part.indices] = True
+        self._lock = threading.RLock()  # a thread looks for another reader
+        self._passes: dict[int, _Pass] = {}
+        self._distances: dict[int, int] = {}
+
+    def item(self, member: int) -> int:
+        number, place = divmod(member, self._length)
+        return number * self._base_length + int(self._pass(number).slots[place])
+
+    def member_from(self, item: int) -> int:
+        number, slot = divmod(item, self._base_length)
+        return number * self._length + int(np.searchsorted(self._pass(number).slots, slot))
+
+    @property
+    def distances(self) -> Callable[[int], int]:
+        return self._distance
+
+    def _distance(self, number: int) -> int:
+        with self._lock:
+            if number not in self._distances:
+                before, now, places = self._pass(number - 1), self._pass(number), np.arange(self._length)
+                last = np.empty(self._base_length, np.int64)
+                last[before.indices] = places - self._length
+                self._distances[number] = int((places - last[now.indices]).min())
+            return self._distances[number]
+
+    def _pass(self, number: int) -> _Pass:
+        with self._lock:
+            if number not in self._passes:
+                self._order.seek(number * self._base_length)
+                indices = np.array(self._order.take(self._base_length), np.int64)
+                slots = np.flatnonzero(self._is_member[indices])
+                for other in list(self._passes)[: 1 - self._MOST_PASSES]:
+                    del self._passes[other]
+                self._passes[number] = _Pass(slots, indices[slots])
+            return self._passes[number]
+
+
+# ---------------------------------------------------------------------- wanted
+# The reader reads what one of its trainings wants. That is settled for each chunk when the chunk is handed to a worker. So a
+# training that comes later, and wants more, enters at the first item from which on all is read that it wants.
+
+
+class _Since(NamedTuple):
+    """What is read from an item on."""
+
+    item: int
+    bits: Bits | None  # None: everything
+
+
+class Wanted:
+    """Which indices are read, from which item on: at the beginning, from item ``begin`` on, everything."""
+
+    def __init__(self, begin: int) -> None:
+        self._lock = threading.Lock()  # one thread serves the trainings, and another one hands out chunks
+        self._settled = begin  # the first item of the first chunk that was not handed out
+        self._since = [_Since(begin, None)]
+
+    def change(self, bits: Bits | None) -> None:
+        """Reads these indices (None: everything) from the first chunk on that was not handed out yet."""
+        with self._lock:
+            now = self._since[-1].bits
+            if bits is now or (bits is not None and now is not None and np.array_equal(bits, now)):
+                return
+            before = self._since[: -1 if self._since[-1].item == self._settled else None]
+            self._since = [*before, _Since(self._settled, bits)]  # at once: the other thread looks at the last one
+
+    def settle(self, end: int, indices: Sequence[Any]) -> list[bool]:
+        """Returns which of these indices are read. They are those of the next chunk, which ends before item ``end``."""
+        with self._lock:
+            self._settled, bits = end, self._since[-1].bits
+        return _are_in(bits, indices)
+
+    def are_read(self, indices: Sequence[Any]) -> list[bool]:
+        """Returns which of these indices are read as of now. Until they are settled, that may change."""
+        return _are_in(self._since[-1].bits, indices)
+
+    def first_for(self, part: Bits, low: int) -> int:
+        """Returns the first item from which on all of a part is read. What was settled for items below ``low`` is forgotten."""
+        with self._lock:
+            while len(self._since) > 1 and self._since[1].item <= low:
+                self._since = self._since[1:]
+            found = self._settled
+            for since in reversed(self._since):
+                if not _has_all(since.bits, part):
+                    break
+                found = since.item
+            return found
+
+
+def items_of(part: Part | None, order: Callable[[], Order]) -> Items:
+    """Returns the items of a training that reads this part (None: all) of what is read in an order."""
+    return Items() if part is None else PartItems(part, order())
