@@ -63,7 +63,7 @@ subsets = st.sets(st.integers(0, LENGTH - 1), min_size=1)
         (Subset(BASE, [1.0, 2.0]), {"shuffle": True}, None),
         (ConcatDataset([Subset(BASE, [1])]), {"shuffle": True}, None),
     ],
-    ids=str,
+    ids=range(14),
 )
 def test_a_part_is_what_subsets_and_samplers_choose_at_random_once_each(dataset, options, expected):
     part = part_of(kind_of(DataLoader(dataset, 2, **options)))
