@@ -150,8 +150,8 @@ shared reading on the ranks of one node | yes
     sharing_ranks::the_ranks_divide_each_pass_and_have_equally_many_steps
 shared reading on another system than Linux | refused
     sharing::on_another_system_it_is_refused_with_the_reason
-`cache` and `share` together | refused
-    sharing::share_and_cache_are_refused_together
+`cache` and `share` together, over data that is read by index | yes
+    sharing_cache::trainings_get_the_same_with_and_without_it_and_it_is_not_read_again
 
 Data of other projects
 PyTorch Geometric | yes | =

@@ -11,7 +11,20 @@ import pytest
 import torch
 from callback_cases import Remembering
 from sharing_cache_runs import CACHE, IGNORED, LENGTH, Shots, Together, cached_loader, left_to_read, reads
-from sharing_runs import Numbers, closing, epochs_of, examples, in_process, indices, resumed, sleeps, status, together, wait_until
+from sharing_runs import (
+    Numbers,
+    closing,
+    end_readers,
+    epochs_of,
+    examples,
+    in_process,
+    indices,
+    resumed,
+    sleeps,
+    status,
+    together,
+    wait_until,
+)
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler
 from trainer_runs import fit
 
@@ -114,6 +127,7 @@ def test_threads_read_ahead_what_it_does_not_hold(tmp_path):
         log = tmp_path / f"reads-{reads_in_flight}"
         loader = cached_loader(Shots(log=str(log)), 8, options={"reads_in_flight": reads_in_flight})
         found[reads_in_flight] = closing(loader, PASSES)()
+        end_readers()  # the next one begins with an empty cache
         assert loader.cache_counts.hits == (PASSES - 1) * HELD
         assert sum(count == 1 for count in Counter(reads(log)).values()) >= HELD - 3 - 24, "24 are read to try the threads"
     check_same(list(found.values()))
