@@ -315,7 +315,7 @@ class Setting:
     def introduction(self, factor: float) -> list[str]:
         """Returns what is told of the loader when its run begins, line by line."""
         reason = self.choice.reason
-        reason = f"insertion_point='auto' chose {self.choice.point}: {reason}" if reason else ""
+        reason = f"{InsertionPoint.auto.option} chose {self.choice.point}: {reason}" if reason else ""
         return [line for line in (self.describe(factor), reason, "; ".join(self.remarks())) if line]
 
     def why_not_deterministic(self, folder: str | None) -> str:

@@ -27,6 +27,11 @@ class Loader:
         self.cache_counts = None
         self.reads_ahead = self.on_demand = False
 
+    @property
+    def saved_counts(self):
+        """Those of a state that is saved now: no batch is in a step."""
+        return self.counts
+
     def deliver(self, fresh, stages, in_flight=0.0):
         self.counts += EchoCounts(fresh, 8 - fresh)
         self.delivered_batches, self.is_running = self.delivered_batches + 1, True

@@ -313,7 +313,7 @@ def test_loaded_totals_become_those_of_all_ranks_if_they_are_of_as_many_examples
     counts.correct(Examples(*of_job), counts_job=counts_job)
     counts.go_on_from(Examples(13, 3))
     expected = of_job if corrected else (26, 6)
-    assert counts.state(2) == [*expected]
+    assert counts.state(2, Examples()) == [*expected]
     if counts_job:
         assert counts.add_up() == expected
 
