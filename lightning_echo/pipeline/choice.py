@@ -99,7 +99,8 @@ def choose(
             raise found.error or _no_reads(in_flight, found.reason)
         why = reason or (f"{found.reason}; {_ECHOES_REPEAT}" if is_auto else "")
         return _uncut(later, why, caution=_caution(kind))
-    if isinstance(found.reading, str) and in_flight not in (1, AUTO_IN_FLIGHT):
+    # "": the point that the user asks for is refused, and nothing else was looked at.
+    if isinstance(found.reading, str) and found.reading and in_flight not in (1, AUTO_IN_FLIGHT):
         raise _no_reads(in_flight, found.reading)
     is_none = isinstance(found.reading, str)
     chosen = _chosen(kind, point, later, reason, found)

@@ -369,6 +369,17 @@ def test_auto_that_is_asked_for_says_why_nothing_is_read_ahead(dataset, workers,
         assert (f"reads_in_flight='auto' reads one example after the other: {why}" in caplog.text) is says
 
 
+class Clock(Slow):
+    def decode(self, raw):
+        return torch.tensor([float(time.monotonic_ns())])
+
+
+def test_a_point_and_reads_that_are_both_impossible_are_refused_with_the_reason_of_the_point():
+    loader = DataLoader(Clock(40), batch_size=4, num_workers=2)
+    with pytest.raises(ValueError, match=r"insertion_point='before_augmentation' is impossible here: .*came out differently"):
+        EchoLoader(loader, 2, insertion_point="before_augmentation", reads_in_flight=2)
+
+
 class OpensOnly(Slow):
     def __init__(self, path):
         super().__init__()
