@@ -357,9 +357,13 @@ class EchoCallback(DecidesFactor, pl.Callback):
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         self._has_failed = True
         if isinstance(exception, KeyboardInterrupt) and self._trainer is trainer:
-            self._progress.hide()
-            self._show_summary(trainer, *self._interrupted(trainer, pl_module))
-        self._end_fit(trainer)
+            try:
+                self._progress.hide()
+                self._show_summary(trainer, *self._interrupted(trainer, pl_module))
+            finally:  # also if a logger fails
+                self._end_fit(trainer)
+        else:
+            self._end_fit(trainer)
 
     def _interrupted(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> tuple[list[EpochReport], RunVerdict | None]:
         """Returns reports and verdict, also on the epoch that was interrupted. Nothing changes: a checkpoint may follow."""

@@ -193,7 +193,8 @@ class DemandRequests(Iterator[DemandRequest]):
             }
             if self._earlier is not None:
                 demand["earlier"] = self._earlier
-            return {"plan": None, "order": self._order_before or self._order_state(), "demand": demand}
+            order = self._order_state() if self._order_before is None else self._order_before
+            return {"plan": None, "order": order, "demand": demand}
 
     def place(self) -> tuple[int, Booked]:
         """Returns the number of batches that were delivered, and what was."""

@@ -395,8 +395,6 @@ class ReadPool:
     def _next_arrived(self, only: Any) -> _Slot | None:
         self._skip_done()
         is_left = not self._is_on or not self._threads
-        if is_left and self._todo and self._todo[0].compared is not NOTHING_READ:
-            self._todo.popleft()  # no thread reads it any more
         for slots in (self._arrived, self._for_itself, self._todo) if is_left else (self._arrived, self._for_itself):
             if only is NOTHING_READ and slots:
                 return slots.popleft()
@@ -448,6 +446,7 @@ class ReadPool:
     def _read_by_itself_only(self) -> None:
         """The same for `next_read`. What is under way comes after the rest."""
         self._is_on, self._is_useless, self._draws = False, True, True
+        self._compare_no_more()
         for slot in self._arrived:
             self._leave_out(slot)
         self._for_itself.extendleft(reversed(self._arrived))
@@ -470,8 +469,9 @@ class ReadPool:
         if self._takes_arrived and self._checked > _CHECKED_BY_ITSELF:
             again = _Slot(index, copy_example(value))
             with self._lock:
-                self._todo.appendleft(again)
-                self._work.notify()
+                if self._is_on:  # else no thread reads any more
+                    self._todo.appendleft(again)
+                    self._work.notify()
             return
         with preserved_random_states():
             before = random_states()
@@ -549,8 +549,15 @@ class ReadPool:
                 self._start_threads()
                 self._work.notify_all()
             else:
+                self._compare_no_more()
                 self._waits.clear()
                 self._waits_after.clear()
+
+    def _compare_no_more(self) -> None:
+        """Leaves out what threads were to read once more: only they do so."""
+        for slot in self._todo:
+            if slot.compared is not NOTHING_READ:
+                self._leave_out(slot)
 
     # ------------------------------------------------------------------ threads
 

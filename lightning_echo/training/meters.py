@@ -521,7 +521,7 @@ class RunMeter:
         return measures
 
     def so_far(self, loader: Echoed | None) -> EpochMeasures:
-        """Returns the measures of the epoch until now, which goes on."""
+        """Returns the measures of the epoch until now, which may continue."""
         self.idle.update(*self.timer.take())
         in_epoch = self.in_epoch(loader)
         parts = {
