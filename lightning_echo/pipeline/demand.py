@@ -301,6 +301,9 @@ class Waiting:
 class Pace:
     """Decides how early a batch is due: as making one takes, with the example that the worker reads just then.
 
+    The slowest of the last makings counts: on busy processors some take several times as long as others. Of the reads, the usual
+    one counts. Behind a heavy tail the slowest one would make all batches due, and leave the workers none to read for.
+
     ``read_at_once``: examples that the worker reads, or decodes, before it looks again.
     """
 
@@ -325,7 +328,7 @@ class Pace:
         self._handed_at = perf_counter()
         if not self._steps:
             return min(1, self._most_lead)
-        making = median(self._makings) + (median(self._loads) * self._read_at_once if self._loads else 0.0)
+        making = max(self._makings) + (median(self._loads) * self._read_at_once if self._loads else 0.0)
         return lead(making, median(self._steps), self._most_lead)
 
     def reads_are_cheap(self, size: int) -> bool:

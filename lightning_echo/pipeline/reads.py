@@ -554,10 +554,10 @@ class ReadPool:
                 self._waits_after.clear()
 
     def _compare_no_more(self) -> None:
-        """Leaves out what threads were to read once more: only they do so."""
-        for slot in self._todo:
-            if slot.compared is not NOTHING_READ:
-                self._leave_out(slot)
+        """Takes out what threads were to read once more: only they do so."""
+        left = [slot for slot in self._todo if slot.compared is NOTHING_READ]
+        self._todo.clear()
+        self._todo.extend(left)
 
     # ------------------------------------------------------------------ threads
 

@@ -22,11 +22,12 @@ STEPS = 40
 
 
 class TimedLoader:
-    """Passes on the batches of a loader; remembers how long each was waited for, and when the first one came."""
+    """Passes on the batches of a loader; remembers how long each was waited for and used, and when the first one came."""
 
     def __init__(self, loader: Any) -> None:
         self.loader = loader
         self.waited: list[float] = []
+        self.used: list[float] = []  # until the next batch was asked for: a step, with all that a host does around it
         self.arrived: float | None = None
 
     def __len__(self) -> int:
@@ -41,6 +42,7 @@ class TimedLoader:
             self.waited.append(arrived - begun)
             self.arrived = self.arrived or arrived
             yield batch
+            self.used.append(perf_counter() - arrived)
 
 
 class Sleeping:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import lightning.pytorch as pl
@@ -30,13 +31,14 @@ def truth(loader: TimedLoader, model: Sleeper) -> float:
     return sum(loader.waited[1:]) / (model.ended[-1] - loader.arrived - inside)
 
 
-@pytest.mark.parametrize(("wait", "step", "idle"), [(0, 20, 0.0), (10, 10, 0.5), (45, 5, 0.9)])
-def test_idle_fraction_of_a_source_and_a_step_of_known_durations(wait: int, step: int, idle: float) -> None:
+@pytest.mark.parametrize(("wait", "step"), [(0, 20), (10, 10), (45, 5)])
+def test_idle_fraction_of_a_source_and_a_step_of_known_durations(wait: int, step: int) -> None:
     loader = TimedLoader(Sleeping([300 * MS] + [wait * MS] * (STEPS - 1)))  # the first batch takes long, which is another figure
     model = Sleeper(step * MS, loader)
     logged = fit(model)
     assert logged["echo/idle_fraction"] == pytest.approx(truth(loader, model), abs=TOLERANCE)
-    assert logged["echo/idle_fraction"] == pytest.approx(idle, abs=0.15), "the run is what it should be, but for overhead"
+    idle = wait * MS / (wait * MS + median(loader.used))  # on a slow host a step takes longer than it sleeps
+    assert logged["echo/idle_fraction"] == pytest.approx(idle, abs=0.15), "the run is what it should be"
     assert logged["echo/first_batch_seconds"] == pytest.approx(loader.waited[0], abs=20 * MS)
     waits = sum(loader.waited[1:]) / STEPS
     assert logged["echo/data_wait_seconds"] == pytest.approx(waits, abs=2 * MS)
@@ -98,17 +100,18 @@ class Slowly(StagedDataset):
 
 
 @pytest.mark.parametrize(
-    ("read", "step", "echo", "idle"),
+    ("read", "step", "echo", "uses"),
     [
-        (10, 10, None, 0.75),  # four examples a batch: 40 ms against 10
-        (5, 25, None, 0.0),  # 20 ms against 25: hidden behind the step
-        (20, 20, "after_batching", 0.5),  # 80 ms against 40, for every other step
+        (10, 10, None, 1),  # four examples a batch: 40 ms against 10
+        (5, 25, None, 1),  # 20 ms against 25: hidden behind the step
+        (25, 20, "after_batching", 2),  # 100 ms against 40, for every other step
     ],
 )
-def test_with_a_worker_what_the_step_hides_of_its_time_is_no_idling(read: int, step: int, echo: str | None, idle: float) -> None:
+def test_with_a_worker_what_the_step_hides_of_its_time_is_no_idling(read: int, step: int, echo: str | None, uses: int) -> None:
     plain = DataLoader(Slowly(4 * STEPS, read * MS), 4, num_workers=1)
-    loader = TimedLoader(plain if echo is None else EchoLoader(plain, 2, insertion_point=echo, seed=1))
+    loader = TimedLoader(plain if echo is None else EchoLoader(plain, uses, insertion_point=echo, seed=1))
     model = Sleeper(step * MS, loader)
     logged = fit(model)
     assert logged["echo/idle_fraction"] == pytest.approx(truth(loader, model), abs=TOLERANCE)
-    assert logged["echo/idle_fraction"] == pytest.approx(idle, abs=0.15), "the run is what it should be, but for overhead"
+    unhidden = max(0.0, 1 - uses * median(loader.used[1:]) / (4 * read * MS))
+    assert logged["echo/idle_fraction"] == pytest.approx(unhidden, abs=0.15), "the run is what it should be"

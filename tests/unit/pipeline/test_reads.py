@@ -13,7 +13,7 @@ import torch
 
 from lightning_echo.data.randomness import preserved_random_states, quick_states, seed_all
 from lightning_echo.pipeline import reads as module
-from lightning_echo.pipeline.reads import Abandoned, Pools, ReadAhead, ReadPool, most_ahead_bytes
+from lightning_echo.pipeline.reads import NOTHING_READ, Abandoned, Pools, ReadAhead, ReadPool, most_ahead_bytes
 from lightning_echo.split.reading import Part, ReadPart, Reads
 from lightning_echo.split.staged import Stages, unchanged
 
@@ -177,6 +177,46 @@ def test_what_threads_draw_while_the_worker_waits_moves_no_random_state_and_they
     pool.begin([1], (), ())
     pool._plain = lambda index: "by itself"
     assert stages.load(1) == "by itself"
+    pools.close()
+
+
+class DrawsAndHangs(Storage):
+    """The read of one index draws random numbers once that is allowed, and goes on until it is released."""
+
+    def __init__(self, index):
+        super().__init__()
+        self.index, self.may_draw = index, threading.Event()
+        self.hold(index)
+
+    def read(self, index):
+        if index == self.index and self.may_draw.wait(10):
+            torch.rand(1)
+        return super().read(index)
+
+
+def test_a_comparison_that_waits_when_threads_stop_is_not_taken_for_an_example(monkeypatch):
+    """The 100th read is to be compared while the only thread is in another read, which draws random numbers."""
+    monkeypatch.setattr(module, "_WATCHED_EVERY", 1)  # each wait
+    storage = DrawsAndHangs(100)
+    pool, stages, pools = pool_of(storage, threads=1, is_ours=False)
+    pool.foresee(range(110))
+    found = []
+
+    def take(so_many):
+        index = pool.next_read(0.2)
+        if index is not NOTHING_READ:
+            assert stages.load(index) == str(index).encode()
+            found.append(index)
+        return len(found) == so_many
+
+    until(lambda: take(100))
+    threading.Timer(0.05, storage.may_draw.set).start()
+    until(lambda: take(109))
+    storage.release(100)
+    until(lambda: take(110))
+    assert pool.next_read(0.05) is NOTHING_READ
+    assert sorted(found) == list(range(110)), "each once"
+    assert "draw" in pool.take_note()
     pools.close()
 
 
