@@ -244,7 +244,7 @@ class StarterLock(AbstractContextManager["StarterLock"]):
 # ---------------------------------------------------------------------- wire
 # Messages between a reader and its trainings are JSON objects, and descriptors, over a Unix socket that keeps messages apart.
 # Each side checks that the other one is a process of the same user. A message that is not a JSON object, or that is too long,
-# ends its connection and nothing else. Only one message, the welcome, has descriptors.
+# ends its connection and nothing else. A welcome has the descriptor of a window, and a hello may have that of a part.
 
 MOST_BYTES = 2**16
 _MOST_DESCRIPTORS = 1
