@@ -4,6 +4,14 @@ import pytest
 import soak
 
 
+def test_trainings_of_the_second_case_take_folds_and_what_they_have_in_common_is_compared():
+    case = soak.CASES[1]
+    assert [len(case.part(number)) for number in range(3)] == [1600, 1600, 2000]
+    common = set.intersection(*(set(case.part(number)) for number in range(3)))
+    assert case.common().nonzero().flatten().tolist() == sorted(common)
+    assert soak.CASES[0].common().all()
+
+
 def a_pass(**values):
     good = {"training": 0, "first": (7, 0.5), "examples": 10, "is_exact": True, "is_right": True, "digest": "a"}
     return soak.Pass(**{**good, **values})
@@ -14,7 +22,7 @@ def a_pass(**values):
     [
         ({}, []),
         ({"first": (8, 0.5), "digest": "b"}, []),  # another pass
-        ({"is_exact": False, "examples": 9}, ["training 0 lost or repeated examples, of 9"]),
+        ({"is_exact": False, "examples": 9}, ["training 0 did not get each example of its part once, and no other one: 9 came"]),
         ({"is_right": False}, ["training 0 had wrong bytes"]),
         ({"training": 1, "digest": "b"}, ["the pass that begins with (7, 0.5) was not the same for all"]),
     ],
