@@ -306,23 +306,31 @@ class _Killer:
     def __init__(self, generator: random.Random) -> None:
         self._generator = generator
         self._killed_at = 0  # items that the last reader had put into its window when it was killed
-        self.kills = {"a training": 0, "the reader": 0, "a worker of the reader": 0}
+        self.kills = {"a training": 0, "the reader": 0, "a worker": 0}
 
     def kill_one(self, trainings: _Trainings) -> None:
-        who = self._generator.choice(["a training", "a training", "the reader", "a worker of the reader"])
-        said = None if who == "a training" else status_of(_NAME)
-        # Twice at one item, a death of the reader is an error of the trainings.
-        if said is None or said["low"] < self._killed_at:
-            who = "a training"
-            trainings.kill(self._generator.randrange(len(_BATCH_SIZES)))
-        else:
-            pid, self._killed_at = said["pid"], said["written"]
-            with suppress(OSError, IndexError):  # it ends just now, or its workers do
-                if who == "a worker of the reader":
-                    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-                    pid = int(self._generator.choice(children))
-                os.kill(pid, signal.SIGKILL)
-        self.kills[who] += 1
+        victim = self._generator.choice(["a training", "the reader", "a worker"])
+        said = None if victim == "a training" else status_of(_NAME)
+        # Twice at one item, the death of a reader would be an error of the trainings: they must be past the last one.
+        if said is not None and said["low"] >= self._killed_at:
+            pids = [said["pid"]] if victim == "the reader" else children_of(said["pid"])
+            if pids:
+                self._killed_at = said["written"]
+                with suppress(ProcessLookupError):
+                    os.kill(self._generator.choice(pids), signal.SIGKILL)
+                self.kills[victim] += 1
+                return
+        trainings.kill(self._generator.randrange(len(_BATCH_SIZES)))
+        self.kills["a training"] += 1
+
+
+def children_of(pid: int) -> list[int]:
+    """Returns the processes that a process has started, which for a reader are its workers."""
+    found = list[int]()
+    with suppress(OSError):  # it ends just now
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            found += map(int, (thread / "children").read_text().split())
+    return found
 
 
 def _left_over() -> list[str]:

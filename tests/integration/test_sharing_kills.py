@@ -9,11 +9,11 @@ import random
 import signal
 import time
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 from sharing_cache_runs import CACHE, LENGTH, Shots, cached_loader
 from sharing_runs import end_readers, epochs_of, examples, in_process, note_moved, rows, status, together, wait_until
+from soak import children_of
 from torch.utils.data import Subset
 
 from lightning_echo import CacheConfig
@@ -85,8 +85,7 @@ def beside(part, cache):
 
 def kill_reader_or_worker(victim, generator):
     pid = status()["pid"]
-    children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    os.kill(generator.choice(children) if victim == "worker" else pid, signal.SIGKILL)
+    os.kill(generator.choice(children_of(pid)) if victim == "worker" else pid, signal.SIGKILL)
 
 
 def stream(passes):

@@ -22,7 +22,7 @@ from lightning_echo.share.window import CacheState
 
 HELLO = {
     **{"label": "test", "behind": "wait", "join": "now", "wait_for": 2, "wait_seconds": 600, "wish": None},  # nothing is read
-    **{"goes_on": False, "lacks_from": None, "group": "g", "ranks": 1, "fingerprint": {"data set": "range of 8"}},
+    **{"goes_on": False, "group": "g", "ranks": 1, "fingerprint": {"data set": "range of 8"}},
 }
 
 
@@ -71,7 +71,7 @@ def status(path):
 
 
 def hello(**changed):
-    return {"hello": {**HELLO, **changed}}
+    return {"hello": {**HELLO, "lacks_from": None, **changed}}
 
 
 ASK = {"ask": {"round": 0, "end": 8, "need": 0}}
