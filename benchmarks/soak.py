@@ -305,17 +305,16 @@ class _Killer:
 
     def __init__(self, generator: random.Random) -> None:
         self._generator = generator
-        self._killed_at = 0  # items that the last reader had put into its window when it was killed
+        self._first: dict[int, int] = {}  # the item that all trainings had reached when a reader was seen first, by its process
         self.kills = {"a training": 0, "the reader": 0, "a worker": 0}
 
     def kill_one(self, trainings: _Trainings) -> None:
-        victim = self._generator.choice(["a training", "the reader", "a worker"])
-        said = None if victim == "a training" else status_of(_NAME)
-        # Twice at one item, the death of a reader would be an error of the trainings: they must be past the last one.
-        if said is not None and said["low"] >= self._killed_at:
+        victim, said = self._generator.choice(["a training", "the reader", "a worker"]), status_of(_NAME)
+        # If readers die twice at one item, that is an error of the trainings: the items of this reader must have been taken.
+        has_read = said is not None and said["low"] > self._first.setdefault(said["pid"], said["low"])
+        if said is not None and has_read and victim != "a training":
             pids = [said["pid"]] if victim == "the reader" else children_of(said["pid"])
             if pids:
-                self._killed_at = said["written"]
                 with suppress(ProcessLookupError):
                     os.kill(self._generator.choice(pids), signal.SIGKILL)
                 self.kills[victim] += 1
