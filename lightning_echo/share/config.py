@@ -298,6 +298,8 @@ def receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
             descriptors.frombytes(content[: len(content) - len(content) % descriptors.itemsize])
     try:
+        if len(descriptors) > _MOST_DESCRIPTORS:  # the room for one is rounded up
+            raise WireError(f"a message may bring {_MOST_DESCRIPTORS} descriptor, got {len(descriptors)}")
         return _checked(data, flags), list(descriptors)
     except (WireError, Gone):
         for descriptor in descriptors:

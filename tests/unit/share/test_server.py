@@ -140,6 +140,7 @@ DESCRIPTORS = {
     "too little": lambda: [memory(b"")],
     "no example": lambda: [memory(b"\0")],
     "two": lambda: [memory(b"\1"), memory(b"\1")],
+    "three": lambda: [memory(b"\1"), memory(b"\1"), memory(b"\1")],
 }
 
 
