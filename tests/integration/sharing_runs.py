@@ -45,7 +45,8 @@ def loader_of(dataset, batch_size, *, factor=1, shuffle=True, workers=1, drop_la
 
 
 def rows(batch):
-    """The examples of a batch: index and noise. What belongs to an index is checked."""
+    """The examples of a batch: index and noise. What belongs to an index is checked. The thread that has had it does not hang."""
+    _moved[threading.current_thread()] = time.monotonic()
     assert torch.equal(batch["data"], (batch["index"] % 251).to(torch.uint8)[:, None].expand(-1, 64))
     return list(zip(batch["index"].tolist(), batch["noise"].tolist(), strict=True))
 
@@ -58,13 +59,7 @@ def epochs_of(loader, count, before_batch=lambda: None):
         for batch in loader:
             before_batch()
             found[-1].append(rows(batch))
-            note_moved()
     return found
-
-
-def note_moved():
-    """Notes that this thread does not hang."""
-    _moved[threading.current_thread()] = time.monotonic()
 
 
 def closing(loader, count, before_batch=lambda: None, left=None):
@@ -170,7 +165,7 @@ def wait_until(holds, what):
     while not holds():
         assert time.monotonic() < end, f"waited in vain until {what}"
         time.sleep(0.005)
-    note_moved()
+    _moved[threading.current_thread()] = time.monotonic()
 
 
 def _with_one_thread(run, *args):

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import pytest
 from sharing_cache_runs import CACHE, LENGTH, Shots, cached_loader
-from sharing_runs import end_readers, epochs_of, examples, in_process, note_moved, rows, status, together, wait_until
+from sharing_runs import end_readers, epochs_of, examples, in_process, rows, status, together, wait_until
 from soak import children_of
 from torch.utils.data import Subset
 
@@ -117,7 +117,6 @@ def test_whoever_is_killed_at_random_moments_each_training_gets_its_part_once_an
                     for batch in loaders[number]:
                         time.sleep(0.01)
                         found[number].append(rows(batch))
-                        note_moved()
             finally:
                 over.append("a training has ended")
                 loaders[number].close()
