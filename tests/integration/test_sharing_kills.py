@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*has waited"),  # on demand: another reader takes long to start on a busy machine
 ]
 
-SHARE = {"workers": 2, "window": 2**14, "linger_seconds": 5}
+SHARE = {"workers": 2, "window": 2**14, "linger_seconds": 5, "wait_seconds": 500}
 BETWEEN = 100  # examples of each training between two kills: more than the window holds, so another reader has read some of them
 ALL = range(LENGTH)
 FOLDS = [[index for index in ALL if index % 5 != fold] for fold in range(3)]
