@@ -120,14 +120,11 @@ def test_what_may_differ_is_not_refused_and_both_take_from_one_reader(what):
 class Model(pl.LightningModule):
     def __init__(self, width, learning_rate):
         super().__init__()
-        self.layers, self.learning_rate, self.seen, self.trainings = torch.nn.Linear(64, width), learning_rate, [], []
+        self.layers, self.learning_rate, self.seen = torch.nn.Linear(64, width), learning_rate, []
 
     def training_step(self, batch):
         self.seen += batch["index"].tolist()
         return self.layers(batch["data"].float()).mean()
-
-    def on_train_epoch_start(self):
-        self.trainings.append(self.trainer.callback_metrics.get("echo/shared_trainings"))  # as of the epoch before
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), self.learning_rate)
@@ -135,13 +132,13 @@ class Model(pl.LightningModule):
 
 def fits(connection, width, learning_rate):
     share = ShareConfig("data", wait_for=2, window=2**13, linger_seconds=0.5)
-    model = Model(width, learning_rate)
+    model, callback = Model(width, learning_rate), EchoCallback(share=share)
     trainer = pl.Trainer(
-        max_epochs=2, callbacks=[EchoCallback(share=share)], logger=False, accelerator="cpu", enable_checkpointing=False,
+        max_epochs=2, callbacks=[callback], logger=False, accelerator="cpu", enable_checkpointing=False,
         enable_progress_bar=False, enable_model_summary=False,
     )  # fmt: skip
     trainer.fit(model, DataLoader(Data(), 8, shuffle=True, num_workers=1))
-    connection.send((model.seen, float(model.trainings[1])))
+    connection.send((model.seen, callback.reports[0].shared_trainings))
 
 
 MODEL = "model, learning rate"
