@@ -1,8 +1,10 @@
-"""`make soak`: three trainings share one reader for minutes, and one of them, or the reader, is killed every few seconds.
+"""`make soak`: three trainings share one reader for minutes. Every few seconds one of them, the reader or its worker is killed.
 
-What must hold: each pass that a training attends has each example once, with the right bytes; two trainings that attend the same
-pass have the same examples in the same order; nothing grows, and nothing is left behind. In the last third nobody is killed, so
-that growth can be told from starting anew. Exit status 1 if something failed.
+In the first half of the time all three take all of the data. In the second half two take a fold each, and the reader has a cache.
+What must hold: each pass that a training attends has each example of its part once, with the right bytes, and no other one; two
+trainings that attend the same pass have what is in all parts in the same order, with the same noise; nothing grows, and nothing
+is left behind. In the last third of each half nobody is killed, so that growth can be told from a restart. The exit status is 1
+if something failed.
 """
 
 from __future__ import annotations
@@ -23,9 +25,9 @@ from typing import Any, NamedTuple
 
 import torch
 from report import Table, machine, progress, verdict
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Subset
 
-from lightning_echo import EchoLoader
+from lightning_echo import EchoLoader, StagedDataset
 from lightning_echo.share.config import names
 from lightning_echo.share.sharing import status_of
 
@@ -39,14 +41,50 @@ _BETWEEN_SAMPLES_SECONDS = 2.0
 _MOST_END_SECONDS = 60.0
 
 
-class Numbers(Dataset[dict[str, Any]]):
-    """Small examples: the index, noise, and bytes that follow from the index."""
+class Numbers(StagedDataset):
+    """Small examples: the index, noise, and bytes that follow from the index. What is read are 1 KiB."""
 
     def __len__(self) -> int:
         return _LENGTH
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
+    def read(self, index: Any) -> torch.Tensor:
+        return torch.full((256,), index, dtype=torch.int32)
+
+    def decode(self, raw: Any) -> torch.Tensor:
+        return raw
+
+    def augment(self, example: Any) -> dict[str, Any]:
+        index = int(example[-1])
         return {"index": index, "noise": torch.rand(()), "data": torch.full((64,), index % 251, dtype=torch.uint8)}
+
+
+class Case(NamedTuple):
+    """What the trainings take, and what the reader holds.
+
+    Attributes:
+        name: For people.
+        folds: For each training, the fold of five that it leaves out; None: it takes all.
+        cache: The cache of the reader; None: it has none.
+    """
+
+    name: str
+    folds: tuple[int | None, ...]
+    cache: str | None
+
+    def part(self, number: int) -> list[int]:
+        """The indices that a training takes."""
+        return [index for index in range(_LENGTH) if index % 5 != self.folds[number]]
+
+    def common(self) -> torch.Tensor:
+        """Whether all trainings take an index, for each of the data set."""
+        index = torch.arange(_LENGTH)
+        return torch.stack([index % 5 != -1 if fold is None else index % 5 != fold for fold in self.folds]).all(0)
+
+
+CASES = (
+    Case("all of the data", (None, None, None), None),
+    Case("folds, and a cache of half of the data", (0, 1, None), "1MiB"),
+)
 
 
 class Pass(NamedTuple):
@@ -54,11 +92,11 @@ class Pass(NamedTuple):
 
     Attributes:
         training: Which one.
-        first: Its first example: index and noise, which no other pass has.
+        first: Its first example that all trainings take: index and noise, which no other pass has.
         examples: How many there were.
-        is_exact: Whether each index came once.
+        is_exact: Whether each index of its part came once, and no other one.
         is_right: Whether the bytes of each are those of its index.
-        digest: Of indices and noise, in order.
+        digest: Of indices and noise, in order, of the examples that all trainings take.
     """
 
     training: int
@@ -87,8 +125,9 @@ class Sample(NamedTuple):
 
 
 def wrong_passes(passes: Sequence[Pass]) -> list[str]:
-    """Says which passes lost an example, had one twice, had wrong bytes, or differed from training to training."""
-    found = [f"training {each.training} lost or repeated examples, of {each.examples}" for each in passes if not each.is_exact]
+    """Says which passes lack an example, have one too many or wrong bytes, or differ from training to training."""
+    exactly = "each example of its part once, and no other one"
+    found = [f"training {each.training} did not get {exactly}: {each.examples} came" for each in passes if not each.is_exact]
     found += [f"training {each.training} had wrong bytes" for each in passes if not each.is_right]
     by_first: dict[tuple[int, float], set[str]] = {}
     for each in passes:
@@ -117,24 +156,27 @@ def growth(samples: Sequence[Sample]) -> list[str]:
 # ---------------------------------------------------------------------- trainings
 
 
-def _train(connection: Any, number: int, end: float) -> None:
+def _train(connection: Any, case: Case, number: int, end: float) -> None:
     torch.set_num_threads(1)
-    plain = DataLoader(Numbers(), _BATCH_SIZES[number], shuffle=True, num_workers=2)
+    part, common = case.part(number), case.common()
+    data = Numbers() if case.folds[number] is None else Subset(Numbers(), part)
+    plain = DataLoader(data, _BATCH_SIZES[number], shuffle=True, num_workers=2)
     share = {"name": _NAME, "join": "pass", "linger_seconds": 1, "window": "4MiB"}
-    loader = EchoLoader(plain, 1, share=share, seed=number)
+    loader = EchoLoader(plain, 1, share=share, cache=case.cache, seed=number)
     while time.time() < end:
         indices, is_right, first = [], True, None
         of_index, of_noise = (hashlib.blake2b(digest_size=16) for _ in range(2))
         for batch in loader:
             index, noise = batch["index"], batch["noise"]
-            first = first or (int(index[0]), float(noise[0]))
             indices += index.tolist()
+            is_right &= torch.equal(batch["data"], (index % 251).to(torch.uint8)[:, None].expand(-1, 64))
+            index, noise = index[common[index]], noise[common[index]]
+            if first is None and len(index):
+                first = int(index[0]), float(noise[0])
             of_index.update(index.numpy())
             of_noise.update(noise.numpy())
-            is_right &= torch.equal(batch["data"], (index % 251).to(torch.uint8)[:, None].expand(-1, 64))
-        is_exact = sorted(indices) == list(range(_LENGTH))
         digest = of_index.hexdigest() + of_noise.hexdigest()
-        connection.send(Pass(number, first or (-1, 0.0), len(indices), is_exact, is_right, digest))
+        connection.send(Pass(number, first or (-1, 0.0), len(indices), sorted(indices) == part, is_right, digest))
     loader.close()
 
 
@@ -142,11 +184,12 @@ class _Trainings:
     """The trainings, each in a process of its own.
 
     Args:
+        case: What they take.
         end: When they stop, in seconds since the epoch.
     """
 
-    def __init__(self, end: float) -> None:
-        self._end, self._context = end, multiprocessing.get_context("spawn")
+    def __init__(self, case: Case, end: float) -> None:
+        self._case, self._end, self._context = case, end, multiprocessing.get_context("spawn")
         self._running: dict[int, tuple[Any, Any]] = {}
         self._settled: set[int] = set()  # trainings whose process has had a pass
         self.passes: list[Pass] = []
@@ -156,14 +199,14 @@ class _Trainings:
 
     def _start(self, number: int) -> None:
         here, there = self._context.Pipe(duplex=False)
-        process = self._context.Process(target=_train, args=(there, number, self._end), daemon=True)
+        process = self._context.Process(target=_train, args=(there, self._case, number, self._end), daemon=True)
         process.start()
         there.close()
         self._running[number] = process, here
         self._settled.discard(number)
 
     def kill(self, number: int) -> None:
-        """Kills one as it can be killed at any time, and starts it anew."""
+        """Kills one as it can be killed at any time, and starts it again."""
         process, connection = self._running[number]
         process.kill()
         process.join()
@@ -210,27 +253,29 @@ class _Trainings:
             process.kill()
 
 
-def soak(minutes: float, seed: int = 0) -> tuple[Table, list[str]]:
-    """Runs all of it.
+def soak(case: Case, minutes: float, seed: int = 0) -> tuple[dict[str, Any], list[str]]:
+    """Runs one case.
 
     Args:
+        case: What the trainings take.
         minutes: For how long.
         seed: Of who is killed when.
 
     Returns:
-        The table, and what failed.
+        What came of it, by name, and what failed.
     """
     generator, began = random.Random(seed), time.time()
     end = began + 60 * minutes
-    trainings, samples, kills = _Trainings(end), list[Sample](), {"a training": 0, "the reader": 0}
+    trainings, killer, samples = _Trainings(case, end), _Killer(generator), list[Sample]()
     next_kill, next_sample = began + 5, began
     while (now := time.time()) < end:
         trainings.hear()
         is_killing = now - began < _KILLING * (end - began)
         if is_killing and now >= next_kill:
-            kills[_kill_one(trainings, generator)] += 1
+            killer.kill_one(trainings)
             next_kill = now + generator.uniform(2, 8)
-            progress(f"{end - now:.0f} s left, {sum(each.examples for each in trainings.passes):,} examples, killed: {kills}")
+            had = sum(each.examples for each in trainings.passes)
+            progress(f"{case.name}: {end - now:.0f} s left, {had:,} examples, killed: {killer.kills}")
         if not is_killing and now >= next_sample:
             samples += trainings.samples()
             next_sample = now + _BETWEEN_SAMPLES_SECONDS
@@ -242,27 +287,49 @@ def soak(minutes: float, seed: int = 0) -> tuple[Table, list[str]]:
     both = len(trainings.passes) - len({each.first for each in trainings.passes})
     if not both:
         failures.append("no two trainings have attended the same pass")
-    rows = [
-        ("minutes", minutes),
-        ("examples delivered", sum(each.examples for each in trainings.passes)),
-        ("passes attended by each training", ", ".join(map(str, attended))),
-        ("passes that another training had, too", both),
-        *((f"times that {who} was killed", count) for who, count in kills.items()),
-        ("samples of memory and descriptors", len(samples)),
-        ("failures", len(failures)),
-        ("passed", verdict(not failures)),
-    ]
-    text = f"three trainings, batches of {', '.join(map(str, _BATCH_SIZES))}, passes of {_LENGTH:,} small examples"
-    return Table("sharing_soak", text, ("what", "value"), rows), failures
+    found = {
+        "minutes": minutes,
+        "examples delivered": sum(each.examples for each in trainings.passes),
+        "passes attended by each training": ", ".join(map(str, attended)),
+        "passes that another training had, too": both,
+        **{f"times that {who} was killed": count for who, count in killer.kills.items()},
+        "samples of memory and descriptors": len(samples),
+        "failures": len(failures),
+        "passed": verdict(not failures),
+    }
+    return found, [f"{case.name}: {failure}" for failure in failures]
 
 
-def _kill_one(trainings: _Trainings, generator: random.Random) -> str:
-    if generator.random() < 0.5 and (said := status_of(_NAME)) is not None:
-        with suppress(ProcessLookupError):
-            os.kill(said["pid"], signal.SIGKILL)
-        return "the reader"
-    trainings.kill(generator.randrange(len(_BATCH_SIZES)))
-    return "a training"
+class _Killer:
+    """Kills trainings, readers and workers of readers, and counts them."""
+
+    def __init__(self, generator: random.Random) -> None:
+        self._generator = generator
+        self._first: dict[int, int] = {}  # the item that all trainings had reached when a reader was seen first, by its process
+        self.kills = {"a training": 0, "the reader": 0, "a worker": 0}
+
+    def kill_one(self, trainings: _Trainings) -> None:
+        victim, said = self._generator.choice(["a training", "the reader", "a worker"]), status_of(_NAME)
+        # If readers die twice at one item, that is an error of the trainings: the items of this reader must have been taken.
+        has_read = said is not None and said["low"] > self._first.setdefault(said["pid"], said["low"])
+        if said is not None and has_read and victim != "a training":
+            pids = [said["pid"]] if victim == "the reader" else children_of(said["pid"])
+            if pids:
+                with suppress(ProcessLookupError):
+                    os.kill(self._generator.choice(pids), signal.SIGKILL)
+                self.kills[victim] += 1
+                return
+        trainings.kill(self._generator.randrange(len(_BATCH_SIZES)))
+        self.kills["a training"] += 1
+
+
+def children_of(pid: int) -> list[int]:
+    """Returns the processes that a process has started, which for a reader are its workers."""
+    found = list[int]()
+    with suppress(OSError):  # it ends just now
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            found += map(int, (thread / "children").read_text().split())
+    return found
 
 
 def _left_over() -> list[str]:
@@ -281,9 +348,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the CSV files")
     options = parser.parse_args(arguments)
     load = os.getloadavg()[0]
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ["LIGHTNING_ECHO_SHARED"] = folder
-        table, failures = soak(options.minutes, options.seed)
+    found, failures = [], []
+    for case in CASES:
+        with tempfile.TemporaryDirectory() as folder:
+            os.environ["LIGHTNING_ECHO_SHARED"] = folder
+            came, failed = soak(case, options.minutes / len(CASES), options.seed)
+        found.append(came)
+        failures += failed
+    text = f"three trainings, batches of {', '.join(map(str, _BATCH_SIZES))}, passes of {_LENGTH:,} small examples"
+    rows = [(what, *(came[what] for came in found)) for what in found[0]]
+    table = Table("sharing_soak", text, ("what", *(case.name for case in CASES)), rows)
     table.print()
     where = machine(f"--minutes {options.minutes:g} --seed {options.seed}", load)
     for each in (table, Table("sharing_soak_machine", where.text, where.columns, where.rows)):

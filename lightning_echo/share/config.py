@@ -244,7 +244,7 @@ class StarterLock(AbstractContextManager["StarterLock"]):
 # ---------------------------------------------------------------------- wire
 # Messages between a reader and its trainings are JSON objects, and descriptors, over a Unix socket that keeps messages apart.
 # Each side checks that the other one is a process of the same user. A message that is not a JSON object, or that is too long,
-# ends its connection and nothing else. Only one message, the welcome, has descriptors.
+# ends its connection and nothing else. A welcome has the descriptor of a window, and a hello may have that of a part.
 
 MOST_BYTES = 2**16
 _MOST_DESCRIPTORS = 1
@@ -298,6 +298,8 @@ def receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
             descriptors.frombytes(content[: len(content) - len(content) % descriptors.itemsize])
     try:
+        if len(descriptors) > _MOST_DESCRIPTORS:  # the room for one is rounded up
+            raise WireError(f"a message may bring {_MOST_DESCRIPTORS} descriptor, got {len(descriptors)}")
         return _checked(data, flags), list(descriptors)
     except (WireError, Gone):
         for descriptor in descriptors:

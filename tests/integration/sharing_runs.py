@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+import weakref
 from contextlib import contextmanager, suppress
 
 import torch
@@ -15,7 +16,8 @@ from lightning_echo import EchoLoader
 from lightning_echo.share.config import names, new_socket, receive, send, socket_of
 
 FORK = multiprocessing.get_context("fork")
-DEADLINE_SECONDS = 120
+DEADLINE_SECONDS = 120  # without a batch, or without what is waited for
+_moved = weakref.WeakKeyDictionary()  # when a thread has had a batch last, or what it has waited for
 
 
 class Numbers(Dataset):
@@ -43,7 +45,8 @@ def loader_of(dataset, batch_size, *, factor=1, shuffle=True, workers=1, drop_la
 
 
 def rows(batch):
-    """The examples of a batch: index and noise. What belongs to an index is checked."""
+    """The examples of a batch: index and noise. What belongs to an index is checked. The thread that has had it does not hang."""
+    _moved[threading.current_thread()] = time.monotonic()
     assert torch.equal(batch["data"], (batch["index"] % 251).to(torch.uint8)[:, None].expand(-1, 64))
     return list(zip(batch["index"].tolist(), batch["noise"].tolist(), strict=True))
 
@@ -107,7 +110,10 @@ def indices(epoch):
 
 
 def together(*trainings):
-    """Runs functions in threads, at the same time; returns what they return, and raises what one of them raises."""
+    """Runs functions in threads, at the same time; returns what they return, and raises what one of them raises.
+
+    However long they take together on a busy machine, one of them hangs only if it has had nothing for ``DEADLINE_SECONDS``.
+    """
     results, failures = [None] * len(trainings), []
 
     def run(number):
@@ -118,9 +124,11 @@ def together(*trainings):
 
     threads = [threading.Thread(target=run, args=(number,), daemon=True) for number in range(len(trainings))]
     for thread in threads:
+        _moved[thread] = time.monotonic()
         thread.start()
     for thread in threads:
-        thread.join(DEADLINE_SECONDS)
+        while thread.is_alive() and (left := _moved[thread] + DEADLINE_SECONDS - time.monotonic()) > 0:
+            thread.join(left)
     if failures:
         raise failures[0]
     assert not any(thread.is_alive() for thread in threads), "a training hangs"
@@ -157,6 +165,7 @@ def wait_until(holds, what):
     while not holds():
         assert time.monotonic() < end, f"waited in vain until {what}"
         time.sleep(0.005)
+    _moved[threading.current_thread()] = time.monotonic()
 
 
 def _with_one_thread(run, *args):

@@ -6,8 +6,10 @@ import random
 import signal
 import tempfile
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from sharing_runs import (
@@ -29,6 +31,7 @@ from sharing_runs import (
 from torch.utils.data import DataLoader
 
 from lightning_echo.share.config import new_socket, receive, send, socket_of
+from lightning_echo.share.parts import sealed
 from lightning_echo.share.process import ReaderError
 from lightning_echo.share.sharing import serve
 from lightning_echo.share.window import SharedReadError
@@ -356,21 +359,23 @@ def _is_socket(pid, descriptor):
         return False
 
 
-def _as_another_user(connection, path):
+def _as_another_user(connection, path, message, part):
     """Tries to speak to a reader as another user; says what came of it."""
-    os.setuid(NOBODY)
-    with new_socket() as peer:
-        try:
-            peer.settimeout(30)
-            peer.connect(path)
-            send(peer, {"status": 1})
-            connection.send(str(receive(peer)))
-        except (OSError, ConnectionError) as error:
-            connection.send(type(error).__name__)
+    with sealed(np.array(part, np.uint8)) if part else nullcontext() as descriptor:
+        os.setuid(NOBODY)
+        with new_socket() as peer:
+            try:
+                peer.settimeout(30)
+                peer.connect(path)
+                send(peer, message, [descriptor] if part else [])
+                connection.send(str(receive(peer)))
+            except (OSError, ConnectionError) as error:
+                connection.send(type(error).__name__)
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
-def test_another_user_is_refused_by_the_folder_and_by_the_reader(monkeypatch):
+@pytest.mark.parametrize(("message", "part"), [({"status": 1}, []), ({"hello": {}}, [255] * 8)], ids=["status", "part"])
+def test_another_user_is_refused_by_the_folder_and_by_the_reader(monkeypatch, message, part):
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         monkeypatch.setenv("LIGHTNING_ECHO_SHARED", folder)
         loader = loader_of(Numbers(64), 8)
@@ -380,7 +385,7 @@ def test_another_user_is_refused_by_the_folder_and_by_the_reader(monkeypatch):
         path.chmod(0o777)
         for mode, said in ((0o700, "PermissionError"), (0o755, "Gone")):
             path.parent.chmod(mode)
-            with in_process(_as_another_user, str(path)) as (_, other):
+            with in_process(_as_another_user, str(path), message, part) as (_, other):
                 assert other.poll(60)
                 assert other.recv() == said, oct(mode)
         path.parent.chmod(0o700)

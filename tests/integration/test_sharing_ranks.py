@@ -9,10 +9,21 @@ import pytest
 import sharing_ranks_runs
 import torch
 from sharing_ranks_runs import BATCH_SIZE, BESIDE, EPOCHS, IN_PARTS, LENGTH, OTHER_PART, PART, RANKS, SKIPPING
-from sharing_runs import Numbers, end_readers, epochs_of, examples, loader_of
-from torch.utils.data import Subset
+from sharing_runs import Numbers, end_readers, epochs_of, examples, in_process, loader_of, wait_until
+from torch.utils.data import DataLoader, Subset
+
+from lightning_echo import ShareConfig, serve
+from lightning_echo.share import server
+from lightning_echo.share.sharing import status_of
 
 pytestmark = pytest.mark.program
+
+
+def holding(connection):
+    """A reader that keeps what ranks have agreed on, however long one of them is stopped on a busy machine."""
+    server.HOLD_SECONDS = 3600
+    name, window = SKIPPING["name"], SKIPPING["window"]
+    serve(DataLoader(Numbers(LENGTH), BATCH_SIZE, shuffle=True, num_workers=1), ShareConfig(name, window=window))
 
 
 @pytest.fixture(scope="module")
@@ -22,26 +33,30 @@ def runs(tmp_path_factory):
     launched = ("PL_GLOBAL_SEED", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     environment = {name: value for name, value in os.environ.items() if name not in launched}
     command = [sys.executable, sharing_ranks_runs.__file__, str(folder)]
+    environment["LIGHTNING_ECHO_SHARED"] = str(folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LIGHTNING_ECHO_SHARED", str(folder))
-        environment["LIGHTNING_ECHO_SHARED"] = str(folder)
-        ranks = [
-            subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
-            for rank in range(RANKS)
-        ]
-        loader = loader_of(Numbers(LENGTH), 7, **BESIDE)
-        try:
-            alone = epochs_of(loader, EPOCHS)
-            loader.close()
-            loader = loader_of(Subset(Numbers(LENGTH), OTHER_PART), 7, **IN_PARTS)
-            other = epochs_of(loader, EPOCHS)
-            loader.close()
-            loader = loader_of(Numbers(LENGTH), 7, **SKIPPING)
-            every = epochs_of(loader, 40, lambda: time.sleep(0.005))
-        finally:
-            loader.close()
-            printed = [rank.communicate(timeout=240)[0] for rank in ranks]
-            end_readers()
+        with in_process(holding):
+            wait_until(lambda: status_of(SKIPPING["name"]) is not None, "the reader is there")
+            ranks = [
+                subprocess.Popen(
+                    [*command, str(rank)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+                )
+                for rank in range(RANKS)
+            ]
+            loader = loader_of(Numbers(LENGTH), 7, **BESIDE)
+            try:
+                alone = epochs_of(loader, EPOCHS)
+                loader.close()
+                loader = loader_of(Subset(Numbers(LENGTH), OTHER_PART), 7, **IN_PARTS)
+                other = epochs_of(loader, EPOCHS)
+                loader.close()
+                loader = loader_of(Numbers(LENGTH), 7, **SKIPPING)
+                every = epochs_of(loader, 40, lambda: time.sleep(0.005))
+            finally:
+                loader.close()
+                printed = [rank.communicate(timeout=240)[0] for rank in ranks]
+                end_readers()
     assert [rank.returncode for rank in ranks] == [0] * RANKS, "\n".join(printed)[-6000:]
     return alone, [torch.load(folder / f"rank-{rank}.pt", weights_only=True) for rank in range(RANKS)], every, other
 

@@ -55,7 +55,7 @@ def deliver(dataset, name, beside=None, **options):
                 beside = None
         print(sorted(found))
     except Exception as error:
-        print(type(error).__name__, str(error).splitlines()[0])
+        print(type(error).__name__, *str(error).split())
     loader.close()
 """
 
@@ -98,7 +98,7 @@ PROGRAM_CHANGES_SETTINGS = """
 
 def test_only_the_same_data_code_and_configuration_are_joined_whatever_the_ignored_attribute_is(start):
     printed, _ = start(PROGRAM_RUN.format(1) + PROGRAM_CHANGES_SETTINGS, FACTOR="1")
-    stream, fold, data, changed = printed.split("\n", 3)
+    stream, fold, data, changed = printed.splitlines()
     assert stream == str(list(range(12)))
     assert data == str([64 * value * value for value in range(12) if value % 3])
     assert fold.startswith("SharedDataDiffers share='data' is the name of other data: ")

@@ -1,7 +1,19 @@
 """The long run of sharing would notice what it is there to notice."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import soak
+
+
+def test_trainings_of_the_second_case_take_folds_and_what_they_have_in_common_is_compared():
+    case = soak.CASES[1]
+    assert [len(case.part(number)) for number in range(3)] == [1600, 1600, 2000]
+    common = set.intersection(*(set(case.part(number)) for number in range(3)))
+    assert case.common().nonzero().flatten().tolist() == sorted(common)
+    assert soak.CASES[0].common().all()
 
 
 def a_pass(**values):
@@ -14,7 +26,7 @@ def a_pass(**values):
     [
         ({}, []),
         ({"first": (8, 0.5), "digest": "b"}, []),  # another pass
-        ({"is_exact": False, "examples": 9}, ["training 0 lost or repeated examples, of 9"]),
+        ({"is_exact": False, "examples": 9}, ["training 0 did not get each example of its part once, and no other one: 9 came"]),
         ({"is_right": False}, ["training 0 had wrong bytes"]),
         ({"training": 1, "digest": "b"}, ["the pass that begins with (7, 0.5) was not the same for all"]),
     ],
@@ -35,3 +47,11 @@ def test_a_wrong_pass_is_noticed(values, said):
 def test_growth_is_noticed(last, said):
     samples = [soak.Sample("reader 7", 100 * 2**20, 12), soak.Sample("other", 1, 1), soak.Sample("reader 7", *last)]
     assert soak.growth(samples) == said
+
+
+def test_the_workers_of_a_process_are_its_children():
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        assert child.pid in soak.children_of(os.getpid())
+        assert soak.children_of(child.pid) == []
+        child.communicate(b"\n")
+    assert child.pid not in soak.children_of(os.getpid())

@@ -1,5 +1,6 @@
 """The reader's side of the socket: what a peer sends ends its own connection at most; who enters where and waits for whom."""
 
+import fcntl
 import json
 import os
 import socket
@@ -70,7 +71,7 @@ def status(path):
 
 
 def hello(**changed):
-    return {"hello": {**HELLO, **changed}}
+    return {"hello": {**HELLO, "lacks_from": None, **changed}}
 
 
 ASK = {"ask": {"round": 0, "end": 8, "need": 0}}
@@ -92,6 +93,8 @@ ASK = {"ask": {"round": 0, "end": 8, "need": 0}}
         [hello(wait_for=-1)],
         [hello(wish=2**70)],
         [hello(wish=1.5)],
+        [hello(goes_on=True, lacks_from=-1)],
+        [hello(goes_on=True, lacks_from="0")],
         [hello(fingerprint=7)],
         [hello(fingerprint={"data set": 1.5})],
         [hello(wait_seconds=10**400)],
@@ -111,6 +114,79 @@ def test_a_wrong_message_ends_the_connection_that_it_came_over(path, messages):
     assert status(path)["count"] == 1
 
 
+SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
+
+
+def memory(data, seals=SEALS):
+    """The descriptor of a memfd, as a part of a data set travels: of 8 examples in one byte."""
+    descriptor = os.memfd_create("part", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.write(descriptor, data)
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+    return descriptor
+
+
+def pipe():
+    here, there = os.pipe()
+    os.close(there)
+    return here
+
+
+DESCRIPTORS = {
+    "a pipe": lambda: [pipe()],
+    "a device that never ends": lambda: [os.open("/dev/zero", os.O_RDONLY)],
+    "a folder": lambda: [os.open("/", os.O_RDONLY)],
+    "memory that can change": lambda: [memory(b"\1", SEALS & ~fcntl.F_SEAL_WRITE)],
+    "too much": lambda: [memory(b"\1\0")],
+    "too little": lambda: [memory(b"")],
+    "no example": lambda: [memory(b"\0")],
+    "two": lambda: [memory(b"\1"), memory(b"\1")],
+    "three": lambda: [memory(b"\1"), memory(b"\1"), memory(b"\1")],
+}
+
+
+def send_with(connection, message, descriptors):
+    """Sends a message with descriptors, and closes them here. Returns what they are of."""
+    try:
+        socket.send_fds(connection, [message], descriptors)
+        return {os.readlink(f"/proc/self/fd/{descriptor}") for descriptor in descriptors}
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def are_closed(files):
+    """Waits until no descriptor of these files is open in this process, in which the server is."""
+
+    def open_files():
+        for descriptor in os.listdir("/proc/self/fd"):
+            with suppress(FileNotFoundError):  # closed just now
+                yield os.readlink(f"/proc/self/fd/{descriptor}")
+
+    end = time.monotonic() + 10
+    while left := files & set(open_files()):
+        assert time.monotonic() < end, left
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("what", DESCRIPTORS)
+def test_a_descriptor_that_is_not_of_a_part_ends_the_connection_that_it_came_over_and_is_closed(path, what):
+    with connected(path) as connection:
+        files = send_with(connection, json.dumps(hello(wait_for=10)).encode(), DESCRIPTORS[what]())
+        with pytest.raises(Gone):
+            receive(connection)
+    assert files
+    are_closed(files)
+    assert status(path)["count"] == 1
+
+
+def test_the_descriptor_of_a_part_is_closed_as_soon_as_it_was_read_and_one_that_is_of_no_use_too(path):
+    with connected(path) as connection:
+        files = send_with(connection, json.dumps(hello(wait_for=10)).encode(), [memory(b"\x0f")])
+        files |= send_with(connection, b'{"status": 1}', [memory(b"\1")])
+        assert sorted(one["share"] for one in receive(connection)[0]["status"]["trainings"]) == [0.5, 1.0]
+        are_closed(files)
+
+
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=20),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
@@ -125,14 +201,16 @@ bad = st.binary(min_size=1, max_size=300) | st.one_of(json_values, of_hello, *on
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-@given(st.lists(bad, min_size=1, max_size=50))
+@given(st.lists(st.tuples(bad, st.none() | st.tuples(st.binary(max_size=2), st.integers(0, SEALS))), min_size=1, max_size=50))
 def test_random_messages_end_nothing_but_their_connection(path, messages):
+    files = set()
     with connected(path) as connection, suppress(BrokenPipeError, ConnectionResetError):
-        for message in messages:
-            connection.send(message)
+        for message, part in messages:
+            files |= send_with(connection, message, [] if part is None else [memory(*part)])
     end = time.monotonic() + 10
     while status(path)["count"] != 1:
         assert time.monotonic() < end
+    are_closed(files)
 
 
 @pytest.fixture
