@@ -114,10 +114,16 @@ class Connector:
     """Attaches a training, ``label`` for people, to the reader of a name. If there is none, starts one with ``payload()``."""
 
     def __init__(
-        self, config: ShareConfig, payload: Callable[[], Payload], data_fingerprint: dict[str, str], group: Group, label: str = ""
+        self,
+        config: ShareConfig,
+        payload: Callable[[], Payload],
+        data_fingerprint: dict[str, str],
+        group: Group,
+        label: str = "",
+        workers: int = 0,
     ) -> None:
         self._config, self._payload, self._fingerprint, self._group = config, payload, in_short(data_fingerprint), group
-        self._label = label or name_of_process()
+        self._label, self._workers = label or name_of_process(), workers
         self._has_started = False  # the present reader
         self._died_at: int | None = None  # where the last reader died: an item, or how many items of a stream it had delivered
         self._socket, self._mute = 0, -1  # inodes of the socket that was found last, and of one where nobody answers
@@ -215,6 +221,7 @@ class Connector:
             "goes_on": goes_on,
             "group": self._group.name,
             "ranks": self._group.ranks,
+            "workers": self._workers,
             "fingerprint": self._fingerprint,
         }
         send(connection, {"hello": hello})
@@ -413,6 +420,7 @@ class Attachment:
         tell_every: This training reports its place to the reader after this number of items, or before.
         follow: For items that another reader does not give again. It gets the window of the dead reader, and the first item that
             this training has not taken, and returns the first item to ask the next reader for. It may raise a `ReaderError`.
+        workers: How many workers this process would have for itself, see `ShareConfig`. 0: it asks for none.
         holds: Whether the reader keeps items, even if they were taken, from ``held_from`` on. If that is raised, the reader gets
             it when the next item is taken or waited for.
     """
@@ -427,10 +435,11 @@ class Attachment:
         group: Group | None = None,
         follow: Callable[[Window, int], int] | None = None,
         label: str = "",
+        workers: int = 0,
         holds: bool = False,
     ) -> None:
         self._config, self._tell_every, self.group, self._follow = config, max(tell_every, 1), group or Group.of_one(), follow
-        self._connector = Connector(config, payload, data_fingerprint, self.group, label)
+        self._connector = Connector(config, payload, data_fingerprint, self.group, label, workers)
         self._link: Link | None = None
         self._succession: Succession | None = None
         self._next = self._told = 0  # the first item that is still needed, and its last value that the reader got

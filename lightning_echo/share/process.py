@@ -40,7 +40,7 @@ _HEADER = struct.Struct("<Q")
 class Payload(NamedTuple):
     """The message of a training to the reader that it starts.
 
-    ``options`` are ``window_bytes``, ``in_flight`` (reads), ``linger_seconds``, ``print``; ``starter``: the sender;
+    ``options`` are ``window_bytes``, ``workers`` (see `ShareConfig`), ``in_flight`` (reads), ``linger_seconds``, ``print``; ``starter``: the sender;
     ``expected``: how many trainings a reader had that has died; ``cluster``: where this node is in a cluster whose nodes share
     one reader.
     """
@@ -104,6 +104,7 @@ def serve_payload(
         kind_of(loader_of(parts, seed_of(name))),
         data_fingerprint=options["fingerprint"],
         window_bytes=options["window_bytes"],
+        workers=options["workers"],
         in_flight=options["in_flight"],
         linger_seconds=options["linger_seconds"],
         expected=options["expected"],
@@ -196,6 +197,7 @@ def payload_of(
         )
     options = {
         "window_bytes": fitting_window(config),
+        "workers": config.workers if isinstance(config.workers, str) else int(config.workers),
         "in_flight": in_flight,
         "linger_seconds": config.linger_seconds,
         "fingerprint": data_fingerprint,

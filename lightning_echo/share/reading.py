@@ -11,10 +11,11 @@ import struct
 import threading
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from itertools import count
+from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing import get_context
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -29,13 +30,13 @@ from lightning_echo.pipeline.ahead import AheadOrder
 from lightning_echo.pipeline.kinds import Indexed, Kind
 from lightning_echo.pipeline.pipelines import Layout
 from lightning_echo.pipeline.prefetch import WorkerProcesses
-from lightning_echo.pipeline.reads import Abandoned, ReadAhead, ReadPool, most_ahead_bytes
+from lightning_echo.pipeline.reads import Abandoned, Pools, ReadAhead, ReadPool, most_ahead_bytes
 from lightning_echo.pipeline.requests import tell_pass
 from lightning_echo.pipeline.worker import EchoDataset, add_note
 from lightning_echo.plan.order import Order
 from lightning_echo.plan.plan import mix
 from lightning_echo.share.same_data import Unit, sending_by_value, unit_of
-from lightning_echo.share.window import CHUNK, END, ERROR, Closed, Packed, Ring, TooLargeError, Window, pack, pack_error
+from lightning_echo.share.window import CHUNK, END, ERROR, MOST_LANES, Closed, Lane, Packed, TooLargeError, Window, pack, pack_error
 from lightning_echo.split.reading import ReadPart
 from lightning_echo.split.staged import examples_in, read_batch, uncut_stages
 
@@ -48,15 +49,19 @@ _ForkProcess = getattr(multiprocessing.context, "ForkProcess", ())  # which not 
 class WorkerStart:
     """A ``worker_init_fn``: it sets up a worker of the reader, then calls the user's own.
 
+    * For the user's code, the worker is one of several that have different numbers: ``number`` of ``workers``. For torch it is
+      the only worker of its loader.
     * It lets the worker end with the reader. A worker of torch's loader checks whether its parent has changed. But if the reader
       dies while the worker begins, the worker does not notice this.
     * It closes the descriptors of the reader's sockets that a forked worker has inherited. When the reader has died, no training
       may find them open.
     """
 
-    def __init__(self, sockets: Sequence[int], users: Callable[[int], None] | None) -> None:
+    def __init__(
+        self, sockets: Sequence[int], users: Callable[[int], None] | None, number: int | None = None, workers: int = 1
+    ) -> None:
         self._sockets = [(descriptor, os.fstat(descriptor).st_ino) for descriptor in sockets]
-        self._users = users
+        self._users, self._number, self._workers = users, number, workers
 
     def __call__(self, worker: int) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -71,24 +76,27 @@ class WorkerStart:
             with suppress(OSError):  # in a spawned process the number is free, or another descriptor's
                 if os.fstat(descriptor).st_ino == inode:
                     os.close(descriptor)
+        if self._number is not None:
+            worker, info = self._number, get_worker_info()
+            for name, value in (("id", worker), ("num_workers", self._workers)):
+                object.__setattr__(info, name, value)
         if self._users is not None:
             self._users(worker)
 
 
-# ---------------------------------------------------------------------- reading
+# ---------------------------------------------------------------------- dealing
 # Item ``n`` of the endless stream is slot ``n % length`` of pass ``n // length``. Its index follows from the seed and ``n``, and
 # so do the random numbers that are drawn for it. So any reader can begin at any item. Between two uses of an index are at least a
 # third of a pass, or 2^18 items. So no training gets an index that it still holds, and none needs to change the order.
 #
 # The workers get items in chunks of `CHUNK`. The chunks are cut at multiples of that number, wherever a reader begins. So a data
-# set that reads many examples at once (``__getitems__``) always draws the same numbers for them. The workers are those of a
-# ``DataLoader``. They put the examples into the window, and the ``DataLoader`` only yields that a chunk is done. Loaders without
-# such an order are read by `StreamReading`.
+# set that reads many examples at once (``__getitems__``) always draws the same numbers for them, whichever worker gets a chunk.
+# A worker that has done a chunk gets the next one that nobody has.
 
-_NOISE = 21
+_NOISE, _WORKER = 21, 22
 _MOST_APART = 2**18  # items: 0.4 s, 60 MiB
 _PREFETCHED_CHUNKS = 2  # per worker
-_MOST_DYING_SECONDS = 1.0
+_MOST_DYING_SECONDS, _BETWEEN_LOOKS_SECONDS = 1.0, 0.005
 MOST_END_SECONDS = 10.0
 
 
@@ -116,39 +124,68 @@ class Chunk(NamedTuple):
     ahead: list[Any]  # indices of later chunks of the same worker, which it has not been told yet
 
 
-def chunks(order: AheadOrder, begin: int, workers: int = 1, chunks_ahead: int = 0) -> Iterator[Chunk]:
-    """Yields chunk after chunk without end. The first one contains item ``begin``. They go to the ``workers`` in turn.
+class Dealing:
+    """Deals chunk after chunk, without end, to the workers that ask. The first chunk contains item ``begin``.
 
-    ``chunks_ahead``: the number of its own chunks that a worker is told ahead.
+    ``chunks_ahead``: the number of its own chunks that a worker is told ahead. Nobody else gets these.
     """
-    first = begin // CHUNK * CHUNK
-    order.seek(first)
-    told = [0] * workers  # before which item each worker knows what is coming
-    for number in count():
-        order.prune(first)
-        indices, ahead, worker = order.take(CHUNK), list[Any](), number % workers
-        for coming in range(first + CHUNK * workers, first + CHUNK * (workers * chunks_ahead + 1), CHUNK * workers):
-            if coming >= told[worker] and order.reaches(coming + CHUNK - 1):
-                ahead += [order.at(item) for item in range(coming, coming + CHUNK)]
-                told[worker] = coming + 1
-        yield Chunk(first, max(begin - first, 0), indices, ahead)
-        first += CHUNK
+
+    def __init__(self, order: AheadOrder, begin: int, chunks_ahead: int = 0) -> None:
+        self._order, self._begin, self._chunks_ahead = order, begin, chunks_ahead
+        self._first = begin // CHUNK * CHUNK
+        self._has_sought = False
+        self.ending: set[int] = set()  # workers that get no more
+        self.lock = threading.RLock()  # nobody else draws random numbers in this process while the order is asked
+
+    @property
+    def next_item(self) -> int:
+        """The first item that nobody has."""
+        return max(self._first, self._begin)
+
+    def chunks_of(self, worker: int) -> Iterator[Chunk]:
+        """Yields the chunks of a worker, until it is to end and has all that it was told."""
+        mine: deque[Chunk] = deque()
+        while True:
+            with self.lock:
+                told = len(mine)
+                if worker not in self.ending:
+                    while not mine or (len(mine) <= self._chunks_ahead and self._order.reaches(self._first + CHUNK - 1)):
+                        mine.append(self._next())
+                if not mine:
+                    return
+                ahead = [index for chunk in list(mine)[max(told, 1) :] for index in chunk.indices]
+                chunk = mine.popleft()
+            yield chunk._replace(ahead=ahead)
+
+    def _next(self) -> Chunk:
+        if not self._has_sought:  # here, where whoever asks gets the error of a user's sampler
+            self._order.seek(self._first)
+            self._has_sought = True
+        first = self._first
+        self._order.prune(first)
+        chunk = Chunk(first, max(self._begin - first, 0), self._order.take(CHUNK), [])
+        self._first = first + CHUNK
+        return chunk
+
+
+# ---------------------------------------------------------------------- preparation
 
 
 class Preparation:
     """Reads the examples of chunks in a worker, and puts them into the window."""
 
-    def __init__(self, dataset: Any, window: Window, seed: int, ahead: ReadAhead | None = None) -> None:
-        self.dataset, self._window, self._seed, self._ahead = dataset, window, seed, ahead
-        self._ring: Ring | None = None
+    def __init__(self, dataset: Any, window: Window, seed: int, worker: int, ahead: ReadAhead | None = None) -> None:
+        self.dataset, self._window, self._seed, self._worker, self._ahead = dataset, window, seed, worker, ahead
+        self._lane: Lane | None = None
         self._pool: ReadPool | None = None
 
     def fetch(self, chunk: Chunk) -> tuple[int]:
         """Puts the examples of a chunk into the window. Returns how many were read; 0 if the reader ends."""
-        ring = self._ring or self._begin()
+        lane = self._lane or self._begin()
+        lane.go_to(chunk.first + chunk.skipped)
         if self._pool is not None:
             self._pool.begin(chunk.indices[chunk.skipped :], chunk.ahead, ())
-        began, waited, cpu = time.perf_counter_ns(), ring.waited_nanoseconds, time.process_time_ns()
+        began, waited, cpu = time.perf_counter_ns(), lane.waited_nanoseconds, time.process_time_ns()
         try:
             if self._load_many is None:
                 for item in range(chunk.first + chunk.skipped, chunk.first + len(chunk.indices)):
@@ -162,21 +199,19 @@ class Preparation:
         if self._pool is not None and (note := self._pool.take_note()):
             LOGGER.warning("%s", note)  # in the log of the reader
         count = len(chunk.indices) - chunk.skipped
-        busy = time.perf_counter_ns() - began - (ring.waited_nanoseconds - waited)
-        ring.note_prepared(count, busy, time.process_time_ns() - cpu)
+        busy = time.perf_counter_ns() - began - (lane.waited_nanoseconds - waited)
+        lane.note_prepared(count, busy, time.process_time_ns() - cpu)
         return (count,)
 
-    def _begin(self) -> Ring:
-        worker = get_worker_info()
-        assert worker is not None  # a reader has workers
+    def _begin(self) -> Lane:
         parent = os.getppid()
-        self._ring = Ring(self._window, worker.id, lambda: os.getppid() != parent)
+        self._lane = Lane(self._window, self._worker, lambda: os.getppid() != parent)
         stages = uncut_stages(self.dataset)
         if self._ahead is not None:
             self._pool = ReadPool(self._ahead, self.dataset, stages)
         self._load, self._load_many = stages.load, stages.load_many
         self._seeding = Seeding(self.dataset, mix(self._seed, _NOISE))
-        return self._ring
+        return self._lane
 
     def _prepare(self, item: int, index: Any) -> None:
         self._seeding.seed(EXAMPLE, item)
@@ -202,7 +237,7 @@ class Preparation:
                 self._put(item, chunk.indices[item - chunk.first], examples[item - chunk.first])
 
     def _put(self, item: int, index: Any, example: Any) -> None:
-        assert self._ring is not None
+        assert self._lane is not None
         note = f"(example {index!r} of the data set)"
         try:
             kind, parts, size = pack(example)
@@ -210,16 +245,16 @@ class Preparation:
             self._put_error(item, error, note)
             return
         try:
-            self._ring.put(item, kind, parts, size)
+            self._lane.put(item, kind, parts, size)
         except TooLargeError as error:
             self._put_error(item, error, note)
 
     def _put_error(self, item: int, error: Exception, note: str) -> None:
-        assert self._ring is not None
+        assert self._lane is not None
         if note:
             add_note(error, note)
         kind, parts, size = pack_error(error)
-        self._ring.put(item, kind, parts, size)
+        self._lane.put(item, kind, parts, size)
 
 
 def _as_it_is(result: Any) -> Any:
@@ -232,10 +267,19 @@ class Reads:
     window: Window
 
     def __init__(self, when_lost: Callable[[BaseException], None], name: str, *runs: Callable[[], None]) -> None:
-        self._when_lost, self._over = when_lost, threading.Event()
-        self._threads = [
-            threading.Thread(target=self._run, args=(run,), name=f"lightning_echo-{name}", daemon=True) for run in runs
-        ]
+        self._when_lost, self._over, self._name = when_lost, threading.Event(), f"lightning_echo-{name}"
+        self._threads = [self._thread(run) for run in runs]
+
+    def _thread(self, run: Callable[[], None]) -> threading.Thread:
+        return threading.Thread(target=self._run, args=(run,), name=self._name, daemon=True)
+
+    @property
+    def workers(self) -> int:
+        """How many workers there are now."""
+        return 0
+
+    def want(self, workers: int) -> None:
+        """Notes how many workers are wanted. Here their number is fixed."""
 
     def start(self) -> None:
         """Begins the work. If it raises an exception, `lost_at` says whether a worker has died meanwhile."""
@@ -251,9 +295,10 @@ class Reads:
         """Ends the work."""
         self._over.set()
         self.window.close_for_writers()
+        end = time.monotonic() + MOST_END_SECONDS
         for thread in self._threads:
             if thread.ident is not None:
-                thread.join(timeout=MOST_END_SECONDS)
+                thread.join(max(end - time.monotonic(), 0.0))
         self.window.close()
 
     def _run(self, run: Callable[[], None]) -> None:
@@ -267,8 +312,26 @@ class Reads:
                 self._when_lost(error)
 
 
+# ---------------------------------------------------------------------- reading
+# A worker of the reader is the only worker of a ``DataLoader`` of its own. So it gets the next chunk when it has room for one,
+# whatever the others do, and it may come and go alone. The workers put the examples into the window, each in a lane of its own
+# (``window.py``). The ``DataLoader`` only yields that a chunk is done, to a thread that asks for more. Loaders without such an
+# order are read by `StreamReading`.
+
+
+@dataclass
+class _Worker:
+    """A worker of the reader: its process, and the iterator that yields something when a chunk is done."""
+
+    processes: WorkerProcesses
+    chunks: Iterator[Any] = iter(())
+
+
 class Reading(Reads):
-    """The workers of a reader, which prepare examples from item ``begin`` on. A worker closes the reader's ``sockets``."""
+    """The workers of a reader, which prepare examples from item ``begin`` on. A worker closes the reader's ``sockets``.
+
+    There are as many as the loader of ``kind`` has, until another number is wanted.
+    """
 
     def __init__(
         self,
@@ -282,45 +345,98 @@ class Reading(Reads):
         part: ReadPart | None = None,
         in_flight: int | str = 1,
     ) -> None:
-        super().__init__(when_lost, "reading", self._pump)
+        super().__init__(when_lost, "reading")
         assert isinstance(kind, Indexed)
-        loader, order, ahead = kind.loader, order_of(kind, seed), 0
-        self.window = Window.create(window_bytes, loader.num_workers, begin)
-        self._ahead = None if part is None else ReadAhead.of(loader, part, None, in_flight, most_ahead_bytes(free_memory_bytes()))
-        if self._ahead is not None and kind.is_foreseeable:
-            ahead = -(-self._ahead.window(order.pass_length // loader.num_workers) // CHUNK)
-        dataset: Any = EchoDataset(Preparation(loader.dataset, self.window, seed, self._ahead))
-        requests: Any = chunks(AheadOrder(order, order.pass_length, crosses=kind.is_own_order), begin, loader.num_workers, ahead)
-        self._workers = WorkerProcesses(WorkerStart(sockets, loader.worker_init_fn))
-        self._loader = DataLoader(
-            dataset,
-            batch_sampler=requests,
-            collate_fn=_as_it_is,
-            num_workers=loader.num_workers,
-            prefetch_factor=_PREFETCHED_CHUNKS,
-            worker_init_fn=self._workers.worker_init_fn,
-            multiprocessing_context=self._workers.noted_by(sending_by_value(loader.multiprocessing_context or get_context())),
-        )
-        self._chunks: Iterator[Any] = iter(())
+        self._plain, self._seed, self._sockets = kind.loader, seed, sockets
+        order, ahead = order_of(kind, seed), 0
+        self.window = Window.create(window_bytes, 0, begin)
+        self._context = self._plain.multiprocessing_context or get_context()
+        self._ahead = None
+        if part is not None:
+            of_each = ReadAhead.of(self._plain, part, None, in_flight, most_ahead_bytes(free_memory_bytes()))
+            self._ahead = replace(of_each, pools=Pools(self._context, MOST_LANES))
+            if kind.is_foreseeable:
+                ahead = -(-self._ahead.window(order.pass_length // self._plain.num_workers) // CHUNK)
+        self._dealing = Dealing(AheadOrder(order, order.pass_length, crosses=kind.is_own_order), begin, ahead)
+        self._workers: dict[int, _Worker] = {}  # by number
+        self._wanted, self._has_begun = self._plain.num_workers, False
+
+    def want(self, workers: int) -> None:
+        """Lets workers begin or end, until there are so many. One that ends first does what it has been told."""
+        before, self._wanted = self._wanted, min(workers, MOST_LANES)
+        if self._wanted == before or not self._has_begun or self._over.is_set():
+            return
+        LOGGER.info("%d workers are wanted in place of %d", self._wanted, before)
+        with self._dealing.lock:
+            at_work = sorted(self._workers.keys() - self._dealing.ending)
+            self._dealing.ending.update(at_work[self._wanted :])
+            try:
+                for _ in range(self._wanted - len(at_work)):
+                    self._begin_worker()
+            except OSError as error:  # the system has no process, memory or descriptor left
+                LOGGER.warning("a worker cannot be started, so that there are fewer than %d: %s", self._wanted, error)
 
     def start(self) -> None:
-        self._chunks = iter(self._loader)
-        super().start()
+        for _ in range(self._wanted):
+            self._begin_worker()
+        self._has_begun = True
 
-    def _pump(self) -> None:
-        for _ in self._chunks:  # so that the workers get more to do
+    def _begin_worker(self) -> None:
+        """Starts a worker. It is a child of this thread, which must live as long as the worker."""
+        with self._dealing.lock:
+            number = next(each for each in range(MOST_LANES) if each not in self._workers)
+            self.window.begin_lane(number, self._dealing.next_item)
+            start = WorkerStart(self._sockets, self._plain.worker_init_fn, number, max(len(self._workers) + 1, self._wanted))
+            processes = WorkerProcesses(start)
+            requests: Any = self._dealing.chunks_of(number)
+            dataset: Any = EchoDataset(Preparation(self._plain.dataset, self.window, self._seed, number, self._ahead))
+            loader: Any = DataLoader(
+                dataset,
+                batch_sampler=requests,
+                collate_fn=_as_it_is,
+                num_workers=1,
+                prefetch_factor=_PREFETCHED_CHUNKS,
+                worker_init_fn=processes.worker_init_fn,
+                multiprocessing_context=processes.noted_by(sending_by_value(self._context)),
+                # torch draws a seed for the worker: not where the order may draw its numbers
+                generator=torch.Generator().manual_seed(mix(self._seed, _WORKER, number)),
+            )
+            self._workers[number] = worker = _Worker(processes)
+            worker.chunks = iter(loader)
+        thread = self._thread(partial(self._pump, number, worker))
+        self._threads.append(thread)
+        thread.start()
+
+    def _pump(self, number: int, worker: _Worker) -> None:
+        """Asks a worker for more, until it ends. Ends the process in this thread, since that takes time."""
+        chunks, worker.chunks = worker.chunks, iter(())
+        for _ in chunks:
             if self.window.is_closed:
                 break
+        else:
+            with self._dealing.lock:
+                self.window.end_lane(number)
+                self._dealing.ending.discard(number)
+                del self._workers[number]
+
+    @property
+    def workers(self) -> int:
+        return len(self._workers)
 
     def lost_at(self) -> int | None:
-        worker = self._workers.first_lost(_MOST_DYING_SECONDS)
-        return None if worker is None else self.window.item_of(worker)
+        end = time.monotonic() + _MOST_DYING_SECONDS
+        while True:
+            for number, worker in list(self._workers.items()):
+                if worker.processes.first_lost() is not None:
+                    return self.window.at(number)
+            if time.monotonic() > end:
+                return None
+            time.sleep(_BETWEEN_LOOKS_SECONDS)
 
     def close(self) -> None:
         if self._ahead is not None:
             self._ahead.pools.close()
         super().close()
-        del self._chunks  # ends the workers
 
 
 # ---------------------------------------------------------------------- stream reading
@@ -376,9 +492,13 @@ class StreamReading(Reads):
     ) -> None:
         super().__init__(when_lost, "reading", self._pump)
         self.window = Window.create(window_bytes, 1, begin)
-        self._seed, self._next, self._ring = seed, begin, Ring(self.window, 0)
+        self._seed, self._next, self._lane = seed, begin, Lane(self.window, 0)
         self._workers = WorkerProcesses(WorkerStart(sockets, getattr(kind.loader, "worker_init_fn", None)))
         self._loader, self._user_loader = self._packing(kind), kind.loader
+
+    @property
+    def workers(self) -> int:
+        return int(getattr(self._user_loader, "num_workers", 0))
 
     def _packing(self, kind: Kind) -> Any:
         """Returns a loader that yields lists of packed items, each with the processor time that they took, in nanoseconds."""
@@ -435,7 +555,7 @@ class StreamReading(Reads):
                 if several is _OVER or self.window.is_closed:
                     return
                 cpu_nanoseconds, items = several
-                self._ring.note_prepared(len(items), time.perf_counter_ns() - began, cpu_nanoseconds)
+                self._lane.note_prepared(len(items), time.perf_counter_ns() - began, cpu_nanoseconds)
                 for item in items:
                     yield item
                     if item.kind == ERROR:
@@ -449,7 +569,7 @@ class StreamReading(Reads):
     def _put(self, packed: Packed, at: At) -> None:
         kind, parts, size = packed
         try:
-            self._ring.put(self._next, kind, [*parts, at.to_bytes()], size + _AT.size)
+            self._lane.put(self._next, kind, [*parts, at.to_bytes()], size + _AT.size)
         except TooLargeError as error:
             if kind == ERROR:
                 raise

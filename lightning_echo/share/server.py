@@ -111,6 +111,7 @@ class Training:
     patient_until: float = math.inf  # the time in seconds up to which the reader waits for more trainings
     cursor: int | None = None  # the first item that it still needs; None before it has entered
     need_nanoseconds: int = 0  # per example, without waiting and without echoing; 0 if not known
+    workers: int = 0  # that it would have for itself
 
 
 class Entry(NamedTuple):
@@ -134,6 +135,11 @@ class Trainings:
     def count(self) -> int:
         """Number of trainings. The ranks of a training count as one."""
         return len({training.group for training in self.all})
+
+    @property
+    def workers(self) -> int:
+        """Number of workers that all ranks would have for themselves."""
+        return sum(training.workers for training in self.all)
 
     @property
     def going_on(self) -> int:
@@ -277,6 +283,8 @@ class Server:
         follows: Whether a reader of this name has died. If its trainings still run, they come within a moment. No other training
             enters before them, since this reader must begin where they are.
         expected: How many trainings the dead reader had. Until they are here, nothing is overwritten, for a while.
+        workers: As in `ShareConfig`.
+        least_workers: With ``workers="sum"``, there are at least so many.
         starter: Who has started this reader, for people.
         when_over: Called when no training may come any more.
         elsewhere: Another node that reads; None: this reader reads itself.
@@ -293,6 +301,8 @@ class Server:
         data_fingerprint: dict[str, str],
         window_bytes: int,
         linger_seconds: float,
+        workers: int | str = "sum",
+        least_workers: int = 0,
         in_flight: int | str = 1,
         follows: bool = False,
         expected: int = 0,
@@ -303,6 +313,7 @@ class Server:
     ) -> None:
         self._listener, self._kind, self._seed, self._fingerprint = listener, kind, seed, in_short(data_fingerprint)
         self._window_bytes, self._linger_seconds = window_bytes, linger_seconds
+        self._workers, self._least_workers = workers, least_workers
         self._read: Callable[..., Reads] = StreamReading
         self._length = 0
         if unit_of(kind) is Unit.indexed:
@@ -338,6 +349,7 @@ class Server:
                     act: Callable[[], object] = key.data
                     act()
                 self._move_low()
+                self._want_workers()
                 if len(self._trainings.entered) < len(self._trainings.all):
                     self._let_enter_or_fail()
                     self._tell_waiting()
@@ -522,6 +534,7 @@ class Server:
             goes_on=bool(hello["goes_on"]),
             group=str(hello["group"])[:100],
             ranks=_item(hello["ranks"]),
+            workers=_item(hello["workers"]),
             patient_until=time.monotonic() + _seconds(hello["wait_seconds"]),
         )
         peer.tell_at = time.monotonic() + _TELL_FIRST_SECONDS
@@ -592,8 +605,19 @@ class Server:
             self._reading = self._elsewhere.begin(start, here, self._on_lost)
         if self._reading is None:
             return False
+        self._want_workers()
         self._reading.start()
         return True
+
+    def _want_workers(self) -> None:
+        """Lets as many workers be there as the trainings ask for."""
+        wanted = self._workers
+        if wanted == "sum":
+            wanted = max(self._trainings.workers, self._least_workers)
+        elif wanted == "starter":
+            wanted = getattr(self._kind.loader, "num_workers", 0)
+        if self._reading is not None and wanted:  # else only other nodes get examples: it keeps the workers that it has
+            self._reading.want(int(wanted))
 
     def _end_reading(self) -> None:
         """Ends the workers, and leaves other nodes."""
@@ -633,6 +657,7 @@ class Server:
                 "count": trainings.count,
                 "length": self._length,
                 "window_bytes": self._window_bytes,
+                "workers": 0 if self._reading is None else self._reading.workers,
                 "written": 0 if window is None else window.last_written + 1,
                 "low": 0 if window is None else window.low,
                 "is_full": window is not None and window.is_full,

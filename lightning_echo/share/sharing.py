@@ -220,6 +220,7 @@ class LoaderSharing:
             tell_every=tell_every,
             group=group,
             follow=follow,
+            workers=max(getattr(self._users.loader, "num_workers", 0), 1),
         )
         return self._attachment
 
@@ -321,7 +322,8 @@ def serve(loader: Any, share: ShareConfig | str, *, show: Callable[[str], None] 
 
     Args:
         loader: A ``DataLoader`` with the data set, sampler and workers of the trainings. Its batch size does not matter.
-        share: The name, or a `ShareConfig`, of which only ``name``, ``window`` and ``ignore`` are used.
+        share: The name, or a `ShareConfig`, of which only ``name``, ``window``, ``workers`` and ``ignore`` are used. With
+            ``workers="sum"`` the reader has at least the workers of ``loader``.
         show: Called every few seconds with a text about the trainings and their places.
 
     Raises:
@@ -350,6 +352,8 @@ def serve(loader: Any, share: ShareConfig | str, *, show: Callable[[str], None] 
             kind_of(loader_of(parts_of(kind), seed_of(config.name))),
             data_fingerprint=data_fingerprint,
             window_bytes=fitting_window(config),
+            workers=config.workers,
+            least_workers=getattr(loader, "num_workers", 0),
             in_flight=AUTO_IN_FLIGHT,
             linger_seconds=float("inf"),
             starter=f"serve in {name_of_process()}",
@@ -413,17 +417,18 @@ def lines_about(name: str, status: dict[str, Any], examples_per_second: float) -
     """Returns lines of text, for people, about a reader with the status ``status``.
 
     >>> status = {"pid": 7, "data": "Images of 1,000", "count": 1, "length": 1000, "window_bytes": 2**30, "is_full": True}
+    >>> status["workers"] = 2
     >>> training = {"label": "a.py (process 9)", "behind": "wait", "at": 1500}
     >>> for line in lines_about("sweep", {**status, "trainings": [training], "slowest": "a.py (process 9)"}, 80.0):
     ...     print(line)
-    sweep: process 7 reads Images of 1,000 for 1 training, 80 examples/s, window 1 GiB; waits for a.py (process 9)
+    sweep: process 7 reads Images of 1,000 for 1 training, 2 workers, 80 examples/s, window 1 GiB; waits for a.py (process 9)
       a.py (process 9): pass 1, 50%, behind="wait"
     """
     count = status["count"]
     waits = f"; waits for {status['slowest']}" if status["is_full"] and status["slowest"] else ""
     head = (
         f"{name}: process {status['pid']} reads {status['data']} for {count} training{'' if count == 1 else 's'}, "
-        f"{examples_per_second:.3g} examples/s, window {bytes_in_words(status['window_bytes'])}{waits}"
+        f"{status['workers']} worker{'' if status['workers'] == 1 else 's'}, {examples_per_second:.3g} examples/s, window {bytes_in_words(status['window_bytes'])}{waits}"
     )
     lines, length = [head], status["length"]
     for training in status["trainings"]:

@@ -20,7 +20,7 @@ from lightning_echo.share.server import HOLD_SECONDS, Agreement, CannotBegin, Se
 
 HELLO = {
     **{"label": "test", "behind": "wait", "join": "now", "wait_for": 2, "wait_seconds": 600, "wish": None},  # nothing is read
-    **{"goes_on": False, "group": "g", "ranks": 1, "fingerprint": {"data set": "range of 8"}},
+    **{"goes_on": False, "group": "g", "ranks": 1, "workers": 1, "fingerprint": {"data set": "range of 8"}},
 }
 
 
@@ -370,7 +370,7 @@ def test_a_worker_that_dies_while_it_is_started_keeps_nobody_out(idle_server, mo
     def dies():
         raise RuntimeError("DataLoader worker (pid 3) is killed by signal: Killed. ")
 
-    monkeypatch.setattr(server, "_read", lambda *_: SimpleNamespace(start=dies, lost_at=lambda: 70, close=lambda: None))
+    monkeypatch.setattr(server, "_read", lambda *_: SimpleNamespace(want=int, start=dies, lost_at=lambda: 70, close=lambda: None))
     monkeypatch.setattr(server, "_let_enter", lambda: server._begin(64))
     with pytest.raises(RuntimeError, match="is killed by signal") as found:
         server._let_enter_or_fail()
