@@ -34,6 +34,7 @@ from sharing import (
     sharing_memory,
 )
 from sharing_peers import sharing_peers
+from sharing_workers import sharing_workers
 from speedup import speedup
 from stalls import stalls, stalls_reads
 from target_idle import target_idle
@@ -61,6 +62,7 @@ _RUNS = (
     sharing_handing_over,
     sharing_memory,
     sharing_controllers,
+    sharing_workers,
     in_own_folder(sharing_peers),
     partitioned,
     scale,

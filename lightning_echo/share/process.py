@@ -40,9 +40,9 @@ _HEADER = struct.Struct("<Q")
 class Payload(NamedTuple):
     """The message of a training to the reader that it starts.
 
-    ``options`` are ``window_bytes``, ``workers`` (see `ShareConfig`), ``in_flight`` (reads), ``linger_seconds``, ``print``; ``starter``: the sender;
-    ``expected``: how many trainings a reader had that has died; ``cluster``: where this node is in a cluster whose nodes share
-    one reader.
+    ``options`` are ``window_bytes``, ``workers`` (as in `ShareConfig`), ``in_flight`` (reads), ``linger_seconds``, ``print``;
+    ``starter``: the sender; ``expected``: how many trainings a reader had that has died; ``cluster``: where this node is in a
+    cluster whose nodes share one reader.
     """
 
     paths: list[str]  # of the training's ``sys.path``, since its modules must be found

@@ -36,7 +36,19 @@ from lightning_echo.pipeline.worker import EchoDataset, add_note
 from lightning_echo.plan.order import Order
 from lightning_echo.plan.plan import mix
 from lightning_echo.share.same_data import Unit, sending_by_value, unit_of
-from lightning_echo.share.window import CHUNK, END, ERROR, MOST_LANES, Closed, Lane, Packed, TooLargeError, Window, pack, pack_error
+from lightning_echo.share.window import (
+    CHUNK,
+    END,
+    ERROR,
+    MOST_LANES,
+    Closed,
+    Lane,
+    Packed,
+    TooLargeError,
+    Window,
+    pack,
+    pack_error,
+)
 from lightning_echo.split.reading import ReadPart
 from lightning_echo.split.staged import examples_in, read_batch, uncut_stages
 
@@ -319,14 +331,6 @@ class Reads:
 # order are read by `StreamReading`.
 
 
-@dataclass
-class _Worker:
-    """A worker of the reader: its process, and the iterator that yields something when a chunk is done."""
-
-    processes: WorkerProcesses
-    chunks: Iterator[Any] = iter(())
-
-
 class Reading(Reads):
     """The workers of a reader, which prepare examples from item ``begin`` on. A worker closes the reader's ``sockets``.
 
@@ -358,7 +362,7 @@ class Reading(Reads):
             if kind.is_foreseeable:
                 ahead = -(-self._ahead.window(order.pass_length // self._plain.num_workers) // CHUNK)
         self._dealing = Dealing(AheadOrder(order, order.pass_length, crosses=kind.is_own_order), begin, ahead)
-        self._workers: dict[int, _Worker] = {}  # by number
+        self._workers: dict[int, WorkerProcesses] = {}  # by number
         self._wanted, self._has_begun = self._plain.num_workers, False
 
     def want(self, workers: int) -> None:
@@ -401,15 +405,13 @@ class Reading(Reads):
                 # torch draws a seed for the worker: not where the order may draw its numbers
                 generator=torch.Generator().manual_seed(mix(self._seed, _WORKER, number)),
             )
-            self._workers[number] = worker = _Worker(processes)
-            worker.chunks = iter(loader)
-        thread = self._thread(partial(self._pump, number, worker))
-        self._threads.append(thread)
+            self._workers[number] = processes
+            thread = self._thread(partial(self._pump, number, iter(loader)))
+        self._threads = [each for each in self._threads if each.is_alive()] + [thread]
         thread.start()
 
-    def _pump(self, number: int, worker: _Worker) -> None:
-        """Asks a worker for more, until it ends. Ends the process in this thread, since that takes time."""
-        chunks, worker.chunks = worker.chunks, iter(())
+    def _pump(self, number: int, chunks: Iterator[Any]) -> None:
+        """Asks a worker for more, until it ends. When the thread ends, it drops the iterator, which ends the process."""
         for _ in chunks:
             if self.window.is_closed:
                 break
@@ -426,8 +428,8 @@ class Reading(Reads):
     def lost_at(self) -> int | None:
         end = time.monotonic() + _MOST_DYING_SECONDS
         while True:
-            for number, worker in list(self._workers.items()):
-                if worker.processes.first_lost() is not None:
+            for number, processes in list(self._workers.items()):
+                if processes.first_lost() is not None:
                     return self.window.at(number)
             if time.monotonic() > end:
                 return None

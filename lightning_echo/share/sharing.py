@@ -416,19 +416,21 @@ def shared_readers() -> str:
 def lines_about(name: str, status: dict[str, Any], examples_per_second: float) -> list[str]:
     """Returns lines of text, for people, about a reader with the status ``status``.
 
-    >>> status = {"pid": 7, "data": "Images of 1,000", "count": 1, "length": 1000, "window_bytes": 2**30, "is_full": True}
-    >>> status["workers"] = 2
+    >>> status = {"pid": 7, "data": "Images of 1,000", "count": 1, "length": 1000, "workers": 2, "window_bytes": 2**30}
+    >>> status["is_full"] = True
     >>> training = {"label": "a.py (process 9)", "behind": "wait", "at": 1500}
     >>> for line in lines_about("sweep", {**status, "trainings": [training], "slowest": "a.py (process 9)"}, 80.0):
     ...     print(line)
-    sweep: process 7 reads Images of 1,000 for 1 training, 2 workers, 80 examples/s, window 1 GiB; waits for a.py (process 9)
+    sweep: process 7 reads Images of 1,000 for 1 training with 2 workers, 80 examples/s, window 1 GiB; waits for a.py (process 9)
       a.py (process 9): pass 1, 50%, behind="wait"
     """
     count = status["count"]
     waits = f"; waits for {status['slowest']}" if status["is_full"] and status["slowest"] else ""
+    workers = status["workers"]
     head = (
-        f"{name}: process {status['pid']} reads {status['data']} for {count} training{'' if count == 1 else 's'}, "
-        f"{status['workers']} worker{'' if status['workers'] == 1 else 's'}, {examples_per_second:.3g} examples/s, window {bytes_in_words(status['window_bytes'])}{waits}"
+        f"{name}: process {status['pid']} reads {status['data']} for {count} training{'' if count == 1 else 's'} with {workers} "
+        f"worker{'' if workers == 1 else 's'}, {examples_per_second:.3g} examples/s, "
+        f"window {bytes_in_words(status['window_bytes'])}{waits}"
     )
     lines, length = [head], status["length"]
     for training in status["trainings"]:

@@ -295,7 +295,7 @@ class Returns(Numbers):
             lambda: {"deep": [1, {"odd": torch.Generator()}]},
             *(TypeError, r"example\['deep'\]\[1\]\['odd'\] is a torch._C.Generator, which cannot be shared"),
         ),
-        (lambda: torch.zeros(10_000), SharedReadError, r"takes 40,\d+ bytes, and each of the 1 workers has 8,192 bytes"),
+        (lambda: torch.zeros(10_000), SharedReadError, r"takes 40,\d+ bytes, and the window has 8,192 bytes"),
     ],
     ids=["kind", "size"],
 )

@@ -3,7 +3,7 @@
 import os
 import signal
 import time
-from itertools import islice
+from itertools import chain, islice
 
 import pytest
 from hypothesis import given
@@ -16,7 +16,7 @@ from lightning_echo.pipeline.kinds import kind_of
 from lightning_echo.pipeline.pipelines import Layout
 from lightning_echo.plan.plan import PlanShape, Reuse
 from lightning_echo.share.pipeline import item_at, shared_shape, start_at
-from lightning_echo.share.reading import Reading, chunks, distance_of, order_of
+from lightning_echo.share.reading import Dealing, Reading, distance_of, order_of
 from lightning_echo.share.window import CHUNK
 
 LENGTH, PASSES = 61, 6
@@ -34,7 +34,7 @@ def ahead_of(kind):
 def stream(begin=0, count=PASSES * LENGTH, **options):
     """The indices of so many items from ``begin`` on."""
     found = []
-    for chunk in islice(chunks(ahead_of(source(**options)), begin), count // CHUNK + 2):
+    for chunk in islice(Dealing(ahead_of(source(**options)), begin).chunks_of(0), count // CHUNK + 2):
         found += chunk.indices[chunk.skipped :]
     return found[:count]
 
@@ -67,25 +67,47 @@ def test_a_reader_that_begins_within_a_pass_has_the_same_indices_in_chunks_cut_a
     whole = stream()
     for begin in (1, 32, 60, 61, 150):
         assert stream(begin, 100) == whole[begin : begin + 100]
-    first, second = islice(chunks(ahead_of(source()), 40), 2)
+    first, second = islice(Dealing(ahead_of(source()), 40).chunks_of(0), 2)
     assert (first.first, first.skipped, len(first.indices)) == (CHUNK, 40 - CHUNK, CHUNK)
     assert (second.first, second.skipped) == (2 * CHUNK, 0)
 
 
-@pytest.mark.parametrize(("options", "crosses"), [({}, True), ({"shuffle": None, "sampler": list(range(LENGTH))}, False)])
-@pytest.mark.parametrize("workers", [1, 2, 3])
-def test_a_worker_is_told_its_later_chunks_once_each(workers, options, crosses):
-    found = list(islice(chunks(ahead_of(source(**options)), 40, workers, 2), 40))
-    assert [chunk.indices for chunk in found] == [chunk.indices for chunk in islice(chunks(ahead_of(source(**options)), 40), 40)]
-    for worker in range(workers):
-        mine = found[worker::workers]
+OWN_SAMPLER = {"shuffle": None, "sampler": list(range(LENGTH))}
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.integers(0, 3), st.sampled_from([{}, OWN_SAMPLER]))
+def test_whoever_asks_gets_the_next_chunk_and_all_together_have_each_once_in_their_order(turns, ahead, options):
+    dealing = Dealing(ahead_of(source(**options)), 40, ahead)
+    workers = [dealing.chunks_of(number) for number in range(4)]
+    of_each = {number: [] for number in range(4)}
+    for number in turns:
+        of_each[number].append(next(workers[number]))
+    for number in of_each:
+        dealing.ending.add(number)
+        of_each[number] += workers[number]  # what it was told, and no more
+    for mine in of_each.values():
+        assert [chunk.first for chunk in mine] == sorted(chunk.first for chunk in mine)
         told = [index for chunk in mine for index in chunk.ahead]
-        asked = [index for chunk in mine[1:] for index in chunk.indices]
-        if crosses:  # all but the first chunk, each two chunks earlier, and so two that are still to come
-            assert told[: len(asked)] == asked
-            assert len(told) == len(asked) + 2 * CHUNK
-        else:
-            assert len(told) < len(asked)
+        asked = [index for chunk in mine for index in chunk.indices]
+        assert told == asked[CHUNK:] if ahead and not options else len(told) < max(len(asked), 1)
+    done = sorted(chain.from_iterable(of_each.values()), key=lambda chunk: chunk.first)
+    assert [chunk.first for chunk in done] == list(range(CHUNK, CHUNK + CHUNK * len(done), CHUNK))
+    assert dealing.next_item == max(CHUNK + CHUNK * len(done), 40)
+    assert [chunk._replace(ahead=[]) for chunk in done] == list(
+        islice(Dealing(ahead_of(source(**options)), 40).chunks_of(0), len(done))
+    )
+
+
+def test_a_worker_is_told_its_later_chunks_once_each_and_a_sampler_of_ones_own_is_not_asked_ahead_of_its_pass():
+    one, other = (Dealing(ahead_of(source()), 0, 2).chunks_of(number) for number in range(2))
+    first, second = next(one), next(one)
+    assert [len(chunk.ahead) for chunk in (first, second)] == [2 * CHUNK, CHUNK]
+    assert next(one).indices == first.ahead[CHUNK:]
+    assert second.indices == first.ahead[:CHUNK]
+    assert len(next(other).ahead) == 2 * CHUNK
+    order = ahead_of(source(**OWN_SAMPLER))
+    for chunk in islice(Dealing(order, 0, 2).chunks_of(0), 12):
+        assert (order.position - 1) // LENGTH == (chunk.first + CHUNK - 1) // LENGTH
 
 
 def layout_of(length, replicas, batch_size, drop_last):
