@@ -178,6 +178,7 @@ class Shares:
         datamodule: pl.LightningDataModule | None = None,
         name: str = "",
         window: str = "1GiB",
+        workers: int | str = "sum",
         ckpt_path: str | None = None,
         weights_only: bool | None = None,
     ) -> None:
@@ -188,6 +189,8 @@ class Shares:
             datamodule: The data.
             name: The name that the trainings share.
             window: Memory for examples that are prepared and that not all trainings have taken.
+            workers: How many workers the reader has: a number; ``"sum"``: as many as the trainings ask for together, and at least
+                those of the loader; ``"starter"``: those of the loader.
             ckpt_path: Not used. It is here because a configuration that fit has saved may have it.
             weights_only: Not used, for the same reason.
 
@@ -207,7 +210,7 @@ class Shares:
                 f"share={name!r} is impossible for several loaders: a reader reads one. Return one from train_dataloader"
             )
         with shown_in_place() as show:
-            serve(loader, ShareConfig(name, window=window), show=show)
+            serve(loader, ShareConfig(name, window=window, workers=workers), show=show)
 
 
 @contextmanager

@@ -125,7 +125,7 @@ class Connector:
         self._config, self._payload, self._fingerprint, self._group = config, payload, in_short(data_fingerprint), group
         self._label, self._workers = label or name_of_process(), workers
         self._has_started = False  # the present reader
-        self._died_at: int | None = None  # where the last reader died: an item, or how many items of a stream it had delivered
+        self._died_at: set[int] = set()  # where readers died: an item, or how many items of a stream they had delivered
         self._socket, self._mute = 0, -1  # inodes of the socket that was found last, and of one where nobody answers
 
     def connect(self, wish: int | None, *, goes_on: bool, expected: int = 0, is_over: Callable[[], bool] = lambda: False) -> Link:
@@ -175,13 +175,13 @@ class Connector:
             time.sleep(_BETWEEN_TRIES_SECONDS)
 
     def note_death(self, item: int | None, why: str) -> None:
-        """Records where a reader died, if known. Raises a `ReaderError` if the reader before it died at the same item."""
-        if item is not None and item == self._died_at:
+        """Records where a reader died, if known. Raises a `ReaderError` if a reader before it died at the same item."""
+        if item in self._died_at:
             raise ReaderError(
                 f"the reader of share={self._config.name!r} has died twice at item {item}{why}, and another one would do the "
                 f"same. {log_tail(self._config.name)}"
             )
-        self._died_at = self._died_at if item is None else item
+        self._died_at.update(() if item is None else (item,))
 
     def _check_again(self, killed: int) -> None:
         """Raises an error if no other reader is started after so many that were killed before they answered."""
@@ -371,7 +371,7 @@ class Succession:
 #   twice.
 # * A stream, or whole batches: a reader cannot begin within a pass. The training ends with a `ReaderError`. With
 #   ``share.restart="pass"`` it continues with the next pass (`SharedStream.follow`).
-# * With ``share.restart=False`` (True by default), or if a reader dies where the one before it died, the training ends with a
+# * With ``share.restart=False`` (True by default), or if a reader dies where one before it died, the training ends with a
 #   `ReaderError`.
 #
 # The ranks of a training must miss the same items. So they ask the reader before they take a round of items, and it gives all

@@ -428,9 +428,9 @@ class Reading(Reads):
     def lost_at(self) -> int | None:
         end = time.monotonic() + _MOST_DYING_SECONDS
         while True:
-            for number, processes in list(self._workers.items()):
-                if processes.first_lost() is not None:
-                    return self.window.at(number)
+            workers = list(self._workers.items())
+            if lost := [number for number, processes in workers if processes.first_lost() is not None]:
+                return min(map(self.window.at, lost))
             if time.monotonic() > end:
                 return None
             time.sleep(_BETWEEN_LOOKS_SECONDS)

@@ -169,6 +169,7 @@ def test_after_a_reader_that_was_killed_or_whose_worker_died_another_is_started(
         (False, [is_killed], "has died before it answered"),
         (False, [is_killed_early], "has died before it answered"),
         (True, [dies_at(5), dies_at(5)], r"has died twice at item 5 \(killed by signal\)"),
+        (True, [dies_at(5), dies_at(6), dies_at(5)], r"has died twice at item 5 \(killed by signal\)"),
     ],
 )
 def test_a_second_one_is_an_error_and_without_restart_the_first(started, restart, several, said):
