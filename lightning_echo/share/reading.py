@@ -145,7 +145,7 @@ class Dealing:
     def __init__(self, order: AheadOrder, begin: int, chunks_ahead: int = 0) -> None:
         self._order, self._begin, self._chunks_ahead = order, begin, chunks_ahead
         self._first = begin // CHUNK * CHUNK
-        self._has_sought = False
+        self.asked, self._has_sought = 0, False  # asked: how many chunks the order was asked for
         self.ending: set[int] = set()  # workers that get no more
         self.lock = threading.RLock()  # nobody else draws random numbers in this process while the order is asked
 
@@ -173,7 +173,7 @@ class Dealing:
         if not self._has_sought:  # here, where whoever asks gets the error of a user's sampler
             self._order.seek(self._first)
             self._has_sought = True
-        first = self._first
+        first, self.asked = self._first, self.asked + 1
         self._order.prune(first)
         chunk = Chunk(first, max(self._begin - first, 0), self._order.take(CHUNK), [])
         self._first = first + CHUNK
@@ -370,15 +370,19 @@ class Reading(Reads):
         before, self._wanted = self._wanted, min(workers, MOST_LANES)
         if self._wanted == before or not self._has_begun or self._over.is_set():
             return
-        LOGGER.info("%d workers are wanted in place of %d", self._wanted, before)
+        LOGGER.info("number of workers: %d in place of %d", self._wanted, before)
         with self._dealing.lock:
             at_work = sorted(self._workers.keys() - self._dealing.ending)
             self._dealing.ending.update(at_work[self._wanted :])
-            try:
-                for _ in range(self._wanted - len(at_work)):
+            for _ in range(self._wanted - len(at_work)):
+                asked = self._dealing.asked
+                try:
                     self._begin_worker()
-            except OSError as error:  # the system has no process, memory or descriptor left
-                LOGGER.warning("a worker cannot be started, so that there are fewer than %d: %s", self._wanted, error)
+                except OSError as error:  # the system has no process, memory or descriptor left
+                    if self._dealing.asked != asked:  # it may be the sampler's, which has lost its place
+                        raise
+                    LOGGER.warning("a worker cannot be started, so that there are fewer than %d: %s", self._wanted, error)
+                    break
 
     def start(self) -> None:
         for _ in range(self._wanted):
@@ -406,7 +410,12 @@ class Reading(Reads):
                 generator=torch.Generator().manual_seed(mix(self._seed, _WORKER, number)),
             )
             self._workers[number] = processes
-            thread = self._thread(partial(self._pump, number, iter(loader)))
+            try:
+                chunks = iter(loader)
+            except OSError:
+                self._forget(number)
+                raise
+        thread = self._thread(partial(self._pump, number, chunks))
         self._threads = [each for each in self._threads if each.is_alive()] + [thread]
         thread.start()
 
@@ -417,9 +426,12 @@ class Reading(Reads):
                 break
         else:
             with self._dealing.lock:
-                self.window.end_lane(number)
-                self._dealing.ending.discard(number)
-                del self._workers[number]
+                self._forget(number)
+
+    def _forget(self, number: int) -> None:
+        self.window.end_lane(number)
+        self._dealing.ending.discard(number)
+        del self._workers[number]
 
     @property
     def workers(self) -> int:

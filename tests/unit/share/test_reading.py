@@ -4,6 +4,7 @@ import os
 import signal
 import time
 from itertools import chain, islice
+from multiprocessing.context import ForkProcess
 
 import pytest
 from hypothesis import given
@@ -175,4 +176,54 @@ def test_where_a_worker_dies_while_it_is_started_it_is_known_at_which_item(monke
     with pytest.raises(RuntimeError, match=r"DataLoader worker \(pid \d+\) is killed by signal: Killed"):
         reading.start()
     assert reading.lost_at() == 5
+    reading.close()
+
+
+def test_a_worker_that_the_system_cannot_start_is_left_out_and_the_others_go_on(monkeypatch, caplog):
+    reading = Reading(kind_of(DataLoader(range(LENGTH), num_workers=1)), 0, 0, 2**16, pytest.fail)
+    reading.start()
+    start = ForkProcess.start
+    left = [1]
+
+    def start_few(self):
+        if not left:
+            raise BlockingIOError(11, "no process is left")
+        left.pop()
+        start(self)
+
+    monkeypatch.setattr(ForkProcess, "start", start_few)
+    reading.want(4)
+    assert "a worker cannot be started, so that there are fewer than 4: [Errno 11] no process is left" in caplog.text
+    assert reading.workers == reading.window.lanes == 2
+    taken = 0
+    while taken < 8 * CHUNK:
+        while reading.window.has(taken):
+            taken += 1
+        reading.window.low = taken
+    reading.want(1)
+    end = time.monotonic() + 60
+    while reading.workers > 1 or reading.window.lanes > 1:  # one ends, after what it has been given
+        reading.window.low = reading.window.end_from(reading.window.low)
+        assert time.monotonic() < end
+    reading.close()
+
+
+class Broken:
+    """A sampler of the user's that fails after a while, as a file does."""
+
+    def __len__(self):
+        return 400
+
+    def __iter__(self):
+        yield from range(2 * CHUNK)
+        raise OSError("the file of the order is gone")
+
+
+def test_an_error_of_the_sampler_is_never_taken_for_one_of_the_system():
+    """What it was asked for would be lost without a word."""
+    large = [bytes(300)] * 400  # so that the first worker waits for room in its first chunk
+    reading = Reading(kind_of(DataLoader(large, sampler=Broken(), num_workers=1)), 0, 0, 4096, pytest.fail)
+    reading.start()
+    with pytest.raises(OSError, match="the file of the order is gone"):
+        reading.want(2)
     reading.close()
