@@ -182,8 +182,16 @@ def test_an_example_that_is_nearly_as_large_as_the_window_is_handed_over_by_any_
         )
         for workers in (3, 2)
     ]
-    for epoch in together(*(closing(loader, 1) for loader in loaders)):
-        assert sorted(indices(epoch[0])) == list(range(200))
+
+    def take(loader):
+        found = [(int(batch["index"]), batch["data"]) for batch in loader]
+        loader.close()
+        return found
+
+    for found in together(*(lambda loader=loader: take(loader) for loader in loaders)):
+        assert [index for index, _ in found] == list(range(200))
+        for index, data in found:
+            assert torch.equal(data[0], Large(200)[index]["data"])
 
 
 def dies(worker):
