@@ -1,4 +1,4 @@
-"""`make soak`: three trainings share one reader for minutes, and one of them, or the reader, is killed every few seconds.
+"""`make soak`: three trainings share one reader for minutes, and one of them, the reader or its worker is killed now and then.
 
 What must hold: each pass that a training attends has each example once, with the right bytes; two trainings that attend the same
 pass have the same examples in the same order; nothing grows, and nothing is left behind. In the last third nobody is killed, so
@@ -222,7 +222,7 @@ def soak(minutes: float, seed: int = 0) -> tuple[Table, list[str]]:
     """
     generator, began = random.Random(seed), time.time()
     end = began + 60 * minutes
-    trainings, samples, kills = _Trainings(end), list[Sample](), {"a training": 0, "the reader": 0}
+    trainings, samples, kills = _Trainings(end), list[Sample](), {"a training": 0, "the reader": 0, "a worker": 0}
     next_kill, next_sample = began + 5, began
     while (now := time.time()) < end:
         trainings.hear()
@@ -257,12 +257,24 @@ def soak(minutes: float, seed: int = 0) -> tuple[Table, list[str]]:
 
 
 def _kill_one(trainings: _Trainings, generator: random.Random) -> str:
-    if generator.random() < 0.5 and (said := status_of(_NAME)) is not None:
-        with suppress(ProcessLookupError):
-            os.kill(said["pid"], signal.SIGKILL)
-        return "the reader"
+    victim = generator.choice(["a training", "the reader", "a worker"])
+    if victim != "a training" and (said := status_of(_NAME)) is not None:
+        pids = [said["pid"]] if victim == "the reader" else children_of(said["pid"])
+        if pids:
+            with suppress(ProcessLookupError):
+                os.kill(generator.choice(pids), signal.SIGKILL)
+            return victim
     trainings.kill(generator.randrange(len(_BATCH_SIZES)))
     return "a training"
+
+
+def children_of(pid: int) -> list[int]:
+    """Returns the processes that a process has started, which for a reader are its workers."""
+    found = list[int]()
+    with suppress(OSError):  # it ends just now
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            found += map(int, (thread / "children").read_text().split())
+    return found
 
 
 def _left_over() -> list[str]:

@@ -1,5 +1,9 @@
 """The long run of sharing would notice what it is there to notice."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import soak
 
@@ -35,3 +39,11 @@ def test_a_wrong_pass_is_noticed(values, said):
 def test_growth_is_noticed(last, said):
     samples = [soak.Sample("reader 7", 100 * 2**20, 12), soak.Sample("other", 1, 1), soak.Sample("reader 7", *last)]
     assert soak.growth(samples) == said
+
+
+def test_the_workers_of_a_process_are_its_children():
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        assert child.pid in soak.children_of(os.getpid())
+        assert soak.children_of(child.pid) == []
+        child.communicate(b"\n")
+    assert child.pid not in soak.children_of(os.getpid())

@@ -73,7 +73,7 @@ def start(parent, worker):
     """Runs what a worker runs first, in a process whose parent in the system has this number; None: as it is."""
     if parent is not None:
         os.getppid = lambda: parent
-    WorkerStart([], partial(os._exit))(worker)
+    WorkerStart(tuple, partial(os._exit))(worker)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,8 @@
 import os
 import signal
 import time
-from itertools import islice
+from itertools import chain, islice
+from multiprocessing.context import ForkProcess
 
 import pytest
 from hypothesis import given
@@ -17,7 +18,7 @@ from lightning_echo.pipeline.pipelines import Layout
 from lightning_echo.plan.plan import PlanShape, Reuse
 from lightning_echo.share.parts import Items, Wanted
 from lightning_echo.share.pipeline import item_at, shared_shape, start_at
-from lightning_echo.share.reading import Reading, chunks, distance_of, order_of
+from lightning_echo.share.reading import Dealing, Reading, distance_of, order_of
 from lightning_echo.share.window import CHUNK
 
 LENGTH, PASSES = 61, 6
@@ -35,14 +36,14 @@ def ahead_of(kind):
 def stream(begin=0, count=PASSES * LENGTH, **options):
     """The indices of so many items from ``begin`` on."""
     found = []
-    for chunk in islice(chunks_of(ahead_of(source(**options)), begin), count // CHUNK + 2):
+    for chunk in islice(dealing_of(begin, **options).chunks_of(0), count // CHUNK + 2):
         found += map(chunk.index_of, chunk.wanted)
     return found[:count]
 
 
-def chunks_of(order, begin, *args):
-    """All chunks from an item on, where everything is wanted."""
-    return chunks(order, Wanted(begin), begin, *args)
+def dealing_of(begin, ahead=0, order=None, **options):
+    """What deals all chunks from an item on, where everything is wanted."""
+    return Dealing(order or ahead_of(source(**options)), Wanted(begin), begin, ahead)
 
 
 @pytest.mark.parametrize("options", [{}, {"shuffle": False}, {"shuffle": None, "sampler": list(range(LENGTH))}])
@@ -73,26 +74,46 @@ def test_a_reader_that_begins_within_a_pass_has_the_same_indices_in_chunks_cut_a
     whole = stream()
     for begin in (1, 32, 60, 61, 150):
         assert stream(begin, 100) == whole[begin : begin + 100]
-    first, second = islice(chunks_of(ahead_of(source()), 40), 2)
+    first, second = islice(dealing_of(40).chunks_of(0), 2)
     assert (first.first, first.wanted, len(first.indices)) == (CHUNK, list(range(40, 2 * CHUNK)), CHUNK)
     assert (second.first, second.wanted) == (2 * CHUNK, list(range(2 * CHUNK, 3 * CHUNK)))
 
 
-@pytest.mark.parametrize(("options", "crosses"), [({}, True), ({"shuffle": None, "sampler": list(range(LENGTH))}, False)])
-@pytest.mark.parametrize("workers", [1, 2, 3])
-def test_a_worker_is_told_its_later_chunks_once_each(workers, options, crosses):
-    found = list(islice(chunks_of(ahead_of(source(**options)), 40, workers, 2), 40))
-    plain = islice(chunks_of(ahead_of(source(**options)), 40), 40)
-    assert [chunk.indices for chunk in found] == [chunk.indices for chunk in plain]
-    for worker in range(workers):
-        mine = found[worker::workers]
+OWN_SAMPLER = {"shuffle": None, "sampler": list(range(LENGTH))}
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.integers(0, 3), st.sampled_from([{}, OWN_SAMPLER]))
+def test_whoever_asks_gets_the_next_chunk_and_all_together_have_each_once_in_their_order(turns, ahead, options):
+    dealing = dealing_of(40, ahead, **options)
+    workers = [dealing.chunks_of(number) for number in range(4)]
+    of_each = {number: [] for number in range(4)}
+    for number in turns:
+        of_each[number].append(next(workers[number]))
+    for number in of_each:
+        dealing.ending.add(number)
+        of_each[number] += workers[number]  # what it was told, and no more
+    for mine in of_each.values():
+        assert [chunk.first for chunk in mine] == sorted(chunk.first for chunk in mine)
         told = [index for chunk in mine for index in chunk.ahead]
-        asked = [index for chunk in mine[1:] for index in chunk.indices]
-        if crosses:  # all but the first chunk, each two chunks earlier, and so two that are still to come
-            assert told[: len(asked)] == asked
-            assert len(told) == len(asked) + 2 * CHUNK
-        else:
-            assert len(told) < len(asked)
+        asked = [index for chunk in mine for index in chunk.indices]
+        assert told == asked[CHUNK:] if ahead and not options else len(told) < max(len(asked), 1)
+    done = sorted(chain.from_iterable(of_each.values()), key=lambda chunk: chunk.first)
+    assert [chunk.first for chunk in done] == list(range(CHUNK, CHUNK + CHUNK * len(done), CHUNK))
+    assert dealing.next_item == max(CHUNK + CHUNK * len(done), 40)
+    assert [chunk._replace(ahead=[]) for chunk in done] == list(islice(dealing_of(40, **options).chunks_of(0), len(done)))
+
+
+def test_a_worker_is_told_its_later_chunks_once_each_and_a_sampler_of_ones_own_is_not_asked_ahead_of_its_pass():
+    dealing = dealing_of(0, 2)
+    one, other = (dealing.chunks_of(number) for number in range(2))
+    first, second = next(one), next(one)
+    assert [len(chunk.ahead) for chunk in (first, second)] == [2 * CHUNK, CHUNK]
+    assert next(one).indices == first.ahead[CHUNK:]
+    assert second.indices == first.ahead[:CHUNK]
+    assert len(next(other).ahead) == 2 * CHUNK
+    order = ahead_of(source(**OWN_SAMPLER))
+    for chunk in islice(dealing_of(0, 2, order).chunks_of(0), 12):
+        assert (order.position - 1) // LENGTH == (chunk.first + CHUNK - 1) // LENGTH
 
 
 def layout_of(length, replicas, batch_size, drop_last):
@@ -160,4 +181,54 @@ def test_where_a_worker_dies_while_it_is_started_it_is_known_at_which_item(monke
     with pytest.raises(RuntimeError, match=r"DataLoader worker \(pid \d+\) is killed by signal: Killed"):
         reading.start()
     assert reading.lost_at() == 5
+    reading.close()
+
+
+def test_a_worker_that_the_system_cannot_start_is_left_out_and_the_others_go_on(monkeypatch, caplog):
+    reading = Reading(kind_of(DataLoader(range(LENGTH), num_workers=1)), 0, 0, 2**16, pytest.fail)
+    reading.start()
+    start = ForkProcess.start
+    left = [1]
+
+    def start_few(self):
+        if not left:
+            raise BlockingIOError(11, "no process is left")
+        left.pop()
+        start(self)
+
+    monkeypatch.setattr(ForkProcess, "start", start_few)
+    reading.want(4)
+    assert "a worker cannot be started, so that there are fewer than 4: [Errno 11] no process is left" in caplog.text
+    assert reading.workers == reading.window.lanes == 2
+    taken = 0
+    while taken < 8 * CHUNK:
+        while reading.window.has(taken):
+            taken += 1
+        reading.window.low = taken
+    reading.want(1)
+    end = time.monotonic() + 60
+    while reading.workers > 1 or reading.window.lanes > 1:  # one ends, after what it has been given
+        reading.window.low = reading.window.end_from(reading.window.low)
+        assert time.monotonic() < end
+    reading.close()
+
+
+class Broken:
+    """A sampler of the user's that fails after a while, as a file does."""
+
+    def __len__(self):
+        return 400
+
+    def __iter__(self):
+        yield from range(2 * CHUNK)
+        raise OSError("the file of the order is gone")
+
+
+def test_an_error_of_the_sampler_is_never_taken_for_one_of_the_system():
+    """What it was asked for would be lost without a word."""
+    large = [bytes(300)] * 400  # so that the first worker waits for room in its first chunk
+    reading = Reading(kind_of(DataLoader(large, sampler=Broken(), num_workers=1)), 0, 0, 4096, pytest.fail)
+    reading.start()
+    with pytest.raises(OSError, match="the file of the order is gone"):
+        reading.want(2)
     reading.close()

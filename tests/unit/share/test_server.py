@@ -21,7 +21,7 @@ from lightning_echo.share.window import CacheState
 
 HELLO = {
     **{"label": "test", "behind": "wait", "join": "now", "wait_for": 2, "wait_seconds": 600, "wish": None},  # nothing is read
-    **{"goes_on": False, "group": "g", "ranks": 1, "fingerprint": {"data set": "range of 8"}},
+    **{"goes_on": False, "group": "g", "ranks": 1, "workers": 1, "fingerprint": {"data set": "range of 8"}},
 }
 
 
@@ -371,7 +371,7 @@ def test_a_worker_that_dies_while_it_is_started_keeps_nobody_out(idle_server, mo
     def dies():
         raise RuntimeError("DataLoader worker (pid 3) is killed by signal: Killed. ")
 
-    dying = SimpleNamespace(start=dies, lost_at=lambda: 70, close=lambda: None, wanted=None)
+    dying = SimpleNamespace(want=int, start=dies, lost_at=lambda: 70, close=lambda: None, wanted=None)
     monkeypatch.setattr(server, "_read", lambda *_: dying)
     monkeypatch.setattr(server, "_let_enter", lambda: server._begin(64))
     with pytest.raises(RuntimeError, match="is killed by signal") as found:
