@@ -376,13 +376,17 @@ class Reads:
         """Notes how many workers are wanted. Here their number is fixed."""
 
     def start(self) -> None:
-        """Begins the work. If it raises an exception, `lost_at` says whether a worker has died meanwhile."""
+        """Begins the work. If it raises an exception, `has_lost_worker` says whether a worker has died meanwhile."""
         for thread in self._threads:
             if thread.ident is None:
                 thread.start()
 
+    def has_lost_worker(self) -> bool:
+        """Returns whether a worker has died; False if that is not known."""
+        return False
+
     def lost_at(self) -> int | None:
-        """Returns the item at which a worker has died; None if none has, or if that is not known."""
+        """Returns the item at which a worker has died; None if none has, or not of an item, or if that is not known."""
         return None
 
     @property
@@ -535,14 +539,21 @@ class Reading(Reads):
     def cache_state(self) -> CacheState:
         return CacheState() if self._cache is None else self._cache.state
 
+    def has_lost_worker(self) -> bool:
+        return bool(self._lost())
+
     def lost_at(self) -> int | None:
+        at = [self.window.at(number) for number in self._lost() if not self.window.waits(number)]
+        return min(at, default=None)
+
+    def _lost(self) -> list[int]:
+        """Returns the numbers of workers that have died. Waits a moment for one that is dying."""
         end = time.monotonic() + _MOST_DYING_SECONDS
         while True:
             workers = list(self._workers.items())
-            if lost := [number for number, processes in workers if processes.first_lost() is not None]:
-                return min(map(self.window.at, lost))
-            if time.monotonic() > end:
-                return None
+            lost = [number for number, processes in workers if processes.first_lost() is not None]
+            if lost or time.monotonic() > end:
+                return lost
             time.sleep(_BETWEEN_LOOKS_SECONDS)
 
     def close(self) -> None:

@@ -608,7 +608,7 @@ class Server:
         try:
             self._let_enter()
         except Exception as error:  # of the user's sampler, of an object that is sent to workers, of the system
-            if self._reading is not None and self._reading.lost_at() is not None:
+            if self._reading is not None and self._reading.has_lost_worker():
                 raise  # torch raises this in the main thread whenever a worker dies, also while others are started
             raise CannotBegin(f"{type(error).__name__}: {error}") from error
 

@@ -340,6 +340,10 @@ class Window:
         """Returns the first item that a lane may still write."""
         return self._words[_word(lane, _AT)]
 
+    def waits(self, lane: int) -> bool:
+        """Returns whether a lane waits for room."""
+        return bool(self._words[_word(lane, _BLOCKED)])
+
     @property
     def lanes(self) -> int:
         """How many lanes there are."""

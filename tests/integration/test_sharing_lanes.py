@@ -4,10 +4,13 @@ import os
 import random
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
+from sharing_cache_runs import CACHE, Shots, cached_loader
+from sharing_cache_runs import LENGTH as SHOTS
 from sharing_runs import (
     Numbers,
     closing,
@@ -21,9 +24,10 @@ from sharing_runs import (
     together,
     wait_until,
 )
-from torch.utils.data import DataLoader, get_worker_info
+from torch.utils.data import DataLoader, Subset, get_worker_info
 
 from lightning_echo import EchoLoader
+from lightning_echo.share.config import new_socket, socket_of
 from lightning_echo.share.process import ReaderError
 
 LENGTH = 400
@@ -114,25 +118,49 @@ def children_of(pid):
         return []
 
 
-def test_workers_that_are_killed_at_any_moment_cost_nothing():
-    shares = [{"workers": 2, "window": 2**14, "wait_for": 2, "linger_seconds": 5} for _ in range(2)]
-    loaders = [loader_of(Numbers(LENGTH, seconds=0.0005), size, **share) for size, share in zip((8, 20), shares, strict=True)]
-    generator, done = random.Random(1), []
+def killing(times, done):
+    """Returns what kills so many workers at random moments, each of another reader, until a training is ``done``."""
+    generator = random.Random(1)
 
     def kill():
         before = None
-        for _ in range(3):
+        for number in range(times):
             wait_until(lambda: done or _pid_with_workers() not in (None, before), "a reader that has workers")  # noqa: B023
             if done:
-                return
+                return number
             before = _pid_with_workers()
             time.sleep(generator.random() * 0.3)
             if (children := children_of(before)) and not done:
                 os.kill(generator.choice(children), signal.SIGKILL)
+        return times
 
-    first, second, _ = together(*(closing(each, 12, sleeps(0.002), done) for each in loaders), kill)
+    return kill
+
+
+def test_workers_that_are_killed_at_any_moment_cost_nothing():
+    share, done = {"workers": 2, "window": 2**14, "wait_for": 2, "linger_seconds": 5}, []
+    loaders = [loader_of(Numbers(LENGTH, seconds=0.0005), size, **share) for size in (8, 20)]
+    first, second, kills = together(*(closing(each, 12, sleeps(0.002), done) for each in loaders), killing(3, done))
+    assert kills
     assert [sorted(indices(epoch)) for epoch in first] == [list(range(LENGTH))] * 12
     assert [examples(epoch) for epoch in first] == [examples(epoch) for epoch in second]
+
+
+def test_folds_that_share_workers_and_a_cache_lose_nothing_and_get_nothing_else_when_workers_are_killed():
+    parts = [[index for index in range(SHOTS) if index % 3 != number] for number in range(2)]
+
+    def trainings(cache, done, before_batch):
+        share = {"workers": 2, "window": 2**14, "wait_for": 2, "linger_seconds": 5}
+        loaders = [cached_loader(Subset(Shots(), part), 8 + number, cache, **share) for number, part in enumerate(parts)]
+        return [closing(loader, 10, before_batch, done) for loader in loaders]
+
+    done = []
+    *found, kills = together(*trainings(CACHE, done, sleeps(0.004)), killing(3, done))
+    assert kills
+    end_readers()
+    assert found == together(*trainings(None, [], sleeps(0.0)))
+    for part, epochs in zip(parts, found, strict=True):
+        assert [sorted(indices(epoch)) for epoch in epochs] == [part] * 10
 
 
 def _pid_with_workers():
@@ -141,6 +169,21 @@ def _pid_with_workers():
     except (OSError, KeyError):
         return None
     return found["pid"] if found["workers"] == 4 and found["written"] > 40 else None
+
+
+def test_a_connection_that_a_reader_had_when_it_began_and_has_no_more_keeps_no_worker_out():
+    own = {"linger_seconds": 5, "window": 2**14}
+    waiting, other = (iter(loader_of(Numbers(LENGTH), 8, wait_for=2, **own)) for _ in range(2))
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(next, waiting)
+        wait_until(lambda: Path(socket_of("data")).exists(), "there is a reader, which waits for the second training")
+        with new_socket() as connection:
+            connection.connect(socket_of("data"))
+            next(other)
+        assert first.result()
+    third = iter(loader_of(Numbers(LENGTH), 8, workers=3, **own))
+    next(third)
+    workers_are(5)
 
 
 class OfWorker(Numbers):

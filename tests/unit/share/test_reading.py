@@ -1,16 +1,11 @@
 """The reader's order, in which each pass has each index once; and which item of it stands at which position of a training."""
 
-import os
-import signal
-import time
 from itertools import chain, islice
-from multiprocessing.context import ForkProcess
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, Dataset
-from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
+from torch.utils.data import DataLoader
 
 from lightning_echo.pipeline.ahead import AheadOrder
 from lightning_echo.pipeline.kinds import kind_of
@@ -18,7 +13,7 @@ from lightning_echo.pipeline.pipelines import Layout
 from lightning_echo.plan.plan import PlanShape, Reuse
 from lightning_echo.share.parts import Items, Wanted
 from lightning_echo.share.pipeline import item_at, shared_shape, start_at
-from lightning_echo.share.reading import Dealing, Reading, distance_of, order_of
+from lightning_echo.share.reading import Dealing, distance_of, order_of
 from lightning_echo.share.window import CHUNK
 
 LENGTH, PASSES = 61, 6
@@ -158,77 +153,3 @@ def test_a_start_is_at_a_batch_of_its_own_of_which_nothing_is_gone(layout, item)
         before_pass, before_batch = divmod(start.number - 1, layout.batches_per_pass)
         before = before_pass * layout.pass_length + before_batch * layout.batch_size
         assert item_at(layout, 0, before) < item
-
-
-class Deadly(Dataset):
-    def __getitem__(self, index):
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    def __len__(self):
-        return LENGTH
-
-
-def test_where_a_worker_dies_while_it_is_started_it_is_known_at_which_item(monkeypatch):
-    """torch raises its error in the main thread, wherever that is: here while it asks the worker for more."""
-    put = _MultiProcessingDataLoaderIter._try_put_index
-
-    def put_slowly(self):
-        put(self)
-        time.sleep(20)  # the error interrupts it
-
-    monkeypatch.setattr(_MultiProcessingDataLoaderIter, "_try_put_index", put_slowly)
-    reading = Reading(kind_of(DataLoader(Deadly(), num_workers=1)), 0, 5, 2**16, pytest.fail)
-    with pytest.raises(RuntimeError, match=r"DataLoader worker \(pid \d+\) is killed by signal: Killed"):
-        reading.start()
-    assert reading.lost_at() == 5
-    reading.close()
-
-
-def test_a_worker_that_the_system_cannot_start_is_left_out_and_the_others_go_on(monkeypatch, caplog):
-    reading = Reading(kind_of(DataLoader(range(LENGTH), num_workers=1)), 0, 0, 2**16, pytest.fail)
-    reading.start()
-    start = ForkProcess.start
-    left = [1]
-
-    def start_few(self):
-        if not left:
-            raise BlockingIOError(11, "no process is left")
-        left.pop()
-        start(self)
-
-    monkeypatch.setattr(ForkProcess, "start", start_few)
-    reading.want(4)
-    assert "a worker cannot be started, so that there are fewer than 4: [Errno 11] no process is left" in caplog.text
-    assert reading.workers == reading.window.lanes == 2
-    taken = 0
-    while taken < 8 * CHUNK:
-        while reading.window.has(taken):
-            taken += 1
-        reading.window.low = taken
-    reading.want(1)
-    end = time.monotonic() + 60
-    while reading.workers > 1 or reading.window.lanes > 1:  # one ends, after what it has been given
-        reading.window.low = reading.window.end_from(reading.window.low)
-        assert time.monotonic() < end
-    reading.close()
-
-
-class Broken:
-    """A sampler of the user's that fails after a while, as a file does."""
-
-    def __len__(self):
-        return 400
-
-    def __iter__(self):
-        yield from range(2 * CHUNK)
-        raise OSError("the file of the order is gone")
-
-
-def test_an_error_of_the_sampler_is_never_taken_for_one_of_the_system():
-    """What it was asked for would be lost without a word."""
-    large = [bytes(300)] * 400  # so that the first worker waits for room in its first chunk
-    reading = Reading(kind_of(DataLoader(large, sampler=Broken(), num_workers=1)), 0, 0, 4096, pytest.fail)
-    reading.start()
-    with pytest.raises(OSError, match="the file of the order is gone"):
-        reading.want(2)
-    reading.close()
