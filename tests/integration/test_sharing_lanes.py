@@ -173,17 +173,19 @@ def _pid_with_workers():
 
 def test_a_connection_that_a_reader_had_when_it_began_and_has_no_more_keeps_no_worker_out():
     own = {"linger_seconds": 5, "window": 2**14}
-    waiting, other = (iter(loader_of(Numbers(LENGTH), 8, wait_for=2, **own)) for _ in range(2))
+    loaders = [loader_of(Numbers(LENGTH), 8, wait_for=2, **own) for _ in range(2)]
     with ThreadPoolExecutor() as pool:
-        first = pool.submit(next, waiting)
+        first = pool.submit(next, iter(loaders[0]))
         wait_until(lambda: Path(socket_of("data")).exists(), "there is a reader, which waits for the second training")
         with new_socket() as connection:
             connection.connect(socket_of("data"))
-            next(other)
+            next(iter(loaders[1]))
         assert first.result()
-    third = iter(loader_of(Numbers(LENGTH), 8, workers=3, **own))
-    next(third)
+    loaders.append(loader_of(Numbers(LENGTH), 8, workers=3, **own))
+    next(iter(loaders[2]))
     workers_are(5)
+    for loader in loaders:
+        loader.close()
 
 
 class OfWorker(Numbers):
