@@ -453,7 +453,7 @@ class Reading(Reads):
                 ahead = -(-self._ahead.window(order.pass_length // self._plain.num_workers) // CHUNK)
         self._dealing = Dealing(AheadOrder(order, order.pass_length, crosses=kind.is_own_order), wanted, begin, ahead)
         self._workers: dict[int, WorkerProcesses] = {}  # by number
-        self._most, self._has_begun = self._plain.num_workers, False  # most: how many are wanted
+        self._most, self._has_begun = min(self._plain.num_workers, MOST_LANES), False  # most: how many are wanted
 
     def want(self, workers: int) -> None:
         """Lets workers begin or end, until there are so many. One that ends first does what it has been told."""

@@ -119,22 +119,34 @@ def children_of(pid):
 
 
 def killing(times, done):
-    """Returns what kills so many workers at random moments, each of another reader, until a training is ``done``."""
+    """Returns what kills so many workers at random moments, until a training is ``done``.
+
+    Between two kills, the trainings go on: a reader that dies where one died before is an error.
+    """
     generator = random.Random(1)
 
     def kill():
-        before = None
+        reached = 40
         for number in range(times):
-            wait_until(lambda: done or _pid_with_workers() not in (None, before), "a reader that has workers")  # noqa: B023
+            wait_until(lambda: done or min(places(), default=0) > reached, "all have gone on")
+            time.sleep(generator.random() * 0.3)
             if done:
                 return number
-            before = _pid_with_workers()
-            time.sleep(generator.random() * 0.3)
-            if (children := children_of(before)) and not done:
-                os.kill(generator.choice(children), signal.SIGKILL)
+            children = children_of(status()["pid"])
+            reached = max(places(), default=reached)
+            os.kill(generator.choice(children), signal.SIGKILL)
         return times
 
     return kill
+
+
+def places():
+    """Where the trainings are; empty if not both are there, or the reader has not all of its workers."""
+    try:
+        found = status()
+    except (OSError, KeyError):
+        return []
+    return [one["at"] or 0 for one in found["trainings"]] if found["workers"] == 4 and found["count"] == 2 else []
 
 
 def test_workers_that_are_killed_at_any_moment_cost_nothing():
@@ -161,14 +173,6 @@ def test_folds_that_share_workers_and_a_cache_lose_nothing_and_get_nothing_else_
     assert found == together(*trainings(None, [], sleeps(0.0)))
     for part, epochs in zip(parts, found, strict=True):
         assert [sorted(indices(epoch)) for epoch in epochs] == [part] * 10
-
-
-def _pid_with_workers():
-    try:
-        found = status()
-    except (OSError, KeyError):
-        return None
-    return found["pid"] if found["workers"] == 4 and found["written"] > 40 else None
 
 
 def test_a_connection_that_a_reader_had_when_it_began_and_has_no_more_keeps_no_worker_out():
