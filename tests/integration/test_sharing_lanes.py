@@ -128,7 +128,7 @@ def killing(times, done):
     def kill():
         reached = 40
         for number in range(times):
-            wait_until(lambda: done or min(places(), default=0) > reached, "all have gone on")
+            wait_until(lambda place=reached: done or min(places(), default=0) > place, "all have gone on")
             time.sleep(generator.random() * 0.3)
             if done:
                 return number
