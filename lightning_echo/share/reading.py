@@ -438,7 +438,8 @@ class Reading(Reads):
         assert isinstance(kind, Indexed)
         self._plain, self._seed, self._sockets, self._cache = kind.loader, seed, sockets, cache
         opened = None if cache is None else cache.open(kind, follows=follows)
-        self._caching, until = (None, None) if opened is None else (opened.caching(), opened.cut)
+        self._caching = None if opened is None else opened.caching()
+        until = None if opened is None else opened.cut
         self.about_cache = "" if cache is None else cache.about
         order, ahead = order_of(kind, seed), 0
         self.window = Window.create(window_bytes, 0, begin)
