@@ -36,6 +36,7 @@ from sharing import (
 from sharing_cache import sharing_cache
 from sharing_demand import sharing_demand
 from sharing_peers import sharing_peers
+from sharing_workers import sharing_workers
 from speedup import speedup
 from stalls import stalls, stalls_reads
 from target_idle import target_idle
@@ -65,6 +66,7 @@ _RUNS = (
     sharing_controllers,
     in_own_folder(sharing_demand),
     sharing_cache,
+    sharing_workers,
     in_own_folder(sharing_peers),
     partitioned,
     scale,

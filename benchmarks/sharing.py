@@ -1,7 +1,8 @@
 """What sharing costs and brings: speed of k trainings, processor time per example, attaching, handing a large batch over.
 
 Each training is a process of its own with an `EchoLoader` and a loop. Behind a sleeping source reading is the limit: k trainings
-that share should each be as fast as one alone. Beside it, k loaders that read each for itself with as many workers in all.
+that share should each be as fast as one alone, with its workers (``workers="starter"``; ``sharing_workers.py`` has those of all).
+Beside it, k loaders that read each for itself with as many workers in all.
 Processor time is that of the reader and its workers, and of the training.
 """
 
@@ -90,14 +91,18 @@ def _run(
     shares: bool,
     dataset: Images,
     step: float = 0.0,
+    reader_workers: int | str = "starter",
+    begin: Callable[[], None] = lambda: None,
     look: Callable[[list[int], int | None], None] = lambda trainings, reader: None,
 ) -> list[tuple[float, tuple[float, float]]]:
     """Seconds of each of the trainings, and processor seconds of itself and its workers, and of the reader.
 
-    At the end ``look`` is called with the processes of the trainings and that of the reader.
+    ``begin`` is called when all are about to be measured. At the end ``look`` is called with the processes of the trainings and
+    that of the reader.
     """
     name = f"bench-{time.monotonic_ns()}"
-    share = {"name": name, "wait_for": count, "linger_seconds": 0, "window": "256MiB"} if shares else None
+    options = {"wait_for": count, "linger_seconds": 0, "window": "256MiB", "workers": reader_workers}
+    share = {"name": name, **options} if shares else None
     pipes, processes = [], []
     for _ in range(count):
         here, there = _FORK.Pipe()
@@ -107,6 +112,7 @@ def _run(
         processes.append(process)
     for pipe in pipes:
         pipe.recv()
+    begin()
     for pipe in pipes:
         pipe.send("go")
     found = [pipe.recv() for pipe in pipes]
@@ -246,7 +252,7 @@ def _attaching(rounds: int) -> float:
 
 
 def _share(name: str, **options: Any) -> dict[str, Any]:
-    return {"name": name, "linger_seconds": 5, "window": "160MiB", **options}
+    return {"name": name, "linger_seconds": 5, "window": "160MiB", "workers": "starter", **options}
 
 
 def _beyond_copying(plain: DataLoader[Any], measure: Callable[[EchoLoader, int, int], float], pieces: int, rounds: int) -> float:
@@ -314,8 +320,9 @@ def _take_batch(loader: EchoLoader) -> None:
 
 def _copy(window: Window, first: int, pieces: int) -> None:
     for item in range(first, first + pieces):
-        _, offset, size = window._rows[item % window.slots].tolist()
-        at = window._data_at + offset
+        row = item % window.slots * 3
+        _, place, size = window._row_words[row : row + 3]
+        at = window._address(place)
         bytearray(window._bytes[at : at + size % 2**56])
 
 
@@ -372,9 +379,8 @@ class _Sleeps(LightningModule):
 def _fit(connection: Any, seconds: float) -> None:
     torch.set_num_threads(1)
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    callback = EchoCallback(
-        TargetIdle(), share={"name": "two", "wait_for": 2, "window": "5MiB", "linger_seconds": 0}, summary=False
-    )
+    share = {"name": "two", "wait_for": 2, "window": "5MiB", "linger_seconds": 0, "workers": "starter"}
+    callback = EchoCallback(TargetIdle(), share=share, summary=False)
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
     trainer = Trainer(max_epochs=6, accelerator="cpu", callbacks=[callback], **quiet)
     trainer.fit(_Sleeps(seconds), DataLoader(Images(length=640), 8, num_workers=1))

@@ -53,7 +53,7 @@ class Seen(NamedTuple):
 
 def _train(connection: Any, name: str, passes: int, size: int | None) -> None:
     torch.set_num_threads(1)
-    share = {"name": name, "wait_for": _TRAININGS, "linger_seconds": 0, "window": "64MiB"}
+    share = {"name": name, "wait_for": _TRAININGS, "linger_seconds": 0, "window": "64MiB", "workers": "starter"}
     cache = None if size is None else CacheConfig(size, hold="loaded")
     loader = EchoLoader(DataLoader(Shots(), BATCH_SIZE, shuffle=True, num_workers=WORKERS), 1, share=share, cache=cache, seed=0)
     batches = (batch for _ in range(passes + 2) for batch in loader)

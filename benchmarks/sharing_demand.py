@@ -62,7 +62,7 @@ def table(found: dict[str, tuple[float, int, int]]) -> Table:
 def _train(connection: Any, read_seconds: float, step_seconds: float, steps: int) -> None:
     torch.set_num_threads(1)
     plain = DataLoader(Sleeping(read_seconds), BATCH_SIZE, num_workers=WORKERS)
-    share = {"name": "bench", "wait_for": 2, "linger_seconds": 0, "window": _WINDOW}
+    share = {"name": "bench", "wait_for": 2, "linger_seconds": 0, "window": _WINDOW, "workers": "starter"}
     loader = EchoLoader(plain, "demand", share=share, seed=0)
     iterator, step, waited = iter(loader), sleep_for(step_seconds), 0.0
     for number in range(WARM_UP + steps):

@@ -343,7 +343,7 @@ def consume(plan: Plan, take: Callable[[Iterable[Any], int], None]) -> None:
 
 def train(plan: Plan, take: Callable[[Iterable[Any], int], None]) -> None:
     """A training of ours."""
-    share = {"name": "peers", "wait_for": plan.trainings, "linger_seconds": 0, "window": "256MiB"}
+    share = {"name": "peers", "wait_for": plan.trainings, "linger_seconds": 0, "window": "256MiB", "workers": "starter"}
     with closing(EchoLoader(_loader(plan), 1, share=share, seed=0)) as loader:
         take(loader, 0)
 

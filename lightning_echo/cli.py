@@ -179,6 +179,7 @@ class Shares:
         name: str = "",
         window: str = "1GiB",
         cache: CacheOptions = None,
+        workers: int | str = "sum",
         ckpt_path: str | None = None,
         weights_only: bool | None = None,
     ) -> None:
@@ -190,6 +191,8 @@ class Shares:
             name: The name that the trainings share.
             window: Memory for examples that are prepared and that not all trainings have taken.
             cache: The cache of the reader, as the trainings give it: its size such as 8GiB, or its options.
+            workers: How many workers the reader has: a number; ``"sum"``: as many as the trainings ask for together, and at least
+                those of the loader; ``"starter"``: those of the loader.
             ckpt_path: Not used. It is here because a configuration that fit has saved may have it.
             weights_only: Not used, for the same reason.
 
@@ -209,7 +212,7 @@ class Shares:
                 f"share={name!r} is impossible for several loaders: a reader reads one. Return one from train_dataloader"
             )
         with shown_in_place() as show:
-            serve(loader, ShareConfig(name, window=window), cache=cache, show=show)
+            serve(loader, ShareConfig(name, window=window, workers=workers), cache=cache, show=show)
 
 
 @contextmanager

@@ -304,7 +304,7 @@ def training(setting: Setting, how: str, number: int, folder: Path, ports: list[
     if how == TENSORSOCKET:
         loader = Unsized(_consumer(ports, scale.batch_size))
     elif how == SHARED:
-        share = {"name": "gpu", "wait_for": count, "linger_seconds": 0, "window": _WINDOW}
+        share = {"name": "gpu", "wait_for": count, "linger_seconds": 0, "window": _WINDOW, "workers": "starter"}
         loader = loader_of(setting, data)
         callbacks.insert(0, EchoCallback(share=share, seed=0, summary=False))
     else:

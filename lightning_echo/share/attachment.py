@@ -140,12 +140,12 @@ class Connector:
         group: Group,
         label: str = "",
         part: Part | None = None,
+        workers: int = 0,
     ) -> None:
         self._config, self._payload, self._fingerprint, self._group = config, payload, in_short(data_fingerprint), group
-        self._part = part
-        self._label = label or name_of_process()
+        self._label, self._part, self._workers = label or name_of_process(), part, workers
         self._has_started = False  # the present reader
-        self._died_at: int | None = None  # where the last reader died: an item, or how many items of a stream it had delivered
+        self._died_at: set[int] = set()  # where readers died: an item, or how many items of a stream they had delivered
         self._socket, self._mute = 0, -1  # inodes of the socket that was found last, and of one where nobody answers
 
     def connect(
@@ -204,13 +204,13 @@ class Connector:
             time.sleep(_BETWEEN_TRIES_SECONDS)
 
     def note_death(self, item: int | None, why: str) -> None:
-        """Records where a reader died, if known. Raises a `ReaderError` if the reader before it died at the same item."""
-        if item is not None and item == self._died_at:
+        """Records where a reader died, if known. Raises a `ReaderError` if a reader before it died at the same item."""
+        if item in self._died_at:
             raise ReaderError(
                 f"the reader of share={self._config.name!r} has died twice at item {item}{why}, and another one would do the "
                 f"same. {log_tail(self._config.name)}"
             )
-        self._died_at = self._died_at if item is None else item
+        self._died_at.update(() if item is None else (item,))
 
     def _check_again(self, killed: int) -> None:
         """Raises an error if no other reader is started after so many that were killed before they answered."""
@@ -253,6 +253,7 @@ class Connector:
             "lacks_from": lacks_from,
             "group": self._group.name,
             "ranks": self._group.ranks,
+            "workers": self._workers,
             "fingerprint": self._fingerprint,
         }
         with nullcontext() if self._part is None else sealed(self._part.bits) as descriptor:
@@ -410,7 +411,7 @@ class Succession:
 #   twice.
 # * A stream, or whole batches: a reader cannot begin within a pass. The training ends with a `ReaderError`. With
 #   ``share.restart="pass"`` it continues with the next pass (`SharedStream.follow`).
-# * With ``share.restart=False`` (True by default), or if a reader dies where the one before it died, the training ends with a
+# * With ``share.restart=False`` (True by default), or if a reader dies where one before it died, the training ends with a
 #   `ReaderError`.
 #
 # The ranks of a training must miss the same items. So they ask the reader before they take a round of items, and it gives all
@@ -466,6 +467,7 @@ class Attachment:
         tell_every: This training reports its place to the reader after this number of items, or before.
         follow: For items that another reader does not give again. It gets the window of the dead reader, and the first item that
             this training has not taken, and returns the first item to ask the next reader for. It may raise a `ReaderError`.
+        workers: How many workers this process would have for itself, see `ShareConfig`. 0: it asks for none.
         holds: Whether the reader keeps items, even if they were taken, from ``held_from`` on. If that is raised, the reader gets
             it when the next item is taken or waited for.
     """
@@ -480,12 +482,13 @@ class Attachment:
         group: Group | None = None,
         follow: Callable[[Window, int], int] | None = None,
         label: str = "",
+        workers: int = 0,
         holds: bool = False,
         items: Items | None = None,
     ) -> None:
         self.items = items or Items()
         self._config, self._tell_every, self.group, self._follow = config, max(tell_every, 1), group or Group.of_one(), follow
-        self._connector = Connector(config, payload, data_fingerprint, self.group, label, self.items.part)
+        self._connector = Connector(config, payload, data_fingerprint, self.group, label, self.items.part, workers)
         self._link: Link | None = None
         self._succession: Succession | None = None
         self._said_read = 0  # examples that the reader reads in a pass, as of the last message about the pace

@@ -23,12 +23,14 @@ from typing import Any, TypeVar
 from lightning_echo.data.copies import bytes_from_words
 from lightning_echo.data.machine import free_memory_bytes
 from lightning_echo.data.objects import in_words
+from lightning_echo.share.window import MOST_LANES
 
 # ---------------------------------------------------------------------- share config
 
 BEHIND = ("wait", "skip")
 CLUSTERS = (None, "ray")
 JOIN = ("now", "pass")
+WORKERS = ("sum", "starter")
 _LEAST_BYTES = 2**12
 _WINDOW = 'a string with a unit such as "1GiB", a share of the free memory such as 0.1, or a number of bytes'
 
@@ -48,6 +50,9 @@ class ShareConfig:
         window: Memory for examples that are prepared and that not all trainings have taken. A string is a size with a unit
             (``"1GiB"``). A float between 0 and 1 is a share of the free memory. An integer is a number of bytes, at least 4096.
             The training that starts the reader sets the window.
+        workers: How many workers the reader has, where data is read by index. ``"sum"``: as many as the loaders of the trainings
+            that are there have together. Workers begin and end with the trainings. ``"starter"``: as many as the loader of the
+            training that starts the reader. Or a number, at most 128. The training that starts the reader sets it.
         restart: Whether a training starts another reader if the reader dies. If that one dies at the same example, there is an
             error. Data that is not read by index (a stream, a loader of whole batches) cannot be continued in the middle of a
             pass. There, ``True`` ends the training with an error when the reader dies, and ``"pass"`` continues with the next
@@ -76,6 +81,7 @@ class ShareConfig:
     wait_for: int = 1
     wait_seconds: float = 60.0
     window: int | float | str = "1GiB"
+    workers: int | str = "sum"
     restart: bool | str = True
     linger_seconds: float = 30.0
     cluster: str | None = None
@@ -100,6 +106,12 @@ class ShareConfig:
             raise TypeError(f"share.restart must be True, False or 'pass', got {self.restart!r}")
         if isinstance(self.wait_for, bool) or not isinstance(self.wait_for, Integral) or self.wait_for < 1:
             raise ValueError(f"share.wait_for must be a number of trainings, 1 or more, got {self.wait_for!r}")
+        if self.workers not in WORKERS and (
+            isinstance(self.workers, bool) or not isinstance(self.workers, Integral) or not 1 <= self.workers <= MOST_LANES
+        ):
+            raise ValueError(
+                f"share.workers must be 'sum', 'starter' or a number of workers from 1 to {MOST_LANES}, got {self.workers!r}"
+            )
         if isinstance(self.ignore, str) or not all(isinstance(name, str) for name in self.ignore):
             raise TypeError(f'share.ignore must be names of attributes, such as ["log_dir"], got {self.ignore!r}')
         for option in ("wait_seconds", "linger_seconds"):

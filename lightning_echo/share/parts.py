@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -238,54 +239,52 @@ class PartItems(Items):
 
 # ---------------------------------------------------------------------- wanted
 # The reader reads what one of its trainings wants. That is settled for each chunk when the chunk is handed to a worker. So a
-# training that comes later, and wants more, enters at the first item from which on all is read that it wants.
+# training that comes later, and wants more, enters behind the last chunk that was settled without that. Workers do not get the
+# chunks in their order.
 
 
-class _Since(NamedTuple):
-    """What is read from an item on."""
+@dataclass
+class _Settled:
+    """What was settled for chunks, one after the other in time, of which the last one ends before item ``end``."""
 
-    item: int
     bits: Bits | None  # None: everything
+    end: int
 
 
 class Wanted:
-    """Which indices are read, from which item on: at the beginning, from item ``begin`` on, everything."""
+    """Which indices are read. At the beginning, from item ``begin`` on, everything."""
 
     def __init__(self, begin: int) -> None:
-        self._lock = threading.Lock()  # one thread serves the trainings, and another one hands out chunks
-        self._settled = begin  # the first item of the first chunk that was not handed out
-        self._since = [_Since(begin, None)]
+        self._lock = threading.Lock()  # one thread serves the trainings, and others hand out chunks
+        self._first = begin  # what was settled for items before this one is forgotten
+        self._settled = [_Settled(None, begin)]  # the last one is for the chunks that come
 
     def change(self, bits: Bits | None) -> None:
-        """Reads these indices (None: everything) from the first chunk on that was not handed out yet."""
+        """Reads these indices (None: everything) of the chunks that are not handed out yet."""
         with self._lock:
-            now = self._since[-1].bits
+            now = self._settled[-1].bits
             if bits is now or (bits is not None and now is not None and np.array_equal(bits, now)):
                 return
-            before = self._since[: -1 if self._since[-1].item == self._settled else None]
-            self._since = [*before, _Since(self._settled, bits)]  # at once: the other thread looks at the last one
+            self._settled.append(_Settled(bits, self._first))
 
     def settle(self, end: int, indices: Sequence[Any]) -> list[bool]:
-        """Returns which of these indices are read. They are those of the next chunk, which ends before item ``end``."""
+        """Returns which of these indices are read. They are those of a chunk that is handed out, and ends before item ``end``."""
         with self._lock:
-            self._settled, bits = end, self._since[-1].bits
-        return _are_in(bits, indices)
+            now = self._settled[-1]
+            now.end = max(now.end, end)
+        return _are_in(now.bits, indices)
 
     def are_read(self, indices: Sequence[Any]) -> list[bool]:
         """Returns which of these indices are read as of now. Until they are settled, that may change."""
-        return _are_in(self._since[-1].bits, indices)
+        return _are_in(self._settled[-1].bits, indices)
 
     def first_for(self, part: Bits, low: int) -> int:
         """Returns the first item from which on all of a part is read. What was settled for items below ``low`` is forgotten."""
         with self._lock:
-            while len(self._since) > 1 and self._since[1].item <= low:
-                self._since = self._since[1:]
-            found = self._settled
-            for since in reversed(self._since):
-                if not _has_all(since.bits, part):
-                    break
-                found = since.item
-            return found
+            *before, now = self._settled
+            self._first = max([self._first, *(each.end for each in before if each.end <= low)])
+            self._settled = [*(each for each in before if each.end > low), now]
+            return max([self._first, *(each.end for each in self._settled if not _has_all(each.bits, part))])
 
 
 def items_of(part: Part | None, order: Callable[[], Order]) -> Items:

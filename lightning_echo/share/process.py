@@ -41,9 +41,9 @@ _HEADER = struct.Struct("<Q")
 class Payload(NamedTuple):
     """The message of a training to the reader that it starts.
 
-    ``options`` are ``window_bytes``, ``in_flight`` (reads), ``linger_seconds``, ``print``; ``starter``: the sender;
-    ``expected``: how many trainings a reader had that has died; ``cluster``: where this node is in a cluster whose nodes share
-    one reader.
+    ``options`` are ``window_bytes``, ``workers`` (as in `ShareConfig`), ``in_flight`` (reads), ``linger_seconds``, ``print``;
+    ``starter``: the sender; ``expected``: how many trainings a reader had that has died; ``cluster``: where this node is in a
+    cluster whose nodes share one reader.
     """
 
     paths: list[str]  # of the training's ``sys.path``, since its modules must be found
@@ -105,6 +105,7 @@ def serve_payload(
         kind_of(loader_of(parts, seed_of(name))),
         data_fingerprint=options["fingerprint"],
         window_bytes=options["window_bytes"],
+        workers=options["workers"],
         in_flight=options["in_flight"],
         cache=cache,
         linger_seconds=options["linger_seconds"],
@@ -199,6 +200,7 @@ def payload_of(
         )
     options = {
         "window_bytes": fitting_window(config),
+        "workers": config.workers if isinstance(config.workers, str) else int(config.workers),
         "in_flight": in_flight,
         "linger_seconds": config.linger_seconds,
         "fingerprint": data_fingerprint,

@@ -23,7 +23,7 @@ from lightning_echo.share.process import Payload, ReaderError, left_parent, serv
 from lightning_echo.share.reading import MOST_END_SECONDS, Reads
 from lightning_echo.share.same_data import difference
 from lightning_echo.share.server import Start
-from lightning_echo.share.window import CHUNK, CacheState, Closed, Ring, TooLargeError, Window, pack_error
+from lightning_echo.share.window import CHUNK, CacheState, Closed, Lane, TooLargeError, Window, pack_error
 
 # ---------------------------------------------------------------------- chunk
 # Packed examples that follow each other, as one array of bytes. Nodes send such arrays to each other::
@@ -459,17 +459,17 @@ class _Relaying(Reads):
         self.nodes, self._cache = self._far.stay(self._name, 0)  # trainings that enter now get the number of others
         self.window = Window.create(self._window_bytes, 1, chunk.first)
         self.window.cache = self._cache
-        ring, self.has_begun = Ring(self.window, 0), True
+        lane, self.has_begun = Lane(self.window, 0), True
         while True:
             count = len(chunk.pieces)
             asked, end = self._far.ask(self._name, chunk.first), chunk.first + count
             for item, (kind, data) in enumerate(chunk.pieces, chunk.first):
                 try:
-                    ring.put(item, kind, [data], len(data))
+                    lane.put(item, kind, [data], len(data))
                 except TooLargeError as error:  # the window of the other node is larger than this one
                     packed = pack_error(error)
-                    ring.put(item, packed.kind, packed.parts, packed.size)
-            ring.note_prepared(count, count * chunk.nanoseconds, count * chunk.cpu_nanoseconds)
+                    lane.put(item, packed.kind, packed.parts, packed.size)
+            lane.note_prepared(count, count * chunk.nanoseconds, count * chunk.cpu_nanoseconds)
             chunk = self._next(asked, end)
             if chunk.first != end:
                 raise FarLost(f"examples are missing: after {end - 1} came {chunk.first}")

@@ -7,53 +7,49 @@ import multiprocessing
 import multiprocessing.context
 import os
 import signal
-import struct
 import threading
 import time
-import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import compress
 from multiprocessing import get_context
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, get_worker_info
 
 from lightning_echo.cache.reads import CachedReads, Caching, StaleCacheError
 from lightning_echo.data.machine import free_memory_bytes
-from lightning_echo.data.randomness import EXAMPLE, Seeding, seed_all
+from lightning_echo.data.randomness import EXAMPLE, Seeding
 from lightning_echo.log import LOGGER
 from lightning_echo.pipeline.ahead import AheadOrder
 from lightning_echo.pipeline.kinds import Indexed, Kind
 from lightning_echo.pipeline.pipelines import Layout
 from lightning_echo.pipeline.prefetch import WorkerProcesses
-from lightning_echo.pipeline.reads import Abandoned, ReadAhead, ReadPool, most_ahead_bytes
-from lightning_echo.pipeline.requests import tell_pass
+from lightning_echo.pipeline.reads import Abandoned, Pools, ReadAhead, ReadPool, most_ahead_bytes
 from lightning_echo.pipeline.worker import EchoDataset, add_note
 from lightning_echo.plan.order import Order
 from lightning_echo.plan.plan import mix
 from lightning_echo.share.parts import Wanted
 from lightning_echo.share.reader_cache import ReaderCache
-from lightning_echo.share.same_data import Unit, sending_by_value, unit_of
+from lightning_echo.share.same_data import sending_by_value
 from lightning_echo.share.window import (
     CHUNK,
-    END,
-    ERROR,
     HELD,
+    MOST_LANES,
     CacheState,
     Closed,
-    Packed,
-    Ring,
+    Lane,
     TooLargeError,
     Window,
     pack,
     pack_error,
 )
 from lightning_echo.split.reading import ReadPart
-from lightning_echo.split.staged import examples_in, read_batch, uncut_stages
+from lightning_echo.split.staged import examples_in, uncut_stages
 
 # ---------------------------------------------------------------------- worker start
 
@@ -64,15 +60,23 @@ _ForkProcess = getattr(multiprocessing.context, "ForkProcess", ())  # which not 
 class WorkerStart:
     """A ``worker_init_fn``: it sets up a worker of the reader, then calls the user's own.
 
+    * For the user's code, the worker is one of several that have different numbers: ``number`` of ``workers``. For torch it is
+      the only worker of its loader.
     * It lets the worker end with the reader. A worker of torch's loader checks whether its parent has changed. But if the reader
       dies while the worker begins, the worker does not notice this.
-    * It closes the descriptors of the reader's sockets that a forked worker has inherited. When the reader has died, no training
-      may find them open.
+    * It closes the reader's sockets, which a forked worker has inherited. When the reader has died, or has ended a connection, no
+      training may find it open. ``sockets`` returns the descriptors of those that are open: in a worker, of those that were when
+      it was forked.
     """
 
-    def __init__(self, sockets: Sequence[int], users: Callable[[int], None] | None) -> None:
-        self._sockets = [(descriptor, os.fstat(descriptor).st_ino) for descriptor in sockets]
-        self._users = users
+    def __init__(
+        self,
+        sockets: Callable[[], Sequence[int]],
+        users: Callable[[int], None] | None,
+        number: int | None = None,
+        workers: int = 1,
+    ) -> None:
+        self._sockets, self._users, self._number, self._workers = sockets, users, number, workers
 
     def __call__(self, worker: int) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -83,31 +87,37 @@ class WorkerStart:
         is_forked = isinstance(multiprocessing.current_process(), _ForkProcess)
         if reader is None or not reader.is_alive() or (is_forked and os.getppid() != reader.pid):
             os._exit(1)
-        for descriptor, inode in self._sockets:
-            with suppress(OSError):  # in a spawned process the number is free, or another descriptor's
-                if os.fstat(descriptor).st_ino == inode:
-                    os.close(descriptor)
+        for descriptor in self._sockets():
+            with suppress(OSError):  # the reader has closed it before, since it ends
+                os.close(descriptor)
+        if self._number is not None:
+            worker, info = self._number, get_worker_info()
+            for name, value in (("id", worker), ("num_workers", self._workers)):
+                object.__setattr__(info, name, value)
         if self._users is not None:
             self._users(worker)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_sockets": tuple}  # a process that is not forked has inherited none
 
-# ---------------------------------------------------------------------- reading
+
+# ---------------------------------------------------------------------- dealing
 # Item ``n`` of the endless stream is slot ``n % length`` of pass ``n // length``. Its index follows from the seed and ``n``, and
 # so do the random numbers that are drawn for it. So any reader can begin at any item. Between two uses of an index are at least a
 # third of a pass, or 2^18 items. So no training gets an index that it still holds, and none needs to change the order. (Of the
 # items of a part, there are fewer between two uses: how many follows from the order, see `PartItems`.)
 #
 # The workers get items in chunks of `CHUNK`. The chunks are cut at multiples of that number, wherever a reader begins. So a data
-# set that reads many examples at once (``__getitems__``) always draws the same numbers for them. The workers are those of a
-# ``DataLoader``. They put the examples into the window, and the ``DataLoader`` only yields that a chunk is done. Loaders without
-# such an order are read by `StreamReading`.
+# set that reads many examples at once (``__getitems__``) always draws the same numbers for them, whichever worker gets a chunk.
+# A worker that has done a chunk gets the next one that nobody has.
 #
-# Items that no training wants are skipped (`Wanted`). A data set that reads many examples at once reads whole chunks, or nothing.
+# Items that no training wants are skipped (`Wanted`). What is read of a chunk is settled when a worker gets it. A data set that
+# reads many examples at once reads whole chunks, or nothing.
 
-_NOISE = 21
+_NOISE, _WORKER = 21, 22
 _MOST_APART = 2**18  # items: 0.4 s, 60 MiB
 _PREFETCHED_CHUNKS = 2  # per worker
-_MOST_DYING_SECONDS = 1.0
+_MOST_DYING_SECONDS, _BETWEEN_LOOKS_SECONDS = 1.0, 0.005
 MOST_END_SECONDS = 10.0
 
 
@@ -135,52 +145,110 @@ class Chunk(NamedTuple):
     ahead: list[Any]  # indices of later chunks of the same worker, which it has not been told yet
     dropped: list[Any]  # indices of this chunk that it was told, and that are not wanted any more
 
+    @property
+    def end(self) -> int:
+        return self.first + len(self.indices)
+
     def index_of(self, item: int) -> Any:
         return self.indices[item - self.first]
 
 
-def chunks(order: AheadOrder, wanted: Wanted, begin: int, workers: int = 1, chunks_ahead: int = 0) -> Iterator[Chunk]:
-    """Yields chunk after chunk without end. The first one contains item ``begin``. They go to the ``workers`` in turn.
+@dataclass
+class _Dealt:
+    """A chunk that only one worker gets, and has not got yet."""
 
-    What is ``wanted`` of a chunk is settled when it is yielded. ``chunks_ahead``: the number of its own chunks that a worker is
-    told ahead.
+    first: int
+    indices: list[Any]
+    told: list[Any] | None = None  # its indices that the worker was told ahead; None: it was told nothing
+
+
+class Dealing:
+    """Deals chunk after chunk, without end, to the workers that ask. The first chunk contains item ``begin``.
+
+    ``chunks_ahead``: the number of its own chunks that a worker is told ahead. Nobody else gets these.
     """
-    first = begin // CHUNK * CHUNK
-    order.seek(first)
-    told: dict[int, list[Any]] = {}  # indices that a worker was told ahead, by the first item of their chunk
-    while True:
-        order.prune(first)
-        indices, ahead, known = order.take(CHUNK), list[Any](), told.pop(first, [])
-        for coming in range(first + CHUNK * workers, first + CHUNK * (workers * chunks_ahead + 1), CHUNK * workers):
-            if coming not in told and order.reaches(coming + CHUNK - 1):
-                later = [order.at(item) for item in range(coming, coming + CHUNK)]
-                told[coming] = list(compress(later, wanted.are_read(later)))
-                ahead += told[coming]
-        is_read = wanted.settle(first + CHUNK, indices)
-        dropped = [index for index, stays in zip(indices, is_read, strict=True) if not stays and index in known]
-        items = [item for item, stays in enumerate(is_read, first) if stays and item >= begin]
-        yield Chunk(first, items, indices, ahead, dropped)
-        first += CHUNK
+
+    def __init__(self, order: AheadOrder, wanted: Wanted, begin: int, chunks_ahead: int = 0) -> None:
+        self._order, self._wanted, self._begin, self._chunks_ahead = order, wanted, begin, chunks_ahead
+        self._first = begin // CHUNK * CHUNK
+        self.asked, self._has_sought = 0, False  # asked: how many chunks the order was asked for
+        self.ending: set[int] = set()  # workers that get no more
+        self.lock = threading.RLock()  # nobody else draws random numbers in this process while the order is asked
+
+    @property
+    def next_item(self) -> int:
+        """The first item that nobody has."""
+        return max(self._first, self._begin)
+
+    def chunks_of(self, worker: int) -> Iterator[Chunk]:
+        """Yields the chunks of a worker, until it is to end and has all that were dealt to it."""
+        mine: deque[_Dealt] = deque()
+        while True:
+            with self.lock:
+                if worker not in self.ending:
+                    while not mine or (len(mine) <= self._chunks_ahead and self._order.reaches(self._first + CHUNK - 1)):
+                        mine.append(self._next())
+                if not mine:
+                    return
+                chunk = self._handed_out(mine.popleft(), mine)
+            yield chunk
+
+    def _next(self) -> _Dealt:
+        if not self._has_sought:  # here, where whoever asks gets the error of a user's sampler
+            self._order.seek(self._first)
+            self._has_sought = True
+        first, self.asked = self._first, self.asked + 1
+        self._order.prune(first)
+        dealt = _Dealt(first, self._order.take(CHUNK))
+        self._first = first + CHUNK
+        return dealt
+
+    def _handed_out(self, dealt: _Dealt, later: Iterable[_Dealt]) -> Chunk:
+        """Settles what is read of a chunk. Its worker is told what is read of the ``later`` ones, as of now."""
+        ahead = list[Any]()
+        for each in later:
+            if each.told is None:
+                each.told = list(compress(each.indices, self._wanted.are_read(each.indices)))
+                ahead += each.told
+        first, indices, told = dealt.first, dealt.indices, dealt.told or ()
+        is_read = self._wanted.settle(first + CHUNK, indices)
+        items = [item for item, stays in enumerate(is_read, first) if stays and item >= self._begin]
+        dropped = [index for index, stays in zip(indices, is_read, strict=True) if not stays and index in told]
+        return Chunk(first, items, indices, ahead, dropped)
+
+
+# ---------------------------------------------------------------------- preparation
 
 
 class Preparation:
     """Reads the examples of chunks in a worker, through the reader's cache if it has one, and puts them into the window."""
 
     def __init__(
-        self, dataset: Any, window: Window, seed: int, ahead: ReadAhead | None = None, caching: Caching | None = None
+        self,
+        dataset: Any,
+        window: Window,
+        seed: int,
+        worker: int,
+        ahead: ReadAhead | None = None,
+        caching: Caching | None = None,
     ) -> None:
-        self.dataset, self._window, self._seed, self._ahead, self._caching = dataset, window, seed, ahead, caching
-        self._ring: Ring | None = None
+        self.dataset, self._window, self._seed, self._worker = dataset, window, seed, worker
+        self._ahead, self._caching = ahead, caching
+        self._lane: Lane | None = None
         self._pool: ReadPool | None = None
         self._cached: CachedReads | None = None
+        self._is_broken_off = False  # whether it has left a chunk before its end
 
     def fetch(self, chunk: Chunk) -> tuple[int]:
         """Puts the wanted examples of a chunk into the window. Returns how many were read; 0 if the reader ends."""
-        ring = self._ring or self._begin()
-        ring.note_present(chunk.first)  # it has written what it was to write before
+        if self._is_broken_off:  # the lane stays at the first item that is missing
+            return (0,)
+        lane = self._lane or self._begin()
+        lane.go_to(next(iter(chunk.wanted), chunk.end))
         if self._pool is not None:
             self._pool.begin([chunk.index_of(item) for item in chunk.wanted], chunk.ahead, chunk.dropped)
-        began, waited, cpu = time.perf_counter_ns(), ring.waited_nanoseconds, time.process_time_ns()
+        began, waited, cpu = time.perf_counter_ns(), lane.waited_nanoseconds, time.process_time_ns()
+        self._is_broken_off = True
         try:
             if self._load_many is None:
                 for item in chunk.wanted:
@@ -191,20 +259,19 @@ class Preparation:
             return (0,)
         except Abandoned as abandoned:
             raise abandoned.error from None
+        self._is_broken_off = False
         for source in (self._pool, self._cached):
             if source is not None and (note := source.take_note()):
                 LOGGER.warning("%s", note)  # in the log of the reader
         count = len(chunk.wanted)
-        busy = time.perf_counter_ns() - began - (ring.waited_nanoseconds - waited)
-        ring.note_prepared(count, busy, time.process_time_ns() - cpu)
-        ring.note_present(chunk.first + len(chunk.indices))
+        busy = time.perf_counter_ns() - began - (lane.waited_nanoseconds - waited)
+        lane.note_prepared(count, busy, time.process_time_ns() - cpu)
+        lane.go_to(chunk.end)
         return (count,)
 
-    def _begin(self) -> Ring:
-        worker = get_worker_info()
-        assert worker is not None  # a reader has workers
+    def _begin(self) -> Lane:
         parent = os.getppid()
-        self._ring = Ring(self._window, worker.id, lambda: os.getppid() != parent)
+        self._lane = Lane(self._window, self._worker, lambda: os.getppid() != parent)
         stages = read = uncut_stages(self.dataset)
         held: tuple[Callable[[Any], bool], ...] = ()
         if self._caching is not None:
@@ -214,11 +281,11 @@ class Preparation:
             self._pool = ReadPool(self._ahead, self.dataset, read, *held)
         self._load, self._load_many = stages.load, stages.load_many
         self._seeding = Seeding(self.dataset, mix(self._seed, _NOISE))
-        return self._ring
+        return self._lane
 
     def _prepare(self, item: int, index: Any) -> None:
-        assert self._ring is not None
-        self._ring.note_present(item)
+        assert self._lane is not None
+        self._lane.go_to(item)
         try:
             (held,) = self._look_up([index])
             self._seeding.seed(EXAMPLE, item)
@@ -255,7 +322,7 @@ class Preparation:
                 self._put(item, chunk.index_of(item), examples[item - chunk.first], held[item - chunk.first])
 
     def _put(self, item: int, index: Any, example: Any, held: int) -> None:
-        assert self._ring is not None
+        assert self._lane is not None
         note = f"(example {index!r} of the data set)"
         try:
             kind, parts, size = pack(example)
@@ -263,16 +330,16 @@ class Preparation:
             self._put_error(item, error, note)
             return
         try:
-            self._ring.put(item, kind | held, parts, size)
+            self._lane.put(item, kind | held, parts, size)
         except TooLargeError as error:
             self._put_error(item, error, note)
 
     def _put_error(self, item: int, error: Exception, note: str) -> None:
-        assert self._ring is not None
+        assert self._lane is not None
         if note:
             add_note(error, note)
         kind, parts, size = pack_error(error)
-        self._ring.put(item, kind, parts, size)
+        self._lane.put(item, kind, parts, size)
 
 
 def _as_it_is(result: Any) -> Any:
@@ -287,19 +354,32 @@ class Reads:
     wanted: Wanted | None = None  # None: everything is read
 
     def __init__(self, when_lost: Callable[[BaseException], None], name: str, *runs: Callable[[], None]) -> None:
-        self._when_lost, self._over = when_lost, threading.Event()
-        self._threads = [
-            threading.Thread(target=self._run, args=(run,), name=f"lightning_echo-{name}", daemon=True) for run in runs
-        ]
+        self._when_lost, self._over, self._name = when_lost, threading.Event(), f"lightning_echo-{name}"
+        self._threads = [self._thread(run) for run in runs]
+
+    def _thread(self, run: Callable[[], None]) -> threading.Thread:
+        return threading.Thread(target=self._run, args=(run,), name=self._name, daemon=True)
+
+    @property
+    def workers(self) -> int:
+        """How many workers there are now."""
+        return 0
+
+    def want(self, workers: int) -> None:
+        """Notes how many workers are wanted. Here their number is fixed."""
 
     def start(self) -> None:
-        """Begins the work. If it raises an exception, `lost_at` says whether a worker has died meanwhile."""
+        """Begins the work. If it raises an exception, `has_lost_worker` says whether a worker has died meanwhile."""
         for thread in self._threads:
             if thread.ident is None:
                 thread.start()
 
+    def has_lost_worker(self) -> bool:
+        """Returns whether a worker has died; False if that is not known."""
+        return False
+
     def lost_at(self) -> int | None:
-        """Returns the item at which a worker has died; None if none has, or if that is not known."""
+        """Returns the item at which a worker has died; None if none has, or not of an item, or if that is not known."""
         return None
 
     @property
@@ -310,9 +390,10 @@ class Reads:
         """Ends the work."""
         self._over.set()
         self.window.close_for_writers()
+        end = time.monotonic() + MOST_END_SECONDS
         for thread in self._threads:
             if thread.ident is not None:
-                thread.join(timeout=MOST_END_SECONDS)
+                thread.join(max(end - time.monotonic(), 0.0))
         self.window.close()
 
     def _run(self, run: Callable[[], None]) -> None:
@@ -326,8 +407,18 @@ class Reads:
                 self._when_lost(error)
 
 
+# ---------------------------------------------------------------------- reading
+# A worker of the reader is the only worker of a ``DataLoader`` of its own. So it gets the next chunk when it has room for one,
+# whatever the others do, and it may come and go alone. The workers put the examples into the window, each in a lane of its own
+# (``window.py``). The ``DataLoader`` only yields that a chunk is done, to a thread that asks for more. Loaders without such an
+# order are iterated (``stream_reading.py``).
+
+
 class Reading(Reads):
-    """The workers of a reader, which prepare examples from item ``begin`` on. A worker closes the reader's ``sockets``."""
+    """The workers of a reader, which prepare examples from item ``begin`` on. A worker closes the reader's ``sockets``.
+
+    There are as many as the loader of ``kind`` has, until another number is wanted.
+    """
 
     def __init__(
         self,
@@ -336,293 +427,130 @@ class Reading(Reads):
         begin: int,
         window_bytes: int,
         when_lost: Callable[[BaseException], None],
-        sockets: Sequence[int] = (),
+        sockets: Callable[[], Sequence[int]] = tuple,
         *,
         part: ReadPart | None = None,
         in_flight: int | str = 1,
         cache: ReaderCache | None = None,
         follows: bool = False,
     ) -> None:
-        super().__init__(when_lost, "reading", self._pump)
+        super().__init__(when_lost, "reading")
         assert isinstance(kind, Indexed)
-        self._cache = cache
+        self._plain, self._seed, self._sockets, self._cache = kind.loader, seed, sockets, cache
         opened = None if cache is None else cache.open(kind, follows=follows)
+        self._caching = None if opened is None else opened.caching()
+        until = None if opened is None else opened.cut
         self.about_cache = "" if cache is None else cache.about
-        loader, order, ahead = kind.loader, order_of(kind, seed), 0
-        self.window = Window.create(window_bytes, loader.num_workers, begin)
+        order, ahead = order_of(kind, seed), 0
+        self.window = Window.create(window_bytes, 0, begin)
         self.window.cache = self.cache_state
         self.wanted = wanted = Wanted(begin)
-        until = None if opened is None else opened.cut
-        self._ahead = (
-            None if part is None else ReadAhead.of(loader, part, until, in_flight, most_ahead_bytes(free_memory_bytes()))
-        )
-        if self._ahead is not None and kind.is_foreseeable:
-            ahead = -(-self._ahead.window(order.pass_length // loader.num_workers) // CHUNK)
-        caching = None if opened is None else opened.caching()
-        dataset: Any = EchoDataset(Preparation(loader.dataset, self.window, seed, self._ahead, caching))
-        in_order = AheadOrder(order, order.pass_length, crosses=kind.is_own_order)
-        requests: Any = chunks(in_order, wanted, begin, loader.num_workers, ahead)
-        self._workers = WorkerProcesses(WorkerStart(sockets, loader.worker_init_fn))
-        self._loader = DataLoader(
-            dataset,
-            batch_sampler=requests,
-            collate_fn=_as_it_is,
-            num_workers=loader.num_workers,
-            prefetch_factor=_PREFETCHED_CHUNKS,
-            worker_init_fn=self._workers.worker_init_fn,
-            multiprocessing_context=self._workers.noted_by(sending_by_value(loader.multiprocessing_context or get_context())),
-        )
-        self._chunks: Iterator[Any] = iter(())
+        self._context = self._plain.multiprocessing_context or get_context()
+        self._ahead = None
+        if part is not None:
+            of_each = ReadAhead.of(self._plain, part, until, in_flight, most_ahead_bytes(free_memory_bytes()))
+            self._ahead = replace(of_each, pools=Pools(self._context, MOST_LANES))
+            if kind.is_foreseeable:
+                ahead = -(-self._ahead.window(order.pass_length // self._plain.num_workers) // CHUNK)
+        self._dealing = Dealing(AheadOrder(order, order.pass_length, crosses=kind.is_own_order), wanted, begin, ahead)
+        self._workers: dict[int, WorkerProcesses] = {}  # by number
+        self._most, self._has_begun = min(self._plain.num_workers, MOST_LANES), False  # most: how many are wanted
+
+    def want(self, workers: int) -> None:
+        """Lets workers begin or end, until there are so many. One that ends first does what it has been told."""
+        before, self._most = self._most, min(workers, MOST_LANES)
+        if self._most == before or not self._has_begun or self._over.is_set():
+            return
+        LOGGER.info("number of workers: %d in place of %d", self._most, before)
+        with self._dealing.lock:
+            at_work = sorted(self._workers.keys() - self._dealing.ending)
+            self._dealing.ending.update(at_work[self._most :])
+            for _ in range(min(self._most - len(at_work), MOST_LANES - len(self._workers))):
+                asked = self._dealing.asked
+                try:
+                    self._begin_worker()
+                except OSError as error:  # the system has no process, memory or descriptor left
+                    if self._dealing.asked != asked:  # it may be the sampler's, which has lost its place
+                        raise
+                    LOGGER.warning("a worker cannot be started, so that there are fewer than %d: %s", self._most, error)
+                    break
 
     def start(self) -> None:
-        self._chunks = iter(self._loader)
-        super().start()
+        for _ in range(self._most):
+            self._begin_worker()
+        self._has_begun = True
 
-    def _pump(self) -> None:
-        for _ in self._chunks:  # so that the workers get more to do
+    def _begin_worker(self) -> None:
+        """Starts a worker. It is a child of this thread, which must live as long as the worker."""
+        with self._dealing.lock:
+            number = next(each for each in range(MOST_LANES) if each not in self._workers)
+            start = WorkerStart(self._sockets, self._plain.worker_init_fn, number, max(len(self._workers) + 1, self._most))
+            processes = WorkerProcesses(start)
+            preparation = Preparation(self._plain.dataset, self.window, self._seed, number, self._ahead, self._caching)
+            dataset: Any = EchoDataset(preparation)
+            requests: Any = self._dealing.chunks_of(number)
+            loader: Any = DataLoader(
+                dataset,
+                batch_sampler=requests,
+                collate_fn=_as_it_is,
+                num_workers=1,
+                prefetch_factor=_PREFETCHED_CHUNKS,
+                worker_init_fn=processes.worker_init_fn,
+                multiprocessing_context=processes.noted_by(sending_by_value(self._context)),
+                # torch draws a seed for the worker: not where the order may draw its numbers
+                generator=torch.Generator().manual_seed(mix(self._seed, _WORKER, number)),
+            )
+            self._workers[number] = processes
+            self.window.begin_lane(number, self._dealing.next_item)
+            try:
+                chunks = iter(loader)
+            except OSError:
+                self._forget(number)
+                raise
+        thread = self._thread(partial(self._pump, number, chunks))
+        self._threads = [each for each in self._threads if each.is_alive()] + [thread]
+        thread.start()
+
+    def _pump(self, number: int, chunks: Iterator[Any]) -> None:
+        """Asks a worker for more, until it ends. When the thread ends, it drops the iterator, which ends the process."""
+        for _ in chunks:
             if self.window.is_closed:
                 break
+        else:
+            with self._dealing.lock:
+                self._forget(number)
+
+    def _forget(self, number: int) -> None:
+        self.window.end_lane(number)
+        self._dealing.ending.discard(number)
+        del self._workers[number]
+
+    @property
+    def workers(self) -> int:
+        return len(self._workers)
 
     @property
     def cache_state(self) -> CacheState:
         return CacheState() if self._cache is None else self._cache.state
 
+    def has_lost_worker(self) -> bool:
+        return bool(self._lost())
+
     def lost_at(self) -> int | None:
-        worker = self._workers.first_lost(_MOST_DYING_SECONDS)
-        return None if worker is None else self.window.item_of(worker)
+        at = [self.window.at(number) for number in self._lost() if not self.window.waits(number)]
+        return min(at, default=None)
+
+    def _lost(self) -> list[int]:
+        """Returns the numbers of workers that have died. Waits a moment for one that is dying."""
+        end = time.monotonic() + _MOST_DYING_SECONDS
+        while True:
+            workers = list(self._workers.items())
+            lost = [number for number, processes in workers if processes.first_lost() is not None]
+            if lost or time.monotonic() > end:
+                return lost
+            time.sleep(_BETWEEN_LOOKS_SECONDS)
 
     def close(self) -> None:
         if self._ahead is not None:
             self._ahead.pools.close()
         super().close()
-        del self._chunks  # ends the workers
-
-
-# ---------------------------------------------------------------------- stream reading
-# A loader that is not read by index is iterated, and each item is put into the window. Items are numbered one after the other.
-# The number of a reader's first item follows from the number of its first pass (`first_item`), so another reader never has the
-# same numbers. After the bytes of each item come its pass and its place in that pass. A special item marks the end of a pass.
-#
-# The workers turn the items into bytes. One thread receives the bytes, in the order of the user's own loader, and writes them. It
-# must be one thread, because the order is known only when the pass has been read. Random numbers follow from the name and the
-# number of the pass.
-
-_PASS_SHIFT = 40  # 2^40 is more items than a reader yields in its life
-_AT = struct.Struct("<QQ")
-_LOOK_SECONDS = 0.01
-_OVER: Any = object()
-
-
-class At(NamedTuple):
-    """The place of an item: its pass, and its place in that pass."""
-
-    number: int
-    offset: int
-
-    def to_bytes(self) -> bytes:
-        return _AT.pack(*self)
-
-    @classmethod
-    def cut_from(cls, data: bytearray) -> At:
-        at = cls(*_AT.unpack_from(data, len(data) - _AT.size))
-        del data[-_AT.size :]
-        return at
-
-
-def first_item(number: int) -> int:
-    return number << _PASS_SHIFT
-
-
-def first_pass(item: int) -> int:
-    return item >> _PASS_SHIFT
-
-
-class StreamReading(Reads):
-    """Iterates a loader, and puts its items into one window. Its first pass follows from item ``begin``. See `Reading`."""
-
-    def __init__(
-        self,
-        kind: Kind,
-        seed: int,
-        begin: int,
-        window_bytes: int,
-        when_lost: Callable[[BaseException], None],
-        sockets: Sequence[int] = (),
-    ) -> None:
-        super().__init__(when_lost, "reading", self._pump)
-        self.window = Window.create(window_bytes, 1, begin)
-        self._seed, self._next, self._ring = seed, begin, Ring(self.window, 0)
-        self._workers = WorkerProcesses(WorkerStart(sockets, getattr(kind.loader, "worker_init_fn", None)))
-        self._loader, self._user_loader = self._packing(kind), kind.loader
-
-    def _packing(self, kind: Kind) -> Any:
-        """Returns a loader that yields lists of packed items, each with the processor time that they took, in nanoseconds."""
-        loader, unit = kind.loader, unit_of(kind)
-        if not isinstance(loader, DataLoader) or type(loader).__iter__ is not DataLoader.__iter__:
-            return _Packing(loader)
-        options: dict[str, Any] = {"collate_fn": _Pack(unit, loader.collate_fn)}
-        if unit is Unit.streamed:
-            options["batch_size"] = loader.batch_size
-        elif unit is Unit.examples_of_batch:
-            options["batch_sampler"] = loader.batch_sampler
-        else:
-            options |= {"batch_size": None, "sampler": None if kind.reads_stream else loader.sampler}
-        context = sending_by_value(loader.multiprocessing_context or get_context())
-        users: Any = SimpleNamespace(dataset=loader.dataset)  # a fetcher that is asked for nothing else
-        dataset: Any = (_TellingStream if isinstance(loader.dataset, IterableDataset) else _Telling)(users)
-        return DataLoader(
-            dataset,
-            num_workers=loader.num_workers,
-            worker_init_fn=self._workers.worker_init_fn,
-            multiprocessing_context=self._workers.noted_by(context) if loader.num_workers else None,
-            **options,
-        )
-
-    # ------------------------------------------------------------------ in the thread
-
-    def _pump(self) -> None:
-        number = first_pass(self._next)
-        while not self.window.is_closed:
-            offset = 0
-            for packed in self._items_of_pass(number):
-                self._put(packed, At(number, offset))
-                offset += 1
-            if not offset:
-                self._put(pack_error(RuntimeError(f"the loader yielded nothing in pass {number}")), At(number, 0))
-            self._put(Packed(END, (), 0), At(number, offset))
-            number += 1
-
-    def _items_of_pass(self, number: int) -> Iterator[Packed]:
-        """Yields the items of a pass. If the user's code raises an exception, that is the last item."""
-        loader = self._user_loader
-        seed_all(mix(self._seed, number))
-        batch_sampler = getattr(loader, "batch_sampler", None)
-        samplers = getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)
-        try:
-            tell_pass(number, loader, getattr(loader, "dataset", None), *samplers)
-            for generator in {getattr(each, "generator", None) for each in (loader, *samplers)}:
-                if isinstance(generator, torch.Generator):
-                    generator.manual_seed(mix(self._seed, number))
-            iterator = iter(self._loader)
-            while True:
-                began = time.perf_counter_ns()
-                several = next(iterator, _OVER)
-                if several is _OVER or self.window.is_closed:
-                    return
-                cpu_nanoseconds, items = several
-                self._ring.note_prepared(len(items), time.perf_counter_ns() - began, cpu_nanoseconds)
-                for item in items:
-                    yield item
-                    if item.kind == ERROR:
-                        return
-        except Exception as error:  # an error of the user's code goes to every training, unless a worker has died
-            if lost := self._workers.lost(1.0):
-                raise lost from error
-            add_note(error, f"(reading pass {number})")
-            yield pack_error(error)
-
-    def _put(self, packed: Packed, at: At) -> None:
-        kind, parts, size = packed
-        try:
-            self._ring.put(self._next, kind, [*parts, at.to_bytes()], size + _AT.size)
-        except TooLargeError as error:
-            if kind == ERROR:
-                raise
-            self._put(pack_error(error), at)
-            return
-        self._next += 1
-        # Waits until an error is taken, so that a loader that fails again and again does not fill the window with errors.
-        while kind == ERROR and self.window.low < self._next:
-            if self.window.is_closed:
-                raise Closed
-            time.sleep(_LOOK_SECONDS)
-
-
-# ---------------------------------------------------------------------- in the workers
-
-
-class _Failed(NamedTuple):
-    """Stands for an item that could not be read. torch would send no exception whose class it does not find by its name."""
-
-    error: Packed
-
-
-def _failed(error: Exception) -> _Failed:
-    add_note(error, f"\n\n{''.join(traceback.format_exception(error))}")
-    return _Failed(pack_error(error))
-
-
-class _Telling(EchoDataset):
-    """A data set that reads the user's by index, and returns a `_Failed` in place of an exception."""
-
-    def __getitems__(self, request: Any) -> Any:
-        try:
-            return read_batch(self._echo_fetcher.dataset, request)
-        except Exception as error:
-            return _failed(error)
-
-    def __getitem__(self, index: Any) -> Any:
-        try:
-            return self._echo_fetcher.dataset[index]
-        except Exception as error:
-            return _failed(error)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._echo_fetcher,)
-
-
-class _TellingStream(_Telling, IterableDataset[Any]):
-    """The same for a stream. An exception is its last item."""
-
-    def __iter__(self) -> Iterator[Any]:
-        try:
-            yield from self._echo_fetcher.dataset
-        except Exception as error:
-            yield _failed(error)
-
-
-@dataclass
-class _Pack:
-    """A collate function that makes packed items from the read examples."""
-
-    unit: Unit
-    users: Any  # the loader's own collate function
-    before: int = 0  # processor time of this process when the last items were ready
-
-    def __call__(self, read: Any) -> tuple[int, list[Packed]]:
-        if self.unit is Unit.streamed:
-            items = [_packed(example) for example in read]
-        else:
-            if self.unit is Unit.batch and not isinstance(read, _Failed):
-                try:
-                    read = self.users(read)
-                except Exception as error:
-                    read = _failed(error)
-            items = [_packed(read)]
-        before, self.before = self.before, time.process_time_ns()
-        return self.before - before, items
-
-
-@dataclass
-class _Packing:
-    """A loader whose batches are packed here, since the loader makes them itself."""
-
-    loader: Any
-
-    def __iter__(self) -> Iterator[tuple[int, list[Packed]]]:
-        before = time.thread_time_ns()
-        for batch in self.loader:
-            packed = _packed(batch)
-            now = time.thread_time_ns()
-            yield now - before, [packed]
-            before = now
-
-
-def _packed(item: Any) -> Packed:
-    """Returns an item as bytes in one piece, which a worker can send. If the item cannot be shared, it is the error."""
-    try:
-        kind, parts, size = item.error if isinstance(item, _Failed) else pack(item)
-        return Packed(kind, (b"".join(parts),), size)
-    except Exception as error:  # an object that is not plain, or errors of the user's own objects
-        kind, parts, size = pack_error(error)
-        return Packed(kind, (b"".join(parts),), size)

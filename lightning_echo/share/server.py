@@ -29,8 +29,9 @@ from lightning_echo.pipeline.kinds import Kind
 from lightning_echo.share.config import Gone, WireError, check_peer, receive, send
 from lightning_echo.share.parts import Bits, Wanted, all_bits, bits_in, count_of, union_of
 from lightning_echo.share.reader_cache import ReaderCache
-from lightning_echo.share.reading import Reading, Reads, StreamReading
+from lightning_echo.share.reading import Reading, Reads
 from lightning_echo.share.same_data import Unit, difference, in_short, unit_of
+from lightning_echo.share.stream_reading import StreamReading
 from lightning_echo.split.reading import AUTO_IN_FLIGHT
 
 # ---------------------------------------------------------------------- agreeing
@@ -116,6 +117,7 @@ class Training:
     patient_until: float = math.inf  # the time in seconds up to which the reader waits for more trainings
     cursor: int | None = None  # the first item that it still needs; None before it has entered
     need_nanoseconds: int = 0  # per example, without waiting and without echoing; 0 if not known
+    workers: int = 0  # that it would have for itself
 
 
 class Entry(NamedTuple):
@@ -139,6 +141,11 @@ class Trainings:
     def count(self) -> int:
         """Number of trainings. The ranks of a training count as one."""
         return len({training.group for training in self.all})
+
+    @property
+    def workers(self) -> int:
+        """Number of workers that all ranks would have for themselves."""
+        return sum(training.workers for training in self.all)
 
     @property
     def going_on(self) -> int:
@@ -301,6 +308,8 @@ class Server:
             enters before them, since this reader must begin where they are.
         expected: How many trainings the dead reader had. Until they are here, nothing is overwritten, for a while.
         cache: What the reader keeps of the examples that it has read; None: nothing.
+        workers: As in `ShareConfig`.
+        least_workers: With ``workers="sum"``, there are at least so many.
         starter: Who has started this reader, for people.
         when_over: Called when no training may come any more.
         elsewhere: Another node that reads; None: this reader reads itself.
@@ -317,6 +326,8 @@ class Server:
         data_fingerprint: dict[str, str],
         window_bytes: int,
         linger_seconds: float,
+        workers: int | str = "sum",
+        least_workers: int = 0,
         in_flight: int | str = 1,
         cache: ReaderCache | None = None,
         follows: bool = False,
@@ -328,6 +339,7 @@ class Server:
     ) -> None:
         self._listener, self._kind, self._seed, self._fingerprint = listener, kind, seed, in_short(data_fingerprint)
         self._window_bytes, self._linger_seconds = window_bytes, linger_seconds
+        self._workers, self._least_workers = workers, least_workers
         self._read: Callable[..., Reads] = StreamReading
         self._length = 0
         if unit_of(kind) is Unit.indexed:
@@ -364,6 +376,7 @@ class Server:
                     act: Callable[[], object] = key.data
                     act()
                 self._move_low()
+                self._want_workers()
                 if len(self._trainings.entered) < len(self._trainings.all):
                     self._let_enter_or_fail()
                     self._tell_waiting()
@@ -577,6 +590,7 @@ class Server:
             part=part,
             share=1.0 if part is None else count_of(part) / self._length,
             lacks_from=None if lacks_from is None else _item(lacks_from),
+            workers=_item(hello["workers"]),
             patient_until=time.monotonic() + _seconds(hello["wait_seconds"]),
         )
         peer.tell_at = time.monotonic() + _TELL_FIRST_SECONDS
@@ -595,7 +609,7 @@ class Server:
         try:
             self._let_enter()
         except Exception as error:  # of the user's sampler, of an object that is sent to workers, of the system
-            if self._reading is not None and self._reading.lost_at() is not None:
+            if self._reading is not None and self._reading.has_lost_worker():
                 raise  # torch raises this in the main thread whenever a worker dies, also while others are started
             raise CannotBegin(f"{type(error).__name__}: {error}") from error
 
@@ -637,8 +651,7 @@ class Server:
         """Begins to read at an item. Drops the items that were read for others before. Returns whether there is a window."""
         if self._reading is not None:
             self._end_reading()
-        sockets = [self._listener.fileno(), *self._peers]
-        here = partial(self._read, self._kind, self._seed, item, self._window_bytes, self._on_lost, sockets)
+        here = partial(self._read, self._kind, self._seed, item, self._window_bytes, self._on_lost, self._sockets)
         if self._elsewhere is None:
             self._reading = here()
         else:
@@ -649,8 +662,23 @@ class Server:
         if self._reading is None:
             return False
         self._settle()
+        self._want_workers()
         self._reading.start()
         return True
+
+    def _sockets(self) -> list[int]:
+        """Returns the descriptors of its sockets, which a worker must not hold open."""
+        return [self._listener.fileno(), *self._peers]
+
+    def _want_workers(self) -> None:
+        """Lets as many workers be there as the trainings ask for."""
+        wanted = self._workers
+        if wanted == "sum":
+            wanted = max(self._trainings.workers, self._least_workers)
+        elif wanted == "starter":
+            wanted = getattr(self._kind.loader, "num_workers", 0)
+        if self._reading is not None and wanted:  # else only other nodes get examples: it keeps the workers that it has
+            self._reading.want(int(wanted))
 
     def _end_reading(self) -> None:
         """Ends the workers, and leaves other nodes."""
@@ -692,6 +720,7 @@ class Server:
                 "length": self._length,
                 "read": 0 if window is None else window.read_in_pass,
                 "window_bytes": self._window_bytes,
+                "workers": 0 if self._reading is None else self._reading.workers,
                 "written": 0 if window is None else window.last_written + 1,
                 "low": 0 if window is None else window.low,
                 "is_full": window is not None and window.is_full,

@@ -42,9 +42,10 @@ from lightning_echo.share.pipeline import PacedPipeline, SharedPipeline
 from lightning_echo.share.process import fitting_window, name_of_process, payload_of, run_reader, seed_of
 from lightning_echo.share.ray import check_ray, place_of_training
 from lightning_echo.share.reader_cache import ReaderCache, options_in_words
-from lightning_echo.share.reading import first_item, order_of
+from lightning_echo.share.reading import order_of
 from lightning_echo.share.same_data import Unit, fingerprint_of, loader_of, parts_of, trained_parts, unit_of
 from lightning_echo.share.stream import SharedBatches, SharedStream, SizedSharedStream
+from lightning_echo.share.stream_reading import first_item
 from lightning_echo.share.window import CacheState, Window
 from lightning_echo.split.prove import whole_batch, why_not_apart
 from lightning_echo.split.reading import AUTO_IN_FLIGHT
@@ -261,6 +262,7 @@ class LoaderSharing:
             group=group,
             follow=follow,
             items=items,
+            workers=max(getattr(self._users.loader, "num_workers", 0), 1),
         )
         return self._attachment
 
@@ -368,7 +370,8 @@ def serve(
 
     Args:
         loader: A ``DataLoader`` with the data set, sampler and workers of the trainings. Its batch size does not matter.
-        share: The name, or a `ShareConfig`, of which only ``name``, ``window`` and ``ignore`` are used.
+        share: The name, or a `ShareConfig`, of which only ``name``, ``window``, ``workers`` and ``ignore`` are used. With
+            ``workers="sum"`` the reader has at least the workers of ``loader``.
         cache: The cache of the reader, as the trainings give it: a `CacheConfig`, a mapping of its fields, or its size alone.
         show: Called every few seconds with a text about the trainings and their places.
 
@@ -400,6 +403,8 @@ def serve(
             kind_of(loader_of(parts_of(kind), seed_of(config.name))),
             data_fingerprint=data_fingerprint,
             window_bytes=fitting_window(config),
+            workers=config.workers,
+            least_workers=getattr(loader, "num_workers", 0),
             in_flight=AUTO_IN_FLIGHT,
             cache=reader_cache,
             linger_seconds=float("inf"),
@@ -467,18 +472,21 @@ def _in_percent(share: float) -> str:
 def lines_about(name: str, status: dict[str, Any], items_per_second: float) -> list[str]:
     """Returns lines of text, for people, about a reader with the status ``status``, which passes so many items of its data.
 
-    >>> status = {"pid": 7, "data": "Images of 1,000", "count": 1, "length": 1000, "window_bytes": 2**30, "is_full": True}
-    >>> training = {"label": "a.py (process 9)", "behind": "wait", "at": 1500, "share": 0.8}
-    >>> for line in lines_about("sweep", {**status, "read": 800, "trainings": [training], "slowest": "a.py (process 9)"}, 100.0):
+    >>> status = {"pid": 7, "data": "Images of 1,000", "count": 1, "length": 1000, "workers": 2, "window_bytes": 2**30}
+    >>> status |= {"is_full": True, "read": 800, "slowest": "a.py"}
+    >>> training = {"label": "a.py", "behind": "wait", "at": 1500, "share": 0.8}
+    >>> for line in lines_about("sweep", {**status, "trainings": [training]}, 100.0):
     ...     print(line)
-    sweep: process 7 reads 80% of Images of 1,000 for 1 training, 80 examples/s, window 1 GiB; waits for a.py (process 9)
-      a.py (process 9): pass 1, 50%, behind="wait", takes 80% of the data
+    sweep: process 7 reads 80% of Images of 1,000 for 1 training with 2 workers, 80 examples/s, window 1 GiB; waits for a.py
+      a.py: pass 1, 50%, behind="wait", takes 80% of the data
     """
     count, share = status["count"], status["read"] / status["length"] if status["length"] and status["read"] else 1.0
     waits = f"; waits for {status['slowest']}" if status["is_full"] and status["slowest"] else ""
+    workers = status["workers"]
     head = (
         f"{name}: process {status['pid']} reads {_in_percent(share)}{status['data']} for {count} training"
-        f"{'' if count == 1 else 's'}, {share * items_per_second:.3g} examples/s, "
+        f"{'' if count == 1 else 's'} with {workers} worker{'' if workers == 1 else 's'}, "
+        f"{share * items_per_second:.3g} examples/s, "
         f"window {bytes_in_words(status['window_bytes'])}{waits}"
     )
     lines, length = [head], status["length"]

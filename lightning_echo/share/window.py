@@ -8,8 +8,9 @@ import mmap
 import os
 import sys
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from importlib import import_module
 from multiprocessing.reduction import DupFd
@@ -163,19 +164,33 @@ def _refused(value: Any, path: str) -> TypeError:
 # The window is a memfd. It has no name, so nothing is left behind, and ``/dev/shm`` does not limit it. It cannot be shrunk, and
 # the descriptor of the trainings cannot write::
 #
-#     | header: sizes, low, who waits for whom | index: a row (stamp, offset, bytes) per slot | ring of worker 0 | ring of 1 | ...
+#     | header: sizes, low, a few words for each lane | index: a row (stamp, place, bytes) per slot | ring | reserve |
 #
-# * Item ``n`` has slot ``n % slots``. It is there if the stamp of its row is ``n + 1``. The highest byte of its size is its kind.
-#   A worker writes the example first, then the row, and the stamp last. Before it overwrites an example, it removes the stamp. A
-#   training that has copied an example looks at the stamp again: if it is still there, the copy is whole.
-# * Each item has a fixed worker: the number of its chunk ``n // CHUNK``, counted from the first chunk of the window, modulo the
-#   number of workers. Each worker writes its ring from the start to the end, again and again. All items of a slot belong to one
-#   worker, so each word has only one writer.
-# * The reader writes ``low``: items below it may be overwritten. A worker that finds no room waits until ``low`` has moved. It
-#   also notes that it waits, so that a training knows for whom it waits.
+# * A *lane* is a writer: one worker of the reader. It writes chunks of items, one after the other, each from its first item to
+#   its last, and its later chunks have later items. Lanes may come and go. ``at`` of a lane is the first item that it may still
+#   write.
+# * The reader writes ``low``: items below it may be overwritten. An item is *over* when it is below ``low`` and below ``at`` of
+#   all lanes: then no training needs it, and no lane writes it any more.
+# * Item ``n`` has slot ``n % slots``. It is there if the stamp of its row is ``n + 1``, and its place is still its own. The
+#   highest byte of its size is its kind. A lane writes the example first, then the row, and the stamp last. It may write into a
+#   slot only when the item before in that slot is over. So each word of a row has one writer at a time. A training that has
+#   copied an example looks at stamp and place again: if they still hold, the copy is whole.
+# * All lanes write into one ring, so the largest example is as large as the window, however many they are. A lane that wants room
+#   holds a lock of the memfd, which the system releases if the lane is killed: it moves ``tail`` over records that are over, and
+#   ``head`` over its own. While it does, no lane begins. A place is a count of bytes, of which the ring has the last ones: it is
+#   still its own if it is not below ``tail``.
+# * The lane with the earliest item has the first choice, and a later item leaves a quarter of the ring to it. If nevertheless the
+#   oldest record of the ring is of a later item, the earliest one could wait for ever. It is put into the reserve: memory for one
+#   example, of which nothing is used before.
+#
+# A lane that finds no room waits until the items that take it are over. It also notes that it waits, so that a training knows for
+# whom it waits.
 
 CHUNK = 32
 """Items that a worker is asked for at once."""
+
+MOST_LANES = 128
+"""Workers of a reader."""
 
 
 class CacheState(NamedTuple):
@@ -188,24 +203,28 @@ class CacheState(NamedTuple):
     hold: int = 0  # the form of an example, as its place in ``HOLDS``
 
 
-_MAGIC = 0x4C45_5348_4152_4504  # the last byte: version of the layout
+_MAGIC = 0x4C45_5348_4152_4505  # the last byte: version of the layout
 _HEADER_BYTES = 8192
-_MAGIC_AT, _LOW, _CLOSED, _SLOTS, _WORKERS, _RING, _BEGIN, _TRAININGS, _NEED, _READ, _TAKEN, _CACHE = range(12)  # words
-_OF_WORKERS = _CACHE + len(CacheState._fields)
-_BLOCKED, _PREPARED, _NANOSECONDS, _CPU_NANOSECONDS, _PRESENT = range(5)  # words of a worker, one worker after the other
-_WORDS = 5
+# words of the header
+_MAGIC_AT, _LOW, _CLOSED, _SLOTS, _RING, _BEGIN, _TRAININGS, _NEED, _LANES, _HEAD, _TAIL, _RESERVED, _PUT, _PUT_BYTES = range(14)
+_READ, _TAKEN, _CACHE = range(14, 17)
+_OF_LANES = _CACHE + len(CacheState._fields)
+_AT, _BLOCKED, _PREPARED, _NANOSECONDS, _CPU_NANOSECONDS = range(5)  # words of the lanes, each for one lane after the other
+_NOWHERE = 2**63  # ``at`` of a lane that there is not
 _LABEL_BYTES = 128  # at the end of the header
-_MOST_WORKERS = ((_HEADER_BYTES - _LABEL_BYTES) // 8 - _OF_WORKERS) // _WORDS
-_ROW = 3  # words of a row: stamp, offset, bytes
+_ROW = 3  # words of a row: stamp, place, bytes
 _KIND_SHIFT = 56
 _MOST_SIZE = 2**_KIND_SHIFT - 1
+_IN_RESERVE = 2**63  # a place
 _ALIGNMENT = 16
+_RECORD = 16  # bytes before an example in the ring: its item + 1, and the bytes of both. 0 in place of an item: nothing
 _BYTES_PER_SLOT = 1024  # about. With smaller examples, the number of slots limits the window
+_FOR_LATER = 3, 4  # the share of the ring that an item may take although earlier ones are not written
 _LOOK_SECONDS = 0.001  # time between two looks of a worker that waits for room
 
 
 class TooLargeError(ValueError):
-    """An example is larger than a worker's share of the window."""
+    """An example is larger than the window."""
 
 
 class Closed(Exception):
@@ -226,10 +245,10 @@ class _Word:
 
 
 class Window:
-    """The window in one process. The reader and its workers may write it, the trainings may not.
+    """The window in one process. The reader and its lanes may write it, the trainings may not.
 
-    It owns the descriptor of the memfd. ``begin`` is its first item, ``workers`` the number of rings, ``slots`` that of the rows
-    of the index. Raises a ValueError if the memfd is not a window of this version.
+    It owns the descriptor of the memfd. ``begin`` is its first item, ``slots`` the number of the rows of the index, and
+    ``ring_bytes`` the size of the largest example. Raises a ValueError if the memfd is not a window of this version.
     """
 
     low = _Word(_LOW)  # items below this one may be overwritten
@@ -247,33 +266,38 @@ class Window:
             raise ValueError(f"this is not a window: it has {size} bytes. Trainings that share must have the same lightning_echo")
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if can_write else 0)
         self._memory = mmap.mmap(descriptor, size, mmap.MAP_SHARED, protection)
-        self._words: Any = np.frombuffer(self._memory, np.uint64, _HEADER_BYTES // 8)
-        self.slots, self.workers, self.ring_bytes, self.begin = (int(self._words[at]) for at in (_SLOTS, _WORKERS, _RING, _BEGIN))
+        self._bytes = memoryview(self._memory)
+        self._words = self._bytes[:_HEADER_BYTES].cast("Q")  # faster than numpy
+        self.slots, self.ring_bytes, self.begin = (self._words[at] for at in (_SLOTS, _RING, _BEGIN))
         rows = self.slots * _ROW * 8
         self._data_at = _HEADER_BYTES + _aligned(rows)
-        if int(self._words[_MAGIC_AT]) != _MAGIC or self._data_at + self.workers * self.ring_bytes != size:
+        self._capacity = self.ring_bytes + _RECORD
+        if self._words[_MAGIC_AT] != _MAGIC or self._data_at + self._capacity + self.ring_bytes != size:
             raise ValueError(
                 f"this is not a window of this version (it has {size} bytes): trainings that share must have the same "
                 "lightning_echo"
             )
-        self._rows: Any = np.frombuffer(self._memory, np.uint64, self.slots * _ROW, _HEADER_BYTES).reshape(self.slots, _ROW)
-        self._bytes = memoryview(self._memory)
-        self._row_words = self._bytes[_HEADER_BYTES : _HEADER_BYTES + rows].cast("Q")  # faster than numpy
+        self._row_words = self._bytes[_HEADER_BYTES : _HEADER_BYTES + rows].cast("Q")
+        self._stamps: Any = np.frombuffer(self._row_words, np.uint64)[::_ROW]
+        self._ring_words = self._bytes[self._data_at : self._data_at + self._capacity].cast("Q")
 
     @classmethod
-    def create(cls, size_bytes: int, workers: int, begin: int) -> Window:
-        """Makes a window. Raises a ValueError if there are too many workers."""
-        if not 1 <= workers <= _MOST_WORKERS:
-            raise ValueError(f"a shared loader may have up to {_MOST_WORKERS} workers, got {workers}")
-        slots = CHUNK * workers * max(size_bytes // (_BYTES_PER_SLOT * CHUNK * workers), 2)
-        ring_bytes = max(size_bytes // workers // _ALIGNMENT, 1) * _ALIGNMENT
+    def create(cls, size_bytes: int, lanes: int, begin: int) -> Window:
+        """Makes a window with so many lanes, the first ones, which begin at item ``begin``."""
+        # Lanes that each have a chunk in work and one to come need as many slots, else they wait for each other.
+        slots = CHUNK * max(size_bytes // (_BYTES_PER_SLOT * CHUNK), 2 * MOST_LANES)
+        ring_bytes = _aligned(size_bytes)
         descriptor = os.memfd_create("lightning_echo-window", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(descriptor, _HEADER_BYTES + _aligned(slots * _ROW * 8) + workers * ring_bytes)
+        os.ftruncate(descriptor, _HEADER_BYTES + _aligned(slots * _ROW * 8) + _RECORD + 2 * ring_bytes)
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-        header = np.zeros(_OF_WORKERS, np.uint64)
-        header[[_MAGIC_AT, _LOW, _SLOTS, _WORKERS, _RING, _BEGIN]] = _MAGIC, begin, slots, workers, ring_bytes, begin
+        header = np.zeros(_word(0, _BLOCKED), np.uint64)
+        header[[_MAGIC_AT, _LOW, _SLOTS, _RING, _BEGIN]] = _MAGIC, begin, slots, ring_bytes, begin
+        header[_OF_LANES:] = _NOWHERE
         os.pwrite(descriptor, header.tobytes(), 0)
-        return cls(descriptor, can_write=True)
+        window = cls(descriptor, can_write=True)
+        for lane in range(lanes):
+            window.begin_lane(lane, begin)
+        return window
 
     def read_only_descriptor(self) -> int:
         """Returns a descriptor through which nothing can be written; the caller closes it."""
@@ -291,53 +315,94 @@ class Window:
     @property
     def cache(self) -> CacheState:
         """The contents of the reader's cache, some tenths of a second ago."""
-        return CacheState(*map(int, self._words[_CACHE:_OF_WORKERS]))
+        return CacheState(*self._words[_CACHE:_OF_LANES])
 
     @cache.setter
     def cache(self, state: CacheState) -> None:
-        self._words[_CACHE:_OF_WORKERS] = state
+        self._words[_CACHE:_OF_LANES] = memoryview(array("Q", state))
 
     def close_for_writers(self) -> None:
         self.is_closed = 1
 
-    def worker_of(self, item: int) -> int:
-        return (item // CHUNK - self.begin // CHUNK) % self.workers
+    # ------------------------------------------------------------------ lanes
 
-    def item_of(self, worker: int) -> int:
-        """Returns the present item of a worker: it has written all of its items before it."""
-        present = int(self._words[_word(worker, _PRESENT)]) or (self.begin // CHUNK + worker) * CHUNK
-        return max(self.begin, present)
+    def begin_lane(self, lane: int, item: int) -> None:
+        """Notes that there is a lane, which writes no item before this one. The reader calls this before the lane begins."""
+        with self._locked():  # a lane that looks where all others are must not overlook this one
+            self._words[_word(lane, _AT)] = item
+            self._words[_LANES] = max(self._words[_LANES], lane + 1)
+
+    def end_lane(self, lane: int) -> None:
+        """Notes that a lane has ended. The reader calls this when nothing writes in that lane any more."""
+        self._words[_word(lane, _AT)] = _NOWHERE
+
+    def at(self, lane: int) -> int:
+        """Returns the first item that a lane may still write."""
+        return self._words[_word(lane, _AT)]
+
+    def waits(self, lane: int) -> bool:
+        """Returns whether a lane waits for room."""
+        return bool(self._words[_word(lane, _BLOCKED)])
+
+    @property
+    def lanes(self) -> int:
+        """How many lanes there are."""
+        return sum(at != _NOWHERE for at in self._of_lanes(_AT))
+
+    @property
+    def _earliest(self) -> int:
+        """The first item that any lane may still write."""
+        return min(self._of_lanes(_AT), default=_NOWHERE)
 
     @property
     def unfinished_from(self) -> int:
         """The first item that may be missing here, although a training wants it. Items before ``low`` are wanted by none."""
-        return max(self.low, min(self.item_of(worker) for worker in range(self.workers)))
+        return max(self.low, self._earliest)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Holds the lock of this window. The system releases it when its process is killed. It keeps out no other thread."""
+        fcntl.lockf(self._descriptor, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
+
+    def _of_lanes(self, name: int) -> memoryview:
+        return self._words[_word(0, name) : _word(self._words[_LANES], name)]
 
     def is_blocked(self, item: int) -> bool:
-        """Returns whether the worker of an item waits for room, which means that it waits for a training."""
-        return bool(self._words[_word(self.worker_of(item), _BLOCKED)])
+        """Returns whether a lane waits for room for an item, or for one before it, which means that it waits for a training."""
+        return any(0 < blocked <= item + 1 for blocked in self._of_lanes(_BLOCKED))
 
     @property
     def is_full(self) -> bool:
-        return any(self._words[_word(worker, _BLOCKED)] for worker in range(self.workers))
+        """Whether the earliest item that is not written waits for room."""
+        return self.is_blocked(self._earliest)
 
     @property
     def seconds_per_example(self) -> float:
-        """Mean time in seconds that all workers together take for an example, without waiting for room. 0 before the first."""
-        return self._mean_seconds(_NANOSECONDS) / self.workers
+        """Mean time in seconds that all lanes together take for an example, without waiting for room. 0 before the first."""
+        return self._mean_seconds(_NANOSECONDS) / max(self.lanes, 1)
 
     @property
     def cpu_seconds_per_example(self) -> float:
-        """Mean processor time in seconds that the workers take for an example. 0 before the first."""
+        """Mean processor time in seconds that the lanes take for an example. 0 before the first."""
         return self._mean_seconds(_CPU_NANOSECONDS)
 
     def _mean_seconds(self, name: int) -> float:
-        of_workers = self._words[_OF_WORKERS : _word(self.workers, 0)].reshape(self.workers, _WORDS)
-        prepared = int(of_workers[:, _PREPARED].sum())
-        return float(of_workers[:, name].sum()) / 1e9 / prepared if prepared else 0.0
+        prepared = sum(self._of_lanes(_PREPARED))
+        return sum(self._of_lanes(name)) / 1e9 / prepared if prepared else 0.0
+
+    # ------------------------------------------------------------------ items
 
     def has(self, item: int) -> bool:
-        return self._row_words[item % self.slots * _ROW] == item + 1
+        row, words = item % self.slots * _ROW, self._row_words
+        return words[row] == item + 1 and self._is_kept(item, words[row + 1])
+
+    def _is_kept(self, item: int, place: int) -> bool:
+        """Returns whether the place of an item was not given to another one."""
+        return self._words[_RESERVED] == item + 1 if place == _IN_RESERVE else self._words[_TAIL] <= place
 
     def end_from(self, item: int) -> int:
         """Returns the first item from ``item`` on that cannot be taken."""
@@ -350,14 +415,18 @@ class Window:
         row, words = item % self.slots * _ROW, self._row_words
         if words[row] != item + 1:
             return None
-        at, size = self._data_at + words[row + 1], words[row + 2]
+        place, size = words[row + 1], words[row + 2]
+        at = self._address(place)
         copied = bytearray(self._bytes[at : at + (size & _MOST_SIZE)])
-        return (size >> _KIND_SHIFT, copied) if words[row] == item + 1 else None
+        return (size >> _KIND_SHIFT, copied) if words[row] == item + 1 and self._is_kept(item, place) else None
+
+    def _address(self, place: int) -> int:
+        return self._data_at + (self._capacity if place == _IN_RESERVE else place % self._capacity)
 
     @property
     def last_written(self) -> int:
         """The last item that was written; -1 if none was."""
-        return int(self._rows[:, 0].max()) - 1
+        return int(self._stamps.max()) - 1
 
     def close(self) -> None:
         """Closes the descriptor. The memory stays until its last reference ends, because another thread may use it now."""
@@ -371,93 +440,105 @@ def _from_spawned(descriptor: Any, can_write: bool) -> Window:
     return Window(descriptor.detach(), can_write=can_write)
 
 
-class _Placed(NamedTuple):
-    """An example in a ring: its item, and the range of bytes."""
+class Lane:
+    """What writes in one lane. ``is_orphan`` returns whether the reader has ended, and makes no room any more."""
 
-    item: int
-    start: int
-    end: int
-
-
-class Ring:
-    """The ring in which one worker writes. ``is_orphan`` returns whether the reader has ended, and makes no room any more."""
-
-    def __init__(self, window: Window, worker: int, is_orphan: Callable[[], bool] = lambda: False) -> None:
-        self._window, self._worker, self._is_orphan = window, worker, is_orphan
-        self._start = window._data_at + worker * window.ring_bytes
-        self._held: deque[_Placed] = deque()
-        self._head = 0
+    def __init__(self, window: Window, number: int, is_orphan: Callable[[], bool] = lambda: False) -> None:
+        self._window, self._number, self._is_orphan = window, number, is_orphan
+        self._at, self._blocked = _word(number, _AT), _word(number, _BLOCKED)
         self.waited_nanoseconds = 0  # for room
+
+    def go_to(self, item: int) -> None:
+        """Notes that this lane writes no item before this one any more."""
+        self._window._words[self._at] = item
 
     def put(self, item: int, kind: int, parts: Sequence[Any], size: int) -> None:
         """Writes an example of ``size`` bytes as soon as there is room. Raises `TooLargeError`; `Closed` if the reader ends."""
         window = self._window
         if size > window.ring_bytes:
             raise TooLargeError(
-                f"the example takes {size:,} bytes, and each of the {window.workers} workers has {window.ring_bytes:,} bytes of "
-                "the window: give share.window more"
+                f"the example takes {size:,} bytes, and the window has {window.ring_bytes:,} bytes: give share.window more"
             )
-        needed = _aligned(size)
-        start = self._room(item, needed)
-        if start is None:
-            start = self._wait(item, needed)
-        _write(window._descriptor, parts, size, self._start + start)
-        row = window._rows[item % window.slots]
-        row[0] = 0
-        row[1], row[2] = self._worker * window.ring_bytes + start, size | kind << _KIND_SHIFT
-        row[0] = item + 1
-        self.note_present(item + 1)
-        self._held.append(_Placed(item, start, start + needed))
-        self._head = start + needed
+        self.go_to(item)
+        place = self._room(item, size)
+        if place is None:
+            place = self._wait(item, size)
+        _write(window._descriptor, parts, size, window._address(place))
+        row, words = item % window.slots * _ROW, window._row_words
+        words[row] = 0
+        words[row + 1], words[row + 2] = place, size | kind << _KIND_SHIFT
+        words[row] = item + 1
+        self.go_to(item + 1)
 
-    def _wait(self, item: int, needed: int) -> int:
-        words, at = self._window._words, _word(self._worker, _BLOCKED)
-        words[at] = item + 1
+    def _wait(self, item: int, size: int) -> int:
+        words = self._window._words
+        words[self._blocked] = item + 1
         began = time.perf_counter_ns()
         try:
-            while (start := self._room(item, needed)) is None:
+            while (place := self._room(item, size)) is None:
                 if self._window.is_closed or self._is_orphan():
                     raise Closed
                 time.sleep(_LOOK_SECONDS)
         finally:
-            words[at] = 0
+            words[self._blocked] = 0
             self.waited_nanoseconds += time.perf_counter_ns() - began
-        return start
-
-    def note_present(self, item: int) -> None:
-        """Notes that this worker has written all items before this one that it was to write."""
-        self._window._words[_word(self._worker, _PRESENT)] = item
+        return place
 
     def note_prepared(self, examples: int, nanoseconds: int, cpu_nanoseconds: int) -> None:
-        """Counts examples that this worker has prepared, their time without waiting for room, and their processor time."""
-        words, at = self._window._words, _word(self._worker, 0)
-        words[at + _PREPARED] += np.uint64(examples)
-        words[at + _NANOSECONDS] += np.uint64(nanoseconds)
-        words[at + _CPU_NANOSECONDS] += np.uint64(cpu_nanoseconds)
+        """Counts examples that this lane has prepared, their time without waiting for room, and their processor time."""
+        words = self._window._words
+        for name, more in ((_PREPARED, examples), (_NANOSECONDS, nanoseconds), (_CPU_NANOSECONDS, cpu_nanoseconds)):
+            words[_word(self._number, name)] += more
 
-    def _room(self, item: int, needed: int) -> int | None:
-        """Returns where in the ring there is room. First removes items that may be overwritten, but no more than needed."""
-        low, held, window = self._window.low, self._held, self._window
+    def _room(self, item: int, size: int) -> int | None:
+        """Returns a place for an example; None if it has to wait."""
+        if self._has_to_wait(item):
+            return None
+        with self._window._locked():  # no lane begins meanwhile, which would be overlooked
+            return self._place(item, _RECORD + _aligned(size))
+
+    def _has_to_wait(self, item: int) -> bool:
+        """Returns whether an earlier item has the first choice."""
+        window, words = self._window, self._window._words
+        if any(0 < blocked <= item for blocked in window._of_lanes(_BLOCKED)):
+            return True
+        share, of = _FOR_LATER
+        earliest = window._earliest
+        distance = item - min(words[_LOW], earliest)
+        return item > earliest and distance * words[_PUT_BYTES] * of > words[_PUT] * window._capacity * share
+
+    def _place(self, item: int, needed: int) -> int | None:
+        """Returns a place, or None. First moves ``tail`` over records that are over, but no further than needed."""
+        words, ring, capacity = self._window._words, self._window._ring_words, self._window._capacity
+        earliest = self._window._earliest
+        over = min(words[_LOW], earliest)  # the items below this one are over
+        if item - self._window.slots >= over:
+            return None
         while True:
-            is_free = not held or held[0].item > item - window.slots
-            start = self._gap(needed) if is_free else None
-            if start is not None:
-                return start
-            if held[0].item >= low:
+            head, tail = words[_HEAD], words[_TAIL]
+            rest = -head % capacity  # bytes up to the end of the ring
+            skipped = rest if rest < needed else 0
+            if head == tail or head + skipped + needed - tail <= capacity:
+                break
+            at = tail % capacity // 8
+            if ring[at] > over:  # it is of an item that is not over, plus 1
+                if ring[at] > item == earliest and words[_RESERVED] <= over:
+                    words[_RESERVED] = item + 1
+                    return _IN_RESERVE
                 return None
-            gone = held.popleft()
-            row = window._rows[gone.item % window.slots]
-            if int(row[0]) == gone.item + 1:
-                row[0] = 0
-
-    def _gap(self, needed: int) -> int | None:
-        """Returns where this number of bytes fits between the held items; None if nowhere."""
-        if not self._held:
-            return 0
-        tail, head, end = self._held[0].start, self._head, self._window.ring_bytes
-        if head > tail:
-            return head if end - head >= needed else 0 if tail > needed else None
-        return head if tail - head > needed else None
+            words[_TAIL] = tail + ring[at + 1]
+        if skipped:
+            at = head % capacity // 8
+            ring[at], ring[at + 1] = 0, skipped
+            words[_HEAD] = head = head + skipped
+        if head - skipped == tail:  # the ring is empty
+            words[_TAIL] = head
+        at = head % capacity // 8
+        ring[at], ring[at + 1] = item + 1, needed
+        words[_PUT] += 1
+        words[_PUT_BYTES] += needed
+        words[_HEAD] = head + needed
+        return head + _RECORD
 
 
 def _write(descriptor: int, parts: Sequence[Any], size: int, at: int) -> None:
@@ -473,8 +554,8 @@ def _write(descriptor: int, parts: Sequence[Any], size: int, at: int) -> None:
         rest = rest[written:]
 
 
-def _word(worker: int, name: int) -> int:
-    return _OF_WORKERS + worker * _WORDS + name
+def _word(lane: int, name: int) -> int:
+    return _OF_LANES + name * MOST_LANES + lane
 
 
 def _aligned(size: int) -> int:

@@ -37,10 +37,12 @@ class Numbers(Dataset):
         return {"index": index, "noise": torch.rand(()), "data": torch.full((64,), index % 251, dtype=torch.uint8)}
 
 
-def loader_of(dataset, batch_size, *, factor=1, shuffle=True, workers=1, drop_last=False, options=None, **share):
-    """An `EchoLoader` that shares its reading."""
+def loader_of(
+    dataset, batch_size, *, factor=1, shuffle=True, workers=1, drop_last=False, options=None, reader_workers="sum", **share
+):
+    """An `EchoLoader` that shares its reading. ``reader_workers`` is the option ``workers``."""
     plain = DataLoader(dataset, batch_size=batch_size, shuffle=shuffle, num_workers=workers, drop_last=drop_last)
-    share = {"name": "data", "linger_seconds": 0.5, "window": "1MiB", **share}
+    share = {"name": "data", "linger_seconds": 0.5, "window": "1MiB", "workers": reader_workers, **share}
     return EchoLoader(plain, factor, share=share, **{"seed": 0, **(options or {})})
 
 

@@ -200,7 +200,7 @@ def test_readers_whose_workers_die_twice_at_one_example_are_an_error_for_all_and
     caplog.set_level(logging.INFO, "lightning_echo")
 
     def run():
-        loader = loader_of(Deadly(128, at), 8, shuffle=False, workers=workers, wait_for=2)
+        loader = loader_of(Deadly(4096, at), 8, shuffle=False, workers=workers, wait_for=2)
         epoch, had = iter(loader), []
         try:
             for _ in range(at // 8):
@@ -298,7 +298,7 @@ class Returns(Numbers):
             lambda: {"deep": [1, {"odd": torch.Generator()}]},
             *(TypeError, r"example\['deep'\]\[1\]\['odd'\] is a torch._C.Generator, which cannot be shared"),
         ),
-        (lambda: torch.zeros(10_000), SharedReadError, r"takes 40,\d+ bytes, and each of the 1 workers has 8,192 bytes"),
+        (lambda: torch.zeros(10_000), SharedReadError, r"takes 40,\d+ bytes, and the window has 8,192 bytes"),
     ],
     ids=["kind", "size"],
 )

@@ -10,7 +10,8 @@ import pytest
 from torch.utils.data import DataLoader
 
 from lightning_echo.pipeline.kinds import kind_of
-from lightning_echo.share.reading import At, Reading, StreamReading, WorkerStart
+from lightning_echo.share.reading import Reading, WorkerStart
+from lightning_echo.share.stream_reading import At, StreamReading
 from lightning_echo.share.window import unpack
 
 SCRIPT = """
@@ -73,7 +74,7 @@ def start(parent, worker):
     """Runs what a worker runs first, in a process whose parent in the system has this number; None: as it is."""
     if parent is not None:
         os.getppid = lambda: parent
-    WorkerStart([], partial(os._exit))(worker)
+    WorkerStart(tuple, partial(os._exit))(worker)
 
 
 @pytest.mark.parametrize(

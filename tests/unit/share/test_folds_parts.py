@@ -20,7 +20,7 @@ from lightning_echo.plan.memory import make_plan
 from lightning_echo.plan.plan import PlanShape, Reuse
 from lightning_echo.share.parts import Items, Part, PartItems, Wanted, bits_in, count_of, part_of, sealed, union_of
 from lightning_echo.share.pipeline import item_at, shared_shape
-from lightning_echo.share.reading import chunks, distance_of, order_of
+from lightning_echo.share.reading import Dealing, distance_of, order_of
 from lightning_echo.share.window import CHUNK
 
 LENGTH, PASSES = 97, 5
@@ -167,7 +167,7 @@ def test_nobody_can_change_bits_that_were_sent_and_what_can_be_changed_is_refuse
 def test_what_a_chunk_reads_is_settled_when_it_is_handed_out_and_who_wants_more_comes_after_that():
     indices, wanted = stream(), Wanted(40)
     wanted.change(bits_of(range(50)))
-    reader = chunks(AheadOrder(base_order(), LENGTH, crosses=True), wanted, 40)
+    reader = Dealing(AheadOrder(base_order(), LENGTH, crosses=True), wanted, 40).chunks_of(0)
     found = [item for chunk in islice(reader, 2) for item in chunk.wanted]
     assert found == [item for item in range(40, 96) if indices[item] < 50]
     assert wanted.first_for(bits_of(range(50)), 0) == wanted.first_for(bits_of([3]), 0) == 40
@@ -186,13 +186,32 @@ def test_what_a_chunk_reads_is_settled_when_it_is_handed_out_and_who_wants_more_
 def test_a_worker_is_told_what_it_will_not_be_asked_for_although_it_was_told_so_and_every_chunk_goes_to_its_worker():
     wanted = Wanted(0)
     wanted.change(bits_of(range(60)))
-    reader = chunks(AheadOrder(base_order(), LENGTH, crosses=True), wanted, 0, 2, 1)
-    first, second = islice(reader, 2)
+    dealing = Dealing(AheadOrder(base_order(), LENGTH, crosses=True), wanted, 0, 1)
+    one, other = dealing.chunks_of(0), dealing.chunks_of(1)
+    first, second = next(one), next(other)
     wanted.change(bits_of([3]))
-    third, fourth, fifth = islice(reader, 3)
-    assert [chunk.first for chunk in (first, second, third, fourth, fifth)] == [0, CHUNK, 2 * CHUNK, 3 * CHUNK, 4 * CHUNK]
+    third, fourth, fifth = next(one), next(other), next(one)
+    assert [chunk.first // CHUNK for chunk in (first, second, third, fourth, fifth)] == [0, 2, 1, 3, 4]
     for told, chunk in ((first, third), (second, fourth)):
         assert sorted(told.ahead) == sorted(index for index in chunk.indices if index < 60)
         assert sorted(chunk.dropped) == sorted(index for index in chunk.indices if index < 60 and index != 3)
     assert third.ahead == [index for index in stream()[4 * CHUNK : 5 * CHUNK] if index == 3]
     assert fifth.dropped == []
+
+
+def test_who_wants_more_comes_behind_the_last_chunk_that_was_settled_without_that_in_whichever_order_workers_get_them():
+    wanted = Wanted(0)
+    wanted.change(bits_of(range(50)))
+    dealing = Dealing(AheadOrder(base_order(), LENGTH, crosses=True), wanted, 0, 1)
+    one, other = dealing.chunks_of(0), dealing.chunks_of(1)
+    assert [next(one).first, next(other).first, next(other).first] == [0, 2 * CHUNK, 3 * CHUNK]
+    wanted.change(bits_of(range(60)))
+    assert wanted.first_for(bits_of([55]), 0) == 4 * CHUNK
+    late = next(one)
+    assert late.first == CHUNK
+    assert [late.index_of(item) for item in late.wanted] == [index for index in stream()[CHUNK : 2 * CHUNK] if index < 60]
+    assert wanted.first_for(bits_of([55]), 0) == 4 * CHUNK
+    assert wanted.first_for(bits_of([70]), 0) == 4 * CHUNK
+    next(other)
+    assert wanted.first_for(bits_of([55]), 0) == 4 * CHUNK
+    assert wanted.first_for(bits_of([70]), 0) == 5 * CHUNK

@@ -15,7 +15,7 @@ from lightning_echo.share.config import ShareConfig
 from lightning_echo.share.pipeline import SharedExamples
 from lightning_echo.share.reader_cache import ReaderCache, options_in_words
 from lightning_echo.share.same_data import difference, fingerprint_of, in_short
-from lightning_echo.share.window import HELD, CacheState, Ring, Window, pack, pack_error
+from lightning_echo.share.window import HELD, CacheState, Lane, Window, pack, pack_error
 
 SQUARES = StagedDataset.of([number * number for number in range(40)], augment=float)
 
@@ -78,16 +78,16 @@ def test_the_window_hands_the_state_on():
     window.cache = CacheState(3, 2**40, 2**41, 1, 2)
     copied = Window(window.read_only_descriptor(), can_write=False)
     assert copied.cache == CacheState(3, 2**40, 2**41, 1, 2)
-    assert (copied.workers, copied.seconds_per_example) == (2, 0.0), "the words beside it are as they were"
+    assert (copied.lanes, copied.seconds_per_example) == (2, 0.0), "the words beside it are as they were"
 
 
 def test_a_training_counts_what_was_held_of_the_items_that_it_takes():
     window = Window.create(2**16, 1, 0)
-    ring, held = Ring(window, 0), {0, 2, 3}
+    lane, held = Lane(window, 0), {0, 2, 3}
     for item in range(4):
         kind, parts, size = pack({"item": item})
-        ring.put(item, kind | HELD * (item in held), parts, size)
-    ring.put(4, *pack_error(ValueError("broken")))
+        lane.put(item, kind | HELD * (item in held), parts, size)
+    lane.put(4, *pack_error(ValueError("broken")))
 
     attachment = Attachment(ShareConfig("a"), lambda: pytest.fail("a reader is started"), {}, tell_every=100)
 

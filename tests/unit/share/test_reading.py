@@ -1,15 +1,11 @@
 """The reader's order, in which each pass has each index once; and which item of it stands at which position of a training."""
 
-import os
-import signal
-import time
-from itertools import islice
+from itertools import chain, islice
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, Dataset
-from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
+from torch.utils.data import DataLoader
 
 from lightning_echo.pipeline.ahead import AheadOrder
 from lightning_echo.pipeline.kinds import kind_of
@@ -17,7 +13,7 @@ from lightning_echo.pipeline.pipelines import Layout
 from lightning_echo.plan.plan import PlanShape, Reuse
 from lightning_echo.share.parts import Items, Wanted
 from lightning_echo.share.pipeline import item_at, shared_shape, start_at
-from lightning_echo.share.reading import Reading, chunks, distance_of, order_of
+from lightning_echo.share.reading import Dealing, distance_of, order_of
 from lightning_echo.share.window import CHUNK
 
 LENGTH, PASSES = 61, 6
@@ -35,14 +31,14 @@ def ahead_of(kind):
 def stream(begin=0, count=PASSES * LENGTH, **options):
     """The indices of so many items from ``begin`` on."""
     found = []
-    for chunk in islice(chunks_of(ahead_of(source(**options)), begin), count // CHUNK + 2):
+    for chunk in islice(dealing_of(begin, **options).chunks_of(0), count // CHUNK + 2):
         found += map(chunk.index_of, chunk.wanted)
     return found[:count]
 
 
-def chunks_of(order, begin, *args):
-    """All chunks from an item on, where everything is wanted."""
-    return chunks(order, Wanted(begin), begin, *args)
+def dealing_of(begin, ahead=0, order=None, **options):
+    """What deals all chunks from an item on, where everything is wanted."""
+    return Dealing(order or ahead_of(source(**options)), Wanted(begin), begin, ahead)
 
 
 @pytest.mark.parametrize("options", [{}, {"shuffle": False}, {"shuffle": None, "sampler": list(range(LENGTH))}])
@@ -73,26 +69,46 @@ def test_a_reader_that_begins_within_a_pass_has_the_same_indices_in_chunks_cut_a
     whole = stream()
     for begin in (1, 32, 60, 61, 150):
         assert stream(begin, 100) == whole[begin : begin + 100]
-    first, second = islice(chunks_of(ahead_of(source()), 40), 2)
+    first, second = islice(dealing_of(40).chunks_of(0), 2)
     assert (first.first, first.wanted, len(first.indices)) == (CHUNK, list(range(40, 2 * CHUNK)), CHUNK)
     assert (second.first, second.wanted) == (2 * CHUNK, list(range(2 * CHUNK, 3 * CHUNK)))
 
 
-@pytest.mark.parametrize(("options", "crosses"), [({}, True), ({"shuffle": None, "sampler": list(range(LENGTH))}, False)])
-@pytest.mark.parametrize("workers", [1, 2, 3])
-def test_a_worker_is_told_its_later_chunks_once_each(workers, options, crosses):
-    found = list(islice(chunks_of(ahead_of(source(**options)), 40, workers, 2), 40))
-    plain = islice(chunks_of(ahead_of(source(**options)), 40), 40)
-    assert [chunk.indices for chunk in found] == [chunk.indices for chunk in plain]
-    for worker in range(workers):
-        mine = found[worker::workers]
+OWN_SAMPLER = {"shuffle": None, "sampler": list(range(LENGTH))}
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.integers(0, 3), st.sampled_from([{}, OWN_SAMPLER]))
+def test_whoever_asks_gets_the_next_chunk_and_all_together_have_each_once_in_their_order(turns, ahead, options):
+    dealing = dealing_of(40, ahead, **options)
+    workers = [dealing.chunks_of(number) for number in range(4)]
+    of_each = {number: [] for number in range(4)}
+    for number in turns:
+        of_each[number].append(next(workers[number]))
+    for number in of_each:
+        dealing.ending.add(number)
+        of_each[number] += workers[number]  # what it was told, and no more
+    for mine in of_each.values():
+        assert [chunk.first for chunk in mine] == sorted(chunk.first for chunk in mine)
         told = [index for chunk in mine for index in chunk.ahead]
-        asked = [index for chunk in mine[1:] for index in chunk.indices]
-        if crosses:  # all but the first chunk, each two chunks earlier, and so two that are still to come
-            assert told[: len(asked)] == asked
-            assert len(told) == len(asked) + 2 * CHUNK
-        else:
-            assert len(told) < len(asked)
+        asked = [index for chunk in mine for index in chunk.indices]
+        assert told == asked[CHUNK:] if ahead and not options else len(told) < max(len(asked), 1)
+    done = sorted(chain.from_iterable(of_each.values()), key=lambda chunk: chunk.first)
+    assert [chunk.first for chunk in done] == list(range(CHUNK, CHUNK + CHUNK * len(done), CHUNK))
+    assert dealing.next_item == max(CHUNK + CHUNK * len(done), 40)
+    assert [chunk._replace(ahead=[]) for chunk in done] == list(islice(dealing_of(40, **options).chunks_of(0), len(done)))
+
+
+def test_a_worker_is_told_its_later_chunks_once_each_and_a_sampler_of_ones_own_is_not_asked_ahead_of_its_pass():
+    dealing = dealing_of(0, 2)
+    one, other = (dealing.chunks_of(number) for number in range(2))
+    first, second = next(one), next(one)
+    assert [len(chunk.ahead) for chunk in (first, second)] == [2 * CHUNK, CHUNK]
+    assert next(one).indices == first.ahead[CHUNK:]
+    assert second.indices == first.ahead[:CHUNK]
+    assert len(next(other).ahead) == 2 * CHUNK
+    order = ahead_of(source(**OWN_SAMPLER))
+    for chunk in islice(dealing_of(0, 2, order).chunks_of(0), 12):
+        assert (order.position - 1) // LENGTH == (chunk.first + CHUNK - 1) // LENGTH
 
 
 def layout_of(length, replicas, batch_size, drop_last):
@@ -137,27 +153,3 @@ def test_a_start_is_at_a_batch_of_its_own_of_which_nothing_is_gone(layout, item)
         before_pass, before_batch = divmod(start.number - 1, layout.batches_per_pass)
         before = before_pass * layout.pass_length + before_batch * layout.batch_size
         assert item_at(layout, 0, before) < item
-
-
-class Deadly(Dataset):
-    def __getitem__(self, index):
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    def __len__(self):
-        return LENGTH
-
-
-def test_where_a_worker_dies_while_it_is_started_it_is_known_at_which_item(monkeypatch):
-    """torch raises its error in the main thread, wherever that is: here while it asks the worker for more."""
-    put = _MultiProcessingDataLoaderIter._try_put_index
-
-    def put_slowly(self):
-        put(self)
-        time.sleep(20)  # the error interrupts it
-
-    monkeypatch.setattr(_MultiProcessingDataLoaderIter, "_try_put_index", put_slowly)
-    reading = Reading(kind_of(DataLoader(Deadly(), num_workers=1)), 0, 5, 2**16, pytest.fail)
-    with pytest.raises(RuntimeError, match=r"DataLoader worker \(pid \d+\) is killed by signal: Killed"):
-        reading.start()
-    assert reading.lost_at() == 5
-    reading.close()

@@ -22,7 +22,7 @@ from lightning_echo.share.window import CacheState
 
 HELLO = {
     **{"label": "test", "behind": "wait", "join": "now", "wait_for": 2, "wait_seconds": 600, "wish": None},  # nothing is read
-    **{"goes_on": False, "group": "g", "ranks": 1, "fingerprint": {"data set": "range of 8"}},
+    **{"goes_on": False, "group": "g", "ranks": 1, "workers": 1, "fingerprint": {"data set": "range of 8"}},
 }
 
 
@@ -428,8 +428,8 @@ def test_what_was_agreed_on_is_held_for_the_slowest_for_a_moment_and_what_all_ha
     assert agreement.answer(4, 8, low=50, now=0.0) == (True, 50)
 
 
-@pytest.mark.parametrize(("lost_at", "kind"), [(7, RuntimeError), (None, CannotBegin)])
-def test_a_workers_death_that_is_told_while_a_training_enters_keeps_nobody_out(idle_server, monkeypatch, lost_at, kind):
+@pytest.mark.parametrize(("has_lost", "kind"), [(True, RuntimeError), (False, CannotBegin)])
+def test_a_workers_death_that_is_told_while_a_training_enters_keeps_nobody_out(idle_server, monkeypatch, has_lost, kind):
     """torch raises its error in the main thread, wherever that is."""
     server = idle_server()
 
@@ -437,7 +437,7 @@ def test_a_workers_death_that_is_told_while_a_training_enters_keeps_nobody_out(i
         raise RuntimeError("DataLoader worker (pid 3) is killed by signal: Killed. ")
 
     monkeypatch.setattr(server, "_let_enter", enter)
-    monkeypatch.setattr(server, "_reading", SimpleNamespace(lost_at=lambda: lost_at, close=lambda: None))
+    monkeypatch.setattr(server, "_reading", SimpleNamespace(has_lost_worker=lambda: has_lost, close=lambda: None))
     with pytest.raises(kind, match="is killed by signal") as found:
         server._let_enter_or_fail()
     assert type(found.value) is kind
@@ -449,7 +449,7 @@ def test_a_worker_that_dies_while_it_is_started_keeps_nobody_out(idle_server, mo
     def dies():
         raise RuntimeError("DataLoader worker (pid 3) is killed by signal: Killed. ")
 
-    dying = SimpleNamespace(start=dies, lost_at=lambda: 70, close=lambda: None, wanted=None)
+    dying = SimpleNamespace(want=int, start=dies, has_lost_worker=lambda: True, close=lambda: None, wanted=None)
     monkeypatch.setattr(server, "_read", lambda *_: dying)
     monkeypatch.setattr(server, "_let_enter", lambda: server._begin(64))
     with pytest.raises(RuntimeError, match="is killed by signal") as found:

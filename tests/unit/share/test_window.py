@@ -1,22 +1,26 @@
 """The window: what is written is read, nothing that is needed is overwritten, and nobody but its writers may write."""
 
+import multiprocessing
 import os
+import random
+import signal
 import threading
+import time
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_echo.share.window import CHUNK, Closed, Ring, TooLargeError, Window
+from lightning_echo.share.window import CHUNK, MOST_LANES, Closed, Lane, TooLargeError, Window
 
 
 @pytest.fixture
 def make():
     made = []
 
-    def window(size_bytes=4096, workers=1, begin=0):
-        made.append(Window.create(size_bytes, workers, begin))
+    def window(size_bytes=4096, lanes=1, begin=0):
+        made.append(Window.create(size_bytes, lanes, begin))
         return made[-1]
 
     yield window
@@ -30,11 +34,11 @@ def content(item, size):
 
 def test_what_was_put_is_copied_out_with_its_kind_whatever_it_is_made_of(make):
     window, pieces = make(), [bytes([number % 256]) for number in range(3000)]
-    ring = Ring(window, 0)
-    ring.put(0, 2, [b"ab", b"", np.arange(3, dtype=np.uint8)], 5)
+    lane = Lane(window, 0)
+    lane.put(0, 2, [b"ab", b"", np.arange(3, dtype=np.uint8)], 5)
     assert window.copy(0) == (2, bytearray(b"ab\0\1\2"))
     assert (window.copy(1), window.end_from(0), window.last_written) == (None, 1, 0)
-    ring.put(1, 0, pieces, 3000)
+    lane.put(1, 0, pieces, 3000)
     assert window.copy(1) == (0, bytearray(b"".join(pieces)))
 
 
@@ -47,13 +51,9 @@ def test_what_was_put_is_copied_out_with_its_kind_whatever_it_is_made_of(make):
 def test_what_is_not_below_low_is_never_overwritten(sizes, begin, lag, window_bytes):
     window = Window.create(window_bytes, 1, begin)
     try:
-        ring = Ring(window, 0)
+        lane = Lane(window, 0)
         for item, size in enumerate(sizes, begin):
-            while (start := ring._room(item, max(-(-size // 16) * 16, 16))) is None:
-                assert window.low < item, "an empty ring has room"
-                window.low += 1
-            del start
-            ring.put(item, 0, [content(item, size)], size)
+            puts_at_last(window, lane, item, [content(item, size)], size)
             for other in range(max(window.low, begin), item + 1):
                 assert window.copy(other) == (0, bytearray(content(other, sizes[other - begin])))
             window.low = max(window.low, item - lag)
@@ -61,14 +61,26 @@ def test_what_is_not_below_low_is_never_overwritten(sizes, begin, lag, window_by
         window.close()
 
 
+def puts_at_last(window, lane, item, parts, size):
+    """Puts an example. While it waits, ``low`` rises, one by one, at most up to that item."""
+
+    def look():
+        assert window.low < item, "there is no room, though nothing else is needed"
+        window.low += 1
+        return False
+
+    lane._is_orphan = look  # it is asked while it waits
+    lane.put(item, 0, parts, size)
+
+
 def test_a_slot_is_taken_again_only_when_its_item_may_go(make):
-    window = make(size_bytes=2**16)
-    ring = Ring(window, 0)
+    window = make(size_bytes=2**20)
+    lane = Lane(window, 0)
     for item in range(window.slots):
-        ring.put(item, 0, [b""], 0)
-    assert ring._room(window.slots, 16) is None
+        lane.put(item, 0, [b""], 0)
+    assert lane._room(window.slots, 0) is None
     window.low = 1
-    ring.put(window.slots, 0, [b"x"], 1)
+    lane.put(window.slots, 0, [b"x"], 1)
     assert window.copy(0) is None
     assert window.copy(1) == (0, bytearray())
     assert window.copy(window.slots) == (0, bytearray(b"x"))
@@ -76,9 +88,9 @@ def test_a_slot_is_taken_again_only_when_its_item_may_go(make):
 
 def test_a_worker_without_room_waits_says_so_and_goes_on(make):
     window = make(size_bytes=4096)
-    ring = Ring(window, 0)
-    ring.put(0, 0, [bytes(3000)], 3000)
-    writer = threading.Thread(target=ring.put, args=(1, 0, [bytes(3000)], 3000))
+    lane = Lane(window, 0)
+    lane.put(0, 0, [bytes(3000)], 3000)
+    writer = threading.Thread(target=lane.put, args=(1, 0, [bytes(3000)], 3000))
     writer.start()
     while not window.is_blocked(1):
         assert writer.is_alive()
@@ -92,17 +104,17 @@ def test_a_worker_without_room_waits_says_so_and_goes_on(make):
 @pytest.mark.parametrize("ending", ["closed", "orphan"])
 def test_a_worker_that_waits_ends_with_the_reader(make, ending):
     window = make()
-    ring = Ring(window, 0, lambda: ending == "orphan")
-    ring.put(0, 0, [bytes(3000)], 3000)
+    lane = Lane(window, 0, lambda: ending == "orphan")
+    lane.put(0, 0, [bytes(3000)], 3000)
     if ending == "closed":
         window.close_for_writers()
     with pytest.raises(Closed):
-        ring.put(1, 0, [bytes(3000)], 3000)
+        lane.put(1, 0, [bytes(3000)], 3000)
 
 
 def test_a_training_can_neither_write_nor_shrink_it(make):
     window = make()
-    Ring(window, 0).put(0, 0, [b"kept"], 4)
+    Lane(window, 0).put(0, 0, [b"kept"], 4)
     descriptor = window.read_only_descriptor()
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.pwrite(descriptor, b"x", 5000)
@@ -118,10 +130,8 @@ def test_a_training_can_neither_write_nor_shrink_it(make):
 
 
 def test_what_is_no_window_or_cannot_be_one_is_refused(make, tmp_path):
-    with pytest.raises(TooLargeError, match="takes 5,000 bytes, and each of the 2 workers has 4,096"):
-        Ring(make(size_bytes=8192, workers=2), 1).put(0, 0, [bytes(5000)], 5000)
-    with pytest.raises(ValueError, match="up to 198 workers, got 200"):
-        Window.create(4096, 200, 0)
+    with pytest.raises(TooLargeError, match="takes 5,000 bytes, and the window has 4,096 bytes: give share"):
+        Lane(make(size_bytes=4096), 0).put(0, 0, [bytes(5000)], 5000)
     for size in (10, 8192):
         (tmp_path / "file").write_bytes(bytes(size))
         descriptor = os.open(tmp_path / "file", os.O_RDONLY)
@@ -130,33 +140,271 @@ def test_what_is_no_window_or_cannot_be_one_is_refused(make, tmp_path):
         os.close(descriptor)
 
 
-def test_a_copy_of_what_was_overwritten_meanwhile_is_thrown_away(make, monkeypatch):
+def _take_stamp(window):
+    window._row_words[0] = 0
+
+
+def _take_bytes(window):
+    window.low = 1
+    Lane(window, 0).put(1, 0, [bytes(window.ring_bytes)], window.ring_bytes)
+
+
+@pytest.mark.parametrize("take_away", [_take_stamp, _take_bytes])
+def test_a_copy_of_what_was_overwritten_meanwhile_is_thrown_away(make, monkeypatch, take_away):
     window = make()
-    Ring(window, 0).put(0, 0, [b"old"], 3)
+    Lane(window, 0).put(0, 0, [b"old"], 3)
     assert window.copy(0) == (0, bytearray(b"old"))
     memory = window._bytes
 
     class Overwritten:
         def __getitem__(self, place):
-            window._rows[0, 0] = 0  # a worker takes the stamp away while the bytes are copied
+            take_away(window)  # while the bytes are copied
             return memory[place]
 
     monkeypatch.setattr(window, "_bytes", Overwritten())
     assert window.copy(0) is None
 
+    monkeypatch.undo()
+    assert not window.has(0)
+
+
+# ---------------------------------------------------------------------- lanes
+
+
+def several(window, count):
+    return [Lane(window, number) for number in range(count)]
+
 
 @pytest.mark.parametrize("begin", [0, 40])
-def test_all_that_a_worker_was_to_write_before_the_item_that_it_is_at_is_written(make, begin):
-    window = make(2**16, workers=2, begin=begin)
-    rings = [Ring(window, number) for number in range(2)]
+def test_all_that_a_lane_was_to_write_before_the_item_that_it_is_at_is_written(make, begin):
+    window = make(2**16, lanes=0, begin=begin)
     at = [begin, (begin // CHUNK + 1) * CHUNK]
-    assert [window.item_of(number) for number in range(2)] == at
-    for number, count in ((0, 3), (1, CHUNK)):
-        for item in range(at[number], at[number] + count):
-            rings[number].put(item, 0, [b"a"], 1)
-    assert [window.item_of(number) for number in range(2)] == [begin + 3, at[1] + CHUNK]
+    for number in range(2):
+        window.begin_lane(number, at[number])
+    first, second = several(window, 2)
+    assert window.unfinished_from == begin
+    for lane, start, count in ((first, begin, 3), (second, at[1], CHUNK)):
+        for item in range(start, start + count):
+            lane.put(item, 0, [b"a"], 1)
+    assert [window.at(number) for number in range(2)] == [begin + 3, at[1] + CHUNK]
     assert window.unfinished_from == begin + 3
-    rings[0].note_present(at[1] + 2 * CHUNK)
+    first.go_to(at[1] + 2 * CHUNK)
     assert window.unfinished_from == at[1] + CHUNK
     window.low = at[1] + CHUNK + 1
     assert window.unfinished_from == at[1] + CHUNK + 1
+
+
+def test_of_a_chunk_whose_first_items_nobody_wants_the_first_one_that_is_written_has_a_place_for_sure(make):
+    window = make(4096, lanes=2)
+    first, second = several(window, 2)
+    second.go_to(32)
+    second.put(32, 0, [bytes(3000)], 3000)
+    first.put(7, 0, [content(7, 2000)], 2000)
+    assert window.copy(7) == (0, bytearray(content(7, 2000)))
+
+
+def test_lanes_may_begin_and_end_and_each_says_at_which_item_it_is(make):
+    window = make(2**16, lanes=0, begin=40)
+    assert (window.lanes, window.is_full) == (0, False)
+    for number in (0, 1):
+        window.begin_lane(number, 40 + number * 24)
+    first, second = several(window, 2)
+    first.put(40, 0, [b"a"], 1)
+    assert [window.at(0), window.at(1), window.lanes] == [41, 64, 2]
+    second.go_to(96)
+    assert window.at(1) == 96
+    window.end_lane(0)
+    assert window.lanes == 1
+    first.note_prepared(2, 8_000, 2_000)
+    second.note_prepared(2, 4_000, 2_000)
+    assert window.seconds_per_example == pytest.approx(3e-6)
+    assert window.cpu_seconds_per_example == pytest.approx(1e-6)
+    window.begin_lane(0, 128)
+    assert window.seconds_per_example == pytest.approx(1.5e-6)
+
+
+def test_a_slot_changes_its_writer_when_its_item_is_over_also_for_the_lane_that_was_to_write_it(make):
+    window = make(2**20, lanes=2)
+    first, second = several(window, 2)
+    first.put(0, 0, [b"first"], 5)
+    second.go_to(window.slots)
+    assert second._room(window.slots, 1) is None, "it is needed"
+    window.low = 2 * window.slots  # who waits for nobody is there
+    second.put(window.slots, 0, [b"second"], 6)
+    assert (window.copy(0), window.copy(window.slots)) == (None, (0, bytearray(b"second")))
+    second.go_to(window.slots + 1)
+    assert second._room(window.slots + 1, 1) is None, "nobody needs item 1, but the first lane may be writing it"
+    first.put(1, 0, [b"late"], 4)
+    second.put(window.slots + 1, 0, [b"x"], 1)
+    assert (window.copy(1), window.copy(window.slots + 1)) == (None, (0, bytearray(b"x")))
+
+
+def test_bytes_that_a_lane_may_still_be_writing_are_given_to_nobody(make):
+    window = make(4096, lanes=2)
+    first, second = several(window, 2)
+    assert first._room(0, 3000) is not None, "it has a place, and writes"
+    second.go_to(32)
+    window.low = 100
+    assert second._room(32, 3000) is None
+    first.go_to(64)
+    assert second._room(32, 3000) is not None
+
+
+@pytest.mark.parametrize("lanes", [1, 2, MOST_LANES])
+def test_the_largest_example_is_as_large_as_the_window_however_many_lanes_there_are(make, lanes):
+    window = make(4096, lanes=lanes)
+    of_all = several(window, lanes)
+    for number, lane in enumerate(of_all):
+        lane.go_to(number * CHUNK)
+    of_all[0].put(0, 0, [content(0, 4096)], 4096)
+    assert window.copy(0) == (0, bytearray(content(0, 4096)))
+    window.low = 1
+    of_all[0].put(1, 0, [content(1, 4096)], 4096)
+    assert (window.copy(0), window.copy(1)) == (None, (0, bytearray(content(1, 4096))))
+
+
+def test_an_earlier_item_has_a_place_though_later_ones_have_filled_the_ring(make):
+    window = make(4096, lanes=2)
+    first, second = several(window, 2)
+    second.go_to(32)
+    second.put(32, 0, [bytes(3000)], 3000)
+    for item in range(3):
+        if item:
+            assert first._room(item, 2000) is None, "the reserve has one place"
+            assert second._room(33, 2000) is None, "and it is for the earliest item"
+        window.low = item
+        first.put(item, 0, [content(item, 2000)], 2000)
+        assert [window.has(each) for each in range(3)] == [each == item for each in range(3)]
+        assert window.copy(item) == (0, bytearray(content(item, 2000)))
+    assert window.copy(32) == (0, bytearray(3000))
+
+
+def test_a_later_item_leaves_a_quarter_to_the_earliest_one_and_lets_those_before_it_choose_first(make):
+    window = make(4096, lanes=3)
+    first, second, third = several(window, 3)
+    for lane, item in ((first, 0), (second, 32), (third, 64)):
+        lane.go_to(item)
+    first.put(0, 0, [bytes(84)], 84)  # with its record it takes 112 bytes: three quarters are 27 of them
+    assert second._room(32, 84) is None
+    window.low = 5
+    for item in range(1, 6):
+        first.put(item, 0, [bytes(84)], 84)
+    assert second._room(32, 84) is not None
+    assert first._room(6, 84) is not None
+    window._words[second._blocked] = 33  # as if it waited
+    assert third._room(64, 0) is None
+    assert first._room(7, 84) is not None
+
+
+def test_only_the_earliest_item_that_waits_makes_the_window_full_and_a_training_wait_for_others(make):
+    window = make(4096, lanes=2)
+    first, second = several(window, 2)
+    second.go_to(32)
+    window._words[second._blocked] = 33
+    assert [window.is_blocked(item) for item in (0, 31, 32, 40)] == [False, False, True, True]
+    assert not window.is_full
+    window._words[first._blocked] = 1
+    assert window.is_blocked(0)
+    assert window.is_full
+
+
+# ---------------------------------------------------------------------- lanes in processes, which are killed
+
+FORK = multiprocessing.get_context("fork")
+
+
+def size_of(item):
+    return 3000 if item % 61 == 5 else item * 37 % 300
+
+
+def writes(window, number, connection):
+    """A worker: gets chunks, and says when one is done."""
+    lane = Lane(window, number, lambda: False)
+    while (first := connection.recv()) is not None:
+        lane.go_to(first)
+        for item in range(first, first + CHUNK):
+            if item % 97 == 3:
+                time.sleep(0.002)
+            try:
+                lane.put(item, 0, [content(item, size_of(item))], size_of(item))
+            except Closed:
+                return
+        connection.send(first)
+
+
+class Lanes:
+    """Lanes in processes, which get one chunk after the other, the next one for who is free."""
+
+    def __init__(self, window):
+        self.window, self.next, self.at_work = window, 0, {}
+
+    def begin(self):
+        number = next(each for each in range(MOST_LANES) if each not in self.at_work)
+        self.window.begin_lane(number, self.next)
+        here, there = FORK.Pipe()
+        process = FORK.Process(target=writes, args=(self.window, number, there), daemon=True)
+        process.start()
+        self.at_work[number] = [process, here, False, 0]
+        self.deal(number)
+
+    def deal(self, number):
+        self.at_work[number][1].send(self.next)
+        self.at_work[number][3] = self.next
+        self.next += CHUNK
+
+    def serve(self):
+        for number, (process, connection, is_ending, _) in list(self.at_work.items()):
+            if not connection.poll():
+                continue
+            connection.recv()
+            if not is_ending:
+                self.deal(number)
+                continue
+            connection.send(None)
+            process.join()
+            self.window.end_lane(number)
+            del self.at_work[number]
+
+    def end_one(self, generator):
+        at_work = [each for each in self.at_work.values() if not each[2]]
+        if len(at_work) > 1:
+            generator.choice(at_work)[2] = True
+
+
+def takes(window, item):
+    found = window.copy(item)
+    assert found in (None, (0, bytearray(content(item, size_of(item)))))
+    return found is not None
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_lanes_that_come_and_go_and_are_killed_leave_only_whole_examples_and_no_gap(make, seed):
+    window, generator = make(2 ** (12, 13, 15, 18)[seed], lanes=0), random.Random(seed)
+    lanes, cursors, skipping = Lanes(window), [0, 0], 0
+    lanes.begin()
+    deadline = time.monotonic() + 60
+    while min(cursors) < 3000:
+        lanes.serve()
+        if generator.random() < 0.02:
+            lanes.begin() if len(lanes.at_work) < 5 else lanes.end_one(generator)
+        for number in range(2):
+            for _ in range(generator.randrange(50)):
+                cursors[number] += takes(window, cursors[number])
+        skipping = skipping + 1 if takes(window, skipping) else max(skipping, window.low)
+        window.low = min(cursors)
+        assert time.monotonic() < deadline, (cursors, [window.at(number) for number in lanes.at_work])
+    number = generator.choice(list(lanes.at_work))
+    victim, connection, _, chunk = lanes.at_work[number]
+    os.kill(victim.pid, signal.SIGKILL)
+    victim.join()
+    died_at, cursor = chunk + CHUNK if connection.poll() else max(window.at(number), chunk), min(cursors)
+    end = time.monotonic() + 0.3
+    while time.monotonic() < end:  # the others write what they have, and what is there is whole
+        while takes(window, cursor):
+            cursor += 1
+        window.low = cursor
+    assert cursor <= died_at
+    window.close_for_writers()
+    for process, *_ in lanes.at_work.values():
+        process.kill()
+        process.join()

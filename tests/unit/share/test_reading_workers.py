@@ -1,0 +1,169 @@
+"""The workers of a reader: they begin, end and die, and what they leave in the window says what is missing."""
+
+import multiprocessing
+import os
+import signal
+import socket
+import time
+from contextlib import suppress
+from multiprocessing.context import ForkProcess
+
+import pytest
+from torch.utils.data import DataLoader, Dataset
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
+
+from lightning_echo.pipeline.kinds import kind_of
+from lightning_echo.share.reading import Chunk, Preparation, Reading, WorkerStart
+from lightning_echo.share.window import CHUNK, Window
+
+LENGTH = 61
+
+
+def wait_until(holds):
+    end = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def says_which_are_open(connection, sockets):
+    WorkerStart(lambda: sockets, None)(0)
+    connection.send([number for number in sockets if os.path.exists(f"/proc/self/fd/{number}")])
+
+
+def test_a_forked_worker_closes_the_sockets_of_the_reader_that_are_open_when_it_begins():
+    sockets = [*socket.socketpair(), *socket.socketpair()]
+    numbers = [each.fileno() for each in sockets]
+    here, there = multiprocessing.Pipe()
+    worker = multiprocessing.get_context("fork").Process(target=says_which_are_open, args=(there, numbers))
+    worker.start()
+    assert here.poll(60)
+    assert here.recv() == []
+    worker.join()
+    assert all(os.path.exists(f"/proc/self/fd/{number}") for number in numbers)
+    for each in sockets:
+        each.close()
+
+
+class Deadly(Dataset):
+    def __getitem__(self, index):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def __len__(self):
+        return LENGTH
+
+
+def test_where_a_worker_dies_while_it_is_started_it_is_known_at_which_item(monkeypatch):
+    """torch raises its error in the main thread, wherever that is: here while it asks the worker for more."""
+    put = _MultiProcessingDataLoaderIter._try_put_index
+
+    def put_slowly(self):
+        put(self)
+        time.sleep(20)  # the error interrupts it
+
+    monkeypatch.setattr(_MultiProcessingDataLoaderIter, "_try_put_index", put_slowly)
+    reading = Reading(kind_of(DataLoader(Deadly(), num_workers=1)), 0, 5, 2**16, pytest.fail)
+    with pytest.raises(RuntimeError, match=r"DataLoader worker \(pid \d+\) is killed by signal: Killed"):
+        reading.start()
+    assert reading.lost_at() == 5
+    reading.close()
+
+
+class Waiting:
+    """Data of which each example takes a fifth of the window."""
+
+    def __len__(self):
+        return LENGTH
+
+    def __getitem__(self, index):
+        return bytes(800)
+
+
+def test_a_worker_that_is_killed_while_it_waits_for_room_has_not_died_of_an_item():
+    reading = Reading(kind_of(DataLoader(Waiting(), num_workers=1)), 0, 0, 4096, lambda error: None)
+    reading.start()
+    wait_until(lambda: reading.window.waits(0))
+    (worker,) = multiprocessing.active_children()
+    os.kill(worker.pid, signal.SIGKILL)
+    with suppress(RuntimeError):  # torch's, in the main thread
+        wait_until(reading.has_lost_worker)
+    assert reading.has_lost_worker()
+    assert reading.lost_at() is None
+    reading.close()
+
+
+def test_a_worker_begins_although_sockets_were_closed_since_the_reader_began():
+    """Such as that of who has asked for its status."""
+    here, there = socket.socketpair()
+    sockets = [here.fileno(), there.fileno()]
+    reading = Reading(kind_of(DataLoader(range(LENGTH), num_workers=1)), 0, 0, 2**16, pytest.fail, lambda: sockets)
+    reading.start()
+    there.close()
+    sockets.pop()
+    reading.want(2)
+    assert reading.workers == reading.window.lanes == 2
+    wait_until(lambda: reading.window.end_from(0) >= 3 * CHUNK)  # the second one writes the third chunk
+    reading.close()
+    here.close()
+
+
+def test_a_worker_that_leaves_a_chunk_before_its_end_writes_no_later_one():
+    window = Window.create(4096, 1, 0)
+    preparation = Preparation(Waiting(), window, 0, 0)
+    wanted = [0, 1, 2, *range(9, CHUNK)]
+    window.close_for_writers()
+    assert preparation.fetch(Chunk(0, wanted, list(range(CHUNK)), [], [])) == (0,)
+    missing = next(item for item in wanted if not window.has(item))
+    assert window.unfinished_from == missing
+    assert preparation.fetch(Chunk(CHUNK, [CHUNK], list(range(CHUNK)), [], [])) == (0,)
+    assert window.unfinished_from == missing
+
+
+def test_a_worker_that_the_system_cannot_start_is_left_out_and_the_others_go_on(monkeypatch, caplog):
+    reading = Reading(kind_of(DataLoader(range(LENGTH), num_workers=1)), 0, 0, 2**16, pytest.fail)
+    reading.start()
+    start = ForkProcess.start
+    left = [1]
+
+    def start_few(self):
+        if not left:
+            raise BlockingIOError(11, "no process is left")
+        left.pop()
+        start(self)
+
+    monkeypatch.setattr(ForkProcess, "start", start_few)
+    reading.want(4)
+    assert "a worker cannot be started, so that there are fewer than 4: [Errno 11] no process is left" in caplog.text
+    assert reading.workers == reading.window.lanes == 2
+    taken = 0
+    while taken < 8 * CHUNK:
+        while reading.window.has(taken):
+            taken += 1
+        reading.window.low = taken
+    reading.want(1)
+    end = time.monotonic() + 60
+    while reading.workers > 1 or reading.window.lanes > 1:  # one ends, after what it has been given
+        reading.window.low = reading.window.end_from(reading.window.low)
+        assert time.monotonic() < end
+    reading.close()
+
+
+class Broken:
+    """A sampler of the user's that fails after a while, as a file does."""
+
+    def __len__(self):
+        return 400
+
+    def __iter__(self):
+        yield from range(2 * CHUNK)
+        raise OSError("the file of the order is gone")
+
+
+def test_an_error_of_the_sampler_is_never_taken_for_one_of_the_system():
+    """What it was asked for would be lost without a word."""
+    large = [bytes(300)] * 400  # so that the first worker waits for room in its first chunk
+    reading = Reading(kind_of(DataLoader(large, sampler=Broken(), num_workers=1)), 0, 0, 4096, pytest.fail)
+    reading.start()
+    with pytest.raises(OSError, match="the file of the order is gone"):
+        reading.want(2)
+    reading.close()
