@@ -199,7 +199,7 @@ class _Trainings:
 
     def _start(self, number: int) -> None:
         here, there = self._context.Pipe(duplex=False)
-        process = self._context.Process(target=_train, args=(there, self._case, number, self._end), daemon=True)
+        process = self._context.Process(target=_train, args=(there, self._case, number, self._end))
         process.start()
         there.close()
         self._running[number] = process, here

@@ -191,7 +191,8 @@ def test_what_must_not_differ_is_refused_and_the_message_names_it(what, tmp_path
     (tmp_path / "file").write_text("one")
     of_one, of_other, between = NO[what]
     one, other = (training(**{**each, "dataset": each.get("dataset", lambda _: None)(tmp_path)}) for each in (of_one, of_other))
-    next(iter(one))
+    epoch = iter(one)
+    next(epoch)  # it is at work, and stays there
     if between is not None:
         between(tmp_path, monkeypatch)
     with pytest.raises(SharedDataDiffers) as refused:
