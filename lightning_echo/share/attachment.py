@@ -180,7 +180,7 @@ class Connector:
             if found is not None:
                 connection, pidfd = found
                 try:
-                    window, place = self._introduced(connection, wish, goes_on, lacks_from)
+                    window, place = self._introduced(connection, wish, goes_on, expected, lacks_from)
                 except BaseException as error:
                     connection.close()
                     if pidfd >= 0:
@@ -238,7 +238,7 @@ class Connector:
         return None
 
     def _introduced(
-        self, connection: socket.socket, wish: int | None, goes_on: bool, lacks_from: int | None
+        self, connection: socket.socket, wish: int | None, goes_on: bool, expected: int, lacks_from: int | None
     ) -> tuple[Window, Place]:
         """Introduces this training to the reader, and waits for a place."""
         config = self._config
@@ -250,6 +250,7 @@ class Connector:
             "wait_seconds": config.wait_seconds,
             "wish": wish,
             "goes_on": goes_on,
+            "expected": expected,
             "lacks_from": lacks_from,
             "group": self._group.name,
             "ranks": self._group.ranks,

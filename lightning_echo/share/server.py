@@ -539,7 +539,8 @@ class Server:
     def _are_missing(self) -> bool:
         """Whether trainings of a reader that has died may still come."""
         passed = time.monotonic() - self._begun
-        is_missing = self._trainings.going_on < self._expected and passed < _GRACE_SECONDS
+        entered = {one.group for one in self._trainings.entered if one.goes_on}  # what one needs that has not is held by nothing
+        is_missing = len(entered) < self._expected and passed < _GRACE_SECONDS
         return is_missing or (self._follows and passed < _GOING_ON_SECONDS)
 
     def _settle(self) -> None:
@@ -594,6 +595,7 @@ class Server:
             patient_until=time.monotonic() + _seconds(hello["wait_seconds"]),
         )
         peer.tell_at = time.monotonic() + _TELL_FIRST_SECONDS
+        self._expected = max(self._expected, _item(hello["expected"]))  # also if a new training has started this reader
         self._trainings.all.append(peer.training)
         self._had_training = True
 
@@ -615,6 +617,9 @@ class Server:
 
     def _say_why(self, error: Exception) -> None:
         """Reports to all trainings why this reader ends."""
+        if self._trainings.entered:  # they go on with the next reader. The socket stays, and tells it that it follows this one
+            self._when_over = lambda: None
+        self._listener.close()
         self._let_nobody_come()
         at = None if self._reading is None else self._reading.lost_at()
         ends = {"failed": str(error)[:_MOST_TEXT], "at": at}

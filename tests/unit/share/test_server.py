@@ -55,7 +55,7 @@ def path(tmp_path_factory):
     thread = threading.Thread(target=run)
     keeper = connected(path)
     thread.start()
-    send(keeper, {"hello": {**HELLO, "group": "keeper"}})
+    send(keeper, hello(group="keeper"))
     yield path
     assert thread.is_alive(), "what peers sent has ended the reader"
     keeper.close()
@@ -71,7 +71,7 @@ def status(path):
 
 
 def hello(**changed):
-    return {"hello": {**HELLO, "lacks_from": None, **changed}}
+    return {"hello": {**HELLO, "lacks_from": None, "expected": 0, **changed}}
 
 
 ASK = {"ask": {"round": 0, "end": 8, "need": 0}}
@@ -95,6 +95,7 @@ ASK = {"ask": {"round": 0, "end": 8, "need": 0}}
         [hello(wish=1.5)],
         [hello(goes_on=True, lacks_from=-1)],
         [hello(goes_on=True, lacks_from="0")],
+        [hello(goes_on=True, expected=-1)],
         [hello(fingerprint=7)],
         [hello(fingerprint={"data set": 1.5})],
         [hello(wait_seconds=10**400)],
@@ -262,6 +263,29 @@ def test_after_a_reader_has_died_nothing_is_overwritten_until_its_trainings_are_
     else:
         server._begun -= 60
     assert low_of(server) == 5
+
+
+def test_a_training_of_a_dead_reader_that_has_come_and_has_not_entered_yet_loses_nothing(idle_server):
+    """Others have taken more meanwhile: what they do not need any more is what it needs first."""
+    server = idle_server(expected=2)
+    server._reading = SimpleNamespace(window=window_from(0), cache_state=CacheState(), close=lambda: None)
+    comes(server, group="a", goes_on=True).cursor = 9
+    late = comes(server, group="b", goes_on=True, wish=4)
+    assert low_of(server) == 0
+    late.cursor = 4
+    assert low_of(server) == 4
+
+
+@pytest.mark.parametrize("has_entered", [True, False])
+def test_the_next_reader_finds_the_socket_of_one_that_failed_if_trainings_go_on(idle_server, has_entered):
+    """It must begin where they are, whoever comes first. If none has entered, nobody goes on."""
+    removed = []
+    server = idle_server(when_over=lambda: removed.append("socket"))
+    comes(server, group="a").cursor = 9 if has_entered else None
+    server._say_why(RuntimeError("a worker has died"))
+    server._let_nobody_come()
+    assert removed == ([] if has_entered else ["socket"])
+    assert server._listener.fileno() == -1, "nobody comes any more"
 
 
 def test_a_reader_that_follows_a_dead_one_lets_nobody_in_before_its_trainings(idle_server, monkeypatch):
