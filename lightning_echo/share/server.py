@@ -29,9 +29,8 @@ from lightning_echo.pipeline.kinds import Kind
 from lightning_echo.share.config import Gone, WireError, check_peer, receive, send
 from lightning_echo.share.parts import Bits, Wanted, all_bits, bits_in, count_of, union_of
 from lightning_echo.share.reader_cache import ReaderCache
-from lightning_echo.share.reading import Reading, Reads
+from lightning_echo.share.reading import Reading, Reads, StreamReading
 from lightning_echo.share.same_data import Unit, difference, in_short, unit_of
-from lightning_echo.share.stream_reading import StreamReading
 from lightning_echo.split.reading import AUTO_IN_FLIGHT
 
 # ---------------------------------------------------------------------- agreeing
