@@ -297,9 +297,9 @@ class Wanted:
 
 
 # ---------------------------------------------------------------------- dealing
-# The workers of the reader get items in chunks of `CHUNK`. The chunks are cut at multiples of that number, wherever a reader begins.
-# So a data set that reads many examples at once (``__getitems__``) always draws the same numbers for them, whichever worker gets a
-# chunk. It reads whole chunks, or nothing. A worker that has done a chunk gets the next one that nobody has.
+# The workers of the reader get items in chunks of `CHUNK`. The chunks are cut at multiples of that number, wherever a reader
+# begins. So a data set that reads many examples at once (``__getitems__``) always draws the same numbers for them, whichever
+# worker gets a chunk. It reads whole chunks, or nothing. A worker that has done a chunk gets the next one that nobody has.
 
 
 class Chunk(NamedTuple):
