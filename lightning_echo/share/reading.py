@@ -424,18 +424,22 @@ class Reading(Reads):
             except OSError:
                 self._forget(number)
                 raise
-        thread = self._thread(partial(self._pump, number, chunks))
+        thread = self._thread(partial(self._pump, number, processes, chunks))
         self._threads = [each for each in self._threads if each.is_alive()] + [thread]
         thread.start()
 
-    def _pump(self, number: int, chunks: Iterator[Any]) -> None:
+    def _pump(self, number: int, processes: WorkerProcesses, chunks: Iterator[Any]) -> None:
         """Asks a worker for more, until it ends. When the thread ends, it drops the iterator, which ends the process."""
-        for _ in chunks:
-            if self.window.is_closed:
-                break
-        else:
-            with self._dealing.lock:
-                self._forget(number)
+        try:
+            for _ in chunks:
+                if self.window.is_closed:
+                    return
+        except RuntimeError as error:  # torch may only say that the worker is gone
+            if lost := processes.lost():
+                raise lost from error
+            raise
+        with self._dealing.lock:
+            self._forget(number)
 
     def _forget(self, number: int) -> None:
         self.window.end_lane(number)

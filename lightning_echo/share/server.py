@@ -536,10 +536,11 @@ class Server:
         window.low = self._trainings.low(window.low, time.monotonic())
 
     def _are_missing(self) -> bool:
-        """Whether trainings of a reader that has died may still come."""
-        passed = time.monotonic() - self._begun
-        is_missing = self._trainings.going_on < self._expected and passed < _GRACE_SECONDS
-        return is_missing or (self._follows and passed < _GOING_ON_SECONDS)
+        """Whether trainings of a reader that has died have not entered yet."""
+        passed, going_on = time.monotonic() - self._begun, [one for one in self._trainings.all if one.goes_on]
+        have_entered = {one.group for one in going_on if one.cursor is not None}
+        is_missing = len(have_entered) < self._expected or any(one.cursor is None for one in going_on)
+        return (is_missing and passed < _GRACE_SECONDS) or (self._follows and passed < _GOING_ON_SECONDS)
 
     def _settle(self) -> None:
         """Reads from now on what the trainings want; everything, while it is not known what all of them want."""

@@ -8,18 +8,13 @@ from pathlib import Path
 
 import pytest
 from sharing_cache_runs import CACHE, LENGTH, Shots, cached_loader
-from sharing_runs import closing, epochs_of, examples, indices, kill_reader, sleeps, status, together, wait_until
+from sharing_runs import closing, epochs_of, examples, indices, kill_reader, reader_that_goes_on, sleeps, together
 
 from lightning_echo import CacheConfig
-from lightning_echo.share.sharing import status_of
 
 pytestmark = pytest.mark.usefixtures("own_folder")
 
 PACE = sleeps(0.004)
-
-
-def written():
-    return (status_of("data") or {"written": 0})["written"]
 
 
 def children_of(pid):
@@ -58,16 +53,12 @@ def check_kills(kills, cache, seed):
     loaders = [cached_loader(Shots(), size, cache, **options) for size in (8, 5)]
 
     def kill():
+        reader = None
         for number in range(kills):
-            before = written()
-            wait_until(lambda before=before: written() > before + 40 or over, "the reader reads")
+            reader = reader_that_goes_on(2, over, reader)
             time.sleep(generator.random() * 0.5)  # while it fills the cache, or while it has a full one
             assert not over
-            pid = status()["pid"]
-            victims = children_of(pid) if number % 2 else [pid]
-            if victims:  # else it is being replaced
-                os.kill(generator.choice(victims), signal.SIGKILL)
-                wait_until(lambda pid=pid: (status_of("data") or {"pid": pid})["pid"] != pid or over, "another reader")
+            os.kill(generator.choice(children_of(reader)) if number % 2 else reader, signal.SIGKILL)
         over.append("all kills")
 
     first, second, _ = together(*(lambda loader=loader: train_until(loader, over) for loader in loaders), kill)
