@@ -176,8 +176,8 @@ def test_a_connection_that_a_reader_had_when_it_began_and_has_no_more_keeps_no_w
             connection.connect(socket_of("data"))
             next(epochs[1])
         first.result()
-    next(epochs[2])  # in the thread of the second one, which leaves
-    workers_are(4)
+    next(epochs[2])
+    workers_are(5)
     for loader in loaders:
         loader.close()
 
