@@ -5,9 +5,11 @@ from __future__ import annotations
 import fcntl
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,8 +17,10 @@ import numpy.typing as npt
 from torch.utils.data import SubsetRandomSampler
 
 from lightning_echo.data.objects import is_subset
+from lightning_echo.pipeline.ahead import AheadOrder
 from lightning_echo.pipeline.kinds import Indexed, Kind
 from lightning_echo.plan.order import Order
+from lightning_echo.share.window import CHUNK
 from lightning_echo.split.staged import is_staged
 
 Bits = npt.NDArray[np.uint8]
@@ -237,6 +241,11 @@ class PartItems(Items):
             return self._passes[number]
 
 
+def items_of(part: Part | None, order: Callable[[], Order]) -> Items:
+    """Returns the items of a training that reads this part (None: all) of what is read in an order."""
+    return Items() if part is None else PartItems(part, order())
+
+
 # ---------------------------------------------------------------------- wanted
 # The reader reads what one of its trainings wants. That is settled for each chunk when the chunk is handed to a worker. So a
 # training that comes later, and wants more, enters behind the last chunk that was settled without that. Workers do not get the
@@ -287,6 +296,88 @@ class Wanted:
             return max([self._first, *(each.end for each in self._settled if not _has_all(each.bits, part))])
 
 
-def items_of(part: Part | None, order: Callable[[], Order]) -> Items:
-    """Returns the items of a training that reads this part (None: all) of what is read in an order."""
-    return Items() if part is None else PartItems(part, order())
+# ---------------------------------------------------------------------- dealing
+# The workers of the reader get items in chunks of `CHUNK`. The chunks are cut at multiples of that number, wherever a reader
+# begins. So a data set that reads many examples at once (``__getitems__``) always draws the same numbers for them, whichever
+# worker gets a chunk. It reads whole chunks, or nothing. A worker that has done a chunk gets the next one that nobody has.
+
+
+class Chunk(NamedTuple):
+    """The items that a worker prepares at once."""
+
+    first: int
+    wanted: list[int]  # the items that are prepared. The others are wanted by nobody, or come before the reader's first one
+    indices: list[Any]
+    ahead: list[Any]  # indices of later chunks of the same worker, which it has not been told yet
+    dropped: list[Any]  # indices of this chunk that it was told, and that are not wanted any more
+
+    @property
+    def end(self) -> int:
+        return self.first + len(self.indices)
+
+    def index_of(self, item: int) -> Any:
+        return self.indices[item - self.first]
+
+
+@dataclass
+class _Dealt:
+    """A chunk that only one worker gets, and has not got yet."""
+
+    first: int
+    indices: list[Any]
+    told: list[Any] | None = None  # its indices that the worker was told ahead; None: it was told nothing
+
+
+class Dealing:
+    """Deals chunk after chunk, without end, to the workers that ask. The first chunk contains item ``begin``.
+
+    ``chunks_ahead``: the number of its own chunks that a worker is told ahead. Nobody else gets these.
+    """
+
+    def __init__(self, order: AheadOrder, wanted: Wanted, begin: int, chunks_ahead: int = 0) -> None:
+        self._order, self._wanted, self._begin, self._chunks_ahead = order, wanted, begin, chunks_ahead
+        self._first = begin // CHUNK * CHUNK
+        self.asked, self._has_sought = 0, False  # asked: how many chunks the order was asked for
+        self.ending: set[int] = set()  # workers that get no more
+        self.lock = threading.RLock()  # nobody else draws random numbers in this process while the order is asked
+
+    @property
+    def next_item(self) -> int:
+        """The first item that nobody has."""
+        return max(self._first, self._begin)
+
+    def chunks_of(self, worker: int) -> Iterator[Chunk]:
+        """Yields the chunks of a worker, until it is to end and has all that were dealt to it."""
+        mine: deque[_Dealt] = deque()
+        while True:
+            with self.lock:
+                if worker not in self.ending:
+                    while not mine or (len(mine) <= self._chunks_ahead and self._order.reaches(self._first + CHUNK - 1)):
+                        mine.append(self._next())
+                if not mine:
+                    return
+                chunk = self._handed_out(mine.popleft(), mine)
+            yield chunk
+
+    def _next(self) -> _Dealt:
+        if not self._has_sought:  # here, where whoever asks gets the error of a user's sampler
+            self._order.seek(self._first)
+            self._has_sought = True
+        first, self.asked = self._first, self.asked + 1
+        self._order.prune(first)
+        dealt = _Dealt(first, self._order.take(CHUNK))
+        self._first = first + CHUNK
+        return dealt
+
+    def _handed_out(self, dealt: _Dealt, later: Iterable[_Dealt]) -> Chunk:
+        """Settles what is read of a chunk. Its worker is told what is read of the ``later`` ones, as of now."""
+        ahead = list[Any]()
+        for each in later:
+            if each.told is None:
+                each.told = list(compress(each.indices, self._wanted.are_read(each.indices)))
+                ahead += each.told
+        first, indices, told = dealt.first, dealt.indices, dealt.told or ()
+        is_read = self._wanted.settle(first + CHUNK, indices)
+        items = [item for item, stays in enumerate(is_read, first) if stays and item >= self._begin]
+        dropped = [index for index, stays in zip(indices, is_read, strict=True) if not stays and index in told]
+        return Chunk(first, items, indices, ahead, dropped)

@@ -7,49 +7,54 @@ import multiprocessing
 import multiprocessing.context
 import os
 import signal
+import struct
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import compress
 from multiprocessing import get_context
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils.data import DataLoader, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from lightning_echo.cache.reads import CachedReads, Caching, StaleCacheError
 from lightning_echo.data.machine import free_memory_bytes
-from lightning_echo.data.randomness import EXAMPLE, Seeding
+from lightning_echo.data.randomness import EXAMPLE, Seeding, seed_all
 from lightning_echo.log import LOGGER
 from lightning_echo.pipeline.ahead import AheadOrder
 from lightning_echo.pipeline.kinds import Indexed, Kind
 from lightning_echo.pipeline.pipelines import Layout
 from lightning_echo.pipeline.prefetch import WorkerProcesses
 from lightning_echo.pipeline.reads import Abandoned, Pools, ReadAhead, ReadPool, most_ahead_bytes
+from lightning_echo.pipeline.requests import tell_pass
 from lightning_echo.pipeline.worker import EchoDataset, add_note
 from lightning_echo.plan.order import Order
 from lightning_echo.plan.plan import mix
-from lightning_echo.share.parts import Wanted
+from lightning_echo.share.parts import Chunk, Dealing, Wanted
 from lightning_echo.share.reader_cache import ReaderCache
-from lightning_echo.share.same_data import sending_by_value
+from lightning_echo.share.same_data import Unit, sending_by_value, unit_of
 from lightning_echo.share.window import (
     CHUNK,
+    END,
+    ERROR,
     HELD,
     MOST_LANES,
     CacheState,
     Closed,
     Lane,
+    Packed,
     TooLargeError,
     Window,
     pack,
     pack_error,
 )
 from lightning_echo.split.reading import ReadPart
-from lightning_echo.split.staged import examples_in, uncut_stages
+from lightning_echo.split.staged import examples_in, read_batch, uncut_stages
 
 # ---------------------------------------------------------------------- worker start
 
@@ -101,18 +106,11 @@ class WorkerStart:
         return {**vars(self), "_sockets": tuple}  # a process that is not forked has inherited none
 
 
-# ---------------------------------------------------------------------- dealing
+# ---------------------------------------------------------------------- order
 # Item ``n`` of the endless stream is slot ``n % length`` of pass ``n // length``. Its index follows from the seed and ``n``, and
 # so do the random numbers that are drawn for it. So any reader can begin at any item. Between two uses of an index are at least a
 # third of a pass, or 2^18 items. So no training gets an index that it still holds, and none needs to change the order. (Of the
 # items of a part, there are fewer between two uses: how many follows from the order, see `PartItems`.)
-#
-# The workers get items in chunks of `CHUNK`. The chunks are cut at multiples of that number, wherever a reader begins. So a data
-# set that reads many examples at once (``__getitems__``) always draws the same numbers for them, whichever worker gets a chunk.
-# A worker that has done a chunk gets the next one that nobody has.
-#
-# Items that no training wants are skipped (`Wanted`). What is read of a chunk is settled when a worker gets it. A data set that
-# reads many examples at once reads whole chunks, or nothing.
 
 _NOISE, _WORKER = 21, 22
 _MOST_APART = 2**18  # items: 0.4 s, 60 MiB
@@ -134,87 +132,6 @@ def order_of(kind: Kind, seed: int) -> Order:
     order = kind.order(whole, distance_of(length), seed, 0)
     order.begin_spreading()
     return order
-
-
-class Chunk(NamedTuple):
-    """The items that a worker prepares at once."""
-
-    first: int
-    wanted: list[int]  # the items that are prepared. The others are wanted by nobody, or come before the reader's first one
-    indices: list[Any]
-    ahead: list[Any]  # indices of later chunks of the same worker, which it has not been told yet
-    dropped: list[Any]  # indices of this chunk that it was told, and that are not wanted any more
-
-    @property
-    def end(self) -> int:
-        return self.first + len(self.indices)
-
-    def index_of(self, item: int) -> Any:
-        return self.indices[item - self.first]
-
-
-@dataclass
-class _Dealt:
-    """A chunk that only one worker gets, and has not got yet."""
-
-    first: int
-    indices: list[Any]
-    told: list[Any] | None = None  # its indices that the worker was told ahead; None: it was told nothing
-
-
-class Dealing:
-    """Deals chunk after chunk, without end, to the workers that ask. The first chunk contains item ``begin``.
-
-    ``chunks_ahead``: the number of its own chunks that a worker is told ahead. Nobody else gets these.
-    """
-
-    def __init__(self, order: AheadOrder, wanted: Wanted, begin: int, chunks_ahead: int = 0) -> None:
-        self._order, self._wanted, self._begin, self._chunks_ahead = order, wanted, begin, chunks_ahead
-        self._first = begin // CHUNK * CHUNK
-        self.asked, self._has_sought = 0, False  # asked: how many chunks the order was asked for
-        self.ending: set[int] = set()  # workers that get no more
-        self.lock = threading.RLock()  # nobody else draws random numbers in this process while the order is asked
-
-    @property
-    def next_item(self) -> int:
-        """The first item that nobody has."""
-        return max(self._first, self._begin)
-
-    def chunks_of(self, worker: int) -> Iterator[Chunk]:
-        """Yields the chunks of a worker, until it is to end and has all that were dealt to it."""
-        mine: deque[_Dealt] = deque()
-        while True:
-            with self.lock:
-                if worker not in self.ending:
-                    while not mine or (len(mine) <= self._chunks_ahead and self._order.reaches(self._first + CHUNK - 1)):
-                        mine.append(self._next())
-                if not mine:
-                    return
-                chunk = self._handed_out(mine.popleft(), mine)
-            yield chunk
-
-    def _next(self) -> _Dealt:
-        if not self._has_sought:  # here, where whoever asks gets the error of a user's sampler
-            self._order.seek(self._first)
-            self._has_sought = True
-        first, self.asked = self._first, self.asked + 1
-        self._order.prune(first)
-        dealt = _Dealt(first, self._order.take(CHUNK))
-        self._first = first + CHUNK
-        return dealt
-
-    def _handed_out(self, dealt: _Dealt, later: Iterable[_Dealt]) -> Chunk:
-        """Settles what is read of a chunk. Its worker is told what is read of the ``later`` ones, as of now."""
-        ahead = list[Any]()
-        for each in later:
-            if each.told is None:
-                each.told = list(compress(each.indices, self._wanted.are_read(each.indices)))
-                ahead += each.told
-        first, indices, told = dealt.first, dealt.indices, dealt.told or ()
-        is_read = self._wanted.settle(first + CHUNK, indices)
-        items = [item for item, stays in enumerate(is_read, first) if stays and item >= self._begin]
-        dropped = [index for index, stays in zip(indices, is_read, strict=True) if not stays and index in told]
-        return Chunk(first, items, indices, ahead, dropped)
 
 
 # ---------------------------------------------------------------------- preparation
@@ -411,7 +328,7 @@ class Reads:
 # A worker of the reader is the only worker of a ``DataLoader`` of its own. So it gets the next chunk when it has room for one,
 # whatever the others do, and it may come and go alone. The workers put the examples into the window, each in a lane of its own
 # (``window.py``). The ``DataLoader`` only yields that a chunk is done, to a thread that asks for more. Loaders without such an
-# order are iterated (``stream_reading.py``).
+# order are read by `StreamReading`.
 
 
 class Reading(Reads):
@@ -507,18 +424,22 @@ class Reading(Reads):
             except OSError:
                 self._forget(number)
                 raise
-        thread = self._thread(partial(self._pump, number, chunks))
+        thread = self._thread(partial(self._pump, number, processes, chunks))
         self._threads = [each for each in self._threads if each.is_alive()] + [thread]
         thread.start()
 
-    def _pump(self, number: int, chunks: Iterator[Any]) -> None:
+    def _pump(self, number: int, processes: WorkerProcesses, chunks: Iterator[Any]) -> None:
         """Asks a worker for more, until it ends. When the thread ends, it drops the iterator, which ends the process."""
-        for _ in chunks:
-            if self.window.is_closed:
-                break
-        else:
-            with self._dealing.lock:
-                self._forget(number)
+        try:
+            for _ in chunks:
+                if self.window.is_closed:
+                    return
+        except RuntimeError as error:  # torch may only say that the worker is gone
+            if lost := processes.lost():
+                raise lost from error
+            raise
+        with self._dealing.lock:
+            self._forget(number)
 
     def _forget(self, number: int) -> None:
         self.window.end_lane(number)
@@ -554,3 +475,237 @@ class Reading(Reads):
         if self._ahead is not None:
             self._ahead.pools.close()
         super().close()
+
+
+# ---------------------------------------------------------------------- stream reading
+# A loader that is not read by index is iterated, and each item is put into the window. Items are numbered one after the other.
+# The number of a reader's first item follows from the number of its first pass (`first_item`), so another reader never has the
+# same numbers. After the bytes of each item come its pass and its place in that pass. A special item marks the end of a pass.
+#
+# The workers turn the items into bytes. One thread receives the bytes, in the order of the user's own loader, and writes them. It
+# must be one thread, because the order is known only when the pass has been read. Random numbers follow from the name and the
+# number of the pass.
+
+_PASS_SHIFT = 40  # 2^40 is more items than a reader yields in its life
+_AT = struct.Struct("<QQ")
+_LOOK_SECONDS = 0.01
+_OVER: Any = object()
+
+
+class At(NamedTuple):
+    """The place of an item: its pass, and its place in that pass."""
+
+    number: int
+    offset: int
+
+    def to_bytes(self) -> bytes:
+        return _AT.pack(*self)
+
+    @classmethod
+    def cut_from(cls, data: bytearray) -> At:
+        at = cls(*_AT.unpack_from(data, len(data) - _AT.size))
+        del data[-_AT.size :]
+        return at
+
+
+def first_item(number: int) -> int:
+    return number << _PASS_SHIFT
+
+
+def first_pass(item: int) -> int:
+    return item >> _PASS_SHIFT
+
+
+class StreamReading(Reads):
+    """Iterates a loader, and puts its items into one window. Its first pass follows from item ``begin``. See `Reading`."""
+
+    def __init__(
+        self,
+        kind: Kind,
+        seed: int,
+        begin: int,
+        window_bytes: int,
+        when_lost: Callable[[BaseException], None],
+        sockets: Callable[[], Sequence[int]] = tuple,
+    ) -> None:
+        super().__init__(when_lost, "reading", self._pump)
+        self.window = Window.create(window_bytes, 1, begin)
+        self._seed, self._next, self._lane = seed, begin, Lane(self.window, 0)
+        self._workers = WorkerProcesses(WorkerStart(sockets, getattr(kind.loader, "worker_init_fn", None)))
+        self._loader, self._user_loader = self._packing(kind), kind.loader
+
+    @property
+    def workers(self) -> int:
+        return int(getattr(self._user_loader, "num_workers", 0))
+
+    def _packing(self, kind: Kind) -> Any:
+        """Returns a loader that yields lists of packed items, each with the processor time that they took, in nanoseconds."""
+        loader, unit = kind.loader, unit_of(kind)
+        if not isinstance(loader, DataLoader) or type(loader).__iter__ is not DataLoader.__iter__:
+            return _Packing(loader)
+        options: dict[str, Any] = {"collate_fn": _Pack(unit, loader.collate_fn)}
+        if unit is Unit.streamed:
+            options["batch_size"] = loader.batch_size
+        elif unit is Unit.examples_of_batch:
+            options["batch_sampler"] = loader.batch_sampler
+        else:
+            options |= {"batch_size": None, "sampler": None if kind.reads_stream else loader.sampler}
+        context = sending_by_value(loader.multiprocessing_context or get_context())
+        users: Any = SimpleNamespace(dataset=loader.dataset)  # a fetcher that is asked for nothing else
+        dataset: Any = (_TellingStream if isinstance(loader.dataset, IterableDataset) else _Telling)(users)
+        return DataLoader(
+            dataset,
+            num_workers=loader.num_workers,
+            worker_init_fn=self._workers.worker_init_fn,
+            multiprocessing_context=self._workers.noted_by(context) if loader.num_workers else None,
+            **options,
+        )
+
+    # ------------------------------------------------------------------ in the thread
+
+    def _pump(self) -> None:
+        number = first_pass(self._next)
+        while not self.window.is_closed:
+            offset = 0
+            for packed in self._items_of_pass(number):
+                self._put(packed, At(number, offset))
+                offset += 1
+            if not offset:
+                self._put(pack_error(RuntimeError(f"the loader yielded nothing in pass {number}")), At(number, 0))
+            self._put(Packed(END, (), 0), At(number, offset))
+            number += 1
+
+    def _items_of_pass(self, number: int) -> Iterator[Packed]:
+        """Yields the items of a pass. If the user's code raises an exception, that is the last item."""
+        loader = self._user_loader
+        seed_all(mix(self._seed, number))
+        batch_sampler = getattr(loader, "batch_sampler", None)
+        samplers = getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)
+        try:
+            tell_pass(number, loader, getattr(loader, "dataset", None), *samplers)
+            for generator in {getattr(each, "generator", None) for each in (loader, *samplers)}:
+                if isinstance(generator, torch.Generator):
+                    generator.manual_seed(mix(self._seed, number))
+            iterator = iter(self._loader)
+            while True:
+                began = time.perf_counter_ns()
+                several = next(iterator, _OVER)
+                if several is _OVER or self.window.is_closed:
+                    return
+                cpu_nanoseconds, items = several
+                self._lane.note_prepared(len(items), time.perf_counter_ns() - began, cpu_nanoseconds)
+                for item in items:
+                    yield item
+                    if item.kind == ERROR:
+                        return
+        except Exception as error:  # an error of the user's code goes to every training, unless a worker has died
+            if lost := self._workers.lost(1.0):
+                raise lost from error
+            add_note(error, f"(reading pass {number})")
+            yield pack_error(error)
+
+    def _put(self, packed: Packed, at: At) -> None:
+        kind, parts, size = packed
+        try:
+            self._lane.put(self._next, kind, [*parts, at.to_bytes()], size + _AT.size)
+        except TooLargeError as error:
+            if kind == ERROR:
+                raise
+            self._put(pack_error(error), at)
+            return
+        self._next += 1
+        # Waits until an error is taken, so that a loader that fails again and again does not fill the window with errors.
+        while kind == ERROR and self.window.low < self._next:
+            if self.window.is_closed:
+                raise Closed
+            time.sleep(_LOOK_SECONDS)
+
+
+# ---------------------------------------------------------------------- in the workers
+
+
+class _Failed(NamedTuple):
+    """Stands for an item that could not be read. torch would send no exception whose class it does not find by its name."""
+
+    error: Packed
+
+
+def _failed(error: Exception) -> _Failed:
+    add_note(error, f"\n\n{''.join(traceback.format_exception(error))}")
+    return _Failed(pack_error(error))
+
+
+class _Telling(EchoDataset):
+    """A data set that reads the user's by index, and returns a `_Failed` in place of an exception."""
+
+    def __getitems__(self, request: Any) -> Any:
+        try:
+            return read_batch(self._echo_fetcher.dataset, request)
+        except Exception as error:
+            return _failed(error)
+
+    def __getitem__(self, index: Any) -> Any:
+        try:
+            return self._echo_fetcher.dataset[index]
+        except Exception as error:
+            return _failed(error)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._echo_fetcher,)
+
+
+class _TellingStream(_Telling, IterableDataset[Any]):
+    """The same for a stream. An exception is its last item."""
+
+    def __iter__(self) -> Iterator[Any]:
+        try:
+            yield from self._echo_fetcher.dataset
+        except Exception as error:
+            yield _failed(error)
+
+
+@dataclass
+class _Pack:
+    """A collate function that makes packed items from the read examples."""
+
+    unit: Unit
+    users: Any  # the loader's own collate function
+    before: int = 0  # processor time of this process when the last items were ready
+
+    def __call__(self, read: Any) -> tuple[int, list[Packed]]:
+        if self.unit is Unit.streamed:
+            items = [_packed(example) for example in read]
+        else:
+            if self.unit is Unit.batch and not isinstance(read, _Failed):
+                try:
+                    read = self.users(read)
+                except Exception as error:
+                    read = _failed(error)
+            items = [_packed(read)]
+        before, self.before = self.before, time.process_time_ns()
+        return self.before - before, items
+
+
+@dataclass
+class _Packing:
+    """A loader whose batches are packed here, since the loader makes them itself."""
+
+    loader: Any
+
+    def __iter__(self) -> Iterator[tuple[int, list[Packed]]]:
+        before = time.thread_time_ns()
+        for batch in self.loader:
+            packed = _packed(batch)
+            now = time.thread_time_ns()
+            yield now - before, [packed]
+            before = now
+
+
+def _packed(item: Any) -> Packed:
+    """Returns an item as bytes in one piece, which a worker can send. If the item cannot be shared, it is the error."""
+    try:
+        kind, parts, size = item.error if isinstance(item, _Failed) else pack(item)
+        return Packed(kind, (b"".join(parts),), size)
+    except Exception as error:  # an object that is not plain, or errors of the user's own objects
+        kind, parts, size = pack_error(error)
+        return Packed(kind, (b"".join(parts),), size)

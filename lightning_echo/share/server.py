@@ -29,9 +29,8 @@ from lightning_echo.pipeline.kinds import Kind
 from lightning_echo.share.config import Gone, WireError, check_peer, receive, send
 from lightning_echo.share.parts import Bits, Wanted, all_bits, bits_in, count_of, union_of
 from lightning_echo.share.reader_cache import ReaderCache
-from lightning_echo.share.reading import Reading, Reads
+from lightning_echo.share.reading import Reading, Reads, StreamReading
 from lightning_echo.share.same_data import Unit, difference, in_short, unit_of
-from lightning_echo.share.stream_reading import StreamReading
 from lightning_echo.split.reading import AUTO_IN_FLIGHT
 
 # ---------------------------------------------------------------------- agreeing
@@ -537,11 +536,11 @@ class Server:
         window.low = self._trainings.low(window.low, time.monotonic())
 
     def _are_missing(self) -> bool:
-        """Whether trainings of a reader that has died may still come."""
-        passed = time.monotonic() - self._begun
-        entered = {one.group for one in self._trainings.entered if one.goes_on}  # what one needs that has not is held by nothing
-        is_missing = len(entered) < self._expected and passed < _GRACE_SECONDS
-        return is_missing or (self._follows and passed < _GOING_ON_SECONDS)
+        """Whether trainings of a reader that has died have not entered yet."""
+        passed, going_on = time.monotonic() - self._begun, [one for one in self._trainings.all if one.goes_on]
+        have_entered = {one.group for one in going_on if one.cursor is not None}
+        is_missing = len(have_entered) < self._expected or any(one.cursor is None for one in going_on)
+        return (is_missing and passed < _GRACE_SECONDS) or (self._follows and passed < _GOING_ON_SECONDS)
 
     def _settle(self) -> None:
         """Reads from now on what the trainings want; everything, while it is not known what all of them want."""

@@ -146,6 +146,31 @@ def status(name="data"):
         return receive(connection)[0]["status"]
 
 
+def places(name="data"):
+    """Where the trainings of a reader are that have entered; empty without a reader."""
+    try:
+        return [one["at"] for one in status(name)["trainings"] if one["at"] is not None]
+    except (OSError, KeyError):
+        return []
+
+
+def reader_that_goes_on(count, over, before=None):
+    """Waits until another reader than ``before`` has gone on with so many trainings, or all is ``over``; returns its number.
+
+    A reader that dies where one died before is an error.
+    """
+
+    def pid():
+        with suppress(OSError, KeyError):
+            found = status()
+            return found["pid"] if len(places()) == count else None
+
+    wait_until(lambda: over or pid() not in (None, before), "another reader, with all trainings")
+    start = min(places(), default=0)
+    wait_until(lambda: over or min(places(), default=0) > start + 40, "the trainings go on")
+    return pid()
+
+
 def kill_reader(name="data"):
     """Kills a reader as it can be killed at any time; returns its number."""
     pid = status(name)["pid"]

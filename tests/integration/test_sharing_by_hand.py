@@ -54,7 +54,7 @@ def test_the_command_shows_readers_and_their_trainings(capsys):
     first, second = capsys.readouterr().out.splitlines()
     loader.close()
     assert first.startswith(f"data: process {status()['pid']} reads ")
-    assert "Numbers of 48 for 1 training, " in first
+    assert "Numbers of 48 for 1 training with 1 worker, " in first
     assert "pass 0, " in second
     assert second.endswith('behind="wait"')
 

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 from sharing_cache_runs import CACHE, LENGTH, Shots, cached_loader
-from sharing_runs import closing, epochs_of, examples, indices, kill_reader, sleeps, status, together, wait_until
+from sharing_runs import closing, epochs_of, examples, indices, kill_reader, reader_that_goes_on, sleeps, together
 
 from lightning_echo import CacheConfig
-from lightning_echo.share.sharing import status_of
 
 pytestmark = pytest.mark.usefixtures("own_folder")
 
@@ -35,12 +34,12 @@ def test_a_reader_that_is_killed_is_followed_by_one_whose_cache_begins_empty_and
     assert [examples(epoch) for epoch in had] == [examples(epoch) for epoch in plain]
 
 
-def train_until(loader, over, batches):
-    """Trains whole epochs until that is over. A list gets the loader for each batch."""
+def train_until(loader, over):
+    """Trains whole epochs until that is over."""
     epochs = []
     try:
         while not over:
-            epochs += epochs_of(loader, 1, lambda: (PACE(), batches.append(loader)))
+            epochs += epochs_of(loader, 1, PACE)
     finally:
         loader.close()
         over.append("a training has ended")
@@ -49,30 +48,20 @@ def train_until(loader, over, batches):
 
 def check_kills(kills, cache, seed):
     """Kills readers and workers at random moments, under two trainings; they have what trainings have without kills and cache."""
-    generator, over, batches = random.Random(seed), [], []
+    generator, over = random.Random(seed), []
     options = {"workers": 2, "window": 2**14, "linger_seconds": 5, "wait_for": 2}
     loaders = [cached_loader(Shots(), size, cache, **options) for size in (8, 5)]
 
     def kill():
+        reader = None
         for number in range(kills):
-            # Twice at one item, the death of a reader would be an error: each takes more than the last window had.
-            before = [batches.count(loader) for loader in loaders]
-            wait_until(
-                lambda before=before: (
-                    over or all(batches.count(loader) > had + 30 for loader, had in zip(loaders, before, strict=True))
-                ),
-                "both have got more",
-            )
+            reader = reader_that_goes_on(2, over, reader)
             time.sleep(generator.random() * 0.5)  # while it fills the cache, or while it has a full one
             assert not over
-            pid = status()["pid"]
-            victims = children_of(pid) if number % 2 else [pid]
-            if victims:  # else it is being replaced
-                os.kill(generator.choice(victims), signal.SIGKILL)
-                wait_until(lambda pid=pid: (status_of("data") or {"pid": pid})["pid"] != pid or over, "another reader")
+            os.kill(generator.choice(children_of(reader)) if number % 2 else reader, signal.SIGKILL)
         over.append("all kills")
 
-    first, second, _ = together(*(lambda loader=loader: train_until(loader, over, batches) for loader in loaders), kill)
+    first, second, _ = together(*(lambda loader=loader: train_until(loader, over) for loader in loaders), kill)
     assert over[0] == "all kills"
     most = max(first, second, key=len)
     plain = closing(cached_loader(Shots(), 8, None), len(most))()

@@ -19,6 +19,7 @@ from sharing_runs import (
     examples,
     indices,
     loader_of,
+    reader_that_goes_on,
     sleeps,
     status,
     together,
@@ -119,34 +120,20 @@ def children_of(pid):
 
 
 def killing(times, done):
-    """Returns what kills so many workers at random moments, until a training is ``done``.
-
-    Between two kills, the trainings go on: a reader that dies where one died before is an error.
-    """
+    """Returns what kills so many workers at random moments, each of another reader, until a training is ``done``."""
     generator = random.Random(1)
 
     def kill():
-        reached = 40
+        reader = None
         for number in range(times):
-            wait_until(lambda place=reached: done or min(places(), default=0) > place, "all have gone on")
+            reader = reader_that_goes_on(2, done, reader)
             time.sleep(generator.random() * 0.3)
             if done:
                 return number
-            children = children_of(status()["pid"])
-            reached = max(places(), default=reached)
-            os.kill(generator.choice(children), signal.SIGKILL)
+            os.kill(generator.choice(children_of(reader)), signal.SIGKILL)
         return times
 
     return kill
-
-
-def places():
-    """Where the trainings are; empty if not both are there, or the reader has not all of its workers."""
-    try:
-        found = status()
-    except (OSError, KeyError):
-        return []
-    return [one["at"] or 0 for one in found["trainings"]] if found["workers"] == 4 and found["count"] == 2 else []
 
 
 def test_workers_that_are_killed_at_any_moment_cost_nothing():
@@ -175,18 +162,21 @@ def test_folds_that_share_workers_and_a_cache_lose_nothing_and_get_nothing_else_
         assert [sorted(indices(epoch)) for epoch in epochs] == [part] * 10
 
 
+TWO = {"wait_for": 2}
+
+
 def test_a_connection_that_a_reader_had_when_it_began_and_has_no_more_keeps_no_worker_out():
     own = {"linger_seconds": 5, "window": 2**14}
-    loaders = [loader_of(Numbers(LENGTH), 8, wait_for=2, **own) for _ in range(2)]
+    loaders = [loader_of(Numbers(LENGTH), 8, workers=workers, **own, **more) for workers, more in ((1, TWO), (1, TWO), (3, {}))]
+    epochs = [iter(loader) for loader in loaders]
     with ThreadPoolExecutor() as pool:
-        first = pool.submit(next, iter(loaders[0]))
+        first = pool.submit(next, epochs[0])
         wait_until(lambda: Path(socket_of("data")).exists(), "there is a reader, which waits for the second training")
         with new_socket() as connection:
             connection.connect(socket_of("data"))
-            next(iter(loaders[1]))
-        assert first.result()
-    loaders.append(loader_of(Numbers(LENGTH), 8, workers=3, **own))
-    next(iter(loaders[2]))
+            next(epochs[1])
+        first.result()
+    next(epochs[2])
     workers_are(5)
     for loader in loaders:
         loader.close()

@@ -18,9 +18,9 @@ from lightning_echo.pipeline.kinds import kind_of
 from lightning_echo.pipeline.pipelines import Layout
 from lightning_echo.plan.memory import make_plan
 from lightning_echo.plan.plan import PlanShape, Reuse
-from lightning_echo.share.parts import Items, Part, PartItems, Wanted, bits_in, count_of, part_of, sealed, union_of
+from lightning_echo.share.parts import Dealing, Items, Part, PartItems, Wanted, bits_in, count_of, part_of, sealed, union_of
 from lightning_echo.share.pipeline import item_at, shared_shape
-from lightning_echo.share.reading import Dealing, distance_of, order_of
+from lightning_echo.share.reading import distance_of, order_of
 from lightning_echo.share.window import CHUNK
 
 LENGTH, PASSES = 97, 5

@@ -11,9 +11,9 @@ from lightning_echo.pipeline.ahead import AheadOrder
 from lightning_echo.pipeline.kinds import kind_of
 from lightning_echo.pipeline.pipelines import Layout
 from lightning_echo.plan.plan import PlanShape, Reuse
-from lightning_echo.share.parts import Items, Wanted
+from lightning_echo.share.parts import Dealing, Items, Wanted
 from lightning_echo.share.pipeline import item_at, shared_shape, start_at
-from lightning_echo.share.reading import Dealing, distance_of, order_of
+from lightning_echo.share.reading import distance_of, order_of
 from lightning_echo.share.window import CHUNK
 
 LENGTH, PASSES = 61, 6

@@ -13,7 +13,8 @@ from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from lightning_echo.pipeline.kinds import kind_of
-from lightning_echo.share.reading import Chunk, Preparation, Reading, WorkerStart
+from lightning_echo.share.parts import Chunk
+from lightning_echo.share.reading import Preparation, Reading, WorkerStart
 from lightning_echo.share.window import CHUNK, Window
 
 LENGTH = 61

@@ -288,6 +288,19 @@ def test_the_next_reader_finds_the_socket_of_one_that_failed_if_trainings_go_on(
     assert server._listener.fileno() == -1, "nobody comes any more"
 
 
+def test_what_a_training_of_a_dead_reader_needs_is_kept_until_it_has_entered(idle_server):
+    """Between its hello and its entry, the reader hears from others."""
+    server = idle_server(expected=2)
+    server._reading = SimpleNamespace(window=window_from(3), cache_state=CacheState(), close=lambda: None)
+    comes(server, group="a", goes_on=True).cursor = 5
+    other = comes(server, group="b", goes_on=True, wish=3)
+    assert low_of(server) == 3
+    (entry,) = server._trainings.entries(3, 3)
+    assert (entry.place, entry.is_late) == (3, False)
+    other.cursor = 4
+    assert low_of(server) == 4
+
+
 def test_a_reader_that_follows_a_dead_one_lets_nobody_in_before_its_trainings(idle_server, monkeypatch):
     """A new training would begin at the start, and those of the dead reader would wait until all before them was read again."""
     server, begun = idle_server(follows=True), []
