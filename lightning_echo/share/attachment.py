@@ -192,9 +192,10 @@ class Connector:
                             _MOST_MUTE_SECONDS,
                         )
                         self._mute = self._socket
-                    elif isinstance(error, Gone):  # it was killed before it answered
-                        killed += 1
+                    elif isinstance(error, Gone):  # it was killed before it answered: one of another training may be, with it
+                        killed += self._has_started
                         self._check_again(killed)
+                        self._has_started = False
                     elif not isinstance(error, _Over):
                         raise
                 else:
@@ -213,7 +214,7 @@ class Connector:
         self._died_at.update(() if item is None else (item,))
 
     def _check_again(self, killed: int) -> None:
-        """Raises an error if no other reader is started after so many that were killed before they answered."""
+        """Raises an error if no other reader is started after so many of this training that were killed before they answered."""
         if killed > 1 or (killed and self._has_started and not self._config.restart):
             times = "twice " if killed > 1 else ""
             raise ReaderError(

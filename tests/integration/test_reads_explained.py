@@ -104,6 +104,7 @@ def test_a_plain_run_whose_workers_wait_for_reads_says_so_and_its_advice_can_be_
     assert "reads_in_flight" not in computes.verdict.message
 
 
+@pytest.mark.alone  # it compares times
 def test_an_analysis_measures_reads_in_flight_and_tries_them() -> None:
     """A read sleeps for 10 ms: alone it takes as long, and of many under way each takes a part of that."""
     loader = DataLoader(Slow(4000), 4, num_workers=1)

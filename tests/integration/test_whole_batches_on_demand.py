@@ -299,7 +299,8 @@ def test_a_fit_that_is_killed_and_resumed_has_each_pass_whole_and_one_after_the_
     def callback():
         return on_demand(insertion_point="after_batching")
 
-    models = [Recorder(delay=0.004) for _ in range(2)]
+    # 40 ms of reading for each batch: on a slow host a step takes 15 ms
+    options, models = {"delay": 0.04, **options}, [Recorder(delay=0.004) for _ in range(2)]
     with pytest.raises(Killed):
         run_on_demand(callback(), SaveAt(tmp_path, [step], dies=True), model=models[0], **options)
     run = run_on_demand(callback(), model=models[1], ckpt_path=SaveAt(tmp_path, []).path(step), **options)

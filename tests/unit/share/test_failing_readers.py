@@ -180,6 +180,26 @@ def test_a_second_one_is_an_error_and_without_restart_the_first(started, restart
     assert len(threads) == len(several)
 
 
+def test_readers_of_other_trainings_that_are_killed_before_they_answer_are_no_error(started):
+    """A reader that another training starts dies with that training if it is killed meanwhile."""
+    wanted, threads = started
+    wanted.append(reads)
+    others = [is_killed("data")]
+
+    def killed_again(*args, had=connecting.receive):
+        if len(others) < 3:
+            others.append(is_killed("data"))
+        return had(*args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(connecting, "receive", killed_again)
+        assert enters(connector()) == 0
+    assert len(others) == 3
+    assert len(threads) == 1
+    for thread in others:
+        thread.join(WITHIN_SECONDS)
+
+
 def answers_soon(monkeypatch):
     """Readers say every 0.1 s that they are there, and are taken for mute after 2 s."""
     monkeypatch.setattr(connecting, "_MOST_MUTE_SECONDS", 2.0)
