@@ -161,6 +161,10 @@ class Preparation:
         if self._is_broken_off:  # the lane stays at the first item that is missing
             return (0,)
         lane = self._lane or self._begin()
+        try:
+            lane.wait_until_open()  # if user's code kills a worker while others are started, torch raises that in the start
+        except Closed:
+            return (0,)
         lane.go_to(next(iter(chunk.wanted), chunk.end))
         if self._pool is not None:
             self._pool.begin([chunk.index_of(item) for item in chunk.wanted], chunk.ahead, chunk.dropped)
@@ -395,7 +399,7 @@ class Reading(Reads):
     def start(self) -> None:
         for _ in range(self._most):
             self._begin_worker()
-        self._has_begun = True
+        self._has_begun, self.window.is_open = True, 1
 
     def _begin_worker(self) -> None:
         """Starts a worker. It is a child of this thread, which must live as long as the worker."""

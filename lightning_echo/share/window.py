@@ -207,7 +207,7 @@ _MAGIC = 0x4C45_5348_4152_4505  # the last byte: version of the layout
 _HEADER_BYTES = 8192
 # words of the header
 _MAGIC_AT, _LOW, _CLOSED, _SLOTS, _RING, _BEGIN, _TRAININGS, _NEED, _LANES, _HEAD, _TAIL, _RESERVED, _PUT, _PUT_BYTES = range(14)
-_READ, _TAKEN, _CACHE = range(14, 17)
+_READ, _TAKEN, _OPEN, _CACHE = range(14, 18)
 _OF_LANES = _CACHE + len(CacheState._fields)
 _AT, _BLOCKED, _PREPARED, _NANOSECONDS, _CPU_NANOSECONDS = range(5)  # words of the lanes, each for one lane after the other
 _NOWHERE = 2**63  # ``at`` of a lane that there is not
@@ -252,6 +252,7 @@ class Window:
     """
 
     low = _Word(_LOW)  # items below this one may be overwritten
+    is_open = _Word(_OPEN)  # for its lanes: the first ones have all begun
     is_closed = _Word(_CLOSED)  # for its writers
     trainings = _Word(_TRAININGS)
     # time per item of the slowest training that the reader waits for, without its own waiting and without echoing
@@ -283,7 +284,7 @@ class Window:
 
     @classmethod
     def create(cls, size_bytes: int, lanes: int, begin: int) -> Window:
-        """Makes a window with so many lanes, the first ones, which begin at item ``begin``."""
+        """Makes a window with so many lanes, the first ones, which begin at item ``begin``. Without any, it is not open yet."""
         # Lanes that each have a chunk in work and one to come need as many slots, else they wait for each other.
         slots = CHUNK * max(size_bytes // (_BYTES_PER_SLOT * CHUNK), 2 * MOST_LANES)
         ring_bytes = _aligned(size_bytes)
@@ -297,6 +298,7 @@ class Window:
         window = cls(descriptor, can_write=True)
         for lane in range(lanes):
             window.begin_lane(lane, begin)
+        window.is_open = int(lanes > 0)
         return window
 
     def read_only_descriptor(self) -> int:
@@ -447,6 +449,13 @@ class Lane:
         self._window, self._number, self._is_orphan = window, number, is_orphan
         self._at, self._blocked = _word(number, _AT), _word(number, _BLOCKED)
         self.waited_nanoseconds = 0  # for room
+
+    def wait_until_open(self) -> None:
+        """Waits until the window is open. Raises `Closed` if the reader ends."""
+        while not self._window.is_open:
+            if self._window.is_closed or self._is_orphan():
+                raise Closed
+            time.sleep(_LOOK_SECONDS)
 
     def go_to(self, item: int) -> None:
         """Notes that this lane writes no item before this one any more."""

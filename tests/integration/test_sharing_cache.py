@@ -69,8 +69,10 @@ def test_trainings_get_the_same_with_and_without_it_and_it_is_not_read_again(tmp
     assert found[False] == found[True]
     for loader in loaders:
         counts = loader.cache_counts
-        assert (counts.hits, counts.misses) == ((PASSES - 1) * HELD, PASSES * LENGTH - (PASSES - 1) * HELD)
-        assert loader.counts.fresh == PASSES * LENGTH
+        assert counts.hits + counts.misses == loader.counts.fresh == PASSES * LENGTH
+        # Two workers of each training: one may look for an example in the second pass that another one has not put there yet.
+        late = 0 if workers == 1 else HELD // 8
+        assert (PASSES - 1) * HELD - late <= counts.hits <= (PASSES - 1) * HELD
     times = Counter(reads(log))
     again = [index for index, count in times.items() if count > 1]
     assert set(times) == set(range(LENGTH))

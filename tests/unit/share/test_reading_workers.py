@@ -9,7 +9,7 @@ from contextlib import suppress
 from multiprocessing.context import ForkProcess
 
 import pytest
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from lightning_echo.pipeline.kinds import kind_of
@@ -46,12 +46,8 @@ def test_a_forked_worker_closes_the_sockets_of_the_reader_that_are_open_when_it_
         each.close()
 
 
-class Deadly(Dataset):
-    def __getitem__(self, index):
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    def __len__(self):
-        return LENGTH
+def dies(worker):
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_where_a_worker_dies_while_it_is_started_it_is_known_at_which_item(monkeypatch):
@@ -63,10 +59,28 @@ def test_where_a_worker_dies_while_it_is_started_it_is_known_at_which_item(monke
         time.sleep(20)  # the error interrupts it
 
     monkeypatch.setattr(_MultiProcessingDataLoaderIter, "_try_put_index", put_slowly)
-    reading = Reading(kind_of(DataLoader(Deadly(), num_workers=1)), 0, 5, 2**16, pytest.fail)
+    loader = DataLoader(range(LENGTH), num_workers=1, worker_init_fn=dies)
+    reading = Reading(kind_of(loader), 0, 5, 2**16, pytest.fail)
     with pytest.raises(RuntimeError, match=r"DataLoader worker \(pid \d+\) is killed by signal: Killed"):
         reading.start()
     assert reading.lost_at() == 5
+    reading.close()
+
+
+def test_workers_read_nothing_before_all_of_them_have_begun(monkeypatch):
+    """A worker that the user's code kills meanwhile would end the start with torch's error, before any training had its place."""
+    begin, written = Reading._begin_worker, []
+
+    def begin_slowly(self):
+        begin(self)
+        time.sleep(0.3)
+        written.append(self.window.last_written)
+
+    monkeypatch.setattr(Reading, "_begin_worker", begin_slowly)
+    reading = Reading(kind_of(DataLoader(range(LENGTH), num_workers=2)), 0, 0, 2**16, pytest.fail)
+    reading.start()
+    assert written == [-1, -1]
+    wait_until(lambda: reading.window.end_from(0) >= 2 * CHUNK)
     reading.close()
 
 
