@@ -69,12 +69,12 @@ def batches_of(loader, count, before_batch=lambda: None):
 def test_the_faster_training_echoes_while_the_reader_waits_for_the_slower_one():
     expected = in_order(4)
     fast, slow = on_demand(wait_for=2, window=2**15), on_demand(wait_for=2, window=2**15)
-    of_fast, of_slow = together(lambda: batches_of(fast, 200, sleeps(0.002)), lambda: batches_of(slow, 100, sleeps(0.01)))
+    of_fast, of_slow = together(lambda: batches_of(fast, 200, sleeps(0.005)), lambda: batches_of(slow, 100, sleeps(0.025)))
     check(of_fast, fast, expected)
     check(of_slow, slow, expected)
     assert fast.counts.echoed > slow.counts.echoed
     waited = fast.sharing.waited
-    assert waited.for_reading + waited.for_peers < 200 * 0.002, "less than its own steps"
+    assert waited.for_reading + waited.for_peers < 200 * 0.005, "less than its own steps"
     fast.close()
     slow.close()
 
