@@ -287,7 +287,7 @@ class ReadPool:
             return self._plain(index)
         with self._lock:
             is_left = slot.state == _WAITING and (slot.is_probe or not self._is_on or not self._threads)
-            if not is_left and slot.state != _LEFT_OUT:
+            if not is_left and slot.state not in (_READ, _LEFT_OUT):
                 self._wait_for(slot)
             is_read, value, error = slot.state == _READ, slot.value, slot.error
             self._leave_out(slot)

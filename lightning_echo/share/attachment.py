@@ -174,8 +174,8 @@ class Connector:
                         payload.options["expected"] = expected
                         self._say_elsewhere()
                         self._has_started = True
-                        killed += not start_reader(self._config.name, payload)
-                        self._check_again(killed)
+                        if not start_reader(self._config.name, payload):
+                            killed = self._killed_again(killed)
                         continue
             if found is not None:
                 connection, pidfd = found
@@ -192,10 +192,8 @@ class Connector:
                             _MOST_MUTE_SECONDS,
                         )
                         self._mute = self._socket
-                    elif isinstance(error, Gone):  # it was killed before it answered: one of another training may be, with it
-                        killed += self._has_started
-                        self._check_again(killed)
-                        self._has_started = False
+                    elif isinstance(error, Gone):  # it was killed before it answered
+                        killed = self._killed_again(killed)
                     elif not isinstance(error, _Over):
                         raise
                 else:
@@ -213,13 +211,20 @@ class Connector:
             )
         self._died_at.update(() if item is None else (item,))
 
-    def _check_again(self, killed: int) -> None:
-        """Raises an error if no other reader is started after so many of this training that were killed before they answered."""
-        if killed > 1 or (killed and self._has_started and not self._config.restart):
-            times = "twice " if killed > 1 else ""
+    def _killed_again(self, killed: int) -> int:
+        """Returns how many readers of this training were killed before they answered. Raises an error if no other one is started.
+
+        One of another training does not count: it is killed with that training, if it begins just then.
+        """
+        if not self._has_started:
+            return killed
+        self._has_started = False
+        if killed or not self._config.restart:
+            times = "twice " if killed else ""
             raise ReaderError(
                 f"the reader of share={self._config.name!r} has died {times}before it answered. {log_tail(self._config.name)}"
             )
+        return killed + 1
 
     def _connected(self) -> tuple[socket.socket, int] | None:
         """Returns a connection to a living reader and its pidfd; None if there is no reader."""

@@ -181,22 +181,26 @@ def test_what_threads_draw_while_the_worker_waits_moves_no_random_state_and_they
 
 
 class DrawsAndHangs(Storage):
-    """The read of one index draws random numbers once that is allowed, and goes on until it is released."""
+    """The read of one index draws random numbers once that is allowed, and ends when it is released."""
 
     def __init__(self, index):
         super().__init__()
-        self.index, self.may_draw = index, threading.Event()
+        self.index, self.is_reached, self.may_draw = index, threading.Event(), threading.Event()
         self.hold(index)
 
     def read(self, index):
-        if index == self.index and self.may_draw.wait(10):
+        if index == self.index:
+            self.is_reached.set()
+            assert self.may_draw.wait(10)
             torch.rand(1)
         return super().read(index)
 
 
-def test_a_comparison_that_waits_when_threads_stop_is_not_taken_for_an_example(monkeypatch):
-    """The 100th read is to be compared while the only thread is in another read, which draws random numbers."""
-    monkeypatch.setattr(module, "_WATCHED_EVERY", 1)  # each wait
+def test_a_comparison_that_waits_when_threads_stop_is_not_taken_for_an_example():
+    """The 100th read is to be compared while the only thread is in another read, which draws random numbers.
+
+    What has arrived is not waited for, so this wait is one of the first, of which each is watched.
+    """
     storage = DrawsAndHangs(100)
     pool, stages, pools = pool_of(storage, threads=1, is_ours=False)
     pool.foresee(range(110))
@@ -209,6 +213,7 @@ def test_a_comparison_that_waits_when_threads_stop_is_not_taken_for_an_example(m
             found.append(index)
         return len(found) == so_many
 
+    assert storage.is_reached.wait(10)
     until(lambda: take(100))
     threading.Timer(0.05, storage.may_draw.set).start()
     until(lambda: take(109))

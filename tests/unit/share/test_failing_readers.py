@@ -200,6 +200,19 @@ def test_readers_of_other_trainings_that_are_killed_before_they_answer_are_no_er
         thread.join(WITHIN_SECONDS)
 
 
+def test_one_of_its_own_and_then_one_of_another_training_are_no_error(started):
+    wanted, threads = started
+    others = []
+
+    def is_killed_early_and_another_begins(name):
+        others.append(is_killed(name))
+
+    wanted += [is_killed_early_and_another_begins, reads]
+    assert enters(connector()) == 0
+    assert len(threads) == 2
+    others[0].join(WITHIN_SECONDS)
+
+
 def answers_soon(monkeypatch):
     """Readers say every 0.1 s that they are there, and are taken for mute after 2 s."""
     monkeypatch.setattr(connecting, "_MOST_MUTE_SECONDS", 2.0)
