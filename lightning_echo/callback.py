@@ -127,6 +127,7 @@ class EchoCallback(DecidesFactor, pl.Callback):
     ``echo/shared_trainings``        trainings that share the reading, this one included; this and the next two if it is shared
     ``echo/peer_wait_fraction``      share of the epoch's time in which a batch waited for another, slower training
     ``echo/missed_examples``         examples in the run so far that other trainings had and this one did not
+    ``echo/read_again_examples``     examples in the run so far that were read again for this training, as it came late
     ================================ ============================================================================================
 
     In a collection of loaders, these metrics are of all echoed loaders together. If the factors differ, ``echo/factor`` is their

@@ -67,6 +67,7 @@ class EpochReport:
         shared_trainings: Trainings that share the reading, this one included. This and the next three are None without sharing.
         peer_wait_fraction: Share of the epoch's time in which a batch waited for another training, 0 to 1.
         missed_examples: Examples in the run so far that other trainings had and this one did not.
+        read_again_examples: Examples in the run so far that were read again for this training, since it joined within a pass.
         saved_cpu_seconds: Processor seconds saved by sharing in the run so far: those of reading this training's examples, less
             its own share of them.
         slowest_training: The training that this one waited for longest in the run so far; empty if none.
@@ -110,6 +111,7 @@ class EpochReport:
     shared_trainings: int | None = None
     peer_wait_fraction: float | None = None
     missed_examples: int | None = None
+    read_again_examples: int | None = None
     saved_cpu_seconds: float | None = None
     slowest_training: str = ""
     speedup: float | None = None
@@ -553,9 +555,10 @@ def _share_line(last: EpochReport) -> str:
     slowest = f"a slower one, most of all {last.slowest_training}" if last.slowest_training else "a slower one"
     waited = f"; {percent(last.peer_wait_fraction)} of the last epoch waited for {slowest}" if last.peer_wait_fraction else ""
     missed = f"; {last.missed_examples:,} examples were missed" if last.missed_examples else ""
+    again = f"; {last.read_again_examples:,} were read again for it, as it came late" if last.read_again_examples else ""
     saved = last.saved_cpu_seconds or 0.0
     worth = f"; reading once for all saved this one {three_digits(saved)} s of processor time" if saved else ""
-    return f"the reading was shared {beside} at the end of the last epoch{worth}{waited}{missed}"
+    return f"the reading was shared {beside} at the end of the last epoch{worth}{waited}{missed}{again}"
 
 
 def is_of_end(factor: float, uses: float) -> bool:

@@ -106,6 +106,7 @@ class Place(NamedTuple):
     item: int  # at which it continues
     others: int  # trainings that have entered before
     is_late: bool  # whether this is another place than it would get alone
+    there: int  # the window has what it takes from this item on. The items from its place up to this one are read again for it
     batch_size: int | None = None  # of the reader's loader
 
 
@@ -116,6 +117,11 @@ class Link(NamedTuple):
     pidfd: int  # shows when the reader's process ends; -1 if that is in another PID namespace
     window: Window
     place: Place
+    again: list[Window]  # one, with the items that are read again for this training; empty if it needs none
+
+    def window_of(self, item: int) -> Window:
+        """Returns the window that has an item of the reader."""
+        return self.window if item >= self.place.there else next(iter(self.again), self.window)
 
     def hang_up(self) -> None:
         """Ends the connection, even if forked children hold the socket open."""
@@ -127,6 +133,8 @@ class Link(NamedTuple):
         if self.pidfd >= 0:
             os.close(self.pidfd)
         self.window.close()
+        for window in self.again:
+            window.close()
 
 
 class Connector:
@@ -180,7 +188,7 @@ class Connector:
             if found is not None:
                 connection, pidfd = found
                 try:
-                    window, place = self._introduced(connection, wish, goes_on, expected, lacks_from)
+                    place, windows = self._introduced(connection, wish, goes_on, expected, lacks_from)
                 except BaseException as error:
                     connection.close()
                     if pidfd >= 0:
@@ -197,7 +205,7 @@ class Connector:
                     elif not isinstance(error, _Over):
                         raise
                 else:
-                    return Link(connection, pidfd, window, place)
+                    return Link(connection, pidfd, windows[0], place, windows[1:])
             if is_over():
                 raise ReaderError("the training has ended")
             time.sleep(_BETWEEN_TRIES_SECONDS)
@@ -245,13 +253,14 @@ class Connector:
 
     def _introduced(
         self, connection: socket.socket, wish: int | None, goes_on: bool, expected: int, lacks_from: int | None
-    ) -> tuple[Window, Place]:
-        """Introduces this training to the reader, and waits for a place."""
+    ) -> tuple[Place, list[Window]]:
+        """Introduces this training to the reader, and waits for a place. Returns it, the window, and the one of what is read again."""
         config = self._config
         hello = {
             "label": self._label,
             "behind": config.behind,
             "join": config.join,
+            "late": config.late,
             "wait_for": 1 if goes_on else config.wait_for,
             "wait_seconds": config.wait_seconds,
             "wish": wish,
@@ -302,8 +311,8 @@ class Connector:
             )
         self._has_started = False
         connection.setblocking(False)
-        place = Place(welcome["place"], welcome["others"], welcome["is_late"], welcome["batch_size"])
-        return Window(descriptors[0], can_write=False), place
+        place = Place(welcome["place"], welcome["others"], welcome["is_late"], welcome["there"], welcome["batch_size"])
+        return place, [Window(descriptor, can_write=False) for descriptor in descriptors]
 
     def _answer(self, connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
         """Waits for the answer to a hello. As long as the reader waits for others, it reports that every few seconds."""
@@ -513,6 +522,7 @@ class Attachment:
         self.saved_cpu_seconds = 0.0  # of reading that the other trainings paid for
         self.need_nanoseconds = 0  # per example, without waiting and without echoing. The reader gets it with the next place
         self.missed = 0  # examples that other trainings had, and not this rank
+        self.read_again = 0  # examples that the reader has read again for this rank, without those that its cache had
 
     def enter(self, wish: int | None, *, goes_on: bool = False) -> Place:
         """Attaches to the reader. ``goes_on``: whether this training had another one before, on another node, which has died."""
@@ -522,7 +532,7 @@ class Attachment:
         self._next = self._told = items.member_from(link.place.item)
         self._succession = Succession(link, self._succeed)
         self._say_pace()
-        return link.place._replace(item=self._next)
+        return link.place._replace(item=self._next, there=items.member_from(link.place.there))
 
     @property
     def trainings(self) -> int:
@@ -546,7 +556,7 @@ class Attachment:
         """Seconds between two examples, as the reader or a slower training that it waits for needs them; 0 if not known."""
         if self._link is None:
             return 0.0
-        window, share = self._link.window, self.items.share
+        window, share = self._link.window_of(self.items.item(self._next)), self.items.share
         need = window.slowest_need_nanoseconds / share
         return max(window.seconds_per_example / self._pace, need / 1e9 if need > self.need_nanoseconds else 0.0)
 
@@ -555,7 +565,7 @@ class Attachment:
         """The share of the examples that the reader reads which this training takes."""
         if self.items.part is None or self._link is None:
             return 1.0
-        read = self._link.window.read_in_pass
+        read = self._link.window_of(self.items.item(self._next)).read_in_pass
         return min(len(self.items.part.indices) / read, 1.0) if read else 1.0
 
     @property
@@ -592,10 +602,10 @@ class Attachment:
         if self.group.ranks > 1:
             return self._taken_by_all(item)
         at = self.items.item(item)
-        found = self._link.window.copy(at)
+        found = self._copy(at)
         while found is None:
             self._wait_for(item)
-            found = self._link.window.copy(at)
+            found = self._copy(at)
         self._next = item + 1
         if self._next - self._told >= self._tell_every:
             self._tell(self._next)
@@ -606,7 +616,7 @@ class Attachment:
         assert self._link is not None
         self._agree(self.group.round_of(item))
         wanted = item + self._shift
-        found = self._link.window.copy(self.items.item(wanted))
+        found = self._copy(self.items.item(wanted))
         while found is None:
             try:
                 self._wait_for(wanted)
@@ -616,7 +626,7 @@ class Attachment:
                 # This process was stopped for a while, and the other ranks have taken theirs: later items take their place.
                 self._shift = -(-(missed.low - item) // self.group.ranks) * self.group.ranks
                 wanted = item + self._shift
-            found = self._link.window.copy(self.items.item(wanted))
+            found = self._copy(self.items.item(wanted))
         self._again = item, found[0], bytes(found[1])
         self._next = item + 1
         self.missed += wanted != item
@@ -624,6 +634,15 @@ class Attachment:
             self._tell(self._agreed)  # this was the last item that the ranks have agreed on
         elif self._next - self._told >= self._tell_every:
             self._tell(self._next)
+        return found
+
+    def _copy(self, at: int) -> tuple[int, bytearray] | None:
+        """Returns kind and bytes of an item of the reader; None if it is not there."""
+        assert self._link is not None
+        window = self._link.window_of(at)
+        found = window.copy(at)
+        if window is not self._link.window and found is not None and not found[0] & HELD:
+            self.read_again += 1
         return found
 
     # ------------------------------------------------------------------ waiting
@@ -661,12 +680,13 @@ class Attachment:
         while not self.arrives(item):
             if (now := time.perf_counter()) > say_at:
                 say_at, at = now + _SAY_AGAIN_SECONDS, self.items.item(item)
-                is_blocked = self._link.window.is_blocked(at)
+                is_blocked = self._link.window_of(at).is_blocked(at)
                 LOGGER.info("share=%r: waits for %s", self._config.name, self._what(at, is_blocked))
 
     def has(self, item: int) -> bool:
         """Returns whether an item is there."""
-        return self._link is not None and self._link.window.has(self.items.item(item))
+        at = self.items.item(item)
+        return self._link is not None and self._link.window_of(at).has(at)
 
     def arrives(self, item: int, *, waits: bool = True) -> bool:
         """Returns whether an item is there; if not, after a moment. Raises the errors of `taken` if it cannot come any more.
@@ -674,7 +694,8 @@ class Attachment:
         ``waits``: whether the training waits for it, so that the moment counts as `waited`.
         """
         assert self._link is not None
-        window, at = self._link.window, self.items.item(item)
+        at = self.items.item(item)
+        window = self._link.window_of(at)
         is_gone = window.low > at  # must be read first: an item that is there now may be gone a moment later
         if window.has(at):
             return True
@@ -696,7 +717,7 @@ class Attachment:
     def _what(self, item: int, is_blocked: bool) -> str:
         """Returns what this training waits for, for people. ``item`` is one of the reader."""
         assert self._link is not None
-        window = self._link.window
+        window = self._link.window_of(item)
         if is_blocked:
             return f"{window.slowest_label or 'another training'}, which is slower"
         place, read = self._link.place, max(window.last_written + 1, window.begin)
@@ -708,8 +729,8 @@ class Attachment:
         """Waits for a moment. If there is a next reader, changes to it."""
         assert self._link is not None  # entered
         assert self._succession is not None
-        link = self._succession.following(_LOOK_SECONDS)
-        if link is None or self._link.window.has(self.items.item(item)):  # workers of the old one may have put it there just now
+        link, at = self._succession.following(_LOOK_SECONDS), self.items.item(item)
+        if link is None or self._link.window_of(at).has(at):  # workers of the old one may have put it there just now
             return
         gone = self._link
         self._succession.go_over()
@@ -738,21 +759,24 @@ class Attachment:
     def _note_told(self, item: int) -> None:
         """Notes that the reader knows that all items before this one are not needed any more."""
         assert self._link is not None
-        window = self._link.window
+        window = self._link.window_of(self.items.item(max(item - 1, 0)))
         takers = window.taken_in_pass / window.read_in_pass if window.read_in_pass else self.trainings  # of an example
         taken = max(item - max(self._told, self._missed_to), 0)
         self.saved_cpu_seconds += taken * self.cpu_seconds_per_example * (1 - 1 / max(takers, 1)) / self.group.ranks
         self._told = max(item, self._told)
-        if window.read_in_pass != self._said_read:
+        if self._link.again and self.items.item(item) >= self._link.place.there:
+            self._link.again.pop().close()  # all is taken: its memory becomes free
+        if self._link.window.read_in_pass != self._said_read:
             self._say_pace()
 
     def _say_pace(self) -> None:
         """Says at which pace this training gets its part, if it takes one."""
         assert self._link is not None
-        self._said_read, pace, name = self._link.window.read_in_pass, self._pace, self._config.name
+        self._said_read, name = self._link.window.read_in_pass, self._config.name
         if self.items.part is None or not self._said_read:
             return
         size = len(self.items.part.indices)
+        pace = min(size / self._said_read, 1.0)
         LOGGER.log(
             logging.INFO if pace >= _LEAST_PACE else logging.WARNING,
             "share=%r: this training takes %s of the %s examples of a pass, and the reader reads %s for all: it gets %.2f of the "
@@ -781,7 +805,7 @@ class Attachment:
         item_of = self.items.item
         first = max(self._next, self.items.member_from(link.place.item))  # this thread may be ahead of the training
         lacking = first
-        while window.has(item_of(lacking)):
+        while link.window_of(at := item_of(lacking)).has(at):
             lacking += 1
         lacks_from = None if self.items.part is None else window.unfinished_from  # others take items that this training skips
         died_at = last.get("at")

@@ -50,6 +50,10 @@ class ShareConfig:
         window: Memory for examples that are prepared and that not all trainings have taken. A string is a size with a unit
             (``"1GiB"``). A float between 0 and 1 is a share of the free memory. An integer is a number of bytes, at least 4096.
             The training that starts the reader sets the window.
+        late: A training that joins within a pass gets all of it if it has missed at most this share of it, 0 to 1: from the window,
+            from the reader's cache, or read again. The others wait for it as soon as they are a window ahead. This is for
+            ``join="now"`` and ``behind="wait"``, where data is read by index in the loader's own order (``shuffle`` True or
+            False), without ``cluster``. It also holds for a run that is resumed beside others. 0: it begins where they are.
         workers: How many workers the reader has, where data is read by index. ``"sum"``: as many as the loaders of the trainings
             that are there have together. Workers begin and end with the trainings. ``"starter"``: as many as the loader of the
             training that starts the reader. Or a number, at most 128. The training that starts the reader sets it.
@@ -78,6 +82,7 @@ class ShareConfig:
     _: KW_ONLY
     behind: str = "wait"
     join: str = "now"
+    late: float = 0.1
     wait_for: int = 1
     wait_seconds: float = 60.0
     window: int | float | str = "1GiB"
@@ -119,6 +124,8 @@ class ShareConfig:
             is_time = isinstance(value, Real) and not isinstance(value, bool)
             if not is_time or not 0 <= value < float("inf"):
                 raise ValueError(f"share.{option} must be a number of seconds, 0 or more, got {value!r}")
+        if isinstance(self.late, bool) or not isinstance(self.late, Real) or not 0 <= self.late <= 1:
+            raise ValueError(f"share.late must be a share of a pass, 0 to 1, got {self.late!r}")
         window = self.window
         if isinstance(window, str):
             size = bytes_from_words(window)
@@ -256,10 +263,10 @@ class StarterLock(AbstractContextManager["StarterLock"]):
 # ---------------------------------------------------------------------- wire
 # Messages between a reader and its trainings are JSON objects, and descriptors, over a Unix socket that keeps messages apart.
 # Each side checks that the other one is a process of the same user. A message that is not a JSON object, or that is too long,
-# ends its connection and nothing else. A welcome has the descriptor of a window, and a hello may have that of a part.
+# ends its connection and nothing else. A welcome has the descriptors of one or two windows, and a hello may have that of a part.
 
 MOST_BYTES = 2**16
-_MOST_DESCRIPTORS = 1
+_MOST_DESCRIPTORS = 2
 _CREDENTIALS = struct.Struct("3i")
 _Read = TypeVar("_Read")
 
@@ -310,8 +317,8 @@ def receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
             descriptors.frombytes(content[: len(content) - len(content) % descriptors.itemsize])
     try:
-        if len(descriptors) > _MOST_DESCRIPTORS:  # the room for one is rounded up
-            raise WireError(f"a message may bring {_MOST_DESCRIPTORS} descriptor, got {len(descriptors)}")
+        if len(descriptors) > _MOST_DESCRIPTORS:  # their room may be rounded up
+            raise WireError(f"a message may bring {_MOST_DESCRIPTORS} descriptors, got {len(descriptors)}")
         return _checked(data, flags), list(descriptors)
     except (WireError, Gone):
         for descriptor in descriptors:

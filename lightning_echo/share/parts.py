@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import threading
 from collections import deque
@@ -329,13 +330,17 @@ class _Dealt:
 
 
 class Dealing:
-    """Deals chunk after chunk, without end, to the workers that ask. The first chunk contains item ``begin``.
+    """Deals chunk after chunk to the workers that ask. The first chunk contains item ``begin``.
 
-    ``chunks_ahead``: the number of its own chunks that a worker is told ahead. Nobody else gets these.
+    ``chunks_ahead``: the number of its own chunks that a worker is told ahead. Nobody else gets these. ``end``: all items come
+    before this one; None: there is no end.
     """
 
-    def __init__(self, order: AheadOrder, wanted: Wanted, begin: int, chunks_ahead: int = 0) -> None:
+    def __init__(
+        self, order: AheadOrder, wanted: Wanted, begin: int, chunks_ahead: int = 0, end: int | None = None
+    ) -> None:
         self._order, self._wanted, self._begin, self._chunks_ahead = order, wanted, begin, chunks_ahead
+        self._end = math.inf if end is None else end
         self._first = begin // CHUNK * CHUNK
         self.asked, self._has_sought = 0, False  # asked: how many chunks the order was asked for
         self.ending: set[int] = set()  # workers that get no more
@@ -352,7 +357,9 @@ class Dealing:
         while True:
             with self.lock:
                 if worker not in self.ending:
-                    while not mine or (len(mine) <= self._chunks_ahead and self._order.reaches(self._first + CHUNK - 1)):
+                    while self._first < self._end and (
+                        not mine or (len(mine) <= self._chunks_ahead and self._order.reaches(self._first + CHUNK - 1))
+                    ):
                         mine.append(self._next())
                 if not mine:
                     return
@@ -378,6 +385,6 @@ class Dealing:
                 ahead += each.told
         first, indices, told = dealt.first, dealt.indices, dealt.told or ()
         is_read = self._wanted.settle(first + CHUNK, indices)
-        items = [item for item, stays in enumerate(is_read, first) if stays and item >= self._begin]
+        items = [item for item, stays in enumerate(is_read, first) if stays and self._begin <= item < self._end]
         dropped = [index for index, stays in zip(indices, is_read, strict=True) if not stays and index in told]
         return Chunk(first, items, indices, ahead, dropped)

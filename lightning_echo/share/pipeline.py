@@ -336,6 +336,7 @@ class SharedPipeline(PacedPipeline):
         place = self._attachment.enter(wish)
         if place.item != wish:
             return self._begin(self._say(place, Start(plan.position, plan.number)), plan.number)
+        self._say_again(place)
         items = []
         for live in plan.live():
             first = self._first_example(live.position)
@@ -367,7 +368,18 @@ class SharedPipeline(PacedPipeline):
             resumed = ", so this run does not continue where it stopped" if wanted.position else ""
             name = self._config.name
             LOGGER.info("share=%r: joined %s mid-pass%s; this run sees %.0f%% of the current pass", name, running, resumed, share)
+        self._say_again(place)
         return start
+
+    def _say_again(self, place: Place) -> None:
+        """Says what is read again for this training, if anything is."""
+        if (count := place.there - place.item) > 0:
+            LOGGER.info(
+                "share=%r: this training comes late, and misses nothing: it gets %s examples first that the window does not have "
+                "any more, from the reader's cache or read again. The others wait for it as soon as they are a window ahead",
+                self._config.name,
+                f"{count:,}",
+            )
 
     def _say_repeats(self, factor: float) -> None:
         """Warns, once, that a batch may hold an index twice, or that nothing is echoed on demand, so that none does."""
@@ -389,6 +401,7 @@ class SharedPipeline(PacedPipeline):
         wish = self._item(saved.position)
         place = self._attachment.enter(wish)
         if place.item == wish:
+            self._say_again(place)
             return self._over_items(saved.position, saved.number)
         return self._begin(self._say(place, saved), saved.number)
 

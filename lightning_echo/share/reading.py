@@ -336,9 +336,9 @@ class Reads:
 
 
 class Reading(Reads):
-    """The workers of a reader, which prepare examples from item ``begin`` on. A worker closes the reader's ``sockets``.
+    """The workers of a reader, which prepare examples from item ``begin`` on, up to ``end`` (None: without end).
 
-    There are as many as the loader of ``kind`` has, until another number is wanted.
+    A worker closes the reader's ``sockets``. There are as many as the loader of ``kind`` has, until another number is wanted.
     """
 
     def __init__(
@@ -354,6 +354,7 @@ class Reading(Reads):
         in_flight: int | str = 1,
         cache: ReaderCache | None = None,
         follows: bool = False,
+        end: int | None = None,
     ) -> None:
         super().__init__(when_lost, "reading")
         assert isinstance(kind, Indexed)
@@ -373,7 +374,7 @@ class Reading(Reads):
             self._ahead = replace(of_each, pools=Pools(self._context, MOST_LANES))
             if kind.is_foreseeable:
                 ahead = -(-self._ahead.window(order.pass_length // self._plain.num_workers) // CHUNK)
-        self._dealing = Dealing(AheadOrder(order, order.pass_length, crosses=kind.is_own_order), wanted, begin, ahead)
+        self._dealing = Dealing(AheadOrder(order, order.pass_length, crosses=kind.is_own_order), wanted, begin, ahead, end)
         self._workers: dict[int, WorkerProcesses] = {}  # by number
         self._most, self._has_begun = min(self._plain.num_workers, MOST_LANES), False  # most: how many are wanted
 

@@ -14,6 +14,7 @@ import math
 import os
 import selectors
 import socket
+import threading
 import time
 import traceback
 from collections import Counter
@@ -25,7 +26,7 @@ from typing import Any, NamedTuple, Protocol
 
 from lightning_echo.log import LOGGER
 from lightning_echo.pipeline.choice import choose_reading
-from lightning_echo.pipeline.kinds import Kind
+from lightning_echo.pipeline.kinds import Indexed, Kind
 from lightning_echo.share.config import Gone, WireError, check_peer, receive, send
 from lightning_echo.share.parts import Bits, Wanted, all_bits, bits_in, count_of, union_of
 from lightning_echo.share.reader_cache import ReaderCache
@@ -114,9 +115,16 @@ class Training:
     share: float = 1.0  # of the items that it takes
     lacks_from: int | None = None  # after its reader has died: the first item that any training may lack
     patient_until: float = math.inf  # the time in seconds up to which the reader waits for more trainings
-    cursor: int | None = None  # the first item that it still needs; None before it has entered
+    cursor: int | None = None  # the first item of the window that it still needs; None before it has entered
+    catching_up: int | None = None  # the first item that it still needs of those that are read again for it; None: it has all
     need_nanoseconds: int = 0  # per example, without waiting and without echoing; 0 if not known
     workers: int = 0  # that it would have for itself
+    late: float = 0.0  # it gets what it has missed of a pass, if that is at most this share of it
+
+    @property
+    def at(self) -> int | None:
+        """The first item that it still needs."""
+        return self.cursor if self.catching_up is None else self.catching_up
 
 
 class Entry(NamedTuple):
@@ -126,6 +134,7 @@ class Entry(NamedTuple):
     place: int
     others: int
     is_late: bool  # whether this is another place than it would get alone
+    there: int  # the window has all that it takes from this item on. The items from its place up to this one are read again
 
 
 class Trainings:
@@ -164,10 +173,18 @@ class Trainings:
         going_on = [one for one in ready if one.goes_on]  # they had a reader that has died: new trainings join them
         return min(min(one.wish or 0, one.wish or 0 if one.lacks_from is None else one.lacks_from) for one in going_on or ready)
 
-    def entries(self, begin: int, low: int, wanted: Wanted | None = None) -> list[Entry]:
+    def entries(
+        self,
+        begin: int,
+        low: int,
+        wanted: Wanted | None = None,
+        reach_back: Callable[[int], int] | None = None,
+    ) -> list[Entry]:
         """Lets the waiting trainings enter, and returns their entries. Items of the window below ``low`` may be overwritten.
 
         ``wanted`` says from which item on all is read that a training takes, as soon as it is among `entered` or `ready`.
+        ``reach_back`` keeps items of the window from an item on, as many as are still there, and returns the first one. None:
+        what a training has missed is not read again for it.
         """
         ready, found = self.ready(), []
         for goes_on in (True, False):  # the trainings of a dead reader enter first, and the others join them
@@ -176,14 +193,34 @@ class Trainings:
             fastest = max((one.cursor for one in at_work if one.cursor is not None), default=begin)
             several = []
             for training in ready:
-                if training.goes_on == goes_on:
-                    first = low if wanted is None else max(low, wanted.first_for(self.part_of(training), low))
-                    place, is_late = self._place(training, begin, first, fastest, bool(others))
-                    several.append(Entry(training, place, len(others - {training.group}), is_late))
+                if training.goes_on != goes_on:
+                    continue
+                back = None if reach_back is None else self._back_to(training, begin, low, fastest, bool(others))
+                if back is not None and reach_back is not None:
+                    low = reach_back(back)
+                there = low if wanted is None else max(low, wanted.first_for(self.part_of(training), low))
+                place, is_late = (back, False) if back is not None else self._place(training, begin, there, fastest, bool(others))
+                several.append(Entry(training, place, len(others - {training.group}), is_late, max(place, there)))
             for entry in several:  # all at once
-                entry.training.cursor = entry.place
+                entry.training.cursor = entry.there
+                entry.training.catching_up = entry.place if entry.place < entry.there else None
             found += several
         return found
+
+    def _back_to(self, training: Training, begin: int, low: int, fastest: int, has_others: bool) -> int | None:
+        """Returns where a training enters that gets what it has missed: where it stopped, or where the pass begins.
+
+        None: it has missed nothing, or too much, or the reader does not wait for it.
+        """
+        wish = begin if training.wish is None and not has_others else training.wish
+        if training.goes_on:
+            now, is_asked = low, wish is not None
+        else:
+            now, is_asked = max(fastest, low), has_others and training.join == "now"
+            wish = now // self._length * self._length if wish is None and self._length else wish
+        if not is_asked or wish is None or training.behind != "wait":
+            return None
+        return wish if 0 < now - wish <= training.late * self._length else None
 
     def _place(self, training: Training, begin: int, low: int, fastest: int, has_others: bool) -> tuple[int, bool]:
         wish = begin if training.wish is None and not has_others else training.wish
@@ -254,6 +291,7 @@ _GRACE_SECONDS = 10.0  # how long it waits for the trainings of a reader that ha
 _GOING_ON_SECONDS = 2.0  # the same, for the first one of them
 _TELL_FIRST_SECONDS = 3.0  # then the trainings that still wait get a sign of this reader
 _TELL_AGAIN_SECONDS = 10.0
+_MOST_CATCHING_UP = 4  # trainings at once: for each of them there is a window
 _MOST_ITEM = 2**62
 _MOST_TEXT = 2000  # characters
 
@@ -352,6 +390,7 @@ class Server:
         self._batch_size = size if isinstance(size, int) else None
         self._peers: dict[int, _Peer] = {}  # by the descriptor of the connection
         self._reading: Reads | None = None
+        self._again: dict[str, Reads] = {}  # what is read again for a training that came late, by its group
         self._selector = selectors.DefaultSelector()
         self._lost: BaseException | None = None
         self._wake_here, self._wake_there = socket.socketpair()
@@ -502,9 +541,13 @@ class Server:
         training = peer.training
         if training is None or training.cursor is None:
             raise WireError("a cursor of who has not entered")
-        if item < training.cursor:
+        if item < (training.at or 0):
             raise WireError("a cursor that goes back")
-        training.cursor, training.need_nanoseconds = item, need_nanoseconds
+        training.need_nanoseconds = need_nanoseconds
+        if item < training.cursor:
+            training.catching_up = item
+        else:
+            training.cursor, training.catching_up = item, None
         self._move_low()
 
     def _agree(self, peer: _Peer, ask: dict[str, Any]) -> None:
@@ -512,16 +555,25 @@ class Server:
         if training is None or training.cursor is None or reading is None:
             raise WireError("a question of who has not entered")
         asked = _item(ask["round"])
-        self._move(peer, max(asked, training.cursor), _item(ask["need"]))  # it needs no earlier item
+        self._move(peer, max(asked, training.at or 0), _item(ask["need"]))  # it needs no earlier item
         end = _item(ask["end"])
         agreement = self._trainings.agreements.setdefault(training.group, Agreement())
-        is_jump, item = agreement.answer(asked, end, reading.window.low, time.monotonic())
+        again = self._again.get(training.group)
+        low = reading.window.low if again is None or asked >= training.cursor else again.window.low
+        is_jump, item = agreement.answer(asked, end, low, time.monotonic())
         send(peer.connection, {"jump" if is_jump else "until": item})
 
     def _move_low(self) -> None:
         """Lets the workers overwrite items that nobody needs."""
         if self._reading is None:
             return
+        for group, again in list(self._again.items()):
+            at = [one.catching_up for one in self._trainings.all if one.group == group and one.catching_up is not None]
+            if at:
+                again.window.low = min(at)
+            else:  # a thread waits for its workers, which read for nobody any more
+                del self._again[group]
+                threading.Thread(target=again.close, name="lightning_echo-close", daemon=True).start()
         window = self._reading.window
         slowest = self._trainings.slowest()
         nodes = 0 if self._elsewhere is None else self._elsewhere.nodes
@@ -573,6 +625,8 @@ class Server:
             while self._hear(other):  # a training that has left before this one came is not at work
                 pass
         wish, lacks_from, part = hello["wish"], hello.get("lacks_from"), None
+        if len(descriptors) > 1:
+            raise WireError(f"a hello may bring 1 descriptor, got {len(descriptors)}")
         if descriptors:
             part = bits_in(descriptors[0], self._length)
             if not part.any():
@@ -582,6 +636,7 @@ class Server:
             label=str(hello["label"])[:200],
             behind=_one_of(hello["behind"], ("wait", "skip")),
             join=_one_of(hello["join"], ("now", "pass")),
+            late=_amount(hello["late"]),
             wait_for=_item(hello["wait_for"]),
             wish=None if wish is None else _item(wish),
             goes_on=bool(hello["goes_on"]),
@@ -591,7 +646,7 @@ class Server:
             share=1.0 if part is None else count_of(part) / self._length,
             lacks_from=None if lacks_from is None else _item(lacks_from),
             workers=_item(hello["workers"]),
-            patient_until=time.monotonic() + _seconds(hello["wait_seconds"]),
+            patient_until=time.monotonic() + _amount(hello["wait_seconds"]),
         )
         peer.tell_at = time.monotonic() + _TELL_FIRST_SECONDS
         self._expected = max(self._expected, _item(hello["expected"]))  # also if a new training has started this reader
@@ -610,7 +665,7 @@ class Server:
         try:
             self._let_enter()
         except Exception as error:  # of the user's sampler, of an object that is sent to workers, of the system
-            if self._reading is not None and self._reading.has_lost_worker():
+            if any(each is not None and each.has_lost_worker() for each in (self._reading, *self._again.values())):
                 raise  # torch raises this in the main thread whenever a worker dies, also while others are started
             raise CannotBegin(f"{type(error).__name__}: {error}") from error
 
@@ -620,7 +675,8 @@ class Server:
             self._when_over = lambda: None
         self._listener.close()
         self._let_nobody_come()
-        at = None if self._reading is None else self._reading.lost_at()
+        at = [each.lost_at() for each in (self._reading, *self._again.values()) if each is not None]
+        at = min((item for item in at if item is not None), default=None)
         ends = {"failed": str(error)[:_MOST_TEXT], "at": at}
         for peer in list(self._peers.values()):
             if peer.training is not None:
@@ -646,10 +702,48 @@ class Server:
         self._settle()
         peers = {id(peer.training): peer for peer in self._peers.values() if peer.training is not None}
         nodes = 0 if self._elsewhere is None else self._elsewhere.nodes
-        for training, place, others, is_late in trainings.entries(reading.window.begin, reading.window.low, reading.wanted):
-            is_late = is_late or (self._elsewhere is not None and place > (training.wish or 0))
-            self._tell_place(peers[id(training)], reading, place, others + nodes, is_late)
+        window, kind = reading.window, self._kind
+        # A sampler of the user's is asked for one item after the other, and what was read for another node was read there.
+        can_repeat = isinstance(kind, Indexed) and kind.is_own_order and self._elsewhere is None
+        entries = trainings.entries(window.begin, window.low, reading.wanted, window.reach_back if can_repeat else None)
+        lacking = {entry.training.group: entry for entry in entries if entry.place < entry.there}
+        refused = {group for group, entry in lacking.items() if not self._read_again(entry)}
+        for entry in entries:
+            if entry.training.group in refused:
+                entry.training.catching_up = None
+                entry = entry._replace(place=entry.there, is_late=True)
+            is_late = entry.is_late or (self._elsewhere is not None and entry.place > (entry.training.wish or 0))
+            self._tell_place(peers[id(entry.training)], reading, entry._replace(others=entry.others + nodes, is_late=is_late))
         self._move_low()
+
+    def _read_again(self, entry: Entry) -> bool:
+        """Reads again, for all ranks of a training, what the window does not have any more. Returns whether that is possible."""
+        if len(self._again) >= _MOST_CATCHING_UP:
+            return False
+        training, again = entry.training, None
+        read = partial(self._read, self._kind, self._seed, entry.place, self._window_bytes, self._on_lost, self._sockets)
+        of_group = sum(one.workers for one in self._trainings.all if one.group == training.group)
+        try:
+            again = read(end=entry.there)
+            again.window.read_in_pass = again.window.taken_in_pass = 1  # for this training alone
+            assert again.wanted is not None
+            again.wanted.change(training.part)
+            again.want(max(of_group if isinstance(self._workers, str) else self._workers, 1))
+            again.start()
+        except OSError as error:  # the system has no process, memory or descriptor left
+            LOGGER.warning("%s comes late, and what it has missed cannot be read again: %s", training.label, error)
+            if again is not None:
+                again.close()
+            return False
+        LOGGER.info(
+            "%s comes late: items %d to %d are read again for it, with %d workers",
+            training.label,
+            entry.place,
+            entry.there - 1,
+            again.workers,
+        )
+        self._again[training.group] = again
+        return True
 
     def _begin(self, item: int) -> bool:
         """Begins to read at an item. Drops the items that were read for others before. Returns whether there is a window."""
@@ -686,6 +780,9 @@ class Server:
 
     def _end_reading(self) -> None:
         """Ends the workers, and leaves other nodes."""
+        for again in self._again.values():
+            again.close()
+        self._again.clear()
         if self._elsewhere is not None:
             self._elsewhere.leave()
         if self._reading is not None:
@@ -695,17 +792,20 @@ class Server:
     def _who(self) -> str:
         return f"process {os.getpid()}, started {time.monotonic() - self._begun:.0f} s ago by {self._starter}"
 
-    def _tell_place(self, peer: _Peer, reading: Reads, place: int, others: int, is_late: bool) -> None:
-        descriptor = reading.window.read_only_descriptor()
-        welcome = {"place": place, "others": others, "is_late": is_late, "batch_size": self._batch_size, "whose": self._who()}
+    def _tell_place(self, peer: _Peer, reading: Reads, entry: Entry) -> None:
+        windows = [reading.window] + [self._again[entry.training.group].window] * (entry.place < entry.there)
+        descriptors = [window.read_only_descriptor() for window in windows]
+        welcome = {"place": entry.place, "there": entry.there, "others": entry.others, "is_late": entry.is_late}
+        welcome |= {"batch_size": self._batch_size, "whose": self._who()}
         welcome |= {"count": self._trainings.count, "cache": reading.about_cache}
         try:
-            send(peer.connection, {"welcome": welcome}, [descriptor])
+            send(peer.connection, {"welcome": welcome}, descriptors)
             peer.knows_place = True
         except (Gone, BlockingIOError):
             self._drop(peer)
         finally:
-            os.close(descriptor)
+            for descriptor in descriptors:
+                os.close(descriptor)
 
     # ------------------------------------------------------------------ status
 
@@ -717,7 +817,7 @@ class Server:
                 "pid": os.getpid(),
                 "data": self._fingerprint["data set"],
                 "trainings": [
-                    {"pid": one.pid, "label": one.label, "behind": one.behind, "at": one.cursor, "share": one.share}
+                    {"pid": one.pid, "label": one.label, "behind": one.behind, "at": one.at, "share": one.share}
                     for one in trainings.all[:100]
                 ],
                 "count": trainings.count,
@@ -739,9 +839,9 @@ def _item(value: Any) -> int:
     return value
 
 
-def _seconds(value: Any) -> float:
+def _amount(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _MOST_ITEM:
-        raise WireError(f"a time is wrong: {str(value)[:80]}")
+        raise WireError(f"an amount is wrong: {str(value)[:80]}")
     return value
 
 

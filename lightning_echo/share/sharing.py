@@ -113,6 +113,7 @@ class LoaderSharing:
         self.is_replayed = self._unit is Unit.indexed  # so that the order of a run follows from the name
         self._attachment: Attachment | None = None
         self._waited_before, self._saved_before, self._missed_before = Waited(), 0.0, 0
+        self._again_before = 0
         check_shareable(config, kind)
         self._cache_config, self._cache = cache, None if cache is None else ReaderCache.of(cache, read_by(kind, config.name))
         self._lookups = Lookups()  # of the examples that were delivered
@@ -162,6 +163,11 @@ class LoaderSharing:
         """Examples that other trainings had and this rank missed, since the reader does not wait with ``behind="skip"``."""
         now = 0 if self._attachment is None else self._attachment.missed
         return self._missed_before + now + self._stream.missed * self._examples_of_item()
+
+    @property
+    def read_again_examples(self) -> int:
+        """Examples that the reader has read again for this rank, since it came late. Those that a cache held do not count."""
+        return self._again_before + (0 if self._attachment is None else self._attachment.read_again)
 
     def _examples_of_item(self) -> int:
         return 1 if self._batches is None else self._batches.rows
@@ -244,6 +250,7 @@ class LoaderSharing:
     ) -> Attachment:
         self._waited_before, self._saved_before = self.waited, self.saved_cpu_seconds
         self._missed_before += 0 if self._attachment is None else self._attachment.missed
+        self._again_before = self.read_again_examples
         place = place_of_training(self.config.name) if self.config.cluster else None
         data_fingerprint = fingerprint_of(self._users, self.config.ignore, options_in_words(self._cache_config))
         if trained := trained_parts(data_fingerprint):

@@ -203,11 +203,11 @@ class CacheState(NamedTuple):
     hold: int = 0  # the form of an example, as its place in ``HOLDS``
 
 
-_MAGIC = 0x4C45_5348_4152_4505  # the last byte: version of the layout
+_MAGIC = 0x4C45_5348_4152_4506  # the last byte: version of the layout
 _HEADER_BYTES = 8192
 # words of the header
 _MAGIC_AT, _LOW, _CLOSED, _SLOTS, _RING, _BEGIN, _TRAININGS, _NEED, _LANES, _HEAD, _TAIL, _RESERVED, _PUT, _PUT_BYTES = range(14)
-_READ, _TAKEN, _OPEN, _CACHE = range(14, 18)
+_READ, _TAKEN, _OPEN, _GONE, _CACHE = range(14, 19)  # gone: of the items before this one, some were overwritten
 _OF_LANES = _CACHE + len(CacheState._fields)
 _AT, _BLOCKED, _PREPARED, _NANOSECONDS, _CPU_NANOSECONDS = range(5)  # words of the lanes, each for one lane after the other
 _NOWHERE = 2**63  # ``at`` of a lane that there is not
@@ -345,6 +345,16 @@ class Window:
     def waits(self, lane: int) -> bool:
         """Returns whether a lane waits for room."""
         return bool(self._words[_word(lane, _BLOCKED)])
+
+    def reach_back(self, item: int) -> int:
+        """Keeps items from ``item`` on that were taken, as many of them as are still there. Returns the first one, which is ``low``.
+
+        The reader calls this. No lane gets room meanwhile, and afterwards none gets what these items take.
+        """
+        with self._locked():
+            end = max([self.last_written + 1, *(at + 1 for at in self._of_lanes(_AT) if at != _NOWHERE)])
+            self.low = min(self.low, max(item, self._words[_GONE], self.begin, end - self.slots))
+        return self.low
 
     @property
     def lanes(self) -> int:
@@ -532,9 +542,11 @@ class Lane:
             at = tail % capacity // 8
             if ring[at] > over:  # it is of an item that is not over, plus 1
                 if ring[at] > item == earliest and words[_RESERVED] <= over:
+                    words[_GONE] = max(words[_GONE], words[_RESERVED])
                     words[_RESERVED] = item + 1
                     return _IN_RESERVE
                 return None
+            words[_GONE] = max(words[_GONE], ring[at])
             words[_TAIL] = tail + ring[at + 1]
         if skipped:
             at = head % capacity // 8

@@ -238,6 +238,7 @@ class ShareUse(NamedTuple):
     trainings: int  # that the reader has at the end of the epoch, this one included
     waited_seconds: float  # in which a batch waited for another training, on the rank where this was longest
     missed: int  # examples that other trainings had and this one did not, in the run so far, all ranks
+    read_again: int  # examples that were read again for this training, in the run so far, all ranks
     saved_cpu_seconds: float  # in the run so far, all ranks
     slowest_training: str = ""  # this rank waited for it longest in the run so far; empty if it waited for none
 
@@ -256,11 +257,13 @@ class ShareMeter:
             return None
         waited = sharing.waited.for_peers - self._waited_at_start
         saved = int(sharing.saved_cpu_seconds * _NANOSECONDS)
-        of_ranks = gather([sharing.trainings, int(waited * _NANOSECONDS), sharing.missed_examples, saved]).tolist()
-        trainings, waits, missed, saves = zip(*of_ranks, strict=True)
+        counts = [sharing.trainings, int(waited * _NANOSECONDS), sharing.missed_examples, sharing.read_again_examples, saved]
+        trainings, waits, missed, again, saves = zip(*gather(counts).tolist(), strict=True)
         by_peer = sharing.waited.by_peer
         slowest = max(by_peer, key=by_peer.__getitem__, default="")
-        return ShareUse(max(trainings), max(waits) / _NANOSECONDS, sum(missed), sum(saves) / _NANOSECONDS, slowest)
+        return ShareUse(
+            max(trainings), max(waits) / _NANOSECONDS, sum(missed), sum(again), sum(saves) / _NANOSECONDS, slowest
+        )
 
 
 def _sharing_of(loader: Any) -> LoaderSharing | None:

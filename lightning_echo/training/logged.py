@@ -219,6 +219,7 @@ def report_of(
         shared_trainings=None if shared is None else shared.trainings,
         peer_wait_fraction=shared.waited_seconds / seconds if shared is not None and seconds else None,
         missed_examples=None if shared is None else shared.missed,
+        read_again_examples=None if shared is None else shared.read_again,
         saved_cpu_seconds=None if shared is None else shared.saved_cpu_seconds,
         slowest_training="" if shared is None else shared.slowest_training,
         speedup=None if costs is None or on_demand else costs.speedup(factor),

@@ -9,13 +9,14 @@ import time
 from pathlib import Path
 
 import torch
-from sharing_runs import Numbers, end_readers, epochs_of, loader_of, rows
+from sharing_runs import Numbers, end_readers, epochs_of, loader_of, places, rows, wait_until
 from torch.utils.data import Subset
 
 RANKS, LENGTH, BATCH_SIZE, EPOCHS = 2, 61, 4, 3
 BESIDE = {"name": "beside", "wait_for": 2, "window": 2**13}
 PART, OTHER_PART = range(4, 45), range(30, LENGTH)
 IN_PARTS = {"name": "parts", "wait_for": 2, "window": 2**13}
+LATE = {"name": "late", "window": 2**13, "late": 1.0, "linger_seconds": 20}
 SKIPPING = {"name": "skipping", "wait_for": 2, "window": 2**14}
 
 
@@ -76,6 +77,17 @@ def on_a_part():
     return found
 
 
+def coming_late():
+    """With a training of one rank, which is within its pass when the ranks come."""
+    wait_until(lambda: places("late"), "the training is there")
+    torch.distributed.barrier()
+    loader = loader_of(Numbers(LENGTH), BATCH_SIZE, **LATE)
+    found = epochs_of(loader, EPOCHS)
+    again = loader.sharing.read_again_examples
+    loader.close()
+    return {"epochs": found, "again": again}
+
+
 def main(folder, rank):
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
     found = {"beside": beside_another_training(), "anywhere": resumed_anywhere(rank)}
@@ -83,6 +95,8 @@ def main(folder, rank):
     found["part"] = on_a_part()
     torch.distributed.barrier()
     found["skipping"] = skipping(rank)
+    torch.distributed.barrier()
+    found["late"] = coming_late()
     torch.save(found, folder / f"rank-{rank}.pt")
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()

@@ -8,8 +8,8 @@ import time
 import pytest
 import sharing_ranks_runs
 import torch
-from sharing_ranks_runs import BATCH_SIZE, BESIDE, EPOCHS, IN_PARTS, LENGTH, OTHER_PART, PART, RANKS, SKIPPING
-from sharing_runs import Numbers, end_readers, epochs_of, examples, in_process, loader_of, wait_until
+from sharing_ranks_runs import BATCH_SIZE, BESIDE, EPOCHS, IN_PARTS, LATE, LENGTH, OTHER_PART, PART, RANKS, SKIPPING
+from sharing_runs import Numbers, end_readers, epochs_of, examples, in_process, loader_of, places, rows, wait_until
 from torch.utils.data import DataLoader, Subset
 
 from lightning_echo import ShareConfig, serve
@@ -53,12 +53,19 @@ def runs(tmp_path_factory):
                 loader.close()
                 loader = loader_of(Numbers(LENGTH), 7, **SKIPPING)
                 every = epochs_of(loader, 40, lambda: time.sleep(0.005))
+                loader.close()
+                loader = loader_of(Numbers(LENGTH), 7, **LATE)
+                epoch = iter(loader)
+                before = [[rows(next(epoch)) for _ in range(4)]]
+                wait_until(lambda: len(places("late")) == 1 + RANKS, "the ranks have joined")
+                before[0] += [rows(batch) for batch in epoch]
+                before += epochs_of(loader, EPOCHS - 1)
             finally:
                 loader.close()
                 printed = [rank.communicate(timeout=240)[0] for rank in ranks]
                 end_readers()
     assert [rank.returncode for rank in ranks] == [0] * RANKS, "\n".join(printed)[-6000:]
-    return alone, [torch.load(folder / f"rank-{rank}.pt", weights_only=True) for rank in range(RANKS)], every, other
+    return alone, [torch.load(folder / f"rank-{rank}.pt", weights_only=True) for rank in range(RANKS)], every, other, before
 
 
 def test_the_ranks_divide_each_pass_and_have_equally_many_steps(runs):
@@ -75,7 +82,7 @@ def test_the_ranks_divide_each_pass_and_have_equally_many_steps(runs):
 
 
 def test_ranks_on_a_part_divide_that_part_and_the_training_beside_has_its_own(runs):
-    _, ranks, _, other = runs
+    _, ranks, _, other, _ = runs
     for number, whole in enumerate(other):
         assert sorted(index for index, _ in examples(whole)) == list(OTHER_PART)
         shares = [[index for index, _ in examples(rank["part"][number])] for rank in ranks]
@@ -86,6 +93,19 @@ def test_ranks_on_a_part_divide_that_part_and_the_training_beside_has_its_own(ru
         drawn = {tuple(example) for rank in ranks for example in examples(rank["part"][number])}
         both = set(PART) & set(OTHER_PART)
         assert {each for each in drawn if each[0] in both} == {tuple(each) for each in examples(whole) if each[0] in both}
+
+
+def test_ranks_that_come_late_get_whole_passes_each_its_share(runs):
+    _, ranks, *_, before = runs
+    for number, whole in enumerate(before):
+        stream = examples(whole)
+        assert sorted(index for index, _ in stream) == list(range(LENGTH))
+        for rank, share in enumerate(examples(run["late"]["epochs"][number]) for run in ranks):
+            expected = stream[rank::RANKS]
+            assert [tuple(example) for example in share] == [tuple(example) for example in expected] + [
+                tuple(expected[-1])
+            ] * (31 - len(expected))
+    assert all(0 < run["late"]["again"] < 31 for run in ranks)
 
 
 def test_a_run_goes_on_exactly_from_each_of_its_batches_also_where_a_pass_is_filled_up(runs):

@@ -36,6 +36,7 @@ FULL = {
     "shared_trainings": 3,
     "peer_wait_fraction": 0.25,
     "missed_examples": 0,
+    "read_again_examples": 0,
     "saved_cpu_seconds": 12.5,
     "slowest_training": "b.py (process 7)",
     "speedup": 1.2,

@@ -118,6 +118,10 @@ def test_the_line_about_the_cache_says_what_it_holds_and_what_it_was_good_for_in
             "with 3 other trainings at the end of the last epoch; 25% of the last epoch waited for a slower one, most of all "
             "b.py (process 7); 1,200 examples were missed",
         ),
+        (
+            {"shared_trainings": 1, "missed_examples": 0, "read_again_examples": 1300},
+            "with no other training at the end of the last epoch; 1,300 were read again for it, as it came late",
+        ),
     ],
 )
 def test_the_line_about_sharing_says_with_how_many_and_what_that_cost(values, said):

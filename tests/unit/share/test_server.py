@@ -22,7 +22,7 @@ from lightning_echo.share.window import CacheState
 
 HELLO = {
     **{"label": "test", "behind": "wait", "join": "now", "wait_for": 2, "wait_seconds": 600, "wish": None},  # nothing is read
-    **{"goes_on": False, "group": "g", "ranks": 1, "workers": 1, "fingerprint": {"data set": "range of 8"}},
+    **{"late": 0.1, "goes_on": False, "group": "g", "ranks": 1, "workers": 1, "fingerprint": {"data set": "range of 8"}},
 }
 
 

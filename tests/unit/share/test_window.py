@@ -61,6 +61,32 @@ def test_what_is_not_below_low_is_never_overwritten(sizes, begin, lag, window_by
         window.close()
 
 
+@given(
+    sizes=st.lists(st.integers(0, 900), min_size=1, max_size=150),
+    begin=st.integers(0, 100),
+    backs=st.dictionaries(st.integers(0, 150), st.integers(0, 40), max_size=20),
+    window_bytes=st.integers(1024, 4096),
+)
+def test_what_it_reaches_back_to_is_there_and_stays(sizes, begin, backs, window_bytes):
+    """``backs``: after which item, and how far back."""
+    window = Window.create(window_bytes, 1, begin)
+    try:
+        lane, reached = Lane(window, 0), 0
+        for item, size in enumerate(sizes, begin):
+            puts_at_last(window, lane, item, [content(item, size)], size)
+            window.low = item + 1  # taken at once
+            if (back := backs.get(item - begin)) is not None:
+                low = window.reach_back(item + 1 - back)
+                assert low == window.low <= item + 1
+                reached += item + 1 - low
+            for other in range(window.low, item + 1):
+                assert window.copy(other) == (0, bytearray(content(other, sizes[other - begin])))
+        room = window_bytes - 4 * 916  # as much was certainly not overwritten
+        assert reached or room < 0 or not any(back and at < len(sizes) for at, back in backs.items())
+    finally:
+        window.close()
+
+
 def puts_at_last(window, lane, item, parts, size):
     """Puts an example. While it waits, ``low`` rises, one by one, at most up to that item."""
 

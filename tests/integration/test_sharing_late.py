@@ -1,0 +1,225 @@
+"""A training that joins within a pass: it gets the whole pass if it has missed at most ``late`` of it."""
+
+import os
+import signal
+from collections import Counter
+
+import pytest
+import torch
+from sharing_runs import (
+    Numbers,
+    closing,
+    epochs_of,
+    examples,
+    indices,
+    kill_reader,
+    loader_of,
+    places,
+    rows,
+    status,
+    together,
+    wait_until,
+)
+from torch.utils.data import Subset
+
+from lightning_echo import EchoLoader
+
+pytestmark = pytest.mark.usefixtures("own_folder")
+
+LENGTH, BATCH_SIZE, TAKEN = 2000, 8, 10  # taken: batches of the first training before the other one comes
+SMALL, LARGE = 2**13, 2**23  # bytes: windows for some 20 examples, and for several passes
+
+
+class Noted(Numbers):
+    """Writes down each read: the index, and the noise that was drawn for it."""
+
+    def __init__(self, path, length=LENGTH, seconds=0.0):
+        super().__init__(length, seconds)
+        self.path = str(path)
+
+    def __getitem__(self, index):
+        example = super().__getitem__(index)
+        with open(f"{self.path}/reads", "a") as file:
+            file.write(f"{index} {example['noise'].item()!r}\n")
+        return example
+
+
+def reads(folder):
+    """How often each item was read: index and noise tell an item from another one."""
+    return Counter((folder / "reads").read_text().splitlines())
+
+
+def begun(dataset, batches=TAKEN, **share):
+    """A training that has had so many batches, and takes no more; its iterator, and what it has had."""
+    loader = loader_of(dataset, BATCH_SIZE, **{"window": SMALL, "linger_seconds": 5, **share})
+    iterator = iter(loader)
+    return loader, iterator, [rows(next(iterator)) for _ in range(batches)]
+
+
+def rest(loader, iterator, had, count):
+    """Returns the rest of ``count`` epochs of a training that has begun."""
+
+    def run():
+        epochs = [had + [rows(batch) for batch in iterator]]
+        epochs += epochs_of(loader, count - 1)
+        loader.close()
+        return epochs
+
+    return run
+
+
+@pytest.mark.parametrize("cache", [None, "8MiB"])
+@pytest.mark.parametrize("window", [SMALL, LARGE])
+def test_it_gets_the_whole_pass_in_the_same_order_and_what_is_read_again_is_counted(window, cache, tmp_path):
+    options = {"options": {"cache": cache}, "window": window}
+    first = begun(Noted(tmp_path), **options)
+    second = loader_of(Noted(tmp_path), BATCH_SIZE, **options)
+    late, early = together(closing(second, 2), rest(*first, 2))
+    assert [examples(epoch) for epoch in late] == [examples(epoch) for epoch in early]
+    assert [sorted(indices(epoch)) for epoch in late] == [list(range(LENGTH))] * 2
+    again = second.sharing.read_again_examples
+    counted = reads(tmp_path)
+    assert max(counted.values()) <= 2
+    assert again == sum(times == 2 for times in counted.values())
+    if window == LARGE or cache:
+        assert again == 0
+    else:
+        assert TAKEN * BATCH_SIZE <= again <= LENGTH / 10
+    assert (second.sharing.missed_examples, first[0].sharing.read_again_examples) == (0, 0)
+
+
+@pytest.mark.parametrize(("late", "batches"), [(0, TAKEN), (0.1, 30)])
+def test_later_than_that_it_begins_where_the_others_are_and_says_so(late, batches, tmp_path, caplog):
+    caplog.set_level("INFO", logger="lightning_echo")
+    first = begun(Noted(tmp_path), batches)
+    second = loader_of(Noted(tmp_path), BATCH_SIZE, late=late)
+    found, early = together(closing(second, 2), rest(*first, 3))
+    assert "mid-pass; this run sees" in caplog.text
+    stream = [example for epoch in early for example in examples(epoch)]
+    begins = stream.index(examples(found[0])[0])
+    assert begins >= batches * BATCH_SIZE
+    assert [example for epoch in found for example in examples(epoch)] == stream[begins : begins + 2 * LENGTH]
+    assert max(reads(tmp_path).values()) == 1
+
+
+@pytest.mark.parametrize("window", [SMALL, LARGE])
+def test_on_a_part_it_gets_all_of_its_part_and_nothing_else(window, tmp_path):
+    part = range(500, 1300)
+    first = begun(Noted(tmp_path), window=window)
+    second = loader_of(Subset(Noted(tmp_path), part), BATCH_SIZE, window=window)
+    late, early = together(closing(second, 2), rest(*first, 2))
+    assert [sorted(indices(epoch)) for epoch in late] == [list(part)] * 2
+    assert [examples(epoch) for epoch in late] == [[one for one in examples(epoch) if one[0] in part] for epoch in early]
+
+
+def test_what_only_it_wants_is_read_again_also_if_the_window_holds_the_others(tmp_path):
+    """The first training takes one part, so that nothing of the other part was read."""
+    first = begun(Subset(Noted(tmp_path), range(1000)), window=LARGE, batches=4)
+    second = loader_of(Subset(Noted(tmp_path), range(900, LENGTH)), BATCH_SIZE, window=LARGE, late=1.0)
+    late, early = together(closing(second, 2), rest(*first, 2))
+    assert [sorted(indices(epoch)) for epoch in late] == [list(range(900, LENGTH))] * 2
+    assert [sorted(indices(epoch)) for epoch in early] == [list(range(1000))] * 2
+    assert max(reads(tmp_path).values()) <= 2
+
+
+@pytest.mark.parametrize("factor", [2, "demand"])
+def test_echoing_it_has_each_example_fresh_once_a_pass_and_none_twice_in_a_batch(factor, tmp_path):
+    first = begun(Noted(tmp_path))
+    second = loader_of(Noted(tmp_path), BATCH_SIZE, factor=factor)
+    found, _ = together(closing(second, 1), rest(*first, 1))
+    for batch in found[0]:
+        assert len({index for index, _ in batch}) == len(batch)
+    distinct = {example for batch in found[0] for example in batch}
+    assert second.counts.fresh >= len(distinct) > 0
+    if factor == "demand":
+        assert {index for index, _ in distinct} == set(range(LENGTH))
+
+
+@pytest.mark.parametrize("who", ["reader", "worker"])
+def test_the_reader_or_a_worker_is_killed_while_it_catches_up_and_nobody_loses_anything(who, tmp_path):
+    first = begun(Noted(tmp_path))
+    second = loader_of(Noted(tmp_path), BATCH_SIZE)
+    iterator = iter(second)
+    had = [rows(next(iterator))]
+    assert min(places()) < TAKEN * BATCH_SIZE, "it catches up"
+    if who == "reader":
+        kill_reader()
+    else:
+        reader = status()["pid"]
+        with open(f"/proc/{reader}/task/{reader}/children") as file:
+            os.kill(int(file.read().split()[-1]), signal.SIGKILL)  # the last one was started for the second training
+    late, early = together(rest(second, iterator, had, 2), rest(*first, 2))
+    assert [examples(epoch) for epoch in late] == [examples(epoch) for epoch in early]
+    assert [sorted(indices(epoch)) for epoch in late] == [list(range(LENGTH))] * 2
+
+
+def test_it_leaves_while_it_catches_up_and_the_next_one_comes_late_too(tmp_path):
+    first = begun(Noted(tmp_path))
+    second = loader_of(Noted(tmp_path), BATCH_SIZE)
+    had = rows(next(iter(second)))
+    second.close()
+    wait_until(lambda: status()["count"] == 1, "it has left")
+    third = loader_of(Noted(tmp_path), BATCH_SIZE)
+    late, early = together(closing(third, 2), rest(*first, 2))
+    assert [examples(epoch) for epoch in late] == [examples(epoch) for epoch in early]
+    assert examples([had]) == examples(early[0])[:BATCH_SIZE]
+
+
+@pytest.mark.parametrize("factor", [1, 1.5, "demand"])
+@pytest.mark.parametrize("batches", [1, 5, 12])
+def test_a_run_that_is_resumed_beside_another_one_continues_where_it_stopped(batches, factor, tmp_path):
+    """Within what was read again for it, and after that. The other training does not go on meanwhile, or a little."""
+
+    def make():
+        return loader_of(Noted(tmp_path), BATCH_SIZE, factor=factor)
+
+    first = begun(Noted(tmp_path), batches=20)
+    second = make()
+    iterator = iter(second)
+    had = [rows(next(iterator)) for _ in range(batches)]
+    state, fresh = second.state_dict(), second.counts.fresh
+    second.close()
+    wait_until(lambda: status()["count"] == 1, "it has left")
+    third = make()
+    third.load_state_dict(state)
+    found, early = together(closing(third, 1), rest(*first, 1))
+    both = [example for batch in [*had, *found[0]] for example in batch]
+    if factor == 1:
+        assert both == examples(early[0])
+    elif factor == "demand":
+        assert {index for index, _ in both} == set(range(LENGTH))
+    assert third.counts.fresh + fresh >= len(set(both))
+    assert set(both) <= set(examples(early[0])), "nothing of another pass"
+
+
+def test_data_that_reads_many_examples_in_one_call_gives_the_same_ones_again(tmp_path):
+    class Together(Noted):
+        def __getitems__(self, wanted):
+            return [self[index] for index in wanted]
+
+    first = begun(Together(tmp_path))
+    second = loader_of(Together(tmp_path), BATCH_SIZE)
+    late, early = together(closing(second, 1), rest(*first, 1))
+    assert examples(late[0]) == examples(early[0])
+
+
+def test_a_sampler_of_ones_own_is_not_asked_again(tmp_path, caplog):
+    caplog.set_level("INFO", logger="lightning_echo")
+
+    class Sampler(torch.utils.data.Sampler):
+        def __iter__(self):
+            return iter(torch.randperm(LENGTH).tolist())
+
+        def __len__(self):
+            return LENGTH
+
+    def make():
+        plain = torch.utils.data.DataLoader(Noted(tmp_path), BATCH_SIZE, sampler=Sampler(), num_workers=1)
+        return EchoLoader(plain, 1, share={"name": "data", "window": SMALL, "linger_seconds": 5}, seed=0)
+
+    first = make()
+    iterator = iter(first)
+    had = [rows(next(iterator)) for _ in range(TAKEN)]
+    _, early = together(closing(make(), 1), rest(first, iterator, had, 2))
+    assert "mid-pass; this run sees" in caplog.text
+    assert [sorted(indices(epoch)) for epoch in early] == [list(range(LENGTH))] * 2
