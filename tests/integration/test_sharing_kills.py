@@ -47,9 +47,9 @@ def loader_on(part, size, cache, factor=1, **share):
     return cached_loader(data, size, cache, factor=factor, options=options, **SHARE, **share)
 
 
-def comes(connection, part, cache):
+def comes(connection, part, cache, late):
     """A training in a process of its own, which says what it gets."""
-    loader = loader_on(part, 8, cache)
+    loader = loader_on(part, 8, cache, late=late)
     while True:
         for batch in loader:
             connection.send(rows(batch))
@@ -78,8 +78,8 @@ class Beside:
 
 
 @contextmanager
-def beside(part, cache):
-    with in_process(comes, part, cache) as (process, connection):
+def beside(part, cache, late):
+    with in_process(comes, part, cache, late) as (process, connection):
         yield Beside(process, connection)
 
 
@@ -142,7 +142,7 @@ def test_whoever_is_killed_at_random_moments_each_training_gets_its_part_once_an
             go_on()
             for victim in VICTIMS:
                 part = ALL if parts == "all" else sorted(generator.sample(ALL, generator.randrange(LENGTH // 4, LENGTH)))
-                with beside(part, cache) as other:
+                with beside(part, cache, generator.choice((0.1, 1.0))) as other:
                     other.hear(generator.random())  # before it has come, while it enters, within a batch, between two
                     if victim != "training":
                         kill_reader_or_worker(victim, generator)
