@@ -99,6 +99,23 @@ class Group(NamedTuple):
         last = max(self.pass_items // self.ranks - 1, 0)
         return number * self.pass_items + min(slot // self.ranks, last) * self.ranks
 
+    def own_from(self, item: int, of: int) -> int:
+        """Returns the first item from ``item`` on that the same rank takes as item ``of``.
+
+        >>> group = Group("g", ranks=2, pass_items=7)
+        >>> [group.own_from(item, of=2) for item in range(9)]
+        [0, 2, 2, 4, 4, 6, 6, 7, 9]
+        """
+        rank = (of - self.round_of(of)) % self.ranks
+        while (item - self.round_of(item)) % self.ranks != rank:
+            item += 1
+        return item
+
+    def position_of(self, item: int) -> int:
+        """Returns how many items a rank takes before this one, from item 0 on."""
+        number, slot = divmod(item, self.pass_items)
+        return number * -(-self.pass_items // self.ranks) + slot // self.ranks
+
 
 class Place(NamedTuple):
     """The place where a training has entered."""
@@ -512,7 +529,8 @@ class Attachment:
         self.held_from = 0 if holds else None
         self._missed_to = 0  # items before this one were not taken
         self._agreed = 0  # with several ranks: they all take the items below this one
-        self._shift = 0  # with several ranks: added to each agreed item that was overwritten before this rank took it
+        self._last = -1  # with several ranks: the last item that was taken
+        self._lead = 0  # with several ranks: so many positions after the item that was asked for is the last one that was taken
         self._again: tuple[int, int, bytes] | None = None  # the item that was taken last, if it may be asked for again
         self._kept: dict[int, list[tuple[int, bytes]]] = {}  # items that will be asked for later
         self._cache = CacheState()  # when this training left
@@ -615,7 +633,8 @@ class Attachment:
         """Does the same as `taken` for one of several ranks, which take or miss whole rounds together."""
         assert self._link is not None
         self._agree(self.group.round_of(item))
-        wanted = item + self._shift
+        group = self.group
+        wanted = item if item > self._last else group.own_from(self._last + 1, item)  # else it would come twice
         found = self._copy(self.items.item(wanted))
         while found is None:
             try:
@@ -624,12 +643,12 @@ class Attachment:
                 if item >= self._agreed:
                     raise
                 # This process was stopped for a while, and the other ranks have taken theirs: later items take their place.
-                self._shift = -(-(missed.low - item) // self.group.ranks) * self.group.ranks
-                wanted = item + self._shift
+                wanted = group.own_from(max(missed.low, wanted + 1), item)
             found = self._copy(self.items.item(wanted))
         self._again = item, found[0], bytes(found[1])
-        self._next = item + 1
-        self.missed += wanted != item
+        self._next, self._last = item + 1, wanted
+        lead, before = group.position_of(wanted) - group.position_of(item), self._lead
+        self.missed, self._lead = self.missed + max(lead - before, 0), lead
         if item + self.group.ranks >= self._agreed:
             self._tell(self._agreed)  # this was the last item that the ranks have agreed on
         elif self._next - self._told >= self._tell_every:
@@ -645,6 +664,12 @@ class Attachment:
             self.read_again += 1
         return found
 
+    def note_missed(self, count: int) -> None:
+        """Counts examples that this rank does not ask for, since they are gone: those of them that it has not had."""
+        had = min(self._lead, count)
+        self._lead -= had
+        self.missed += count - had
+
     # ------------------------------------------------------------------ waiting
 
     def _agree(self, item: int) -> None:
@@ -652,7 +677,6 @@ class Attachment:
         assert self._link is not None
         if item < self._agreed:
             return
-        self._shift = 0
         item_of, end = self.items.item, self.group.round_of(item + self._tell_every)
         ask = {"round": item_of(item), "end": item_of(end), "need": self.need_nanoseconds}
         poll = select.poll()

@@ -306,7 +306,7 @@ class SharedPipeline(PacedPipeline):
                 self._inner.close()
                 start = start_at(self._layout, missed.low)  # the first batch of which nothing is gone
                 count = max(start.position - position, 0)
-                self._attachment.missed += count
+                self._attachment.note_missed(count)
                 if self._config.behind == "wait":  # this process was stopped for longer than a new reader waits for old trainings
                     name = self._config.name
                     LOGGER.warning("share=%r: %d examples were missed, since the reader was replaced meanwhile", name, count)

@@ -14,11 +14,15 @@ from lightning_echo.share.server import Agreement
 from lightning_echo.share.window import CacheState, pack
 
 
+def linked(window, connection=None, place=Place(0, 0, False, 0)):
+    return Link(connection, -1, window, place, [])
+
+
 def attached(own, slowest, reader, trainings=2):
     """An attachment to a reader whose window says this; times per example in milliseconds."""
     attachment = Attachment(ShareConfig("a"), lambda: pytest.fail("a reader is started"), {})
     window = SimpleNamespace(slowest_need_nanoseconds=int(slowest * 1e6), seconds_per_example=reader / 1000, trainings=trainings)
-    attachment._link = SimpleNamespace(window=window)
+    attachment._link = linked(window)
     attachment.need_nanoseconds = int(own * 1e6)
     return attachment
 
@@ -64,7 +68,7 @@ PASS = 100
 
 def taking(window=None):
     attachment = Attachment(ShareConfig("a"), lambda: pytest.fail("a reader is started"), {})
-    attachment._link = SimpleNamespace(window=window or Shelf(20), connection=None)
+    attachment._link = linked(window or Shelf(20))
     attachment._told = 1000  # the reader hears nothing here
     return attachment
 
@@ -90,7 +94,7 @@ def rank_of_two(window, tell_every=4):
     thread.start()
     group = Group("g", 2, PASS)
     attachment = Attachment(ShareConfig("a"), lambda: pytest.fail("a reader is started"), {}, tell_every=tell_every, group=group)
-    attachment._link = SimpleNamespace(window=window, connection=here)
+    attachment._link = linked(window, here)
     yield attachment, heard
     here.close()
     thread.join()
@@ -126,7 +130,7 @@ def test_of_a_reader_from_which_nothing_was_taken_yet_all_that_it_has_published_
     window.low, window.last_written = 10, 19
     attachment._next = 5  # of the reader before it
     with new_socket() as connection:  # from which nothing has come
-        attachment._succeed(SimpleNamespace(window=window, place=Place(10, 1, False), connection=connection), lambda: False)
+        attachment._succeed(linked(window, connection, Place(10, 1, False, 10)), lambda: False)
     assert wishes == [(20, True)]
 
 
@@ -137,9 +141,30 @@ def test_a_rank_that_comes_too_late_for_what_was_agreed_on_takes_later_items_onc
         window.low = 51  # it was stopped for a while
         had += [attachment.take(item)["item"] for item in (3, 5, 7)]
         assert had == [1, 51, 53, 55]
-        assert attachment.missed == 3
+        assert attachment.missed == 24
         with pytest.raises(Missed):
             attachment.take(9)
+        attachment.note_missed(24)  # the ranks go on at item 56: all that comes before is counted, or was taken
+        assert [attachment.take(item)["item"] for item in (57, 59)] == [57, 59]
+        assert attachment.missed == 24
+
+
+def test_what_a_rank_has_taken_in_place_of_other_items_does_not_come_again():
+    window = Shelf(200)
+    with rank_of_two(window, tell_every=8) as (attachment, _):
+        had = [attachment.take(1)["item"]]
+        window.low = 5
+        had += [attachment.take(item)["item"] for item in range(3, 97, 2)]
+        assert had == [1, *range(5, 99, 2)]
+        assert attachment.missed == 1, "item 3"
+        # its own items of the next pass are 101, 103 ... 199; the rank takes one that it has not had, and then is where it was
+        assert [attachment.take(item)["item"] for item in (97, 99, 101, 103)] == [99, 101, 103, 105]
+        window.low = 120
+        with pytest.raises(Missed):
+            attachment.take(105)
+        attachment.note_missed(60 - 52)  # positions, up to that of item 121: the one of 105 was taken
+        assert attachment.missed == 1 + 7
+        assert attachment.take(121)["item"] == 121
 
 
 def test_what_is_kept_is_given_as_often_as_it_will_be_asked_for_and_is_its_own_each_time():
@@ -160,7 +185,7 @@ WITHIN_SECONDS = 20.0
 class Reader:
     def __init__(self, item):
         here, self.there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.link = Link(here, -1, self, Place(item, 0, False))
+        self.link = Link(here, -1, self, Place(item, 0, False, item), [])
         self.is_window_closed = False
 
     def close(self):  # as a window
