@@ -271,7 +271,7 @@ class Connector:
     def _introduced(
         self, connection: socket.socket, wish: int | None, goes_on: bool, expected: int, lacks_from: int | None
     ) -> tuple[Place, list[Window]]:
-        """Introduces this training to the reader, and waits for a place. Returns it, the window, and the one of what is read again."""
+        """Introduces this training to the reader, and waits for a place. Returns it, and the windows of a `Link`."""
         config = self._config
         hello = {
             "label": self._label,

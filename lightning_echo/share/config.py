@@ -50,8 +50,8 @@ class ShareConfig:
         window: Memory for examples that are prepared and that not all trainings have taken. A string is a size with a unit
             (``"1GiB"``). A float between 0 and 1 is a share of the free memory. An integer is a number of bytes, at least 4096.
             The training that starts the reader sets the window.
-        late: A training that joins within a pass gets all of it if it has missed at most this share of it, 0 to 1: from the window,
-            from the reader's cache, or read again. The others wait for it as soon as they are a window ahead. This is for
+        late: A training that joins within a pass gets all of it if it has missed at most this share of it, 0 to 1: from the
+            window, from the reader's cache, or read again. The others wait for it as soon as they are a window ahead. This is for
             ``join="now"`` and ``behind="wait"``, where data is read by index in the loader's own order (``shuffle`` True or
             False), without ``cluster``. It also holds for a run that is resumed beside others. 0: it begins where they are.
         workers: How many workers the reader has, where data is read by index. ``"sum"``: as many as the loaders of the trainings

@@ -336,9 +336,7 @@ class Dealing:
     before this one; None: there is no end.
     """
 
-    def __init__(
-        self, order: AheadOrder, wanted: Wanted, begin: int, chunks_ahead: int = 0, end: int | None = None
-    ) -> None:
+    def __init__(self, order: AheadOrder, wanted: Wanted, begin: int, chunks_ahead: int = 0, end: int | None = None) -> None:
         self._order, self._wanted, self._begin, self._chunks_ahead = order, wanted, begin, chunks_ahead
         self._end = math.inf if end is None else end
         self._first = begin // CHUNK * CHUNK

@@ -675,8 +675,8 @@ class Server:
             self._when_over = lambda: None
         self._listener.close()
         self._let_nobody_come()
-        at = [each.lost_at() for each in (self._reading, *self._again.values()) if each is not None]
-        at = min((item for item in at if item is not None), default=None)
+        lost = [each.lost_at() for each in (self._reading, *self._again.values()) if each is not None]
+        at = min((item for item in lost if item is not None), default=None)
         ends = {"failed": str(error)[:_MOST_TEXT], "at": at}
         for peer in list(self._peers.values()):
             if peer.training is not None:
@@ -793,9 +793,9 @@ class Server:
         return f"process {os.getpid()}, started {time.monotonic() - self._begun:.0f} s ago by {self._starter}"
 
     def _tell_place(self, peer: _Peer, reading: Reads, entry: Entry) -> None:
-        windows = [reading.window] + [self._again[entry.training.group].window] * (entry.place < entry.there)
-        descriptors = [window.read_only_descriptor() for window in windows]
-        welcome = {"place": entry.place, "there": entry.there, "others": entry.others, "is_late": entry.is_late}
+        again = [self._again[entry.training.group]] if entry.place < entry.there else []
+        descriptors = [each.window.read_only_descriptor() for each in (reading, *again)]
+        welcome: dict[str, Any] = {"place": entry.place, "there": entry.there, "others": entry.others, "is_late": entry.is_late}
         welcome |= {"batch_size": self._batch_size, "whose": self._who()}
         welcome |= {"count": self._trainings.count, "cache": reading.about_cache}
         try:

@@ -347,7 +347,7 @@ class Window:
         return bool(self._words[_word(lane, _BLOCKED)])
 
     def reach_back(self, item: int) -> int:
-        """Keeps items from ``item`` on that were taken, as many of them as are still there. Returns the first one, which is ``low``.
+        """Keeps items from ``item`` on that were taken, as many as are still there. Returns the first one, which is ``low``.
 
         The reader calls this. No lane gets room meanwhile, and afterwards none gets what these items take.
         """

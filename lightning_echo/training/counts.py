@@ -261,9 +261,7 @@ class ShareMeter:
         trainings, waits, missed, again, saves = zip(*gather(counts).tolist(), strict=True)
         by_peer = sharing.waited.by_peer
         slowest = max(by_peer, key=by_peer.__getitem__, default="")
-        return ShareUse(
-            max(trainings), max(waits) / _NANOSECONDS, sum(missed), sum(again), sum(saves) / _NANOSECONDS, slowest
-        )
+        return ShareUse(max(trainings), max(waits) / _NANOSECONDS, sum(missed), sum(again), sum(saves) / _NANOSECONDS, slowest)
 
 
 def _sharing_of(loader: Any) -> LoaderSharing | None:

@@ -102,9 +102,9 @@ def test_ranks_that_come_late_get_whole_passes_each_its_share(runs):
         assert sorted(index for index, _ in stream) == list(range(LENGTH))
         for rank, share in enumerate(examples(run["late"]["epochs"][number]) for run in ranks):
             expected = stream[rank::RANKS]
-            assert [tuple(example) for example in share] == [tuple(example) for example in expected] + [
-                tuple(expected[-1])
-            ] * (31 - len(expected))
+            assert [tuple(example) for example in share] == [tuple(example) for example in expected] + [tuple(expected[-1])] * (
+                31 - len(expected)
+            )
     assert all(0 < run["late"]["again"] < 31 for run in ranks)
 
 

@@ -14,8 +14,8 @@ from lightning_echo.share.server import Agreement
 from lightning_echo.share.window import CacheState, pack
 
 
-def linked(window, connection=None, place=Place(0, 0, False, 0)):
-    return Link(connection, -1, window, place, [])
+def linked(window, connection=None, item=0):
+    return Link(connection, -1, window, Place(item, 0, False, item), [])
 
 
 def attached(own, slowest, reader, trainings=2):
@@ -130,7 +130,7 @@ def test_of_a_reader_from_which_nothing_was_taken_yet_all_that_it_has_published_
     window.low, window.last_written = 10, 19
     attachment._next = 5  # of the reader before it
     with new_socket() as connection:  # from which nothing has come
-        attachment._succeed(linked(window, connection, Place(10, 1, False, 10)), lambda: False)
+        attachment._succeed(linked(window, connection, 10), lambda: False)
     assert wishes == [(20, True)]
 
 
