@@ -123,8 +123,8 @@ class Place(NamedTuple):
     item: int  # at which it continues
     others: int  # trainings that have entered before
     is_late: bool  # whether this is another place than it would get alone
-    there: int  # the window has what it takes from this item on. The items from its place up to this one are read again for it
     batch_size: int | None = None  # of the reader's loader
+    there: int = 0  # the window has what it takes from this item on. Items from its place up to this one are read again for it
 
 
 class Link(NamedTuple):
@@ -328,7 +328,7 @@ class Connector:
             )
         self._has_started = False
         connection.setblocking(False)
-        place = Place(welcome["place"], welcome["others"], welcome["is_late"], welcome["there"], welcome["batch_size"])
+        place = Place(welcome["place"], welcome["others"], welcome["is_late"], welcome["batch_size"], welcome["there"])
         return place, [Window(descriptor, can_write=False) for descriptor in descriptors]
 
     def _answer(self, connection: socket.socket) -> tuple[dict[str, Any], list[int]]:

@@ -10,7 +10,7 @@ from lightning_echo import CacheConfig, StagedDataset
 from lightning_echo.cache.node_cache import NodeCache
 from lightning_echo.cache.reads import Lookups
 from lightning_echo.pipeline.kinds import kind_of
-from lightning_echo.share.attachment import Attachment
+from lightning_echo.share.attachment import Attachment, Link, Place
 from lightning_echo.share.config import ShareConfig
 from lightning_echo.share.pipeline import SharedExamples
 from lightning_echo.share.reader_cache import ReaderCache, options_in_words
@@ -91,11 +91,7 @@ def test_a_training_counts_what_was_held_of_the_items_that_it_takes():
 
     attachment = Attachment(ShareConfig("a"), lambda: pytest.fail("a reader is started"), {}, tell_every=100)
 
-    class Link:
-        connection = None
-
-    attachment._link = Link()
-    attachment._link.window = window
+    attachment._link = Link(None, -1, window, Place(0, 0, False), [])
     attachment._told = 1000
     examples = SharedExamples(attachment, 8)
     attachment.keep([0, 1])  # of a resumed run: they were counted before

@@ -15,7 +15,7 @@ from lightning_echo.share.window import CacheState, pack
 
 
 def linked(window, connection=None, item=0):
-    return Link(connection, -1, window, Place(item, 0, False, item), [])
+    return Link(connection, -1, window, Place(item, 0, False), [])
 
 
 def attached(own, slowest, reader, trainings=2):
@@ -185,7 +185,7 @@ WITHIN_SECONDS = 20.0
 class Reader:
     def __init__(self, item):
         here, self.there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.link = Link(here, -1, self, Place(item, 0, False, item), [])
+        self.link = Link(here, -1, self, Place(item, 0, False), [])
         self.is_window_closed = False
 
     def close(self):  # as a window
