@@ -820,8 +820,9 @@ class Attachment:
     def _succeed(self, link: Link, is_over: Callable[[], bool]) -> Link:
         """Returns the connection to the reader that follows a dead one, or raises a `ReaderError`. Runs in a thread."""
         window, config = link.window, self._config
-        last = said_last(link.connection, "failed")  # with ``at``; empty if the reader was killed
-        why = f" ({last['failed']})" if last else ""
+        # With ``at``; empty if the reader was killed. It says "over" if it died while it let this training enter.
+        last = said_last(link.connection, "failed") or said_last(link.connection, "over")
+        why = f" ({last.get('failed') or last.get('over')})" if last else ""
         if not config.restart:
             raise ReaderError(
                 f"the reader of share={config.name!r} has died{why}, and share.restart is False. {log_tail(config.name)}"

@@ -179,6 +179,23 @@ def test_what_is_kept_is_given_as_often_as_it_will_be_asked_for_and_is_its_own_e
         attachment.take(7)
 
 
+@pytest.mark.parametrize("name", ["failed", "over"])
+def test_why_a_reader_has_died_is_said_also_if_it_died_while_this_training_entered(name):
+    attachment = taking()
+    attachment._connector.connect = lambda wish, **options: linked(Shelf(20))
+
+    def dies():
+        here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with here:
+            send(there, {name: "its worker was killed", "at": 3})
+            there.close()
+            attachment._succeed(linked(Shelf(20), here), lambda: False)
+
+    dies()
+    with pytest.raises(ReaderError, match=r"has died twice at item 3 \(its worker was killed\)"):
+        dies()
+
+
 WITHIN_SECONDS = 20.0
 
 
