@@ -180,8 +180,8 @@ def _refused(value: Any, path: str) -> TypeError:
 #   ``head`` over its own. While it does, no lane begins. A place is a count of bytes, of which the ring has the last ones: it is
 #   still its own if it is not below ``tail``.
 # * The lane with the earliest item has the first choice, and a later item leaves a quarter of the ring to it. If nevertheless the
-#   oldest record of the ring is of a later item, the earliest one could wait for ever. It is put into the reserve: memory for one
-#   example, of which nothing is used before.
+#   oldest record of the ring is of a later item, the earliest one could wait for ever. So that record is moved behind records that
+#   are over. If there are too few, the item is put into the reserve: memory for one example, of which nothing is used before.
 #
 # A lane that finds no room waits until the items that take it are over. It also notes that it waits, so that a training knows for
 # whom it waits.
@@ -541,6 +541,8 @@ class Lane:
                 break
             at = tail % capacity // 8
             if ring[at] > over:  # it is of an item that is not over, plus 1
+                if ring[at] > item == earliest and self._move_oldest(over):
+                    continue
                 if ring[at] > item == earliest and words[_RESERVED] <= over:
                     words[_GONE] = max(words[_GONE], words[_RESERVED])
                     words[_RESERVED] = item + 1
@@ -560,6 +562,38 @@ class Lane:
         words[_PUT_BYTES] += needed
         words[_HEAD] = head + needed
         return head + _RECORD
+
+
+    def _move_oldest(self, over: int) -> bool:
+        """Moves the oldest record behind records that are over, so that these give their room. Returns whether it has."""
+        window = self._window
+        words, ring, rows, capacity = window._words, window._ring_words, window._row_words, window._capacity
+        tail = words[_TAIL]
+        at = tail % capacity // 8
+        stamp, size = ring[at], ring[at + 1]
+        row = (stamp - 1) % window.slots * _ROW
+        if rows[row] != stamp or rows[row + 1] != tail + _RECORD:  # it is being written
+            return False
+        begin = end = tail + size
+        gone = words[_GONE]
+        while end < words[_HEAD]:
+            after = end % capacity // 8
+            if ring[after] > over:
+                return False
+            if not end % capacity:  # a record is in one piece
+                begin = end
+            gone, end = max(gone, ring[after]), end + ring[after + 1]
+            if end - begin >= size:
+                break
+        else:
+            return False
+        place = end - size
+        source, target = window._address(tail + _RECORD), window._address(place + _RECORD)
+        window._bytes[target : target + size - _RECORD] = window._bytes[source : source + size - _RECORD]
+        ring[place % capacity // 8], ring[place % capacity // 8 + 1] = stamp, size
+        rows[row + 1] = place + _RECORD  # who copies it just now finds one or the other place
+        words[_GONE], words[_TAIL] = gone, place
+        return True
 
 
 def _write(descriptor: int, parts: Sequence[Any], size: int, at: int) -> None:

@@ -305,6 +305,33 @@ def test_an_earlier_item_has_a_place_though_later_ones_have_filled_the_ring(make
     assert window.copy(32) == (0, bytearray(3000))
 
 
+@given(
+    sizes=st.lists(st.integers(0, 700), min_size=40, max_size=120),
+    later=st.lists(st.integers(0, 900), min_size=1, max_size=1),
+    kept=st.integers(1, 3),
+)
+def test_a_later_item_that_came_first_takes_no_room_from_those_before_it(sizes, later, kept):
+    """As many as the ranks of a training take in a round are there at once, though the oldest record is one of a later item."""
+    window = Window.create(8192, 2, 0)
+    try:
+        first, second = (Lane(window, number) for number in range(2))
+        far = 1000
+        second.go_to(far)
+        for number, size in enumerate(later):
+            second.put(far + number, 0, [content(far + number, size)], size)
+            second.go_to(far)
+        for item, size in enumerate(sizes):
+            window.low = max(item - kept, 0)
+            first._is_orphan = lambda item=item: pytest.fail(f"item {item} waits, and all others wait for it")
+            first.put(item, 0, [content(item, size)], size)
+            for other in range(window.low, item + 1):
+                assert window.copy(other) == (0, bytearray(content(other, sizes[other])))
+            for number, other in enumerate(later):
+                assert window.copy(far + number) == (0, bytearray(content(far + number, other)))
+    finally:
+        window.close()
+
+
 def test_a_later_item_leaves_a_quarter_to_the_earliest_one_and_lets_those_before_it_choose_first(make):
     window = make(4096, lanes=3)
     first, second, third = several(window, 3)
