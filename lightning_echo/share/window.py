@@ -180,8 +180,8 @@ def _refused(value: Any, path: str) -> TypeError:
 #   ``head`` over its own. While it does, no lane begins. A place is a count of bytes, of which the ring has the last ones: it is
 #   still its own if it is not below ``tail``.
 # * The lane with the earliest item has the first choice, and a later item leaves a quarter of the ring to it. If nevertheless the
-#   oldest record of the ring is of a later item, the earliest one could wait for ever. So that record is moved behind records that
-#   are over. If there are too few, the item is put into the reserve: memory for one example, of which nothing is used before.
+#   oldest record of the ring is of a later item, the earliest one could wait for ever. So that record is moved behind records
+#   that are over. If these are too few, the item is put into the reserve: memory for one example, of which nothing is used before.
 #
 # A lane that finds no room waits until the items that take it are over. It also notes that it waits, so that a training knows for
 # whom it waits.
