@@ -181,7 +181,7 @@ def _refused(value: Any, path: str) -> TypeError:
 #   still its own if it is not below ``tail``.
 # * The lane with the earliest item has the first choice, and a later item leaves a quarter of the ring to it. If nevertheless the
 #   oldest record of the ring is of a later item, the earliest one could wait for ever. So that record is moved behind records
-#   that are over. If these are too few, the item is put into the reserve: memory for one example, of which nothing is used before.
+#   that are over. If they are too few, the item is put into the reserve: memory for one example, of which nothing is used before.
 #
 # A lane that finds no room waits until the items that take it are over. It also notes that it waits, so that a training knows for
 # whom it waits.
@@ -562,7 +562,6 @@ class Lane:
         words[_PUT_BYTES] += needed
         words[_HEAD] = head + needed
         return head + _RECORD
-
 
     def _move_oldest(self, over: int) -> bool:
         """Moves the oldest record behind records that are over, so that these give their room. Returns whether it has."""
