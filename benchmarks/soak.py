@@ -1,6 +1,7 @@
 """`make soak`: three trainings share one reader for minutes. Every few seconds one of them, the reader or its worker is killed.
 
-In the first half of the time all three take all of the data. In the second half two take a fold each, and the reader has a cache.
+In the first half of the time all three take all of the data, and one that comes within a pass gets all of it (``late``). In
+the second half two take a fold each, the reader has a cache, and one that comes begins with the next pass.
 What must hold: each pass that a training attends has each example of its part once, with the right bytes, and no other one; two
 trainings that attend the same pass have what is in all parts in the same order, with the same noise; nothing grows, and nothing
 is left behind. In the last third of each half nobody is killed, so that growth can be told from a restart. The exit status is 1
@@ -66,11 +67,13 @@ class Case(NamedTuple):
         name: For people.
         folds: For each training, the fold of five that it leaves out; None: it takes all.
         cache: The cache of the reader; None: it has none.
+        joins: How a training comes that was killed: options of `ShareConfig` under which each pass of it is a whole one.
     """
 
     name: str
     folds: tuple[int | None, ...]
     cache: str | None
+    joins: dict[str, Any]
 
     def part(self, number: int) -> list[int]:
         """The indices that a training takes."""
@@ -83,8 +86,8 @@ class Case(NamedTuple):
 
 
 CASES = (
-    Case("all of the data", (None, None, None), None),
-    Case("folds, and a cache of half of the data", (0, 1, None), "1MiB"),
+    Case("all of the data", (None, None, None), None, {"join": "now", "late": 1.0}),
+    Case("folds, and a cache of half of the data", (0, 1, None), "1MiB", {"join": "pass"}),
 )
 
 
@@ -162,7 +165,7 @@ def _train(connection: Any, case: Case, number: int, end: float) -> None:
     part, common = case.part(number), case.common()
     data = Numbers() if case.folds[number] is None else Subset(Numbers(), part)
     plain = DataLoader(data, _BATCH_SIZES[number], shuffle=True, num_workers=2)
-    share = {"name": _NAME, "join": "pass", "linger_seconds": 1, "window": "4MiB"}
+    share = {"name": _NAME, "linger_seconds": 1, "window": "4MiB", **case.joins}
     loader = EchoLoader(plain, 1, share=share, cache=case.cache, seed=number)
     while time.time() < end:
         indices, is_right, first = [], True, None

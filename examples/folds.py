@@ -93,4 +93,4 @@ def cross_validation(what, share=None):
 if __name__ == "__main__":
     print(f"{'':>24}{'time of each (s)':>20}{'reads of an example':>24}{'accuracy (%)':>16}")
     cross_validation("each reads for itself")
-    cross_validation("one reads for all", {"name": "folds", "wait_for": FOLDS, "linger_seconds": 0, "window": "1MiB"})
+    cross_validation("one reads for all", {"name": "folds", "wait_for": FOLDS, "linger_seconds": 0, "window": "128KiB"})

@@ -124,7 +124,7 @@ class EchoCallback(DecidesFactor, pl.Callback):
     ``echo/cache_received_fraction`` share of the epoch's fresh examples that came from another node; if it is partitioned
     ``echo/exchange_fraction``       share of the epoch's time in which nodes sent and received examples; if it is partitioned
     ``echo/reads_in_flight``         reads under way on a rank, on average; mean over the ranks; if threads read ahead
-    ``echo/shared_trainings``        trainings that share the reading, this one included; this and the next two if it is shared
+    ``echo/shared_trainings``        trainings that share the reading, this one included; this and the next three if shared
     ``echo/peer_wait_fraction``      share of the epoch's time in which a batch waited for another, slower training
     ``echo/missed_examples``         examples in the run so far that other trainings had and this one did not
     ``echo/read_again_examples``     examples in the run so far that were read again for this training, as it came late

@@ -277,7 +277,7 @@ class Connector:
             "label": self._label,
             "behind": config.behind,
             "join": config.join,
-            "late": config.late,
+            "late": 0.0 if config.cluster else config.late,  # other nodes would have to read again, too
             "wait_for": 1 if goes_on else config.wait_for,
             "wait_seconds": config.wait_seconds,
             "wish": wish,

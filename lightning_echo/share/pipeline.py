@@ -375,8 +375,8 @@ class SharedPipeline(PacedPipeline):
         """Says what is read again for this training, if anything is."""
         if (count := place.there - place.item) > 0:
             LOGGER.info(
-                "share=%r: this training comes late, and misses nothing: it gets %s examples first that the window does not have "
-                "any more, from the reader's cache or read again. The others wait for it as soon as they are a window ahead",
+                "share=%r: this training comes late, and misses nothing: it gets %s examples first that the window does not "
+                "have, from the reader's cache or read again. The others wait for it as soon as they are a window ahead",
                 self._config.name,
                 f"{count:,}",
             )

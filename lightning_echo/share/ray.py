@@ -113,7 +113,7 @@ class Handing:
 
     def enter(self, relay: str, label: str, item: int, goes_on: bool, join: str) -> None:
         """Lets a relay in, whose node is ``label``, for people. If that node had a relay before, it has died, and is dropped."""
-        config = ShareConfig(self._name, join=join, restart=False)
+        config = ShareConfig(self._name, join=join, late=0, restart=False)
         attachment = Attachment(config, self._no_other, self._fingerprint, tell_every=CHUNK, label=label, holds=True)
         with self._lock:
             before = [name for name, other in self._feeds.items() if other.label == label]

@@ -18,7 +18,7 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -191,14 +191,14 @@ class Trainings:
             at_work = self.entered
             others = {training.group for training in at_work}
             fastest = max((one.cursor for one in at_work if one.cursor is not None), default=begin)
+            entering = [training for training in ready if training.goes_on == goes_on]
+            backs = {} if reach_back is None else self._backs(entering, begin, low, wanted, fastest, bool(others))
+            if reach_back is not None and backs:  # before any of them enters: the ranks of a training find the same window
+                low = reach_back(min(backs.values()))
             several = []
-            for training in ready:
-                if training.goes_on != goes_on:
-                    continue
-                back = None if reach_back is None else self._back_to(training, begin, low, fastest, bool(others))
-                if back is not None and reach_back is not None:
-                    low = reach_back(back)
+            for training in entering:
                 there = low if wanted is None else max(low, wanted.first_for(self.part_of(training), low))
+                back = backs.get(id(training))
                 place, is_late = (back, False) if back is not None else self._place(training, begin, there, fastest, bool(others))
                 several.append(Entry(training, place, len(others - {training.group}), is_late, max(place, there)))
             for entry in several:  # all at once
@@ -207,20 +207,35 @@ class Trainings:
             found += several
         return found
 
-    def _back_to(self, training: Training, begin: int, low: int, fastest: int, has_others: bool) -> int | None:
+    def _backs(
+        self, entering: list[Training], begin: int, low: int, wanted: Wanted | None, fastest: int, has_others: bool
+    ) -> dict[int, int]:
+        """Returns, for the trainings that get what they have missed, where they enter. All ranks of one do, or none does."""
+        found = {}
+        for training in entering:
+            there = 0 if wanted is None else wanted.first_for(self.part_of(training), 0)
+            back = self._back_to(training, begin, low, there, fastest, has_others)
+            if back is not None:
+                found[id(training)] = back
+        jump = {training.group for training in entering if id(training) not in found}
+        return {id(training): found[id(training)] for training in entering if training.group not in jump}
+
+    def _back_to(self, training: Training, begin: int, low: int, there: int, fastest: int, has_others: bool) -> int | None:
         """Returns where a training enters that gets what it has missed: where it stopped, or where the pass begins.
 
-        None: it has missed nothing, or too much, or the reader does not wait for it.
+        From item ``there`` on, all is read that it takes. None: it has missed too much, or nothing and comes new, or the reader
+        does not wait for it.
         """
         wish = begin if training.wish is None and not has_others else training.wish
         if training.goes_on:
             now, is_asked = low, wish is not None
         else:
-            now, is_asked = max(fastest, low), has_others and training.join == "now"
+            now = max(fastest, low)
             wish = now // self._length * self._length if wish is None and self._length else wish
+            is_asked = has_others and training.join == "now" and wish is not None and wish < now
         if not is_asked or wish is None or training.behind != "wait":
             return None
-        return wish if 0 < now - wish <= training.late * self._length else None
+        return wish if max(now, there) - wish <= training.late * self._length else None
 
     def _place(self, training: Training, begin: int, low: int, fastest: int, has_others: bool) -> tuple[int, bool]:
         wish = begin if training.wish is None and not has_others else training.wish
@@ -706,8 +721,11 @@ class Server:
         # A sampler of the user's is asked for one item after the other, and what was read for another node was read there.
         can_repeat = isinstance(kind, Indexed) and kind.is_own_order and self._elsewhere is None
         entries = trainings.entries(window.begin, window.low, reading.wanted, window.reach_back if can_repeat else None)
-        lacking = {entry.training.group: entry for entry in entries if entry.place < entry.there}
-        refused = {group for group, entry in lacking.items() if not self._read_again(entry)}
+        lacking = dict[str, list[Entry]]()
+        for entry in entries:
+            if entry.place < entry.there:
+                lacking.setdefault(entry.training.group, []).append(entry)
+        refused = {group for group, of_ranks in lacking.items() if not self._read_again(of_ranks)}
         for entry in entries:
             if entry.training.group in refused:
                 entry.training.catching_up = None
@@ -716,33 +734,28 @@ class Server:
             self._tell_place(peers[id(entry.training)], reading, entry._replace(others=entry.others + nodes, is_late=is_late))
         self._move_low()
 
-    def _read_again(self, entry: Entry) -> bool:
-        """Reads again, for all ranks of a training, what the window does not have any more. Returns whether that is possible."""
+    def _read_again(self, entries: Sequence[Entry]) -> bool:
+        """Reads again what ranks of a training lack, since the window does not have it. Returns whether that is possible."""
         if len(self._again) >= _MOST_CATCHING_UP:
             return False
-        training, again = entry.training, None
-        read = partial(self._read, self._kind, self._seed, entry.place, self._window_bytes, self._on_lost, self._sockets)
-        of_group = sum(one.workers for one in self._trainings.all if one.group == training.group)
+        training, first, end = entries[0].training, min(each.place for each in entries), max(each.there for each in entries)
+        of_group, group = sum(one.workers for one in self._trainings.all if one.group == training.group), training.group
         try:
-            again = read(end=entry.there)
+            again = self._read(self._kind, self._seed, first, self._window_bytes, self._on_lost, self._sockets, end=end)
+            self._again[group] = again  # from now on it is known whose worker has died
             again.window.read_in_pass = again.window.taken_in_pass = 1  # for this training alone
+            again.window.slowest_label = training.label
             assert again.wanted is not None
             again.wanted.change(training.part)
             again.want(max(of_group if isinstance(self._workers, str) else self._workers, 1))
             again.start()
         except OSError as error:  # the system has no process, memory or descriptor left
             LOGGER.warning("%s comes late, and what it has missed cannot be read again: %s", training.label, error)
-            if again is not None:
-                again.close()
+            if group in self._again:
+                self._again.pop(group).close()
             return False
-        LOGGER.info(
-            "%s comes late: items %d to %d are read again for it, with %d workers",
-            training.label,
-            entry.place,
-            entry.there - 1,
-            again.workers,
-        )
-        self._again[training.group] = again
+        message = "%s comes late: items %d to %d are read again for it, with %d workers"
+        LOGGER.info(message, training.label, first, end - 1, again.workers)
         return True
 
     def _begin(self, item: int) -> bool:

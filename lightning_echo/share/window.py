@@ -164,7 +164,7 @@ def _refused(value: Any, path: str) -> TypeError:
 # The window is a memfd. It has no name, so nothing is left behind, and ``/dev/shm`` does not limit it. It cannot be shrunk, and
 # the descriptor of the trainings cannot write::
 #
-#     | header: sizes, low, a few words for each lane | index: a row (stamp, place, bytes) per slot | ring | reserve |
+#     | header: sizes, low, a few words for each lane | index: a row (stamp, place, bytes) per slot | ring | side ring |
 #
 # * A *lane* is a writer: one worker of the reader. It writes chunks of items, one after the other, each from its first item to
 #   its last, and its later chunks have later items. Lanes may come and go. ``at`` of a lane is the first item that it may still
@@ -179,9 +179,10 @@ def _refused(value: Any, path: str) -> TypeError:
 #   holds a lock of the memfd, which the system releases if the lane is killed: it moves ``tail`` over records that are over, and
 #   ``head`` over its own. While it does, no lane begins. A place is a count of bytes, of which the ring has the last ones: it is
 #   still its own if it is not below ``tail``.
-# * The lane with the earliest item has the first choice, and a later item leaves a quarter of the ring to it. If nevertheless the
-#   oldest record of the ring is of a later item, the earliest one could wait for ever. So that record is moved behind records
-#   that are over. If they are too few, the item is put into the reserve: memory for one example, of which nothing is used before.
+# * The lane with the earliest item has the first choice, and a later item leaves a quarter of the ring to it. Nevertheless later
+#   items, which are taken last, may lie before what is over, so that the earliest item would wait for ever. Then it is put into
+#   the side ring, which only has such items, in their order. Of its memory nothing is used before. It takes a quarter of what the
+#   ring takes, or one larger example; more if an item has waited for long, as where many ranks keep large examples.
 #
 # A lane that finds no room waits until the items that take it are over. It also notes that it waits, so that a training knows for
 # whom it waits.
@@ -203,11 +204,12 @@ class CacheState(NamedTuple):
     hold: int = 0  # the form of an example, as its place in ``HOLDS``
 
 
-_MAGIC = 0x4C45_5348_4152_4506  # the last byte: version of the layout
+_MAGIC = 0x4C45_5348_4152_4507  # the last byte: version of the layout
 _HEADER_BYTES = 8192
 # words of the header
-_MAGIC_AT, _LOW, _CLOSED, _SLOTS, _RING, _BEGIN, _TRAININGS, _NEED, _LANES, _HEAD, _TAIL, _RESERVED, _PUT, _PUT_BYTES = range(14)
-_READ, _TAKEN, _OPEN, _GONE, _CACHE = range(14, 19)  # gone: of the items before this one, some were overwritten
+_MAGIC_AT, _LOW, _CLOSED, _SLOTS, _RING, _BEGIN, _TRAININGS, _NEED, _LANES, _PUT, _PUT_BYTES, _HEADS = range(12)
+_TAILS = _HEADS + 2  # heads and tails: a word for each of the two rings
+_READ, _TAKEN, _OPEN, _GONE, _MOST_ASIDE, _CACHE = range(15, 21)  # gone: of the items before this one, some were overwritten
 _OF_LANES = _CACHE + len(CacheState._fields)
 _AT, _BLOCKED, _PREPARED, _NANOSECONDS, _CPU_NANOSECONDS = range(5)  # words of the lanes, each for one lane after the other
 _NOWHERE = 2**63  # ``at`` of a lane that there is not
@@ -215,11 +217,13 @@ _LABEL_BYTES = 128  # at the end of the header
 _ROW = 3  # words of a row: stamp, place, bytes
 _KIND_SHIFT = 56
 _MOST_SIZE = 2**_KIND_SHIFT - 1
-_IN_RESERVE = 2**63  # a place
+_ASIDE = 2**63  # added to a place in the side ring
 _ALIGNMENT = 16
 _RECORD = 16  # bytes before an example in the ring: its item + 1, and the bytes of both. 0 in place of an item: nothing
 _BYTES_PER_SLOT = 1024  # about. With smaller examples, the number of slots limits the window
 _FOR_LATER = 3, 4  # the share of the ring that an item may take although earlier ones are not written
+_FOR_ASIDE = 1, 4  # the share of the side ring that may be used at first
+_MOST_WAIT_NANOSECONDS = 10**9  # an item that has waited for longer may use more of it
 _LOOK_SECONDS = 0.001  # time between two looks of a worker that waits for room
 
 
@@ -273,14 +277,15 @@ class Window:
         rows = self.slots * _ROW * 8
         self._data_at = _HEADER_BYTES + _aligned(rows)
         self._capacity = self.ring_bytes + _RECORD
-        if self._words[_MAGIC_AT] != _MAGIC or self._data_at + self._capacity + self.ring_bytes != size:
+        if self._words[_MAGIC_AT] != _MAGIC or self._data_at + 2 * self._capacity != size:
             raise ValueError(
                 f"this is not a window of this version (it has {size} bytes): trainings that share must have the same "
                 "lightning_echo"
             )
         self._row_words = self._bytes[_HEADER_BYTES : _HEADER_BYTES + rows].cast("Q")
         self._stamps: Any = np.frombuffer(self._row_words, np.uint64)[::_ROW]
-        self._ring_words = self._bytes[self._data_at : self._data_at + self._capacity].cast("Q")
+        begins = self._data_at, self._data_at + self._capacity
+        self._rings = [self._bytes[begin : begin + self._capacity].cast("Q") for begin in begins]
 
     @classmethod
     def create(cls, size_bytes: int, lanes: int, begin: int) -> Window:
@@ -289,10 +294,12 @@ class Window:
         slots = CHUNK * max(size_bytes // (_BYTES_PER_SLOT * CHUNK), 2 * MOST_LANES)
         ring_bytes = _aligned(size_bytes)
         descriptor = os.memfd_create("lightning_echo-window", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(descriptor, _HEADER_BYTES + _aligned(slots * _ROW * 8) + _RECORD + 2 * ring_bytes)
+        os.ftruncate(descriptor, _HEADER_BYTES + _aligned(slots * _ROW * 8) + 2 * (_RECORD + ring_bytes))
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
         header = np.zeros(_word(0, _BLOCKED), np.uint64)
+        share, of = _FOR_ASIDE
         header[[_MAGIC_AT, _LOW, _SLOTS, _RING, _BEGIN]] = _MAGIC, begin, slots, ring_bytes, begin
+        header[_MOST_ASIDE] = ring_bytes * share // of
         header[_OF_LANES:] = _NOWHERE
         os.pwrite(descriptor, header.tobytes(), 0)
         window = cls(descriptor, can_write=True)
@@ -410,11 +417,11 @@ class Window:
 
     def has(self, item: int) -> bool:
         row, words = item % self.slots * _ROW, self._row_words
-        return words[row] == item + 1 and self._is_kept(item, words[row + 1])
+        return words[row] == item + 1 and self._is_kept(words[row + 1])
 
-    def _is_kept(self, item: int, place: int) -> bool:
+    def _is_kept(self, place: int) -> bool:
         """Returns whether the place of an item was not given to another one."""
-        return self._words[_RESERVED] == item + 1 if place == _IN_RESERVE else self._words[_TAIL] <= place
+        return self._words[_TAILS + (place >= _ASIDE)] <= place % _ASIDE
 
     def end_from(self, item: int) -> int:
         """Returns the first item from ``item`` on that cannot be taken."""
@@ -430,10 +437,10 @@ class Window:
         place, size = words[row + 1], words[row + 2]
         at = self._address(place)
         copied = bytearray(self._bytes[at : at + (size & _MOST_SIZE)])
-        return (size >> _KIND_SHIFT, copied) if words[row] == item + 1 and self._is_kept(item, place) else None
+        return (size >> _KIND_SHIFT, copied) if words[row] == item + 1 and self._is_kept(place) else None
 
     def _address(self, place: int) -> int:
-        return self._data_at + (self._capacity if place == _IN_RESERVE else place % self._capacity)
+        return self._data_at + (place >= _ASIDE) * self._capacity + place % _ASIDE % self._capacity
 
     @property
     def last_written(self) -> int:
@@ -459,6 +466,7 @@ class Lane:
         self._window, self._number, self._is_orphan = window, number, is_orphan
         self._at, self._blocked = _word(number, _AT), _word(number, _BLOCKED)
         self.waited_nanoseconds = 0  # for room
+        self._in_order = -1, 0, 0  # the last state of the ring in which it was
 
     def wait_until_open(self) -> None:
         """Waits until the window is open. Raises `Closed` if the reader ends."""
@@ -494,7 +502,7 @@ class Lane:
         words[self._blocked] = item + 1
         began = time.perf_counter_ns()
         try:
-            while (place := self._room(item, size)) is None:
+            while (place := self._room(item, size, time.perf_counter_ns() - began)) is None:
                 if self._window.is_closed or self._is_orphan():
                     raise Closed
                 time.sleep(_LOOK_SECONDS)
@@ -509,12 +517,22 @@ class Lane:
         for name, more in ((_PREPARED, examples), (_NANOSECONDS, nanoseconds), (_CPU_NANOSECONDS, cpu_nanoseconds)):
             words[_word(self._number, name)] += more
 
-    def _room(self, item: int, size: int) -> int | None:
+    def _room(self, item: int, size: int, waited_nanoseconds: int = 0) -> int | None:
         """Returns a place for an example; None if it has to wait."""
         if self._has_to_wait(item):
             return None
-        with self._window._locked():  # no lane begins meanwhile, which would be overlooked
-            return self._place(item, _RECORD + _aligned(size))
+        window, words, needed = self._window, self._window._words, _RECORD + _aligned(size)
+        with window._locked():  # no lane begins meanwhile, which would be overlooked
+            earliest = window._earliest
+            over = min(words[_LOW], earliest)  # the items below this one are over
+            if item - window.slots >= over:
+                return None
+            place = self._place(0, item, needed, over, window._capacity)
+            if place is None and item == earliest and not self._is_in_order(item, over):
+                is_urgent = waited_nanoseconds > _MOST_WAIT_NANOSECONDS
+                place = self._place(1, item, needed, over, window._capacity if is_urgent else words[_MOST_ASIDE])
+                words[_MOST_ASIDE] = max(words[_MOST_ASIDE], words[_HEADS + 1] - words[_TAILS + 1])
+            return place
 
     def _has_to_wait(self, item: int) -> bool:
         """Returns whether an earlier item has the first choice."""
@@ -526,73 +544,49 @@ class Lane:
         distance = item - min(words[_LOW], earliest)
         return item > earliest and distance * words[_PUT_BYTES] * of > words[_PUT] * window._capacity * share
 
-    def _place(self, item: int, needed: int) -> int | None:
-        """Returns a place, or None. First moves ``tail`` over records that are over, but no further than needed."""
-        words, ring, capacity = self._window._words, self._window._ring_words, self._window._capacity
-        earliest = self._window._earliest
-        over = min(words[_LOW], earliest)  # the items below this one are over
-        if item - self._window.slots >= over:
-            return None
+    def _is_in_order(self, item: int, over: int) -> bool:
+        """Returns whether the ring only has items before this one that are needed, so that trainings make room by taking them."""
+        words, ring, capacity = self._window._words, self._window._rings[0], self._window._capacity
+        place, head = words[_TAILS], words[_HEADS]
+        if self._in_order != (state := (over, place, head)):
+            while place < head:
+                at = place % capacity // 8
+                if ring[at] > item or 0 < ring[at] <= over:
+                    return False
+                place += ring[at + 1]
+            self._in_order = state
+        return True
+
+    def _place(self, number: int, item: int, needed: int, over: int, most: int) -> int | None:
+        """Returns a place in one of the two rings, or None. First moves its ``tail`` over records that are over.
+
+        The ring may hold ``most`` bytes, or one example.
+        """
+        words, ring, capacity = self._window._words, self._window._rings[number], self._window._capacity
+        head_at, tail_at = _HEADS + number, _TAILS + number
         while True:
-            head, tail = words[_HEAD], words[_TAIL]
+            head, tail = words[head_at], words[tail_at]
             rest = -head % capacity  # bytes up to the end of the ring
             skipped = rest if rest < needed else 0
-            if head == tail or head + skipped + needed - tail <= capacity:
+            if head == tail or head + skipped + needed - tail <= most:
                 break
             at = tail % capacity // 8
             if ring[at] > over:  # it is of an item that is not over, plus 1
-                if ring[at] > item == earliest and self._move_oldest(over):
-                    continue
-                if ring[at] > item == earliest and words[_RESERVED] <= over:
-                    words[_GONE] = max(words[_GONE], words[_RESERVED])
-                    words[_RESERVED] = item + 1
-                    return _IN_RESERVE
                 return None
             words[_GONE] = max(words[_GONE], ring[at])
-            words[_TAIL] = tail + ring[at + 1]
+            words[tail_at] = tail + ring[at + 1]
         if skipped:
             at = head % capacity // 8
             ring[at], ring[at + 1] = 0, skipped
-            words[_HEAD] = head = head + skipped
+            words[head_at] = head = head + skipped
         if head - skipped == tail:  # the ring is empty
-            words[_TAIL] = head
+            words[tail_at] = head
         at = head % capacity // 8
         ring[at], ring[at + 1] = item + 1, needed
         words[_PUT] += 1
         words[_PUT_BYTES] += needed
-        words[_HEAD] = head + needed
-        return head + _RECORD
-
-    def _move_oldest(self, over: int) -> bool:
-        """Moves the oldest record behind records that are over, so that these give their room. Returns whether it has."""
-        window = self._window
-        words, ring, rows, capacity = window._words, window._ring_words, window._row_words, window._capacity
-        tail = words[_TAIL]
-        at = tail % capacity // 8
-        stamp, size = ring[at], ring[at + 1]
-        row = (stamp - 1) % window.slots * _ROW
-        if rows[row] != stamp or rows[row + 1] != tail + _RECORD:  # it is being written
-            return False
-        begin = end = tail + size
-        gone = words[_GONE]
-        while end < words[_HEAD]:
-            after = end % capacity // 8
-            if ring[after] > over:
-                return False
-            if not end % capacity:  # a record is in one piece
-                begin = end
-            gone, end = max(gone, ring[after]), end + ring[after + 1]
-            if end - begin >= size:
-                break
-        else:
-            return False
-        place = end - size
-        source, target = window._address(tail + _RECORD), window._address(place + _RECORD)
-        window._bytes[target : target + size - _RECORD] = window._bytes[source : source + size - _RECORD]
-        ring[place % capacity // 8], ring[place % capacity // 8 + 1] = stamp, size
-        rows[row + 1] = place + _RECORD  # who copies it just now finds one or the other place
-        words[_GONE], words[_TAIL] = gone, place
-        return True
+        words[head_at] = head + needed
+        return head + _RECORD + number * _ASIDE
 
 
 def _write(descriptor: int, parts: Sequence[Any], size: int, at: int) -> None:

@@ -17,6 +17,7 @@ BESIDE = {"name": "beside", "wait_for": 2, "window": 2**13}
 PART, OTHER_PART = range(4, 45), range(30, LENGTH)
 IN_PARTS = {"name": "parts", "wait_for": 2, "window": 2**13}
 LATE = {"name": "late", "window": 2**13, "late": 1.0, "linger_seconds": 20}
+LATE_PART = {**LATE, "name": "late-part"}
 SKIPPING = {"name": "skipping", "wait_for": 2, "window": 2**14}
 
 
@@ -77,11 +78,11 @@ def on_a_part():
     return found
 
 
-def coming_late():
+def coming_late(dataset, share):
     """With a training of one rank, which is within its pass when the ranks come."""
-    wait_until(lambda: places("late"), "the training is there")
+    wait_until(lambda: places(share["name"]), "the training is there")
     torch.distributed.barrier()
-    loader = loader_of(Numbers(LENGTH), BATCH_SIZE, **LATE)
+    loader = loader_of(dataset, BATCH_SIZE, **share)
     found = epochs_of(loader, EPOCHS)
     again = loader.sharing.read_again_examples
     loader.close()
@@ -96,7 +97,9 @@ def main(folder, rank):
     torch.distributed.barrier()
     found["skipping"] = skipping(rank)
     torch.distributed.barrier()
-    found["late"] = coming_late()
+    found["late"] = coming_late(Numbers(LENGTH), LATE)
+    torch.distributed.barrier()
+    found["late part"] = coming_late(Subset(Numbers(LENGTH), PART), LATE_PART)
     torch.save(found, folder / f"rank-{rank}.pt")
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()

@@ -216,6 +216,37 @@ def test_what_is_no_part_is_refused_beside_others(chosen):
         loader.close()
 
 
+class Files(Numbers):
+    """A list of files of its own for each training, as a fold is often written."""
+
+    def __init__(self, names):
+        super().__init__(len(names))
+        self.names = names
+
+
+def test_a_list_of_files_for_each_fold_is_refused_with_what_to_write_instead():
+    names = [f"{number}.jpg" for number in range(40)]
+    first, other = training_on(Files(names[:30]), 8, linger_seconds=5), training_on(Files(names[10:]), 8)
+    next(iter(first))
+    with pytest.raises(
+        ValueError, match=r"other data: (.|\n)*\n    data = Images\(all_files, transform\)\n    loader = DataLoader\("
+    ):
+        next(iter(other))
+    other.close()
+    first.close()
+
+
+@pytest.mark.parametrize(("size", "pace", "level"), [(24, "0.10", "WARNING"), (192, "0.80", "INFO")])
+def test_the_pace_of_a_part_is_said_and_below_a_half_it_is_a_warning(size, pace, level, caplog):
+    caplog.set_level("INFO", logger="lightning_echo")
+    data = Numbers(LENGTH)
+    some = training_on(Subset(data, range(size)), 8, wait_for=2)
+    together(closing(some, 1), closing(training_on(data, 8, wait_for=2), 1))
+    (said,) = [one for one in caplog.records if "of the examples that are read" in one.getMessage()]
+    assert said.levelname == level
+    assert f"takes {size} of the 240 examples of a pass, and the reader reads 240 for all: it gets {pace} of" in said.getMessage()
+
+
 class Counted(Numbers):
     """Notes each read in a file, one byte each."""
 

@@ -1,8 +1,10 @@
 """A training that joins within a pass: it gets the whole pass if it has missed at most ``late`` of it."""
 
 import os
+import re
 import signal
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
@@ -22,11 +24,12 @@ from sharing_runs import (
 from torch.utils.data import Subset
 
 from lightning_echo import EchoLoader, StagedDataset
+from lightning_echo.share.config import log_of
 
 pytestmark = pytest.mark.usefixtures("own_folder")
 
 LENGTH, BATCH_SIZE, TAKEN = 2000, 8, 10  # taken: batches of the first training before the other one comes
-SMALL, LARGE = 2**13, 2**23  # bytes: windows for some 20 examples, and for several passes
+SMALL, MEDIUM, LARGE = 2**13, 2**17, 2**23  # bytes: windows for some 20 examples, for a quarter of a pass, and for several passes
 
 
 class Noted(StagedDataset):
@@ -80,7 +83,8 @@ def rest(loader, iterator, had, count):
 
 @pytest.mark.parametrize("cache", [None, "8MiB"])
 @pytest.mark.parametrize("window", [SMALL, LARGE])
-def test_it_gets_the_whole_pass_in_the_same_order_and_what_is_read_again_is_counted(window, cache, tmp_path):
+def test_it_gets_the_whole_pass_in_the_same_order_and_what_is_read_again_is_counted(window, cache, tmp_path, caplog):
+    caplog.set_level("INFO", logger="lightning_echo")
     options = {"options": {"cache": cache}, "window": window}
     first = begun(Noted(tmp_path), **options)
     second = loader_of(Noted(tmp_path), BATCH_SIZE, **options)
@@ -93,8 +97,13 @@ def test_it_gets_the_whole_pass_in_the_same_order_and_what_is_read_again_is_coun
     assert again == (0 if cache else counted.count(2)), "a cache has them all"
     if window == SMALL:
         assert TAKEN * BATCH_SIZE / 2 <= counted.count(2) <= LENGTH / 10
+        (said,) = [one.getMessage() for one in caplog.records if "comes late, and misses nothing" in one.getMessage()]
+        count = int(re.search(r"it gets (\d+) examples first", said)[1])
+        assert cache or count == again
+        assert f"items 0 to {count - 1} are read again for it, with 1 workers" in Path(log_of("data")).read_text()
     else:
         assert counted.count(2) == 0
+        assert "comes late" not in caplog.text
     assert (second.sharing.missed_examples, first[0].sharing.read_again_examples) == (0, 0)
 
 
@@ -124,13 +133,28 @@ def test_on_a_part_it_gets_all_of_its_part_and_nothing_else(window, tmp_path):
 
 def test_what_only_it_wants_is_read_again_also_if_the_window_holds_the_others(tmp_path):
     """The first training takes one part, so that nothing of the other part was read."""
-    first = begun(Subset(Noted(tmp_path), range(1000)), window=LARGE, batches=4)
-    second = loader_of(Subset(Noted(tmp_path), range(900, LENGTH)), BATCH_SIZE, window=LARGE, late=1.0)
+    first = begun(Subset(Noted(tmp_path), range(1000)), window=MEDIUM, batches=4)
+    second = loader_of(Subset(Noted(tmp_path), range(900, LENGTH)), BATCH_SIZE, window=MEDIUM, late=1.0)
     late, early = together(closing(second, 2), rest(*first, 2))
     assert [sorted(indices(epoch)) for epoch in late] == [list(range(900, LENGTH))] * 2
     assert [sorted(indices(epoch)) for epoch in early] == [list(range(1000))] * 2
     for epochs in (late, early):
         assert set(reads(tmp_path, [example for epoch in epochs for example in examples(epoch)])) <= {1, 2}
+    assert 0 < second.sharing.read_again_examples <= LENGTH
+
+
+def test_if_the_reader_is_passes_ahead_with_another_part_no_passes_are_read_again(tmp_path, caplog):
+    """``late`` is a bound of what is read again, too: with small examples a window has many passes."""
+    caplog.set_level("INFO", logger="lightning_echo")
+    first = begun(Subset(Noted(tmp_path), range(1000)), window=LARGE, batches=4)
+    wait_until(lambda: status()["written"] > 2 * LENGTH, "the reader is ahead")
+    second = loader_of(Subset(Noted(tmp_path), range(900, LENGTH)), BATCH_SIZE, window=LARGE, late=1.0)
+    late, early = together(closing(second, 1), rest(*first, 6))
+    assert second.sharing.read_again_examples == 0
+    assert "of the current pass" in caplog.text
+    assert len(late[0]) == -(-(LENGTH - 900) // BATCH_SIZE)
+    assert set(indices(late[0])) <= set(range(900, LENGTH))
+    assert [sorted(indices(epoch)) for epoch in early] == [list(range(1000))] * 6
 
 
 @pytest.mark.parametrize("factor", [2, "demand"])
@@ -200,6 +224,30 @@ def test_a_run_that_is_resumed_beside_another_one_continues_where_it_stopped(bat
     assert set(both) == set(examples(early[0])[: len(set(both))]), "in order, without a gap"
 
 
+@pytest.mark.parametrize("factor", [1, 1.5])
+def test_a_fold_that_is_resumed_beside_all_of_the_data_continues_where_it_stopped(factor, tmp_path):
+    part = range(500, 1300)
+
+    def make():
+        return loader_of(Subset(Noted(tmp_path), part), BATCH_SIZE, factor=factor)
+
+    first = begun(Noted(tmp_path), batches=20)
+    second = make()
+    iterator = iter(second)
+    had = [rows(next(iterator)) for _ in range(5)]
+    state = second.state_dict()
+    second.close()
+    wait_until(lambda: status()["count"] == 1, "it has left")
+    third = make()
+    third.load_state_dict(state)
+    found, early = together(closing(third, 1), rest(*first, 1))
+    stream = [example for example in examples(early[0]) if example[0] in part]
+    both = [example for batch in [*had, *found[0]] for example in batch]
+    assert third.counts.fresh == len(set(both))
+    assert set(both) == set(stream[: len(set(both))]), "in order, without a gap"
+    assert factor > 1 or both == stream
+
+
 class Together(Noted):
     """Reads many examples in one call."""
 
@@ -207,11 +255,18 @@ class Together(Noted):
         return [self[index] for index in wanted]
 
 
-def test_data_that_reads_many_examples_in_one_call_gives_the_same_ones_again(tmp_path):
-    first = begun(Together(tmp_path))
+@pytest.mark.parametrize("passes", [0, 1])
+def test_data_that_reads_many_examples_in_one_call_gives_the_same_ones_again(passes, tmp_path):
+    """The second pass begins in the middle of a chunk."""
+    loader, iterator, had = begun(Together(tmp_path), TAKEN if not passes else LENGTH // BATCH_SIZE)
+    if passes:
+        assert next(iterator, None) is None
+        iterator = iter(loader)
+        had = [rows(next(iterator)) for _ in range(TAKEN)]
     second = loader_of(Together(tmp_path), BATCH_SIZE)
-    late, early = together(closing(second, 1), rest(*first, 1))
+    late, early = together(closing(second, 1), rest(loader, iterator, had, 1))
     assert examples(late[0]) == examples(early[0])
+    assert sorted(indices(late[0])) == list(range(LENGTH))
 
 
 def test_a_sampler_of_ones_own_is_not_asked_again(tmp_path, caplog):

@@ -79,6 +79,20 @@ def test_the_faster_training_echoes_while_the_reader_waits_for_the_slower_one():
     slow.close()
 
 
+def test_the_faster_training_waits_when_each_example_was_used_max_factor_times():
+    """At each batch, so many uses have come for one fresh example, on average."""
+    expected = in_order(4)
+    fast, slow = on_demand(wait_for=2, window=2**13, options={"max_factor": 3}), on_demand(wait_for=2, window=2**13)
+    of_fast, of_slow = together(lambda: batches_of(fast, 120), lambda: batches_of(slow, 60, sleeps(0.01)))
+    check(of_fast, fast, expected)
+    check(of_slow, slow, expected)
+    for count in range(1, len(of_fast) + 1):
+        assert SIZE * count <= 3 * len(fresh_of(of_fast[:count]))
+    assert fast.counts.echoed > fast.counts.fresh, "it has echoed as much as it may, or nearly"
+    fast.close()
+    slow.close()
+
+
 def test_a_training_alone_that_the_reader_keeps_up_with_has_the_batches_of_factor_1():
     expected = in_order(2)
     loader = on_demand(options={"max_factor": 1})

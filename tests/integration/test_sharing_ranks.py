@@ -8,7 +8,7 @@ import time
 import pytest
 import sharing_ranks_runs
 import torch
-from sharing_ranks_runs import BATCH_SIZE, BESIDE, EPOCHS, IN_PARTS, LATE, LENGTH, OTHER_PART, PART, RANKS, SKIPPING
+from sharing_ranks_runs import BATCH_SIZE, BESIDE, EPOCHS, IN_PARTS, LATE, LATE_PART, LENGTH, OTHER_PART, PART, RANKS, SKIPPING
 from sharing_runs import Numbers, end_readers, epochs_of, examples, in_process, loader_of, places, rows, wait_until
 from torch.utils.data import DataLoader, Subset
 
@@ -54,12 +54,15 @@ def runs(tmp_path_factory):
                 loader = loader_of(Numbers(LENGTH), 7, **SKIPPING)
                 every = epochs_of(loader, 40, lambda: time.sleep(0.005))
                 loader.close()
-                loader = loader_of(Numbers(LENGTH), 7, **LATE)
-                epoch = iter(loader)
-                before = [[rows(next(epoch)) for _ in range(4)]]
-                wait_until(lambda: len(places("late")) == 1 + RANKS, "the ranks have joined")
-                before[0] += [rows(batch) for batch in epoch]
-                before += epochs_of(loader, EPOCHS - 1)
+                before = []
+                for share in (LATE, LATE_PART):
+                    loader = loader_of(Numbers(LENGTH), 7, **share)
+                    epoch = iter(loader)
+                    epochs = [[rows(next(epoch)) for _ in range(4)]]
+                    wait_until(lambda: len(places(share["name"])) == 1 + RANKS, "the ranks have joined")  # noqa: B023
+                    epochs[0] += [rows(batch) for batch in epoch]
+                    before.append(epochs + epochs_of(loader, EPOCHS - 1))
+                    loader.close()
             finally:
                 loader.close()
                 printed = [rank.communicate(timeout=240)[0] for rank in ranks]
@@ -95,17 +98,17 @@ def test_ranks_on_a_part_divide_that_part_and_the_training_beside_has_its_own(ru
         assert {each for each in drawn if each[0] in both} == {tuple(each) for each in examples(whole) if each[0] in both}
 
 
-def test_ranks_that_come_late_get_whole_passes_each_its_share(runs):
+@pytest.mark.parametrize(("case", "part", "slots"), [(0, range(LENGTH), 31), (1, PART, 21)], ids=["all", "part"])
+def test_ranks_that_come_late_get_whole_passes_each_its_share(runs, case, part, slots):
     _, ranks, *_, before = runs
-    for number, whole in enumerate(before):
-        stream = examples(whole)
-        assert sorted(index for index, _ in stream) == list(range(LENGTH))
-        for rank, share in enumerate(examples(run["late"]["epochs"][number]) for run in ranks):
+    late = [run[("late", "late part")[case]] for run in ranks]
+    for number, whole in enumerate(before[case]):
+        assert sorted(index for index, _ in examples(whole)) == list(range(LENGTH))
+        stream = [tuple(example) for example in examples(whole) if example[0] in part]
+        for rank, share in enumerate(examples(run["epochs"][number]) for run in late):
             expected = stream[rank::RANKS]
-            assert [tuple(example) for example in share] == [tuple(example) for example in expected] + [tuple(expected[-1])] * (
-                31 - len(expected)
-            )
-    assert all(0 < run["late"]["again"] < 31 for run in ranks)
+            assert [tuple(example) for example in share] == expected + expected[-1:] * (slots - len(expected))
+    assert all(0 < run["again"] < slots for run in late)
 
 
 def test_a_run_goes_on_exactly_from_each_of_its_batches_also_where_a_pass_is_filled_up(runs):

@@ -1,9 +1,14 @@
 """Where a training enters that comes late, and what it gets of the pass that has begun."""
 
-import pytest
+from types import SimpleNamespace
 
+import pytest
+from torch.utils.data import DataLoader
+
+from lightning_echo.pipeline.kinds import kind_of
+from lightning_echo.share.config import new_socket
 from lightning_echo.share.parts import Wanted, all_bits, union_of
-from lightning_echo.share.server import Training, Trainings
+from lightning_echo.share.server import Server, Training, Trainings
 
 LENGTH, FASTEST = 100, 130
 
@@ -92,3 +97,147 @@ def test_a_training_that_catches_up_is_not_the_slowest_for_those_that_come_then(
     entering(trainings, FASTEST, 120)
     entry = entering(trainings, 120, 110, late=0.0)
     assert (entry.place, entry.there) == (FASTEST, FASTEST)
+
+
+def ranks(*wishes, **options):
+    return [training("ranks", ranks=len(wishes), wish=wish, **options) for wish in wishes]
+
+
+def found(trainings, low, kept, wanted=None):
+    """Lets all enter that wait, while the window still has the items from ``kept`` on; the places, by group."""
+    reached = [low]
+
+    def reach_back(item):
+        reached.append(min(reached[-1], max(item, kept)))
+        return reached[-1]
+
+    return [(entry.training.group, entry.place, entry.there) for entry in trainings.entries(0, low, wanted, reach_back)]
+
+
+@pytest.mark.parametrize(
+    ("wishes", "low", "places"),
+    [
+        ((120, 124), 130, [(120, 130), (124, 130)]),  # one rank had more of the dead reader's items than the other
+        ((124, 120), 130, [(124, 130), (120, 130)]),
+        ((120, 136), 130, [(120, 130), (136, 136)]),  # and one needs none of those that are gone
+        ((99, 124), 130, [(130, 130), (130, 130)]),  # one of them has missed too much: all jump
+        ((124, 99), 130, [(130, 130), (130, 130)]),
+    ],
+)
+def test_ranks_that_need_different_items_after_a_death_all_get_theirs_or_all_jump(wishes, low, places):
+    trainings = at_work()
+    trainings.all += ranks(*wishes, goes_on=True)
+    assert found(trainings, low, low) == [("ranks", *place) for place in places]
+
+
+def test_ranks_find_one_window_although_another_training_comes_between_them():
+    """It comes late, so that the window keeps more from then on."""
+    trainings = at_work()
+    first, second = ranks(115, 115, late=0.0)
+    trainings.all += [first, training("late"), second]
+    assert found(trainings, FASTEST, 0) == [("ranks", 115, 115), ("late", 100, 100), ("ranks", 115, 115)]
+
+
+@pytest.mark.parametrize(("read_for_others", "place"), [(128, (100, 128)), (160, (160, 160))])
+def test_what_was_read_ahead_for_others_alone_counts_too_in_how_much_is_read_again(read_for_others, place):
+    """At most 30 items are. If the reader is further ahead with another part, this training begins there, as without ``late``."""
+    half = all_bits(LENGTH).copy()
+    half[6:] = 0
+    other, wanted = all_bits(LENGTH) & ~half, Wanted(0)
+    wanted.change(half)
+    wanted.settle(read_for_others, list(range(28)))
+    trainings = at_work()
+    trainings.all[0].part = half
+    wanted.change(union_of([half, other]))
+    trainings.all.append(training("other", part=other))
+    assert found(trainings, FASTEST, 0, wanted) == [("other", *place)]
+
+
+# ---------------------------------------------------------------------- the server, which reads again
+
+
+class Read:
+    """Stands for workers that read again. ``start`` may fail."""
+
+    def __init__(self, fails=None):
+        self.fails, self.is_closed, self.wanted, self.workers = fails, False, Wanted(0), 1
+        self.window, self.has_lost_worker = SimpleNamespace(), lambda: isinstance(fails, RuntimeError)
+
+    def want(self, workers):
+        self.workers = workers
+
+    def start(self):
+        if self.fails is not None:
+            raise self.fails
+
+    def close(self):
+        self.is_closed = True
+
+    lost_at = cache_state = about_cache = staticmethod(lambda: None)
+
+
+@pytest.fixture
+def late_server(monkeypatch):
+    """Returns a function that lets a training come late; the server, and what it tells. The window has nothing before item 4.
+
+    Another training is at item 4 of 20.
+    """
+    made = []
+
+    def comes(*others, **options):
+        data = {"data_fingerprint": {}, "window_bytes": 8192, "linger_seconds": 0.2}
+        server = Server(new_socket(), kind_of(DataLoader(range(20), num_workers=1, shuffle=True)), seed=0, **data)
+        made.append(server)
+        window = SimpleNamespace(begin=0, low=4, reach_back=lambda item: max(item, 4))
+        server._reading = SimpleNamespace(window=window, wanted=None, cache_state=None, has_lost_worker=lambda: False, close=int)
+        server._trainings.all += [training("first"), *others]
+        server._trainings.all[0].cursor = 4
+        told, said = [], []
+        monkeypatch.setattr(server, "_peers", {each: SimpleNamespace(training=each, knows_place=False) for each in range(9)})
+        for each, peer in zip(server._trainings.all, server._peers.values(), strict=False):
+            peer.training = each
+        monkeypatch.setattr(server, "_tell_place", lambda peer, reading, entry: told.append(entry))
+        monkeypatch.setattr(server, "_try_to_send", lambda peer, message: said.append(message))
+        return server, told, said
+
+    yield comes
+    for server in made:
+        server._peers.clear()
+        server._trainings.all.clear()
+        server.close()
+
+
+def test_more_workers_read_again_for_all_ranks_what_any_of_them_lacks(late_server, monkeypatch):
+    """Ranks of a training whose reader has died may need different items first."""
+    server, told, _ = late_server(*ranks(1, 3, goes_on=True, workers=2))
+    asked, read = [], Read()
+    monkeypatch.setattr(server, "_read", lambda kind, seed, first, *_, end: asked.append((first, end)) or read)
+    server._let_enter_or_fail()
+    assert [(entry.place, entry.there, entry.is_late) for entry in told] == [(1, 4, False), (3, 4, False)]
+    assert (asked, read.workers, read.window.low) == ([(1, 4)], 4, 1)
+
+
+@pytest.mark.parametrize("reason", ["no process", "others"])
+def test_if_nothing_can_be_read_again_it_begins_with_what_the_window_has(late_server, monkeypatch, reason):
+    server, told, _ = late_server(training("late"))
+    read = Read(OSError("no process"))
+    monkeypatch.setattr(server, "_read", lambda *_, end: read)
+    if reason == "others":
+        for number in range(4):
+            server._again[f"catching up {number}"] = Read()
+            server._trainings.all.append(training(f"catching up {number}"))
+            server._trainings.all[-1].cursor, server._trainings.all[-1].catching_up = 4, 2
+    server._let_enter_or_fail()
+    assert [(entry.place, entry.there, entry.is_late) for entry in told] == [(4, 4, True)]
+    assert told[0].training.catching_up is None
+    assert read.is_closed is (reason == "no process")
+    assert "late" not in server._again
+
+
+def test_a_worker_that_dies_while_it_is_started_to_read_again_keeps_nobody_out(late_server, monkeypatch):
+    """torch raises its error in the main thread. The trainings then go on with the next reader."""
+    server, _, _ = late_server(training("late"))
+    monkeypatch.setattr(server, "_read", lambda *_, end: Read(RuntimeError("DataLoader worker (pid 3) is killed by signal")))
+    with pytest.raises(RuntimeError, match="is killed by signal") as found:
+        server._let_enter_or_fail()
+    assert type(found.value) is RuntimeError

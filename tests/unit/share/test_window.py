@@ -6,12 +6,14 @@ import random
 import signal
 import threading
 import time
+from contextlib import suppress
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from lightning_echo.share import window as window_module
 from lightning_echo.share.window import CHUNK, MOST_LANES, Closed, Lane, TooLargeError, Window
 
 
@@ -197,6 +199,12 @@ def test_a_copy_of_what_was_overwritten_meanwhile_is_thrown_away(make, monkeypat
 # ---------------------------------------------------------------------- lanes
 
 
+@pytest.fixture
+def nobody_waits(monkeypatch):
+    """Lanes need not wait for long before they may use more of the side ring."""
+    monkeypatch.setattr(window_module, "_MOST_WAIT_NANOSECONDS", -1)
+
+
 def several(window, count):
     return [Lane(window, number) for number in range(count)]
 
@@ -303,6 +311,7 @@ def test_an_earlier_item_has_a_place_though_later_ones_have_filled_the_ring(make
         assert [window.has(each) for each in range(3)] == [each == item for each in range(3)]
         assert window.copy(item) == (0, bytearray(content(item, 2000)))
     assert window.copy(32) == (0, bytearray(3000))
+    assert window.reach_back(0) == 2, "the items before that one were in the reserve"
 
 
 @given(
@@ -310,6 +319,8 @@ def test_an_earlier_item_has_a_place_though_later_ones_have_filled_the_ring(make
     later=st.lists(st.integers(0, 900), min_size=1, max_size=1),
     kept=st.integers(1, 3),
 )
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.usefixtures("nobody_waits")
 def test_a_later_item_that_came_first_takes_no_room_from_those_before_it(sizes, later, kept):
     """As many as the ranks of a training take in a round are there at once, though the oldest record is one of a later item."""
     window = Window.create(8192, 2, 0)
@@ -359,6 +370,90 @@ def test_only_the_earliest_item_that_waits_makes_the_window_full_and_a_training_
     window._words[first._blocked] = 1
     assert window.is_blocked(0)
     assert window.is_full
+
+
+@given(
+    sizes=st.lists(st.integers(0, 900), min_size=3 * CHUNK, max_size=5 * CHUNK),
+    turns=st.lists(st.integers(0, 2), min_size=50, max_size=400),
+    backs=st.dictionaries(st.integers(0, 400), st.integers(1, 60), max_size=10),
+    window_bytes=st.integers(1024, 4096),
+)
+def test_what_it_reaches_back_to_is_there_and_stays_whichever_lane_has_written_it(sizes, turns, backs, window_bytes):
+    """Lanes write in turns, as far as there is room. One training takes what is there, another one comes late, also again."""
+    window = Window.create(window_bytes, 3, 0)
+    try:
+        lanes, chunks = (
+            several(window, 3),
+            [range(first, min(first + CHUNK, len(sizes))) for first in range(0, len(sizes), CHUNK)],
+        )
+        of_lanes = [list[int]() for _ in lanes]
+        for lane in lanes:
+            lane._is_orphan = lambda: True  # instead of waiting for room, it comes again later
+        fast = slow = 0
+        for turn, number in enumerate(turns):
+            mine = of_lanes[number]
+            if not mine and chunks:
+                mine += chunks.pop(0)
+            lanes[number].go_to(mine[0] if mine else len(sizes))
+            if mine:
+                with suppress(Closed):
+                    lanes[number].put(mine[0], 0, [content(mine[0], sizes[mine[0]])], sizes[mine[0]])
+                    del mine[0]
+            while fast < len(sizes) and window.has(fast):
+                fast += 1
+            slow = slow + 1 if slow < fast and window.low == slow and turn not in backs else fast
+            window.low = slow
+            if turn in backs:
+                slow = window.reach_back(fast - backs[turn])
+                assert slow == window.low <= fast
+            for other in range(window.low, fast):
+                assert window.copy(other) == (0, bytearray(content(other, sizes[other])))
+    finally:
+        window.close()
+
+
+@given(
+    sizes=st.lists(st.integers(0, 700), min_size=3 * CHUNK, max_size=8 * CHUNK),
+    turns=st.lists(st.integers(0, 3), min_size=4, max_size=60),
+    kept=st.integers(0, 4),
+    skipped=st.sampled_from([0, 2, 5]),
+)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.usefixtures("nobody_waits")
+def test_lanes_never_all_wait_while_trainings_need_the_next_item(sizes, turns, kept, skipped):
+    """Ranks keep up to ``kept`` items before the one that they wait for. Each ``skipped``-th item is wanted by nobody."""
+    window = Window.create(8192, 4, 0)
+    try:
+        lanes, count, cursor, in_vain, turn = several(window, 4), len(sizes), 0, 0, 0
+        chunks, of_lanes = (
+            [range(first, min(first + CHUNK, count)) for first in range(0, count, CHUNK)],
+            [list[int]() for _ in lanes],
+        )
+        for lane in lanes:
+            lane._is_orphan = lambda: True  # instead of waiting for room, it comes again later
+        while cursor < count:
+            # in their random turns, and if nothing moves, one after the other
+            number = turns[turn % len(turns)] if in_vain < 20 else turn % len(lanes)
+            turn, in_vain = turn + 1, in_vain + 1
+            mine = of_lanes[number]
+            if not mine and chunks:
+                mine += [item for item in chunks.pop(0) if not skipped or item % skipped]
+            lanes[number].go_to(mine[0] if mine else count)
+            if mine:
+                with suppress(Closed):
+                    lanes[number].put(mine[0], 0, [content(mine[0], sizes[mine[0]])], sizes[mine[0]])
+                    del mine[0]
+                    in_vain = 0
+            while cursor < count and (window.has(cursor) or (skipped and not cursor % skipped)):
+                cursor += 1
+                in_vain = 0
+            window.low = max(window.low, cursor - kept)
+            for other in range(window.low, cursor):
+                if not skipped or other % skipped:
+                    assert window.copy(other) == (0, bytearray(content(other, sizes[other])))
+            assert in_vain < 60, f"all wait, and trainings need item {cursor}"
+    finally:
+        window.close()
 
 
 # ---------------------------------------------------------------------- lanes in processes, which are killed
