@@ -227,7 +227,8 @@ class Files(Numbers):
 def test_a_list_of_files_for_each_fold_is_refused_with_what_to_write_instead():
     names = [f"{number}.jpg" for number in range(40)]
     first, other = training_on(Files(names[:30]), 8, linger_seconds=5), training_on(Files(names[10:]), 8)
-    next(iter(first))
+    batches = iter(first)
+    next(batches)
     with pytest.raises(
         ValueError, match=r"other data: (.|\n)*\n    data = Images\(all_files, transform\)\n    loader = DataLoader\("
     ):
