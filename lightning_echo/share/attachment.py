@@ -534,7 +534,7 @@ class Attachment:
         self._again: tuple[int, int, bytes] | None = None  # the item that was taken last, if it may be asked for again
         self._kept: dict[int, list[tuple[int, bytes]]] = {}  # items that will be asked for later
         self._cache = CacheState()  # when this training left
-        self.lookups = Lookups()  # of the items that were asked for in order, in the reader's cache
+        self._asked = self._hits = 0  # items that were asked for in order, and those of them that the reader's cache had
         self.is_stopped, self._pid = False, os.getpid()  # stopped: a `take` that waits in another thread ends
         self.waited = Waited()
         self.saved_cpu_seconds = 0.0  # of reading that the other trainings paid for
@@ -591,6 +591,11 @@ class Attachment:
         """Processor time in seconds that the reader takes for an example; 0 if not known."""
         return 0.0 if self._link is None else self._link.window.cpu_seconds_per_example
 
+    @property
+    def lookups(self) -> Lookups:
+        """Which of the items that were asked for in order the reader's cache had."""
+        return Lookups(self._hits, self._asked - self._hits)
+
     def keep(self, items: Iterable[int]) -> None:
         """Takes items that come before those asked for in order, and keeps them, each as often as it will be asked for."""
         for item, times in sorted(Counter(items).items()):
@@ -610,8 +615,8 @@ class Attachment:
             kind, data = self._again[1], bytearray(self._again[2])
         else:
             raise RuntimeError(f"item {item} is asked for again, and the training is at {self._next}")
-        hits, misses = self.lookups
-        self.lookups = Lookups(hits + 1, misses) if kind & HELD else Lookups(hits, misses + 1)
+        self._asked += 1
+        self._hits += kind // HELD
         return unpack(kind & ~HELD, data)
 
     def taken(self, item: int) -> tuple[int, bytearray]:
@@ -657,10 +662,12 @@ class Attachment:
 
     def _copy(self, at: int) -> tuple[int, bytearray] | None:
         """Returns kind and bytes of an item of the reader; None if it is not there."""
-        assert self._link is not None
-        window = self._link.window_of(at)
-        found = window.copy(at)
-        if window is not self._link.window and found is not None and not found[0] & HELD:
+        link = self._link
+        assert link is not None
+        if not link.again or at >= link.place.there:
+            return link.window.copy(at)
+        found = link.again[0].copy(at)
+        if found is not None and not found[0] & HELD:
             self.read_again += 1
         return found
 
