@@ -343,11 +343,26 @@ def children_of(pid: int) -> list[int]:
 
 
 def _left_over() -> list[str]:
-    """Says which readers are there when they should have ended. The socket of one that was killed may be left."""
+    """Says which readers and other processes are there that should have ended. A socket of one that was killed may be left."""
     deadline = time.monotonic() + _MOST_END_SECONDS
-    while (left := [name for name in names() if status_of(name) is not None]) and time.monotonic() < deadline:
+    while (left := _readers() + _orphans()) and time.monotonic() < deadline:
         time.sleep(0.1)
-    return [f"the reader of {name!r} is still there" for name in left]
+    return [f"{each} is still there" for each in left]
+
+
+def _readers() -> list[str]:
+    return [f"the reader of {name!r}" for name in names() if status_of(name) is not None]
+
+
+def _orphans() -> list[str]:
+    """Says which processes have lost their parent and look into the folder of this run. Those of a killed training end, too."""
+    folder, found = os.environ["LIGHTNING_ECHO_SHARED"].encode(), []
+    for path in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it ends just now
+            is_of_run = b"LIGHTNING_ECHO_SHARED=" + folder in (path / "environ").read_bytes().split(b"\0")
+            if is_of_run and int((path / "stat").read_text().rpartition(")")[2].split()[1]) == 1:
+                found.append(f"process {path.name}, whose parent has ended,")
+    return found
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

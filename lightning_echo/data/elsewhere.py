@@ -33,6 +33,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing import parent_process
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
 from typing import Any
@@ -186,6 +187,9 @@ def _begin() -> None:
     if not sys.platform.startswith("linux"):
         return
     ctypes.CDLL(None).prctl(_DIES_WITH_PARENT, int(signal.SIGKILL))
+    parent = parent_process()
+    if parent is not None and not parent.is_alive():  # it was killed while this process began, which nothing tells it any more
+        os._exit(1)
     for name in os.listdir("/proc/self/fd"):
         with suppress(OSError):  # it was closed, may not be opened again, or is not a connection
             descriptor = int(name)

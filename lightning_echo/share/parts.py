@@ -22,7 +22,7 @@ from lightning_echo.pipeline.ahead import AheadOrder
 from lightning_echo.pipeline.kinds import Indexed, Kind
 from lightning_echo.plan.order import Order
 from lightning_echo.share.window import CHUNK
-from lightning_echo.split.staged import is_staged
+from lightning_echo.split.staged import inside_named_cut, is_staged, named_cut_over
 
 Bits = npt.NDArray[np.uint8]
 """Which indices of a data set belong to a part: one bit each, eight in a byte, the first one lowest. Bits after the end are 0."""
@@ -31,8 +31,9 @@ Numbers = npt.NDArray[np.int64]
 
 # ---------------------------------------------------------------------- parts
 # A part is what ``Subset`` (also nested: ``random_split``) or ``SubsetRandomSampler`` chooses of a data set, its *base*, in
-# random order. The reader reads the base, in a random order of its own. A training takes from it the items whose index is in its
-# part. That order, without the other items, is a random order of the part.
+# random order. A `StagedDataset.of` around a ``Subset`` is around the base then. The reader reads the base, in a random order of
+# its own. A training takes from it the items whose index is in its part. That order, without the other items, is a random order
+# of the part.
 #
 # An index that is chosen twice, or that is negative, is not of a part: the ``Subset`` then is the data, and others have another.
 
@@ -62,21 +63,34 @@ def part_of(kind: Kind) -> Part | None:
         return None
     if is_chosen_by_sampler and not _are_of(chosen, dataset):
         return None
-    while _only_chooses(dataset):
-        inside, dataset = _numbers(dataset.indices), dataset.dataset
-        if inside is None or not _are_of(inside, dataset):
+    for subset in _subsets(dataset):
+        inside = _numbers(subset.indices)
+        if inside is None or not _are_of(inside, subset.dataset):
             return None
         chosen = inside if chosen is None else inside[chosen]
     if chosen is None or not len(chosen) or len(np.unique(chosen)) != len(chosen):
         return None
-    return Part(dataset, chosen)
+    return Part(base_of(dataset), chosen)
 
 
 def base_of(dataset: Any) -> Any:
-    """Returns the data set under all subsets."""
-    while _only_chooses(dataset):
+    """Returns the data set under all subsets, with the named cuts that are around them."""
+    if _only_chooses(dataset):
+        return base_of(dataset.dataset)
+    if (inside := inside_named_cut(dataset)) is None or (base := base_of(inside)) is inside:
+        return dataset
+    return named_cut_over(base, dataset)
+
+
+def _subsets(dataset: Any) -> Iterator[Any]:
+    """Yields the subsets in a data set, from outside to inside. Named cuts pass indices on."""
+    while True:
+        while (inside := inside_named_cut(dataset)) is not None:
+            dataset = inside
+        if not _only_chooses(dataset):
+            return
+        yield dataset
         dataset = dataset.dataset
-    return dataset
 
 
 def _only_chooses(dataset: Any) -> bool:

@@ -256,6 +256,16 @@ class AugmentedDataset(StagedDataset):
             setattr(self._inner, name, value)
 
 
+def inside_named_cut(dataset: Any) -> Any:
+    """Returns the data set inside a named cut; None for another data set."""
+    return dataset._inner if type(dataset) is AugmentedDataset else None
+
+
+def named_cut_over(dataset: Any, like: AugmentedDataset) -> AugmentedDataset:
+    """Returns a named cut around another data set, with the functions of ``like``."""
+    return AugmentedDataset(dataset, like._augment_one, like._decode_one)
+
+
 def is_staged(dataset: Any) -> bool:
     """Returns whether ``dataset`` has the methods of a `StagedDataset`. The proof checks that they do what they should.
 

@@ -23,7 +23,7 @@ from sharing_runs import (
 )
 from torch.utils.data import ConcatDataset, DataLoader, Subset, SubsetRandomSampler, WeightedRandomSampler, random_split
 
-from lightning_echo import EchoLoader
+from lightning_echo import EchoLoader, StagedDataset
 
 LENGTH, FOLDS = 240, 5
 
@@ -82,6 +82,22 @@ def test_however_a_part_is_written_a_training_that_takes_all_shares_with_it(way)
     assert sorted(indices(all_of)) == list(range(LENGTH))
     drawn = dict(examples(all_of))
     assert all(drawn[index] == noise for index, noise in examples(first))
+
+
+def negated(example):
+    return {**example, "noise": -example["noise"] - torch.rand(())}
+
+
+def test_a_fold_inside_a_named_cut_shares_with_a_training_that_cuts_all_of_the_data():
+    """The reader gets the data set without the fold, in the same cut."""
+    data = Numbers(LENGTH)
+    some = training_on(StagedDataset.of(Subset(data, fold(1)), augment=negated), 8, wait_for=2)
+    whole = training_on(StagedDataset.of(data, augment=negated), 10, wait_for=2)
+    (first, second), (all_of,) = together(closing(some, 2), closing(whole, 1))
+    assert sorted(indices(first)) == sorted(indices(second)) == fold(1)
+    drawn = dict(examples(all_of))
+    assert sorted(drawn) == list(range(LENGTH))
+    assert all(drawn[index] == noise < 0 for index, noise in examples(first))
 
 
 def test_folds_whose_readers_are_killed_again_and_again_get_their_parts_once_and_nothing_else():

@@ -5,6 +5,7 @@ import os
 import random
 import signal
 import threading
+from multiprocessing import get_context, parent_process
 
 import numpy as np
 import pytest
@@ -137,3 +138,27 @@ def test_a_process_that_stands_still_is_ended_and_one_that_works_is_not(monkeypa
     with caplog.at_level(logging.WARNING, "lightning_echo"):
         assert read_elsewhere(DataLoader([1]), work) == "worked"
     assert "before the training takes more than" in caplog.text
+
+
+def begins_without_parent(connection):
+    parent_process().join()
+    elsewhere._begin()
+    connection.send("it lives on")
+
+
+def starts_another_and_dies(context, connection):
+    context.Process(target=begins_without_parent, args=(connection,)).start()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_process_whose_parent_is_killed_while_it_begins_does_not_live_on(method):
+    context = get_context(method)
+    here, there = context.Pipe(duplex=False)
+    process = context.Process(target=starts_another_and_dies, args=(context, there))
+    process.start()
+    there.close()
+    process.join()
+    assert here.poll(60)
+    with pytest.raises(EOFError):
+        here.recv()

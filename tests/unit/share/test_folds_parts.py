@@ -13,12 +13,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import ConcatDataset, DataLoader, RandomSampler, Subset, SubsetRandomSampler
 
+from lightning_echo import StagedDataset
 from lightning_echo.pipeline.ahead import AheadOrder
 from lightning_echo.pipeline.kinds import kind_of
 from lightning_echo.pipeline.pipelines import Layout
 from lightning_echo.plan.memory import make_plan
 from lightning_echo.plan.plan import PlanShape, Reuse
-from lightning_echo.share.parts import Dealing, Items, Part, PartItems, Wanted, bits_in, count_of, part_of, sealed, union_of
+from lightning_echo.share.parts import (
+    Dealing,
+    Items,
+    Part,
+    PartItems,
+    Wanted,
+    base_of,
+    bits_in,
+    count_of,
+    part_of,
+    sealed,
+    union_of,
+)
 from lightning_echo.share.pipeline import item_at, shared_shape
 from lightning_echo.share.reading import distance_of, order_of
 from lightning_echo.share.window import CHUNK
@@ -62,13 +75,25 @@ subsets = st.sets(st.integers(0, LENGTH - 1), min_size=1)
         (Subset(BASE, [LENGTH, 1]), {"shuffle": True}, None),
         (Subset(BASE, [1.0, 2.0]), {"shuffle": True}, None),
         (ConcatDataset([Subset(BASE, [1])]), {"shuffle": True}, None),
+        (StagedDataset.of(Subset(BASE, [9, 3, 1]), augment=str), {"shuffle": True}, [1, 3, 9]),
+        (Subset(StagedDataset.of(Subset(BASE, [9, 3, 1]), augment=str), [2, 0]), {"shuffle": True}, [1, 9]),
+        (StagedDataset.of(BASE, augment=str), {"shuffle": True}, None),
+        (StagedDataset.of(Subset(BASE, [3, 3]), augment=str), {"shuffle": True}, None),
     ],
-    ids=range(14),
+    ids=range(18),
 )
 def test_a_part_is_what_subsets_and_samplers_choose_at_random_once_each(dataset, options, expected):
     part = part_of(kind_of(DataLoader(dataset, 2, **options)))
     assert (None if part is None else sorted(part.indices.tolist())) == expected
-    assert part is None or part.base is BASE
+    assert part is None or part.base is BASE or list(part.base) == list(map(str, BASE))
+
+
+def test_the_base_has_the_named_cuts_that_are_around_subsets():
+    cut = StagedDataset.of(StagedDataset.of(Subset(BASE, [5, 7]), augment=lambda number: -number), decode=float, augment=str)
+    part = part_of(kind_of(DataLoader(Subset(cut, [1]), 1, shuffle=True)))
+    assert (len(part.base), part.base[3], part.indices.tolist()) == (LENGTH, "-3.0", [7])
+    whole = StagedDataset.of(BASE, augment=str)
+    assert base_of(whole) is whole
 
 
 @given(subsets)
