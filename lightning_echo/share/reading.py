@@ -116,6 +116,7 @@ _NOISE, _WORKER = 21, 22
 _MOST_APART = 2**18  # items: 0.4 s, 60 MiB
 _PREFETCHED_CHUNKS = 2  # per worker
 _MOST_DYING_SECONDS, _BETWEEN_LOOKS_SECONDS = 1.0, 0.005
+_MOST_BEGINNING_SECONDS = 0.5  # then those that are there are served, and the other workers begin later
 MOST_END_SECONDS = 10.0
 
 
@@ -377,29 +378,42 @@ class Reading(Reads):
         self._dealing = Dealing(AheadOrder(order, order.pass_length, crosses=kind.is_own_order), wanted, begin, ahead, end)
         self._workers: dict[int, WorkerProcesses] = {}  # by number
         self._most, self._has_begun = min(self._plain.num_workers, MOST_LANES), False  # most: how many are wanted
+        self._may_begin = True  # another worker: no attempt has failed since the number was changed
 
     def want(self, workers: int) -> None:
-        """Lets workers begin or end, until there are so many. One that ends first does what it has been told."""
+        """Lets workers begin or end, until there are so many. One that ends first does what it has been told.
+
+        If they take long to begin, where processes are spawned, some begin now, and the others in the next calls.
+        """
         before, self._most = self._most, min(workers, MOST_LANES)
-        if self._most == before or not self._has_begun or self._over.is_set():
+        if not self._has_begun or self._over.is_set():
             return
-        LOGGER.info("number of workers: %d in place of %d", self._most, before)
+        if self._most != before:
+            self._may_begin = True
+            LOGGER.info("number of workers: %d in place of %d", self._most, before)
         with self._dealing.lock:
             at_work = sorted(self._workers.keys() - self._dealing.ending)
             self._dealing.ending.update(at_work[self._most :])
-            for _ in range(min(self._most - len(at_work), MOST_LANES - len(self._workers))):
+            end = time.monotonic() + _MOST_BEGINNING_SECONDS
+            for _ in range(min(self._most - len(at_work), MOST_LANES - len(self._workers)) if self._may_begin else 0):
                 asked = self._dealing.asked
                 try:
                     self._begin_worker()
                 except OSError as error:  # the system has no process, memory or descriptor left
                     if self._dealing.asked != asked:  # it may be the sampler's, which has lost its place
                         raise
+                    self._may_begin = False
                     LOGGER.warning("a worker cannot be started, so that there are fewer than %d: %s", self._most, error)
+                    break
+                if time.monotonic() > end:
                     break
 
     def start(self) -> None:
+        end = time.monotonic() + _MOST_BEGINNING_SECONDS
         for _ in range(self._most):
             self._begin_worker()
+            if time.monotonic() > end:  # as in `want`
+                break
         self._has_begun, self.window.is_open = True, 1
 
     def _begin_worker(self) -> None:

@@ -594,6 +594,7 @@ class Server:
         nodes = 0 if self._elsewhere is None else self._elsewhere.nodes
         window.trainings, window.slowest_need_nanoseconds = self._trainings.count + nodes, self._trainings.slowest_need()
         window.slowest_label = "" if slowest is None else slowest.label
+        window.ranks = max((one.ranks for one in self._trainings.all), default=1)
         window.cache = self._reading.cache_state
         if self._are_missing():
             return  # trainings of the dead reader still need items, and are not here yet to report it
@@ -709,7 +710,8 @@ class Server:
         if not trainings.entered:
             begin, passed = trainings.begin_at(time.monotonic()), time.monotonic() - self._begun
             is_early = self._follows and passed < _GOING_ON_SECONDS and not any(one.goes_on for one in trainings.ready())
-            is_missing = trainings.going_on < self._expected and passed < self._gather_seconds
+            # One that came within a pass may need much earlier items than the others.
+            is_missing = trainings.going_on < self._expected and passed < max(self._gather_seconds, _GOING_ON_SECONDS)
             if begin is None or is_early or is_missing or not self._begin(begin):
                 return
         reading = self._reading
@@ -739,15 +741,15 @@ class Server:
         if len(self._again) >= _MOST_CATCHING_UP:
             return False
         training, first, end = entries[0].training, min(each.place for each in entries), max(each.there for each in entries)
-        of_group, group = sum(one.workers for one in self._trainings.all if one.group == training.group), training.group
+        group = training.group
         try:
             again = self._read(self._kind, self._seed, first, self._window_bytes, self._on_lost, self._sockets, end=end)
             self._again[group] = again  # from now on it is known whose worker has died
             again.window.read_in_pass = again.window.taken_in_pass = 1  # for this training alone
-            again.window.slowest_label = training.label
+            again.window.slowest_label, again.window.ranks = training.label, training.ranks
             assert again.wanted is not None
             again.wanted.change(training.part)
-            again.want(max(of_group if isinstance(self._workers, str) else self._workers, 1))
+            again.want(self._workers_of(group))
             again.start()
         except OSError as error:  # the system has no process, memory or descriptor left
             LOGGER.warning("%s comes late, and what it has missed cannot be read again: %s", training.label, error)
@@ -788,8 +790,15 @@ class Server:
             wanted = max(self._trainings.workers, self._least_workers)
         elif wanted == "starter":
             wanted = getattr(self._kind.loader, "num_workers", 0)
+        for group, again in self._again.items():
+            again.want(self._workers_of(group))
         if self._reading is not None and wanted:  # else only other nodes get examples: it keeps the workers that it has
             self._reading.want(int(wanted))
+
+    def _workers_of(self, group: str) -> int:
+        """Returns how many workers read again for a training."""
+        own = sum(one.workers for one in self._trainings.all if one.group == group)
+        return max(own if isinstance(self._workers, str) else self._workers, 1)
 
     def _end_reading(self) -> None:
         """Ends the workers, and leaves other nodes."""

@@ -209,7 +209,9 @@ _HEADER_BYTES = 8192
 # words of the header
 _MAGIC_AT, _LOW, _CLOSED, _SLOTS, _RING, _BEGIN, _TRAININGS, _NEED, _LANES, _PUT, _PUT_BYTES, _HEADS = range(12)
 _TAILS = _HEADS + 2  # heads and tails: a word for each of the two rings
-_READ, _TAKEN, _OPEN, _GONE, _MOST_ASIDE, _CACHE = range(15, 21)  # gone: of the items before this one, some were overwritten
+_READ, _TAKEN, _OPEN, _GONE, _MOST_ASIDE, _RANKS, _CACHE = range(
+    15, 22
+)  # gone: of the items before this one, some were overwritten
 _OF_LANES = _CACHE + len(CacheState._fields)
 _AT, _BLOCKED, _PREPARED, _NANOSECONDS, _CPU_NANOSECONDS = range(5)  # words of the lanes, each for one lane after the other
 _NOWHERE = 2**63  # ``at`` of a lane that there is not
@@ -259,6 +261,7 @@ class Window:
     is_open = _Word(_OPEN)  # for its lanes: the first ones have all begun
     is_closed = _Word(_CLOSED)  # for its writers
     trainings = _Word(_TRAININGS)
+    ranks = _Word(_RANKS)  # the most ranks of a training. They take a round of items, one each, of which all are there at once
     # time per item of the slowest training that the reader waits for, without its own waiting and without echoing
     slowest_need_nanoseconds = _Word(_NEED)
     read_in_pass = _Word(_READ)  # examples that the reader reads in a pass, as its trainings want them; 0 if not known
@@ -468,7 +471,8 @@ class Lane:
         self._window, self._number, self._is_orphan = window, number, is_orphan
         self._at, self._blocked = _word(number, _AT), _word(number, _BLOCKED)
         self.waited_nanoseconds = 0  # for room
-        self._in_order = -1, 0, 0  # the last state of the ring in which it was
+        # up to which place it has looked at the ring, the last item there, and the last place with an earlier item than before
+        self._seen = self._seen_last = self._out_of_order = 0
 
     def wait_until_open(self) -> None:
         """Waits until the window is open. Raises `Closed` if the reader ends."""
@@ -484,10 +488,7 @@ class Lane:
     def put(self, item: int, kind: int, parts: Sequence[Any], size: int) -> None:
         """Writes an example of ``size`` bytes as soon as there is room. Raises `TooLargeError`; `Closed` if the reader ends."""
         window = self._window
-        if size > window.ring_bytes:
-            raise TooLargeError(
-                f"the example takes {size:,} bytes, and the window has {window.ring_bytes:,} bytes: give share.window more"
-            )
+        self._check(size)
         self.go_to(item)
         place = self._room(item, size)
         if place is None:
@@ -499,6 +500,18 @@ class Lane:
         words[row] = item + 1
         self.go_to(item + 1)
 
+    def _check(self, size: int) -> None:
+        window, ranks = self._window, self._window.ranks
+        if size > window.ring_bytes:
+            raise TooLargeError(
+                f"the example takes {size:,} bytes, and the window has {window.ring_bytes:,} bytes: give share.window more"
+            )
+        if ranks > 1 and (ranks + 1) * (_RECORD + _aligned(size)) > window._capacity:  # one more: the end of the ring may be left
+            raise TooLargeError(
+                f"the example takes {size:,} bytes, and the window has {window.ring_bytes:,} bytes: give share.window more, "
+                f"room for {ranks + 1} of them, since {ranks} ranks take as many at once"
+            )
+
     def _wait(self, item: int, size: int) -> int:
         words = self._window._words
         words[self._blocked] = item + 1
@@ -507,6 +520,7 @@ class Lane:
             while (place := self._room(item, size, time.perf_counter_ns() - began)) is None:
                 if self._window.is_closed or self._is_orphan():
                     raise Closed
+                self._check(size)  # ranks may have come meanwhile
                 time.sleep(_LOOK_SECONDS)
         finally:
             words[self._blocked] = 0
@@ -530,7 +544,7 @@ class Lane:
             if item - window.slots >= over:
                 return None
             place = self._place(0, item, needed, over, window._capacity)
-            if place is None and item == earliest and not self._is_in_order(item, over):
+            if place is None and item == earliest and not self._is_in_order(item):
                 is_urgent = waited_nanoseconds > _MOST_WAIT_NANOSECONDS
                 place = self._place(1, item, needed, over, window._capacity if is_urgent else words[_MOST_ASIDE])
                 words[_MOST_ASIDE] = max(words[_MOST_ASIDE], words[_HEADS + 1] - words[_TAILS + 1])
@@ -546,18 +560,22 @@ class Lane:
         distance = item - min(words[_LOW], earliest)
         return item > earliest and distance * words[_PUT_BYTES] * of > words[_PUT] * window._capacity * share
 
-    def _is_in_order(self, item: int, over: int) -> bool:
-        """Returns whether the ring only has items before this one that are needed, so that trainings make room by taking them."""
+    def _is_in_order(self, item: int) -> bool:
+        """Returns whether the ring only has items before this one, in order, so that trainings make room by taking them.
+
+        The oldest of them is needed. Each record is looked at once.
+        """
         words, ring, capacity = self._window._words, self._window._rings[0], self._window._capacity
-        place, head = words[_TAILS], words[_HEADS]
-        if self._in_order != (state := (over, place, head)):
-            while place < head:
-                at = place % capacity // 8
-                if ring[at] > item or 0 < ring[at] <= over:
-                    return False
-                place += ring[at + 1]
-            self._in_order = state
-        return True
+        tail, head = words[_TAILS], words[_HEADS]
+        if self._seen < tail:
+            self._seen, self._seen_last = tail, 0
+        while self._seen < head:
+            at = self._seen % capacity // 8
+            if 0 < ring[at] < self._seen_last:
+                self._out_of_order = self._seen
+            self._seen_last = ring[at] or self._seen_last
+            self._seen += ring[at + 1]
+        return self._out_of_order <= tail and self._seen_last <= item
 
     def _place(self, number: int, item: int, needed: int, over: int, most: int) -> int | None:
         """Returns a place in one of the two rings, or None. First moves its ``tail`` over records that are over.

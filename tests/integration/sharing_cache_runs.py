@@ -74,8 +74,10 @@ def reads(log):
 
 
 def cached_loader(dataset, batch_size, cache=CACHE, *, options=None, **share):
-    """An `EchoLoader` that shares a reader with this cache (None: without)."""
-    return loader_of(dataset, batch_size, options={"cache": cache, **(options or {})}, ignore=IGNORED, **share)
+    """An `EchoLoader` that shares a reader with this cache (None: without). The reader is about a pass ahead at most."""
+    return loader_of(
+        dataset, batch_size, options={"cache": cache, **(options or {})}, **{"window": 2**16, "ignore": IGNORED, **share}
+    )
 
 
 def left_to_read(order, held):

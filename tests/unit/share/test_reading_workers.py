@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from lightning_echo.pipeline.kinds import kind_of
+from lightning_echo.share import reading as reading_module
 from lightning_echo.share.parts import Chunk
 from lightning_echo.share.reading import Preparation, Reading, WorkerStart
 from lightning_echo.share.window import CHUNK, Window
@@ -147,7 +148,9 @@ def test_a_worker_that_the_system_cannot_start_is_left_out_and_the_others_go_on(
         start(self)
 
     monkeypatch.setattr(ForkProcess, "start", start_few)
-    reading.want(4)
+    for _ in range(4):
+        reading.want(4)
+    assert caplog.text.count("a worker cannot be started") == 1, "it is tried again when another number is wanted"
     assert "a worker cannot be started, so that there are fewer than 4: [Errno 11] no process is left" in caplog.text
     assert reading.workers == reading.window.lanes == 2
     taken = 0
@@ -160,6 +163,30 @@ def test_a_worker_that_the_system_cannot_start_is_left_out_and_the_others_go_on(
     while reading.workers > 1 or reading.window.lanes > 1:  # one ends, after what it has been given
         reading.window.low = reading.window.end_from(reading.window.low)
         assert time.monotonic() < end
+    reading.close()
+
+
+def test_workers_that_take_long_to_begin_do_so_one_after_the_other_while_the_reader_serves(monkeypatch):
+    """A spawned one takes seconds. A worker that was wanted and had no place begins when there is one."""
+    monkeypatch.setattr(reading_module, "_MOST_BEGINNING_SECONDS", 0)
+    reading = Reading(kind_of(DataLoader(range(LENGTH), num_workers=1)), 0, 0, 2**16, pytest.fail)
+    reading.start()
+    found = []
+    for _ in range(4):
+        reading.want(4)
+        found.append(reading.workers)
+    assert found == [2, 3, 4, 4]
+    monkeypatch.setattr(reading_module, "MOST_LANES", 4)
+    reading.want(1)
+    reading.want(4)
+    assert reading.workers == 4, "those that end have the places of the new ones"
+
+    def begin_again():
+        reading.window.low = reading.window.end_from(reading.window.low)
+        reading.want(4)
+        return len(reading._workers.keys() - reading._dealing.ending) == 4
+
+    wait_until(begin_again)
     reading.close()
 
 

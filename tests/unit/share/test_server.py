@@ -505,6 +505,22 @@ def test_a_training_that_does_not_know_its_place_hears_that_another_reader_follo
     assert said == [{"failed": "killed", "at": 3} if knows_place else {"over": "killed", "at": 3}]
 
 
+def test_a_reader_that_follows_waits_a_moment_for_those_that_need_earlier_items(idle_server, monkeypatch):
+    """One that came late, and was catching up when the reader died, may be much further back than the others."""
+    server, begun = idle_server(expected=2), []
+    monkeypatch.setattr(server, "_begin", lambda item: begun.append(item))
+    comes(server, group="far", wish=7, goes_on=True)
+    server._let_enter()
+    assert begun == []
+    comes(server, group="back", wish=1, goes_on=True)
+    server._let_enter()
+    assert begun == [1]
+    server._trainings.all.pop()
+    server._begun -= 60  # the other one does not come any more
+    server._let_enter()
+    assert begun == [1, 7]
+
+
 @pytest.mark.parametrize("place", [0, 37])
 def test_the_first_one_enters_at_the_start_or_where_it_wishes_and_before_anything_was_taken_nobody_is_late(place):
     trainings = Trainings(100)

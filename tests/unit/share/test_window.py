@@ -168,6 +168,47 @@ def test_what_is_no_window_or_cannot_be_one_is_refused(make, tmp_path):
         os.close(descriptor)
 
 
+def test_what_ranks_take_at_once_must_have_room_also_if_they_come_while_it_waits(make):
+    window = make(size_bytes=4096)
+    lane = Lane(window, 0)
+    window.ranks = 3
+    lane.put(0, 0, [bytes(1000)], 1000)
+    with pytest.raises(
+        TooLargeError, match=r"takes 1,100 bytes, and the window has 4,096 bytes: give share\.window more, room for 4"
+    ):
+        lane.put(1, 0, [bytes(1100)], 1100)
+    window.ranks = 1
+    lane.put(1, 0, [bytes(2000)], 2000)
+    lane._is_orphan = lambda: setattr(window, "ranks", 2)
+    with pytest.raises(TooLargeError, match="since 2 ranks take as many at once"):
+        lane.put(2, 0, [bytes(1500)], 1500)
+
+
+def test_however_often_a_lane_looks_for_room_it_looks_at_each_record_once(make):
+    """A training that is slower than its reader keeps the window full, of small examples perhaps."""
+    window = make(size_bytes=2**20)
+    lane, looked = Lane(window, 0), []
+    item = 0
+    while lane._room(item, 200) is not None:
+        lane.go_to(item := item + 1)
+    ring = window._rings[0]
+
+    class Counted:
+        def __getitem__(self, at):
+            looked.append(at)
+            return ring[at]
+
+        __setitem__ = ring.__setitem__
+
+    window._rings = [Counted(), window._rings[1]]
+    for _ in range(200):
+        window.low += 1
+        assert lane._room(item, 200) is not None
+        lane.go_to(item := item + 1)
+        assert lane._room(item, 200) is None
+    assert len(looked) < 200 * 30 + 4 * item
+
+
 def _take_stamp(window):
     window._row_words[0] = 0
 
