@@ -116,6 +116,7 @@ class Training:
     lacks_from: int | None = None  # after its reader has died: the first item that any training may lack
     patient_until: float = math.inf  # the time in seconds up to which the reader waits for more trainings
     cursor: int | None = None  # the first item of the window that it still needs; None before it has entered
+    entered: int | None = None  # where its cursor was when it entered
     catching_up: int | None = None  # the first item that it still needs of those that are read again for it; None: it has all
     need_nanoseconds: int = 0  # per example, without waiting and without echoing; 0 if not known
     workers: int = 0  # that it would have for itself
@@ -125,6 +126,11 @@ class Training:
     def at(self) -> int | None:
         """The first item that it still needs."""
         return self.cursor if self.catching_up is None else self.catching_up
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether it has taken items of the window. One that joins at the next pass is ahead of the others, and has not."""
+        return self.cursor != self.entered
 
 
 class Entry(NamedTuple):
@@ -190,7 +196,7 @@ class Trainings:
         for goes_on in (True, False):  # the trainings of a dead reader enter first, and the others join them
             at_work = self.entered
             others = {training.group for training in at_work}
-            fastest = max((one.cursor for one in at_work if one.cursor is not None), default=begin)
+            fastest = self._fastest(begin)
             entering = [training for training in ready if training.goes_on == goes_on]
             backs = {} if reach_back is None else self._backs(entering, begin, low, wanted, fastest, bool(others))
             if reach_back is not None and backs:  # before any of them enters: the ranks of a training find the same window
@@ -202,10 +208,15 @@ class Trainings:
                 place, is_late = (back, False) if back is not None else self._place(training, begin, there, fastest, bool(others))
                 several.append(Entry(training, place, len(others - {training.group}), is_late, max(place, there)))
             for entry in several:  # all at once
-                entry.training.cursor = entry.there
+                entry.training.cursor = entry.training.entered = entry.there
                 entry.training.catching_up = entry.place if entry.place < entry.there else None
             found += several
         return found
+
+    def _fastest(self, default: int) -> int:
+        """Returns the cursor of the fastest training."""
+        begun = [one.cursor for one in self.entered if one.cursor is not None and one.has_begun]
+        return max(begun) if begun else min((one.cursor for one in self.entered if one.cursor is not None), default=default)
 
     def _backs(
         self, entering: list[Training], begin: int, low: int, wanted: Wanted | None, fastest: int, has_others: bool
@@ -272,9 +283,10 @@ class Trainings:
 
     def low(self, before: int, now: float) -> int:
         """Returns the item below which the window may be overwritten; never less than ``before``, the last one."""
-        cursors = [(one.behind, one.cursor) for one in self.entered if one.cursor is not None]
-        waited_for = [cursor for behind, cursor in cursors if behind == "wait"]
-        fastest = max([before, *(cursor for _, cursor in cursors)])  # it decides if the reader waits for no training
+        waiting = [one for one in self.entered if one.behind == "wait"]
+        waited_for = [one.cursor for one in waiting if one.cursor is not None]
+        if not any(one.has_begun for one in waiting):
+            waited_for.append(max(before, self._fastest(before)))  # it decides if the reader waits for no training
         held = []  # for each training, the first item that its ranks have agreed on and not all have taken
         for group, agreement in list(self.agreements.items()):
             of_ranks = [one.cursor for one in self.entered if one.group == group and one.cursor is not None]
@@ -284,7 +296,7 @@ class Trainings:
             agreement.forget(min(of_ranks))
             if (first := agreement.held_from(min(of_ranks), now)) is not None:
                 held.append(first)
-        return max(before, min([*(waited_for or [fastest]), *held]))
+        return max(before, min([*waited_for, *held]))
 
     def slowest_need(self) -> int:
         """Returns the time per item, in nanoseconds, of the slowest training that the reader waits for; 0 if not known."""

@@ -555,10 +555,11 @@ class Lane:
         window, words = self._window, self._window._words
         if any(0 < blocked <= item for blocked in window._of_lanes(_BLOCKED)):
             return True
-        share, of = _FOR_LATER
-        earliest = window._earliest
-        distance = item - min(words[_LOW], earliest)
-        return item > earliest and distance * words[_PUT_BYTES] * of > words[_PUT] * window._capacity * share
+        (share, of), earliest = _FOR_LATER, window._earliest
+        distance, passed = item - min(words[_LOW], earliest), max(earliest - window.begin, 1)
+        # of ``passed`` items so many were written; of the others nobody wanted any
+        needed = distance * min(words[_PUT], passed) * words[_PUT_BYTES]
+        return bool(item > earliest and needed * of > words[_PUT] * passed * window._capacity * share)
 
     def _is_in_order(self, item: int) -> bool:
         """Returns whether the ring only has items before this one, in order, so that trainings make room by taking them.

@@ -392,6 +392,20 @@ def test_one_that_comes_with_or_after_those_of_a_dead_reader_finds_them_at_work(
     assert (new.training.group, new.place, new.is_late, new.others) == ("new", place, True, 1)
 
 
+@pytest.mark.parametrize("behind", ["wait", "skip"])
+def test_one_that_waits_for_the_next_pass_is_not_the_fastest(behind):
+    trainings = Trainings(100)
+    come(trainings, behind=behind)
+    at_work = trainings.all[0]
+    at_work.cursor = 20
+    assert come(trainings, low=20, join="pass").place == 100
+    assert trainings.low(0, 0.0) == 20, "what the one at work takes is kept, though it alone would skip"
+    assert come(trainings, low=20).place == 20
+    trainings.all.pop()
+    at_work.cursor = 120
+    assert trainings.low(20, 0.0) == 100, "the other one is waited for"
+
+
 def test_ranks_enter_together():
     trainings = Trainings(100)
     trainings.all.append(training(group="a", ranks=2))

@@ -1,11 +1,7 @@
 """The window: what is written is read, nothing that is needed is overwritten, and nobody but its writers may write."""
 
-import multiprocessing
 import os
-import random
-import signal
 import threading
-import time
 from contextlib import suppress
 
 import numpy as np
@@ -401,6 +397,19 @@ def test_a_later_item_leaves_a_quarter_to_the_earliest_one_and_lets_those_before
     assert first._room(7, 84) is not None
 
 
+def test_items_that_nobody_wants_take_no_room_from_later_ones(make):
+    """Each tenth item is wanted. 32 of these records take the ring, and so do 32 of all items if all are wanted."""
+    window = make(4096, lanes=2)
+    first, second = several(window, 2)
+    second.go_to(320)
+    for item in range(0, 200, 10):
+        first.put(item, 0, [bytes(112)], 112)
+        window.low = item
+    assert not second._has_to_wait(320)
+    second.go_to(1000)
+    assert second._has_to_wait(1000)
+
+
 def test_only_the_earliest_item_that_waits_makes_the_window_full_and_a_training_wait_for_others(make):
     window = make(4096, lanes=2)
     first, second = several(window, 2)
@@ -495,106 +504,3 @@ def test_lanes_never_all_wait_while_trainings_need_the_next_item(sizes, turns, k
             assert in_vain < 60, f"all wait, and trainings need item {cursor}"
     finally:
         window.close()
-
-
-# ---------------------------------------------------------------------- lanes in processes, which are killed
-
-FORK = multiprocessing.get_context("fork")
-
-
-def size_of(item):
-    return 3000 if item % 61 == 5 else item * 37 % 300
-
-
-def writes(window, number, connection):
-    """A worker: gets chunks, and says when one is done."""
-    lane = Lane(window, number, lambda: False)
-    while (first := connection.recv()) is not None:
-        lane.go_to(first)
-        for item in range(first, first + CHUNK):
-            if item % 97 == 3:
-                time.sleep(0.002)
-            try:
-                lane.put(item, 0, [content(item, size_of(item))], size_of(item))
-            except Closed:
-                return
-        connection.send(first)
-
-
-class Lanes:
-    """Lanes in processes, which get one chunk after the other, the next one for who is free."""
-
-    def __init__(self, window):
-        self.window, self.next, self.at_work = window, 0, {}
-
-    def begin(self):
-        number = next(each for each in range(MOST_LANES) if each not in self.at_work)
-        self.window.begin_lane(number, self.next)
-        here, there = FORK.Pipe()
-        process = FORK.Process(target=writes, args=(self.window, number, there), daemon=True)
-        process.start()
-        self.at_work[number] = [process, here, False, 0]
-        self.deal(number)
-
-    def deal(self, number):
-        self.at_work[number][1].send(self.next)
-        self.at_work[number][3] = self.next
-        self.next += CHUNK
-
-    def serve(self):
-        for number, (process, connection, is_ending, _) in list(self.at_work.items()):
-            if not connection.poll():
-                continue
-            connection.recv()
-            if not is_ending:
-                self.deal(number)
-                continue
-            connection.send(None)
-            process.join()
-            self.window.end_lane(number)
-            del self.at_work[number]
-
-    def end_one(self, generator):
-        at_work = [each for each in self.at_work.values() if not each[2]]
-        if len(at_work) > 1:
-            generator.choice(at_work)[2] = True
-
-
-def takes(window, item):
-    found = window.copy(item)
-    assert found in (None, (0, bytearray(content(item, size_of(item)))))
-    return found is not None
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_lanes_that_come_and_go_and_are_killed_leave_only_whole_examples_and_no_gap(make, seed):
-    window, generator = make(2 ** (12, 13, 15, 18)[seed], lanes=0), random.Random(seed)
-    lanes, cursors, skipping = Lanes(window), [0, 0], 0
-    lanes.begin()
-    deadline = time.monotonic() + 60
-    while min(cursors) < 3000:
-        lanes.serve()
-        if generator.random() < 0.02:
-            lanes.begin() if len(lanes.at_work) < 5 else lanes.end_one(generator)
-        for number in range(2):
-            for _ in range(generator.randrange(50)):
-                cursors[number] += takes(window, cursors[number])
-        skipping = skipping + 1 if takes(window, skipping) else max(skipping, window.low)
-        window.low = min(cursors)
-        assert time.monotonic() < deadline, (cursors, [window.at(number) for number in lanes.at_work])
-    number = generator.choice(list(lanes.at_work))
-    victim, connection, _, chunk = lanes.at_work[number]
-    os.kill(victim.pid, signal.SIGKILL)
-    victim.join()
-    # If it had done its chunk, and was given no other one, nothing is missing of what was dealt.
-    died_at, cursor = lanes.next if connection.poll() else max(window.at(number), chunk), min(cursors)
-    end = time.monotonic() + 0.3
-    while time.monotonic() < end:  # the others write what they have, and what is there is whole
-        while takes(window, cursor):
-            cursor += 1
-        window.low = cursor
-    assert cursor <= died_at
-    window.close_for_writers()
-    for process, *_ in lanes.at_work.values():
-        process.kill()
-        process.join()
