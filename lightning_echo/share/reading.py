@@ -381,11 +381,11 @@ class Reading(Reads):
         self._may_begin = True  # another worker: no attempt has failed since the number was changed
 
     def want(self, workers: int) -> None:
-        """Lets workers begin or end, until there are so many. One that ends first does what it has been told.
+        """Lets workers begin or end, until there are so many; 0: as many as before. One that ends first does what it was told.
 
         If they take long to begin, where processes are spawned, some begin now, and the others in the next calls.
         """
-        before, self._most = self._most, min(workers, MOST_LANES)
+        before, self._most = self._most, min(workers or self._most, MOST_LANES)
         if not self._has_begun or self._over.is_set():
             return
         if self._most != before:

@@ -209,9 +209,8 @@ _HEADER_BYTES = 8192
 # words of the header
 _MAGIC_AT, _LOW, _CLOSED, _SLOTS, _RING, _BEGIN, _TRAININGS, _NEED, _LANES, _PUT, _PUT_BYTES, _HEADS = range(12)
 _TAILS = _HEADS + 2  # heads and tails: a word for each of the two rings
-_READ, _TAKEN, _OPEN, _GONE, _MOST_ASIDE, _RANKS, _CACHE = range(
-    15, 22
-)  # gone: of the items before this one, some were overwritten
+# gone: of the items before this one, some were overwritten; most aside: bytes of the side ring that may be used
+_READ, _TAKEN, _OPEN, _GONE, _MOST_ASIDE, _RANKS, _CACHE = range(15, 22)
 _OF_LANES = _CACHE + len(CacheState._fields)
 _AT, _BLOCKED, _PREPARED, _NANOSECONDS, _CPU_NANOSECONDS = range(5)  # words of the lanes, each for one lane after the other
 _NOWHERE = 2**63  # ``at`` of a lane that there is not
@@ -501,7 +500,8 @@ class Lane:
         self.go_to(item + 1)
 
     def _check(self, size: int) -> None:
-        window, ranks = self._window, self._window.ranks
+        """Raises a `TooLargeError` if there can never be room for an example of this size."""
+        window, ranks = self._window, self._window._words[_RANKS]
         if size > window.ring_bytes:
             raise TooLargeError(
                 f"the example takes {size:,} bytes, and the window has {window.ring_bytes:,} bytes: give share.window more"
@@ -547,7 +547,8 @@ class Lane:
             if place is None and item == earliest and not self._is_in_order(item):
                 is_urgent = waited_nanoseconds > _MOST_WAIT_NANOSECONDS
                 place = self._place(1, item, needed, over, window._capacity if is_urgent else words[_MOST_ASIDE])
-                words[_MOST_ASIDE] = max(words[_MOST_ASIDE], words[_HEADS + 1] - words[_TAILS + 1])
+                if is_urgent:  # the next ones need not wait so long
+                    words[_MOST_ASIDE] = max(words[_MOST_ASIDE], words[_HEADS + 1] - words[_TAILS + 1])
             return place
 
     def _has_to_wait(self, item: int) -> bool:

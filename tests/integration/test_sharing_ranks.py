@@ -13,7 +13,7 @@ from sharing_runs import Numbers, end_readers, epochs_of, examples, in_process, 
 from torch.utils.data import DataLoader, Subset
 
 from lightning_echo import ShareConfig, serve
-from lightning_echo.share import server
+from lightning_echo.share import places as places_module
 from lightning_echo.share.sharing import status_of
 
 pytestmark = pytest.mark.program
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.program
 
 def holding(connection):
     """A reader that keeps what ranks have agreed on, however long one of them is stopped on a busy machine."""
-    server.HOLD_SECONDS = 3600
+    places_module.HOLD_SECONDS = 3600
     name, window = SKIPPING["name"], SKIPPING["window"]
     serve(DataLoader(Numbers(LENGTH), BATCH_SIZE, shuffle=True, num_workers=1), ShareConfig(name, window=window))
 

@@ -176,6 +176,8 @@ def test_workers_that_take_long_to_begin_do_so_one_after_the_other_while_the_rea
         reading.want(4)
         found.append(reading.workers)
     assert found == [2, 3, 4, 4]
+    reading.want(0)
+    assert (reading.workers, reading._dealing.ending) == (4, set()), "nobody asks for any: as many as before"
     monkeypatch.setattr(reading_module, "MOST_LANES", 4)
     reading.want(1)
     reading.want(4)

@@ -17,7 +17,8 @@ from torch.utils.data import DataLoader
 
 from lightning_echo.pipeline.kinds import kind_of
 from lightning_echo.share.config import Gone, new_socket, receive, send
-from lightning_echo.share.server import HOLD_SECONDS, Agreement, CannotBegin, Server, Training, Trainings
+from lightning_echo.share.places import HOLD_SECONDS, Agreement, Training, Trainings
+from lightning_echo.share.server import CannotBegin, Server
 from lightning_echo.share.window import CacheState
 
 HELLO = {
@@ -272,8 +273,9 @@ def test_a_training_of_a_dead_reader_that_has_come_and_has_not_entered_yet_loses
     comes(server, group="a", goes_on=True).cursor = 9
     late = comes(server, group="b", goes_on=True, wish=4)
     assert low_of(server) == 0
-    late.cursor = 4
+    late.cursor, late.ranks = 4, 3
     assert low_of(server) == 4
+    assert server._reading.window.ranks == 3, "what they take at once must have room there"
 
 
 @pytest.mark.parametrize("has_entered", [True, False])
@@ -404,6 +406,13 @@ def test_one_that_waits_for_the_next_pass_is_not_the_fastest(behind):
     trainings.all.pop()
     at_work.cursor = 120
     assert trainings.low(20, 0.0) == 100, "the other one is waited for"
+
+
+def test_those_of_a_dead_reader_have_begun_although_they_have_taken_nothing_here():
+    trainings = Trainings(1000)
+    come(trainings, wish=700, goes_on=True, begin=100, low=100)
+    come(trainings, wish=100, goes_on=True, begin=100, low=100)
+    assert come(trainings, begin=100, low=100).place == 700, "where the fastest one is"
 
 
 def test_ranks_enter_together():

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from lightning_echo.share.attachment import Attachment, Group, Link, Missed, Place, Succession
+from lightning_echo.share.attachment import Attachment, Connector, Group, Link, Missed, Place, Succession, _Over
 from lightning_echo.share.config import Gone, ShareConfig, new_socket, receive, send
+from lightning_echo.share.places import Agreement
 from lightning_echo.share.process import ReaderError
-from lightning_echo.share.server import Agreement
 from lightning_echo.share.window import CacheState, pack
 
 
@@ -42,6 +42,17 @@ def test_examples_come_as_fast_as_the_reader_or_the_slowest_other_training(own, 
     assert [each.most_factor for each in alone_or_unknown] == [None, None]
     unattached = Attachment(ShareConfig("a"), lambda: pytest.fail("a reader is started"), {})
     assert (unattached.most_factor, unattached.seconds_per_example, unattached.trainings) == (None, 0.0, 0)
+
+
+@pytest.mark.parametrize(("options", "late"), [({}, 0.1), ({"late": 0.3}, 0.3), ({"cluster": "ray", "late": 0.3}, 0.0)])
+def test_a_reader_is_asked_to_read_again_for_a_late_training_but_not_where_other_nodes_would_have_to(options, late):
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connector = Connector(ShareConfig("a", **options), lambda: pytest.fail("a reader is started"), {}, Group.of_one())
+    with here, there:
+        send(there, {"over": "ends"})
+        with pytest.raises(_Over):
+            connector._introduced(here, None, False, 0, None)
+        assert receive(there)[0]["hello"]["late"] == late
 
 
 class Shelf:

@@ -8,7 +8,8 @@ from torch.utils.data import DataLoader
 from lightning_echo.pipeline.kinds import kind_of
 from lightning_echo.share.config import new_socket
 from lightning_echo.share.parts import Wanted, all_bits, union_of
-from lightning_echo.share.server import Server, Training, Trainings
+from lightning_echo.share.places import Training, Trainings
+from lightning_echo.share.server import Server
 
 LENGTH, FASTEST = 100, 130
 
@@ -235,7 +236,7 @@ def test_if_nothing_can_be_read_again_it_begins_with_what_the_window_has(late_se
 
 
 def test_a_worker_that_dies_while_it_is_started_to_read_again_keeps_nobody_out(late_server, monkeypatch):
-    """torch raises its error in the main thread. The trainings then go on with the next reader."""
+    """torch raises its error in the main thread. The trainings continue with the next reader."""
     server, _, _ = late_server(training("late"))
     monkeypatch.setattr(server, "_read", lambda *_, end: Read(RuntimeError("DataLoader worker (pid 3) is killed by signal")))
     with pytest.raises(RuntimeError, match="is killed by signal") as found:

@@ -37,7 +37,7 @@ def writes(window, number, connection):
 
 
 class Lanes:
-    """Lanes in processes, which get one chunk after the other, the next one for who is free."""
+    """Lanes in processes. A lane that has done its chunk gets the next one."""
 
     def __init__(self, window):
         self.window, self.next, self.at_work = window, 0, {}
