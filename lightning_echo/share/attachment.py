@@ -31,6 +31,7 @@ from lightning_echo.share.config import (
     socket_of,
 )
 from lightning_echo.share.parts import Items, Part, sealed
+from lightning_echo.share.places import Agreement
 from lightning_echo.share.process import Payload, ReaderError, log_tail, name_of_process, start_reader
 from lightning_echo.share.same_data import CACHE, in_short
 from lightning_echo.share.window import HELD, CacheState, Window, unpack
@@ -696,13 +697,25 @@ class Attachment:
             answer = receive(self._link.connection)[0]
         except (Gone, OSError):
             answer = {"failed": "killed"}
-        if "failed" in answer:  # the reader has ended: its window is not overwritten any more
-            self._agreed = item
-            return
-        self._note_told(item)
+        if "failed" in answer:
+            answer = self._agreed_without_reader(ask["round"], ask["end"])
+        else:
+            self._note_told(item)
         if "jump" in answer:
             raise self._missed(item, self.items.member_from(int(answer["jump"])))
         self._agreed = self.items.member_from(int(answer["until"]))
+
+    def _agreed_without_reader(self, asked: int, end: int) -> dict[str, Any]:
+        """Returns what the dead reader has answered the other ranks, which it has noted in its window, or would have answered."""
+        assert self._link is not None
+        low, noted = self._link.window_of(asked).low, self._link.window.agreement(self.group.name)
+        if noted is None and asked < low:
+            raise ReaderError(
+                f"the reader of share={self._config.name!r} has died, and this rank does not know which examples the other ranks "
+                "have missed. Resume the training from its last checkpoint"
+            )
+        is_jump, to = Agreement(*noted or ()).answer(asked, end, low, 0.0)
+        return {"jump" if is_jump else "until": to}
 
     def _wait_for(self, item: int) -> None:
         """Waits until an item is there, or until that is impossible."""

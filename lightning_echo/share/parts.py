@@ -354,7 +354,9 @@ class Dealing:
         self._order, self._wanted, self._begin, self._chunks_ahead = order, wanted, begin, chunks_ahead
         self._end = math.inf if end is None else end
         self._first = begin // CHUNK * CHUNK
-        self.asked, self._has_sought = 0, False  # asked: how many chunks the order was asked for
+        self._has_sought, self.is_whole = False, True  # whole: the order has given all that it was asked for
+        self._again: deque[_Dealt] = deque()  # chunks that were taken back, which come next
+        self._dealt: list[_Dealt] | None = None  # what is dealt in `taking_back`
         self.ending: set[int] = set()  # workers that get no more
         self.lock = threading.RLock()  # nobody else draws random numbers in this process while the order is asked
 
@@ -378,14 +380,38 @@ class Dealing:
                 chunk = self._handed_out(mine.popleft(), mine)
             yield chunk
 
+    @contextmanager
+    def taking_back(self) -> Iterator[None]:
+        """If the block raises an exception, takes back what was dealt in it. No worker may have got that.
+
+        Nobody else is dealt anything meanwhile.
+        """
+        with self.lock:
+            self._dealt = []
+            try:
+                yield
+            except BaseException:
+                for each in reversed(self._dealt):
+                    self._first = each.first
+                    self._again.appendleft(_Dealt(each.first, each.indices))
+                raise
+            finally:
+                self._dealt = None
+
     def _next(self) -> _Dealt:
-        if not self._has_sought:  # here, where whoever asks gets the error of a user's sampler
-            self._order.seek(self._first)
-            self._has_sought = True
-        first, self.asked = self._first, self.asked + 1
-        self._order.prune(first)
-        dealt = _Dealt(first, self._order.take(CHUNK))
-        self._first = first + CHUNK
+        if self._again:
+            dealt = self._again.popleft()
+        else:
+            self.is_whole = False
+            if not self._has_sought:  # here, where whoever asks gets the error of a user's sampler
+                self._order.seek(self._first)
+                self._has_sought = True
+            self._order.prune(self._first)
+            dealt = _Dealt(self._first, self._order.take(CHUNK))
+            self.is_whole = True
+        if self._dealt is not None:
+            self._dealt.append(dealt)
+        self._first = dealt.first + CHUNK
         return dealt
 
     def _handed_out(self, dealt: _Dealt, later: Iterable[_Dealt]) -> Chunk:

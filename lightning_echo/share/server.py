@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import selectors
 import socket
@@ -29,7 +30,7 @@ from lightning_echo.share.config import Gone, WireError, check_peer, receive, se
 from lightning_echo.share.parts import bits_in, count_of
 from lightning_echo.share.places import Agreement, Entry, Training, Trainings
 from lightning_echo.share.reader_cache import ReaderCache
-from lightning_echo.share.reading import Reading, Reads, StreamReading
+from lightning_echo.share.reading import Reading, Reads, StreamReading, as_os_error
 from lightning_echo.share.same_data import Unit, difference, in_short, unit_of
 from lightning_echo.split.reading import AUTO_IN_FLIGHT
 
@@ -43,6 +44,7 @@ _GRACE_SECONDS = 10.0  # how long it waits for the trainings of a reader that ha
 _GOING_ON_SECONDS = 2.0  # the same, for the first one of them
 _TELL_FIRST_SECONDS = 3.0  # then the trainings that still wait get a sign of this reader
 _TELL_AGAIN_SECONDS = 10.0
+_BETWEEN_ACCEPTS_SECONDS = 1.0  # if the system has no descriptor left
 _MOST_CATCHING_UP = 4  # trainings at once: for each of them there is a window
 _MOST_ITEM = 2**62
 _MOST_TEXT = 2000  # characters
@@ -152,19 +154,22 @@ class Server:
         self._reads_all = False  # since trainings of a dead reader may still come
         self._begun = self._last_left = time.monotonic()
         self._had_training = False
+        self._accepts_from = math.inf  # the time in seconds from which it accepts again
 
     # ------------------------------------------------------------------ the loop
 
     def run(self) -> None:
         """Serves, until the last training has left for long enough. Raises a RuntimeError if the workers cannot continue."""
         self._listener.setblocking(False)
-        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._accept_again()
         self._selector.register(self._wake_here, selectors.EVENT_READ, self._hear_lost)
         try:
             while not self._is_over():
                 for key, _ in self._selector.select(_LOOK_SECONDS):
                     act: Callable[[], object] = key.data
                     act()
+                if time.monotonic() > self._accepts_from:
+                    self._accept_again()
                 self._move_low()
                 self._want_workers()
                 if len(self._trainings.entered) < len(self._trainings.all):
@@ -214,10 +219,19 @@ class Server:
 
     # ------------------------------------------------------------------ coming and going
 
+    def _accept_again(self) -> None:
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._accepts_from = math.inf
+
     def _accept(self) -> None:
         try:
             connection, _ = self._listener.accept()
         except (BlockingIOError, ConnectionAbortedError):
+            return
+        except OSError as error:  # the system has no descriptor or memory left. Who comes is served later
+            LOGGER.warning("a training comes, and cannot be let in yet: %s", error)
+            self._selector.unregister(self._listener)
+            self._accepts_from = time.monotonic() + _BETWEEN_ACCEPTS_SECONDS
             return
         try:
             pid = check_peer(connection)
@@ -313,6 +327,7 @@ class Server:
         again = self._again.get(training.group)
         low = reading.window.low if again is None or asked >= training.cursor else again.window.low
         is_jump, item = agreement.answer(asked, end, low, time.monotonic())
+        reading.window.note_agreement(training.group, agreement.end, agreement.jumps, self._trainings.agreements)
         send(peer.connection, {"jump" if is_jump else "until": item})
 
     def _move_low(self) -> None:
@@ -325,7 +340,12 @@ class Server:
                 again.window.low = min(at)
             else:  # a thread waits for its workers, which read for nobody any more
                 del self._again[group]
-                threading.Thread(target=again.close, name="lightning_echo-close", daemon=True).start()
+                thread = threading.Thread(target=again.close, name="lightning_echo-close", daemon=True)
+                try:
+                    with as_os_error():
+                        thread.start()
+                except OSError:  # the system has no thread left: the others wait, too
+                    again.close()
         window = self._reading.window
         slowest = self._trainings.slowest()
         nodes = 0 if self._elsewhere is None else self._elsewhere.nodes
@@ -553,14 +573,20 @@ class Server:
 
     def _tell_place(self, peer: _Peer, reading: Reads, entry: Entry) -> None:
         again = [self._again[entry.training.group]] if entry.place < entry.there else []
-        descriptors = [each.window.read_only_descriptor() for each in (reading, *again)]
+        descriptors: list[int] = []
         welcome: dict[str, Any] = {"place": entry.place, "there": entry.there, "others": entry.others, "is_late": entry.is_late}
         welcome |= {"batch_size": self._batch_size, "whose": self._who()}
         welcome |= {"count": self._trainings.count, "cache": reading.about_cache}
         try:
+            for each in (reading, *again):
+                descriptors.append(each.window.read_only_descriptor())
             send(peer.connection, {"welcome": welcome}, descriptors)
             peer.knows_place = True
-        except (Gone, BlockingIOError):
+        except Gone:
+            self._drop(peer)
+        except OSError as error:  # this process or the system has no descriptor or memory left, or it does not listen
+            LOGGER.warning("%s cannot be let in: %s", entry.training.label, error)
+            self._try_to_send(peer, {"failed": f"{type(error).__name__}: {error}"})
             self._drop(peer)
         finally:
             for descriptor in descriptors:
