@@ -484,11 +484,10 @@ class Server:
         for entry in entries:
             if entry.place < entry.there:
                 lacking.setdefault(entry.training.group, []).append(entry)
-        refused = {group for group, of_ranks in lacking.items() if not self._read_again(of_ranks)}
+        for group, of_ranks in lacking.items():
+            if not self._read_again(of_ranks):
+                entries = trainings.jump(entries, group)
         for entry in entries:
-            if entry.training.group in refused:
-                entry.training.catching_up = None
-                entry = entry._replace(place=entry.there, is_late=True)
             is_late = entry.is_late or (self._elsewhere is not None and entry.place > (entry.training.wish or 0))
             self._tell_place(peers[id(entry.training)], reading, entry._replace(others=entry.others + nodes, is_late=is_late))
         self._move_low()
