@@ -353,30 +353,38 @@ class Server:
         window.slowest_label = "" if slowest is None else slowest.label
         window.ranks = max((one.ranks for one in self._trainings.all), default=1)
         window.cache = self._reading.cache_state
-        if self._are_missing():
+        if self._are_missing(self._trainings.entered) or self._may_follow:
             return  # trainings of the dead reader still need items, and are not here yet to report it
         if self._reads_all:
             self._settle()
         self._expected = 0
         window.low = self._trainings.low(window.low, time.monotonic())
 
-    def _are_missing(self) -> bool:
-        """Whether trainings of a reader that has died have not entered yet."""
-        passed, going_on = time.monotonic() - self._begun, [one for one in self._trainings.all if one.goes_on]
-        have_entered = {one.group for one in going_on if one.cursor is not None}
-        is_missing = len(have_entered) < self._expected or any(one.cursor is None for one in going_on)
-        return (is_missing and passed < _GRACE_SECONDS) or (self._follows and passed < _GOING_ON_SECONDS)
+    def _are_missing(self, here: Sequence[Training]) -> bool:
+        """Whether trainings of a reader that has died are not among these."""
+        going_on, there = [one for one in self._trainings.all if one.goes_on], {id(one) for one in here}
+        have_come = {one.group for one in going_on if id(one) in there}
+        is_missing = len(have_come) < self._expected or any(id(one) not in there for one in going_on)
+        return is_missing and time.monotonic() - self._begun < _GRACE_SECONDS
+
+    @property
+    def _may_follow(self) -> bool:
+        """Whether trainings of a reader that has died may come of which this reader has not heard."""
+        return self._follows and time.monotonic() - self._begun < _GOING_ON_SECONDS
 
     def _settle(self) -> None:
         """Reads from now on what the trainings want; everything, while it is not known what all of them want."""
         if self._reading is None or self._reading.wanted is None:
             return
-        self._reads_all = self._are_missing()
-        bits = None if self._reads_all else self._trainings.wanted()
+        # Not for longer: what nobody wants may be what kills its reader.
+        trainings = self._trainings
+        self._reads_all = self._are_missing([*trainings.entered, *trainings.ready()])
+        self._reads_all |= self._may_follow and not trainings.going_on
+        bits = None if self._reads_all else trainings.wanted()
         self._reading.wanted.change(bits)
         window = self._reading.window
         window.read_in_pass = self._length if bits is None else count_of(bits)
-        window.taken_in_pass = round(self._length * self._trainings.taken())
+        window.taken_in_pass = round(self._length * trainings.taken())
 
     def _welcome(self, peer: _Peer, hello: dict[str, Any], descriptors: list[int]) -> None:
         if peer.training is not None:
