@@ -216,7 +216,7 @@ _OF_LANES = _CACHE + len(CacheState._fields)
 _AT, _BLOCKED, _PREPARED, _NANOSECONDS, _CPU_NANOSECONDS = range(5)  # words of the lanes, each for one lane after the other
 _NOWHERE = 2**63  # ``at`` of a lane that there is not
 # What the ranks of a training have agreed on: of each group a key, which of two records holds, and the records. The other one
-# is written, then that word, so that one is whole whenever the reader dies. A record: the end, the number of jumps, the last ones.
+# is written, then that word, so that one is whole if the reader dies. A record: the end, the number of jumps, the last ones.
 _MOST_GROUPS, _MOST_JUMPS = 16, 3
 _OF_RECORD = 2 + 2 * _MOST_JUMPS
 _OF_GROUP = 2 + 2 * _OF_RECORD

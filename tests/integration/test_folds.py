@@ -24,6 +24,7 @@ from sharing_runs import (
 from torch.utils.data import ConcatDataset, DataLoader, Subset, SubsetRandomSampler, WeightedRandomSampler, random_split
 
 from lightning_echo import EchoLoader, StagedDataset
+from lightning_echo.share.process import ReaderError
 
 LENGTH, FOLDS = 240, 5
 
@@ -56,6 +57,26 @@ def test_each_fold_gets_its_part_once_in_each_pass_and_nothing_else_whatever_its
                 assert noise.setdefault((epoch, index), drawn) == drawn  # the same augmentation for all
     orders = {tuple(indices(batches)) for batches in found[0]}
     assert len(orders) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [("seconds", 0.001, r"dataset.seconds: 0.0 and 0.001"), ("length", LENGTH + 40, r"dataset.length: 240 and 280")],
+)
+@pytest.mark.parametrize("on_a_part", [True, False], ids=["part", "all"])
+def test_data_that_a_training_has_changed_since_it_began_are_never_those_of_the_next_reader(name, value, message, on_a_part):
+    """The base may grow, and the part keep its length: the next reader would number other examples."""
+    data = Numbers(LENGTH)
+    loader = training_on(Subset(data, fold(0)) if on_a_part else data, window="16KiB")
+    batches = iter(loader)
+    found = rows(next(batches))
+    setattr(data, name, value)
+    kill_reader()
+    with pytest.raises(ReaderError, match=f"has died, and another one would read other data: {message}"):
+        found.extend(example for batch in batches for example in rows(batch))
+    assert 0 < len(found) < LENGTH // 2
+    setattr(data, name, vars(Numbers(LENGTH))[name])  # the data as they were
+    loader.close()
 
 
 PARTS = {
