@@ -370,6 +370,11 @@ class Dealing:
         """The first item that nobody has."""
         return max(self._first, self._begin)
 
+    @property
+    def is_over(self) -> bool:
+        """Whether all chunks are dealt."""
+        return self._first >= self._end
+
     def chunks_of(self, worker: int) -> Iterator[Chunk]:
         """Yields the chunks of a worker, until it is to end and has all that were dealt to it."""
         mine: deque[_Dealt] = deque()

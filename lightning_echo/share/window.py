@@ -443,6 +443,11 @@ class Window:
         return self._mean_seconds(_NANOSECONDS) / max(self.lanes, 1)
 
     @property
+    def bytes_per_example(self) -> float:
+        """Mean bytes of an example in the window; 0 before the first."""
+        return self._words[_PUT_BYTES] / self._words[_PUT] if self._words[_PUT] else 0.0
+
+    @property
     def cpu_seconds_per_example(self) -> float:
         """Mean processor time in seconds that the lanes take for an example. 0 before the first."""
         return self._mean_seconds(_CPU_NANOSECONDS)
