@@ -158,12 +158,15 @@ class Link(NamedTuple):
 
 
 class Connector:
-    """Attaches a training, ``label`` for people, to the reader of a name. If there is none, starts one with ``payload()``."""
+    """Attaches a training, ``label`` for people, to the reader of a name. If there is none, starts one with ``payload(follows)``.
+
+    ``follows``: whether this training had another reader before, which has died.
+    """
 
     def __init__(
         self,
         config: ShareConfig,
-        payload: Callable[[], Payload],
+        payload: Callable[[bool], Payload],
         data_fingerprint: dict[str, str],
         group: Group,
         label: str = "",
@@ -198,7 +201,7 @@ class Connector:
                 with lock:
                     found = self._connected()
                     if found is None:
-                        payload = self._payload()
+                        payload = self._payload(goes_on)
                         payload.options["expected"] = expected
                         self._say_elsewhere()
                         self._has_started = True
@@ -519,7 +522,7 @@ class Attachment:
     def __init__(
         self,
         config: ShareConfig,
-        payload: Callable[[], Payload],
+        payload: Callable[[bool], Payload],
         data_fingerprint: dict[str, str],
         *,
         tell_every: int = 1,
@@ -837,7 +840,7 @@ class Attachment:
             "examples that are read%s",
             name,
             f"{size:,}",
-            f"{len(self.items.part.base):,}",
+            f"{self.items.part.base_length:,}",
             f"{self._said_read:,}",
             pace,
             "" if pace >= _LEAST_PACE else f". Alone its passes would take {pace:.2f} of the time: leave share out of it",

@@ -39,14 +39,19 @@ Numbers = npt.NDArray[np.int64]
 
 
 class Part(NamedTuple):
-    """The part that a training reads: the base, and its indices there, in any order."""
+    """The part that a training reads: the base, and its indices there, in any order. The base may grow afterwards."""
 
     base: Any
     indices: Numbers
+    base_length: int
+
+    @classmethod
+    def of(cls, base: Any, indices: Numbers) -> Part:
+        return cls(base, indices, len(base))
 
     @property
     def bits(self) -> Bits:
-        chosen = np.zeros(len(self.base), np.bool_)
+        chosen = np.zeros(self.base_length, np.bool_)
         chosen[self.indices] = True
         return np.packbits(chosen, bitorder="little")
 
@@ -65,12 +70,12 @@ def part_of(kind: Kind) -> Part | None:
         return None
     for subset in _subsets(dataset):
         inside = _numbers(subset.indices)
-        if inside is None or not _are_of(inside, subset.dataset):
+        if inside is None or len(inside) != len(subset) or not _are_of(inside, subset.dataset):
             return None
         chosen = inside if chosen is None else inside[chosen]
     if chosen is None or not len(chosen) or len(np.unique(chosen)) != len(chosen):
         return None
-    return Part(base_of(dataset), chosen)
+    return Part.of(base_of(dataset), chosen)
 
 
 def base_of(dataset: Any) -> Any:
@@ -364,6 +369,11 @@ class Dealing:
     def next_item(self) -> int:
         """The first item that nobody has."""
         return max(self._first, self._begin)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all chunks are dealt."""
+        return self._first >= self._end
 
     def chunks_of(self, worker: int) -> Iterator[Chunk]:
         """Yields the chunks of a worker, until it is to end and has all that were dealt to it."""

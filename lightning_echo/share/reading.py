@@ -409,6 +409,8 @@ class Reading(Reads):
             self._dealing.ending.update(at_work[self._most :])
             end = time.monotonic() + _MOST_BEGINNING_SECONDS
             for _ in range(min(self._most - len(at_work), MOST_LANES - len(self._workers)) if self._may_begin else 0):
+                if self._dealing.is_over:
+                    break
                 try:
                     self._begin_worker()
                 except OSError as error:  # the system has no process, thread, memory or descriptor left

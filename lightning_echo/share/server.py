@@ -23,6 +23,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
+from lightning_echo.data.copies import bytes_in_words
+from lightning_echo.data.machine import free_memory_bytes
 from lightning_echo.log import LOGGER
 from lightning_echo.pipeline.choice import choose_reading
 from lightning_echo.pipeline.kinds import Indexed, Kind
@@ -506,6 +508,15 @@ class Server:
             return False
         training, first, end = entries[0].training, min(each.place for each in entries), max(each.there for each in entries)
         group = training.group
+        assert self._reading is not None
+        needed = min(self._window_bytes, round((end - first) * self._reading.window.bytes_per_example))
+        if (free := free_memory_bytes()) is not None and needed > free // 2:
+            LOGGER.warning(
+                "%s comes late, and what it has missed is not read again: that takes %s, more than half of the free memory",
+                training.label,
+                bytes_in_words(needed),
+            )
+            return False
         try:
             again = self._read(self._kind, self._seed, first, self._window_bytes, self._on_lost, self._sockets, end=end)
             self._again[group] = again  # from now on it is known whose worker has died

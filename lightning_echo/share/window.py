@@ -216,7 +216,7 @@ _OF_LANES = _CACHE + len(CacheState._fields)
 _AT, _BLOCKED, _PREPARED, _NANOSECONDS, _CPU_NANOSECONDS = range(5)  # words of the lanes, each for one lane after the other
 _NOWHERE = 2**63  # ``at`` of a lane that there is not
 # What the ranks of a training have agreed on: of each group a key, which of two records holds, and the records. The other one
-# is written, then that word, so that one is whole whenever the reader dies. A record: the end, the number of jumps, the last ones.
+# is written, then that word, so that one is whole if the reader dies. A record: the end, the number of jumps, the last ones.
 _MOST_GROUPS, _MOST_JUMPS = 16, 3
 _OF_RECORD = 2 + 2 * _MOST_JUMPS
 _OF_GROUP = 2 + 2 * _OF_RECORD
@@ -441,6 +441,11 @@ class Window:
     def seconds_per_example(self) -> float:
         """Mean time in seconds that all lanes together take for an example, without waiting for room. 0 before the first."""
         return self._mean_seconds(_NANOSECONDS) / max(self.lanes, 1)
+
+    @property
+    def bytes_per_example(self) -> float:
+        """Mean bytes of an example in the window; 0 before the first."""
+        return self._words[_PUT_BYTES] / self._words[_PUT] if self._words[_PUT] else 0.0
 
     @property
     def cpu_seconds_per_example(self) -> float:

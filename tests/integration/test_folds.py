@@ -60,6 +60,26 @@ def test_each_fold_gets_its_part_once_in_each_pass_and_nothing_else_whatever_its
     assert len(orders) == 3
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [("seconds", 0.001, r"dataset.seconds: 0.0 and 0.001"), ("length", LENGTH + 40, r"dataset.length: 240 and 280")],
+)
+@pytest.mark.parametrize("on_a_part", [True, False], ids=["part", "all"])
+def test_data_that_a_training_has_changed_since_it_began_are_never_those_of_the_next_reader(name, value, message, on_a_part):
+    """The base may grow, and the part keep its length: the next reader would number other examples."""
+    data = Numbers(LENGTH)
+    loader = training_on(Subset(data, fold(0)) if on_a_part else data, window="16KiB")
+    batches = iter(loader)
+    found = rows(next(batches))
+    setattr(data, name, value)
+    kill_reader()
+    with pytest.raises(ReaderError, match=f"has died, and another one would read other data: {message}"):
+        found.extend(example for batch in batches for example in rows(batch))
+    assert 0 < len(found) < LENGTH // 2
+    setattr(data, name, vars(Numbers(LENGTH))[name])  # the data as they were
+    loader.close()
+
+
 PARTS = {
     "nested": lambda data: (Subset(Subset(data, range(0, LENGTH, 2)), torch.arange(0, 120, 3)), None, range(0, LENGTH, 6)),
     "sampler": lambda data: (data, SubsetRandomSampler(range(7, 200)), range(7, 200)),

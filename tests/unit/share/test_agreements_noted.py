@@ -51,7 +51,11 @@ def rank_of_dead_reader(window, *, group="g"):
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     there.close()
     attachment = Attachment(
-        ShareConfig("a", behind="skip"), lambda: pytest.fail("a reader is started"), {}, group=Group(group, 2, PASS), tell_every=8
+        ShareConfig("a", behind="skip"),
+        lambda _: pytest.fail("a reader is started"),
+        {},
+        group=Group(group, 2, PASS),
+        tell_every=8,
     )
     attachment._link = Link(here, -1, window, Place(0, 0, False), [])
     return attachment

@@ -116,7 +116,7 @@ def started(monkeypatch):
 
 
 def connector(data=DATA, name="data", **share):
-    return Connector(ShareConfig(name, **share), lambda: Payload([], {}, b""), data, Group.of_one())
+    return Connector(ShareConfig(name, **share), lambda _: Payload([], {}, b""), data, Group.of_one())
 
 
 def enters(each):

@@ -60,7 +60,7 @@ def served(tmp_path, monkeypatch):
 
 
 def attach():
-    attachment = Attachment(ShareConfig("numbers"), lambda: pytest.fail("a reader is started"), FINGERPRINT)
+    attachment = Attachment(ShareConfig("numbers"), lambda _: pytest.fail("a reader is started"), FINGERPRINT)
     attachment.enter(None)
     return attachment
 

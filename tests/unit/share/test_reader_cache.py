@@ -89,7 +89,7 @@ def test_a_training_counts_what_was_held_of_the_items_that_it_takes():
         lane.put(item, kind | HELD * (item in held), parts, size)
     lane.put(4, *pack_error(ValueError("broken")))
 
-    attachment = Attachment(ShareConfig("a"), lambda: pytest.fail("a reader is started"), {}, tell_every=100)
+    attachment = Attachment(ShareConfig("a"), lambda _: pytest.fail("a reader is started"), {}, tell_every=100)
 
     attachment._link = Link(None, -1, window, Place(0, 0, False), [])
     attachment._told = 1000

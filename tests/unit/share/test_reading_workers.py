@@ -251,6 +251,21 @@ def test_a_reader_for_which_not_even_one_worker_can_be_started_says_so(monkeypat
     reading.close()
 
 
+def test_workers_for_which_nothing_is_left_are_not_begun_again_and_again(monkeypatch):
+    """A reader that reads again, up to an item, wants its workers until all that they have read is taken."""
+    begun, begin = [], Reading._begin_worker
+    monkeypatch.setattr(Reading, "_begin_worker", lambda self: begun.append(self) or begin(self))
+    reading = Reading(reading_kind(), 0, 5, 2**16, pytest.fail, end=5 + 3 * CHUNK)
+    reading.want(16)
+    reading.start()
+    wait_until(lambda: reading.want(16) or not reading.workers)
+    for _ in range(20):
+        reading.want(16)
+    assert reading.window.end_from(5) == 5 + 3 * CHUNK
+    assert len(begun) <= 4, "there are four chunks, of which the first and the last are not whole"
+    reading.close()
+
+
 class Broken:
     """A sampler of the user's that fails after a while, as a file does."""
 

@@ -6,6 +6,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 from lightning_echo.pipeline.kinds import kind_of
+from lightning_echo.share import server as server_module
 from lightning_echo.share.config import new_socket
 from lightning_echo.share.parts import Wanted, all_bits, union_of
 from lightning_echo.share.places import Training, Trainings
@@ -205,7 +206,7 @@ def late_server(monkeypatch):
         data = {"data_fingerprint": {}, "window_bytes": 8192, "linger_seconds": 0.2}
         server = Server(new_socket(), kind_of(DataLoader(range(20), num_workers=1, shuffle=True)), seed=0, **data)
         made.append(server)
-        window = SimpleNamespace(begin=0, low=4, reach_back=lambda item: max(item, 4))
+        window = SimpleNamespace(begin=0, low=4, reach_back=lambda item: max(item, 4), bytes_per_example=100)
         server._reading = SimpleNamespace(window=window, wanted=None, cache_state=None, has_lost_worker=lambda: False, close=int)
         server._trainings.all += [training("first"), *others]
         server._trainings.all[0].cursor = 4
@@ -241,6 +242,16 @@ def test_if_nothing_can_be_read_again_for_ranks_they_enter_at_one_place(late_ser
     server._let_enter_or_fail()
     assert [(entry.place, entry.there, entry.is_late) for entry in told] == [(6, 6, True)] * 2
     assert [(one.cursor, one.catching_up) for one in server._trainings.all[1:]] == [(6, None)] * 2
+
+
+@pytest.mark.parametrize(("free", "is_read"), [(799, False), (800, True), (None, True)])
+def test_what_would_take_more_than_half_of_the_free_memory_is_not_read_again(late_server, monkeypatch, caplog, free, is_read):
+    server, told, _ = late_server(training("late"))  # it lacks four examples of 100 bytes
+    monkeypatch.setattr(server, "_read", lambda *_, end: Read())
+    monkeypatch.setattr(server_module, "free_memory_bytes", lambda: free)
+    server._let_enter_or_fail()
+    assert [(entry.place, entry.there, entry.is_late) for entry in told] == [(0, 4, False) if is_read else (4, 4, True)]
+    assert ("late comes late, and what it has missed is not read again: that takes 400 bytes," in caplog.text) is not is_read
 
 
 @pytest.mark.parametrize("reason", ["no process", "others"])
