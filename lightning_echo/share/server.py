@@ -342,12 +342,13 @@ class Server:
                 again.window.low = min(at)
             else:  # a thread waits for its workers, which read for nobody any more
                 del self._again[group]
-                thread = threading.Thread(target=again.close, name="lightning_echo-close", daemon=True)
+                end = partial(_end, again)
+                thread = threading.Thread(target=end, name="lightning_echo-close", daemon=True)
                 try:
                     with as_os_error():
                         thread.start()
                 except OSError:  # the system has no thread left: the others wait, too
-                    again.close()
+                    end()
         window = self._reading.window
         slowest = self._trainings.slowest()
         nodes = 0 if self._elsewhere is None else self._elsewhere.nodes
@@ -634,6 +635,12 @@ class Server:
                 "slowest": None if slowest is None else slowest.label,
             }
         }
+
+
+def _end(again: Reads) -> None:
+    """Ends workers that read again for a training, which needs nothing of that any more."""
+    again.close()
+    again.window.free()
 
 
 def _item(value: Any) -> int:
