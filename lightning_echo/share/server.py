@@ -34,6 +34,7 @@ from lightning_echo.share.places import Agreement, Entry, Training, Trainings
 from lightning_echo.share.reader_cache import ReaderCache
 from lightning_echo.share.reading import Reading, Reads, StreamReading, as_os_error
 from lightning_echo.share.same_data import Unit, difference, in_short, unit_of
+from lightning_echo.share.window import MOST_LANES
 from lightning_echo.split.reading import AUTO_IN_FLIGHT
 
 # ---------------------------------------------------------------------- server
@@ -560,21 +561,28 @@ class Server:
         return [self._listener.fileno(), *self._peers]
 
     def _want_workers(self) -> None:
-        """Lets as many workers be there as the trainings ask for."""
+        """Lets as many workers be there as the trainings ask for, with those that read again for one of them."""
+        left = self._wanted_workers
+        for group, again in self._again.items():
+            again.want(wanted := self._workers_of(group))
+            left -= wanted
+        if self._reading is not None:
+            self._reading.want(max(left, 1) if self._again else left)  # 0 if only other nodes get examples
+
+    @property
+    def _wanted_workers(self) -> int:
         wanted = self._workers
         if wanted == "sum":
             wanted = max(self._trainings.workers, self._least_workers)
         elif wanted == "starter":
             wanted = getattr(self._kind.loader, "num_workers", 0)
-        for group, again in self._again.items():
-            again.want(self._workers_of(group))
-        if self._reading is not None:
-            self._reading.want(int(wanted))  # 0 if only other nodes get examples
+        return min(int(wanted), MOST_LANES)
 
     def _workers_of(self, group: str) -> int:
-        """Returns how many workers read again for a training."""
+        """Returns how many workers read again for a training: those that it asks for, or its share of a fixed number."""
         own = sum(one.workers for one in self._trainings.all if one.group == group)
-        return max(own if isinstance(self._workers, str) else self._workers, 1)
+        share = (MOST_LANES if self._workers == "sum" else self._wanted_workers) // (len(self._again) + 1)
+        return max(min(own, share) if self._workers == "sum" else share, 1)
 
     def _end_reading(self) -> None:
         """Ends the workers, and leaves other nodes."""

@@ -244,6 +244,31 @@ def test_if_nothing_can_be_read_again_for_ranks_they_enter_at_one_place(late_ser
     assert [(one.cursor, one.catching_up) for one in server._trainings.all[1:]] == [(6, None)] * 2
 
 
+@pytest.mark.parametrize(
+    ("workers", "asked", "late", "main", "again"),
+    [
+        ("sum", [3, 4], 0, 7, []),
+        ("sum", [3, 4], 1, 3, [4]),
+        ("sum", [3, 4, 5], 2, 3, [4, 5]),
+        ("sum", [1, 200], 1, 64, [64]),  # a reader has at most 128
+        ("sum", [1, 40, 40, 40, 40], 4, 28, [25] * 4),
+        (8, [3, 4], 1, 4, [4]),
+        (8, [1, 1, 1, 1, 1], 4, 4, [1] * 4),
+        (2, [1, 1, 1], 2, 1, [1, 1]),  # each has one at least
+        ("starter", [6, 9], 1, 1, [1]),  # the loader of the server has one
+    ],
+)
+def test_a_reader_has_no_more_workers_because_trainings_catch_up(late_server, monkeypatch, workers, asked, late, main, again):
+    server, *_ = late_server(*(training(f"late {number}", workers=own) for number, own in enumerate(asked[1:])))
+    monkeypatch.setattr(server, "_workers", workers)
+    server._trainings.all[0].workers = asked[0]
+    server._reading = Read()
+    for number in range(late):
+        server._again[f"late {len(asked) - 1 - late + number}"] = Read()
+    server._want_workers()
+    assert (server._reading.workers, [each.workers for each in server._again.values()]) == (main, again)
+
+
 @pytest.mark.parametrize(("free", "is_read"), [(799, False), (800, True), (None, True)])
 def test_what_would_take_more_than_half_of_the_free_memory_is_not_read_again(late_server, monkeypatch, caplog, free, is_read):
     server, told, _ = late_server(training("late"))  # it lacks four examples of 100 bytes
