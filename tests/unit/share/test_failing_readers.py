@@ -198,7 +198,7 @@ def test_readers_that_die_at_what_a_training_does_not_need_end_it_later(started,
     """The trainings that need it end first."""
     wanted, threads = started
     wanted += [*map(dies_at, deaths), *([] if said else [reads])]
-    attaching = Connector(ShareConfig("data"), lambda: Payload([], {}, b""), DATA, Group.of_one(), items=items)
+    attaching = Connector(ShareConfig("data"), lambda link: Payload([], {}, b""), DATA, Group.of_one(), items=items)
     with pytest.raises(ReaderError, match=said) if said else nullcontext():
         link = attaching.connect(wish, goes_on=False)
         link.hang_up()
