@@ -240,8 +240,8 @@ class Evidence:
 #
 # * It looks soon and again: after 10, 20, 40, 80, ... steps of the run. Each look is at the steps since the look before, which
 #   are half of all: the first ones may be slow because devices and caches are cold. A look at few steps only raises the factor.
-# * It switches echoing on only if the waiting is more than chance (`Evidence`). Once it is on, the source is known to be slow. Then
-#   the mean over enough steps is enough for a larger factor, or that over a few steps if the costs predict the waiting.
+# * It switches echoing on only if the waiting is more than chance (`Evidence`). Then the source is known to be slow, so that the
+#   mean over enough steps is enough for a larger factor, or that over a few steps if the costs predict the waiting.
 # * Epochs that are too short to be judged alone are joined (`RecentSteps`).
 # * If a larger factor brought far less than predicted, it goes back to the factor before (`Trials`).
 
