@@ -27,8 +27,8 @@ from lightning_echo.loader.setting import Setting, default_seed, ranks_on_node, 
 from lightning_echo.loader.state import Conditions, EchoCounts, EchoState
 from lightning_echo.loader.succession import Beginning, begins_alike, predecessor_of
 from lightning_echo.log import Says
-from lightning_echo.pipeline.demand import DemandPipeline, StretchOver
-from lightning_echo.pipeline.journal import RunJournal
+from lightning_echo.pipeline.demand import DemandPipeline
+from lightning_echo.pipeline.journal import RunJournal, StretchOver
 from lightning_echo.pipeline.kinds import Indexed
 from lightning_echo.pipeline.pipelines import Launch, Pipeline, RestartablePipeline, Start
 from lightning_echo.pipeline.prefetch import clear_frames
