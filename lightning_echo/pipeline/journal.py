@@ -18,9 +18,10 @@ from itertools import count
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from lightning_echo.plan.journal import MAGIC, Begin, Journal, JournalError, Place, Records, checksum, first_digest, frame
+from lightning_echo.plan.journal import MAGIC, Begin, Ends, Journal, JournalError, Place, Records, checksum, first_digest, frame
 
 REPLAY = "replay:"  # in a configuration, before the folder
+NO_ENDS = Ends()
 _BATCHES_PER_FRAME = 64
 FILE_NAME = "echo_journal"
 
@@ -116,6 +117,8 @@ class StretchOver(RuntimeError):
 class Repeated:
     """The batches of a `Stretch`, which a replay repeats from ``begin`` on."""
 
+    what, how = "another order", "indices. Give the loader the sampler, and the state of its generator, that it had in that run"
+
     def __init__(self, journal: Journal, begin: Begin) -> None:
         self._journal, self.stretch = journal, journal.stretch_of(begin)
         self._checksum = 0  # of all fresh indices so far
@@ -137,8 +140,8 @@ class Repeated:
         if self._checksum == self.stretch.checks.get(number, self._checksum):
             return None
         return JournalError(
-            f"{self._journal.name} is of a run with another order: in batch {number:,} or shortly before it, that had other "
-            "indices. Give the loader the sampler, and the state of its generator, that it had in that run"
+            f"{self._journal.name} is of a run with {self.what}: in batch {number:,} or shortly before it, that had other "
+            f"{self.how}"
         )
 
 
@@ -176,7 +179,7 @@ class JournalFile:
         self._checksum = 0  # of all fresh indices since a `Begin`
         self._factor = 0.0
         self._is_first = True  # whether the next batch is the first one after a `Begin`
-        self._delivered: deque[tuple[Sequence[int], Sequence[Any], float]] = deque()  # and not noted
+        self._delivered: deque[tuple[Any, ...] | None] = deque()  # and not noted: batches, see `book`; None: a pass has ended
 
     def begin(self, begin: Begin) -> None:
         """Notes that workers begin with an empty memory."""
@@ -192,21 +195,30 @@ class JournalFile:
             self._begins += 1
             self._flush()
 
-    def deliver(self, fresh: Sequence[int], indices: Sequence[Any], max_factor: float) -> None:
+    def deliver(self, fresh: Sequence[int], indices: Sequence[Any], max_factor: float, ends: Ends = NO_ENDS) -> None:
         """Lets `note` note the next batch, see `book`. The training calls this: it takes no time."""
-        self._delivered.append((fresh, indices, max_factor))
+        self._delivered.append((fresh, indices, max_factor, ends))
+
+    def pass_over(self) -> None:
+        """Lets `note` note that a pass over a stream has ended."""
+        self._delivered.append(None)
 
     def note(self) -> None:
-        """Notes the batches that were delivered. A thread that fetches calls this."""
+        """Notes what was delivered. A thread that fetches calls this."""
         with self._lock:
             while self._delivered:
-                self.book(*self._delivered.popleft())
+                if (batch := self._delivered.popleft()) is not None:
+                    self.book(*batch)
+                elif self._file is not None:
+                    self._pending += self._records.pass_over()
 
-    def book(self, fresh: Sequence[int], indices: Sequence[Any], max_factor: float) -> None:
+    def book(self, fresh: Sequence[int], indices: Sequence[Any], max_factor: float, ends: Ends = NO_ENDS) -> None:
         """Notes the next batch: its fresh positions, ascending, with their indices, and the bound that it was made with."""
         with self._lock:
             if self._file is None:
                 return
+            if ends != NO_ENDS:
+                self._pending += self._records.ends(ends)
             if max_factor != self._factor:
                 self._factor = max_factor
                 self._pending += self._records.factor(max_factor)

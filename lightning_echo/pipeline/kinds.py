@@ -74,7 +74,7 @@ from lightning_echo.pipeline.requests import (
     sampler_in_words,
     samplers_of_ranks,
 )
-from lightning_echo.pipeline.streams import StreamEcho
+from lightning_echo.pipeline.streams import StreamEcho, StreamRequest
 from lightning_echo.pipeline.worker import HasLookups, LiveExamples, Request
 from lightning_echo.plan.order import Order, SequentialOrder, ShuffledOrder
 from lightning_echo.plan.plan import PlanShape, Reuse, mix
@@ -624,8 +624,8 @@ class Stream(_OfStream):
         turn = context.Lock() if self.num_workers else None
         if opening.on_demand:  # with workers, a time-out counts from when the training asks
 
-            def answered_by(fetcher: StreamOnDemand) -> Iterator[Any]:
-                return iter(rebuilt_loader(loader, requests, fetcher, opening.key, processes, timeout=0))
+            def answered_by(sent: Iterator[StreamRequest], fetcher: StreamOnDemand) -> Iterator[Any]:
+                return iter(rebuilt_loader(loader, sent, fetcher, opening.key, processes, timeout=0))
 
             return stream_on_demand(loader, opening, requests, place, processes, turn, answered_by)
         echo = StreamEcho(loader.dataset, opening.shape, opening.key, loader.collate_fn, drop_last=loader.drop_last, turn=turn)

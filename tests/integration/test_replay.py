@@ -257,17 +257,12 @@ def test_a_replay_is_a_plain_value_in_a_configuration() -> None:
         EchoLoader(DataLoader(range(8)), 2, journal="runs")  # type: ignore[arg-type]
 
 
-class Numbers(torch.utils.data.IterableDataset[int]):
-    def __iter__(self) -> Any:
-        return iter(range(8))
-
-
-def test_a_stream_has_no_journal() -> None:
-    plain: Any = DataLoader(Numbers(), batch_size=2, num_workers=2)
+def test_a_run_that_shares_its_reading_has_no_journal() -> None:
+    plain: Any = DataLoader(torch.arange(8), batch_size=2, num_workers=2)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"factor='replay:runs' is impossible here: .* Give a number, or 'demand'"):
-        EchoLoader(plain, Replay("runs"))
+        EchoLoader(plain, Replay("runs"), share="data")
     with pytest.raises(ValueError, match=r"journal='runs' is impossible here: .* Leave it out"):
-        EchoLoader(plain, "demand", journal="runs")
+        EchoLoader(plain, "demand", share="data", journal="runs")
 
 
 # ---------------------------------------------------------------------- with a Trainer

@@ -129,9 +129,7 @@ def test_a_replay_over_whole_batches_in_another_order_is_refused(make: Any, othe
         return EchoLoader(plain, factor, insertion_point="after_batching", seed=3, **options)
 
     trained(over(make(Whole(0.0), 2, 5), "demand", journal=tmp_path), 6)
-    with pytest.raises(
-        ValueError, match="another order: in batch 0 or shortly before it, that had other indices"
-    ):
+    with pytest.raises(ValueError, match="another order: in batch 0 or shortly before it, that had other indices"):
         trained(over(other(Whole(0.0), 2, 6), Replay(tmp_path)), 6)
 
 
