@@ -185,8 +185,8 @@ class EchoLoader(PlainAttributes):
         self._run = EchoRun(self._setting, factor, seed)
         if journal is not None and not self._setting.has_journal:
             raise ValueError(
-                f"journal={journal!r} is impossible here: only a run with factor='demand' that gets its examples one by one, "
-                "over a data set with indices, has a journal. Leave it out"
+                f"journal={journal!r} is impossible here: only a run with factor='demand' has a journal, and none with "
+                "share=. Leave it out"
             )
         self.journal = journal
         self._iterations = Iterations()

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from statistics import median
@@ -22,14 +22,14 @@ from typing import Any, Protocol
 
 from lightning_echo.data.randomness import PreservingIterator
 from lightning_echo.pipeline.demand_worker import NOTHING_TO_REPEAT, DemandExamples, DemandRequest, ToRead, Words
-from lightning_echo.pipeline.journal import JournalFile
+from lightning_echo.pipeline.journal import JournalFile, Repeated, begin_journal
 from lightning_echo.pipeline.pipelines import Layout, Opening, Pipeline, rebuilt_loader
 from lightning_echo.pipeline.prefetch import DEPTH, Prefetcher, WorkerProcesses
 from lightning_echo.pipeline.reads import Pools, ReadAhead, ReadTimeoutError
 from lightning_echo.pipeline.requests import let_go_of_frames, with_place
 from lightning_echo.pipeline.worker import Report
 from lightning_echo.plan.demand import Block, Booked, Dealing, DemandRule, EarlierRanks, delivered_before, lead
-from lightning_echo.plan.journal import Begin, Journal, JournalError, ReplayedDealing, checksum
+from lightning_echo.plan.journal import Begin, ReplayedDealing
 from lightning_echo.plan.order import Order
 from lightning_echo.split.reading import file_of
 
@@ -97,16 +97,19 @@ class DemandRequests(Iterator[DemandRequest]):
             number, fresh = self._number, None
             if self._repeated is not None:
                 if self.failure is None:
-                    self.failure = self._repeated.failure_at(number, self._indices)
+                    self.failure = self._repeated.over_at(number) or self._changed_at(number, self._repeated)
                     if self.failure is not None:
                         self._ends_at = number
                 if number >= self._ends_at:
                     return NOTHING_TO_REPEAT
-                fresh = self._repeated.fresh_in(number)
+                fresh = frozenset(self._repeated.stretch.fresh_in(number))
             self._number, self._count = number + 1, self._count + 1
             return DemandRequest(
                 number, self._size_of(number), self._bound_of(number), tuple(told), self.failure is not None, fresh
             )
+
+    def _changed_at(self, number: int, repeated: Repeated) -> Exception | None:
+        return repeated.changed_at(number, [self._indices[position] for position in repeated.stretch.fresh_in(number)])
 
     def _with_indices(self, positions: Block) -> ToRead:
         length = self.order.pass_length
@@ -223,34 +226,6 @@ class DemandRequests(Iterator[DemandRequest]):
     def next_worker(self) -> int:
         """The worker that makes the next batch."""
         return (self._next_delivered - self._first) % self._workers
-
-
-class StretchOver(RuntimeError):
-    """A replay has come to where memory was empty: its workers must be started again."""
-
-
-class Repeated:
-    """What the requests of a replay ask for: the batches of a `Stretch`."""
-
-    def __init__(self, journal: Journal, begin: Begin) -> None:
-        self._journal, self.stretch = journal, journal.stretch_of(begin)
-        self._checksum = 0  # of all fresh indices so far
-
-    def fresh_in(self, number: int) -> frozenset[int]:
-        return frozenset(self.stretch.fresh_in(number))
-
-    def failure_at(self, number: int, indices: Mapping[int, Any]) -> Exception | None:
-        """Returns why batch ``number``, the next one, cannot be repeated; None if it can. ``indices``: by position."""
-        if number >= self.stretch.end:
-            why = self._journal.why_over(self.stretch)
-            return JournalError(why) if why else StretchOver()
-        self._checksum = checksum([indices[position] for position in self.stretch.fresh_in(number)], self._checksum)
-        if self._checksum == self.stretch.checks.get(number, self._checksum):
-            return None
-        return JournalError(
-            f"{self._journal.name} is of a run with another order: in batch {number:,} or shortly before it, that had other "
-            "indices. Give the loader the sampler, and the state of its generator, that it had in that run"
-        )
 
 
 @dataclass
@@ -460,9 +435,9 @@ def examples_on_demand(kind: ReadByIndex, opening: Opening) -> Pipeline:
         number=launch.begin_at.number if saved is None else saved["number"],
         booked=booked_of(saved, launch.begin_at.position),
         max_factor=launch.factor if saved is None else saved["max_factor"],
-        conditions=_conditions_of(kind, opening, held=held, reads_blocks=reads_many),
+        conditions=conditions_of(opening, kind.num_workers, examples_held=held, reads_whole_batches=reads_many),
     )
-    repeated = None if launch.repeated is None else Repeated(launch.repeated, begin)
+    repeated = begin_journal(launch.journal, launch.repeated, begin)
     dealing = (
         Dealing(
             begin.booked,
@@ -479,8 +454,6 @@ def examples_on_demand(kind: ReadByIndex, opening: Opening) -> Pipeline:
             repeated.stretch, pass_length=pass_length, block=shape.batch_size, window=window, reads_blocks=reads_many
         )
     )
-    if launch.journal is not None:
-        launch.journal.begin(begin)
     # Without workers, nothing is read while a step runs, except by threads.
     most_factor = 1.0 if not kind.num_workers and reading is None else math.inf
     requests = DemandRequests(
@@ -525,14 +498,13 @@ def examples_on_demand(kind: ReadByIndex, opening: Opening) -> Pipeline:
     )
 
 
-def _conditions_of(kind: ReadByIndex, opening: Opening, *, held: int, reads_blocks: bool) -> dict[str, Any]:
-    """Returns what must be the same for a replay, by name. ``held``: examples in the memory of a worker."""
+def conditions_of(opening: Opening, workers: int, **others: Any) -> dict[str, Any]:
+    """Returns what must be the same for a replay, by name."""
     return {
         "seed": opening.launch.seed,
         **opening.layout.state(),
         "rank": opening.rank,
-        "workers": kind.num_workers,
+        "workers": workers,
         "insertion_point": opening.choice.point.value,
-        "examples_held": held,
-        "reads_whole_batches": reads_blocks,
+        **others,
     }

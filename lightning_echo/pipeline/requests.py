@@ -422,6 +422,7 @@ class Step(NamedTuple):
     stays_live: bool  # whether the batch is still live after this step
     size: int  # number of examples in the batch; -1 if it is not known before the batch is read
     forget: tuple[int, ...]  # positions that are no longer live
+    indices: list[Any] | None = None  # of the batch; None if they are not known
 
 
 class BatchRequests(_PlannedRequests):
@@ -465,7 +466,7 @@ class BatchRequests(_PlannedRequests):
         size = len(indices) if indices is not None else -1
         if is_read and size >= 0:  # the worker sees a batch of fresh examples of which none is used again; number: for its seed
             self.reads.append(Request(position, [position], size, indices, bytes(size)))
-        self._steps.append(Step(position, is_read, is_fresh, stays_live, size, batch.forget))
+        self._steps.append(Step(position, is_read, is_fresh, stays_live, size, batch.forget, indices))
 
 
 def with_place(error: Exception) -> Exception:
