@@ -479,7 +479,7 @@ def examples_on_demand(kind: ReadByIndex, opening: Opening) -> Pipeline:
         reading,
         words=words,
         rule=rule,
-        most_overtaking=0 if reading is None else max(min(_OVERTAKING * reading.threads, pass_length // 4), shape.batch_size),
+        most_overtaking=0 if reading is None else max(min(_OVERTAKING * reading.threads, pass_length // workers // 4), 1),
     )
     in_thread = kind.num_workers > 0 and kind.may_run_in_thread
     timeout = 0 if in_thread else loader.timeout  # in a thread, it counts from when the training asks
