@@ -165,14 +165,16 @@ class DemandRequests(Iterator[DemandRequest]):
                 self._next_noted = number + 1
 
     def _book(self) -> None:
+        """Books what was delivered. Where no thread fetches, a signal handler may save a state at any moment of it."""
         self._note()
         while len(self._delivered) > _KEPT_BATCHES:
-            number, fresh = self._delivered.popleft()
+            number, fresh = self._delivered[0]
             self._dealing.book(fresh)
             for position in fresh:
                 del self._indices[position]
             while len(self._factors) > 1 and self._factors[1][0] <= number:
                 self._factors.pop(0)
+            self._delivered.popleft()  # last: until then, a state has the batch from here
 
     def state(self, delivered: int) -> dict[str, Any]:
         """Returns the state after ``delivered`` batches, which may be one or two fewer than those delivered."""
@@ -193,8 +195,8 @@ class DemandRequests(Iterator[DemandRequest]):
             }
             if self._earlier is not None:
                 demand["earlier"] = self._earlier
-            order = self._order_state() if self._order_before is None else self._order_before
-            return {"plan": None, "order": order, "demand": demand}
+            order = self._order_before  # read once: the thread that fetches forgets it without the lock
+            return {"plan": None, "order": self._order_state() if order is None else order, "demand": demand}
 
     def place(self) -> tuple[int, Booked]:
         """Returns the number of batches that were delivered, and what was."""
