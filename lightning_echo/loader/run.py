@@ -420,7 +420,7 @@ class EchoRun:
             setting.check_ranks_on_demand()
         if setting.has_several_places and self._places is None:
             self._places = RankPlaces.join(*setting.place_of_rank(), own_place(state, self.delivery.all_counts))
-        started = setting.start(launch, self.warn)
+        started = setting.start(launch, self.says.warn_here)  # each rank has a source, and waits for it
         if (before.plan is not None or before.demand is not None) and not started.exact:
             sampler = type(setting.kind.sampler).__name__
             self.warn(
@@ -449,7 +449,7 @@ class EchoRun:
                 self.factor.constructed = repeated.stretches[0].begin.max_factor
                 self.factor.restart()
         if setting.has_journal:
-            self.journal.open(self.says.name, rank, self.warn)
+            self.journal.open(self.says.name, rank, self.says.warn_here)  # each rank has a file
 
     def settle(self) -> None:
         """Opens the cache, and makes the sizes that depend on the free memory final. See `EchoLoader.settle`."""
