@@ -14,7 +14,7 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from statistics import median
 from time import perf_counter
@@ -36,6 +36,7 @@ from lightning_echo.split.reading import file_of
 _KEPT_BATCHES = 3  # delivered, and not booked: a state may be that of one or two batches before
 _LAST_STEPS = 10  # whose times decide how early a batch is due
 _DEAD_SECONDS = 10.0  # the training waits so long before the user is told that the source delivers nothing
+_WATCH_SECONDS = 1.0  # where no thread fetches, it is looked so often how long the training has waited
 _CLOSE_READ_SECONDS = 1.0  # a worker that reads for longer is ended when the loader is closed
 _OVERTAKING = 32  # examples for each read in flight, that may arrive before one that takes long
 _CHEAP_SHARE = 0.25  # reads that take less of the time of making a batch are not worth an echo
@@ -259,6 +260,9 @@ class Repeated:
 class Waiting:
     """A training that waits for fresh examples: for how long, and what is said of it.
 
+    Where a thread fetches, the training asks meanwhile whether it waits in vain (`lost`). Elsewhere the training itself is in the
+    user's loader, and a thread of its own looks (`watch`).
+
     ``timeout``: that of the user's loader, in seconds; 0: none. It counts from the moment at which the training asks.
     """
 
@@ -271,6 +275,19 @@ class Waiting:
     since: float | None = None  # None: it does not wait
     has_begun: bool = False  # whether the training has got a batch
     has_said: bool = False
+    _is_over: threading.Event = field(default_factory=threading.Event)
+
+    def watch(self) -> None:
+        """Lets a thread say that the source delivers nothing, until `end`."""
+        threading.Thread(target=self._watch, name="lightning_echo-waiting", daemon=True).start()
+
+    def end(self) -> None:
+        self._is_over.set()
+
+    def _watch(self) -> None:
+        while not self.has_said and not self._is_over.wait(_WATCH_SECONDS):
+            if (since := self.since) is not None:
+                self._say_if_dead(perf_counter() - since)
 
     def lost(self, within: float) -> BaseException | None:
         """Returns an error if the training waits in vain, see `Prefetcher`. Says once that the source delivers nothing."""
@@ -281,10 +298,13 @@ class Waiting:
         waited = perf_counter() - self.since
         if self.timeout and waited > self.timeout:
             return ReadTimeoutError(f"DataLoader timed out after {self.timeout:g} seconds: {self._what()} is not read")
+        self._say_if_dead(waited)
+        return None
+
+    def _say_if_dead(self, waited: float) -> None:
         if waited > _DEAD_SECONDS and self.has_begun and not self.has_said:
             self.has_said = True
             self.say(f"the training has waited {waited:.0f} s for fresh examples: {self._why()}")
-        return None
 
     def _why(self) -> str:
         return (
@@ -358,6 +378,8 @@ class DemandPipeline:
         self._batches: Iterator[Any] | None = PreservingIterator(batches)
         if in_thread:
             self._batches = Prefetcher(batches, lost=waiting.lost, watched=True)
+        else:
+            waiting.watch()
         self._pace = Pace(most_lead, read_at_once)
         self.exact = requests.order.exact
         self.change_factor = requests.change_factor
@@ -385,6 +407,7 @@ class DemandPipeline:
 
     def close(self) -> None:
         self._words.close()
+        self._waiting.end()
         if self._pools is not None:
             self._pools.close()
         batches, self._batches = self._batches, None

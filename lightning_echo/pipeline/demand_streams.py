@@ -244,6 +244,7 @@ class DemandStreamPipeline(StreamPipeline):
 
     def close(self) -> None:
         self._words.close()
+        self._waiting.end()
         super().close()
 
 
@@ -274,6 +275,8 @@ def stream_on_demand(
     ahead: Iterator[Any] = PreservingIterator(answers)
     if loader.num_workers:
         ahead = Prefetcher(answers, lost=waiting.lost, watched=True)
+    else:
+        waiting.watch()
     most_lead = max(loader.num_workers * (loader.prefetch_factor or 0), 1)
     parts = requests, ahead, processes, place, delivered
     return DemandStreamPipeline(*parts, words=words, waiting=waiting, workers=workers, most_lead=most_lead)
