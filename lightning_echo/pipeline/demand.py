@@ -37,7 +37,7 @@ _KEPT_BATCHES = 3  # delivered, and not booked: a state may be that of one or tw
 _LAST_STEPS = 10  # whose times decide how early a batch is due
 _DEAD_SECONDS = 10.0  # the training waits so long before the user is told that the source delivers nothing
 _WATCH_SECONDS = 1.0  # where no thread fetches, it is looked so often how long the training has waited
-_CLOSE_READ_SECONDS = 1.0  # a worker that reads for longer is ended when the loader is closed
+CLOSE_READ_SECONDS = 1.0  # a worker that reads for longer is ended when the loader is closed
 _OVERTAKING = 32  # examples for each read in flight, that may arrive before one that takes long
 _CHEAP_SHARE = 0.25  # reads that take less of the time of making a batch are not worth an echo
 
@@ -411,7 +411,7 @@ class DemandPipeline:
         if self._pools is not None:
             self._pools.close()
         batches, self._batches = self._batches, None
-        if isinstance(batches, Prefetcher) and not batches.close(_CLOSE_READ_SECONDS):
+        if isinstance(batches, Prefetcher) and not batches.close(CLOSE_READ_SECONDS):
             self._workers.end()  # one of them is in a read of the user's
         self._workers.end_others()
         self._requests.close()

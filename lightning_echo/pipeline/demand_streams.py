@@ -26,7 +26,7 @@ from torch.utils.data import get_worker_info
 
 from lightning_echo.data.copies import copy_example
 from lightning_echo.data.randomness import BATCH, PreservingIterator
-from lightning_echo.pipeline.demand import Pace, Waiting
+from lightning_echo.pipeline.demand import CLOSE_READ_SECONDS, Pace, Waiting
 from lightning_echo.pipeline.demand_worker import Words
 from lightning_echo.pipeline.pipelines import Opening, StreamAnswers, StreamPipeline, StreamPlace, StreamRequests
 from lightning_echo.pipeline.prefetch import Prefetcher, WorkerProcesses
@@ -242,10 +242,10 @@ class DemandStreamPipeline(StreamPipeline):
         state = super().state(delivered)
         return {**state, "stream": {**state["stream"], "on_demand": True}}
 
-    def close(self) -> None:
+    def close(self, within: float = CLOSE_READ_SECONDS) -> None:
         self._words.close()
         self._waiting.end()
-        super().close()
+        super().close(within)
 
 
 def stream_on_demand(
