@@ -212,6 +212,8 @@ class EchoRun:
             self.says.once(f"{correction}; {self._setting.describe(self.factor.value)}")
         self.notice_changes()
         self._empty_cache()
+        if self._places is not None:
+            self._places.ask_again(self.says.inform)
         if self._pipeline.started is None:
             self._setting.tell_pass(self.state())
         if not self.delivery.progress.resuming:
