@@ -212,6 +212,8 @@ class EchoRun:
             self.says.once(f"{correction}; {self._setting.describe(self.factor.value)}")
         self.notice_changes()
         self._empty_cache()
+        if self._places is not None:
+            self._places.ask_again(self.says.inform)
         if self._pipeline.started is None:
             self._setting.tell_pass(self.state())
         if not self.delivery.progress.resuming:
@@ -421,7 +423,7 @@ class EchoRun:
             setting.check_ranks_on_demand()
         if setting.has_several_places and self._places is None:
             self._places = RankPlaces.join(*setting.place_of_rank(), own_place(state, self.delivery.all_counts))
-        started = setting.start(launch, self.warn)
+        started = setting.start(launch, self.says.warn_here)  # each rank has a source, and waits for it
         if (before.plan is not None or before.demand is not None) and not started.exact:
             sampler = type(setting.kind.sampler).__name__
             self.warn(
@@ -450,7 +452,7 @@ class EchoRun:
                 self.factor.constructed = repeated.stretches[0].begin.max_factor
                 self.factor.restart()
         if setting.has_journal:
-            self.journal.open(self.says.name, rank, self.warn)
+            self.journal.open(self.says.name, rank, self.says.warn_here)  # each rank has a file
 
     def settle(self) -> None:
         """Opens the cache, and makes the sizes that depend on the free memory final. See `EchoLoader.settle`."""

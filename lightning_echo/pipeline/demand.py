@@ -14,7 +14,7 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from statistics import median
 from time import perf_counter
@@ -36,7 +36,8 @@ from lightning_echo.split.reading import file_of
 _KEPT_BATCHES = 3  # delivered, and not booked: a state may be that of one or two batches before
 _LAST_STEPS = 10  # whose times decide how early a batch is due
 _DEAD_SECONDS = 10.0  # the training waits so long before the user is told that the source delivers nothing
-_CLOSE_READ_SECONDS = 1.0  # a worker that reads for longer is ended when the loader is closed
+_WATCH_SECONDS = 1.0  # where no thread fetches, it is looked so often how long the training has waited
+CLOSE_READ_SECONDS = 1.0  # a worker that reads for longer is ended when the loader is closed
 _OVERTAKING = 32  # examples for each read in flight, that may arrive before one that takes long
 _CHEAP_SHARE = 0.25  # reads that take less of the time of making a batch are not worth an echo
 
@@ -168,14 +169,16 @@ class DemandRequests(Iterator[DemandRequest]):
                 self._next_noted = number + 1
 
     def _book(self) -> None:
+        """Books what was delivered. Where no thread fetches, a signal handler may save a state at any moment of it."""
         self._note()
         while len(self._delivered) > _KEPT_BATCHES:
-            number, fresh = self._delivered.popleft()
+            number, fresh = self._delivered[0]
             self._dealing.book(fresh)
             for position in fresh:
                 del self._indices[position]
             while len(self._factors) > 1 and self._factors[1][0] <= number:
                 self._factors.pop(0)
+            self._delivered.popleft()  # last: until then, a state has the batch from here
 
     def state(self, delivered: int) -> dict[str, Any]:
         """Returns the state after ``delivered`` batches, which may be one or two fewer than those delivered."""
@@ -196,8 +199,8 @@ class DemandRequests(Iterator[DemandRequest]):
             }
             if self._earlier is not None:
                 demand["earlier"] = self._earlier
-            order = self._order_state() if self._order_before is None else self._order_before
-            return {"plan": None, "order": order, "demand": demand}
+            order = self._order_before  # read once: the thread that fetches forgets it without the lock
+            return {"plan": None, "order": self._order_state() if order is None else order, "demand": demand}
 
     def place(self) -> tuple[int, Booked]:
         """Returns the number of batches that were delivered, and what was."""
@@ -232,6 +235,9 @@ class DemandRequests(Iterator[DemandRequest]):
 class Waiting:
     """A training that waits for fresh examples: for how long, and what is said of it.
 
+    Where a thread fetches, the training asks meanwhile whether it waits in vain (`lost`). Elsewhere the training itself is in the
+    user's loader, and a thread of its own looks (`watch`).
+
     ``timeout``: that of the user's loader, in seconds; 0: none. It counts from the moment at which the training asks.
     """
 
@@ -244,6 +250,19 @@ class Waiting:
     since: float | None = None  # None: it does not wait
     has_begun: bool = False  # whether the training has got a batch
     has_said: bool = False
+    _is_over: threading.Event = field(default_factory=threading.Event)
+
+    def watch(self) -> None:
+        """Lets a thread say that the source delivers nothing, until `end`."""
+        threading.Thread(target=self._watch, name="lightning_echo-waiting", daemon=True).start()
+
+    def end(self) -> None:
+        self._is_over.set()
+
+    def _watch(self) -> None:
+        while not self.has_said and not self._is_over.wait(_WATCH_SECONDS):
+            if (since := self.since) is not None:
+                self._say_if_dead(perf_counter() - since)
 
     def lost(self, within: float) -> BaseException | None:
         """Returns an error if the training waits in vain, see `Prefetcher`. Says once that the source delivers nothing."""
@@ -254,10 +273,13 @@ class Waiting:
         waited = perf_counter() - self.since
         if self.timeout and waited > self.timeout:
             return ReadTimeoutError(f"DataLoader timed out after {self.timeout:g} seconds: {self._what()} is not read")
+        self._say_if_dead(waited)
+        return None
+
+    def _say_if_dead(self, waited: float) -> None:
         if waited > _DEAD_SECONDS and self.has_begun and not self.has_said:
             self.has_said = True
             self.say(f"the training has waited {waited:.0f} s for fresh examples: {self._why()}")
-        return None
 
     def _why(self) -> str:
         return (
@@ -331,6 +353,8 @@ class DemandPipeline:
         self._batches: Iterator[Any] | None = PreservingIterator(batches)
         if in_thread:
             self._batches = Prefetcher(batches, lost=waiting.lost, watched=True)
+        else:
+            waiting.watch()
         self._pace = Pace(most_lead, read_at_once)
         self.exact = requests.order.exact
         self.change_factor = requests.change_factor
@@ -358,10 +382,11 @@ class DemandPipeline:
 
     def close(self) -> None:
         self._words.close()
+        self._waiting.end()
         if self._pools is not None:
             self._pools.close()
         batches, self._batches = self._batches, None
-        if isinstance(batches, Prefetcher) and not batches.close(_CLOSE_READ_SECONDS):
+        if isinstance(batches, Prefetcher) and not batches.close(CLOSE_READ_SECONDS):
             self._workers.end()  # one of them is in a read of the user's
         self._workers.end_others()
         self._requests.close()

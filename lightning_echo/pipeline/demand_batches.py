@@ -21,7 +21,7 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 from lightning_echo.data.copies import copy_example
-from lightning_echo.pipeline.demand import Waiting, conditions_of, factors_of
+from lightning_echo.pipeline.demand import CLOSE_READ_SECONDS, Waiting, conditions_of, factors_of
 from lightning_echo.pipeline.demand_worker import Words
 from lightning_echo.pipeline.journal import JournalFile, Repeated, begin_journal
 from lightning_echo.pipeline.pipelines import Opening, Pipeline, Start
@@ -279,8 +279,8 @@ class DemandBatches:
         if self._waiting.pools is not None:
             self._waiting.pools.close()
         arriving, self._arriving = self._arriving, None
-        if arriving is not None:
-            arriving.close()
+        if arriving is not None and not arriving.close(CLOSE_READ_SECONDS):
+            self._workers.end()  # one of them is in a read of the user's
         self._workers.end_others()
         if self._journal is not None:
             self._journal.close()

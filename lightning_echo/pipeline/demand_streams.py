@@ -29,7 +29,7 @@ from torch.utils.data import get_worker_info
 from lightning_echo.data.contents import digest_of_object
 from lightning_echo.data.copies import copy_example
 from lightning_echo.data.randomness import BATCH, PreservingIterator
-from lightning_echo.pipeline.demand import Pace, Waiting, conditions_of
+from lightning_echo.pipeline.demand import CLOSE_READ_SECONDS, Pace, Waiting, conditions_of
 from lightning_echo.pipeline.demand_worker import Words
 from lightning_echo.pipeline.journal import NO_ENDS, JournalFile, Repeated
 from lightning_echo.pipeline.pipelines import Opening, StreamAnswers, StreamPipeline, StreamPlace, StreamRequests
@@ -406,9 +406,10 @@ class DemandStreamPipeline(StreamPipeline):
         state = super().state(delivered)
         return {**state, "stream": {**state["stream"], "on_demand": True}}
 
-    def close(self) -> None:
+    def close(self, within: float = CLOSE_READ_SECONDS) -> None:
         self._words.close()
-        super().close()
+        self._waiting.end()
+        super().close(within)
         if self._written is not None:
             self._written.journal.close()
 
@@ -470,6 +471,8 @@ def stream_on_demand(
     ahead: Iterator[Any] = PreservingIterator(answers)
     if loader.num_workers:
         ahead = Prefetcher(answers, lost=waiting.lost, watched=True)
+    else:
+        waiting.watch()
     most_lead = max(loader.num_workers * (loader.prefetch_factor or 0), 1)
     return DemandStreamPipeline(
         requests,

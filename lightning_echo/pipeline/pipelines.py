@@ -20,7 +20,7 @@ from lightning_echo.data.randomness import PreservingIterator
 from lightning_echo.insertion import InsertionPoint
 from lightning_echo.pipeline.batches import BatchEcho, PassOver, PassReader
 from lightning_echo.pipeline.journal import JournalFile
-from lightning_echo.pipeline.prefetch import Prefetcher, WorkerProcesses
+from lightning_echo.pipeline.prefetch import JOIN_SECONDS, Prefetcher, WorkerProcesses
 from lightning_echo.pipeline.reads import Pools, ReadTimeoutError
 from lightning_echo.pipeline.requests import BatchRequests, ExampleRequests
 from lightning_echo.pipeline.streams import StreamNote, StreamRequest
@@ -232,8 +232,8 @@ class IndexPipeline:
         if self._rounds is not None:
             self._rounds.release()
         batches, self._batches = self._batches, None
-        if isinstance(batches, Prefetcher):
-            batches.close()
+        if isinstance(batches, Prefetcher) and not batches.close():
+            self._workers.end()  # one of them is in a read of the user's
         self._workers.end_others()
         if self._reader is not None:
             self._reader.close()
@@ -309,10 +309,11 @@ class StreamPipeline:
         place = self._places[delivered]
         return {"plan": None, "order": None, "stream": {**place.state(), **self._requests.state(place.request)}}
 
-    def close(self) -> None:
+    def close(self, within: float = JOIN_SECONDS) -> None:
+        """``within``: seconds after which a worker that is in a read of the user's is ended."""
         answers, self._answers = self._answers, None
-        if isinstance(answers, Prefetcher):
-            answers.close()
+        if isinstance(answers, Prefetcher) and not answers.close(within):
+            self._workers.end()
         self._workers.end_others()
 
 
