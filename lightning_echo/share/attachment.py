@@ -30,7 +30,7 @@ from lightning_echo.share.config import (
     shared_folder,
     socket_of,
 )
-from lightning_echo.share.parts import Items, Part, sealed
+from lightning_echo.share.parts import Items, sealed
 from lightning_echo.share.places import Agreement
 from lightning_echo.share.process import Payload, ReaderError, log_tail, name_of_process, start_reader
 from lightning_echo.share.same_data import CACHE, in_short
@@ -44,6 +44,8 @@ from lightning_echo.share.window import HELD, CacheState, Window, unpack
 _BETWEEN_TRIES_SECONDS = 0.05
 _MOST_START_SECONDS = 60.0  # at its end, a training waits at most this long for a reader that is being started
 _MOST_MUTE_SECONDS = 60.0  # a reader reports every few seconds that it is there
+_MOST_DEATHS = 2  # of readers at one item
+_MOST_DEATHS_FOR_OTHERS = 4  # at an item that this training does not need: the next reader may not know yet that nobody does
 
 
 class SharedDataDiffers(ValueError):
@@ -168,13 +170,13 @@ class Connector:
         data_fingerprint: dict[str, str],
         group: Group,
         label: str = "",
-        part: Part | None = None,
+        items: Items | None = None,
         workers: int = 0,
     ) -> None:
         self._config, self._payload, self._fingerprint, self._group = config, payload, in_short(data_fingerprint), group
-        self._label, self._part, self._workers = label or name_of_process(), part, workers
+        self._label, self._items, self._workers = label or name_of_process(), items or Items(), workers
         self._has_started = False  # the present reader
-        self._died_at: set[int] = set()  # where readers died: an item, or how many items of a stream they had delivered
+        self._died_at = Counter[int]()  # where readers died: an item, or how many items of a stream they had delivered
         self._socket, self._mute = 0, -1  # inodes of the socket that was found last, and of one where nobody answers
 
     def connect(
@@ -231,14 +233,21 @@ class Connector:
                 raise ReaderError("the training has ended")
             time.sleep(_BETWEEN_TRIES_SECONDS)
 
-    def note_death(self, item: int | None, why: str) -> None:
-        """Records where a reader died, if known. Raises a `ReaderError` if a reader before it died at the same item."""
-        if item in self._died_at:
+    def note_death(self, item: int | None, why: str, needed_from: int = 0) -> None:
+        """Records where a reader died, if known. Raises a `ReaderError` if a reader before it died at the same item.
+
+        If this training does not take that item, or needs none before item ``needed_from``, more may: those that take it end.
+        """
+        if item is None:
+            return
+        self._died_at[item] += 1
+        is_needed = item >= needed_from and self._items.item(self._items.member_from(item)) == item
+        if self._died_at[item] >= (_MOST_DEATHS if is_needed else _MOST_DEATHS_FOR_OTHERS):
+            times = "twice" if is_needed else f"{self._died_at[item]} times"
             raise ReaderError(
-                f"the reader of share={self._config.name!r} has died twice at item {item}{why}, and another one would do the "
+                f"the reader of share={self._config.name!r} has died {times} at item {item}{why}, and another one would do the "
                 f"same. {log_tail(self._config.name)}"
             )
-        self._died_at.update(() if item is None else (item,))
 
     def _killed_again(self, killed: int) -> int:
         """Returns how many readers of this training were killed before they answered. Raises an error if no other one is started.
@@ -293,7 +302,8 @@ class Connector:
             "workers": self._workers,
             "fingerprint": self._fingerprint,
         }
-        with nullcontext() if self._part is None else sealed(self._part.bits) as descriptor:
+        part = self._items.part
+        with nullcontext() if part is None else sealed(part.bits) as descriptor:
             send(connection, {"hello": hello}, () if descriptor is None else [descriptor])
         message, descriptors = self._answer(connection)
         if "refused" in message and message["refused"].startswith(f"{CACHE}: "):
@@ -315,7 +325,7 @@ class Connector:
         if "over" in message:
             LOGGER.info("share=%r: the reader that was there ends: %s", config.name, message["over"])
             self._has_started = False
-            self.note_death(message.get("at"), f" ({message['over']})")
+            self.note_death(message.get("at"), f" ({message['over']})", wish or 0)
             raise _Over
         welcome = message["welcome"]
         if welcome["cache"] and not goes_on:
@@ -525,7 +535,7 @@ class Attachment:
     ) -> None:
         self.items = items or Items()
         self._config, self._tell_every, self.group, self._follow = config, max(tell_every, 1), group or Group.of_one(), follow
-        self._connector = Connector(config, payload, data_fingerprint, self.group, label, self.items.part, workers)
+        self._connector = Connector(config, payload, data_fingerprint, self.group, label, self.items, workers)
         self._link: Link | None = None
         self._succession: Succession | None = None
         self._said_read = 0  # examples that the reader reads in a pass, as of the last message about the pace
@@ -860,7 +870,9 @@ class Attachment:
         if died_at is None:
             died_at = lacking if self._follow is None else lacking - link.place.item
             died_at = died_at if lacks_from is None else lacks_from
-        self._connector.note_death(died_at, why)
+        # A rank counts what any of them needs: they end together.
+        needed_from = item_of(first) if self._follow is None and self.group.ranks == 1 else 0
+        self._connector.note_death(died_at, why, needed_from)
         LOGGER.warning("share=%r: the reader has died; another one is started%s", config.name, why)
         wish = item_of(self.group.round_of(lacking)) if self._follow is None else self._follow(window, first)
         expected = window.trainings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -186,7 +186,24 @@ class Trainings:
             for entry in several:  # all at once
                 entry.training.cursor = entry.training.entered = entry.there
                 entry.training.catching_up = entry.place if entry.place < entry.there else None
+            for group in {entry.training.group for entry in several if entry.is_late}:
+                several = self.jump(several, group)
             found += several
+        return found
+
+    def jump(self, entries: Sequence[Entry], group: str) -> list[Entry]:
+        """Lets a training enter where all of its ranks find what they need next. Returns all entries.
+
+        After a death, one rank may have had items that another one cannot get any more. They continue behind these.
+        """
+        place = max(entry.there for entry in entries if entry.training.group == group)
+        found = list(entries)
+        for number, entry in enumerate(entries):
+            if (training := entry.training).group == group:
+                found[number] = entry._replace(place=place, there=place, is_late=True)
+                training.cursor, training.entered, training.catching_up = place, place, None
+                if training.goes_on and training.ranks > 1:
+                    self.agreements[group] = Agreement(jumps=[(0, place + 1)])
         return found
 
     def _fastest(self, default: int) -> int:

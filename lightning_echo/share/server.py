@@ -34,6 +34,7 @@ from lightning_echo.share.places import Agreement, Entry, Training, Trainings
 from lightning_echo.share.reader_cache import ReaderCache
 from lightning_echo.share.reading import Reading, Reads, StreamReading, as_os_error
 from lightning_echo.share.same_data import Unit, difference, in_short, unit_of
+from lightning_echo.share.window import MOST_LANES
 from lightning_echo.split.reading import AUTO_IN_FLIGHT
 
 # ---------------------------------------------------------------------- server
@@ -342,12 +343,13 @@ class Server:
                 again.window.low = min(at)
             else:  # a thread waits for its workers, which read for nobody any more
                 del self._again[group]
-                thread = threading.Thread(target=again.close, name="lightning_echo-close", daemon=True)
+                end = partial(_end, again)
+                thread = threading.Thread(target=end, name="lightning_echo-close", daemon=True)
                 try:
                     with as_os_error():
                         thread.start()
                 except OSError:  # the system has no thread left: the others wait, too
-                    again.close()
+                    end()
         window = self._reading.window
         slowest = self._trainings.slowest()
         nodes = 0 if self._elsewhere is None else self._elsewhere.nodes
@@ -355,30 +357,38 @@ class Server:
         window.slowest_label = "" if slowest is None else slowest.label
         window.ranks = max((one.ranks for one in self._trainings.all), default=1)
         window.cache = self._reading.cache_state
-        if self._are_missing():
+        if self._are_missing(self._trainings.entered) or self._may_follow:
             return  # trainings of the dead reader still need items, and are not here yet to report it
         if self._reads_all:
             self._settle()
         self._expected = 0
         window.low = self._trainings.low(window.low, time.monotonic())
 
-    def _are_missing(self) -> bool:
-        """Whether trainings of a reader that has died have not entered yet."""
-        passed, going_on = time.monotonic() - self._begun, [one for one in self._trainings.all if one.goes_on]
-        have_entered = {one.group for one in going_on if one.cursor is not None}
-        is_missing = len(have_entered) < self._expected or any(one.cursor is None for one in going_on)
-        return (is_missing and passed < _GRACE_SECONDS) or (self._follows and passed < _GOING_ON_SECONDS)
+    def _are_missing(self, here: Sequence[Training]) -> bool:
+        """Whether trainings of a reader that has died are not among these."""
+        going_on, there = [one for one in self._trainings.all if one.goes_on], {id(one) for one in here}
+        have_come = {one.group for one in going_on if id(one) in there}
+        is_missing = len(have_come) < self._expected or any(id(one) not in there for one in going_on)
+        return is_missing and time.monotonic() - self._begun < _GRACE_SECONDS
+
+    @property
+    def _may_follow(self) -> bool:
+        """Whether trainings of a reader that has died may come of which this reader has not heard."""
+        return self._follows and time.monotonic() - self._begun < _GOING_ON_SECONDS
 
     def _settle(self) -> None:
         """Reads from now on what the trainings want; everything, while it is not known what all of them want."""
         if self._reading is None or self._reading.wanted is None:
             return
-        self._reads_all = self._are_missing()
-        bits = None if self._reads_all else self._trainings.wanted()
+        # Not for longer: what nobody wants may be what kills its reader.
+        trainings = self._trainings
+        self._reads_all = self._are_missing([*trainings.entered, *trainings.ready()])
+        self._reads_all |= self._may_follow and not trainings.going_on
+        bits = None if self._reads_all else trainings.wanted()
         self._reading.wanted.change(bits)
         window = self._reading.window
         window.read_in_pass = self._length if bits is None else count_of(bits)
-        window.taken_in_pass = round(self._length * self._trainings.taken())
+        window.taken_in_pass = round(self._length * trainings.taken())
 
     def _welcome(self, peer: _Peer, hello: dict[str, Any], descriptors: list[int]) -> None:
         if peer.training is not None:
@@ -486,11 +496,10 @@ class Server:
         for entry in entries:
             if entry.place < entry.there:
                 lacking.setdefault(entry.training.group, []).append(entry)
-        refused = {group for group, of_ranks in lacking.items() if not self._read_again(of_ranks)}
+        for group, of_ranks in lacking.items():
+            if not self._read_again(of_ranks):
+                entries = trainings.jump(entries, group)
         for entry in entries:
-            if entry.training.group in refused:
-                entry.training.catching_up = None
-                entry = entry._replace(place=entry.there, is_late=True)
             is_late = entry.is_late or (self._elsewhere is not None and entry.place > (entry.training.wish or 0))
             self._tell_place(peers[id(entry.training)], reading, entry._replace(others=entry.others + nodes, is_late=is_late))
         self._move_low()
@@ -552,21 +561,28 @@ class Server:
         return [self._listener.fileno(), *self._peers]
 
     def _want_workers(self) -> None:
-        """Lets as many workers be there as the trainings ask for."""
+        """Lets as many workers be there as the trainings ask for, with those that read again for one of them."""
+        left = self._wanted_workers
+        for group, again in self._again.items():
+            again.want(wanted := self._workers_of(group))
+            left -= wanted
+        if self._reading is not None:
+            self._reading.want(max(left, 1) if self._again else left)  # 0 if only other nodes get examples
+
+    @property
+    def _wanted_workers(self) -> int:
         wanted = self._workers
         if wanted == "sum":
             wanted = max(self._trainings.workers, self._least_workers)
         elif wanted == "starter":
             wanted = getattr(self._kind.loader, "num_workers", 0)
-        for group, again in self._again.items():
-            again.want(self._workers_of(group))
-        if self._reading is not None:
-            self._reading.want(int(wanted))  # 0 if only other nodes get examples
+        return min(int(wanted), MOST_LANES)
 
     def _workers_of(self, group: str) -> int:
-        """Returns how many workers read again for a training."""
+        """Returns how many workers read again for a training: those that it asks for, or its share of a fixed number."""
         own = sum(one.workers for one in self._trainings.all if one.group == group)
-        return max(own if isinstance(self._workers, str) else self._workers, 1)
+        share = (MOST_LANES if self._workers == "sum" else self._wanted_workers) // (len(self._again) + 1)
+        return max(min(own, share) if self._workers == "sum" else share, 1)
 
     def _end_reading(self) -> None:
         """Ends the workers, and leaves other nodes."""
@@ -627,6 +643,12 @@ class Server:
                 "slowest": None if slowest is None else slowest.label,
             }
         }
+
+
+def _end(again: Reads) -> None:
+    """Ends workers that read again for a training, which needs nothing of that any more."""
+    again.close()
+    again.window.free()
 
 
 def _item(value: Any) -> int:

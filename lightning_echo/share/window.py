@@ -492,6 +492,11 @@ class Window:
         """The last item that was written; -1 if none was."""
         return int(self._stamps.max()) - 1
 
+    def free(self) -> None:
+        """Frees the memory of all examples, which nobody needs any more, also where forked processes have inherited it."""
+        begin = -(-_HEADER_BYTES // mmap.PAGESIZE) * mmap.PAGESIZE
+        self._memory.madvise(mmap.MADV_REMOVE, begin, len(self._memory) - begin)
+
     def close(self) -> None:
         """Closes the descriptor. The memory stays until its last reference ends, because another thread may use it now."""
         os.close(self._descriptor)

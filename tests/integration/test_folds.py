@@ -9,6 +9,7 @@ from contextlib import suppress
 import pytest
 import torch
 from sharing_runs import (
+    Deadly,
     Numbers,
     closing,
     epochs_of,
@@ -157,6 +158,26 @@ def test_folds_whose_readers_are_killed_again_and_again_get_their_parts_once_and
     for number, epochs in enumerate(found):
         for batches in epochs:
             assert sorted(indices(batches)) == fold(number)
+
+
+@pytest.mark.slow
+def test_an_example_that_kills_its_reader_ends_the_trainings_that_take_it_and_no_other_one():
+    """The fold without it goes on: the third reader may read it once more, until it is known that nobody wants it."""
+    at = 70
+    data = Deadly(LENGTH, at)
+    first, second, whole = fold(at % FOLDS), fold(1), range(LENGTH)
+    loaders = [training_on(Subset(data, part), 8, wait_for=3, workers=2, window=2**14) for part in (first, second, whole)]
+
+    def ends(loader):
+        def run():
+            with pytest.raises(ReaderError, match=r"has died twice at item \d+ .*is killed by signal: Killed"):
+                epochs_of(loader, 2)
+            loader.close()
+
+        return run
+
+    epochs, *_ = together(closing(loaders[0], 3), *map(ends, loaders[1:]))
+    assert [sorted(indices(batches)) for batches in epochs] == [first] * 3
 
 
 def test_a_training_that_comes_later_gets_only_its_own_and_from_the_next_pass_on_all_of_it(caplog):

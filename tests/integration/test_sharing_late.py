@@ -4,6 +4,8 @@ import os
 import re
 import signal
 from collections import Counter
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,7 @@ from sharing_runs import (
     together,
     wait_until,
 )
+from soak import children_of
 from torch.utils.data import Subset
 
 from lightning_echo import EchoLoader, StagedDataset
@@ -197,6 +200,54 @@ def test_it_leaves_while_it_catches_up_and_the_next_one_comes_late_too(tmp_path)
     late, early = together(closing(third, 2), rest(*first, 2))
     assert [examples(epoch) for epoch in late] == [examples(epoch) for epoch in early]
     assert examples([had]) == examples(early[0])[:BATCH_SIZE]
+
+
+class Heavy(Noted):
+    """Examples of 4 KiB."""
+
+    def augment(self, index):
+        return {**super().augment(index), "heavy": torch.ones(4096, dtype=torch.uint8)}
+
+
+def windows_of(pid):
+    """The bytes of memory that the windows take of which a process has a descriptor, by inode."""
+    found = {}
+    for descriptor in os.listdir(f"/proc/{pid}/fd"):
+        with suppress(FileNotFoundError):
+            path = f"/proc/{pid}/fd/{descriptor}"
+            if "lightning_echo-window" in os.readlink(path):
+                found[os.stat(path).st_ino] = os.stat(path).st_blocks * 512
+    return found
+
+
+def test_when_a_training_has_caught_up_the_memory_for_that_is_free_also_if_a_worker_was_forked_meanwhile(tmp_path):
+    options = {"window": MEDIUM, "late": 1.0}
+    first, _, early = begun(Heavy(tmp_path), **options)
+    reader = status()["pid"]
+    (main,) = windows_of(reader)
+    second = loader_of(Heavy(tmp_path), BATCH_SIZE, **options)
+    iterator = iter(second)
+    had = [rows(next(iterator))]
+    (again,) = set(windows_of(reader)) - {main}
+    third, over = loader_of(Heavy(tmp_path), BATCH_SIZE, window=MEDIUM, late=0), []
+
+    def held():
+        return [held[again] for pid in children_of(reader) if again in (held := windows_of(pid))]
+
+    def catches_up():
+        wait_until(lambda: len(held()) > 1, "a worker was forked for the third training")
+        assert max(held()) > 2**16, "what is read again takes memory"
+        had.extend(rows(batch) for batch in islice(iterator, TAKEN + 2))
+        wait_until(lambda: max(held()) < 2**16, "it is free, although the worker has it")
+        over.append(True)
+        second.close()
+
+    def goes_on():
+        wait_until(lambda: over, "the second training has caught up")
+        first.close()
+
+    together(catches_up, goes_on, closing(third, 1))
+    assert examples(had)[: TAKEN * BATCH_SIZE] == examples(early)
 
 
 ALL, FOLD = range(LENGTH), range(500, 1300)

@@ -10,6 +10,7 @@ from collections import deque
 from contextlib import suppress
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -17,6 +18,7 @@ from torch.utils.data import DataLoader
 
 from lightning_echo.pipeline.kinds import kind_of
 from lightning_echo.share.config import Gone, new_socket, receive, send
+from lightning_echo.share.parts import Wanted
 from lightning_echo.share.places import HOLD_SECONDS, Agreement, Training, Trainings
 from lightning_echo.share.server import CannotBegin, Server
 from lightning_echo.share.window import CacheState
@@ -301,6 +303,20 @@ def test_what_a_training_of_a_dead_reader_needs_is_kept_until_it_has_entered(idl
     assert (entry.place, entry.is_late) == (3, False)
     other.cursor = 4
     assert low_of(server) == 4
+
+
+@pytest.mark.parametrize(("expected", "everything"), [(1, False), (2, True)])
+def test_a_reader_that_follows_a_dead_one_reads_what_its_trainings_want_as_soon_as_all_have_come(
+    idle_server, monkeypatch, expected, everything
+):
+    """What nobody wants may be what has killed the reader before."""
+    server, wanted = idle_server(follows=True, expected=expected), Wanted(0)
+    window = window_from(0)
+    monkeypatch.setattr(server, "_reading", SimpleNamespace(window=window, wanted=wanted, cache_state=CacheState(), close=int))
+    comes(server, group="a", goes_on=True, wish=2, part=np.array([0b00001111], np.uint8))
+    server._settle()
+    assert wanted.settle(8, range(8)) == [everything or index < 4 for index in range(8)]
+    assert window.read_in_pass == (8 if everything else 4)
 
 
 def test_a_reader_that_follows_a_dead_one_lets_nobody_in_before_its_trainings(idle_server, monkeypatch):
