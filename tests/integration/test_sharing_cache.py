@@ -54,6 +54,7 @@ def check_same(found):
         assert [examples(epoch) for epoch in epochs] == [examples(epoch) for epoch in found[0]]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("hold", ["raw", "loaded"])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_trainings_get_the_same_with_and_without_it_and_it_is_not_read_again(tmp_path, hold, workers):

@@ -34,6 +34,7 @@ def raises(decided):
     return [now for before, now in pairwise(steps) if factors[now] > factors[before]]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("workers", [1, 2, 4])
 @pytest.mark.parametrize("epoch", [ENDLESS, 130, 16, 5])
 def test_where_the_source_keeps_up_noise_never_raises_the_factor(workers, epoch):
@@ -53,6 +54,7 @@ def longer(world, under_way, steps=RUN, kind=Pipeline):
     return pipeline.seconds / known.seconds - (1 + under_way * (upstream - world.device) / known.seconds)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("ratio", [1.25, 1.5, 2, 3, 4, 8, 16])
 @pytest.mark.parametrize("jitter", [0, 0.1])
 @pytest.mark.parametrize("workers", [1, 2])
