@@ -29,8 +29,8 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 from trainer_runs import fit
 
 from lightning_echo import CacheConfig, EchoCallback, EchoDataModule, EchoLoader, ShareConfig, serve
-from lightning_echo.share.attachment import SharedDataDiffers
 from lightning_echo.share.config import log_of
+from lightning_echo.share.connecting import SharedDataDiffers
 from lightning_echo.share.process import ReaderError
 from lightning_echo.share.sharing import status_of
 from lightning_echo.share.window import SharedReadError
