@@ -299,10 +299,10 @@ class EchoCallback(DecidesFactor, pl.Callback):
         self._may_rest = self._is_auto or (is_auto and self.controller is None)
         self._controller_in_force = self._default_controller if self.controller is None and is_auto else self.controller
         self._begin_fit()
+        self._echo_of(trainer).write_journals_in(log_directory)
         if not self._echoes and not is_auto:
             return
         self.attachment.attach(trainer, pl_module)
-        self._echo_of(trainer).write_journals_in(log_directory)
         if self._controller_in_force is None:
             return
         self._echo_of(trainer).check_one_factor()

@@ -108,8 +108,8 @@ class StreamOnDemand(StreamEcho):
         rule, started = self._rule, perf_counter()
         rule.set_factor(min(request.factor, self._most_factor))
         pulled = self._pull_for(request)
-        digest = digest_of_object(pulled[max(pulled)]) if pulled and self._digests else ""
         read = perf_counter()
+        digest = digest_of_object(pulled[max(pulled)]) if pulled and self._digests else ""
         has_ended = self._ended == request.pass_number
         size = self._last_size(len(pulled)) if has_ended else self._shape.batch_size
         if self._words.is_closed:

@@ -8,13 +8,15 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import lightning.pytorch as pl
 import pytest
 import torch
+from lightning.pytorch.loggers import CSVLogger
 from replay_cases import journal_in, noise, trained
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from trainer_runs import Data, Killed, SaveAt, fit
 
-from lightning_echo import EchoCallback, EchoLoader, Replay
+from lightning_echo import EchoCallback, EchoDataModule, EchoLoader, Replay
 from lightning_echo.pipeline.journal import journal_path, read_journal
 
 pytestmark = pytest.mark.usefixtures("read_here")
@@ -279,11 +281,56 @@ class StreamData(Data):
 
 
 def train(folder: Path, factor: Any, delay: float, *callbacks: Any, version: int = 0, **options: Any) -> Any:
-    from lightning.pytorch.loggers import CSVLogger
-
     echo = EchoCallback(factor=factor, seed=7)
     logger = CSVLogger(folder, name="", version=version)
     return fit(StreamData(delay=delay), logger=logger, callbacks=[echo, *callbacks], log_every_n_steps=2, **options)
+
+
+class SaveAtEnd(pl.Callback):
+    """Saves a checkpoint at the end of the first epoch, and dies in the next one."""
+
+    def __init__(self, path: Path) -> None:
+        self.saved, self._path = 0, path
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        trainer.save_checkpoint(self._path)
+        self.saved = trainer.global_step
+
+    def on_train_batch_start(self, trainer: pl.Trainer, *args: Any) -> None:
+        if self.saved and trainer.global_step == self.saved + 3:
+            raise Killed
+
+
+def test_a_trainer_that_was_resumed_at_the_end_of_an_epoch_is_repeated_epoch_by_epoch(tmp_path: Path) -> None:
+    save = SaveAtEnd(tmp_path / "end.ckpt")
+    with pytest.raises(Killed):
+        train(tmp_path, "demand", 0.01, save)
+    resumed = train(tmp_path, "demand", 0.01, version=1, ckpt_path=tmp_path / "end.ckpt")
+    again = train(tmp_path, Replay(tmp_path / "version_1"), 0.0, version=2)
+    assert again.model.batches[save.saved :] == resumed.model.batches
+    assert again.model.epochs[save.saved :] == resumed.model.epochs
+    assert again.model.weights == resumed.model.weights
+
+
+def test_an_echoed_data_module_beside_a_callback_that_measures_has_a_journal_from_its_first_batch(tmp_path: Path) -> None:
+    def run(factor: Any, version: int) -> Any:
+        options: dict[str, Any] = {
+            "logger": CSVLogger(tmp_path, name="", version=version),
+            "log_every_n_steps": 2,
+            "max_epochs": 2,
+        }
+        return fit(
+            EchoDataModule(StreamData(delay=0.01), factor, seed=7),
+            callbacks=[EchoCallback()],
+            logger=logger,
+            max_epochs=2,
+            log_every_n_steps=2,
+        )
+
+    first = run("demand", 0)
+    again = run(Replay(tmp_path / "version_0"), 1)
+    assert (again.model.batches, again.model.epochs) == (first.model.batches, first.model.epochs)
+    assert journal_in(tmp_path / "version_1") == journal_in(tmp_path / "version_0")
 
 
 @pytest.mark.parametrize("step", [8, 16])
