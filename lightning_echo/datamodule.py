@@ -50,7 +50,7 @@ class EchoDataModule(StandIn):
         factor: Echo factor: the uses per fresh example, a real number >= 1. 1 is the plain loader. ``"demand"``: if no fresh
             example has arrived, the training trains on one from memory instead of waiting. ``"auto"``: the controller of the
             Trainer's `EchoCallback` decides. If the callback has none, the loaders echo on demand where that is possible;
-            otherwise a `TargetIdle` with its defaults decides.
+            otherwise a `TargetIdle` with ``max_factor`` decides.
         insertion_point: Where the echo stage stands, see `InsertionPoint`.
         buffer_size: The largest number of live examples per rank, or the memory that they may take, see `EchoConfig`.
         reuse: Which examples are used again, ``"memory"`` or ``"each"``, see `EchoConfig`.
@@ -60,7 +60,8 @@ class EchoDataModule(StandIn):
         cache: A cache that keeps examples, so that they are read once: its size such as ``"8GiB"``, or see `EchoConfig`.
         share: The name under which this training shares the reading with others on this machine, or see `EchoConfig`.
         reads_in_flight: How many reads may be under way at once on a rank, see `EchoConfig`.
-        max_factor: On demand: the most uses per fresh example on average, a real number >= 1. Default: 8.
+        max_factor: On demand: the most uses per fresh example on average, a real number >= 1. The largest factor of ``"auto"``.
+            Default: 8.
         loaders: For a collection, in place of all these options: a mapping from the names of the loaders to echo to their
             options. A name is the key of the loader, or its position: ``"0"``, ``"1"``, and so on. In nested collections, ``/``
             joins the names: ``"labelled/0"``. The other loaders are left as they are.
@@ -220,6 +221,11 @@ class EchoDataModule(StandIn):
             since: Number of the first batch of the run to which the factor applies. None: the first batch not yet planned.
         """
         self._echo.set_factor(value, since)
+
+    @property
+    def auto_bound(self) -> float:
+        """The largest factor that ``"auto"`` may choose where on demand is impossible."""
+        return self._echo.auto_bound
 
     def leave_auto_to_controller(self, has_controller: bool) -> None:
         """Tells what ``factor="auto"`` means. `EchoCallback` calls it when a ``fit`` is set up.

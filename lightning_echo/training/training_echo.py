@@ -151,6 +151,11 @@ class TrainingEcho:
             written = {options.DEMAND}
         return repr(max(written)) if written - {options.AUTO_FACTOR} else f"{max(self.factors.values()):g}"
 
+    @property
+    def auto_bound(self) -> float:
+        """The largest factor that ``"auto"`` may choose where on demand is impossible: the same for all loaders."""
+        return min(options.check_demand(options.DEMAND, config.max_factor)[1] for config in self._wrapping.configs.values())
+
     def set_factor(self, value: float, since: int | None = None) -> None:
         """Sets the factor of all loaders, from batch ``since`` of the run on; None: from the first batch not yet planned."""
         value = options.check_factor(value)
