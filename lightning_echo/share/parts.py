@@ -155,6 +155,11 @@ def count_of(bits: Bits) -> int:
     return int(np.bitwise_count(bits).sum()) if hasattr(np, "bitwise_count") else int(np.unpackbits(bits).sum())
 
 
+def read_in_chunks(count: int, length: int) -> int:
+    """Returns how many examples of a pass are read, on average, if so many are wanted, and each chunk is read whole or not."""
+    return round(length * (1 - (1 - count / length) ** CHUNK))
+
+
 def all_bits(length: int) -> Bits:
     return np.packbits(np.ones(length, np.bool_), bitorder="little")
 

@@ -187,7 +187,7 @@ class Preparation:
         for source in (self._pool, self._cached):
             if source is not None and (note := source.take_note()):
                 LOGGER.warning("%s", note)  # in the log of the reader
-        count = len(chunk.wanted)
+        count = len(chunk.indices if self._load_many is not None and chunk.wanted else chunk.wanted)
         busy = time.perf_counter_ns() - began - (lane.waited_nanoseconds - waited)
         lane.note_prepared(count, busy, time.process_time_ns() - cpu)
         lane.go_to(chunk.end)

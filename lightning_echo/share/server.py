@@ -29,13 +29,14 @@ from lightning_echo.log import LOGGER
 from lightning_echo.pipeline.choice import choose_reading
 from lightning_echo.pipeline.kinds import Indexed, Kind
 from lightning_echo.share.config import Gone, WireError, check_peer, receive, send
-from lightning_echo.share.parts import bits_in, count_of
+from lightning_echo.share.parts import bits_in, count_of, read_in_chunks
 from lightning_echo.share.places import Agreement, Entry, Training, Trainings
 from lightning_echo.share.reader_cache import ReaderCache
 from lightning_echo.share.reading import Reading, Reads, StreamReading, as_os_error
 from lightning_echo.share.same_data import Unit, difference, in_short, unit_of
 from lightning_echo.share.window import MOST_LANES
 from lightning_echo.split.reading import AUTO_IN_FLIGHT
+from lightning_echo.split.staged import batched
 
 # ---------------------------------------------------------------------- server
 # One thread waits for all trainings (``selectors``). When a training ends in any way, the reader notices at once: its socket
@@ -135,9 +136,9 @@ class Server:
         self._window_bytes, self._linger_seconds = window_bytes, linger_seconds
         self._workers, self._least_workers = workers, least_workers
         self._read: Callable[..., Reads] = StreamReading
-        self._length = 0
+        self._length, self._reads_chunks = 0, False  # whether chunks are read whole
         if unit_of(kind) is Unit.indexed:
-            self._length = len(kind.sampler)
+            self._length, self._reads_chunks = len(kind.sampler), batched(kind.loader.dataset) is not None
             reading = choose_reading(kind, in_flight, [None] if cache is None else cache.cuts)
             self._read = partial(Reading, part=reading, in_flight=in_flight, cache=cache, follows=follows)
         elif in_flight not in (1, AUTO_IN_FLIGHT):
@@ -355,6 +356,7 @@ class Server:
         nodes = 0 if self._elsewhere is None else self._elsewhere.nodes
         window.trainings, window.slowest_need_nanoseconds = self._trainings.count + nodes, self._trainings.slowest_need()
         window.slowest_label = "" if slowest is None else slowest.label
+        window.taken_in_pass = round(self._length * (self._trainings.taken() + nodes))
         window.ranks = max((one.ranks for one in self._trainings.all), default=1)
         window.cache = self._reading.cache_state
         if self._are_missing(self._trainings.entered) or self._may_follow:
@@ -378,17 +380,17 @@ class Server:
 
     def _settle(self) -> None:
         """Reads from now on what the trainings want; everything, while it is not known what all of them want."""
-        if self._reading is None or self._reading.wanted is None:
+        if self._reading is None:
             return
-        # Not for longer: what nobody wants may be what kills its reader.
-        trainings = self._trainings
-        self._reads_all = self._are_missing([*trainings.entered, *trainings.ready()])
-        self._reads_all |= self._may_follow and not trainings.going_on
-        bits = None if self._reads_all else trainings.wanted()
-        self._reading.wanted.change(bits)
-        window = self._reading.window
-        window.read_in_pass = self._length if bits is None else count_of(bits)
-        window.taken_in_pass = round(self._length * trainings.taken())
+        bits, trainings = None, self._trainings
+        if (wanted := self._reading.wanted) is not None:  # else another node reads, for others, too
+            # Not for longer: what nobody wants may be what kills its reader.
+            self._reads_all = self._are_missing([*trainings.entered, *trainings.ready()])
+            self._reads_all |= self._may_follow and not trainings.going_on
+            bits = None if self._reads_all else trainings.wanted()
+            wanted.change(bits)
+        count = self._length if bits is None else count_of(bits)
+        self._reading.window.read_in_pass = read_in_chunks(count, self._length) if self._reads_chunks else count
 
     def _welcome(self, peer: _Peer, hello: dict[str, Any], descriptors: list[int]) -> None:
         if peer.training is not None:

@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import signal
 import time
 from contextlib import suppress
@@ -347,6 +348,34 @@ class Together(Numbers):
     def __getitems__(self, chosen):
         drawn = torch.rand(len(chosen))
         return [{**self[index], "noise": noise} for index, noise in zip(chosen, drawn, strict=True)]
+
+
+class CountedTogether(Together):
+    """Notes how many examples each call reads, in a file."""
+
+    def __init__(self, length, path):
+        super().__init__(length)
+        self.path = str(path)
+
+    def __getitems__(self, chosen):
+        with open(self.path, "a") as file:
+            file.write(f"{len(chosen)}\n")
+        return super().__getitems__(chosen)
+
+
+def test_of_data_that_is_read_in_whole_chunks_the_pace_is_that_of_what_is_really_read(tmp_path, caplog):
+    caplog.set_level("INFO", logger="lightning_echo")
+    size, passes = 24, 60
+    some = training_on(Subset(CountedTogether(LENGTH, tmp_path / "reads"), range(size)), 8, window=2**12)
+    assert all(sorted(indices(batches)) == list(range(size)) for batches in epochs_of(some, passes))
+    some.close()
+    really = sum(map(int, (tmp_path / "reads").read_text().split())) / passes
+    (said,) = [one for one in caplog.records if "of the examples that are read" in one.getMessage()]
+    found = re.search(
+        r"the reader reads (\d+) for all: it gets ([\d.]+) of the examples that are read\. Alone", said.getMessage()
+    )
+    assert float(found[1]) == pytest.approx(really, rel=0.1)
+    assert float(found[2]) == pytest.approx(size / really, rel=0.1)
 
 
 def test_data_that_reads_many_examples_in_one_call_has_the_same_noise_whoever_is_there():

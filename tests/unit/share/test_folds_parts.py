@@ -29,6 +29,7 @@ from lightning_echo.share.parts import (
     bits_in,
     count_of,
     part_of,
+    read_in_chunks,
     sealed,
     union_of,
 )
@@ -168,6 +169,15 @@ def test_without_a_part_the_examples_that_drop_last_leaves_out_count_in_the_dist
     kind = kind_of(DataLoader(range(1000), 90, shuffle=True, drop_last=True))
     assert kind.layout(1) == layout
     assert shared_shape(shape, 0, layout, Items()).most_distance == distance_of(1000) - 10
+
+
+@pytest.mark.parametrize("size", [2, 20, 200, 1000, 2000])
+def test_how_much_is_read_of_data_that_is_read_in_whole_chunks(size):
+    chosen, passes = set(np.random.default_rng(0).permutation(2000)[:size].tolist()), 40
+    indices = stream(2000, passes)
+    chunks = [indices[first : first + CHUNK] for first in range(0, len(indices), CHUNK)]
+    really = sum(len(chunk) for chunk in chunks if chosen & set(chunk)) / passes
+    assert read_in_chunks(size, 2000) == pytest.approx(really, rel=0.05)
 
 
 # ---------------------------------------------------------------------- bits

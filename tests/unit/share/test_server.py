@@ -319,6 +319,16 @@ def test_a_reader_that_follows_a_dead_one_reads_what_its_trainings_want_as_soon_
     assert window.read_in_pass == (8 if everything else 4)
 
 
+def test_what_another_node_reads_is_everything_and_its_trainings_take_it_too(idle_server, monkeypatch):
+    server = idle_server(elsewhere=SimpleNamespace(nodes=2, leave=int))
+    window = window_from(0)
+    monkeypatch.setattr(server, "_reading", SimpleNamespace(window=window, wanted=None, cache_state=CacheState(), close=int))
+    comes(server, group="a", part=np.array([0b00001111], np.uint8), share=0.5).cursor = 0
+    server._settle()
+    server._move_low()
+    assert (window.read_in_pass, window.taken_in_pass) == (8, 20)
+
+
 def test_a_reader_that_follows_a_dead_one_lets_nobody_in_before_its_trainings(idle_server, monkeypatch):
     """A new training would begin at the start, and those of the dead reader would wait until all before them was read again."""
     server, begun = idle_server(follows=True), []
@@ -525,7 +535,7 @@ def test_a_worker_that_dies_while_it_is_started_keeps_nobody_out(idle_server, mo
     def dies():
         raise RuntimeError("DataLoader worker (pid 3) is killed by signal: Killed. ")
 
-    dying = SimpleNamespace(want=int, start=dies, has_lost_worker=lambda: True, close=lambda: None, wanted=None)
+    dying = SimpleNamespace(want=int, start=dies, has_lost_worker=lambda: True, close=int, wanted=None, window=window_from(64))
     monkeypatch.setattr(server, "_read", lambda *_: dying)
     monkeypatch.setattr(server, "_let_enter", lambda: server._begin(64))
     with pytest.raises(RuntimeError, match="is killed by signal") as found:
