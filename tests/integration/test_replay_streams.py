@@ -329,12 +329,12 @@ def test_an_echoed_data_module_beside_a_callback_that_measures_has_a_journal_fro
     assert journal_in(tmp_path / "version_1") == journal_in(tmp_path / "version_0")
 
 
-def test_a_loader_of_the_users_over_a_stream_has_a_journal_if_its_folder_is_given_at_the_start(
-    tmp_path: Path, caplog: Any
-) -> None:
+def test_a_users_loader_over_a_stream_has_a_journal_if_its_folder_is_given_at_the_start(tmp_path: Path, caplog: Any) -> None:
     def run(factor: Any, version: int, **options: Any) -> Any:
         data = EchoLoader(DataLoader(Rows(LENGTHS[:2], 0.01), BATCH_SIZE, num_workers=2), factor, seed=7, **options)
-        return fit(data, callbacks=[EchoCallback()], logger=CSVLogger(tmp_path, name="", version=version), max_epochs=1)
+        found = fit(data, callbacks=[EchoCallback()], logger=CSVLogger(tmp_path, name="", version=version), max_epochs=1)
+        data.close()
+        return found
 
     with caplog.at_level("INFO", logger="lightning_echo"):
         first = run("demand", 0, journal=tmp_path)
