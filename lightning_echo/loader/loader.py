@@ -287,7 +287,7 @@ class EchoLoader(PlainAttributes):
 
     @journal.setter
     def journal(self, value: str | os.PathLike[str] | None) -> None:
-        self._run.journal.folder = None if value is None else check_folder("journal", value)
+        self._run.write_journal_in(None if value is None else check_folder("journal", value))
 
     def why_not_on_demand(self) -> str:
         """Returns why this loader cannot echo on demand, in words; empty if it can."""

@@ -442,6 +442,15 @@ class EchoRun:
         self._leave_place()
         return started
 
+    def write_journal_in(self, folder: str | None) -> None:
+        """Sets the folder in which the run is written down. It counts when workers are started."""
+        if folder is not None and self._setting.has_journal and self._pipeline.started is not None and self.journal.file is None:
+            self.says.inform(
+                "this run is not written down for a Replay, because its first batch was fetched before its folder was known. "
+                "Give the folder at the start: EchoLoader(..., journal=folder)"
+            )
+        self.journal.folder = folder
+
     def _open_journals(self) -> None:
         """Reads the journal of the run that is repeated, and prepares that of this one."""
         setting, rank = self._setting, self._setting.rank_of_process()

@@ -111,7 +111,7 @@ class TrainingEcho:
         self._echoed: Echoed | None = None  # its echoed part
         self._waiting_factor: float | None = None  # set, or in force, while there is no loader
         self._waiting_state: dict[str, Any] | None = None  # loaded while there is no loader
-        self._log_directory_of: Callable[[Any], str | None] = lambda trainer: None  # for journals
+        self._log_directory_of: Callable[[Any], str | None] | None = None  # for journals; None: there are none
         self.gives_loader = False  # the Trainer of this fit has asked here for its loader, and got one that was wrapped here
         self.estimate = StepsEstimate()
         self._is_forecast_logged = self._is_schedule_warned = False
@@ -352,7 +352,7 @@ class TrainingEcho:
             self._waiting_state = None
             self._order_reload_after_resuming()
         trainer = self._attached.trainer
-        if trainer is not None and any(part.on_demand for part in self._parts.values()):
+        if trainer is not None and self._log_directory_of is not None and any(part.on_demand for part in self._parts.values()):
             write_journals(self._echoed, self._log_directory_of(trainer))
         if not self._is_forecast_logged and trainer is not None and self._echoed is not None:
             self._is_forecast_logged = True

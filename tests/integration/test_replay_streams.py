@@ -314,11 +314,7 @@ def test_a_trainer_that_was_resumed_at_the_end_of_an_epoch_is_repeated_epoch_by_
 
 def test_an_echoed_data_module_beside_a_callback_that_measures_has_a_journal_from_its_first_batch(tmp_path: Path) -> None:
     def run(factor: Any, version: int) -> Any:
-        options: dict[str, Any] = {
-            "logger": CSVLogger(tmp_path, name="", version=version),
-            "log_every_n_steps": 2,
-            "max_epochs": 2,
-        }
+        logger = CSVLogger(tmp_path, name="", version=version)
         return fit(
             EchoDataModule(StreamData(delay=0.01), factor, seed=7),
             callbacks=[EchoCallback()],
@@ -331,6 +327,22 @@ def test_an_echoed_data_module_beside_a_callback_that_measures_has_a_journal_fro
     again = run(Replay(tmp_path / "version_0"), 1)
     assert (again.model.batches, again.model.epochs) == (first.model.batches, first.model.epochs)
     assert journal_in(tmp_path / "version_1") == journal_in(tmp_path / "version_0")
+
+
+def test_a_users_loader_over_a_stream_has_a_journal_if_its_folder_is_given_at_the_start(tmp_path: Path, caplog: Any) -> None:
+    def run(factor: Any, version: int, **options: Any) -> Any:
+        data = EchoLoader(DataLoader(Rows(LENGTHS[:2], 0.01), BATCH_SIZE, num_workers=2), factor, seed=7, **options)
+        found = fit(data, callbacks=[EchoCallback()], logger=CSVLogger(tmp_path, name="", version=version), max_epochs=1)
+        data.close()
+        return found
+
+    with caplog.at_level("INFO", logger="lightning_echo"):
+        first = run("demand", 0, journal=tmp_path)
+        assert "not written down" not in caplog.text
+        again = run(Replay(tmp_path), 1)
+    assert again.model.batches == first.model.batches
+    assert "this run is not written down for a Replay, because its first batch was fetched before" in caplog.text
+    assert not Path(journal_path(str(tmp_path / "version_1"), "", 0)).exists()
 
 
 @pytest.mark.parametrize("step", [8, 16])
