@@ -37,8 +37,8 @@ _READ_AGAIN = ": what was delivered there since then is read again"
 class JobStore:
     """The job's store, as all loaders of this process share it: whether it answers, and how long states wait for other ranks.
 
-    States that are saved between two batches are those of one checkpoint. Together they wait as long as one. A store that was lost
-    is not asked again by those who train or save. Where an epoch begins, a thread asks whether it answers again.
+    States that are saved between two batches are those of one checkpoint. Together they wait as long as one. Who trains or saves
+    does not ask a store that was lost. Where an epoch begins, a thread asks whether it answers again.
     """
 
     def __init__(self, store: Any) -> None:

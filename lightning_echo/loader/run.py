@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import replace
 from typing import Any
@@ -350,8 +351,8 @@ class EchoRun:
 
     def _keep_order(self) -> None:
         """Keeps the order from where the slowest rank is."""
-        if self._places is not None and isinstance(self._pipeline.started, DemandPipeline):
-            self._pipeline.started.keep_order_from(self._places.slowest)
+        if isinstance(self._pipeline.started, DemandPipeline):
+            self._pipeline.started.keep_order_from(math.inf if self._places is None else self._places.slowest)
 
     def _leave_place(self) -> None:
         """Lets other ranks know what this one has delivered."""

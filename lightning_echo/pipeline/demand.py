@@ -73,7 +73,8 @@ class DemandRequests(Iterator[DemandRequest]):
         self._indices: dict[int, Any] = {}  # of open positions
         first = dealing.booked().frontier
         order.seek(first)
-        self._order_from = math.inf  # a state has the order from here on: another rank may not have come further
+        # A state has the order from here on: another rank may not have come further. The run says so after the start.
+        self._order_from = 0.0
         self._known = first  # the indices of all positions before it were taken
         # Batches that were delivered and not booked, by number: a state may be asked for that is before them.
         self._delivered: deque[tuple[int, Sequence[int]]] = deque()
@@ -81,12 +82,12 @@ class DemandRequests(Iterator[DemandRequest]):
         self.failure: Exception | None = None  # of the user's order, or because of which a batch cannot be repeated
         self._ends_at = math.inf if repeated is None else repeated.stretch.end  # the first batch that cannot be repeated
         self.lock = threading.RLock()  # never held while the user's sampler runs, which may hang
-        self._order_before: dict[str, Any] | None = None  # the state of the order, while it asks the user's sampler
         self._take_indices(dealing.next)
 
     def __next__(self) -> DemandRequest:
         with self.lock:
             self._book()
+            self.order.prune(self._order_begins)
         told = list[ToRead]()
         try:
             for block in self._dealing.deal(self._count % self._workers):
@@ -125,20 +126,15 @@ class DemandRequests(Iterator[DemandRequest]):
         )
 
     def _take_indices(self, end: int) -> None:
-        with self.lock:
-            self._order_before = self._order_state()
-        try:
-            taken = self.order.take(end - self._known)
-        finally:
-            self._order_before = None
-        for position, index in enumerate(taken, self._known):
+        for position, index in enumerate(self.order.take(end - self._known), self._known):
             if not self._dealing.is_delivered(position):
                 self._indices[position] = index
         self._known = end
 
-    def _order_state(self) -> dict[str, Any]:
-        """Returns the state of the order from the first position on that this rank, or another one, has not delivered."""
-        return self.order.state(int(min(self._dealing.frontier, self._order_from)))
+    @property
+    def _order_begins(self) -> int:
+        """The first position that this rank, or another one, has not delivered."""
+        return int(min(self._dealing.frontier, self._order_from))
 
     def _factor_of(self, number: int) -> float:
         return next(factor for since, factor in reversed(self._factors) if since <= number or since == self._factors[0][0])
@@ -199,8 +195,7 @@ class DemandRequests(Iterator[DemandRequest]):
             }
             if self._earlier is not None:
                 demand["earlier"] = self._earlier
-            order = self._order_before  # read once: the thread that fetches forgets it without the lock
-            return {"plan": None, "order": self._order_state() if order is None else order, "demand": demand}
+            return {"plan": None, "order": self.order.state(self._order_begins), "demand": demand}
 
     def place(self) -> tuple[int, Booked]:
         """Returns the number of batches that were delivered, and what was."""
@@ -208,8 +203,8 @@ class DemandRequests(Iterator[DemandRequest]):
             since_booked = chain.from_iterable(fresh for _, fresh in self._delivered)
             return self._next_delivered, self._dealing.booked().with_more(since_booked)
 
-    def keep_order_from(self, position: int) -> None:
-        """Lets a state have the order from a position on that another rank has come to."""
+    def keep_order_from(self, position: float) -> None:
+        """Lets a state have the order from a position on that all other ranks have reached; infinite: there are none."""
         with self.lock:
             self._order_from = position
 
