@@ -208,9 +208,15 @@ def test_a_training_that_comes_later_gets_only_its_own_and_from_the_next_pass_on
         assert set(indices(batches)) <= set(range(100, 200))
     taken = indices([batch for batches in later for batch in batches])
     assert max(map(taken.count, range(100, 200))) <= 4  # of parts of four passes
+    of_first_pass = next(
+        count
+        for count in range(101)
+        if all(sorted(taken[begin : begin + 100]) == list(range(100, 200)) for begin in (count, count + 100))
+    )
     for batches in whole:
         assert sorted(indices(batches)) == list(range(150, LENGTH))
-    assert "of the current pass" in caplog.text
+    said = set(map(int, re.findall(r"this run sees (\d+)% of the current pass", caplog.text)))
+    assert said == {of_first_pass, 100}, "the patient one gets all of the pass for which it waits"
 
 
 @pytest.mark.parametrize("stop_after", [3, 31])

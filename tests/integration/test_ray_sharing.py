@@ -84,7 +84,9 @@ def test_one_node_reads_for_all_and_a_reader_that_is_killed_loses_nothing(nodes,
 def test_folds_on_several_nodes_each_get_their_part_also_if_a_reader_is_killed(nodes, tmp_path, of):
     name, gate = f"folds-{of}", tmp_path / "gate"
     data = Noted(LENGTH, tmp_path / "reads")
-    folds = {node: [index for index in range(LENGTH) if index % 5 not in (left_out, 4)] for node, left_out in (("a", 0), ("b", 1))}
+    folds = {
+        node: [index for index in range(LENGTH) if index % 5 not in (left_out, 4)] for node, left_out in (("a", 0), ("b", 1))
+    }
     share = {"name": name, "window": WINDOW, **ONE}
     started = [training(node, Subset(data, fold), 8, 6, pause=0.005, gate=gate, **share) for node, fold in folds.items()]
     wait_until(lambda: nodes.written(name, "a", "b") > 60, "both nodes have examples")
