@@ -1,5 +1,6 @@
 """Echo on demand with real workers: each example is fresh once in a pass, whatever the speeds, stops and resumes."""
 
+import os
 import random
 import re
 import time
@@ -63,7 +64,7 @@ def random_parts(seed, dataset, options, enter, check):
 
 @pytest.mark.grid
 @pytest.mark.parametrize("kind", [Serials, ManySerials])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(int(os.environ.get("RANDOM_RUNS", "4"))))  # four parts each, with a resume between two
 def test_each_example_is_fresh_once_in_a_pass_at_random_speeds_and_with_random_stops(kind, seed):
     rand = random.Random(f"{kind.__name__} {seed}")
     batch_size = rand.randint(1, 8)
