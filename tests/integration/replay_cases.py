@@ -87,5 +87,61 @@ def trained(echo: EchoLoader, steps: int = STEPS, seconds: float = 0.0, changes:
     return batches
 
 
+def epochs_of(echo: EchoLoader, count: int, seconds: float = 0.0) -> list[list[Any]]:
+    """Trains for some epochs, and closes the loader."""
+    epochs: list[list[Any]] = []
+    for _ in range(count):
+        epochs.append([])
+        for batch in echo:
+            epochs[-1].append(batch.tolist())
+            batch.fill_(-1)
+            time.sleep(seconds)
+    echo.close()
+    return epochs
+
+
+class Lives:
+    """A run that is saved, stopped and resumed anywhere, in the same folder or in a new one."""
+
+    def __init__(self, folder: Path, draw: random.Random, make: Any) -> None:
+        self._folders, self._draw, self._make = folder, draw, make
+        self.folder, self.resumes = folder / "0", 0
+        self.echo = make("demand", journal=self.folder)
+        self.epochs: list[list[Any]] = [[]]
+        self.saved: tuple[Any, list[list[Any]]] = self.echo.state_dict(), [[]]
+
+    def train(self, count: int) -> list[list[Any]]:
+        while len(self.epochs) <= count:
+            batches = iter(self.echo)
+            while (batch := next(batches, None)) is not None:
+                self.epochs[-1].append(batch.tolist())
+                time.sleep(self._draw.choice([0.0, 0.001, 0.004]))
+                batches = self._maybe_stopped(batches)
+            self.epochs.append([])
+            if self._draw.random() < 0.3:
+                self._save()
+        self.echo.close()
+        return self.epochs[:count]
+
+    def _save(self) -> None:
+        self.saved = self.echo.state_dict(), [list(epoch) for epoch in self.epochs]
+
+    def _maybe_stopped(self, batches: Any) -> Any:
+        chance = self._draw.random()
+        if chance < 0.1:
+            self._save()
+        elif chance < 0.15:
+            self.echo.close()
+        elif chance < 0.22 and self.resumes < 4:
+            self.resumes += 1
+            self.echo.close()
+            self.folder = self._folders / str(self.resumes) if self._draw.random() < 0.5 else self.folder
+            self.echo = self._make("demand", journal=self.folder)
+            self.echo.load_state_dict(self.saved[0])
+            self.epochs = [list(epoch) for epoch in self.saved[1]]
+            return iter(self.echo)
+        return batches
+
+
 def journal_in(folder: Path) -> bytes:
     return Path(journal_path(str(folder), "", 0)).read_bytes()
