@@ -156,7 +156,7 @@ class DemandRequests(Iterator[DemandRequest]):
         self._next_delivered = number + 1
 
     def _note(self) -> None:
-        """Notes in the journal what was delivered. ``lock`` is not held meanwhile: a disk may take long, and each step needs it."""
+        """Notes in the journal what was delivered, without ``lock``: a disk may take long, and each step needs that."""
         with self._noting:
             if self._is_noting:  # a signal handler saves a state within this very call: what it interrupts notes the rest
                 return
