@@ -81,10 +81,12 @@ class DemandRequests(Iterator[DemandRequest]):
         self._next_delivered = self._next_noted = number  # noted: in the journal
         self.failure: Exception | None = None  # of the user's order, or because of which a batch cannot be repeated
         self._ends_at = math.inf if repeated is None else repeated.stretch.end  # the first batch that cannot be repeated
-        self.lock = threading.RLock()  # never held while the user's sampler runs, which may hang
+        self.lock = threading.RLock()  # never held while the user's sampler runs, or a file is written: that may hang
+        self._noting, self._is_noting = threading.RLock(), False  # one thread after the other, so that batches stay in order
         self._take_indices(dealing.next)
 
     def __next__(self) -> DemandRequest:
+        self._note()
         with self.lock:
             self._book()
             self.order.prune(self._order_begins)
@@ -157,17 +159,25 @@ class DemandRequests(Iterator[DemandRequest]):
         self._next_delivered = number + 1
 
     def _note(self) -> None:
-        """Notes in the journal what was delivered."""
-        for number, fresh in tuple(self._delivered) if self._journal is not None else ():
-            if number >= self._next_noted:
-                assert self._journal is not None
-                self._journal.book(fresh, [self._indices[position] for position in fresh], self._bound_of(number))
-                self._next_noted = number + 1
+        """Notes in the journal what was delivered, without ``lock``: a disk may take long, and each step needs that."""
+        with self._noting:
+            if self._is_noting:  # a signal handler saves a state within this very call: what it interrupts notes the rest
+                return
+            self._is_noting = True
+            try:
+                with self.lock:
+                    new = [(number, fresh) for number, fresh in tuple(self._delivered) if number >= self._next_noted]
+                    noted = [(fresh, [self._indices[each] for each in fresh], self._bound_of(number)) for number, fresh in new]
+                    self._next_noted += len(new)
+                if self._journal is not None:
+                    for batch in noted:
+                        self._journal.book(*batch)
+            finally:
+                self._is_noting = False
 
     def _book(self) -> None:
         """Books what was delivered. Where no thread fetches, a signal handler may save a state at any moment of it."""
-        self._note()
-        while len(self._delivered) > _KEPT_BATCHES:
+        while len(self._delivered) > _KEPT_BATCHES and self._delivered[0][0] < self._next_noted:
             number, fresh = self._delivered[0]
             self._dealing.book(fresh)
             for position in fresh:
@@ -178,8 +188,8 @@ class DemandRequests(Iterator[DemandRequest]):
 
     def state(self, delivered: int) -> dict[str, Any]:
         """Returns the state after ``delivered`` batches, which may be one or two fewer than those delivered."""
+        self._note()  # a checkpoint is not later than its journal
         with self.lock:
-            self._note()  # a checkpoint is not later than its journal
             first = self._delivered[0][0] if self._delivered else self._next_delivered
             if not first <= delivered <= self._next_delivered:
                 raise RuntimeError(f"the state after {delivered} batches is gone: {self._next_delivered} are delivered")
@@ -210,11 +220,9 @@ class DemandRequests(Iterator[DemandRequest]):
 
     def close(self) -> None:
         """Closes the journal."""
-        if self._journal is None:
-            return
-        with self.lock:
-            self._note()
-        self._journal.close()
+        self._note()
+        if self._journal is not None:
+            self._journal.close()
 
     def index_of(self, position: int) -> Any:
         """Returns the index of a position that is open; None if it is not known."""

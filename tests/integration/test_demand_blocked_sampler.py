@@ -73,7 +73,7 @@ def test_a_state_and_a_bound_do_not_wait_for_it():
     loader.close(), again.close()
 
 
-@pytest.mark.filterwarnings("ignore:lightning_echo. the place of rank 1")  # these ranks are no job, and know nothing of each other
+@pytest.mark.filterwarnings("ignore:lightning_echo. the place of rank 1")  # without a job, ranks know nothing of each other
 def test_a_state_of_a_resumed_rank_has_the_passes_of_a_slower_one():
     def loader(rank):
         sampler = RandomSampler(range(LENGTH), generator=torch.Generator().manual_seed(4))

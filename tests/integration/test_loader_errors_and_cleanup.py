@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from lightning_echo import EchoLoader
 from lightning_echo.loader.run import EchoRun
+from lightning_echo.pipeline.journal import journal_path, read_journal
 
 ROOT = Path(__file__).parents[2]
 
@@ -175,10 +176,11 @@ class Own(Sampler):
         return 40
 
 
-def under_interrupts(num_workers, factor, point, own):
+def under_interrupts(num_workers, factor, point, own, folder=None):
     plain = broken(Broken(), num_workers, sampler=Own() if own else None)
-    bound = {"max_factor": 1} if factor == "demand" else {}  # without an echo, and with one worker, batches follow from the order
-    return EchoLoader(plain, factor, insertion_point=point, seed=0, **bound)
+    # Without an echo, and with one worker, batches follow from the order.
+    of_demand = {"max_factor": 1, "journal": folder} if factor == "demand" else {}
+    return EchoLoader(plain, factor, insertion_point=point, seed=0, **of_demand)
 
 
 OWN = pytest.mark.filterwarnings("ignore:lightning_echo. Own has neither state_dict")  # the same order in each pass
@@ -243,9 +245,9 @@ class Saves(Interrupts):
 
 @INTERRUPTED
 def test_a_state_that_a_signal_handler_saves_anywhere_before_a_batch_is_handed_out_continues_with_that_batch(
-    factor, point, num_workers, own, every
+    tmp_path, factor, point, num_workers, own, every
 ):
-    running, resumed = (under_interrupts(num_workers, factor, point, own) for _ in range(2))
+    running, resumed = (under_interrupts(num_workers, factor, point, own, folder) for folder in (tmp_path, None))
     at, in_vain, before = 1, 0, 0
     while in_vain < 2:
         saves = Saves(at, running)
@@ -258,9 +260,13 @@ def test_a_state_that_a_signal_handler_saves_anywhere_before_a_batch_is_handed_o
             resumed.load_state_dict(through_a_file(saves.state))
             assert same(take(resumed, 5), delivered[counted : counted + 5]), at
         in_vain = 0 if saves.raised else in_vain + 1
-        at, before = at + every, before + 6
+        at, before = at + 2 * every, before + 6
     assert at > 200
     running.close(), resumed.close()
+    if factor == "demand":
+        (stretch,) = read_journal(journal_path(tmp_path, "", 0)).stretches
+        noted = [position for number in range(stretch.end) for position in stretch.fresh_in(number)]
+        assert noted == list(range(4 * before))
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
