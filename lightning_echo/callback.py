@@ -53,7 +53,15 @@ from lightning_echo.measure.target_idle import TargetIdle
 from lightning_echo.pipeline.journal import Replay
 from lightning_echo.schema import entry, inside, record, rows, state_of
 from lightning_echo.training.counts import AskingSteps, Decider, Examples, metrics_of_parts
-from lightning_echo.training.loaders import Echoed, delivered_in, echoed_in, go_on_after_reload, parts_of, since_in
+from lightning_echo.training.loaders import (
+    Echoed,
+    delivered_in,
+    echoed_in,
+    go_on_after_reload,
+    parts_of,
+    since_in,
+    write_journals,
+)
 from lightning_echo.training.logged import (
     ProgressText,
     factor_shown,
@@ -66,7 +74,6 @@ from lightning_echo.training.logged import (
     package_versions,
     report_of,
     steps_taken,
-    write_journals,
     write_summary,
 )
 from lightning_echo.training.meters import RunMeter
@@ -294,6 +301,7 @@ class EchoCallback(DecidesFactor, pl.Callback):
         self._may_rest = self._is_auto or (is_auto and self.controller is None)
         self._controller_in_force = self._default_controller if self.controller is None and is_auto else self.controller
         self._begin_fit()
+        self._echo_of(trainer).write_journals_in(log_directory)
         if not self._echoes and not is_auto:
             return
         self.attachment.attach(trainer, pl_module)

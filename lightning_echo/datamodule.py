@@ -5,6 +5,7 @@ Only ``train_dataloader`` and what belongs to it (factor, state, closing) is def
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -233,6 +234,14 @@ class EchoDataModule(StandIn):
             has_controller: Whether a controller of the user's decides on the factor. If not, loaders echo on demand if they can.
         """
         self._echo.auto_may_be_demand = not has_controller
+
+    def write_journals_in(self, log_directory_of: Callable[[Any], str | None]) -> None:
+        """Lets runs on demand be written down in the log directory of their Trainer. `EchoCallback` calls it.
+
+        Args:
+            log_directory_of: Returns that directory; None if the Trainer has none.
+        """
+        self._echo.write_journals_in(log_directory_of)
 
     def expect_factor(self, value: float) -> None:
         """Warns once if a factor, set during training, would make the run longer than the learning rate schedule expects.

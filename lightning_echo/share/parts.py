@@ -39,14 +39,19 @@ Numbers = npt.NDArray[np.int64]
 
 
 class Part(NamedTuple):
-    """The part that a training reads: the base, and its indices there, in any order."""
+    """The part that a training reads: the base, and its indices there, in any order. The base may grow afterwards."""
 
     base: Any
     indices: Numbers
+    base_length: int
+
+    @classmethod
+    def of(cls, base: Any, indices: Numbers) -> Part:
+        return cls(base, indices, len(base))
 
     @property
     def bits(self) -> Bits:
-        chosen = np.zeros(len(self.base), np.bool_)
+        chosen = np.zeros(self.base_length, np.bool_)
         chosen[self.indices] = True
         return np.packbits(chosen, bitorder="little")
 
@@ -65,12 +70,12 @@ def part_of(kind: Kind) -> Part | None:
         return None
     for subset in _subsets(dataset):
         inside = _numbers(subset.indices)
-        if inside is None or not _are_of(inside, subset.dataset):
+        if inside is None or len(inside) != len(subset) or not _are_of(inside, subset.dataset):
             return None
         chosen = inside if chosen is None else inside[chosen]
     if chosen is None or not len(chosen) or len(np.unique(chosen)) != len(chosen):
         return None
-    return Part(base_of(dataset), chosen)
+    return Part.of(base_of(dataset), chosen)
 
 
 def base_of(dataset: Any) -> Any:
@@ -148,6 +153,11 @@ def bits_in(descriptor: int, length: int) -> Bits:
 
 def count_of(bits: Bits) -> int:
     return int(np.bitwise_count(bits).sum()) if hasattr(np, "bitwise_count") else int(np.unpackbits(bits).sum())
+
+
+def read_in_chunks(count: int, length: int) -> int:
+    """Returns how many examples of a pass are read, on average, if so many are wanted, and each chunk is read whole or not."""
+    return round(length * (1 - (1 - count / length) ** CHUNK))
 
 
 def all_bits(length: int) -> Bits:
@@ -354,7 +364,9 @@ class Dealing:
         self._order, self._wanted, self._begin, self._chunks_ahead = order, wanted, begin, chunks_ahead
         self._end = math.inf if end is None else end
         self._first = begin // CHUNK * CHUNK
-        self.asked, self._has_sought = 0, False  # asked: how many chunks the order was asked for
+        self._has_sought, self.is_whole = False, True  # whole: the order has given all that it was asked for
+        self._again: deque[_Dealt] = deque()  # chunks that were taken back, which come next
+        self._dealt: list[_Dealt] | None = None  # what is dealt in `taking_back`
         self.ending: set[int] = set()  # workers that get no more
         self.lock = threading.RLock()  # nobody else draws random numbers in this process while the order is asked
 
@@ -362,6 +374,11 @@ class Dealing:
     def next_item(self) -> int:
         """The first item that nobody has."""
         return max(self._first, self._begin)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all chunks are dealt."""
+        return self._first >= self._end
 
     def chunks_of(self, worker: int) -> Iterator[Chunk]:
         """Yields the chunks of a worker, until it is to end and has all that were dealt to it."""
@@ -378,14 +395,38 @@ class Dealing:
                 chunk = self._handed_out(mine.popleft(), mine)
             yield chunk
 
+    @contextmanager
+    def taking_back(self) -> Iterator[None]:
+        """If the block raises an exception, takes back what was dealt in it. No worker may have got that.
+
+        Nobody else is dealt anything meanwhile.
+        """
+        with self.lock:
+            self._dealt = []
+            try:
+                yield
+            except BaseException:
+                for each in reversed(self._dealt):
+                    self._first = each.first
+                    self._again.appendleft(_Dealt(each.first, each.indices))
+                raise
+            finally:
+                self._dealt = None
+
     def _next(self) -> _Dealt:
-        if not self._has_sought:  # here, where whoever asks gets the error of a user's sampler
-            self._order.seek(self._first)
-            self._has_sought = True
-        first, self.asked = self._first, self.asked + 1
-        self._order.prune(first)
-        dealt = _Dealt(first, self._order.take(CHUNK))
-        self._first = first + CHUNK
+        if self._again:
+            dealt = self._again.popleft()
+        else:
+            self.is_whole = False
+            if not self._has_sought:  # here, where whoever asks gets the error of a user's sampler
+                self._order.seek(self._first)
+                self._has_sought = True
+            self._order.prune(self._first)
+            dealt = _Dealt(self._first, self._order.take(CHUNK))
+            self.is_whole = True
+        if self._dealt is not None:
+            self._dealt.append(dealt)
+        self._first = dealt.first + CHUNK
         return dealt
 
     def _handed_out(self, dealt: _Dealt, later: Iterable[_Dealt]) -> Chunk:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -31,10 +31,10 @@ class Answer(NamedTuple):
 class Agreement:
     """The agreement of the ranks of one training."""
 
-    def __init__(self) -> None:
-        self._end = 0  # the ranks have agreed on all before
+    def __init__(self, end: int = 0, jumps: Iterable[tuple[int, int]] = ()) -> None:
+        self.end = end  # the ranks have agreed on all before
+        self.jumps = list(jumps)  # (first item of the round, item to continue at), in order
         self._held_since = 0.0
-        self._jumps: list[tuple[int, int]] = []  # (first item of the round, item to continue at), in order
 
     def answer(self, asked: int, end: int, low: int, now: float) -> Answer:
         """Answers a rank that asks for the round that begins with ``asked``, and would take all rounds before ``end`` at once.
@@ -47,25 +47,25 @@ class Agreement:
         >>> agreement.answer(8, 16, low=40, now=1.0), agreement.answer(8, 16, low=44, now=1.0)
         (Answer(is_jump=True, item=40), Answer(is_jump=True, item=40))
         """
-        later = [start for start, to in self._jumps if to > asked]
-        for start, to in self._jumps:
+        later = [start for start, to in self.jumps if to > asked]
+        for start, to in self.jumps:
             if start <= asked < to:
                 return Answer(True, to)
-        if asked < self._end:
-            return Answer(False, min([self._end, *later]))
+        if asked < self.end:
+            return Answer(False, min([self.end, *later]))
         if asked < low:
-            self._jumps.append((asked, low))
+            self.jumps.append((asked, low))
             return Answer(True, low)
-        self._end, self._held_since = max(end, asked + 1), now
-        return Answer(False, self._end)
+        self.end, self._held_since = max(end, asked + 1), now
+        return Answer(False, self.end)
 
     def held_from(self, slowest: int, now: float) -> int | None:
         """Returns the first item that is held, if the slowest of the ranks still needs ``slowest``; None if no item is held."""
-        return slowest if slowest < self._end and now - self._held_since < HOLD_SECONDS else None
+        return slowest if slowest < self.end and now - self._held_since < HOLD_SECONDS else None
 
     def forget(self, slowest: int) -> None:
         """Forgets jumps that all ranks have done, as the slowest of them still needs ``slowest``."""
-        self._jumps = [(start, to) for start, to in self._jumps if to > slowest]
+        self.jumps = [(start, to) for start, to in self.jumps if to > slowest]
 
 
 # ---------------------------------------------------------------------- trainings
@@ -186,7 +186,24 @@ class Trainings:
             for entry in several:  # all at once
                 entry.training.cursor = entry.training.entered = entry.there
                 entry.training.catching_up = entry.place if entry.place < entry.there else None
+            for group in {entry.training.group for entry in several if entry.is_late}:
+                several = self.jump(several, group)
             found += several
+        return found
+
+    def jump(self, entries: Sequence[Entry], group: str) -> list[Entry]:
+        """Lets a training enter where all of its ranks find what they need next. Returns all entries.
+
+        After a death, one rank may have had items that another one cannot get any more. They continue behind these.
+        """
+        place = max(entry.there for entry in entries if entry.training.group == group)
+        found = list(entries)
+        for number, entry in enumerate(entries):
+            if (training := entry.training).group == group:
+                found[number] = entry._replace(place=place, there=place, is_late=True)
+                training.cursor, training.entered, training.catching_up = place, place, None
+                if training.goes_on and training.ranks > 1:
+                    self.agreements[group] = Agreement(jumps=[(0, place + 1)])
         return found
 
     def _fastest(self, default: int) -> int:

@@ -124,7 +124,7 @@ class Handing:
 
             self._feeds[relay] = _Feed(attachment, label, item, goes_on, replace)
 
-    def _no_other(self) -> Payload:
+    def _no_other(self, _: bool) -> Payload:
         """Raises an error if there is no reader. The actor starts none, since that would not be on the node of its trainings."""
         raise ReaderError(f"the reader of share={self._name!r} on {self._where} has ended")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import multiprocessing
 import multiprocessing.context
 import os
@@ -12,10 +13,11 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import get_context
+from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -185,7 +187,7 @@ class Preparation:
         for source in (self._pool, self._cached):
             if source is not None and (note := source.take_note()):
                 LOGGER.warning("%s", note)  # in the log of the reader
-        count = len(chunk.wanted)
+        count = len(chunk.indices if self._load_many is not None and chunk.wanted else chunk.wanted)
         busy = time.perf_counter_ns() - began - (lane.waited_nanoseconds - waited)
         lane.note_prepared(count, busy, time.process_time_ns() - cpu)
         lane.go_to(chunk.end)
@@ -329,6 +331,17 @@ class Reads:
                 self._when_lost(error)
 
 
+@contextmanager
+def as_os_error() -> Iterator[None]:
+    """Raises Python's error for a thread that cannot be started as an OSError, as for a process that cannot."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "start new thread" not in str(error):
+            raise
+        raise OSError(errno.EAGAIN, str(error)) from error
+
+
 # ---------------------------------------------------------------------- reading
 # A worker of the reader is the only worker of a ``DataLoader`` of its own. So it gets the next chunk when it has room for one,
 # whatever the others do, and it may come and go alone. The workers put the examples into the window, each in a lane of its own
@@ -396,29 +409,33 @@ class Reading(Reads):
             self._dealing.ending.update(at_work[self._most :])
             end = time.monotonic() + _MOST_BEGINNING_SECONDS
             for _ in range(min(self._most - len(at_work), MOST_LANES - len(self._workers)) if self._may_begin else 0):
-                asked = self._dealing.asked
+                if self._dealing.is_over:
+                    break
                 try:
                     self._begin_worker()
-                except OSError as error:  # the system has no process, memory or descriptor left
-                    if self._dealing.asked != asked:  # it may be the sampler's, which has lost its place
+                except OSError as error:  # the system has no process, thread, memory or descriptor left
+                    # An error of the sampler, which has lost its place, is none of these; and one worker is needed.
+                    if not self._dealing.is_whole or not self._workers:
                         raise
                     self._may_begin = False
-                    LOGGER.warning("a worker cannot be started, so that there are fewer than %d: %s", self._most, error)
+                    # As text: the error's frames hold torch's iterator, which ends a worker that was begun when it is dropped.
+                    LOGGER.warning("a worker cannot be started, so that there are fewer than %d: %s", self._most, str(error))
                     break
                 if time.monotonic() > end:
                     break
 
     def start(self) -> None:
-        end = time.monotonic() + _MOST_BEGINNING_SECONDS
-        for _ in range(self._most):
-            self._begin_worker()
-            if time.monotonic() > end:  # as in `want`
-                break
-        self._has_begun, self.window.is_open = True, 1
+        self._has_begun = True
+        self.want(self._most)
+        self.window.is_open = 1
 
     def _begin_worker(self) -> None:
-        """Starts a worker. It is a child of this thread, which must live as long as the worker."""
-        with self._dealing.lock:
+        """Starts a worker. It is a child of this thread, which must live as long as the worker.
+
+        Raises an OSError if the system does not allow that; then no chunk is lost.
+        """
+        begun: SimpleQueue[Iterator[Any] | None] = SimpleQueue()
+        with self._dealing.taking_back():
             number = next(each for each in range(MOST_LANES) if each not in self._workers)
             start = WorkerStart(self._sockets, self._plain.worker_init_fn, number, max(len(self._workers) + 1, self._most))
             processes = WorkerProcesses(start)
@@ -438,17 +455,22 @@ class Reading(Reads):
             )
             self._workers[number] = processes
             self.window.begin_lane(number, self._dealing.next_item)
+            thread = self._thread(partial(self._pump, number, processes, begun.get))
             try:
-                chunks = iter(loader)
-            except OSError:
-                self._forget(number)
+                with as_os_error():
+                    thread.start()  # first: if it cannot, no worker may have a chunk
+                    begun.put(iter(loader))
+            except BaseException as error:
+                begun.put(None)
+                if isinstance(error, OSError):
+                    self._forget(number)
                 raise
-        thread = self._thread(partial(self._pump, number, processes, chunks))
         self._threads = [each for each in self._threads if each.is_alive()] + [thread]
-        thread.start()
 
-    def _pump(self, number: int, processes: WorkerProcesses, chunks: Iterator[Any]) -> None:
+    def _pump(self, number: int, processes: WorkerProcesses, begun: Callable[[], Iterator[Any] | None]) -> None:
         """Asks a worker for more, until it ends. When the thread ends, it drops the iterator, which ends the process."""
+        if (chunks := begun()) is None:
+            return
         try:
             for _ in chunks:
                 if self.window.is_closed:

@@ -264,6 +264,15 @@ def difference(here: dict[str, str], there: dict[str, str]) -> str:
     return "" if here[_NAME] == there[_NAME] else f"{_NAME}: {here[_NAME]} and {there[_NAME]}"
 
 
+def changed_since(kind: Kind, ignore: Sequence[str], data_fingerprint: dict[str, str]) -> str:
+    """Returns what of the values of a loader's data was set since a `fingerprint_of` them, in words; empty if nothing was."""
+    now = fingerprint(_compared(parts_of(kind)), ignore).held
+    if found := Fingerprint(_fingerprint_in(data_fingerprint).held, {}).difference(Fingerprint(now, {}), ignore):
+        return found
+    before, after = data_fingerprint[_NAME], _data_sets(kind)
+    return "" if before == after else f"{_NAME}: {before} and {after}"
+
+
 def in_short(data_fingerprint: dict[str, str]) -> dict[str, str]:
     """Returns a print that fits into a message. Texts beyond that are only compared as a whole."""
     short: dict[str, str] = {}

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import selectors
 import socket
@@ -22,16 +23,20 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
+from lightning_echo.data.copies import bytes_in_words
+from lightning_echo.data.machine import free_memory_bytes
 from lightning_echo.log import LOGGER
 from lightning_echo.pipeline.choice import choose_reading
 from lightning_echo.pipeline.kinds import Indexed, Kind
 from lightning_echo.share.config import Gone, WireError, check_peer, receive, send
-from lightning_echo.share.parts import bits_in, count_of
+from lightning_echo.share.parts import bits_in, count_of, read_in_chunks
 from lightning_echo.share.places import Agreement, Entry, Training, Trainings
 from lightning_echo.share.reader_cache import ReaderCache
-from lightning_echo.share.reading import Reading, Reads, StreamReading
+from lightning_echo.share.reading import Reading, Reads, StreamReading, as_os_error
 from lightning_echo.share.same_data import Unit, difference, in_short, unit_of
+from lightning_echo.share.window import MOST_LANES
 from lightning_echo.split.reading import AUTO_IN_FLIGHT
+from lightning_echo.split.staged import batched
 
 # ---------------------------------------------------------------------- server
 # One thread waits for all trainings (``selectors``). When a training ends in any way, the reader notices at once: its socket
@@ -43,6 +48,7 @@ _GRACE_SECONDS = 10.0  # how long it waits for the trainings of a reader that ha
 _GOING_ON_SECONDS = 2.0  # the same, for the first one of them
 _TELL_FIRST_SECONDS = 3.0  # then the trainings that still wait get a sign of this reader
 _TELL_AGAIN_SECONDS = 10.0
+_BETWEEN_ACCEPTS_SECONDS = 1.0  # if the system has no descriptor left
 _MOST_CATCHING_UP = 4  # trainings at once: for each of them there is a window
 _MOST_ITEM = 2**62
 _MOST_TEXT = 2000  # characters
@@ -130,9 +136,9 @@ class Server:
         self._window_bytes, self._linger_seconds = window_bytes, linger_seconds
         self._workers, self._least_workers = workers, least_workers
         self._read: Callable[..., Reads] = StreamReading
-        self._length = 0
+        self._length, self._reads_chunks = 0, False  # whether chunks are read whole
         if unit_of(kind) is Unit.indexed:
-            self._length = len(kind.sampler)
+            self._length, self._reads_chunks = len(kind.sampler), batched(kind.loader.dataset) is not None
             reading = choose_reading(kind, in_flight, [None] if cache is None else cache.cuts)
             self._read = partial(Reading, part=reading, in_flight=in_flight, cache=cache, follows=follows)
         elif in_flight not in (1, AUTO_IN_FLIGHT):
@@ -152,19 +158,22 @@ class Server:
         self._reads_all = False  # since trainings of a dead reader may still come
         self._begun = self._last_left = time.monotonic()
         self._had_training = False
+        self._accepts_from = math.inf  # the time in seconds from which it accepts again
 
     # ------------------------------------------------------------------ the loop
 
     def run(self) -> None:
         """Serves, until the last training has left for long enough. Raises a RuntimeError if the workers cannot continue."""
         self._listener.setblocking(False)
-        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._accept_again()
         self._selector.register(self._wake_here, selectors.EVENT_READ, self._hear_lost)
         try:
             while not self._is_over():
                 for key, _ in self._selector.select(_LOOK_SECONDS):
                     act: Callable[[], object] = key.data
                     act()
+                if time.monotonic() > self._accepts_from:
+                    self._accept_again()
                 self._move_low()
                 self._want_workers()
                 if len(self._trainings.entered) < len(self._trainings.all):
@@ -214,10 +223,19 @@ class Server:
 
     # ------------------------------------------------------------------ coming and going
 
+    def _accept_again(self) -> None:
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._accepts_from = math.inf
+
     def _accept(self) -> None:
         try:
             connection, _ = self._listener.accept()
         except (BlockingIOError, ConnectionAbortedError):
+            return
+        except OSError as error:  # the system has no descriptor or memory left. Who comes is served later
+            LOGGER.warning("a training comes, and cannot be let in yet: %s", error)
+            self._selector.unregister(self._listener)
+            self._accepts_from = time.monotonic() + _BETWEEN_ACCEPTS_SECONDS
             return
         try:
             pid = check_peer(connection)
@@ -313,6 +331,7 @@ class Server:
         again = self._again.get(training.group)
         low = reading.window.low if again is None or asked >= training.cursor else again.window.low
         is_jump, item = agreement.answer(asked, end, low, time.monotonic())
+        reading.window.note_agreement(training.group, agreement.end, agreement.jumps, self._trainings.agreements)
         send(peer.connection, {"jump" if is_jump else "until": item})
 
     def _move_low(self) -> None:
@@ -325,38 +344,53 @@ class Server:
                 again.window.low = min(at)
             else:  # a thread waits for its workers, which read for nobody any more
                 del self._again[group]
-                threading.Thread(target=again.close, name="lightning_echo-close", daemon=True).start()
+                end = partial(_end, again)
+                thread = threading.Thread(target=end, name="lightning_echo-close", daemon=True)
+                try:
+                    with as_os_error():
+                        thread.start()
+                except OSError:  # the system has no thread left: the others wait, too
+                    end()
         window = self._reading.window
         slowest = self._trainings.slowest()
         nodes = 0 if self._elsewhere is None else self._elsewhere.nodes
         window.trainings, window.slowest_need_nanoseconds = self._trainings.count + nodes, self._trainings.slowest_need()
         window.slowest_label = "" if slowest is None else slowest.label
+        window.taken_in_pass = round(self._length * (self._trainings.taken() + nodes))
         window.ranks = max((one.ranks for one in self._trainings.all), default=1)
         window.cache = self._reading.cache_state
-        if self._are_missing():
+        if self._are_missing(self._trainings.entered) or self._may_follow:
             return  # trainings of the dead reader still need items, and are not here yet to report it
         if self._reads_all:
             self._settle()
         self._expected = 0
         window.low = self._trainings.low(window.low, time.monotonic())
 
-    def _are_missing(self) -> bool:
-        """Whether trainings of a reader that has died have not entered yet."""
-        passed, going_on = time.monotonic() - self._begun, [one for one in self._trainings.all if one.goes_on]
-        have_entered = {one.group for one in going_on if one.cursor is not None}
-        is_missing = len(have_entered) < self._expected or any(one.cursor is None for one in going_on)
-        return (is_missing and passed < _GRACE_SECONDS) or (self._follows and passed < _GOING_ON_SECONDS)
+    def _are_missing(self, here: Sequence[Training]) -> bool:
+        """Whether trainings of a reader that has died are not among these."""
+        going_on, there = [one for one in self._trainings.all if one.goes_on], {id(one) for one in here}
+        have_come = {one.group for one in going_on if id(one) in there}
+        is_missing = len(have_come) < self._expected or any(id(one) not in there for one in going_on)
+        return is_missing and time.monotonic() - self._begun < _GRACE_SECONDS
+
+    @property
+    def _may_follow(self) -> bool:
+        """Whether trainings of a reader that has died may come of which this reader has not heard."""
+        return self._follows and time.monotonic() - self._begun < _GOING_ON_SECONDS
 
     def _settle(self) -> None:
         """Reads from now on what the trainings want; everything, while it is not known what all of them want."""
-        if self._reading is None or self._reading.wanted is None:
+        if self._reading is None:
             return
-        self._reads_all = self._are_missing()
-        bits = None if self._reads_all else self._trainings.wanted()
-        self._reading.wanted.change(bits)
-        window = self._reading.window
-        window.read_in_pass = self._length if bits is None else count_of(bits)
-        window.taken_in_pass = round(self._length * self._trainings.taken())
+        bits, trainings = None, self._trainings
+        if (wanted := self._reading.wanted) is not None:  # else another node reads, for others, too
+            # Not for longer: what nobody wants may be what kills its reader.
+            self._reads_all = self._are_missing([*trainings.entered, *trainings.ready()])
+            self._reads_all |= self._may_follow and not trainings.going_on
+            bits = None if self._reads_all else trainings.wanted()
+            wanted.change(bits)
+        count = self._length if bits is None else count_of(bits)
+        self._reading.window.read_in_pass = read_in_chunks(count, self._length) if self._reads_chunks else count
 
     def _welcome(self, peer: _Peer, hello: dict[str, Any], descriptors: list[int]) -> None:
         if peer.training is not None:
@@ -464,11 +498,10 @@ class Server:
         for entry in entries:
             if entry.place < entry.there:
                 lacking.setdefault(entry.training.group, []).append(entry)
-        refused = {group for group, of_ranks in lacking.items() if not self._read_again(of_ranks)}
+        for group, of_ranks in lacking.items():
+            if not self._read_again(of_ranks):
+                entries = trainings.jump(entries, group)
         for entry in entries:
-            if entry.training.group in refused:
-                entry.training.catching_up = None
-                entry = entry._replace(place=entry.there, is_late=True)
             is_late = entry.is_late or (self._elsewhere is not None and entry.place > (entry.training.wish or 0))
             self._tell_place(peers[id(entry.training)], reading, entry._replace(others=entry.others + nodes, is_late=is_late))
         self._move_low()
@@ -479,6 +512,15 @@ class Server:
             return False
         training, first, end = entries[0].training, min(each.place for each in entries), max(each.there for each in entries)
         group = training.group
+        assert self._reading is not None
+        needed = min(self._window_bytes, round((end - first) * self._reading.window.bytes_per_example))
+        if (free := free_memory_bytes()) is not None and needed > free // 2:
+            LOGGER.warning(
+                "%s comes late, and what it has missed is not read again: that takes %s, more than half of the free memory",
+                training.label,
+                bytes_in_words(needed),
+            )
+            return False
         try:
             again = self._read(self._kind, self._seed, first, self._window_bytes, self._on_lost, self._sockets, end=end)
             self._again[group] = again  # from now on it is known whose worker has died
@@ -521,21 +563,28 @@ class Server:
         return [self._listener.fileno(), *self._peers]
 
     def _want_workers(self) -> None:
-        """Lets as many workers be there as the trainings ask for."""
+        """Lets as many workers be there as the trainings ask for, with those that read again for one of them."""
+        left = self._wanted_workers
+        for group, again in self._again.items():
+            again.want(wanted := self._workers_of(group))
+            left -= wanted
+        if self._reading is not None:
+            self._reading.want(max(left, 1) if self._again else left)  # 0 if only other nodes get examples
+
+    @property
+    def _wanted_workers(self) -> int:
         wanted = self._workers
         if wanted == "sum":
             wanted = max(self._trainings.workers, self._least_workers)
         elif wanted == "starter":
             wanted = getattr(self._kind.loader, "num_workers", 0)
-        for group, again in self._again.items():
-            again.want(self._workers_of(group))
-        if self._reading is not None:
-            self._reading.want(int(wanted))  # 0 if only other nodes get examples
+        return min(int(wanted), MOST_LANES)
 
     def _workers_of(self, group: str) -> int:
-        """Returns how many workers read again for a training."""
+        """Returns how many workers read again for a training: those that it asks for, or its share of a fixed number."""
         own = sum(one.workers for one in self._trainings.all if one.group == group)
-        return max(own if isinstance(self._workers, str) else self._workers, 1)
+        share = (MOST_LANES if self._workers == "sum" else self._wanted_workers) // (len(self._again) + 1)
+        return max(min(own, share) if self._workers == "sum" else share, 1)
 
     def _end_reading(self) -> None:
         """Ends the workers, and leaves other nodes."""
@@ -553,14 +602,20 @@ class Server:
 
     def _tell_place(self, peer: _Peer, reading: Reads, entry: Entry) -> None:
         again = [self._again[entry.training.group]] if entry.place < entry.there else []
-        descriptors = [each.window.read_only_descriptor() for each in (reading, *again)]
+        descriptors: list[int] = []
         welcome: dict[str, Any] = {"place": entry.place, "there": entry.there, "others": entry.others, "is_late": entry.is_late}
         welcome |= {"batch_size": self._batch_size, "whose": self._who()}
         welcome |= {"count": self._trainings.count, "cache": reading.about_cache}
         try:
+            for each in (reading, *again):
+                descriptors.append(each.window.read_only_descriptor())
             send(peer.connection, {"welcome": welcome}, descriptors)
             peer.knows_place = True
-        except (Gone, BlockingIOError):
+        except Gone:
+            self._drop(peer)
+        except OSError as error:  # this process or the system has no descriptor or memory left, or it does not listen
+            LOGGER.warning("%s cannot be let in: %s", entry.training.label, error)
+            self._try_to_send(peer, {"failed": f"{type(error).__name__}: {error}"})
             self._drop(peer)
         finally:
             for descriptor in descriptors:
@@ -590,6 +645,12 @@ class Server:
                 "slowest": None if slowest is None else slowest.label,
             }
         }
+
+
+def _end(again: Reads) -> None:
+    """Ends workers that read again for a training, which needs nothing of that any more."""
+    again.close()
+    again.window.free()
 
 
 def _item(value: Any) -> int:

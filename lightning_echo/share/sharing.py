@@ -25,7 +25,7 @@ from lightning_echo.pipeline.kinds import Indexed, IndexedBatches, Kind, Opaque,
 from lightning_echo.pipeline.pipelines import Opening, Pipeline
 from lightning_echo.pipeline.prefetch import DEPTH
 from lightning_echo.plan.order import Order
-from lightning_echo.share.attachment import Attachment, Group, Waited
+from lightning_echo.share.attachment import Attachment, Waited
 from lightning_echo.share.config import (
     Gone,
     ShareConfig,
@@ -37,13 +37,14 @@ from lightning_echo.share.config import (
     send,
     socket_of,
 )
+from lightning_echo.share.connecting import Group
 from lightning_echo.share.parts import Items, items_of, part_of
 from lightning_echo.share.pipeline import PacedPipeline, SharedPipeline
-from lightning_echo.share.process import fitting_window, name_of_process, payload_of, run_reader, seed_of
+from lightning_echo.share.process import Payload, ReaderError, fitting_window, name_of_process, payload_of, run_reader, seed_of
 from lightning_echo.share.ray import check_ray, place_of_training
 from lightning_echo.share.reader_cache import ReaderCache, options_in_words
 from lightning_echo.share.reading import first_item, order_of
-from lightning_echo.share.same_data import Unit, fingerprint_of, loader_of, parts_of, trained_parts, unit_of
+from lightning_echo.share.same_data import Unit, changed_since, fingerprint_of, loader_of, parts_of, trained_parts, unit_of
 from lightning_echo.share.stream import SharedBatches, SharedStream, SizedSharedStream
 from lightning_echo.share.window import CacheState, Window
 from lightning_echo.split.prove import whole_batch, why_not_apart
@@ -260,9 +261,19 @@ class LoaderSharing:
                 UserWarning,
                 stacklevel=2,
             )
+
+        def payload(follows: bool) -> Payload:
+            if follows and (changed := changed_since(self._users, self.config.ignore, data_fingerprint)):
+                raise ReaderError(
+                    f"the reader of share={self.config.name!r} has died, and another one would read other data: {changed} (when "
+                    "this training began, and now). Resume it from its last checkpoint, with the data as they were. If the "
+                    'difference decides nothing about examples, name it in all trainings: ShareConfig(ignore=("log_dir",))'
+                )
+            return payload_of(self.config, self._users, data_fingerprint, place, self._in_flight, self._cache)
+
         self._attachment = Attachment(
             self.config,
-            lambda: payload_of(self.config, self._users, data_fingerprint, place, self._in_flight, self._cache),
+            payload,
             data_fingerprint,
             tell_every=tell_every,
             group=group,

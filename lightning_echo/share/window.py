@@ -9,9 +9,10 @@ import os
 import sys
 import time
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
+from hashlib import blake2b
 from importlib import import_module
 from multiprocessing.reduction import DupFd
 from typing import Any, NamedTuple
@@ -204,7 +205,7 @@ class CacheState(NamedTuple):
     hold: int = 0  # the form of an example, as its place in ``HOLDS``
 
 
-_MAGIC = 0x4C45_5348_4152_4507  # the last byte: version of the layout
+_MAGIC = 0x4C45_5348_4152_4508  # the last byte: version of the layout
 _HEADER_BYTES = 8192
 # words of the header
 _MAGIC_AT, _LOW, _CLOSED, _SLOTS, _RING, _BEGIN, _TRAININGS, _NEED, _LANES, _PUT, _PUT_BYTES, _HEADS = range(12)
@@ -214,6 +215,13 @@ _READ, _TAKEN, _OPEN, _GONE, _MOST_ASIDE, _RANKS, _CACHE = range(15, 22)
 _OF_LANES = _CACHE + len(CacheState._fields)
 _AT, _BLOCKED, _PREPARED, _NANOSECONDS, _CPU_NANOSECONDS = range(5)  # words of the lanes, each for one lane after the other
 _NOWHERE = 2**63  # ``at`` of a lane that there is not
+# What the ranks of a training have agreed on: of each group a key, which of two records holds, and the records. The other one
+# is written, then that word, so that one is whole if the reader dies. A record: the end, the number of jumps, the last ones.
+_MOST_GROUPS, _MOST_JUMPS = 16, 3
+_OF_RECORD = 2 + 2 * _MOST_JUMPS
+_OF_GROUP = 2 + 2 * _OF_RECORD
+_GROUPS = _OF_LANES + 5 * MOST_LANES
+_IS_UNNOTED = _GROUPS + _MOST_GROUPS * _OF_GROUP  # whether there were more groups
 _LABEL_BYTES = 128  # at the end of the header
 _ROW = 3  # words of a row: stamp, place, bytes
 _KIND_SHIFT = 56
@@ -335,6 +343,34 @@ class Window:
     def close_for_writers(self) -> None:
         self.is_closed = 1
 
+    # ------------------------------------------------------------------ agreements
+
+    def note_agreement(self, group: str, end: int, jumps: Sequence[tuple[int, int]], groups: Iterable[str]) -> None:
+        """Notes what the ranks of a group have agreed on (`Agreement`), before they hear it. ``groups`` are those at work."""
+        kept, words = {_key(each) for each in groups}, self._words
+        places = [_GROUPS + number * _OF_GROUP for number in range(_MOST_GROUPS)]
+        at = next((place for place in places if words[place] == _key(group)), None)
+        at = at or next((place for place in places if words[place] not in kept), None)
+        if at is None:
+            words[_IS_UNNOTED] = 1
+            return
+        other = 1 - words[at + 1]
+        flat = [number for jump in jumps[-_MOST_JUMPS:] for number in jump]
+        begin = at + 2 + other * _OF_RECORD
+        words[begin : begin + 2 + len(flat)] = memoryview(array("Q", [end, len(jumps), *flat]))
+        words[at + 1] = other
+        words[at] = _key(group)  # last: nobody looks for the record of the group before, which has left
+
+    def agreement(self, group: str) -> tuple[int, list[tuple[int, int]]] | None:
+        """Returns the end and the jumps of `note_agreement`; None if the reader may have agreed on more than is noted."""
+        words = self._words
+        for at in range(_GROUPS, _GROUPS + _MOST_GROUPS * _OF_GROUP, _OF_GROUP):
+            if words[at] == _key(group):
+                begin = at + 2 + words[at + 1] * _OF_RECORD
+                end, count, *flat = words[begin : begin + _OF_RECORD]
+                return (end, list(zip(flat[::2], flat[1::2], strict=True))[:count]) if count <= _MOST_JUMPS else None
+        return None if words[_IS_UNNOTED] else (0, [])
+
     # ------------------------------------------------------------------ lanes
 
     def begin_lane(self, lane: int, item: int) -> None:
@@ -407,6 +443,11 @@ class Window:
         return self._mean_seconds(_NANOSECONDS) / max(self.lanes, 1)
 
     @property
+    def bytes_per_example(self) -> float:
+        """Mean bytes of an example in the window; 0 before the first."""
+        return self._words[_PUT_BYTES] / self._words[_PUT] if self._words[_PUT] else 0.0
+
+    @property
     def cpu_seconds_per_example(self) -> float:
         """Mean processor time in seconds that the lanes take for an example. 0 before the first."""
         return self._mean_seconds(_CPU_NANOSECONDS)
@@ -450,6 +491,11 @@ class Window:
     def last_written(self) -> int:
         """The last item that was written; -1 if none was."""
         return int(self._stamps.max()) - 1
+
+    def free(self) -> None:
+        """Frees the memory of all examples, which nobody needs any more, also where forked processes have inherited it."""
+        begin = -(-_HEADER_BYTES // mmap.PAGESIZE) * mmap.PAGESIZE
+        self._memory.madvise(mmap.MADV_REMOVE, begin, len(self._memory) - begin)
 
     def close(self) -> None:
         """Closes the descriptor. The memory stays until its last reference ends, because another thread may use it now."""
@@ -626,6 +672,10 @@ def _write(descriptor: int, parts: Sequence[Any], size: int, at: int) -> None:
 
 def _word(lane: int, name: int) -> int:
     return _OF_LANES + name * MOST_LANES + lane
+
+
+def _key(group: str) -> int:
+    return int.from_bytes(blake2b(group.encode(errors="replace"), digest_size=8).digest(), "little") or 1
 
 
 def _aligned(size: int) -> int:

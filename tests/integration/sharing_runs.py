@@ -37,6 +37,21 @@ class Numbers(Dataset):
         return {"index": index, "noise": torch.rand(()), "data": torch.full((64,), index % 251, dtype=torch.uint8)}
 
 
+class Deadly(Numbers):
+    """Kills the process that reads one of its examples, but not the one that makes it; with ``mark``, a file, only once."""
+
+    def __init__(self, length, at, mark=None):
+        super().__init__(length)
+        self.at, self.mark, self.maker = at, mark, os.getpid()
+
+    def __getitem__(self, index):
+        if index == self.at and os.getpid() != self.maker and not (self.mark and self.mark.exists()):
+            if self.mark:
+                self.mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(index)
+
+
 def loader_of(
     dataset, batch_size, *, factor=1, shuffle=True, workers=1, drop_last=False, options=None, reader_workers="sum", **share
 ):

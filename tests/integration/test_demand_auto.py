@@ -40,6 +40,7 @@ def log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("options", [{}, {"max_factor": 5}, {"max_factor": 3, "seed": 1}], ids=str)
 def test_a_loader_that_can_echoes_on_demand_and_the_controller_rests(

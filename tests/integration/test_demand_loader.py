@@ -17,6 +17,7 @@ from lightning_echo import CacheConfig, EchoLoader, StagedDataset
 pytestmark = pytest.mark.timeout(120)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("workers", [1, 2, 3])
 @pytest.mark.parametrize(("length", "drop_last"), [(40, False), (38, False), (38, True), (3, False)])
 @pytest.mark.parametrize("shuffle", [False, True])
@@ -60,6 +61,7 @@ def random_parts(seed, dataset, options, enter, check):
         assert loader.state_dict() == state
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("kind", [Serials, ManySerials])
 @pytest.mark.parametrize("seed", range(4))
 def test_each_example_is_fresh_once_in_a_pass_at_random_speeds_and_with_random_stops(kind, seed):
@@ -81,6 +83,7 @@ SPLIT = {
 }
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("name", SPLIT)
 @pytest.mark.parametrize("seed", range(2))
 def test_the_same_where_threads_read_or_a_cache_holds_examples(name, seed, monkeypatch):

@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import signal
 import time
 from contextlib import suppress
@@ -9,6 +10,7 @@ from contextlib import suppress
 import pytest
 import torch
 from sharing_runs import (
+    Deadly,
     Numbers,
     closing,
     epochs_of,
@@ -24,6 +26,7 @@ from sharing_runs import (
 from torch.utils.data import ConcatDataset, DataLoader, Subset, SubsetRandomSampler, WeightedRandomSampler, random_split
 
 from lightning_echo import EchoLoader, StagedDataset
+from lightning_echo.share.process import ReaderError
 
 LENGTH, FOLDS = 240, 5
 
@@ -56,6 +59,26 @@ def test_each_fold_gets_its_part_once_in_each_pass_and_nothing_else_whatever_its
                 assert noise.setdefault((epoch, index), drawn) == drawn  # the same augmentation for all
     orders = {tuple(indices(batches)) for batches in found[0]}
     assert len(orders) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [("seconds", 0.001, r"dataset.seconds: 0.0 and 0.001"), ("length", LENGTH + 40, r"dataset.length: 240 and 280")],
+)
+@pytest.mark.parametrize("on_a_part", [True, False], ids=["part", "all"])
+def test_data_that_a_training_has_changed_since_it_began_are_never_those_of_the_next_reader(name, value, message, on_a_part):
+    """The base may grow, and the part keep its length: the next reader would number other examples."""
+    data = Numbers(LENGTH)
+    loader = training_on(Subset(data, fold(0)) if on_a_part else data, window="16KiB")
+    batches = iter(loader)
+    found = rows(next(batches))
+    setattr(data, name, value)
+    kill_reader()
+    with pytest.raises(ReaderError, match=f"has died, and another one would read other data: {message}"):
+        found.extend(example for batch in batches for example in rows(batch))
+    assert 0 < len(found) < LENGTH // 2
+    setattr(data, name, vars(Numbers(LENGTH))[name])  # the data as they were
+    loader.close()
 
 
 PARTS = {
@@ -138,6 +161,26 @@ def test_folds_whose_readers_are_killed_again_and_again_get_their_parts_once_and
             assert sorted(indices(batches)) == fold(number)
 
 
+@pytest.mark.slow
+def test_an_example_that_kills_its_reader_ends_the_trainings_that_take_it_and_no_other_one():
+    """The fold without it goes on: the third reader may read it once more, until it is known that nobody wants it."""
+    at = 70
+    data = Deadly(LENGTH, at)
+    first, second, whole = fold(at % FOLDS), fold(1), range(LENGTH)
+    loaders = [training_on(Subset(data, part), 8, wait_for=3, workers=2, window=2**14) for part in (first, second, whole)]
+
+    def ends(loader):
+        def run():
+            with pytest.raises(ReaderError, match=r"has died twice at item \d+ .*is killed by signal: Killed"):
+                epochs_of(loader, 2)
+            loader.close()
+
+        return run
+
+    epochs, *_ = together(closing(loaders[0], 3), *map(ends, loaders[1:]))
+    assert [sorted(indices(batches)) for batches in epochs] == [first] * 3
+
+
 def test_a_training_that_comes_later_gets_only_its_own_and_from_the_next_pass_on_all_of_it(caplog):
     data = Numbers(LENGTH, seconds=0.001)
     first = training_on(Subset(data, range(120)), 8, window=2**14)
@@ -165,9 +208,15 @@ def test_a_training_that_comes_later_gets_only_its_own_and_from_the_next_pass_on
         assert set(indices(batches)) <= set(range(100, 200))
     taken = indices([batch for batches in later for batch in batches])
     assert max(map(taken.count, range(100, 200))) <= 4  # of parts of four passes
+    of_first_pass = next(
+        count
+        for count in range(101)
+        if all(sorted(taken[begin : begin + 100]) == list(range(100, 200)) for begin in (count, count + 100))
+    )
     for batches in whole:
         assert sorted(indices(batches)) == list(range(150, LENGTH))
-    assert "of the current pass" in caplog.text
+    said = set(map(int, re.findall(r"this run sees (\d+)% of the current pass", caplog.text)))
+    assert said == {of_first_pass, 100}, "the patient one gets all of the pass for which it waits"
 
 
 @pytest.mark.parametrize("stop_after", [3, 31])
@@ -305,6 +354,34 @@ class Together(Numbers):
     def __getitems__(self, chosen):
         drawn = torch.rand(len(chosen))
         return [{**self[index], "noise": noise} for index, noise in zip(chosen, drawn, strict=True)]
+
+
+class CountedTogether(Together):
+    """Notes how many examples each call reads, in a file."""
+
+    def __init__(self, length, path):
+        super().__init__(length)
+        self.path = str(path)
+
+    def __getitems__(self, chosen):
+        with open(self.path, "a") as file:
+            file.write(f"{len(chosen)}\n")
+        return super().__getitems__(chosen)
+
+
+def test_of_data_that_is_read_in_whole_chunks_the_pace_is_that_of_what_is_really_read(tmp_path, caplog):
+    caplog.set_level("INFO", logger="lightning_echo")
+    size, passes = 24, 60
+    some = training_on(Subset(CountedTogether(LENGTH, tmp_path / "reads"), range(size)), 8, window=2**12)
+    assert all(sorted(indices(batches)) == list(range(size)) for batches in epochs_of(some, passes))
+    some.close()
+    really = sum(map(int, (tmp_path / "reads").read_text().split())) / passes
+    (said,) = [one for one in caplog.records if "of the examples that are read" in one.getMessage()]
+    found = re.search(
+        r"the reader reads (\d+) for all: it gets ([\d.]+) of the examples that are read\. Alone", said.getMessage()
+    )
+    assert float(found[1]) == pytest.approx(really, rel=0.1)
+    assert float(found[2]) == pytest.approx(size / really, rel=0.1)
 
 
 def test_data_that_reads_many_examples_in_one_call_has_the_same_noise_whoever_is_there():

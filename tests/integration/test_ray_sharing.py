@@ -18,7 +18,7 @@ from ray import tune  # noqa: E402
 from ray_runs import Noted, Recording, cluster_of, reads, training  # noqa: E402
 from sharing_cache_runs import Shots, cached_loader  # noqa: E402
 from sharing_runs import Numbers, epochs_of, examples, indices, sleeps, wait_until  # noqa: E402
-from torch.utils.data import DataLoader  # noqa: E402
+from torch.utils.data import DataLoader, Subset  # noqa: E402
 
 from lightning_echo import EchoCallback  # noqa: E402
 
@@ -78,6 +78,25 @@ def test_one_node_reads_for_all_and_a_reader_that_is_killed_loses_nothing(nodes,
     nodes.kill_reader(source if of == "source" else other_of(source), name)
     gate.touch()
     check_exact(ray.get(started, timeout=SECONDS), 6)
+
+
+@pytest.mark.parametrize("of", ["source", "relay"])
+def test_folds_on_several_nodes_each_get_their_part_also_if_a_reader_is_killed(nodes, tmp_path, of):
+    name, gate = f"folds-{of}", tmp_path / "gate"
+    data = Noted(LENGTH, tmp_path / "reads")
+    folds = {
+        node: [index for index in range(LENGTH) if index % 5 not in (left_out, 4)] for node, left_out in (("a", 0), ("b", 1))
+    }
+    share = {"name": name, "window": WINDOW, **ONE}
+    started = [training(node, Subset(data, fold), 8, 6, pause=0.005, gate=gate, **share) for node, fold in folds.items()]
+    wait_until(lambda: nodes.written(name, "a", "b") > 60, "both nodes have examples")
+    (source,) = reading_nodes(tmp_path / "reads")
+    nodes.kill_reader(source if of == "source" else other_of(source), name)
+    gate.touch()
+    for fold, epochs in zip(folds.values(), ray.get(started, timeout=SECONDS), strict=True):
+        assert [sorted(indices(epoch)) for epoch in epochs] == [fold] * 6
+    read = {index for index, _ in reads(tmp_path / "reads")}
+    assert read == set(range(LENGTH)), "for another node all is read, also what nobody wants"
 
 
 def test_without_restart_a_lost_reader_is_an_error_on_all_nodes(nodes):

@@ -14,6 +14,7 @@ import pytest
 import torch
 from sharing_runs import (
     FORK,
+    Deadly,
     Numbers,
     closing,
     end_readers,
@@ -178,21 +179,6 @@ def test_without_restart_a_dead_reader_is_an_error():
     with pytest.raises(ReaderError, match=r"has died, and share\.restart is False"):
         list(epoch)
     loader.close()
-
-
-class Deadly(Numbers):
-    """Kills the process that reads one of its examples, but not the one that makes it; with ``mark``, a file, only once."""
-
-    def __init__(self, length, at, mark=None):
-        super().__init__(length)
-        self.at, self.mark, self.maker = at, mark, os.getpid()
-
-    def __getitem__(self, index):
-        if index == self.at and os.getpid() != self.maker and not (self.mark and self.mark.exists()):
-            if self.mark:
-                self.mark.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().__getitem__(index)
 
 
 @pytest.mark.parametrize(("at", "workers"), [(0, 1), (70, 2)])

@@ -4,6 +4,8 @@ import os
 import re
 import signal
 from collections import Counter
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,7 @@ from sharing_runs import (
     together,
     wait_until,
 )
+from soak import children_of
 from torch.utils.data import Subset
 
 from lightning_echo import EchoLoader, StagedDataset
@@ -81,6 +84,7 @@ def rest(loader, iterator, had, count):
     return run
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("cache", [None, "8MiB"])
 @pytest.mark.parametrize("window", [SMALL, LARGE])
 def test_it_gets_the_whole_pass_in_the_same_order_and_what_is_read_again_is_counted(window, cache, tmp_path, caplog):
@@ -113,9 +117,11 @@ def test_later_than_that_it_begins_where_the_others_are_and_says_so(late, batche
     first = begun(Noted(tmp_path), batches)
     second = loader_of(Noted(tmp_path), BATCH_SIZE, late=late)
     found, early = together(closing(second, 2), rest(*first, 3))
-    assert "mid-pass; this run sees" in caplog.text
     stream = [example for epoch in early for example in examples(epoch)]
     begins = stream.index(examples(found[0])[0])
+    of_first_pass = len(set(examples(found[0])) & set(examples(early[begins // LENGTH])))
+    (said,) = re.findall(r"mid-pass; this run sees (\d+)% of the current pass", caplog.text)
+    assert int(said) == round(100 * of_first_pass / LENGTH) < 100
     assert begins >= batches * BATCH_SIZE
     assert [example for epoch in found for example in examples(epoch)] == stream[begins : begins + 2 * LENGTH]
     assert set(reads(tmp_path, stream)) == {1}
@@ -197,6 +203,54 @@ def test_it_leaves_while_it_catches_up_and_the_next_one_comes_late_too(tmp_path)
     late, early = together(closing(third, 2), rest(*first, 2))
     assert [examples(epoch) for epoch in late] == [examples(epoch) for epoch in early]
     assert examples([had]) == examples(early[0])[:BATCH_SIZE]
+
+
+class Heavy(Noted):
+    """Examples of 4 KiB."""
+
+    def augment(self, index):
+        return {**super().augment(index), "heavy": torch.ones(4096, dtype=torch.uint8)}
+
+
+def windows_of(pid):
+    """The bytes of memory that the windows take of which a process has a descriptor, by inode."""
+    found = {}
+    for descriptor in os.listdir(f"/proc/{pid}/fd"):
+        with suppress(FileNotFoundError):
+            path = f"/proc/{pid}/fd/{descriptor}"
+            if "lightning_echo-window" in os.readlink(path):
+                found[os.stat(path).st_ino] = os.stat(path).st_blocks * 512
+    return found
+
+
+def test_when_a_training_has_caught_up_the_memory_for_that_is_free_also_if_a_worker_was_forked_meanwhile(tmp_path):
+    options = {"window": MEDIUM, "late": 1.0}
+    first, _, early = begun(Heavy(tmp_path), **options)
+    reader = status()["pid"]
+    (main,) = windows_of(reader)
+    second = loader_of(Heavy(tmp_path), BATCH_SIZE, **options)
+    iterator = iter(second)
+    had = [rows(next(iterator))]
+    (again,) = set(windows_of(reader)) - {main}
+    third, over = loader_of(Heavy(tmp_path), BATCH_SIZE, window=MEDIUM, late=0), []
+
+    def held():
+        return [held[again] for pid in children_of(reader) if again in (held := windows_of(pid))]
+
+    def catches_up():
+        wait_until(lambda: len(held()) > 1, "a worker was forked for the third training")
+        assert max(held()) > 2**16, "what is read again takes memory"
+        had.extend(rows(batch) for batch in islice(iterator, TAKEN + 2))
+        wait_until(lambda: max(held()) < 2**16, "it is free, although the worker has it")
+        over.append(True)
+        second.close()
+
+    def goes_on():
+        wait_until(lambda: over, "the second training has caught up")
+        first.close()
+
+    together(catches_up, goes_on, closing(third, 1))
+    assert examples(had)[: TAKEN * BATCH_SIZE] == examples(early)
 
 
 ALL, FOLD = range(LENGTH), range(500, 1300)

@@ -1,5 +1,8 @@
 """Sharing under Lightning's Trainer: a callback, a data module, a checkpoint, a collection of loaders."""
 
+import re
+import threading
+from collections import deque
 from contextlib import nullcontext
 from typing import Any
 
@@ -11,7 +14,7 @@ from sharing_runs import status, wait_until
 from torch.utils.data import DataLoader
 from trainer_runs import At, Data, Killed, Scans, fit
 
-from lightning_echo import EchoCallback, EchoConfig, EchoDataModule, ShareConfig
+from lightning_echo import EchoCallback, EchoConfig, EchoDataModule, EchoLoader, ShareConfig
 
 LENGTH = 42
 SHARE: dict[str, Any] = {"name": "fit", "linger_seconds": 0.5, "window": "1MiB"}
@@ -47,6 +50,43 @@ def test_a_fit_that_shares_gets_whole_passes_and_validates(by: str) -> None:
         )
     assert len(logged) == 3
     assert [params["echo"]["share"] for params in logger.params if "echo" in params] == ["fit"]
+
+
+class Alike(Scans):
+    """Examples that are the same whichever process reads them, as two trainings that share must have them."""
+
+    def read(self, index: Any) -> Any:
+        return f"{index} 0".encode()
+
+
+def test_the_examples_that_are_read_again_for_a_fit_that_comes_late_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """How many there are follows from its place, without a cache."""
+    caplog.set_level("INFO", logger="lightning_echo")
+    length, share = 200, {**SHARE, "window": "8KiB", "late": 0.6, "linger_seconds": 5}
+    first = EchoLoader(DataLoader(Alike(length), 4, shuffle=True), 1, share=share)
+    epoch = iter(first)
+    had = [next(epoch)["index"].tolist() for _ in range(20)]
+
+    def goes_on() -> None:
+        try:
+            wait_until(lambda: status("fit")["count"] == 2, "the fit has joined")
+            had.extend(batch["index"].tolist() for batch in epoch)
+            deque(first, maxlen=0)
+        finally:
+            first.close()
+
+    beside, logger = threading.Thread(target=goes_on), Remembering()
+    beside.start()
+    late = DataLoader(Alike(length), 4, shuffle=True)
+    run = fit(late, callbacks=[EchoCallback(share=share)], max_epochs=2, logger=logger)
+    beside.join()
+    assert [sorted(indices(epoch)) for epoch in run.model.by_epoch] == [list(range(length))] * 2
+    assert indices(run.model.by_epoch[0]) == [index for batch in had for index in batch]
+    (count,) = map(int, re.findall(r"it gets (\d+) examples first", caplog.text))
+    assert 40 < count <= 0.6 * length
+    logged = [metrics for _, metrics in logger.metrics if "echo/read_again_examples" in metrics]
+    assert [metrics["echo/read_again_examples"] for metrics in logged] == [count] * 2
+    assert [metrics["echo/missed_examples"] for metrics in logged] == [0] * 2
 
 
 def test_limits_and_max_steps_hold_and_the_pass_goes_on() -> None:

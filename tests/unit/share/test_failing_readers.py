@@ -4,17 +4,17 @@ import logging
 import os
 import threading
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 from torch.utils.data import DataLoader
 
 from lightning_echo.pipeline.kinds import kind_of
-from lightning_echo.share import attachment as connecting
-from lightning_echo.share import server
-from lightning_echo.share.attachment import Connector, Group
+from lightning_echo.share import connecting, server
 from lightning_echo.share.config import ShareConfig, new_socket, send, socket_of
+from lightning_echo.share.connecting import Connector, Group
 from lightning_echo.share.process import Payload, ReaderError, run_reader
 from lightning_echo.share.same_data import loader_of, parts_of
 
@@ -115,7 +115,7 @@ def started(monkeypatch):
 
 
 def connector(data=DATA, name="data", **share):
-    return Connector(ShareConfig(name, **share), lambda: Payload([], {}, b""), data, Group.of_one())
+    return Connector(ShareConfig(name, **share), lambda _: Payload([], {}, b""), data, Group.of_one())
 
 
 def enters(each):
@@ -178,6 +178,31 @@ def test_a_second_one_is_an_error_and_without_restart_the_first(started, restart
     with pytest.raises(ReaderError, match=said):
         enters(connector(restart=restart))
     assert len(threads) == len(several)
+
+
+EVEN = SimpleNamespace(part=None, item=lambda member: 2 * member, member_from=lambda item: (item + 1) // 2)
+
+
+@pytest.mark.parametrize(
+    ("items", "wish", "deaths", "said"),
+    [
+        (EVEN, None, [5] * 3, ""),  # an item of others
+        (EVEN, None, [5] * 4, r"has died 4 times at item 5 \(killed by signal\)"),
+        (EVEN, None, [6] * 2, r"has died twice at item 6 \(killed by signal\)"),
+        (EVEN, 8, [6] * 3, ""),  # it has had that one
+        (EVEN, 8, [8] * 2, r"has died twice at item 8 \(killed by signal\)"),
+    ],
+)
+def test_readers_that_die_at_what_a_training_does_not_need_end_it_later(started, items, wish, deaths, said):
+    """The trainings that need it end first."""
+    wanted, threads = started
+    wanted += [*map(dies_at, deaths), *([] if said else [reads])]
+    attaching = Connector(ShareConfig("data"), lambda _: Payload([], {}, b""), DATA, Group.of_one(), items=items)
+    with pytest.raises(ReaderError, match=said) if said else nullcontext():
+        link = attaching.connect(wish, goes_on=False)
+        link.hang_up()
+        link.close()
+    assert len(threads) == len(deaths) + (not said)
 
 
 def test_readers_of_other_trainings_that_are_killed_before_they_answer_are_no_error(started):

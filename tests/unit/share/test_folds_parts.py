@@ -29,6 +29,7 @@ from lightning_echo.share.parts import (
     bits_in,
     count_of,
     part_of,
+    read_in_chunks,
     sealed,
     union_of,
 )
@@ -38,6 +39,13 @@ from lightning_echo.share.window import CHUNK
 
 LENGTH, PASSES = 97, 5
 BASE = list(range(LENGTH))
+
+
+class FirstTwo(Subset):
+    """Has fewer examples than indices."""
+
+    def __len__(self):
+        return 2
 
 
 def base_order(length=LENGTH, seed=7):
@@ -52,7 +60,7 @@ def stream(length=LENGTH, passes=PASSES, seed=7):
 
 
 def bits_of(indices, length=LENGTH):
-    return Part(range(length), np.array(sorted(indices))).bits
+    return Part.of(range(length), np.array(sorted(indices))).bits
 
 
 subsets = st.sets(st.integers(0, LENGTH - 1), min_size=1)
@@ -75,12 +83,13 @@ subsets = st.sets(st.integers(0, LENGTH - 1), min_size=1)
         (Subset(BASE, [LENGTH, 1]), {"shuffle": True}, None),
         (Subset(BASE, [1.0, 2.0]), {"shuffle": True}, None),
         (ConcatDataset([Subset(BASE, [1])]), {"shuffle": True}, None),
+        (FirstTwo(BASE, [9, 3, 1]), {"shuffle": True}, None),
         (StagedDataset.of(Subset(BASE, [9, 3, 1]), augment=str), {"shuffle": True}, [1, 3, 9]),
         (Subset(StagedDataset.of(Subset(BASE, [9, 3, 1]), augment=str), [2, 0]), {"shuffle": True}, [1, 9]),
         (StagedDataset.of(BASE, augment=str), {"shuffle": True}, None),
         (StagedDataset.of(Subset(BASE, [3, 3]), augment=str), {"shuffle": True}, None),
     ],
-    ids=range(18),
+    ids=range(19),
 )
 def test_a_part_is_what_subsets_and_samplers_choose_at_random_once_each(dataset, options, expected):
     part = part_of(kind_of(DataLoader(dataset, 2, **options)))
@@ -96,9 +105,16 @@ def test_the_base_has_the_named_cuts_that_are_around_subsets():
     assert base_of(whole) is whole
 
 
+def test_a_part_does_not_change_if_its_base_grows():
+    base = [0] * 9
+    part = part_of(kind_of(DataLoader(Subset(base, [8]), 1, shuffle=True)))
+    base += [0] * 9
+    assert part.bits.tolist() == [0, 1]
+
+
 @given(subsets)
 def test_the_members_of_a_part_are_the_items_of_the_reader_whose_index_is_in_it(chosen):
-    items = PartItems(Part(range(LENGTH), np.array(sorted(chosen))), base_order())
+    items = PartItems(Part.of(range(LENGTH), np.array(sorted(chosen))), base_order())
     expected = [item for item, index in enumerate(stream()) if index in chosen]
     assert [items.item(member) for member in range(len(expected))] == expected
     for item in range(PASSES * LENGTH - LENGTH):
@@ -107,7 +123,7 @@ def test_the_members_of_a_part_are_the_items_of_the_reader_whose_index_is_in_it(
 
 @given(subsets)
 def test_the_distance_of_a_part_is_the_least_number_of_its_members_between_two_uses(chosen):
-    items = PartItems(Part(range(LENGTH), np.array(sorted(chosen))), base_order())
+    items = PartItems(Part.of(range(LENGTH), np.array(sorted(chosen))), base_order())
     own = [index for index in stream() if index in chosen]
     for number in range(1, PASSES):
         places = range(number * len(chosen), (number + 1) * len(chosen))
@@ -130,7 +146,7 @@ def test_the_order_of_the_base_filtered_to_a_part_is_uniform_over_the_part():
 @pytest.mark.parametrize(("replicas", "drop_last"), [(1, False), (1, True), (2, True)])
 def test_what_is_live_holds_no_index_twice_in_a_part_whose_uses_come_closer_in_some_passes(reuse, replicas, drop_last):
     chosen = np.random.default_rng(0).permutation(1000)[:205]
-    items, size = PartItems(Part(range(1000), chosen), base_order(1000)), 6
+    items, size = PartItems(Part.of(range(1000), chosen), base_order(1000)), 6
     here = -(-205 // replicas)
     batches = here // size if drop_last else -(-here // size)
     layout = Layout(205, replicas, size, size if drop_last else here - (batches - 1) * size, batches)
@@ -153,6 +169,15 @@ def test_without_a_part_the_examples_that_drop_last_leaves_out_count_in_the_dist
     kind = kind_of(DataLoader(range(1000), 90, shuffle=True, drop_last=True))
     assert kind.layout(1) == layout
     assert shared_shape(shape, 0, layout, Items()).most_distance == distance_of(1000) - 10
+
+
+@pytest.mark.parametrize("size", [2, 20, 200, 1000, 2000])
+def test_how_much_is_read_of_data_that_is_read_in_whole_chunks(size):
+    chosen, passes = set(np.random.default_rng(0).permutation(2000)[:size].tolist()), 40
+    indices = stream(2000, passes)
+    chunks = [indices[first : first + CHUNK] for first in range(0, len(indices), CHUNK)]
+    really = sum(len(chunk) for chunk in chunks if chosen & set(chunk)) / passes
+    assert read_in_chunks(size, 2000) == pytest.approx(really, rel=0.05)
 
 
 # ---------------------------------------------------------------------- bits

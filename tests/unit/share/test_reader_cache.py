@@ -10,8 +10,9 @@ from lightning_echo import CacheConfig, StagedDataset
 from lightning_echo.cache.node_cache import NodeCache
 from lightning_echo.cache.reads import Lookups
 from lightning_echo.pipeline.kinds import kind_of
-from lightning_echo.share.attachment import Attachment, Link, Place
+from lightning_echo.share.attachment import Attachment
 from lightning_echo.share.config import ShareConfig
+from lightning_echo.share.connecting import Link, Place
 from lightning_echo.share.pipeline import SharedExamples
 from lightning_echo.share.reader_cache import ReaderCache, options_in_words
 from lightning_echo.share.same_data import difference, fingerprint_of, in_short
@@ -89,7 +90,7 @@ def test_a_training_counts_what_was_held_of_the_items_that_it_takes():
         lane.put(item, kind | HELD * (item in held), parts, size)
     lane.put(4, *pack_error(ValueError("broken")))
 
-    attachment = Attachment(ShareConfig("a"), lambda: pytest.fail("a reader is started"), {}, tell_every=100)
+    attachment = Attachment(ShareConfig("a"), lambda _: pytest.fail("a reader is started"), {}, tell_every=100)
 
     attachment._link = Link(None, -1, window, Place(0, 0, False), [])
     attachment._told = 1000

@@ -1,11 +1,14 @@
 """The workers of a reader: they begin, end and die, and what they leave in the window says what is missing."""
 
+import gc
 import multiprocessing
 import os
 import signal
 import socket
+import sys
+import threading
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from multiprocessing.context import ForkProcess
 
 import pytest
@@ -15,10 +18,21 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 from lightning_echo.pipeline.kinds import kind_of
 from lightning_echo.share import reading as reading_module
 from lightning_echo.share.parts import Chunk
-from lightning_echo.share.reading import Preparation, Reading, WorkerStart
-from lightning_echo.share.window import CHUNK, Window
+from lightning_echo.share.reading import Preparation, Reading, WorkerStart, order_of
+from lightning_echo.share.window import CHUNK, Window, unpack
 
 LENGTH = 61
+
+
+def reading_kind():
+    return kind_of(DataLoader(range(LENGTH), num_workers=1))
+
+
+@contextmanager
+def suppress_unraisable():
+    hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
+    yield
+    sys.unraisablehook = hook
 
 
 def wait_until(holds):
@@ -189,6 +203,66 @@ def test_workers_that_take_long_to_begin_do_so_one_after_the_other_while_the_rea
         return len(reading._workers.keys() - reading._dealing.ending) == 4
 
     wait_until(begin_again)
+    reading.close()
+
+
+@pytest.mark.parametrize("name", ["lightning_echo-reading", "QueueFeederThread"])
+def test_a_worker_for_which_no_thread_is_left_is_left_out_and_every_item_is_read_once(monkeypatch, caplog, name):
+    """The first thread asks the worker, the second one is torch's, which is started when the worker has a chunk already."""
+    reading = Reading(kind_of(DataLoader(range(LENGTH), num_workers=1)), 0, 0, 2**16, pytest.fail)
+    reading.start()
+    start, fails = threading.Thread.start, [True]
+
+    def start_few(self):
+        if fails and self.name.startswith(name):
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    monkeypatch.setattr(threading.Thread, "start", start_few)
+    with suppress_unraisable():  # torch's iterator wants to tell its worker that it ends
+        reading.want(3)
+        gc.collect()
+    assert "a worker cannot be started, so that there are fewer than 3: [Errno 11] can't start new thread" in caplog.text
+    assert reading.workers == reading.window.lanes == len(multiprocessing.active_children()) == 1
+    fails.clear()
+    reading.want(2)
+    assert reading.workers == 2
+    taken = []
+    while len(taken) < 9 * CHUNK:
+        item = len(taken)
+        wait_until(lambda item=item: reading.window.has(item))
+        kind, data = reading.window.copy(item)
+        taken.append(unpack(kind, data))
+        reading.window.low = item
+    expected = order_of(reading_kind(), 0)
+    expected.seek(0)
+    assert taken == expected.take(len(taken))
+    reading.close()
+
+
+def test_a_reader_for_which_not_even_one_worker_can_be_started_says_so(monkeypatch):
+    def start(self):
+        raise RuntimeError("can't start new thread")
+
+    reading = Reading(reading_kind(), 0, 0, 2**16, pytest.fail)
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(OSError, match="can't start new thread"):
+        reading.start()
+    reading.close()
+
+
+def test_workers_for_which_nothing_is_left_are_not_begun_again_and_again(monkeypatch):
+    """A reader that reads again, up to an item, wants its workers until all that they have read is taken."""
+    begun, begin = [], Reading._begin_worker
+    monkeypatch.setattr(Reading, "_begin_worker", lambda self: begun.append(self) or begin(self))
+    reading = Reading(reading_kind(), 0, 5, 2**16, pytest.fail, end=5 + 3 * CHUNK)
+    reading.want(16)
+    reading.start()
+    wait_until(lambda: reading.want(16) or not reading.workers)
+    for _ in range(20):
+        reading.want(16)
+    assert reading.window.end_from(5) == 5 + 3 * CHUNK
+    assert len(begun) <= 4, "there are four chunks, of which the first and the last are not whole"
     reading.close()
 
 

@@ -16,6 +16,7 @@ from torch.utils.data import (
     Sampler,
     SequentialSampler,
     Subset,
+    SubsetRandomSampler,
     TensorDataset,
     WeightedRandomSampler,
 )
@@ -241,6 +242,27 @@ def test_a_sampler_with_a_memory_has_the_same_pass_wherever_a_reader_begins():
     other.generator.manual_seed(99)
     assert passes_of(ReplayedSampler(one, dataset, 5), 0) == passes_of(ReplayedSampler(other, dataset, 5), 0)
     assert passes_of(ReplayedSampler(one, dataset, 5), 0) != passes_of(ReplayedSampler(one, dataset, 6), 0)
+
+
+BASE = Squares()
+PARTS = {
+    "subset": (Subset(BASE, [3, 1]), {"shuffle": True}),
+    "nested": (Subset(Subset(BASE, [9, 3, 1]), [2, 0]), {"shuffle": True}),
+    "sampler": (BASE, {"sampler": SubsetRandomSampler([4, 2])}),
+    "sampler of a subset": (Subset(BASE, [9, 3, 1]), {"sampler": SubsetRandomSampler([2, 1])}),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_of_a_part_the_reader_is_sent_the_base_and_reads_all_of_it_in_random_order(name):
+    dataset, options = PARTS[name]
+    parts = parts_of(kind_of(DataLoader(dataset, 4, **options)))
+    assert parts["dataset"] is BASE
+    assert type(parts["sampler"]) is RandomSampler
+    assert b"Subset" not in pickle.dumps(parts)
+    sent = loader_of(pickle.loads(pickle.dumps(parts)), seed=1)
+    assert type(sent.dataset) is Squares
+    assert sorted(sent.sampler) == list(range(20))
 
 
 def test_the_data_set_is_not_copied_and_a_generator_of_the_trainings_not_sent():

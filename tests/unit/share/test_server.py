@@ -10,6 +10,7 @@ from collections import deque
 from contextlib import suppress
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -17,6 +18,7 @@ from torch.utils.data import DataLoader
 
 from lightning_echo.pipeline.kinds import kind_of
 from lightning_echo.share.config import Gone, new_socket, receive, send
+from lightning_echo.share.parts import Wanted
 from lightning_echo.share.places import HOLD_SECONDS, Agreement, Training, Trainings
 from lightning_echo.share.server import CannotBegin, Server
 from lightning_echo.share.window import CacheState
@@ -303,6 +305,30 @@ def test_what_a_training_of_a_dead_reader_needs_is_kept_until_it_has_entered(idl
     assert low_of(server) == 4
 
 
+@pytest.mark.parametrize(("expected", "everything"), [(1, False), (2, True)])
+def test_a_reader_that_follows_a_dead_one_reads_what_its_trainings_want_as_soon_as_all_have_come(
+    idle_server, monkeypatch, expected, everything
+):
+    """What nobody wants may be what has killed the reader before."""
+    server, wanted = idle_server(follows=True, expected=expected), Wanted(0)
+    window = window_from(0)
+    monkeypatch.setattr(server, "_reading", SimpleNamespace(window=window, wanted=wanted, cache_state=CacheState(), close=int))
+    comes(server, group="a", goes_on=True, wish=2, part=np.array([0b00001111], np.uint8))
+    server._settle()
+    assert wanted.settle(8, range(8)) == [everything or index < 4 for index in range(8)]
+    assert window.read_in_pass == (8 if everything else 4)
+
+
+def test_what_another_node_reads_is_everything_and_its_trainings_take_it_too(idle_server, monkeypatch):
+    server = idle_server(elsewhere=SimpleNamespace(nodes=2, leave=int))
+    window = window_from(0)
+    monkeypatch.setattr(server, "_reading", SimpleNamespace(window=window, wanted=None, cache_state=CacheState(), close=int))
+    comes(server, group="a", part=np.array([0b00001111], np.uint8), share=0.5).cursor = 0
+    server._settle()
+    server._move_low()
+    assert (window.read_in_pass, window.taken_in_pass) == (8, 20)
+
+
 def test_a_reader_that_follows_a_dead_one_lets_nobody_in_before_its_trainings(idle_server, monkeypatch):
     """A new training would begin at the start, and those of the dead reader would wait until all before them was read again."""
     server, begun = idle_server(follows=True), []
@@ -509,7 +535,7 @@ def test_a_worker_that_dies_while_it_is_started_keeps_nobody_out(idle_server, mo
     def dies():
         raise RuntimeError("DataLoader worker (pid 3) is killed by signal: Killed. ")
 
-    dying = SimpleNamespace(want=int, start=dies, has_lost_worker=lambda: True, close=lambda: None, wanted=None)
+    dying = SimpleNamespace(want=int, start=dies, has_lost_worker=lambda: True, close=int, wanted=None, window=window_from(64))
     monkeypatch.setattr(server, "_read", lambda *_: dying)
     monkeypatch.setattr(server, "_let_enter", lambda: server._begin(64))
     with pytest.raises(RuntimeError, match="is killed by signal") as found:

@@ -7,8 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from lightning_echo.share.attachment import Attachment, Connector, Group, Link, Missed, Place, Succession, _Over
+from lightning_echo.share.attachment import Attachment, Missed
 from lightning_echo.share.config import Gone, ShareConfig, new_socket, receive, send
+from lightning_echo.share.connecting import Connector, Group, Link, Place, Succession, _Over
 from lightning_echo.share.places import Agreement
 from lightning_echo.share.process import ReaderError
 from lightning_echo.share.window import CacheState, pack
@@ -20,7 +21,7 @@ def linked(window, connection=None, item=0):
 
 def attached(own, slowest, reader, trainings=2):
     """An attachment to a reader whose window says this; times per example in milliseconds."""
-    attachment = Attachment(ShareConfig("a"), lambda: pytest.fail("a reader is started"), {})
+    attachment = Attachment(ShareConfig("a"), lambda _: pytest.fail("a reader is started"), {})
     window = SimpleNamespace(slowest_need_nanoseconds=int(slowest * 1e6), seconds_per_example=reader / 1000, trainings=trainings)
     attachment._link = linked(window)
     attachment.need_nanoseconds = int(own * 1e6)
@@ -40,14 +41,14 @@ def test_examples_come_as_fast_as_the_reader_or_the_slowest_other_training(own, 
     assert (attachment.seconds_per_example, attachment.most_factor) == (pytest.approx(seconds), pytest.approx(most))
     alone_or_unknown = [attached(own, slowest, reader, trainings=1), attached(0, slowest, reader)]
     assert [each.most_factor for each in alone_or_unknown] == [None, None]
-    unattached = Attachment(ShareConfig("a"), lambda: pytest.fail("a reader is started"), {})
+    unattached = Attachment(ShareConfig("a"), lambda _: pytest.fail("a reader is started"), {})
     assert (unattached.most_factor, unattached.seconds_per_example, unattached.trainings) == (None, 0.0, 0)
 
 
 @pytest.mark.parametrize(("options", "late"), [({}, 0.1), ({"late": 0.3}, 0.3), ({"cluster": "ray", "late": 0.3}, 0.0)])
 def test_a_reader_is_asked_to_read_again_for_a_late_training_but_not_where_other_nodes_would_have_to(options, late):
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    connector = Connector(ShareConfig("a", **options), lambda: pytest.fail("a reader is started"), {}, Group.of_one())
+    connector = Connector(ShareConfig("a", **options), lambda _: pytest.fail("a reader is started"), {}, Group.of_one())
     with here, there:
         send(there, {"over": "ends"})
         with pytest.raises(_Over):
@@ -78,7 +79,7 @@ PASS = 100
 
 
 def taking(window=None):
-    attachment = Attachment(ShareConfig("a"), lambda: pytest.fail("a reader is started"), {})
+    attachment = Attachment(ShareConfig("a"), lambda _: pytest.fail("a reader is started"), {})
     attachment._link = linked(window or Shelf(20))
     attachment._told = 1000  # the reader hears nothing here
     return attachment
@@ -104,7 +105,9 @@ def rank_of_two(window, tell_every=4):
     thread = threading.Thread(target=answer)
     thread.start()
     group = Group("g", 2, PASS)
-    attachment = Attachment(ShareConfig("a"), lambda: pytest.fail("a reader is started"), {}, tell_every=tell_every, group=group)
+    attachment = Attachment(
+        ShareConfig("a"), lambda _: pytest.fail("a reader is started"), {}, tell_every=tell_every, group=group
+    )
     attachment._link = linked(window, here)
     yield attachment, heard
     here.close()

@@ -6,6 +6,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 from lightning_echo.pipeline.kinds import kind_of
+from lightning_echo.share import server as server_module
 from lightning_echo.share.config import new_socket
 from lightning_echo.share.parts import Wanted, all_bits, union_of
 from lightning_echo.share.places import Training, Trainings
@@ -123,12 +124,28 @@ def found(trainings, low, kept, wanted=None):
         ((120, 136), 130, [(120, 130), (136, 136)]),  # and one needs none of those that are gone
         ((99, 124), 130, [(130, 130), (130, 130)]),  # one of them has missed too much: all jump
         ((124, 99), 130, [(130, 130), (130, 130)]),
+        ((99, 136), 130, [(136, 136), (136, 136)]),  # and the other one has had all up to there
+        ((136, 99), 130, [(136, 136), (136, 136)]),
     ],
 )
 def test_ranks_that_need_different_items_after_a_death_all_get_theirs_or_all_jump(wishes, low, places):
     trainings = at_work()
     trainings.all += ranks(*wishes, goes_on=True)
     assert found(trainings, low, low) == [("ranks", *place) for place in places]
+
+
+@pytest.mark.parametrize("wishes", [(98, 124), (98, 136), (136, 98)])
+def test_ranks_of_which_one_is_late_all_continue_at_one_item(wishes):
+    """They ask for the rounds that they need next. The window has the items from 130 on: the first training waits for these."""
+    trainings = at_work()
+    trainings.all += ranks(*wishes, goes_on=True)
+    found(trainings, FASTEST, FASTEST)
+    agreement = trainings.agreements["ranks"]
+    assert trainings.low(0, 0.0) == FASTEST
+    (answer,) = {agreement.answer(wish, wish + 8, FASTEST, 0.0) for wish in wishes}
+    assert answer.is_jump
+    assert answer.item > max(wishes), "one of them has had all before"
+    assert agreement.answer(answer.item, answer.item + 8, FASTEST, 0.0) == (False, answer.item + 8)
 
 
 def test_ranks_find_one_window_although_another_training_comes_between_them():
@@ -189,7 +206,7 @@ def late_server(monkeypatch):
         data = {"data_fingerprint": {}, "window_bytes": 8192, "linger_seconds": 0.2}
         server = Server(new_socket(), kind_of(DataLoader(range(20), num_workers=1, shuffle=True)), seed=0, **data)
         made.append(server)
-        window = SimpleNamespace(begin=0, low=4, reach_back=lambda item: max(item, 4))
+        window = SimpleNamespace(begin=0, low=4, reach_back=lambda item: max(item, 4), bytes_per_example=100)
         server._reading = SimpleNamespace(window=window, wanted=None, cache_state=None, has_lost_worker=lambda: False, close=int)
         server._trainings.all += [training("first"), *others]
         server._trainings.all[0].cursor = 4
@@ -216,6 +233,50 @@ def test_more_workers_read_again_for_all_ranks_what_any_of_them_lacks(late_serve
     server._let_enter_or_fail()
     assert [(entry.place, entry.there, entry.is_late) for entry in told] == [(1, 4, False), (3, 4, False)]
     assert (asked, read.workers, read.window.low) == ([(1, 4)], 4, 1)
+
+
+def test_if_nothing_can_be_read_again_for_ranks_they_enter_at_one_place(late_server, monkeypatch):
+    """One of them needs nothing of that."""
+    server, told, _ = late_server(*ranks(1, 6, goes_on=True))
+    monkeypatch.setattr(server, "_read", lambda *_, end: Read(OSError("no process")))
+    server._let_enter_or_fail()
+    assert [(entry.place, entry.there, entry.is_late) for entry in told] == [(6, 6, True)] * 2
+    assert [(one.cursor, one.catching_up) for one in server._trainings.all[1:]] == [(6, None)] * 2
+
+
+@pytest.mark.parametrize(
+    ("workers", "asked", "late", "main", "again"),
+    [
+        ("sum", [3, 4], 0, 7, []),
+        ("sum", [3, 4], 1, 3, [4]),
+        ("sum", [3, 4, 5], 2, 3, [4, 5]),
+        ("sum", [1, 200], 1, 64, [64]),  # a reader has at most 128
+        ("sum", [1, 40, 40, 40, 40], 4, 28, [25] * 4),
+        (8, [3, 4], 1, 4, [4]),
+        (8, [1, 1, 1, 1, 1], 4, 4, [1] * 4),
+        (2, [1, 1, 1], 2, 1, [1, 1]),  # each has one at least
+        ("starter", [6, 9], 1, 1, [1]),  # the loader of the server has one
+    ],
+)
+def test_a_reader_has_no_more_workers_because_trainings_catch_up(late_server, monkeypatch, workers, asked, late, main, again):
+    server, *_ = late_server(*(training(f"late {number}", workers=own) for number, own in enumerate(asked[1:])))
+    monkeypatch.setattr(server, "_workers", workers)
+    server._trainings.all[0].workers = asked[0]
+    server._reading = Read()
+    for number in range(late):
+        server._again[f"late {len(asked) - 1 - late + number}"] = Read()
+    server._want_workers()
+    assert (server._reading.workers, [each.workers for each in server._again.values()]) == (main, again)
+
+
+@pytest.mark.parametrize(("free", "is_read"), [(799, False), (800, True), (None, True)])
+def test_what_would_take_more_than_half_of_the_free_memory_is_not_read_again(late_server, monkeypatch, caplog, free, is_read):
+    server, told, _ = late_server(training("late"))  # it lacks four examples of 100 bytes
+    monkeypatch.setattr(server, "_read", lambda *_, end: Read())
+    monkeypatch.setattr(server_module, "free_memory_bytes", lambda: free)
+    server._let_enter_or_fail()
+    assert [(entry.place, entry.there, entry.is_late) for entry in told] == [(0, 4, False) if is_read else (4, 4, True)]
+    assert ("late comes late, and what it has missed is not read again: that takes 400 bytes," in caplog.text) is not is_read
 
 
 @pytest.mark.parametrize("reason", ["no process", "others"])

@@ -114,3 +114,23 @@ def test_lanes_that_come_and_go_and_are_killed_leave_only_whole_examples_and_no_
         process.kill()
         process.join()
     window.close()
+
+
+def test_memory_that_nobody_needs_becomes_free_although_a_forked_process_has_it():
+    window = Window.create(2**20, 1, 0)
+    Lane(window, 0).put(0, 0, [bytes(2**19)], 2**19)
+    here, there = FORK.Pipe()
+    child = FORK.Process(target=here.recv, daemon=True)
+    child.start()
+    try:
+        before = os.fstat(window._descriptor).st_blocks * 512
+        assert before > 2**19
+        window.close_for_writers()
+        window.free()
+        assert os.fstat(window._descriptor).st_blocks * 512 < before - 2**19
+        assert os.stat(f"/proc/{child.pid}/fd/{window._descriptor}").st_ino == os.fstat(window._descriptor).st_ino
+        assert (window.is_closed, window.has(0), window.begin) == (1, False, 0)
+    finally:
+        there.send(None)
+        child.join(10)
+        window.close()
