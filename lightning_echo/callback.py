@@ -53,7 +53,15 @@ from lightning_echo.measure.target_idle import TargetIdle
 from lightning_echo.pipeline.journal import Replay
 from lightning_echo.schema import entry, inside, record, rows, state_of
 from lightning_echo.training.counts import AskingSteps, Decider, Examples, metrics_of_parts
-from lightning_echo.training.loaders import Echoed, delivered_in, echoed_in, go_on_after_reload, parts_of, since_in
+from lightning_echo.training.loaders import (
+    Echoed,
+    delivered_in,
+    echoed_in,
+    go_on_after_reload,
+    parts_of,
+    since_in,
+    write_journals,
+)
 from lightning_echo.training.logged import (
     ProgressText,
     factor_shown,
@@ -66,7 +74,6 @@ from lightning_echo.training.logged import (
     package_versions,
     report_of,
     steps_taken,
-    write_journals,
     write_summary,
 )
 from lightning_echo.training.meters import RunMeter
@@ -151,7 +158,7 @@ class EchoCallback(DecidesFactor, pl.Callback):
             on one factor for all loaders. None: the factor stays as it is.
         factor: Echo factor: the uses per fresh example, a real number >= 1. ``"demand"``: if no fresh example has arrived, the
             training trains on one from memory instead of waiting. ``"auto"``: the same where it is possible; otherwise the
-            controller is a `TargetIdle` with its defaults. None: the factor is 1 if there is a controller or another option;
+            controller is a `TargetIdle` with ``max_factor``. None: the factor is 1 if there is a controller or another option;
             otherwise the run is left as it is. A `Replay` repeats a run on demand to the bit.
         insertion_point: Where the echo stage stands, see `InsertionPoint`.
         buffer_size: The largest number of live examples per rank, or the memory that they may take, see `EchoConfig`.
@@ -164,7 +171,8 @@ class EchoCallback(DecidesFactor, pl.Callback):
             factor the training shares, and does not echo.
         reads_in_flight: How many reads may be under way at once on this rank, for a storage that takes long to answer, see
             `EchoConfig`. Without a factor nothing is echoed, and examples are the same.
-        max_factor: On demand: the most uses per fresh example on average, a real number >= 1. Default: 8.
+        max_factor: On demand: the most uses per fresh example on average, a real number >= 1. The largest factor of ``"auto"``.
+            Default: 8.
         echo: All these options as one value. Give either this argument or the options, not both. It has one of these forms:
 
             * An `EchoConfig`, or a mapping of its options (a dict, OmegaConf's ``DictConfig``). It applies to a single loader,
@@ -223,9 +231,9 @@ class EchoCallback(DecidesFactor, pl.Callback):
         )
         join()
         config, self._is_auto = check_callback(controller, options, echo, summary, plot)
-        self.controller = TargetIdle() if self._is_auto else controller
         self.summary, self.plot = summary, plot
         self.attachment = Attachment(config, is_auto=self._is_auto)
+        self.controller = TargetIdle(max_factor=self.attachment.echo.auto_bound) if self._is_auto else controller
         self.reports: list[EpochReport] = []
         self.decisions: list[FactorUse] = []
         self._echoes = config is not None or self.controller is not None
@@ -289,9 +297,11 @@ class EchoCallback(DecidesFactor, pl.Callback):
         is_auto = isinstance(datamodule, EchoDataModule) and datamodule.is_auto
         if isinstance(datamodule, EchoDataModule):
             datamodule.leave_auto_to_controller(self.controller is not None and not self._is_auto)
+            self._default_controller.max_factor = datamodule.auto_bound
         self._may_rest = self._is_auto or (is_auto and self.controller is None)
         self._controller_in_force = self._default_controller if self.controller is None and is_auto else self.controller
         self._begin_fit()
+        self._echo_of(trainer).write_journals_in(log_directory)
         if not self._echoes and not is_auto:
             return
         self.attachment.attach(trainer, pl_module)

@@ -44,7 +44,7 @@ class EchoConfig:
         factor: Echo factor: the uses per fresh example on average, a real number >= 1. 1 is the plain loader. ``"demand"``: no
             factor is fixed. If no fresh example has arrived, the training trains on one from memory instead of waiting.
             ``"auto"``: the same where it is possible, for all loaders of a collection or for none. Otherwise an `EchoCallback`
-            begins with 1, and then a `TargetIdle` with its defaults decides on the factor. The log says which, and why.
+            begins with 1, and then a `TargetIdle` with ``max_factor`` decides on the factor. The log says which, and why.
             A `Replay` repeats a run on demand to the bit. The attribute holds it as a string.
         insertion_point: Where the echo stage stands: the name of an `InsertionPoint`. ``"auto"`` takes the earliest one that the
             loader allows, beginning with ``"before_augmentation"``. ``"after_transfer"`` needs a Trainer with an
@@ -96,7 +96,8 @@ class EchoConfig:
             * At most a twentieth of the free memory, and at most 1 GiB, is read ahead on a rank.
 
             Default: ``"auto"``, wherever another option has the loader rebuilt.
-        max_factor: On demand: the most uses per fresh example on average, a real number >= 1. Default: 8.
+        max_factor: On demand: the most uses per fresh example on average, a real number >= 1. The largest factor of ``"auto"``
+            (of a collection the smallest that its loaders are given). Default: 8.
 
     Raises:
         TypeError: A value has a wrong type.
@@ -437,7 +438,7 @@ def check_callback(
     config, asks_for_auto = callback_options(options, echo)
     if asks_for_auto and controller is not None:
         raise ValueError(
-            "factor='auto' chooses between echo on demand and TargetIdle() with its defaults, but "
+            "factor='auto' chooses between echo on demand and TargetIdle(), but "
             f"controller={controller!r} is given, too: leave one of the two out"
         )
     each = config.values() if isinstance(config, dict) else [] if config is None else [config]
@@ -458,7 +459,7 @@ class EchoOptions(EchoConfig):
     Args:
         factor: Uses per fresh example, a real number >= 1; 1 means no echoing. 'demand': no factor is fixed; if no fresh example
             has arrived, the training trains on one from memory instead of waiting. 'auto': the same where it is possible;
-            otherwise a TargetIdle with its defaults decides on the factor from epoch to epoch.
+            otherwise a TargetIdle with max_factor decides on the factor from epoch to epoch.
         insertion_point: Where the echo stage stands: after_read, before_augmentation, after_augmentation, after_batching,
             after_transfer, or auto.
         buffer_size: The largest number of live examples per rank (of live batches for after_batching and after_transfer). Or the

@@ -5,6 +5,7 @@ Only ``train_dataloader`` and what belongs to it (factor, state, closing) is def
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -49,7 +50,7 @@ class EchoDataModule(StandIn):
         factor: Echo factor: the uses per fresh example, a real number >= 1. 1 is the plain loader. ``"demand"``: if no fresh
             example has arrived, the training trains on one from memory instead of waiting. ``"auto"``: the controller of the
             Trainer's `EchoCallback` decides. If the callback has none, the loaders echo on demand where that is possible;
-            otherwise a `TargetIdle` with its defaults decides.
+            otherwise a `TargetIdle` with ``max_factor`` decides.
         insertion_point: Where the echo stage stands, see `InsertionPoint`.
         buffer_size: The largest number of live examples per rank, or the memory that they may take, see `EchoConfig`.
         reuse: Which examples are used again, ``"memory"`` or ``"each"``, see `EchoConfig`.
@@ -59,7 +60,8 @@ class EchoDataModule(StandIn):
         cache: A cache that keeps examples, so that they are read once: its size such as ``"8GiB"``, or see `EchoConfig`.
         share: The name under which this training shares the reading with others on this machine, or see `EchoConfig`.
         reads_in_flight: How many reads may be under way at once on a rank, see `EchoConfig`.
-        max_factor: On demand: the most uses per fresh example on average, a real number >= 1. Default: 8.
+        max_factor: On demand: the most uses per fresh example on average, a real number >= 1. The largest factor of ``"auto"``.
+            Default: 8.
         loaders: For a collection, in place of all these options: a mapping from the names of the loaders to echo to their
             options. A name is the key of the loader, or its position: ``"0"``, ``"1"``, and so on. In nested collections, ``/``
             joins the names: ``"labelled/0"``. The other loaders are left as they are.
@@ -220,6 +222,11 @@ class EchoDataModule(StandIn):
         """
         self._echo.set_factor(value, since)
 
+    @property
+    def auto_bound(self) -> float:
+        """The largest factor that ``"auto"`` may choose where on demand is impossible."""
+        return self._echo.auto_bound
+
     def leave_auto_to_controller(self, has_controller: bool) -> None:
         """Tells what ``factor="auto"`` means. `EchoCallback` calls it when a ``fit`` is set up.
 
@@ -227,6 +234,14 @@ class EchoDataModule(StandIn):
             has_controller: Whether a controller of the user's decides on the factor. If not, loaders echo on demand if they can.
         """
         self._echo.auto_may_be_demand = not has_controller
+
+    def write_journals_in(self, log_directory_of: Callable[[Any], str | None]) -> None:
+        """Lets runs on demand be written down in the log directory of their Trainer. `EchoCallback` calls it.
+
+        Args:
+            log_directory_of: Returns that directory; None if the Trainer has none.
+        """
+        self._echo.write_journals_in(log_directory_of)
 
     def expect_factor(self, value: float) -> None:
         """Warns once if a factor, set during training, would make the run longer than the learning rate schedule expects.

@@ -381,7 +381,7 @@ class Delivery:
     def in_use(self) -> Delivered:
         if self._before is not None and self.is_ahead:
             return self._before
-        return self._delivered()
+        return self.all_fetched
 
     @property
     def counts(self) -> EchoCounts:
@@ -471,7 +471,7 @@ class Delivery:
         """
         progress, examples = self.progress, (self._fresh, self._echoed, self._refetched)
         self._counted = progress, progress.delivered, progress.in_epoch, examples, self._last, self._taken, self._passes_at_last
-        before = None if self.batches_used is None else self._delivered()
+        before = None if self.batches_used is None else self.all_fetched
         item = self._unused
         if item is None:
             try:
@@ -521,5 +521,7 @@ class Delivery:
     def _all(self) -> EchoCounts:
         return EchoCounts(self._fresh, self._echoed, self._refetched)
 
-    def _delivered(self) -> Delivered:
+    @property
+    def all_fetched(self) -> Delivered:
+        """The delivery up to the batch that was fetched last, also if that is not in use yet."""
         return Delivered(self._all(), EchoCounts(*self._last), replace(self.progress), self._ended_passes)

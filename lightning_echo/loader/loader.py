@@ -185,8 +185,8 @@ class EchoLoader(PlainAttributes):
         self._run = EchoRun(self._setting, factor, seed)
         if journal is not None and not self._setting.has_journal:
             raise ValueError(
-                f"journal={journal!r} is impossible here: only a run with factor='demand' that gets its examples one by one, "
-                "over a data set with indices, has a journal. Leave it out"
+                f"journal={journal!r} is impossible here: only a run with factor='demand' has a journal, and none with "
+                "share=. Leave it out"
             )
         self.journal = journal
         self._iterations = Iterations()
@@ -287,7 +287,7 @@ class EchoLoader(PlainAttributes):
 
     @journal.setter
     def journal(self, value: str | os.PathLike[str] | None) -> None:
-        self._run.journal.folder = None if value is None else check_folder("journal", value)
+        self._run.write_journal_in(None if value is None else check_folder("journal", value))
 
     def why_not_on_demand(self) -> str:
         """Returns why this loader cannot echo on demand, in words; empty if it can."""

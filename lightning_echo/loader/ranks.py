@@ -5,7 +5,7 @@ batch a rank leaves its `Place` in the store of ``torch.distributed``, and overw
 wait for an answer. A rank that saves a state reads the places of the same batch there. No other rank has to help, so a rank that
 saves alone, after an exception, has them, too. The place of another batch is never taken for the one that is asked for. If a rank
 has not come there in time, its last place before is saved, with the number of its batch: a resumed run reads again what that rank
-has delivered since then, and says so.
+has delivered since then, and says so. Nobody waits for a store that did not answer, until it answers again (`JobStore`).
 """
 
 from __future__ import annotations
@@ -34,22 +34,78 @@ _LOOK_SECONDS = 0.005
 _READ_AGAIN = ": what was delivered there since then is read again"
 
 
+class JobStore:
+    """The job's store, as all loaders of this process share it: whether it answers, and how long states wait for other ranks.
+
+    States that are saved between two batches are those of one checkpoint. Together they wait as long as one. Who trains or saves
+    does not ask a store that was lost. Where an epoch begins, a thread asks whether it answers again.
+    """
+
+    def __init__(self, store: Any) -> None:
+        self.store = store
+        self.why_lost = ""  # empty: it answers, as far as is known
+        self._until: float | None = None  # until when the states of this checkpoint wait; None: none has begun to
+        self._asking: Thread | None = None
+
+    @property
+    def until(self) -> float:
+        """The time until which a state waits for the places of other ranks."""
+        if self._until is None:
+            self._until = perf_counter() + MOST_SECONDS
+        return self._until
+
+    def go_on(self) -> None:
+        """Notes that the training has got a batch: the next state is of another checkpoint."""
+        self._until = None
+
+    def lose(self, why: str = "") -> None:
+        self.why_lost = self.why_lost or f"the job's store does not answer{why and f' ({why})'}"
+
+    def ask_again(self, key: str, say: Callable[[str], None]) -> None:
+        """Lets a thread find out whether a store that was lost answers again. ``key``: one that is there."""
+        if self.why_lost and (self._asking is None or not self._asking.is_alive()):
+            self._asking = Thread(target=self._ask, args=(key, say), daemon=True, name="lightning_echo store")
+            self._asking.start()
+
+    def _ask(self, key: str, say: Callable[[str], None]) -> None:
+        asked = perf_counter()
+        try:
+            self.store.get(key)
+        except RuntimeError:  # as all errors of a store
+            return
+        if perf_counter() - asked < _ANSWER_SECONDS:
+            self.why_lost = ""
+            say("the job's store answers again: from here on, a checkpoint has the places of all ranks")
+
+
+_job: JobStore | None = None
+
+
+def job_store() -> JobStore:
+    """Returns the store of the job of ``torch.distributed``, the same object for all loaders."""
+    global _job
+    distributed: Any = torch.distributed
+    store = distributed.distributed_c10d._get_default_store()
+    if _job is None or _job.store is not store:
+        _job = JobStore(store)
+    return _job
+
+
 class RankPlaces:
     """The places of all ranks of a job.
 
     Args:
         rank: The number of this rank.
         places: The places of all ranks where the run begins, or continues.
-        store: The job's store; None if there is none: then the places of other ranks are not known.
+        job: The job's store; None if there is none: then the places of other ranks are not known.
         names: Under which each rank leaves its places there, in this run alone, see `prepare`.
     """
 
-    def __init__(self, rank: int, places: Sequence[Place], store: Any = None, names: Sequence[str] = ()) -> None:
-        self._rank, self._store, self._names = rank, store, names
+    def __init__(self, rank: int, places: Sequence[Place], job: JobStore | None = None, names: Sequence[str] = ()) -> None:
+        self._rank, self._job, self._names = rank, job, names
         self._start, self._known = tuple(places), list(places)
-        self._waited_after = -1  # batches: a checkpoint may save the state of a loader twice, and waits once
-        self._is_job = store is not None or is_distributed()
-        self._why_unknown = "" if store is not None else "this job has no store"
+        self._collected_after = -1  # batches: a checkpoint may save the state of a loader twice, and says once who is late
+        self._is_job = job is not None or is_distributed()
 
     @classmethod
     def join(cls, ranks: int, rank: int, own: Place) -> RankPlaces:
@@ -59,12 +115,11 @@ class RankPlaces:
         """
         if not is_distributed():
             return cls(rank, [own if each == rank else Place(0, 0, (), 0, 0) for each in range(ranks)])
-        distributed: Any = torch.distributed
-        store = distributed.distributed_c10d._get_default_store()
+        job = job_store()
         name = f"lightning_echo/{secrets.token_hex(8)}"  # an earlier run of this job had batches of the same numbers
-        prepare(store, name)
+        prepare(job.store, name)
         names, places = zip(*gathered((name, own)), strict=True)
-        return cls(rank, places, store, names)
+        return cls(rank, places, job, names)
 
     @property
     def slowest(self) -> int:
@@ -74,46 +129,53 @@ class RankPlaces:
     def leave(self, number: int, booked: Booked, counts: EchoCounts) -> None:
         """Lets other ranks know the place of this one after ``number`` batches."""
         self._write(number, to_bytes(number, booked, counts))
+        if self._job is not None:
+            self._job.go_on()
 
     def take_back(self, number: int) -> None:
         """Erases the place after ``number`` batches: the last of them did not reach the training."""
         self._write(number, b"")
 
+    def ask_again(self, say: Callable[[str], None]) -> None:
+        """Finds out, in a thread, whether a store that did not answer does so again, and says so."""
+        if self._job is not None:
+            self._job.ask_again(_key(self._names[self._rank], 0), say)
+
     def _write(self, number: int, value: bytes) -> None:
-        if self._store is None:
+        if self._job is None or self._job.why_lost:
             return
         try:
-            self._store.set(_key(self._names[self._rank], number), value)
+            self._job.store.set(_key(self._names[self._rank], number), value)
         except RuntimeError as error:  # as all errors of a store
-            self._lose(f"the job's store does not answer ({error})")
+            self._job.lose(str(error))
 
     def collect(self, own: Place, say: Callable[[str], None]) -> tuple[Place, ...]:
         """Returns the place of each rank after ``own.number`` batches, or its last one before that is known, and says so.
 
-        It waits for less than 5 s, also if the store does not answer.
+        All states of a checkpoint together wait for less than 5 s, also if the store does not answer.
         """
-        found = {self._rank: own}
-        if self._store is not None:
-            wait = MOST_SECONDS if own.number != self._waited_after else 0.0
-            thread = Thread(target=self._look, args=(own.number, found, wait), daemon=True, name="lightning_echo places")
+        found, job = {self._rank: own}, self._job
+        if job is not None and not job.why_lost:
+            until = job.until
+            thread = Thread(target=self._look, args=(own.number, found, until), daemon=True, name="lightning_echo places")
             thread.start()
-            thread.join(MOST_SECONDS + _ANSWER_SECONDS)
+            thread.join(max(until - perf_counter(), 0.0) + _ANSWER_SECONDS)
             if thread.is_alive():
-                self._lose("the job's store does not answer")
+                job.lose()
         for rank, start in enumerate(self._start):
             # The state may be of fewer batches than the one before, so what is known may be of too many.
             of_rank = [start, self._known[rank], found.get(rank, start)]
             self._known[rank] = max((each for each in of_rank if each.number <= own.number), key=lambda each: each.number)
-        if self._is_job and own.number != self._waited_after and (late := late_ranks(self._known, own.number)):
-            why = self._why_unknown or "it has not come so far, or is far ahead"
+        if self._is_job and own.number != self._collected_after and (late := late_ranks(self._known, own.number)):
+            why = "this job has no store" if job is None else job.why_lost or "it has not come so far, or is far ahead"
             say(f"{late} ({why}): a run that resumes from this state reads again what was delivered there since then")
-        self._waited_after = own.number
+        self._collected_after = own.number
         return tuple(self._known)
 
-    def _look(self, number: int, found: dict[int, Place], wait: float) -> None:
+    def _look(self, number: int, found: dict[int, Place], until: float) -> None:
         """Reads places until all are those after ``number`` batches. The last ones before stand for those that do not come."""
-        until = perf_counter() + wait
         missing = [rank for rank, start in enumerate(self._start) if rank != self._rank and start.number != number]
+        assert self._job is not None
         try:
             while True:
                 read = self._read([(rank, number) for rank in missing])
@@ -128,18 +190,16 @@ class RankPlaces:
                 if before:
                     found[rank] = max(before, key=lambda place: place.number)
         except RuntimeError as error:
-            self._lose(f"the job's store does not answer ({error})")
+            self._job.lose(str(error))
 
     def _read(self, asked: Sequence[tuple[int, int]]) -> list[Place | None]:
         """Returns what stands where places of these ranks and numbers stand."""
-        store, keys = self._store, [_key(self._names[rank], number) for rank, number in asked]
-        if store is None or not keys:
+        keys = [_key(self._names[rank], number) for rank, number in asked]
+        if self._job is None or self._job.why_lost or not keys:
             return [None] * len(keys)
+        store = self._job.store
         values = store.multi_get(keys) if store.has_extended_api() else map(store.get, keys)
         return [from_bytes(value) for value in values]
-
-    def _lose(self, why: str) -> None:
-        self._store, self._why_unknown = None, self._why_unknown or why
 
 
 def prepare(store: Any, name: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import replace
 from typing import Any
@@ -10,7 +11,7 @@ from lightning_echo.cache.loader_cache import LoaderCache
 from lightning_echo.cache.node_cache import gathered
 from lightning_echo.data.fingerprint import Changed, Changes
 from lightning_echo.insertion import Needs, earliest
-from lightning_echo.loader.epochs import Delivery, Progress, Steps, TrainerPlace
+from lightning_echo.loader.epochs import Delivered, Delivery, Progress, Steps, TrainerPlace
 from lightning_echo.loader.ranks import RankPlaces, continued_on_demand, counts_of_rank, own_place
 from lightning_echo.loader.resuming import (
     adapt_state,
@@ -27,8 +28,8 @@ from lightning_echo.loader.setting import Setting, default_seed, ranks_on_node, 
 from lightning_echo.loader.state import Conditions, EchoCounts, EchoState
 from lightning_echo.loader.succession import Beginning, begins_alike, predecessor_of
 from lightning_echo.log import Says
-from lightning_echo.pipeline.demand import DemandPipeline, StretchOver
-from lightning_echo.pipeline.journal import RunJournal
+from lightning_echo.pipeline.demand import DemandPipeline
+from lightning_echo.pipeline.journal import RunJournal, StretchOver
 from lightning_echo.pipeline.kinds import Indexed
 from lightning_echo.pipeline.pipelines import Launch, Pipeline, RestartablePipeline, Start
 from lightning_echo.pipeline.prefetch import clear_frames
@@ -212,6 +213,8 @@ class EchoRun:
             self.says.once(f"{correction}; {self._setting.describe(self.factor.value)}")
         self.notice_changes()
         self._empty_cache()
+        if self._places is not None:
+            self._places.ask_again(self.says.inform)
         if self._pipeline.started is None:
             self._setting.tell_pass(self.state())
         if not self.delivery.progress.resuming:
@@ -348,8 +351,8 @@ class EchoRun:
 
     def _keep_order(self) -> None:
         """Keeps the order from where the slowest rank is."""
-        if self._places is not None and isinstance(self._pipeline.started, DemandPipeline):
-            self._pipeline.started.keep_order_from(self._places.slowest)
+        if isinstance(self._pipeline.started, DemandPipeline):
+            self._pipeline.started.keep_order_from(math.inf if self._places is None else self._places.slowest)
 
     def _leave_place(self) -> None:
         """Lets other ranks know what this one has delivered."""
@@ -403,7 +406,7 @@ class EchoRun:
             self.seed = self.beginning.seed = named_seed(default_seed(setting.kind.loader), self.says.name)
         self.settle()
         self._setting.tell_pass(self.state())
-        before = self.state()
+        before = self.state(self.delivery.all_fetched)  # where a replay starts workers again, the last one may not be in use yet
         state = self._state_to_start_from(before)
         self._changes.begin()
         self._open_journals()
@@ -415,12 +418,13 @@ class EchoRun:
             worker_init_fn=self.worker_init_fn,
             journal=self.journal.file,
             repeated=self.journal.repeated,
+            passes_over=state.passes_over,
         )
         if setting.on_demand:
             setting.check_ranks_on_demand()
         if setting.has_several_places and self._places is None:
             self._places = RankPlaces.join(*setting.place_of_rank(), own_place(state, self.delivery.all_counts))
-        started = setting.start(launch, self.warn)
+        started = setting.start(launch, self.says.warn_here)  # each rank has a source, and waits for it
         if (before.plan is not None or before.demand is not None) and not started.exact:
             sampler = type(setting.kind.sampler).__name__
             self.warn(
@@ -439,6 +443,15 @@ class EchoRun:
         self._leave_place()
         return started
 
+    def write_journal_in(self, folder: str | None) -> None:
+        """Sets the folder in which the run is written down. It counts when workers are started."""
+        if folder is not None and self._setting.has_journal and self._pipeline.started is not None and self.journal.file is None:
+            self.says.inform(
+                "this run is not written down for a Replay, because its first batch was fetched before its folder was known. "
+                "Give the folder at the start: EchoLoader(..., journal=folder)"
+            )
+        self.journal.folder = folder
+
     def _open_journals(self) -> None:
         """Reads the journal of the run that is repeated, and prepares that of this one."""
         setting, rank = self._setting, self._setting.rank_of_process()
@@ -449,7 +462,7 @@ class EchoRun:
                 self.factor.constructed = repeated.stretches[0].begin.max_factor
                 self.factor.restart()
         if setting.has_journal:
-            self.journal.open(self.says.name, rank, self.warn)
+            self.journal.open(self.says.name, rank, self.says.warn_here)  # each rank has a file
 
     def settle(self) -> None:
         """Opens the cache, and makes the sizes that depend on the free memory final. See `EchoLoader.settle`."""
@@ -482,7 +495,7 @@ class EchoRun:
             state = next_pass
         progress = self.delivery.progress
         if setting.kind.plans_in_workers:
-            return replace(state, begin_at=Start(0, progress.delivered))
+            return replace(state, begin_at=Start(state.counts.fresh, progress.delivered))
         is_of_demand = state.demand is not None or (state.plan is not None and setting.on_demand)
         state, number, message = (continued_on_demand if is_of_demand else continued_elsewhere)(state, setting)
         if message:  # ranks that are not of one job each have a message of their own
@@ -493,9 +506,9 @@ class EchoRun:
 
     # ------------------------------------------------------------------ continuing
 
-    def state(self, *, before: bool = False) -> EchoState:
-        """Returns the state of the run at the batch in use, or ``before`` it."""
-        in_use, factor = self.delivery.before_in_use if before else self.delivery.in_use, self.factor
+    def state(self, at: Delivered | None = None) -> EchoState:
+        """Returns the state of the run at the batch in use, or ``at`` another one."""
+        in_use, factor = at or self.delivery.in_use, self.factor
         progress = in_use.progress
         conditions = self._conditions or self._setting.conditions()
         parts = EchoState.parts_of(self._pipeline.state(progress.delivered))
@@ -532,12 +545,12 @@ class EchoRun:
 
     def state_dict(self, epoch_goes_on: bool | LeftOut | None, place: TrainerPlace | None) -> dict[str, Any]:
         """Returns the state in plain types. Within a step of the Trainer, the run continues with the batch of that step."""
-        is_under_way = self._is_under_way
-        trainer, state = None if place is None else place.state(), self.state(before=is_under_way)
+        at = self.delivery.before_in_use if self._is_under_way else None
+        trainer, state = None if place is None else place.state(), self.state(at)
         if self._places is not None and state.demand is not None:
             ranks = self._places.collect(own_place(state, state.counts), self.says.warn_here)
             self._keep_order()
-            state = self.state(before=is_under_way).with_ranks(ranks)
+            state = self.state(at).with_ranks(ranks)
         new_length = self._setting.layout().length if self._has_other_length() else None
         written = self.journal.written()
         return replace(state, epoch_goes_on=epoch_goes_on, trainer=trainer, new_length=new_length, journal=written).to_dict()

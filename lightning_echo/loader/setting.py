@@ -228,14 +228,14 @@ class Setting:
             self._check_memory()
         if replay is not None and not self.has_journal:
             raise ValueError(
-                f"factor={str(replay)!r} is impossible here: only a run that gets its examples one by one, over a data set with "
-                "indices, has a journal. Give a number, or 'demand'"
+                f"factor={str(replay)!r} is impossible here: a run that shares its reading has no journal. Give a "
+                "number, or 'demand'"
             )
 
     @property
     def has_journal(self) -> bool:
         """Whether a run on demand can be written down and repeated."""
-        return self.on_demand and self.sharing is None and isinstance(self.kind, Indexed) and not self.kind.by_batches
+        return self.on_demand and self.sharing is None
 
     def why_not_on_demand(self) -> str:
         """Returns why this loader cannot echo on demand, in words; empty if it can."""

@@ -240,8 +240,8 @@ class Evidence:
 #
 # * It looks soon and again: after 10, 20, 40, 80, ... steps of the run. Each look is at the steps since the look before, which
 #   are half of all: the first ones may be slow because devices and caches are cold. A look at few steps only raises the factor.
-# * It switches echoing on only if the waiting is more than chance (`Evidence`). Once it is on, the mean over enough steps is
-#   enough for a larger factor: then it is known that the source is slow.
+# * It switches echoing on only if the waiting is more than chance (`Evidence`). Then the source is known to be slow, so that the
+#   mean over enough steps is enough for a larger factor, or that over a few steps if the costs predict the waiting.
 # * Epochs that are too short to be judged alone are joined (`RecentSteps`).
 # * If a larger factor brought far less than predicted, it goes back to the factor before (`Trials`).
 
@@ -279,7 +279,8 @@ class TargetIdle(Controller):
         first_after_steps: The controller looks after this number of steps of the run, and again each time their number has
             doubled, see `Controller.first_after_steps`. As long as fewer than 100 steps were measured with the factor in force,
             it then only raises the factor, and only if the lower end of the 99% interval of the idle fraction is above the
-            target. Fewer than eight measured steps have no interval. None: it does not look early.
+            target, or if a larger factor is in force and the costs of these steps say that it is too small. Fewer than eight
+            measured steps have no interval. None: it does not look early.
         every_n_steps: The controller decides each time after this number of batches of an epoch, as at the end of an epoch.
             From this number of steps on, the number of steps between looks does not double any more. None: it always does.
 
@@ -345,12 +346,22 @@ class TargetIdle(Controller):
         if observation.moment is not Moment.early or are_enough:
             is_proved = is_certain or (are_enough and (low is None or observation.factor > 1))
             return self._decide(joined, lately, is_proved=is_proved)
-        if is_certain:  # by this look alone: the steps before it may have been slow because devices and caches were cold
+        if is_certain or self._is_foreseen(observation):
+            # By this look alone: the steps before it may have been slow because devices and caches were cold.
             decision = self._decide(observation, observation)
             return replace(decision, factor=max(decision.factor, observation.factor))
         seen = "not known" if low is None else f"at least {low * 100:.3g}%"
         message = f"idle of {observation.steps} steps is {seen}, target {self.target * 100:.3g}%: more will tell"
         return Decision(observation.factor, Reason.not_measured, message)
+
+    def _is_foreseen(self, observation: Observation) -> bool:
+        """Whether the device waits and the costs predict that: the first steps, by which the factor was chosen, were slower.
+
+        A few steps with this factor prove little alone, but both together are not chance. That the source is slow is known.
+        """
+        if observation.factor == 1 or observation.costs is None or (observation.idle_fraction or 0.0) <= self.target:
+            return False
+        return min(self._aim(observation.costs), self.max_factor) >= observation.factor * _CHANGE
 
     def _decide(self, observation: Observation, lately: Observation, *, is_proved: bool = True) -> Decision:
         """Decides on all steps to judge together; ``lately`` are the last few of them.

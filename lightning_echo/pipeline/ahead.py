@@ -99,21 +99,21 @@ class Foreseen(Iterator[Request]):
         with requests.lock:
             if self._shadow is None or self._changes != requests.changes:
                 self._begin_shadow()
-            request = next(requests)
-            if request.number < 0:
-                return request
-            coming = self._coming[self._count % len(self._coming)]
-            self._count += 1
-            self._look_ahead(coming)
-            by_batches = isinstance(requests, BatchRequests)
-            coming.take_next(dict(zip(request.positions, [request.indices] if by_batches else request.indices, strict=True)))
-            self._look_ahead(coming)
-            if self._order_changes != self._order.changes:
-                self._order_changes = self._order.changes
-                for each in self._coming:
-                    each.tell_again()
-            ahead = self._to_tell(coming)
-            return request._replace(ahead=ahead, drop=self._items_of(coming.dropped()))
+        request = next(requests)
+        if request.number < 0:
+            return request
+        coming = self._coming[self._count % len(self._coming)]
+        self._count += 1
+        self._look_ahead(coming)
+        by_batches = isinstance(requests, BatchRequests)
+        coming.take_next(dict(zip(request.positions, [request.indices] if by_batches else request.indices, strict=True)))
+        self._look_ahead(coming)
+        if self._order_changes != self._order.changes:
+            self._order_changes = self._order.changes
+            for each in self._coming:
+                each.tell_again()
+        ahead = self._to_tell(coming)
+        return request._replace(ahead=ahead, drop=self._items_of(coming.dropped()))
 
     def _begin_shadow(self) -> None:
         requests = self._requests

@@ -13,8 +13,8 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import chain
 from statistics import median
 from time import perf_counter
@@ -22,21 +22,22 @@ from typing import Any, Protocol
 
 from lightning_echo.data.randomness import PreservingIterator
 from lightning_echo.pipeline.demand_worker import NOTHING_TO_REPEAT, DemandExamples, DemandRequest, ToRead, Words
-from lightning_echo.pipeline.journal import JournalFile
+from lightning_echo.pipeline.journal import JournalFile, Repeated, begin_journal
 from lightning_echo.pipeline.pipelines import Layout, Opening, Pipeline, rebuilt_loader
 from lightning_echo.pipeline.prefetch import DEPTH, Prefetcher, WorkerProcesses
 from lightning_echo.pipeline.reads import Pools, ReadAhead, ReadTimeoutError
 from lightning_echo.pipeline.requests import let_go_of_frames, with_place
 from lightning_echo.pipeline.worker import Report
 from lightning_echo.plan.demand import Block, Booked, Dealing, DemandRule, EarlierRanks, delivered_before, lead
-from lightning_echo.plan.journal import Begin, Journal, JournalError, ReplayedDealing, checksum
+from lightning_echo.plan.journal import Begin, ReplayedDealing
 from lightning_echo.plan.order import Order
 from lightning_echo.split.reading import file_of
 
 _KEPT_BATCHES = 3  # delivered, and not booked: a state may be that of one or two batches before
 _LAST_STEPS = 10  # whose times decide how early a batch is due
 _DEAD_SECONDS = 10.0  # the training waits so long before the user is told that the source delivers nothing
-_CLOSE_READ_SECONDS = 1.0  # a worker that reads for longer is ended when the loader is closed
+_WATCH_SECONDS = 1.0  # where no thread fetches, it is looked so often how long the training has waited
+CLOSE_READ_SECONDS = 1.0  # a worker that reads for longer is ended when the loader is closed
 _OVERTAKING = 32  # examples for each read in flight, that may arrive before one that takes long
 _CHEAP_SHARE = 0.25  # reads that take less of the time of making a batch are not worth an echo
 
@@ -72,20 +73,23 @@ class DemandRequests(Iterator[DemandRequest]):
         self._indices: dict[int, Any] = {}  # of open positions
         first = dealing.booked().frontier
         order.seek(first)
-        self._order_from = math.inf  # a state has the order from here on: another rank may not have come further
+        # A state has the order from here on: another rank may not have come further. The run says so after the start.
+        self._order_from = 0.0
         self._known = first  # the indices of all positions before it were taken
         # Batches that were delivered and not booked, by number: a state may be asked for that is before them.
         self._delivered: deque[tuple[int, Sequence[int]]] = deque()
         self._next_delivered = self._next_noted = number  # noted: in the journal
         self.failure: Exception | None = None  # of the user's order, or because of which a batch cannot be repeated
         self._ends_at = math.inf if repeated is None else repeated.stretch.end  # the first batch that cannot be repeated
-        self.lock = threading.RLock()  # never held while the user's sampler runs, which may hang
-        self._order_before: dict[str, Any] | None = None  # the state of the order, while it asks the user's sampler
+        self.lock = threading.RLock()  # never held while the user's sampler runs, or a file is written: that may hang
+        self._noting, self._is_noting = threading.RLock(), False  # one thread after the other, so that batches stay in order
         self._take_indices(dealing.next)
 
     def __next__(self) -> DemandRequest:
+        self._note()
         with self.lock:
             self._book()
+            self.order.prune(self._order_begins)
         told = list[ToRead]()
         try:
             for block in self._dealing.deal(self._count % self._workers):
@@ -97,16 +101,19 @@ class DemandRequests(Iterator[DemandRequest]):
             number, fresh = self._number, None
             if self._repeated is not None:
                 if self.failure is None:
-                    self.failure = self._repeated.failure_at(number, self._indices)
+                    self.failure = self._repeated.over_at(number) or self._changed_at(number, self._repeated)
                     if self.failure is not None:
                         self._ends_at = number
                 if number >= self._ends_at:
                     return NOTHING_TO_REPEAT
-                fresh = self._repeated.fresh_in(number)
+                fresh = frozenset(self._repeated.stretch.fresh_in(number))
             self._number, self._count = number + 1, self._count + 1
             return DemandRequest(
                 number, self._size_of(number), self._bound_of(number), tuple(told), self.failure is not None, fresh
             )
+
+    def _changed_at(self, number: int, repeated: Repeated) -> Exception | None:
+        return repeated.changed_at(number, [self._indices[position] for position in repeated.stretch.fresh_in(number)])
 
     def _with_indices(self, positions: Block) -> ToRead:
         length = self.order.pass_length
@@ -121,20 +128,15 @@ class DemandRequests(Iterator[DemandRequest]):
         )
 
     def _take_indices(self, end: int) -> None:
-        with self.lock:
-            self._order_before = self._order_state()
-        try:
-            taken = self.order.take(end - self._known)
-        finally:
-            self._order_before = None
-        for position, index in enumerate(taken, self._known):
+        for position, index in enumerate(self.order.take(end - self._known), self._known):
             if not self._dealing.is_delivered(position):
                 self._indices[position] = index
         self._known = end
 
-    def _order_state(self) -> dict[str, Any]:
-        """Returns the state of the order from the first position on that this rank, or another one, has not delivered."""
-        return self.order.state(int(min(self._dealing.frontier, self._order_from)))
+    @property
+    def _order_begins(self) -> int:
+        """The first position that this rank, or another one, has not delivered."""
+        return int(min(self._dealing.frontier, self._order_from))
 
     def _factor_of(self, number: int) -> float:
         return next(factor for since, factor in reversed(self._factors) if since <= number or since == self._factors[0][0])
@@ -157,27 +159,37 @@ class DemandRequests(Iterator[DemandRequest]):
         self._next_delivered = number + 1
 
     def _note(self) -> None:
-        """Notes in the journal what was delivered."""
-        for number, fresh in tuple(self._delivered) if self._journal is not None else ():
-            if number >= self._next_noted:
-                assert self._journal is not None
-                self._journal.book(fresh, [self._indices[position] for position in fresh], self._bound_of(number))
-                self._next_noted = number + 1
+        """Notes in the journal what was delivered, without ``lock``: a disk may take long, and each step needs that."""
+        with self._noting:
+            if self._is_noting:  # a signal handler saves a state within this very call: what it interrupts notes the rest
+                return
+            self._is_noting = True
+            try:
+                with self.lock:
+                    new = [(number, fresh) for number, fresh in tuple(self._delivered) if number >= self._next_noted]
+                    noted = [(fresh, [self._indices[each] for each in fresh], self._bound_of(number)) for number, fresh in new]
+                    self._next_noted += len(new)
+                if self._journal is not None:
+                    for batch in noted:
+                        self._journal.book(*batch)
+            finally:
+                self._is_noting = False
 
     def _book(self) -> None:
-        self._note()
-        while len(self._delivered) > _KEPT_BATCHES:
-            number, fresh = self._delivered.popleft()
+        """Books what was delivered. Where no thread fetches, a signal handler may save a state at any moment of it."""
+        while len(self._delivered) > _KEPT_BATCHES and self._delivered[0][0] < self._next_noted:
+            number, fresh = self._delivered[0]
             self._dealing.book(fresh)
             for position in fresh:
                 del self._indices[position]
             while len(self._factors) > 1 and self._factors[1][0] <= number:
                 self._factors.pop(0)
+            self._delivered.popleft()  # last: until then, a state has the batch from here
 
     def state(self, delivered: int) -> dict[str, Any]:
         """Returns the state after ``delivered`` batches, which may be one or two fewer than those delivered."""
+        self._note()  # a checkpoint is not later than its journal
         with self.lock:
-            self._note()  # a checkpoint is not later than its journal
             first = self._delivered[0][0] if self._delivered else self._next_delivered
             if not first <= delivered <= self._next_delivered:
                 raise RuntimeError(f"the state after {delivered} batches is gone: {self._next_delivered} are delivered")
@@ -193,8 +205,7 @@ class DemandRequests(Iterator[DemandRequest]):
             }
             if self._earlier is not None:
                 demand["earlier"] = self._earlier
-            order = self._order_state() if self._order_before is None else self._order_before
-            return {"plan": None, "order": order, "demand": demand}
+            return {"plan": None, "order": self.order.state(self._order_begins), "demand": demand}
 
     def place(self) -> tuple[int, Booked]:
         """Returns the number of batches that were delivered, and what was."""
@@ -202,18 +213,16 @@ class DemandRequests(Iterator[DemandRequest]):
             since_booked = chain.from_iterable(fresh for _, fresh in self._delivered)
             return self._next_delivered, self._dealing.booked().with_more(since_booked)
 
-    def keep_order_from(self, position: int) -> None:
-        """Lets a state have the order from a position on that another rank has come to."""
+    def keep_order_from(self, position: float) -> None:
+        """Lets a state have the order from a position on that all other ranks have reached; infinite: there are none."""
         with self.lock:
             self._order_from = position
 
     def close(self) -> None:
         """Closes the journal."""
-        if self._journal is None:
-            return
-        with self.lock:
-            self._note()
-        self._journal.close()
+        self._note()
+        if self._journal is not None:
+            self._journal.close()
 
     def index_of(self, position: int) -> Any:
         """Returns the index of a position that is open; None if it is not known."""
@@ -225,37 +234,12 @@ class DemandRequests(Iterator[DemandRequest]):
         return (self._next_delivered - self._first) % self._workers
 
 
-class StretchOver(RuntimeError):
-    """A replay has come to where memory was empty: its workers must be started again."""
-
-
-class Repeated:
-    """What the requests of a replay ask for: the batches of a `Stretch`."""
-
-    def __init__(self, journal: Journal, begin: Begin) -> None:
-        self._journal, self.stretch = journal, journal.stretch_of(begin)
-        self._checksum = 0  # of all fresh indices so far
-
-    def fresh_in(self, number: int) -> frozenset[int]:
-        return frozenset(self.stretch.fresh_in(number))
-
-    def failure_at(self, number: int, indices: Mapping[int, Any]) -> Exception | None:
-        """Returns why batch ``number``, the next one, cannot be repeated; None if it can. ``indices``: by position."""
-        if number >= self.stretch.end:
-            why = self._journal.why_over(self.stretch)
-            return JournalError(why) if why else StretchOver()
-        self._checksum = checksum([indices[position] for position in self.stretch.fresh_in(number)], self._checksum)
-        if self._checksum == self.stretch.checks.get(number, self._checksum):
-            return None
-        return JournalError(
-            f"{self._journal.name} is of a run with another order: in batch {number:,} or shortly before it, that had other "
-            "indices. Give the loader the sampler, and the state of its generator, that it had in that run"
-        )
-
-
 @dataclass
 class Waiting:
     """A training that waits for fresh examples: for how long, and what is said of it.
+
+    Where a thread fetches, the training asks meanwhile whether it waits in vain (`lost`). Elsewhere the training itself is in the
+    user's loader, and a thread of its own looks (`watch`).
 
     ``timeout``: that of the user's loader, in seconds; 0: none. It counts from the moment at which the training asks.
     """
@@ -269,6 +253,19 @@ class Waiting:
     since: float | None = None  # None: it does not wait
     has_begun: bool = False  # whether the training has got a batch
     has_said: bool = False
+    _is_over: threading.Event = field(default_factory=threading.Event)
+
+    def watch(self) -> None:
+        """Lets a thread say that the source delivers nothing, until `end`."""
+        threading.Thread(target=self._watch, name="lightning_echo-waiting", daemon=True).start()
+
+    def end(self) -> None:
+        self._is_over.set()
+
+    def _watch(self) -> None:
+        while not self.has_said and not self._is_over.wait(_WATCH_SECONDS):
+            if (since := self.since) is not None:
+                self._say_if_dead(perf_counter() - since)
 
     def lost(self, within: float) -> BaseException | None:
         """Returns an error if the training waits in vain, see `Prefetcher`. Says once that the source delivers nothing."""
@@ -279,10 +276,13 @@ class Waiting:
         waited = perf_counter() - self.since
         if self.timeout and waited > self.timeout:
             return ReadTimeoutError(f"DataLoader timed out after {self.timeout:g} seconds: {self._what()} is not read")
+        self._say_if_dead(waited)
+        return None
+
+    def _say_if_dead(self, waited: float) -> None:
         if waited > _DEAD_SECONDS and self.has_begun and not self.has_said:
             self.has_said = True
             self.say(f"the training has waited {waited:.0f} s for fresh examples: {self._why()}")
-        return None
 
     def _why(self) -> str:
         return (
@@ -356,6 +356,8 @@ class DemandPipeline:
         self._batches: Iterator[Any] | None = PreservingIterator(batches)
         if in_thread:
             self._batches = Prefetcher(batches, lost=waiting.lost, watched=True)
+        else:
+            waiting.watch()
         self._pace = Pace(most_lead, read_at_once)
         self.exact = requests.order.exact
         self.change_factor = requests.change_factor
@@ -383,10 +385,11 @@ class DemandPipeline:
 
     def close(self) -> None:
         self._words.close()
+        self._waiting.end()
         if self._pools is not None:
             self._pools.close()
         batches, self._batches = self._batches, None
-        if isinstance(batches, Prefetcher) and not batches.close(_CLOSE_READ_SECONDS):
+        if isinstance(batches, Prefetcher) and not batches.close(CLOSE_READ_SECONDS):
             self._workers.end()  # one of them is in a read of the user's
         self._workers.end_others()
         self._requests.close()
@@ -460,9 +463,9 @@ def examples_on_demand(kind: ReadByIndex, opening: Opening) -> Pipeline:
         number=launch.begin_at.number if saved is None else saved["number"],
         booked=booked_of(saved, launch.begin_at.position),
         max_factor=launch.factor if saved is None else saved["max_factor"],
-        conditions=_conditions_of(kind, opening, held=held, reads_blocks=reads_many),
+        conditions=conditions_of(opening, kind.num_workers, examples_held=held, reads_whole_batches=reads_many),
     )
-    repeated = None if launch.repeated is None else Repeated(launch.repeated, begin)
+    repeated = begin_journal(launch.journal, launch.repeated, begin)
     dealing = (
         Dealing(
             begin.booked,
@@ -479,8 +482,6 @@ def examples_on_demand(kind: ReadByIndex, opening: Opening) -> Pipeline:
             repeated.stretch, pass_length=pass_length, block=shape.batch_size, window=window, reads_blocks=reads_many
         )
     )
-    if launch.journal is not None:
-        launch.journal.begin(begin)
     # Without workers, nothing is read while a step runs, except by threads.
     most_factor = 1.0 if not kind.num_workers and reading is None else math.inf
     requests = DemandRequests(
@@ -506,7 +507,7 @@ def examples_on_demand(kind: ReadByIndex, opening: Opening) -> Pipeline:
         reading,
         words=words,
         rule=rule,
-        most_overtaking=0 if reading is None else max(min(_OVERTAKING * reading.threads, pass_length // 4), shape.batch_size),
+        most_overtaking=0 if reading is None else max(min(_OVERTAKING * reading.threads, pass_length // workers // 4), 1),
     )
     in_thread = kind.num_workers > 0 and kind.may_run_in_thread
     timeout = 0 if in_thread else loader.timeout  # in a thread, it counts from when the training asks
@@ -525,14 +526,13 @@ def examples_on_demand(kind: ReadByIndex, opening: Opening) -> Pipeline:
     )
 
 
-def _conditions_of(kind: ReadByIndex, opening: Opening, *, held: int, reads_blocks: bool) -> dict[str, Any]:
-    """Returns what must be the same for a replay, by name. ``held``: examples in the memory of a worker."""
+def conditions_of(opening: Opening, workers: int, **others: Any) -> dict[str, Any]:
+    """Returns what must be the same for a replay, by name."""
     return {
         "seed": opening.launch.seed,
         **opening.layout.state(),
         "rank": opening.rank,
-        "workers": kind.num_workers,
+        "workers": workers,
         "insertion_point": opening.choice.point.value,
-        "examples_held": held,
-        "reads_whole_batches": reads_blocks,
+        **others,
     }

@@ -21,14 +21,16 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 from lightning_echo.data.copies import copy_example
-from lightning_echo.pipeline.demand import Waiting, factors_of
+from lightning_echo.pipeline.demand import CLOSE_READ_SECONDS, Waiting, conditions_of, factors_of
 from lightning_echo.pipeline.demand_worker import Words
+from lightning_echo.pipeline.journal import JournalFile, Repeated, begin_journal
 from lightning_echo.pipeline.pipelines import Opening, Pipeline, Start
 from lightning_echo.pipeline.prefetch import NOTHING_YET, Prefetcher, WorkerProcesses
 from lightning_echo.pipeline.reads import Pools
 from lightning_echo.pipeline.requests import BatchRequests
 from lightning_echo.pipeline.worker import LiveExamples, Report
-from lightning_echo.plan.demand import Arrived, DemandRule
+from lightning_echo.plan.demand import Arrived, Booked, DemandRule
+from lightning_echo.plan.journal import Begin
 from lightning_echo.plan.memory import make_plan
 from lightning_echo.plan.plan import Plan, Reuse, mix
 from lightning_echo.split.staged import Load, Stages
@@ -66,11 +68,12 @@ class EndingExamples(LiveExamples):
 
 
 class Fetched(NamedTuple):
-    """A batch that was fetched, its report, and the copy for memory (`_NOT_KEPT`: none was needed then)."""
+    """A batch that was fetched, its report, the copy for memory (`_NOT_KEPT`: none was needed then), and its indices."""
 
     batch: Any
     report: Report
     kept: Any
+    indices: Any
 
 
 class Held(NamedTuple):
@@ -83,17 +86,23 @@ class Held(NamedTuple):
 class Keeping(Iterator[Fetched]):
     """Yields the batches of a rebuilt loader, each with its copy for memory. It runs in the thread that fetches.
 
-    ``dropped``: what memory no longer holds. This thread frees it: a large batch takes milliseconds.
+    ``dropped``: what memory no longer holds. This thread frees it: a large batch takes milliseconds. It also writes the
+    ``journal``, if there is one.
     """
 
-    def __init__(self, requests: BatchRequests, batches: Iterator[Any], rule: DemandRule, dropped: list[Held]) -> None:
+    def __init__(
+        self, requests: BatchRequests, batches: Iterator[Any], rule: DemandRule, dropped: list[Held], journal: JournalFile | None
+    ) -> None:
         self._requests, self._batches, self._rule, self._dropped = requests, batches, rule, dropped
+        self._journal = journal
 
     def __next__(self) -> Fetched:
         self._dropped.clear()
-        self._requests.step()  # raises the error because of which no further batch could be requested
+        if self._journal is not None:
+            self._journal.note()
+        step = self._requests.step()  # raises the error because of which no further batch could be requested
         batch, report = next(self._batches)
-        return Fetched(batch, report, copy_example(batch) if self._rule.keeps else _NOT_KEPT)
+        return Fetched(batch, report, copy_example(batch) if self._rule.keeps else _NOT_KEPT, step.indices)
 
 
 class Copier:
@@ -147,6 +156,8 @@ class DemandBatches:
         batches: Those of the rebuilt loader.
         begin_at: Number of the next batch in the run, and how many batches were read and delivered before it.
         factors: (From which batch on, ``max_factor``), ascending. The first one is in force.
+        journal: Where it is written down which batches were fresh.
+        repeated: What a replay repeats.
     """
 
     def __init__(
@@ -160,11 +171,14 @@ class DemandBatches:
         *,
         begin_at: Start,
         factors: list[tuple[int, float]],
+        journal: JournalFile | None = None,
+        repeated: Repeated | None = None,
     ) -> None:
         self._requests, self._words, self._workers = requests, words, workers
+        self._journal, self._repeated = journal, repeated
         self._waiting, self._rule = waiting, rule
         self._dropped: list[Held] = []
-        keeping = Keeping(requests, batches, rule, self._dropped)
+        keeping = Keeping(requests, batches, rule, self._dropped, journal)
         self._arriving: Prefetcher | None = Prefetcher(keeping, lost=waiting.lost)
         self._copier = Copier()
         self._memory: dict[Hashable, Held] = {}  # by position
@@ -175,11 +189,12 @@ class DemandBatches:
 
     def next_batch(self, delivered: int) -> tuple[Any, Report] | None:
         assert self._arriving is not None
-        self._rule.set_factor(self._factor_of(delivered))
+        self._rule.set_factor(self._bound_of(delivered))
         self._requests.delivered = self._fresh_before[-1][1]
         self._waiting.since = perf_counter()
         try:
-            item = self._next(delivered, self._arriving)
+            next_of = self._next if self._repeated is None else self._next_as_before
+            item = next_of(delivered, self._arriving)
         finally:
             self._waiting.since = None
         self._waiting.has_begun = True
@@ -196,9 +211,22 @@ class DemandBatches:
             fetched = arriving.next_within(_WAIT_SECONDS if copy is None else _LOOK_SECONDS)
         return self._fresh(delivered, fetched)
 
+    def _next_as_before(self, delivered: int, arriving: Prefetcher) -> tuple[Any, Report]:
+        """Returns the batch that a journal says, however long its read takes."""
+        assert self._repeated is not None
+        if (failure := self._repeated.over_at(delivered)) is not None:
+            raise failure
+        if (copy := self._begin_echo(delivered)) is not None:
+            return self._echo(delivered, copy)
+        while (fetched := arriving.next_within(_WAIT_SECONDS)) is NOTHING_YET:
+            pass
+        if (failure := self._repeated.changed_at(delivered, [fetched.indices])) is not None:
+            raise failure
+        return self._fresh(delivered, fetched)
+
     def _begin_echo(self, number: int) -> Future[Any] | None:
         """Returns the copy that is batch ``number`` if no fresh one arrives; None if that may not be an echo."""
-        if not self._rule.may_hand_out(1, []):
+        if not (self._rule.may_hand_out(1, []) if self._repeated is None else self._repeated.is_echo(number)):
             return None
         (position,) = self._rule.draw(number, 1)
         return self._copier.copy_for(number, self._memory[position])
@@ -206,23 +234,30 @@ class DemandBatches:
     def _echo(self, delivered: int, copy: Future[Any]) -> tuple[Any, Report]:
         batch = copy.result()
         (position,) = self._rule.hand_out(delivered, 1, []).echoes
+        if self._journal is not None:
+            self._journal.deliver([], [], self._bound_of(delivered))
         self._fresh_before.append((delivered + 1, self._requests.delivered))
         return batch, Report(0, self._memory[position].size)
 
     def _fresh(self, delivered: int, fetched: Fetched) -> tuple[Any, Report]:
-        batch, report, kept = fetched
+        batch, report, kept, indices = fetched
         position = self._requests.delivered
         if self._rule.keeps:  # it may keep batches only since this one was fetched
             self._memory[position] = Held(copy_example(batch) if kept is _NOT_KEPT else kept, report.fresh)
         for oldest in self._rule.hand_out(delivered, 1, [Arrived(position, position, 0)]).forget:
             if oldest in self._memory:
                 self._dropped.append(self._memory.pop(oldest))
+        if self._journal is not None:
+            self._journal.deliver([position], [indices], self._bound_of(delivered))
         self._fresh_before.append((delivered + 1, position + 1))
         return batch, report
 
     def change_factor(self, number: int, factor: float) -> None:
         """Sets ``max_factor`` from batch ``number`` on, instead of all changes that were to come from that batch on."""
         self._factors = [*(each for each in self._factors if each[0] < number), (number, factor)]
+
+    def _bound_of(self, number: int) -> float:
+        return self._factor_of(number) if self._repeated is None else self._repeated.stretch.factor_of(number)
 
     def _factor_of(self, number: int) -> float:
         return next(factor for since, factor in reversed(self._factors) if since <= number)
@@ -244,9 +279,11 @@ class DemandBatches:
         if self._waiting.pools is not None:
             self._waiting.pools.close()
         arriving, self._arriving = self._arriving, None
-        if arriving is not None:
-            arriving.close()
+        if arriving is not None and not arriving.close(CLOSE_READ_SECONDS):
+            self._workers.end()  # one of them is in a read of the user's
         self._workers.end_others()
+        if self._journal is not None:
+            self._journal.close()
 
 
 # ---------------------------------------------------------------------- how it starts
@@ -265,6 +302,22 @@ def _begin_of(opening: Opening) -> Start:
     return opening.launch.begin_at if saved is None else Start(saved["frontier"], saved["number"])
 
 
+def repeated_batches(opening: Opening, workers: int) -> Repeated | None:
+    """Notes in the journal that a run over whole batches begins. Returns what a replay repeats, see `begin_journal`."""
+    launch, start, saved = opening.launch, _begin_of(opening), opening.launch.state.get("demand")
+    begin = Begin(
+        number=start.number,
+        booked=Booked(start.position),
+        max_factor=launch.factor if saved is None else saved["max_factor"],
+        conditions=conditions_of(opening, workers, batches_held=_most_held(opening)),
+    )
+    return begin_journal(launch.journal, launch.repeated, begin)
+
+
+def _most_held(opening: Opening) -> int:
+    return min(opening.shape.buffer_size, opening.shape.batches_per_pass)
+
+
 def batches_on_demand(
     loader: Any,
     opening: Opening,
@@ -273,18 +326,20 @@ def batches_on_demand(
     words: Words,
     workers: WorkerProcesses,
     pools: Pools | None,
+    repeated: Repeated | None,
 ) -> Pipeline:
     """Returns a `DemandBatches`."""
     launch, shape = opening.launch, opening.shape
     saved = launch.state.get("demand")
-    most_held = min(shape.buffer_size, shape.batches_per_pass)
     return DemandBatches(
         requests,
         batches,
         words,
         workers,
         WaitingForBatch(requests, workers, loader.dataset, loader.timeout, opening.say, pools=pools),
-        DemandRule(mix(shape.seed, opening.rank), launch.factor, most_held),
+        DemandRule(mix(shape.seed, opening.rank), launch.factor, _most_held(opening)),
         begin_at=_begin_of(opening),
         factors=factors_of(saved, launch.factor),
+        journal=launch.journal,
+        repeated=repeated,
     )

@@ -23,7 +23,7 @@ from torch.utils.data import get_worker_info
 
 from lightning_echo.data.copies import copy_example
 from lightning_echo.data.randomness import BATCH, EXAMPLE
-from lightning_echo.pipeline.reads import NOTHING_READ, Abandoned
+from lightning_echo.pipeline.reads import NOTHING_READ, Abandoned, ReadPool
 from lightning_echo.pipeline.worker import NO_LOOKUPS, LiveExamples, Report
 from lightning_echo.plan.demand import Arrived, DemandRule
 from lightning_echo.plan.order import entry_key
@@ -114,7 +114,8 @@ class _Read(NamedTuple):
 class DemandExamples(LiveExamples):
     """Answers requests in one process. ``rule`` gets a new memory in each process. The other arguments are `LiveExamples`'s.
 
-    ``most_overtaking``: so many examples that threads have read are taken before one that takes long. Then that one is awaited.
+    ``most_overtaking``: so many later examples, of threads and of a cache, are taken before one that takes long. Then that one is
+    awaited.
     """
 
     def __init__(self, *args: Any, words: Words, rule: DemandRule, most_overtaking: int, **kwargs: Any) -> None:
@@ -123,8 +124,9 @@ class DemandExamples(LiveExamples):
         self._todo: deque[tuple[int, Any, int]] = deque()  # position, index and pass of what this thread reads
         self._calls: deque[ToRead] = deque()  # the same, for a data set that reads many in one call
         self._in_pool: dict[Hashable, deque[tuple[int, int]]] = {}  # by index: position and pass of what threads read
-        self._awaited: OrderedDict[int, tuple[int, Any]] = OrderedDict()  # the same by position: its number, and its index
-        self._for_pool = 0  # positions that threads were told
+        # Where threads read: all that was told and not taken, the oldest first. By position: its number, and its index.
+        self._left: OrderedDict[int, tuple[int, Any]] = OrderedDict()
+        self._told = 0  # positions, so far
         self._read: list[_Read] = []  # arrived, and in no batch yet
         self._arrived: list[Arrived] = []  # the same, for the rule
         self._memory: dict[Hashable, tuple[Any, Any]] = {}  # index and example, by key
@@ -196,12 +198,12 @@ class DemandExamples(LiveExamples):
             return
         for_threads = []
         for position, index, number in each:
+            self._left[position] = self._told, index
+            self._told += 1
             if self._cached is not None and self._cached.holds(index):
                 self._todo.append((position, index, number))
             else:
                 self._in_pool.setdefault(entry_key(index), deque()).append((position, number))
-                self._awaited[position] = self._for_pool, index
-                self._for_pool += 1
                 for_threads.append(index)
         self._pool.foresee(for_threads)
 
@@ -230,7 +232,7 @@ class DemandExamples(LiveExamples):
             return self._words.are_reads_cheap and bool(self._todo or self._calls)
         if not self._words.are_reads_cheap and self._worker is not None:
             return False
-        return bool(self._todo) or (self._pool.has_arrived and self._overtaken() is NOTHING_READ)
+        return (bool(self._todo) or self._pool.has_arrived) and self._overtaken() is NOTHING_READ
 
     def _read_as_before(self, stages: Stages, request: DemandRequest) -> bool | None:
         """Reads what a journal says, however long that takes. Returns what `_read_until_due` returns."""
@@ -248,19 +250,13 @@ class DemandExamples(LiveExamples):
 
     def _read_next(self, stages: Stages) -> bool:
         """Reads the next example, or those of the next call. Returns whether there was one: if not, this has waited a moment."""
-        if self._todo:
-            position, index, number = self._todo.popleft()
-        elif self._pool is not None:
-            self._words.read(self._worker or 0, next(iter(self._awaited), -1))
-            index = self._pool.next_read(_LOOK_SECONDS, self._overtaken())
-            if index is NOTHING_READ:
+        if self._pool is not None:
+            taken = self._next_of_pool(self._pool)
+            if taken is None:
                 return False
-            key = entry_key(index)
-            places = self._in_pool[key]
-            position, number = places.popleft()
-            del self._awaited[position]
-            if not places:
-                del self._in_pool[key]
+            position, index, number = taken
+        elif self._todo:
+            position, index, number = self._todo.popleft()
         elif self._calls:
             self._read_call(stages, self._calls.popleft())
             return True
@@ -273,6 +269,31 @@ class DemandExamples(LiveExamples):
             self._seeding.seed(EXAMPLE, position)
         self._add(Arrived(position, entry_key(index), number), index, self._load(stages, position, index))
         return True
+
+    def _next_of_pool(self, pool: ReadPool) -> tuple[int, Any, int] | None:
+        """Returns position, index and pass of the next example: what threads have read comes before what the cache holds.
+
+        But the oldest one of all comes first if it is there. So neither holds up the other for long. None if there is nothing.
+        """
+        oldest = next(iter(self._left), -1)
+        self._words.read(self._worker or 0, oldest)
+        overtaken = self._overtaken()
+        if not (self._todo and self._todo[0][0] == oldest):
+            waits = not self._todo or overtaken is not NOTHING_READ
+            index = pool.next_read(_LOOK_SECONDS if waits else 0.0, overtaken)
+            if index is not NOTHING_READ:
+                key = entry_key(index)
+                places = self._in_pool[key]
+                position, number = places.popleft()
+                if not places:
+                    del self._in_pool[key]
+                del self._left[position]
+                return position, index, number
+            if waits:
+                return None
+        position, index, number = self._todo.popleft()
+        del self._left[position]
+        return position, index, number
 
     def _read_call(self, stages: Stages, call: ToRead) -> None:
         self._words.read(self._worker or 0, call.positions[0])
@@ -290,11 +311,11 @@ class DemandExamples(LiveExamples):
         self._read.append(_Read(arrived, index, example, self._kept(index, example)))
 
     def _overtaken(self) -> Any:
-        """Returns the index of the oldest example that threads read, if it must come next; else `NOTHING_READ`."""
-        if not self._awaited:
+        """Returns the index of the oldest example that is left, if it must come next; else `NOTHING_READ`."""
+        if not self._left:
             return NOTHING_READ
-        number, index = next(iter(self._awaited.values()))
-        taken_after = self._for_pool - number - len(self._awaited)
+        number, index = next(iter(self._left.values()))
+        taken_after = self._told - number - len(self._left)
         return index if taken_after >= self._most_overtaking else NOTHING_READ
 
     def _read_again(self, stages: Stages, read: _Read) -> _Read:

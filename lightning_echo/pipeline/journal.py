@@ -1,7 +1,8 @@
 """The file of a journal: `JournalFile` writes that of a run on demand, and `Replay` names the folder of one that is repeated.
 
-The thread that fetches notes a batch some time after it was delivered. Bytes are collected and written every few batches, when a
-state is saved, and at the end. So a killed run loses the last few batches, and no checkpoint is later than its journal.
+The thread that fetches notes a batch some time after it was delivered (`JournalFile.deliver`, `JournalFile.note`). Bytes are
+collected and written every few batches, when a state is saved, and at the end. So a killed run loses the last few batches, and no
+checkpoint is later than its journal.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -16,9 +18,10 @@ from itertools import count
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from lightning_echo.plan.journal import MAGIC, Begin, Journal, JournalError, Place, Records, checksum, first_digest, frame
+from lightning_echo.plan.journal import MAGIC, Begin, Ends, Journal, JournalError, Place, Records, checksum, first_digest, frame
 
 REPLAY = "replay:"  # in a configuration, before the folder
+NO_ENDS = Ends()
 _BATCHES_PER_FRAME = 64
 FILE_NAME = "echo_journal"
 
@@ -107,6 +110,53 @@ class Written(NamedTuple):
     begins: int
 
 
+class StretchOver(RuntimeError):
+    """A replay has come to where memory was empty: its workers must be started again."""
+
+
+class Repeated:
+    """The batches of a `Stretch`, which a replay repeats from ``begin`` on."""
+
+    what, how = "another order", "indices. Give the loader the sampler, and the state of its generator, that it had in that run"
+
+    def __init__(self, journal: Journal, begin: Begin) -> None:
+        self._journal, self.stretch = journal, journal.stretch_of(begin)
+        self._checksum = 0  # of all fresh indices so far
+
+    def is_echo(self, number: int) -> bool:
+        """Returns whether batch ``number`` has nothing fresh. Where there is no such batch, it is none."""
+        return number < self.stretch.end and not self.stretch.fresh_in(number)
+
+    def over_at(self, number: int) -> Exception | None:
+        """Returns why batch ``number`` is not in the stretch; None if it is."""
+        if number < self.stretch.end:
+            return None
+        why = self._journal.why_over(self.stretch)
+        return JournalError(why) if why else StretchOver()
+
+    def changed_at(self, number: int, indices: Sequence[Any]) -> Exception | None:
+        """Returns why batch ``number``, the next one, is not that of the run; None if it is. ``indices``: of its fresh items."""
+        self._checksum = checksum(indices, self._checksum)
+        if self._checksum == self.stretch.checks.get(number, self._checksum):
+            return None
+        return JournalError(
+            f"{self._journal.name} is of a run with {self.what}: in batch {number:,} or shortly before it, that had other "
+            f"{self.how}"
+        )
+
+
+def begin_journal(journal: JournalFile | None, repeated: Journal | None, begin: Begin) -> Repeated | None:
+    """Notes in a journal that workers begin. Returns what a replay repeats from there on; None: this is no replay.
+
+    Raises:
+        JournalError: The run that is repeated has not begun there, or it is another one.
+    """
+    found = None if repeated is None else Repeated(repeated, begin)
+    if journal is not None:
+        journal.begin(begin)
+    return found
+
+
 class JournalFile:
     """Writes the journal of a run, from pipeline to pipeline. It never raises: a training must not fail because of a journal.
 
@@ -129,6 +179,7 @@ class JournalFile:
         self._checksum = 0  # of all fresh indices since a `Begin`
         self._factor = 0.0
         self._is_first = True  # whether the next batch is the first one after a `Begin`
+        self._delivered: deque[tuple[Any, ...] | None] = deque()  # and not noted: batches, see `book`; None: a pass has ended
 
     def begin(self, begin: Begin) -> None:
         """Notes that workers begin with an empty memory."""
@@ -144,11 +195,30 @@ class JournalFile:
             self._begins += 1
             self._flush()
 
-    def book(self, fresh: Sequence[int], indices: Sequence[Any], max_factor: float) -> None:
+    def deliver(self, fresh: Sequence[int], indices: Sequence[Any], max_factor: float, ends: Ends = NO_ENDS) -> None:
+        """Lets `note` note the next batch, see `book`. The training calls this: it takes no time."""
+        self._delivered.append((fresh, indices, max_factor, ends))
+
+    def pass_over(self) -> None:
+        """Lets `note` note that a pass over a stream has ended."""
+        self._delivered.append(None)
+
+    def note(self) -> None:
+        """Notes what was delivered. A thread that fetches calls this."""
+        with self._lock:
+            while self._delivered:
+                if (batch := self._delivered.popleft()) is not None:
+                    self.book(*batch)
+                elif self._file is not None:
+                    self._pending += self._records.pass_over()
+
+    def book(self, fresh: Sequence[int], indices: Sequence[Any], max_factor: float, ends: Ends = NO_ENDS) -> None:
         """Notes the next batch: its fresh positions, ascending, with their indices, and the bound that it was made with."""
         with self._lock:
             if self._file is None:
                 return
+            if ends != NO_ENDS:
+                self._pending += self._records.ends(ends)
             if max_factor != self._factor:
                 self._factor = max_factor
                 self._pending += self._records.factor(max_factor)
@@ -164,11 +234,13 @@ class JournalFile:
     def written(self) -> Written | None:
         """Writes all that was noted. Returns what the file holds; None if there is none."""
         with self._lock:
+            self.note()
             self._flush()
             return self._before
 
     def close(self) -> None:
         with self._lock:
+            self.note()
             if self._file is None:
                 return
             self._flush(self._records.end())

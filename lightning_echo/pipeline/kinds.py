@@ -45,7 +45,7 @@ from lightning_echo.insertion import InsertionPoint, Needs
 from lightning_echo.pipeline.ahead import AheadOrder, Foreseen
 from lightning_echo.pipeline.batches import BatchEcho, PassReader
 from lightning_echo.pipeline.demand import examples_on_demand
-from lightning_echo.pipeline.demand_batches import EndingExamples, batches_on_demand, plan_of_reads
+from lightning_echo.pipeline.demand_batches import EndingExamples, batches_on_demand, plan_of_reads, repeated_batches
 from lightning_echo.pipeline.demand_streams import StreamOnDemand, stream_on_demand
 from lightning_echo.pipeline.demand_worker import Words
 from lightning_echo.pipeline.pipelines import (
@@ -74,7 +74,7 @@ from lightning_echo.pipeline.requests import (
     sampler_in_words,
     samplers_of_ranks,
 )
-from lightning_echo.pipeline.streams import StreamEcho
+from lightning_echo.pipeline.streams import StreamEcho, StreamRequest
 from lightning_echo.pipeline.worker import HasLookups, LiveExamples, Request
 from lightning_echo.plan.order import Order, SequentialOrder, ShuffledOrder
 from lightning_echo.plan.plan import PlanShape, Reuse, mix
@@ -460,6 +460,7 @@ class Indexed(Kind):
             sent = Foreseen(requests, order, self.num_workers, batches_ahead if self.by_batches else window)
         if rounds is not None:
             sent = RequestsInRounds(requests, rounds, order if isinstance(order, AllRanksOrder) else None)
+        repeated = repeated_batches(opening, self.num_workers) if opening.on_demand else None
         workers = WorkerProcesses(launch.worker_init_fn)
         # Code that may draw from the global random states must not run while the training draws from them, too.
         in_thread = self.num_workers > 0 and self.may_run_in_thread
@@ -470,7 +471,7 @@ class Indexed(Kind):
             rounds.exchange.begin()
         pools = None if reading is None else reading.pools
         if isinstance(requests, BatchRequests) and words is not None:
-            return batches_on_demand(self.loader, opening, requests, batches, words, workers, pools)
+            return batches_on_demand(self.loader, opening, requests, batches, words, workers, pools, repeated)
         are_owned = self.num_workers > 0  # once a worker has sent a batch, it does not use its memory any more
         on_device = choice.point.on_device
         return pipeline_over(
@@ -623,8 +624,8 @@ class Stream(_OfStream):
         turn = context.Lock() if self.num_workers else None
         if opening.on_demand:  # with workers, a time-out counts from when the training asks
 
-            def answered_by(fetcher: StreamOnDemand) -> Iterator[Any]:
-                return iter(rebuilt_loader(loader, requests, fetcher, opening.key, processes, timeout=0))
+            def answered_by(sent: Iterator[StreamRequest], fetcher: StreamOnDemand) -> Iterator[Any]:
+                return iter(rebuilt_loader(loader, sent, fetcher, opening.key, processes, timeout=0))
 
             return stream_on_demand(loader, opening, requests, place, processes, turn, answered_by)
         echo = StreamEcho(loader.dataset, opening.shape, opening.key, loader.collate_fn, drop_last=loader.drop_last, turn=turn)

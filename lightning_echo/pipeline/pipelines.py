@@ -20,7 +20,7 @@ from lightning_echo.data.randomness import PreservingIterator
 from lightning_echo.insertion import InsertionPoint
 from lightning_echo.pipeline.batches import BatchEcho, PassOver, PassReader
 from lightning_echo.pipeline.journal import JournalFile
-from lightning_echo.pipeline.prefetch import Prefetcher, WorkerProcesses
+from lightning_echo.pipeline.prefetch import JOIN_SECONDS, Prefetcher, WorkerProcesses
 from lightning_echo.pipeline.reads import Pools, ReadTimeoutError
 from lightning_echo.pipeline.requests import BatchRequests, ExampleRequests
 from lightning_echo.pipeline.streams import StreamNote, StreamRequest
@@ -49,10 +49,12 @@ class Launch:
     # State of the pipeline before, see `RestartablePipeline.state`: `plan`, `order` and `stream`. A part that is None or missing
     # begins newly.
     state: dict[str, Any]
-    begin_at: Start  # where a new plan begins; over a stream, its `number` is used with a state, too
+    # Where a new plan begins. Over a stream, also with a state: the number of the next batch, and of fresh examples before it.
+    begin_at: Start
     worker_init_fn: Any  # the user's function that each worker runs first, or the one that Lightning has set on the `EchoLoader`
     journal: JournalFile | None = None  # on demand: where the run is written down
     repeated: Journal | None = None  # on demand: the journal of the run that is repeated
+    passes_over: int = 0  # over a stream: passes that have ended
 
 
 @dataclass(frozen=True)
@@ -230,8 +232,8 @@ class IndexPipeline:
         if self._rounds is not None:
             self._rounds.release()
         batches, self._batches = self._batches, None
-        if isinstance(batches, Prefetcher):
-            batches.close()
+        if isinstance(batches, Prefetcher) and not batches.close():
+            self._workers.end()  # one of them is in a read of the user's
         self._workers.end_others()
         if self._reader is not None:
             self._reader.close()
@@ -307,10 +309,11 @@ class StreamPipeline:
         place = self._places[delivered]
         return {"plan": None, "order": None, "stream": {**place.state(), **self._requests.state(place.request)}}
 
-    def close(self) -> None:
+    def close(self, within: float = JOIN_SECONDS) -> None:
+        """``within``: seconds after which a worker that is in a read of the user's is ended."""
         answers, self._answers = self._answers, None
-        if isinstance(answers, Prefetcher):
-            answers.close()
+        if isinstance(answers, Prefetcher) and not answers.close(within):
+            self._workers.end()
         self._workers.end_others()
 
 
@@ -372,7 +375,7 @@ class StreamRequests(Iterator[StreamRequest]):
             if at < self._first:
                 return StreamRequest(-1, 1.0, resume, at)
             pass_number = self._pass_number if at >= self.begins_at else self._pass_number - 1
-            return StreamRequest(pass_number, self._factor_at(at), resume, at)
+            return StreamRequest(pass_number, self.factor_at(at), resume, at)
 
     def begin_pass(self) -> None:
         with self._lock:
@@ -395,11 +398,12 @@ class StreamRequests(Iterator[StreamRequest]):
         with self._lock:
             later = [list(change) for change in self._factors if change[0] > request]
             return {
-                "factors": [[request, self._factor_at(request)], *later],
+                "factors": [[request, self.factor_at(request)], *later],
                 "pending": [list(change) for change in self._pending],
             }
 
-    def _factor_at(self, request: int) -> float:
+    def factor_at(self, request: int) -> float:
+        """Returns the factor of a request."""
         return next(factor for since, factor in reversed(self._factors) if since <= request)
 
 

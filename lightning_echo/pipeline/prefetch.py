@@ -33,7 +33,7 @@ from lightning_echo.pipeline.worker import InitThatSaysWhy
 
 DEPTH = 2
 _SHORT_SECONDS = 0.0002  # a shorter step takes less time than the thread costs
-_JOIN_SECONDS = 10.0  # a source that is stuck for longer is left to its daemon thread
+JOIN_SECONDS = 10.0  # a source that is stuck for longer is left to its daemon thread
 _LOOK_SECONDS = 0.3  # when nothing has come for this long, the consumer looks whether something can still come
 
 NOTHING_YET: Any = object()
@@ -123,7 +123,7 @@ class Prefetcher(Iterator[Any]):
         finally:
             del failure, lost, result  # their tracebacks refer to this frame
 
-    def close(self, within: float = _JOIN_SECONDS) -> bool:
+    def close(self, within: float = JOIN_SECONDS) -> bool:
         """Ends the thread, and waits for it. Returns whether it has ended, or will by itself."""
         self._source = None
         self._stop.set()

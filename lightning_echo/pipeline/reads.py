@@ -334,7 +334,7 @@ class ReadPool:
             for left in chain.from_iterable(self._asked.values()):  # that a cache has got in the meantime
                 self._leave_out(left)
             self._asked.clear()
-            if (slot := self._next_arrived(only)) is None:
+            if (slot := self._next_arrived(only)) is None and within:
                 self._wait_count += 1
                 is_watched = self._wait_count <= _MOST_LAST_READS or self._wait_count % _WATCHED_EVERY == 0
                 before = quick_states() if is_watched and not self._reading.part.is_ours else None

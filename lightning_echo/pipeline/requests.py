@@ -133,7 +133,8 @@ class SamplerOrder(Order):
         self._own_states = None if is_torchs else OwnRandomStates()
         hears_of_passes = hasattr(sampler, "set_epoch") or hasattr(self._inner, "set_epoch")
         self.exact = is_torchs or self._is_stateful or self._generator is not None or hears_of_passes
-        self._states: dict[int, Any] = {}  # the sampler's state before each pass
+        # The sampler's state before each pass. It is replaced and never edited: `state` may be asked for during `take`.
+        self._states: dict[int, Any] = {}
         self._entries: Iterator[Any] = iter(())  # the sampler's items in this pass
         self._dealt: Iterator[Any] = iter(())  # the slots of this pass, over all ranks
         self._tail: deque[Any] = deque(maxlen=0)  # the last slots of this pass, which the next pass keeps away from
@@ -162,13 +163,16 @@ class SamplerOrder(Order):
             super().take(offset)
 
     def state(self, position: int) -> dict[str, Any]:
-        self.prune(position)
-        return {**super().state(position), "sampler": [[number, state] for number, state in self._states.items()]}
+        return {**super().state(position), "sampler": [[number, state] for number, state in self._needed_from(position).items()]}
 
     def prune(self, position: int) -> None:
+        self._states = self._needed_from(position)
+
+    def _needed_from(self, position: int) -> dict[int, Any]:
+        states = self._states
         # At the end of a pass, the next one may not have begun. A resumed run then goes through this pass to find its state.
-        needed = min(self._first_needed(position // self.pass_length), max(self._states, default=0))
-        self._states = {number: state for number, state in self._states.items() if number >= needed}
+        needed = min(self._first_needed(position // self.pass_length), max(states, default=0))
+        return {number: state for number, state in states.items() if number >= needed}
 
     def load(self, state: dict[str, Any]) -> None:
         super().load(state)
@@ -193,11 +197,11 @@ class SamplerOrder(Order):
         if self._own_states is not None:
             seed_all(mix(self._seed, number))
         if self._is_stateful:
-            self._states[number] = self._inner.state_dict()
+            self._states = {**self._states, number: self._inner.state_dict()}
         elif self._generator is not None and self._lends_generator:
             self._generator.manual_seed(mix(self._seed, number))
         elif self._generator is not None:
-            self._states[number] = self._generator.get_state()
+            self._states = {**self._states, number: self._generator.get_state()}
         entries: Iterator[Any] = iter(self._sampler)
         own_start: list[Any] | None = None
         if (distance := self._distance(number)) and self._tail:
@@ -262,7 +266,7 @@ class ItemOrder(Protocol):
         """Goes to a position."""
 
     def state(self, position: int) -> dict[str, Any]:
-        """Returns the state for resuming at ``position``."""
+        """Returns the state for resuming at ``position``, also while another thread is in `take`. It changes nothing."""
 
     def prune(self, position: int) -> None:
         """Forgets the parts that only positions before ``position`` need."""
@@ -304,7 +308,11 @@ class BatchedOrder:
 
 
 class _PlannedRequests(Iterator[Request]):
-    """Plan, order and snapshots of both kinds of requests, and a lock for the two threads that call them."""
+    """Plan, order and snapshots of both kinds of requests.
+
+    One thread makes requests, and the thread of the training asks for states and sets factors. ``lock`` is for what both use. It
+    is never held while the user's sampler runs, which may take long.
+    """
 
     def __init__(self, plan: Plan, order: ItemOrder, begin_spreading: Callable[[], None] | None = None) -> None:
         self.plan, self.order = plan, order
@@ -349,6 +357,21 @@ class _PlannedRequests(Iterator[Request]):
         """Returns the next batch of the plan, and the items of its fresh positions."""
         if self.failure is not None:
             raise self.failure
+        with self.lock:
+            batch = self._plan_next()
+        try:
+            fresh = self.order.take(batch.fresh) if batch.fresh else []
+        except Exception as error:  # the user's sampler may raise anything
+            self.failure = with_place(error)
+            raise
+        if fresh and 1 in batch.stays_live:
+            self.items.update(compress(zip(batch.positions, fresh, strict=False), batch.stays_live))
+        for position in batch.forget:
+            del self.items[position]
+            self.to_read_again.pop(position, None)
+        return batch, fresh
+
+    def _plan_next(self) -> PlannedBatch:
         plan = self.plan
         if plan.number % self._batches_per_snapshot == 0:
             snapshots = self._snapshots
@@ -361,17 +384,7 @@ class _PlannedRequests(Iterator[Request]):
         if plan.factor > 1 and self._begin_spreading is not None:
             self._begin_spreading()
             self._begin_spreading = None  # passes stay spread: from here on, a pass may begin within a batch
-        try:
-            fresh = self.order.take(batch.fresh) if batch.fresh else []
-        except Exception as error:  # the user's sampler may raise anything
-            self.failure = with_place(error)
-            raise
-        if fresh and 1 in batch.stays_live:
-            self.items.update(compress(zip(batch.positions, fresh, strict=False), batch.stays_live))
-        for position in batch.forget:
-            del self.items[position]
-            self.to_read_again.pop(position, None)
-        return batch, fresh
+        return batch
 
 
 class ExampleRequests(_PlannedRequests):
@@ -387,30 +400,29 @@ class ExampleRequests(_PlannedRequests):
         self.items = {position: self.items[position] for position in self.to_read_again}
 
     def __next__(self) -> Request:
-        with self.lock:
-            try:
-                batch, indices = self._next_batch()
-            except Exception as error:
-                if self.failure is None:
-                    raise
-                let_go_of_frames(error)
-                return NOT_PLANNED
-            items, fresh, positions, stays_live = self.items, batch.fresh, batch.positions, batch.stays_live
-            if fresh == len(positions):
-                return Request(batch.number, positions, fresh, indices, stays_live, batch.forget)
-            echoed = positions[fresh:]
-            for position, stays in zip(echoed, stays_live[fresh:], strict=True):
-                indices.append(items[position] if stays else items.pop(position))
-            rebuild: tuple[RepeatedCall, ...] = ()  # the calls of echoed examples that are not held, see `Request`
-            not_held = self.to_read_again
-            for position in echoed if not_held else ():
-                call = not_held.pop(position, None)
-                if call is not None and self._whole_calls:
-                    others = [other for other, its_call in not_held.items() if its_call == call]
-                    for other in others:
-                        del not_held[other]
-                    rebuild += (RepeatedCall(call.first, self._items_of_call.pop(call.first), [position, *others]),)
-            return Request(batch.number, positions, fresh, indices, stays_live, batch.forget, rebuild)
+        try:
+            batch, indices = self._next_batch()
+        except Exception as error:
+            if self.failure is None:
+                raise
+            let_go_of_frames(error)
+            return NOT_PLANNED
+        items, fresh, positions, stays_live = self.items, batch.fresh, batch.positions, batch.stays_live
+        if fresh == len(positions):
+            return Request(batch.number, positions, fresh, indices, stays_live, batch.forget)
+        echoed = positions[fresh:]
+        for position, stays in zip(echoed, stays_live[fresh:], strict=True):
+            indices.append(items[position] if stays else items.pop(position))
+        rebuild: tuple[RepeatedCall, ...] = ()  # the calls of echoed examples that are not held, see `Request`
+        not_held = self.to_read_again
+        for position in echoed if not_held else ():
+            call = not_held.pop(position, None)
+            if call is not None and self._whole_calls:
+                others = [other for other, its_call in not_held.items() if its_call == call]
+                for other in others:
+                    del not_held[other]
+                rebuild += (RepeatedCall(call.first, self._items_of_call.pop(call.first), [position, *others]),)
+        return Request(batch.number, positions, fresh, indices, stays_live, batch.forget, rebuild)
 
 
 class Step(NamedTuple):
@@ -422,6 +434,7 @@ class Step(NamedTuple):
     stays_live: bool  # whether the batch is still live after this step
     size: int  # number of examples in the batch; -1 if it is not known before the batch is read
     forget: tuple[int, ...]  # positions that are no longer live
+    indices: list[Any] | None = None  # of the batch; None if they are not known
 
 
 class BatchRequests(_PlannedRequests):
@@ -434,26 +447,23 @@ class BatchRequests(_PlannedRequests):
         self._steps: deque[Step] = deque()  # planned, and not yet delivered
 
     def __next__(self) -> Request:
-        with self.lock:
-            try:
-                while not self.reads:
-                    self._plan_step()
-            except Exception as error:
-                if self.failure is None:
-                    raise
-                let_go_of_frames(error)
-                return NOT_PLANNED  # whoever asks for the `step` gets the error
-            return self.reads.popleft()
+        try:
+            while not self.reads:
+                self._plan_step()
+        except Exception as error:
+            if self.failure is None:
+                raise
+            let_go_of_frames(error)
+            return NOT_PLANNED  # whoever asks for the `step` gets the error
+        return self.reads.popleft()
 
     def step(self) -> Step:
-        with self.lock:
-            if not self._steps:
-                self._plan_step()
-            return self._steps.popleft()
+        if not self._steps:
+            self._plan_step()
+        return self._steps.popleft()
 
     def put_back(self, step: Step) -> None:
-        with self.lock:
-            self._steps.appendleft(step)
+        self._steps.appendleft(step)
 
     def _plan_step(self) -> None:
         batch, items = self._next_batch()
@@ -465,7 +475,7 @@ class BatchRequests(_PlannedRequests):
         size = len(indices) if indices is not None else -1
         if is_read and size >= 0:  # the worker sees a batch of fresh examples of which none is used again; number: for its seed
             self.reads.append(Request(position, [position], size, indices, bytes(size)))
-        self._steps.append(Step(position, is_read, is_fresh, stays_live, size, batch.forget))
+        self._steps.append(Step(position, is_read, is_fresh, stays_live, size, batch.forget, indices))
 
 
 def with_place(error: Exception) -> Exception:
@@ -521,7 +531,6 @@ class AllRanksOrder(Order):
             order.seek(position * self._scale)
 
     def state(self, position: int) -> dict[str, Any]:
-        self.prune(position)
         return self._own.state(position * self._scale)
 
     def prune(self, position: int) -> None:

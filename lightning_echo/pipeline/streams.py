@@ -138,6 +138,13 @@ class StreamReader:
 NOTHING_MADE = Report()
 
 
+class Pulls(NamedTuple):
+    """What a worker pulls for a request, as a journal says."""
+
+    fresh: int | None  # so many examples for a batch; None: all that are left, and there is no batch
+    ends: bool  # whether the stream ends behind them
+
+
 class StreamRequest(NamedTuple):
     """A request to a worker for one batch."""
 
@@ -147,6 +154,7 @@ class StreamRequest(NamedTuple):
     # number of batches that the worker made before. None: this is not a resume.
     resume: bytes | int | None = None
     number: int = -1  # of the request in the run
+    pulls: Pulls | None = None  # what a replay pulls; None: what there is
 
 
 class StreamNote(NamedTuple):
@@ -155,6 +163,7 @@ class StreamNote(NamedTuple):
     worker: int
     ended: bool
     state: bytes | None
+    digest: str = ""  # of the last example that was pulled for the batch, if there is a journal
 
 
 class _Pulled(NamedTuple):

@@ -10,7 +10,7 @@ import math
 import random
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from itertools import islice
+from itertools import chain, islice
 from typing import NamedTuple, TypeAlias
 
 from lightning_echo.plan.plan import mix
@@ -190,12 +190,13 @@ class Booked(NamedTuple):
         return runs
 
     def with_more(self, positions: Iterable[int]) -> Booked:
-        """Returns what is booked after further positions were delivered.
+        """Returns what is booked after further positions were delivered. Some of them may be booked already.
 
-        >>> Booked(3, frozenset({5})).with_more([3, 4, 8])
-        Booked(frontier=6, ahead=frozenset({8}))
+        >>> Booked(3, frozenset({5})).with_more([3, 4, 8]), Booked(3, frozenset({5})).with_more([2, 5])
+        (Booked(frontier=6, ahead=frozenset({8})), Booked(frontier=3, ahead=frozenset({5})))
         """
-        frontier, ahead = self.frontier, {*self.ahead, *positions}
+        frontier = self.frontier
+        ahead = {position for position in chain(self.ahead, positions) if position >= frontier}
         while frontier in ahead:
             ahead.remove(frontier)
             frontier += 1
@@ -303,6 +304,8 @@ class Dealing:
     def book(self, positions: Iterable[int]) -> None:
         """Notes that positions were delivered.
 
+        At each moment, what was booked before this call is: a signal handler may save a state.
+
         Raises:
             RuntimeError: One of them is not open: a fault of this package.
         """
@@ -313,8 +316,8 @@ class Dealing:
             self._open[worker] -= 1
             self._ahead.add(position)
         while self.is_delivered(self.frontier):
-            self._ahead.discard(self.frontier)
             self.frontier += 1
+            self._ahead.discard(self.frontier - 1)
 
     def is_delivered(self, position: int) -> bool:
         return position < self.frontier or position in self._ahead or self._delivered_before(position)

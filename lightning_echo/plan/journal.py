@@ -6,6 +6,9 @@ each batch, a replay hands out the same batches to the bit.
 A journal is a sequence of *frames*. Each has its length and a digest of all bytes up to its end, so a changed byte is noticed.
 The frames hold *records*: a `Begin` where workers start with an empty memory, the fresh positions of one batch, a new
 ``max_factor``, a checksum of indices, and the end of a pipeline. A `Stretch` is a `Begin` with its batches.
+
+Over a stream, positions count the fresh examples in the order in which they were delivered, and a position's index is a digest of
+the example. Further records say where the workers found the end of their streams (`Ends`), and where a pass ended.
 """
 
 from __future__ import annotations
@@ -24,7 +27,8 @@ from lightning_echo.plan.order import entry_key
 MAGIC = b"lightning_echo journal 1\n"
 _SIZE_BYTES, _DIGEST_BYTES, _CHECK_BYTES = 4, 8, 4
 _HEAD_BYTES = _SIZE_BYTES + _DIGEST_BYTES  # of a frame: the size of its records, and its digest
-_BEGIN_TAG, _FACTOR_TAG, _CHECK_TAG, _END_TAG, _BATCH_TAG = range(5)  # of a batch: the last one, and its number of runs more
+# Of a batch: the last one, and its number of runs more.
+_BEGIN_TAG, _FACTOR_TAG, _CHECK_TAG, _END_TAG, _ENDS_TAG, _PASS_TAG, _BATCH_TAG = range(7)
 
 
 class JournalError(ValueError):
@@ -39,6 +43,13 @@ class Place(NamedTuple):
     begins: int
 
 
+class Ends(NamedTuple):
+    """Which workers have found the end of their streams since the batch before, and with this batch."""
+
+    before: int = 0  # so many of those whose turn it was, one after the other, had nothing for a batch
+    with_it: bool = False  # whether the worker of this batch has found it
+
+
 @dataclass(frozen=True, kw_only=True)
 class Begin:
     """Workers begin with an empty memory.
@@ -49,6 +60,7 @@ class Begin:
         max_factor: The bound in force.
         conditions: By name, in plain types: what must be the same for a replay.
         continues: Which stretch of the file the run continues, counted from 0; -1: none.
+        passes: Over a stream, how many passes had ended.
     """
 
     number: int
@@ -56,10 +68,15 @@ class Begin:
     max_factor: float
     conditions: dict[str, Any]
     continues: int = -1
+    passes: int = 0
 
     @property
     def workers(self) -> int:
         return max(int(self.conditions["workers"]), 1)
+
+    def delivered_as(self, here: Begin) -> bool:
+        """Returns whether the same was delivered before."""
+        return (self.number, self.booked, self.passes) == (here.number, here.booked, here.passes)
 
     def differences(self, here: Begin) -> str:
         """Returns what is not the same ``here``, in words; empty if nothing."""
@@ -69,14 +86,14 @@ class Begin:
 
     def to_json(self) -> bytes:
         booked = [self.booked.frontier, self.booked.runs()]
-        fields = [self.number, booked, self.max_factor, self.conditions, self.continues]
+        fields = [self.number, booked, self.max_factor, self.conditions, self.continues, self.passes]
         return json.dumps(fields, separators=(",", ":")).encode()
 
     @classmethod
     def from_json(cls, text: bytes) -> Begin:
-        number, booked, max_factor, conditions, continues = json.loads(text)
-        booked = Booked.of(*booked)
-        return cls(number=number, booked=booked, max_factor=max_factor, conditions=conditions, continues=continues)
+        number, booked, max_factor, conditions, continues, passes = json.loads(text)
+        where = {"number": number, "booked": Booked.of(*booked), "passes": passes}
+        return cls(**where, max_factor=max_factor, conditions=conditions, continues=continues)
 
 
 @dataclass
@@ -88,6 +105,10 @@ class Stretch:
     _runs: array[int] = field(default_factory=lambda: array("q"))  # first position and size of each
     _factors: list[tuple[int, float]] = field(default_factory=list)  # from which batch on
     checks: dict[int, int] = field(default_factory=dict)  # of some batches: the `checksum` of all fresh indices up to there
+    ends: dict[int, Ends] = field(default_factory=dict)  # of some batches over a stream
+    passes: list[int] = field(
+        default_factory=list
+    )  # over a stream: for each pass that has ended, the number of the batch after it
 
     @property
     def end(self) -> int:
@@ -129,12 +150,18 @@ class Stretch:
 
     @property
     def is_empty(self) -> bool:
-        return not self._ends
+        return not self._ends and not self.passes
 
-    def up_to(self, end: int) -> Stretch:
-        """Returns the stretch without the batches from number ``end`` on."""
-        ends = self._ends[: end - self.begin.number]
-        return replace(self, _ends=ends, _runs=self._runs[: 2 * (ends[-1] if ends else 0)])
+    def up_to(self, begin: Begin) -> Stretch:
+        """Returns the stretch without what was delivered after the place where ``begin`` continues it."""
+        ends = self._ends[: begin.number - self.begin.number]
+        return replace(
+            self,
+            _ends=ends,
+            _runs=self._runs[: 2 * (ends[-1] if ends else 0)],
+            ends={number: found for number, found in self.ends.items() if number < begin.number},
+            passes=self.passes[: begin.passes - self.begin.passes],
+        )
 
 
 def checksum(indices: Sequence[Any], before: int = 0) -> int:
@@ -201,6 +228,15 @@ class Records:
     def check(value: int) -> bytes:
         """``value``: the `checksum` of all fresh indices up to the last batch."""
         return bytes([_CHECK_TAG]) + value.to_bytes(_CHECK_BYTES, "little")
+
+    @staticmethod
+    def ends(ends: Ends) -> bytes:
+        """``ends``: of the next batch."""
+        return bytes([_ENDS_TAG, *_number(2 * ends.before + ends.with_it)])
+
+    @staticmethod
+    def pass_over() -> bytes:
+        return bytes([_PASS_TAG])
 
     @staticmethod
     def end() -> bytes:
@@ -299,7 +335,7 @@ class Journal:
                 f"empty only before these batches: {begins}. Begin at one of them: at the start of the run, or from the "
                 "checkpoint from which that run was resumed"
             )
-        booked = [place for place in alike if self.stretches[place].begin.booked == here.booked]
+        booked = [place for place in alike if self.stretches[place].begin.delivered_as(here)]
         place = next((place for place in booked if place >= self._next), (booked or alike)[0])
         if differences := self.stretches[place].begin.differences(here):
             raise JournalError(
@@ -331,6 +367,11 @@ class Journal:
                 stretch.add_factor(float(at.bytes(at.number())))
             elif tag == _CHECK_TAG:
                 stretch.checks[stretch.end - 1] = int.from_bytes(at.bytes(_CHECK_BYTES), "little")
+            elif tag == _ENDS_TAG:
+                before, with_it = divmod(at.number(), 2)
+                stretch.ends[stretch.end] = Ends(before, bool(with_it))
+            elif tag == _PASS_TAG:
+                stretch.passes.append(stretch.end)
             else:
                 worker = (stretch.end - stretch.begin.number) % len(self._after)
                 stretch.add(at.runs(tag - _BATCH_TAG, self._after, worker))
@@ -344,7 +385,7 @@ class Journal:
         run = self._all[-1:]
         while run and (begin := run[0].begin).continues >= 0:
             before = self._all[begin.continues]
-            run.insert(0, before.up_to(begin.number) if before.is_continued_by(begin) else before)
+            run.insert(0, before.up_to(begin) if before.is_continued_by(begin) else before)
         return [each for each in run if each is run[-1] or not each.is_empty]
 
 

@@ -25,7 +25,7 @@ from lightning_echo.pipeline.kinds import Indexed, IndexedBatches, Kind, Opaque,
 from lightning_echo.pipeline.pipelines import Opening, Pipeline
 from lightning_echo.pipeline.prefetch import DEPTH
 from lightning_echo.plan.order import Order
-from lightning_echo.share.attachment import Attachment, Group, Waited
+from lightning_echo.share.attachment import Attachment, Waited
 from lightning_echo.share.config import (
     Gone,
     ShareConfig,
@@ -37,6 +37,7 @@ from lightning_echo.share.config import (
     send,
     socket_of,
 )
+from lightning_echo.share.connecting import Group
 from lightning_echo.share.parts import Items, items_of, part_of
 from lightning_echo.share.pipeline import PacedPipeline, SharedPipeline
 from lightning_echo.share.process import Payload, ReaderError, fitting_window, name_of_process, payload_of, run_reader, seed_of

@@ -21,8 +21,9 @@ from torch.utils.data import IterableDataset
 from lightning_echo.log import LOGGER
 from lightning_echo.pipeline.batches import count_examples
 from lightning_echo.schema import EchoStateError, entry, state_of
-from lightning_echo.share.attachment import Attachment, Missed, NextReader, Place
+from lightning_echo.share.attachment import Attachment, Missed, NextReader
 from lightning_echo.share.config import ShareConfig
+from lightning_echo.share.connecting import Place
 from lightning_echo.share.pipeline import cut, joined, rows_of
 from lightning_echo.share.process import ReaderError
 from lightning_echo.share.reading import At, first_item

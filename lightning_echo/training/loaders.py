@@ -155,6 +155,13 @@ def parts_of(echoed: Echoed | None) -> Mapping[str, EchoLoader]:
     return echoed if isinstance(echoed, EchoLoaders) else {"": echoed}
 
 
+def write_journals(loader: Echoed | None, directory: str | None) -> None:
+    """Lets loaders that echo on demand write their journals into the folder of the run, unless the user has given another one."""
+    for part in parts_of(loader).values():
+        if part.on_demand and part.journal is None:
+            part.journal = directory
+
+
 def common_factor(factors: Mapping[str, float]) -> float:
     """Returns the echo factor of all loaders; raises a MisconfigurationException if they have different ones."""
     if len(set(factors.values())) > 1:

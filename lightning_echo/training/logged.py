@@ -268,10 +268,3 @@ class ProgressText:
     def get_metrics(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         text = self._text()
         return {**self._get_metrics(*args, **kwargs), **({"echo": text} if text else {})}
-
-
-def write_journals(loader: Echoed | None, directory: str | None) -> None:
-    """Lets loaders that echo on demand write their journals into the folder of the run, unless the user has given another one."""
-    for part in parts_of(loader).values():
-        if part.on_demand and part.journal is None:
-            part.journal = directory

@@ -35,6 +35,7 @@ from lightning_echo.training.loaders import (
     names_in_words,
     parts_of,
     with_leaves,
+    write_journals,
 )
 from lightning_echo.training.package import MisconfigurationException
 from lightning_echo.training.trainer import (
@@ -110,6 +111,7 @@ class TrainingEcho:
         self._echoed: Echoed | None = None  # its echoed part
         self._waiting_factor: float | None = None  # set, or in force, while there is no loader
         self._waiting_state: dict[str, Any] | None = None  # loaded while there is no loader
+        self._log_directory_of: Callable[[Any], str | None] | None = None  # for journals; None: there are none
         self.gives_loader = False  # the Trainer of this fit has asked here for its loader, and got one that was wrapped here
         self.estimate = StepsEstimate()
         self._is_forecast_logged = self._is_schedule_warned = False
@@ -148,6 +150,11 @@ class TrainingEcho:
         if written == {options.AUTO_FACTOR} and any(part.on_demand for part in self._parts.values()):
             written = {options.DEMAND}
         return repr(max(written)) if written - {options.AUTO_FACTOR} else f"{max(self.factors.values()):g}"
+
+    @property
+    def auto_bound(self) -> float:
+        """The largest factor that ``"auto"`` may choose where on demand is impossible: the same for all loaders."""
+        return min(options.check_demand(options.DEMAND, config.max_factor)[1] for config in self._wrapping.configs.values())
 
     def set_factor(self, value: float, since: int | None = None) -> None:
         """Sets the factor of all loaders, from batch ``since`` of the run on; None: from the first batch not yet planned."""
@@ -207,6 +214,13 @@ class TrainingEcho:
         self._process_hook.unbind()
         self._answered = None
         self.close()
+
+    def write_journals_in(self, log_directory_of: Callable[[Any], str | None]) -> None:
+        """Lets runs on demand be written down in the log directory of their Trainer, which a function returns.
+
+        All do so from their first batch on: Lightning fetches one before training starts if the length of an epoch is not known.
+        """
+        self._log_directory_of = log_directory_of
 
     def train_dataloader(self, ask_user: Callable[[], Any]) -> Any:
         """Returns the result of a ``train_dataloader``.
@@ -338,6 +352,8 @@ class TrainingEcho:
             self._waiting_state = None
             self._order_reload_after_resuming()
         trainer = self._attached.trainer
+        if trainer is not None and self._log_directory_of is not None and any(part.on_demand for part in self._parts.values()):
+            write_journals(self._echoed, self._log_directory_of(trainer))
         if not self._is_forecast_logged and trainer is not None and self._echoed is not None:
             self._is_forecast_logged = True
             if line := forecast(trainer, self._echoed):

@@ -40,6 +40,7 @@ def log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("options", [{}, {"max_factor": 5}, {"max_factor": 3, "seed": 1}], ids=str)
 def test_a_loader_that_can_echoes_on_demand_and_the_controller_rests(
@@ -63,6 +64,23 @@ def test_a_loader_that_cannot_is_driven_by_target_idle_and_the_log_says_why(way:
     assert callback.reports[-1].next_factor == factor
     assert all(report.reason for report in callback.reports), "a controller was asked"
     assert said(caplog) == [f"{BY_CONTROLLER}reuse='each' fixes the uses of each example"]
+
+
+@pytest.mark.parametrize("bound", [1.5, None])
+@pytest.mark.parametrize("by", ["callback", "data module"])
+def test_target_idle_chooses_no_factor_above_the_bound_that_was_given(by: str, bound: float | None) -> None:
+    data, options = Slow(0.06), {"max_factor": bound, "reuse": "each", **POINT}
+    callback = EchoCallback(factor="auto", **options) if by == "callback" else EchoCallback()
+    run = fit(data if by == "callback" else EchoDataModule(data, "auto", **options), callbacks=[callback], max_epochs=5)
+    assert not any(on_demand for on_demand, _ in modes(run).values())
+    largest = max(report.next_factor for report in callback.reports)
+    assert largest == bound if bound else 2 <= largest <= 8  # reading a batch takes several times as long as a step
+
+
+def test_of_several_loaders_the_smallest_bound_counts() -> None:
+    both: Any = {"long": EchoConfig("auto", max_factor=4, **POINT), "short": EchoConfig("auto", max_factor=3, **POINT)}
+    controller: Any = EchoCallback(echo=both).controller
+    assert controller.max_factor == 3
 
 
 def test_several_loaders_echo_on_demand_together_or_none_does(caplog: pytest.LogCaptureFixture) -> None:

@@ -2,10 +2,13 @@
 
 import threading
 import time
+from contextlib import closing
 
 import pytest
+import torch
 from demand_cases import Serials
-from torch.utils.data import DataLoader, SubsetRandomSampler
+from loader_cases import take
+from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler
 
 from lightning_echo import EchoLoader
 
@@ -68,3 +71,25 @@ def test_a_state_and_a_bound_do_not_wait_for_it():
     assert len({*delivered, *first}) == len(delivered) + BATCH
     indices.opens.set()
     loader.close(), again.close()
+
+
+@pytest.mark.filterwarnings("ignore:lightning_echo. the place of rank 1")  # without a job, ranks know nothing of each other
+def test_a_state_of_a_resumed_rank_has_the_passes_of_a_slower_one():
+    def loader(rank):
+        sampler = RandomSampler(range(LENGTH), generator=torch.Generator().manual_seed(4))
+        plain = DataLoader(Serials(LENGTH), BATCH, num_workers=1, sampler=sampler)
+        return EchoLoader(plain, "demand", max_factor=1, insertion_point="after_augmentation", num_replicas=2, rank=rank)
+
+    with closing(loader(0)) as quick:
+        take(quick, 3 * LENGTH // BATCH // 2)
+        state = quick.state_dict()
+    with closing(loader(0)) as quick:
+        quick.load_state_dict(state)
+        take(quick, 5)
+        state = quick.state_dict()
+    generator = torch.Generator().manual_seed(4)
+    order = list(RandomSampler(range(LENGTH), generator=generator))
+    with closing(loader(1)) as slow:  # it has delivered nothing yet
+        slow.load_state_dict(state)
+        found = take(slow, LENGTH // BATCH // 2)
+    assert [index for batch in found for index in batch[:, 0].tolist()] == order[1::2]

@@ -18,6 +18,7 @@ def _no_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["program"])
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("where", ["command line", "file"])
 @pytest.mark.parametrize(("factor", "max_factor", "bound"), [("demand", None, 8), ("demand", 3, 3), ("auto", 6.5, 6.5)])
 def test_a_program_echoes_on_demand(where: str, factor: str, max_factor: float | None, bound: float, tmp_path: Path) -> None:

@@ -100,6 +100,35 @@ def test_so_many_examples_overtake_a_slow_read_and_not_more(tmp_path):
     assert 8 <= overtook <= 32 * reads
 
 
+class SleepyInWorkers(Sleepy):
+    """An example is its index and the process that made it."""
+
+    def decode(self, raw):
+        return torch.tensor([raw, os.getpid()])
+
+    def augment(self, example):
+        return example
+
+
+def test_a_slow_read_is_overtaken_by_a_quarter_of_its_workers_pass_and_not_more(tmp_path):
+    length, workers, size, slow = 100, 4, 4, 40
+    loader = on_demand(
+        SleepyInWorkers(length, slow, tmp_path / "go"),
+        **{"workers": workers, "max_factor": 1, "reads_in_flight": 2 * workers, "batch_size": size, "timeout": 1},
+        insertion_point="before_augmentation",
+    )
+    rows = []
+    with pytest.raises(RuntimeError, match=f"example {slow} of the data set is not read"):
+        rows.extend(row for batch in islice(batches_of(loader), 120) for row in batch.tolist())
+    loader.close()
+    first = slow // size % workers * size  # batches go to the workers in turn
+    before = {index for index in range(slow) if index // size % workers == slow // size % workers}
+    pid = next(pid for index, pid in rows if index == first)
+    of_worker = [index for index, each in rows if each == pid]
+    assert before == set(of_worker[: len(before)])
+    assert 1 <= len(of_worker) - len(before) <= length // workers // 4
+
+
 class SecondReads(StagedDataset):
     """From example 60 on, a worker's second read of the same one waits for a file, then fails or gives something else."""
 

@@ -1,5 +1,6 @@
 """Echo on demand with real workers: each example is fresh once in a pass, whatever the speeds, stops and resumes."""
 
+import os
 import random
 import re
 import time
@@ -17,6 +18,7 @@ from lightning_echo import CacheConfig, EchoLoader, StagedDataset
 pytestmark = pytest.mark.timeout(120)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("workers", [1, 2, 3])
 @pytest.mark.parametrize(("length", "drop_last"), [(40, False), (38, False), (38, True), (3, False)])
 @pytest.mark.parametrize("shuffle", [False, True])
@@ -60,8 +62,9 @@ def random_parts(seed, dataset, options, enter, check):
         assert loader.state_dict() == state
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("kind", [Serials, ManySerials])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(int(os.environ.get("RANDOM_RUNS", "4"))))  # four parts each, with a resume between two
 def test_each_example_is_fresh_once_in_a_pass_at_random_speeds_and_with_random_stops(kind, seed):
     rand = random.Random(f"{kind.__name__} {seed}")
     batch_size = rand.randint(1, 8)
@@ -81,6 +84,7 @@ SPLIT = {
 }
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("name", SPLIT)
 @pytest.mark.parametrize("seed", range(2))
 def test_the_same_where_threads_read_or_a_cache_holds_examples(name, seed, monkeypatch):

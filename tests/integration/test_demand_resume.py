@@ -60,6 +60,7 @@ def test_after_a_kill_and_a_resume_too(tmp_path: Path, kind: str, step: int) -> 
     assert_fresh_once_per_pass(batches, loader_of(run))
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("kind", ["dict", "max_size"])
 @pytest.mark.parametrize("step", [2, 3, 5])
 def test_each_of_two_loaders_goes_on_by_itself(tmp_path: Path, kind: str, step: int) -> None:

@@ -15,11 +15,12 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from loader_cases import Stages, Values, nothing_left_behind, same, take, until, workers
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from loader_cases import Stages, Values, nothing_left_behind, same, take, through_a_file, until, workers
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from lightning_echo import EchoLoader
 from lightning_echo.loader.run import EchoRun
+from lightning_echo.pipeline.journal import journal_path, read_journal
 
 ROOT = Path(__file__).parents[2]
 
@@ -165,33 +166,107 @@ class Interrupts:
         return self.line
 
 
-@pytest.mark.parametrize(
-    ("point", "num_workers", "every"), [("after_augmentation", 0, 5), ("after_batching", 0, 5), ("after_augmentation", 1, 13)]
+class Own(Sampler):
+    """A sampler class of the user's: no thread may run it."""
+
+    def __iter__(self):
+        return iter(range(39, -1, -1))
+
+    def __len__(self):
+        return 40
+
+
+def under_interrupts(num_workers, factor, point, own, folder=None):
+    plain = broken(Broken(), num_workers, sampler=Own() if own else None)
+    # Without an echo, and with one worker, batches follow from the order.
+    of_demand = {"max_factor": 1, "journal": folder} if factor == "demand" else {}
+    return EchoLoader(plain, factor, insertion_point=point, seed=0, **of_demand)
+
+
+OWN = pytest.mark.filterwarnings("ignore:lightning_echo. Own has neither state_dict")  # the same order in each pass
+INTERRUPTED = pytest.mark.parametrize(
+    ("factor", "point", "num_workers", "own", "every"),
+    [
+        (2, "after_augmentation", 0, False, 5),
+        (2, "after_batching", 0, False, 5),
+        (2, "after_augmentation", 1, False, 13),
+        ("demand", "after_augmentation", 0, False, 5),
+        pytest.param("demand", "after_augmentation", 1, True, 13, marks=OWN),
+    ],
 )
-def test_an_interrupt_anywhere_before_a_batch_is_handed_out_loses_none_and_repeats_none(point, num_workers, every):
-    interrupted, undisturbed = (EchoLoader(broken(Broken(), num_workers), 2, insertion_point=point, seed=0) for _ in range(2))
+
+
+@contextlib.contextmanager
+def tracing(trace):
+    before = sys.gettrace()
+    gc.disable()  # an earlier loader that dies here calls its weak references' callbacks, where Python drops an interrupt
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+        gc.enable()
+
+
+@INTERRUPTED
+def test_an_interrupt_anywhere_before_a_batch_is_handed_out_loses_none_and_repeats_none(factor, point, num_workers, own, every):
+    interrupted, undisturbed = (under_interrupts(num_workers, factor, point, own) for _ in range(2))
+    batches = 6 if factor == "demand" else 2  # on demand, the last four batches are not booked yet
     at, in_vain = 1, 0
     while in_vain < 2:  # a fetch takes fewer lines where all of its batch is echoed
         interrupts, delivered = Interrupts(at), []
-        tracing = sys.gettrace()
-        gc.disable()  # an earlier loader that dies here calls its weak references' callbacks, where Python drops an interrupt
-        sys.settrace(interrupts)
-        try:
+        with contextlib.suppress(KeyboardInterrupt), tracing(interrupts):
             delivered += take(interrupted, 1)
-        except KeyboardInterrupt:
-            pass
-        finally:
-            sys.settrace(tracing)
-            gc.enable()
         assert interrupts.raised == (delivered == [])
-        delivered += take(interrupted, 2 - len(delivered))
-        assert same(delivered, take(undisturbed, 2)), at
+        delivered += take(interrupted, batches - len(delivered))
+        assert same(delivered, take(undisturbed, batches)), at
         found, expected = interrupted.counts, undisturbed.counts
         assert (found.fresh, found.echoed) == (expected.fresh, expected.echoed)
         in_vain = 0 if interrupts.raised else in_vain + 1
         at += every
     assert at > 200
     interrupted.close(), undisturbed.close()
+
+
+class Saves(Interrupts):
+    """Saves the state once, as a signal handler does (Slurm's), in place of an interrupt."""
+
+    def __init__(self, at, loader):
+        super().__init__(at)
+        self.loader, self.state = loader, None
+
+    def line(self, frame, event, argument):
+        try:
+            return super().line(frame, event, argument)
+        except KeyboardInterrupt:
+            self.state = self.loader.state_dict()
+        return self.line
+
+
+@INTERRUPTED
+def test_a_state_that_a_signal_handler_saves_anywhere_before_a_batch_is_handed_out_continues_with_that_batch(
+    tmp_path, factor, point, num_workers, own, every
+):
+    running, resumed = (under_interrupts(num_workers, factor, point, own, folder) for folder in (tmp_path, None))
+    at, in_vain, before = 1, 0, 0
+    while in_vain < 2:
+        saves = Saves(at, running)
+        with tracing(saves):
+            delivered = take(running, 1)
+        delivered += take(running, 5)
+        if saves.state is not None:
+            counted = saves.state["delivered"] - before  # it is, just before it is handed out
+            assert counted in (0, 1)
+            resumed.load_state_dict(through_a_file(saves.state))
+            assert same(take(resumed, 5), delivered[counted : counted + 5]), at
+        in_vain = 0 if saves.raised else in_vain + 1
+        at, before = at + 2 * every, before + 6
+    assert at > 200
+    running.close(), resumed.close()
+    if factor == "demand":
+        (stretch,) = read_journal(journal_path(tmp_path, "", 0)).stretches
+        noted = [position for number in range(stretch.end) for position in stretch.fresh_in(number)]
+        assert noted == list(range(4 * before))
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])

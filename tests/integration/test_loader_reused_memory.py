@@ -160,6 +160,7 @@ class PictureInOneCall(Picture):
         return [self[index] for index in indices]
 
 
+@pytest.mark.grid
 @pytest.mark.filterwarnings("ignore:.*uses its memory again")
 @pytest.mark.parametrize(("workers", "cache", "factor"), [(0, None, 2.37), (1, {"size": "4MiB", "hold": "loaded"}, 1)])
 @pytest.mark.parametrize(

@@ -4,80 +4,21 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import random
 import signal
-import time
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset
+from replay_cases import BATCH_SIZE, LENGTH, Called, Staged, Waits, Whole, journal_in, trained
+from torch.utils.data import DataLoader
 from trainer_runs import Data, Killed, SaveAt, fit
 
-from lightning_echo import EchoCallback, EchoConfig, EchoLoader, Replay, StagedDataset
+from lightning_echo import EchoCallback, EchoConfig, EchoLoader, Replay
 from lightning_echo.pipeline.journal import journal_path, read_journal
 
 pytestmark = pytest.mark.usefixtures("read_here")
-
-LENGTH, BATCH_SIZE, STEPS = 43, 4, 60
-
-
-def noise() -> list[float]:
-    return [torch.rand((), dtype=torch.float64).item(), np.random.rand(), random.random()]
-
-
-class Waits:
-    """A source whose reads take a random time, which no seed decides."""
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-
-    def __len__(self) -> int:
-        return LENGTH
-
-    def wait(self) -> None:
-        time.sleep(self.seconds * random.SystemRandom().random())
-
-
-class Whole(Waits, Dataset[Any]):
-    """Augments in ``__getitem__``: an echo is the example as it was."""
-
-    def __getitem__(self, index: int) -> Any:
-        self.wait()
-        return torch.tensor([index, *noise()], dtype=torch.float64)
-
-
-class Called(Whole):
-    """Reads several examples in one call. Their noise depends on the call, and they are in memory that is used again."""
-
-    def __init__(self, seconds: float) -> None:
-        super().__init__(seconds)
-        self.memory = torch.zeros(LENGTH, 4, dtype=torch.float64)
-
-    def __getitems__(self, indices: list[int]) -> Any:
-        self.wait()
-        for place, index in enumerate(indices):
-            self.memory[place] = torch.tensor([index, *noise()], dtype=torch.float64)
-        return [self.memory[place] for place in range(len(indices))]
-
-
-class Staged(Waits, StagedDataset):
-    """Augments each use anew."""
-
-    def read(self, index: int) -> Any:
-        self.wait()
-        return str(index).encode()
-
-    def decode(self, raw: Any) -> Any:
-        return torch.tensor([float(raw), 0, 0, 0], dtype=torch.float64)
-
-    def augment(self, example: Any) -> Any:
-        example[1:] = torch.tensor(noise())
-        return example
-
 
 KINDS: dict[str, tuple[type[Waits], dict[str, Any]]] = {
     "whole": (Whole, {"insertion_point": "after_augmentation"}),
@@ -95,25 +36,6 @@ def loader(kind: str, factor: Any, seconds: float, workers: int = 2, **options: 
     dataset, usual = KINDS[kind]
     plain: Any = DataLoader(dataset(seconds), BATCH_SIZE, num_workers=workers, shuffle=True)  # type: ignore[arg-type]
     return EchoLoader(plain, factor, **{"seed": 3, **usual, **options})
-
-
-def trained(echo: EchoLoader, steps: int = STEPS, seconds: float = 0.0, changes: Any = None) -> list[list[list[float]]]:
-    """Trains, and closes the loader. ``changes``: factors by the number of the step before which they are set."""
-    batches: list[list[list[float]]] = []
-    while len(batches) < steps:
-        for batch in echo:
-            batches.append(batch.tolist())
-            if changes and len(batches) in changes:
-                echo.set_factor(changes[len(batches)])
-            time.sleep(seconds)
-            if len(batches) == steps:
-                break
-    echo.close()
-    return batches
-
-
-def journal_in(folder: Path) -> bytes:
-    return Path(journal_path(str(folder), "", 0)).read_bytes()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -335,20 +257,12 @@ def test_a_replay_is_a_plain_value_in_a_configuration() -> None:
         EchoLoader(DataLoader(range(8)), 2, journal="runs")  # type: ignore[arg-type]
 
 
-class Numbers(torch.utils.data.IterableDataset[int]):
-    def __iter__(self) -> Any:
-        return iter(range(8))
-
-
-@pytest.mark.parametrize(
-    ("dataset", "point"), [(Numbers(), "after_augmentation"), (torch.utils.data.TensorDataset(torch.arange(8)), "after_batching")]
-)
-def test_streams_and_whole_batches_have_no_journal(dataset: Any, point: str) -> None:
-    plain: Any = DataLoader(dataset, batch_size=2, num_workers=2)
+def test_a_run_that_shares_its_reading_has_no_journal() -> None:
+    plain: Any = DataLoader(torch.arange(8), batch_size=2, num_workers=2)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"factor='replay:runs' is impossible here: .* Give a number, or 'demand'"):
-        EchoLoader(plain, Replay("runs"), insertion_point=point)
+        EchoLoader(plain, Replay("runs"), share="data")
     with pytest.raises(ValueError, match=r"journal='runs' is impossible here: .* Leave it out"):
-        EchoLoader(plain, "demand", insertion_point=point, journal="runs")
+        EchoLoader(plain, "demand", share="data", journal="runs")
 
 
 # ---------------------------------------------------------------------- with a Trainer

@@ -23,7 +23,7 @@ from sharing_runs import (
 from torch.utils.data import DataLoader, DistributedSampler, SubsetRandomSampler
 
 from lightning_echo import EchoLoader, StagedDataset
-from lightning_echo.share.attachment import SharedDataDiffers
+from lightning_echo.share.connecting import SharedDataDiffers
 
 pytestmark = pytest.mark.usefixtures("own_folder")
 

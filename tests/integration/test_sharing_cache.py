@@ -29,8 +29,8 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 from trainer_runs import fit
 
 from lightning_echo import CacheConfig, EchoCallback, EchoDataModule, EchoLoader, ShareConfig, serve
-from lightning_echo.share.attachment import SharedDataDiffers
 from lightning_echo.share.config import log_of
+from lightning_echo.share.connecting import SharedDataDiffers
 from lightning_echo.share.process import ReaderError
 from lightning_echo.share.sharing import status_of
 from lightning_echo.share.window import SharedReadError
@@ -54,6 +54,7 @@ def check_same(found):
         assert [examples(epoch) for epoch in epochs] == [examples(epoch) for epoch in found[0]]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("hold", ["raw", "loaded"])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_trainings_get_the_same_with_and_without_it_and_it_is_not_read_again(tmp_path, hold, workers):

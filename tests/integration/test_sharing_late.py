@@ -84,6 +84,7 @@ def rest(loader, iterator, had, count):
     return run
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("cache", [None, "8MiB"])
 @pytest.mark.parametrize("window", [SMALL, LARGE])
 def test_it_gets_the_whole_pass_in_the_same_order_and_what_is_read_again_is_counted(window, cache, tmp_path, caplog):

@@ -13,7 +13,7 @@ from sharing_runs import Numbers, closing, examples, in_process, status, togethe
 from torch.utils.data import DataLoader, Sampler, Subset, SubsetRandomSampler, WeightedRandomSampler, random_split
 
 from lightning_echo import EchoCallback, EchoLoader, ShareConfig
-from lightning_echo.share.attachment import SharedDataDiffers
+from lightning_echo.share.connecting import SharedDataDiffers
 
 pytestmark = pytest.mark.usefixtures("own_folder")
 

@@ -101,6 +101,7 @@ def test_a_training_alone_that_the_reader_keeps_up_with_has_the_batches_of_facto
     loader.close()
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("collate", [None, lambda examples: torch.utils.data.default_collate(examples)])
 @pytest.mark.parametrize("batches", [1, 7, 61])
 def test_a_resumed_run_continues_after_what_was_delivered(batches, collate):

@@ -160,7 +160,7 @@ def test_the_training_waits_once_the_account_is_empty_and_says_for_which_batch(m
     plain = DataLoader(data, 4, num_workers=1)
     said = []
     with closing(demanded(plain, max_factor=3)) as loader:
-        loader._run.warn = said.append
+        loader._run.says.warn_here = said.append
         run = Run()
         run.take(loader, 6)  # 2 are fresh, and earn 2 uses more for each
         assert [values for values, is_fresh in run.batches if is_fresh] == [[0, 1, 2, 3], [4, 5, 6, 7]]

@@ -12,7 +12,7 @@ import pytest
 from torch.distributed import FileStore, HashStore, PrefixStore, TCPStore
 
 from lightning_echo.loader import ranks
-from lightning_echo.loader.ranks import KEPT, RankPlaces, from_bytes, late_ranks, prepare, to_bytes
+from lightning_echo.loader.ranks import KEPT, JobStore, RankPlaces, from_bytes, late_ranks, prepare, to_bytes
 from lightning_echo.loader.state import EchoCounts, Place, Run
 from lightning_echo.plan.demand import Booked
 
@@ -37,7 +37,8 @@ class Job:
         store, names = store or HashStore(), [f"run/{rank}" for rank in range(size)]
         for name in names:
             prepare(store, name)
-        self.ranks = [RankPlaces(rank, [START] * size, store, names) for rank in range(size)]
+        jobs = [JobStore(store) for _ in names]  # one in each process
+        self.ranks = [RankPlaces(rank, [START] * size, job, names) for rank, job in enumerate(jobs)]
         self.store, self.said = store, list[str]()
 
     def collect(self, rank: int, own: Place) -> tuple[Place, ...]:
@@ -183,7 +184,7 @@ def stuck() -> Iterator[Stuck]:
 @pytest.mark.usefixtures("quick")
 def test_a_store_that_does_not_answer_stops_nobody_and_is_not_asked_again(stuck: Stuck, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranks, "_ANSWER_SECONDS", 0.05)
-    places, said = RankPlaces(0, [START] * 2, stuck, ["0", "1"]), list[str]()
+    places, said = RankPlaces(0, [START] * 2, JobStore(stuck), ["0", "1"]), list[str]()
     stuck.is_stuck = True
     assert places.collect(place(3), said.append) == (place(3), START)
     assert "the job's store does not answer" in said[0]
@@ -192,8 +193,28 @@ def test_a_store_that_does_not_answer_stops_nobody_and_is_not_asked_again(stuck:
     assert (len(said), stuck.calls) == (2, 1)
 
 
-def test_the_wait_for_places_and_for_the_store_is_below_five_seconds() -> None:
-    assert ranks.MOST_SECONDS + ranks._ANSWER_SECONDS < 5
+@pytest.mark.parametrize("answers", [True, False])
+def test_the_states_of_several_loaders_wait_together_for_less_than_five_seconds(stuck: Stuck, answers: bool) -> None:
+    job, said = JobStore(HashStore() if answers else stuck), list[str]()
+    for name in "012345" if answers else "":
+        prepare(job.store, name)
+    loaders = [RankPlaces(0, [START] * 2, job, names) for names in ("01", "23", "45")]
+    started = time.monotonic()
+    for places in loaders:  # the other rank has not come so far, or the store does not answer
+        assert places.collect(place(3), said.append) == (place(3), START)
+    assert time.monotonic() - started < 5
+    assert len(said) == 3
+
+
+def test_the_next_checkpoint_waits_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks, "MOST_SECONDS", 0.2)
+    job = Job(2)
+    for number in (3, 4):
+        started = time.monotonic()
+        leave(job.ranks[0], place(number))
+        job.collect(0, place(number))
+        assert time.monotonic() - started > 0.2
+    assert len(job.said) == 2
 
 
 class Gone:
@@ -216,7 +237,7 @@ class Gone:
 @pytest.mark.parametrize("notices_when", ["leaving", "collecting"])
 def test_a_store_that_is_gone_is_said_where_a_state_is_saved(notices_when: str) -> None:
     store, said = Gone(), list[str]()
-    places = RankPlaces(1, [START] * 2, store, ["0", "1"])
+    places = RankPlaces(1, [START] * 2, JobStore(store), ["0", "1"])
     store.is_gone = notices_when == "leaving"
     leave(places, place(3))
     started = time.monotonic()

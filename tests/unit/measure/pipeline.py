@@ -13,6 +13,7 @@ from collections import deque
 from dataclasses import dataclass
 from functools import cache
 from math import ceil, log
+from statistics import fmean
 from types import SimpleNamespace
 
 from lightning_echo.measure.control import Moment, Observation, PipelineCosts
@@ -123,19 +124,19 @@ class Pipeline:
         """Trains for so many steps and returns the observation."""
         self._seconds, self._fresh, read = [0.0, 0.0, 0.0], 0.0, self._read
         begin = self._idle.per_step.shape[1]
-        waits = []
+        waits, busy = [], []
         for _ in range(steps):
             wait = self._deliver()
             waits.append(wait if self._number else 0.0)  # the wait for the run's first batch is a figure of its own
             self._number += 1
-            self._now += self.world.device
+            busy.append(self._step())
+            self._now += busy[-1]
         source, rest, collate = self._seconds
         made, world = self._read - read, self.world
         if self._fresh:  # else they are known from before
             self._costs = source / self._fresh, rest / made, collate / made
-        costs = PipelineCosts(world.point, *self._costs, world.device, world.workers)
-        seen = {"epoch": next(self._epochs), "factor": self.factor, "costs": costs, "moment": moment, "batches": self._number}
-        self._idle.update(waits, [wait + world.device for wait in waits])
+        seen = {"epoch": next(self._epochs), "factor": self.factor, "moment": moment, "batches": self._number}
+        self._idle.update(waits, [wait + step for wait, step in zip(waits, busy, strict=True)])
         settled = max(0, 2 * begin - (begin + steps), self._judged_from - self._number + begin + steps)
         if moment is Moment.epoch_end:
             judged = self._idle.steps(max(begin, settled), max(world.workers, 1))
@@ -145,7 +146,12 @@ class Pipeline:
         if judged is not None:
             seen |= {"steps": judged.steps, "idle_fraction": judged.idle_fraction, "idle_low": judged.idle_low}
             seen["step_seconds"] = judged.wait_seconds + judged.busy_seconds
-        return Observation(**seen)
+        device = fmean(busy or [world.device]) if judged is None else judged.busy_seconds
+        return Observation(**seen, costs=PipelineCosts(world.point, *self._costs, device, world.workers))
+
+    def _step(self):
+        """Seconds that the device takes for the present step."""
+        return self.world.device
 
     def _lookahead(self, factor):
         """Batches that may be in flight: as the loader counts them."""

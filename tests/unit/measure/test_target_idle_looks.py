@@ -34,6 +34,7 @@ def raises(decided):
     return [now for before, now in pairwise(steps) if factors[now] > factors[before]]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("workers", [1, 2, 4])
 @pytest.mark.parametrize("epoch", [ENDLESS, 130, 16, 5])
 def test_where_the_source_keeps_up_noise_never_raises_the_factor(workers, epoch):
@@ -43,16 +44,17 @@ def test_where_the_source_keeps_up_noise_never_raises_the_factor(workers, epoch)
         assert {decision.factor for decision in decided.values()} == {1.0}, seed
 
 
-def longer(world, under_way, steps=RUN):
+def longer(world, under_way, steps=RUN, kind=Pipeline):
     """By how much a run takes longer than one with its last factor from the start, beyond what has to be."""
-    pipeline = starting(world)
+    pipeline = starting(world, kind)
     train_and_look(pipeline, TargetIdle(), steps)
-    known = Pipeline(world, pipeline.factor)
+    known = kind(world, pipeline.factor)
     known.epoch(steps)
     upstream = world.source / world.workers
     return pipeline.seconds / known.seconds - (1 + under_way * (upstream - world.device) / known.seconds)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("ratio", [1.25, 1.5, 2, 3, 4, 8, 16])
 @pytest.mark.parametrize("jitter", [0, 0.1])
 @pytest.mark.parametrize("workers", [1, 2])
@@ -85,6 +87,20 @@ def test_the_first_raise_comes_after_ten_steps_and_is_close_to_what_is_enough():
     ideal = ideal_factor(replace(world_of(4), reuse=Reuse.each), TARGET)
     assert ideal <= decided[10].factor <= 1.1 * ideal
     assert raises(decided) == [10]
+
+
+class Warming(Pipeline):
+    """Its first steps take a third more, as those of a processor whose caches are cold."""
+
+    def _step(self):
+        return 1.35 if self._number <= 14 else 1.0
+
+
+@pytest.mark.parametrize("ratio", [2, 3, 4, 6, 8])
+def test_a_factor_that_was_chosen_by_cold_steps_is_corrected_at_the_next_looks(ratio):
+    """The costs of warm steps foresee that the device waits, and a few steps in which it does are enough."""
+    worlds = [world_of(ratio, jitter=0.1, seed=seed) for seed in range(8)]
+    assert statistics.median(longer(world, 16, kind=Warming) for world in worlds) <= 0.02
 
 
 class ColdDevice(Pipeline):

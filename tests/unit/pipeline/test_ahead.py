@@ -66,6 +66,7 @@ def read_by(request, held, *, by_batches):
     return read
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("by_batches", [False, True])
 @pytest.mark.parametrize("seed", range(4))
 def test_requests_and_states_are_the_same_and_what_is_told_is_read_or_dropped(seed, by_batches):

@@ -14,7 +14,7 @@ from torch.utils.data import IterableDataset, default_collate
 from lightning_echo.pipeline.demand_streams import DemandStreamPipeline, StreamOnDemand, StreamWaiting, StreamWords
 from lightning_echo.pipeline.pipelines import StreamPlace, StreamRequests
 from lightning_echo.pipeline.prefetch import WorkerProcesses
-from lightning_echo.pipeline.streams import StreamRequest
+from lightning_echo.pipeline.streams import Pulls, StreamRequest
 from lightning_echo.pipeline.worker import Report
 from lightning_echo.plan.plan import PlanShape, Reuse
 
@@ -113,6 +113,40 @@ def test_whenever_a_batch_is_due_every_example_is_fresh_once_and_each_batch_has_
             assert set(sizes) <= {batch_size}
         elif sizes[-1] not in (batch_size, rest):
             assert len(set(batches[-1][1])) == min(len(read) - len(batches[-1][0]), buffer), "memory held no more"
+
+
+class Counted(Stream):
+    """Draws a number for each example, and counts what was asked of it."""
+
+    def __init__(self, *lengths):
+        super().__init__(*lengths)
+        self.asked = 0
+
+    def __iter__(self):
+        for example in super().__iter__():
+            self.asked += 1
+            yield torch.cat([example, torch.rand(1)])
+        self.asked += 1
+
+
+@given(**CASES)
+@settings(max_examples=200)
+def test_a_worker_that_is_told_what_to_pull_makes_the_same_batches_and_pulls_no_more(
+    lengths, max_factor, batch_size, buffer, drop_last, due
+):
+    run = worker_of(Counted(*lengths), Words(due), batch_size, buffer, drop_last)
+    again = worker_of(Counted(*lengths), Words(), batch_size, buffer, drop_last)
+    for number in range(len(lengths)):
+        has_ended = False
+        while not has_ended:
+            examples, report, note = run.fetch(StreamRequest(number, max_factor))
+            has_ended = note.ended
+            pulls = Pulls(None if examples is None else report.fresh, has_ended)
+            same, as_before, _ = again.fetch(StreamRequest(number, max_factor, pulls=pulls))
+            assert again.dataset.asked == run.dataset.asked
+            assert list(map(torch.Tensor.tolist, same or ())) == list(map(torch.Tensor.tolist, examples or ()))
+            assert (same is None) is (examples is None)
+            assert (as_before.fresh, as_before.echoed) == (report.fresh, report.echoed)
 
 
 @pytest.mark.parametrize(

@@ -187,15 +187,14 @@ def test_who_waits_for_a_source_that_cannot_go_on_is_told_why(stuck, prefetcher,
 
 @pytest.mark.timeout(PATIENCE)
 @pytest.mark.parametrize("dies", [False, True], ids=["slow", "dead"])
-def test_closing_does_not_wait_for_a_source_that_is_stuck(monkeypatch, long_steps, threads, stuck, dies):
-    monkeypatch.setattr(prefetch, "_JOIN_SECONDS", 1e6 if dies else 0.01)
+def test_closing_does_not_wait_for_a_source_that_is_stuck(long_steps, threads, stuck, dies):
     is_dead = threading.Event()
     items = Prefetcher(stuck, lost=lambda within: RuntimeError("dead") if is_dead.is_set() else None)
     assert next(items) == 0
     assert stuck.is_stuck.wait(PATIENCE)
     if dies:
         threading.Timer(0.1, is_dead.set).start()
-    items.close()
+    assert items.close(1e6 if dies else 0.01) is dies
     (thread,) = threads()
     assert thread.daemon, "it ends with the process at the latest"
     stuck.release.set()

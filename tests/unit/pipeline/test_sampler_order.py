@@ -62,6 +62,50 @@ def test_a_sampler_without_a_generator_is_lent_one_so_that_a_pass_depends_on_the
     assert torch.equal(torch.get_rng_state(), state)
 
 
+@pytest.mark.parametrize("distance", [0, 3])
+def test_a_state_may_be_asked_for_at_each_moment_in_which_the_sampler_runs(distance):
+    taken, states, looks = [], [], []
+
+    class Watched(Sampler):
+        def __init__(self):
+            self.generator = torch.Generator().manual_seed(5)
+
+        def __len__(self):
+            return 10
+
+        def set_epoch(self, epoch):
+            self.look()
+
+        def __iter__(self):
+            self.look()
+            for index in torch.randperm(10, generator=self.generator).tolist():
+                self.look()
+                yield index
+
+        def look(self):
+            if looks:
+                states.append((len(taken), looks[0].state(len(taken))))
+
+    def make():
+        found = SamplerOrder(Watched(), 10, 10, distance=distance, seed=3)
+        if distance:
+            found.begin_spreading()
+        return found
+
+    order = make()
+    looks.append(order)
+    for _ in range(15):
+        taken += order.take(3)
+        order.prune(len(taken) - 2)
+    looks.clear()
+    for at, state in states:
+        resumed = make()
+        resumed.load(copy.deepcopy(state))
+        resumed.seek(at)
+        assert resumed.take(45 - at) == taken[at:], at
+    assert len(states) > 45
+
+
 class PartlyByGenerator(Sampler):
     """Takes a ``generator`` and draws from it only in part, as torchgeo's ``RandomGeoSampler``; the rest from everywhere."""
 

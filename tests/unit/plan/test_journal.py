@@ -1,6 +1,7 @@
 """The coding of a journal against lists of positions; damage of each byte; and what a replay deals against what was delivered."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -8,6 +9,7 @@ from lightning_echo.plan.demand import Arrived, Booked, Dealing, DemandRule
 from lightning_echo.plan.journal import (
     MAGIC,
     Begin,
+    Ends,
     Journal,
     JournalError,
     Records,
@@ -74,6 +76,35 @@ def test_what_is_written_is_read(seed):
     assert stretch.checks == checked
     assert stretch.begin == begin(workers=workers)
     assert journal.has_ended
+
+
+def test_the_ends_of_streams_and_passes_are_read_and_a_stretch_is_cut_where_the_next_one_continues_it():
+    records = Records()
+    ends = {1: Ends(0, True), 2: Ends(1, False), 4: Ends(2, True)}
+    written = [records.begin(begin())]
+    for number, fresh in enumerate([[0, 1], [2], [3, 4], [], [5]]):
+        if number in ends:
+            written.append(records.ends(ends[number]))
+        written.append(records.batch(fresh))
+        if number == 2:
+            written.append(records.pass_over())
+    written += [records.pass_over(), records.end()]
+    (stretch,) = Journal(framed(written), "run").stretches
+    assert stretch.ends == ends
+    assert stretch.passes == [3, 5]
+    for number, passes, kept in ((2, 0, []), (3, 0, []), (3, 1, [3]), (5, 1, [3]), (5, 2, [3, 5])):
+        cut = stretch.up_to(replace(begin(number), passes=passes))
+        assert (cut.end, cut.passes) == (number, kept)
+        assert cut.ends == {each: found for each, found in ends.items() if each < number}
+
+
+def test_where_a_pass_had_ended_a_replay_does_not_begin_before_its_end():
+    first, later = begin(), replace(begin(), passes=1)
+    records = Records()
+    journal = Journal(framed([records.begin(first), records.pass_over(), records.begin(replace(later, continues=0))]), "run")
+    assert [each.passes for each in journal.stretches] == [[0], []]
+    assert journal.stretch_of(first) is journal.stretches[0]
+    assert journal.stretch_of(later) is journal.stretches[1]
 
 
 def test_a_batch_takes_a_few_bytes():

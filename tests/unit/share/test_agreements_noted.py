@@ -9,8 +9,9 @@ from torch.utils.data import DataLoader
 
 from lightning_echo.pipeline.kinds import kind_of
 from lightning_echo.share import server
-from lightning_echo.share.attachment import Attachment, Group, Link, Missed, Place
+from lightning_echo.share.attachment import Attachment, Missed
 from lightning_echo.share.config import ShareConfig
+from lightning_echo.share.connecting import Group, Link, Place
 from lightning_echo.share.places import Agreement, Training
 from lightning_echo.share.process import ReaderError
 from lightning_echo.share.window import Window

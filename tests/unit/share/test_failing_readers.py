@@ -12,10 +12,9 @@ import pytest
 from torch.utils.data import DataLoader
 
 from lightning_echo.pipeline.kinds import kind_of
-from lightning_echo.share import attachment as connecting
-from lightning_echo.share import server
-from lightning_echo.share.attachment import Connector, Group
+from lightning_echo.share import connecting, server
 from lightning_echo.share.config import ShareConfig, new_socket, send, socket_of
+from lightning_echo.share.connecting import Connector, Group
 from lightning_echo.share.process import Payload, ReaderError, run_reader
 from lightning_echo.share.same_data import loader_of, parts_of
 
@@ -198,7 +197,7 @@ def test_readers_that_die_at_what_a_training_does_not_need_end_it_later(started,
     """The trainings that need it end first."""
     wanted, threads = started
     wanted += [*map(dies_at, deaths), *([] if said else [reads])]
-    attaching = Connector(ShareConfig("data"), lambda link: Payload([], {}, b""), DATA, Group.of_one(), items=items)
+    attaching = Connector(ShareConfig("data"), lambda _: Payload([], {}, b""), DATA, Group.of_one(), items=items)
     with pytest.raises(ReaderError, match=said) if said else nullcontext():
         link = attaching.connect(wish, goes_on=False)
         link.hang_up()

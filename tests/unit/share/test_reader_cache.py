@@ -10,8 +10,9 @@ from lightning_echo import CacheConfig, StagedDataset
 from lightning_echo.cache.node_cache import NodeCache
 from lightning_echo.cache.reads import Lookups
 from lightning_echo.pipeline.kinds import kind_of
-from lightning_echo.share.attachment import Attachment, Link, Place
+from lightning_echo.share.attachment import Attachment
 from lightning_echo.share.config import ShareConfig
+from lightning_echo.share.connecting import Link, Place
 from lightning_echo.share.pipeline import SharedExamples
 from lightning_echo.share.reader_cache import ReaderCache, options_in_words
 from lightning_echo.share.same_data import difference, fingerprint_of, in_short

@@ -7,8 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from lightning_echo.share.attachment import Attachment, Connector, Group, Link, Missed, Place, Succession, _Over
+from lightning_echo.share.attachment import Attachment, Missed
 from lightning_echo.share.config import Gone, ShareConfig, new_socket, receive, send
+from lightning_echo.share.connecting import Connector, Group, Link, Place, Succession, _Over
 from lightning_echo.share.places import Agreement
 from lightning_echo.share.process import ReaderError
 from lightning_echo.share.window import CacheState, pack
