@@ -434,7 +434,7 @@ class Attachment:
             )
         item_of = self.items.item
         first = max(self._next, self.items.member_from(link.place.item))  # this thread may be ahead of the training
-        lacking = first
+        lacking = max(first, self.items.member_from(link.window_of(item_of(first)).low))  # what is gone is missed
         while link.window_of(at := item_of(lacking)).has(at):
             lacking += 1
         lacks_from = None if self.items.part is None else window.unfinished_from  # others take items that this training skips

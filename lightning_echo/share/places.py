@@ -31,10 +31,10 @@ class Answer(NamedTuple):
 class Agreement:
     """The agreement of the ranks of one training."""
 
-    def __init__(self, end: int = 0, jumps: Iterable[tuple[int, int]] = ()) -> None:
+    def __init__(self, end: int = 0, jumps: Iterable[tuple[int, int]] = (), held_since: float = 0.0) -> None:
         self.end = end  # the ranks have agreed on all before
         self.jumps = list(jumps)  # (first item of the round, item to continue at), in order
-        self._held_since = 0.0
+        self._held_since = held_since
 
     def answer(self, asked: int, end: int, low: int, now: float) -> Answer:
         """Answers a rank that asks for the round that begins with ``asked``, and would take all rounds before ``end`` at once.
@@ -161,10 +161,12 @@ class Trainings:
         low: int,
         wanted: Wanted | None = None,
         reach_back: Callable[[int], int] | None = None,
+        now: float = 0.0,
     ) -> list[Entry]:
         """Lets the waiting trainings enter, and returns their entries. Items of the window below ``low`` may be overwritten.
 
         ``wanted`` says from which item on all is read that a training takes, as soon as it is among `entered` or `ready`.
+        After a death, ranks agree on what any of them has had of the dead reader's items: ``now`` is the time in seconds.
         ``reach_back`` keeps items of the window from an item on, as many as are still there, and returns the first one. None:
         what a training has missed is not read again for it.
         """
@@ -183,6 +185,9 @@ class Trainings:
                 back = backs.get(id(training))
                 place, is_late = (back, False) if back is not None else self._place(training, begin, there, fastest, bool(others))
                 several.append(Entry(training, place, len(others - {training.group}), is_late, max(place, there)))
+            for group in {one.group for one in entering if goes_on and one.ranks > 1}:
+                end = max((one.wish or 0) + 1 for one in entering if one.group == group)
+                self.agreements[group] = Agreement(end, held_since=now)
             for entry in several:  # all at once
                 entry.training.cursor = entry.training.entered = entry.there
                 entry.training.catching_up = entry.place if entry.place < entry.there else None
@@ -192,18 +197,13 @@ class Trainings:
         return found
 
     def jump(self, entries: Sequence[Entry], group: str) -> list[Entry]:
-        """Lets a training enter where all of its ranks find what they need next. Returns all entries.
-
-        After a death, one rank may have had items that another one cannot get any more. They continue behind these.
-        """
+        """Lets a training enter where all of its ranks find what they need next. Returns all entries."""
         place = max(entry.there for entry in entries if entry.training.group == group)
         found = list(entries)
         for number, entry in enumerate(entries):
             if (training := entry.training).group == group:
                 found[number] = entry._replace(place=place, there=place, is_late=True)
                 training.cursor, training.entered, training.catching_up = place, place, None
-                if training.goes_on and training.ranks > 1:
-                    self.agreements[group] = Agreement(jumps=[(0, place + 1)])
         return found
 
     def _fastest(self, default: int) -> int:

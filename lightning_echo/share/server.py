@@ -482,7 +482,8 @@ class Server:
             begin, passed = trainings.begin_at(time.monotonic()), time.monotonic() - self._begun
             is_early = self._follows and passed < _GOING_ON_SECONDS and not any(one.goes_on for one in trainings.ready())
             # One that came within a pass may need much earlier items than the others.
-            is_missing = trainings.going_on < self._expected and passed < max(self._gather_seconds, _GOING_ON_SECONDS)
+            have_come = {one.group for one in trainings.ready() if one.goes_on}  # with all their ranks
+            is_missing = len(have_come) < self._expected and passed < max(self._gather_seconds, _GOING_ON_SECONDS)
             if begin is None or is_early or is_missing or not self._begin(begin):
                 return
         reading = self._reading
@@ -493,7 +494,8 @@ class Server:
         window, kind = reading.window, self._kind
         # A sampler of the user's is asked for one item after the other, and what was read for another node was read there.
         can_repeat = isinstance(kind, Indexed) and kind.is_own_order and self._elsewhere is None
-        entries = trainings.entries(window.begin, window.low, reading.wanted, window.reach_back if can_repeat else None)
+        reach_back = window.reach_back if can_repeat else None
+        entries = trainings.entries(window.begin, window.low, reading.wanted, reach_back, time.monotonic())
         lacking = dict[str, list[Entry]]()
         for entry in entries:
             if entry.place < entry.there:

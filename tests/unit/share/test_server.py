@@ -319,6 +319,19 @@ def test_a_reader_that_follows_a_dead_one_reads_what_its_trainings_want_as_soon_
     assert window.read_in_pass == (8 if everything else 4)
 
 
+def test_a_reader_that_follows_a_dead_one_waits_for_all_ranks_of_a_training_before_it_begins(idle_server, monkeypatch):
+    """One of them may need an earlier item than the others who have come."""
+    server, begun = idle_server(follows=True, expected=2), []
+    monkeypatch.setattr(server, "_begin", begun.append)
+    comes(server, group="a", wish=9, goes_on=True)
+    comes(server, group="b", wish=8, goes_on=True).ranks = 2
+    server._let_enter()
+    assert begun == []
+    comes(server, group="b", wish=8, goes_on=True).ranks = 2
+    server._let_enter()
+    assert begun == [8]
+
+
 def test_what_another_node_reads_is_everything_and_its_trainings_take_it_too(idle_server, monkeypatch):
     server = idle_server(elsewhere=SimpleNamespace(nodes=2, leave=int))
     window = window_from(0)

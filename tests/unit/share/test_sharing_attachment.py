@@ -148,6 +148,16 @@ def test_of_a_reader_from_which_nothing_was_taken_yet_all_that_it_has_published_
     assert wishes == [(20, True)]
 
 
+def test_what_is_gone_is_not_asked_for_again_when_a_reader_has_died():
+    """A training for which the reader has not waited goes on behind that in the dead reader's window."""
+    attachment, wishes, window = taking(), [], Shelf(20)
+    attachment._connector.connect = lambda wish, **options: wishes.append(wish) or SimpleNamespace(window=window)
+    window.low, attachment._next = 10, 5
+    with new_socket() as connection:
+        attachment._succeed(linked(window, connection, 0), lambda: False)
+    assert wishes == [20]
+
+
 def test_a_rank_that_comes_too_late_for_what_was_agreed_on_takes_later_items_once_each():
     window = Shelf(200)
     with rank_of_two(window, tell_every=8) as (attachment, _):

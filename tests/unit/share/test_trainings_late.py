@@ -134,18 +134,25 @@ def test_ranks_that_need_different_items_after_a_death_all_get_theirs_or_all_jum
     assert found(trainings, low, low) == [("ranks", *place) for place in places]
 
 
-@pytest.mark.parametrize("wishes", [(98, 124), (98, 136), (136, 98)])
-def test_ranks_of_which_one_is_late_all_continue_at_one_item(wishes):
-    """They ask for the rounds that they need next. The window has the items from 130 on: the first training waits for these."""
+@pytest.mark.parametrize("late", [0.0, 0.3])
+@pytest.mark.parametrize("behind", ["wait", "skip"])
+@pytest.mark.parametrize("wishes", [(98, 124), (98, 136), (136, 98), (124, 124)])
+def test_what_one_rank_has_had_of_a_dead_readers_items_the_others_take_too_or_later_ones_in_their_place(wishes, behind, late):
+    """They ask for the rounds that they need next. Then all miss the same."""
     trainings = at_work()
-    trainings.all += ranks(*wishes, goes_on=True)
-    found(trainings, FASTEST, FASTEST)
-    agreement = trainings.agreements["ranks"]
-    assert trainings.low(0, 0.0) == FASTEST
-    (answer,) = {agreement.answer(wish, wish + 8, FASTEST, 0.0) for wish in wishes}
-    assert answer.is_jump
-    assert answer.item > max(wishes), "one of them has had all before"
-    assert agreement.answer(answer.item, answer.item + 8, FASTEST, 0.0) == (False, answer.item + 8)
+    trainings.all += ranks(*wishes, goes_on=True, behind=behind, late=late)
+    trainings.entries(0, FASTEST, None, lambda item: FASTEST, now=5.0)
+    agreement, end, low = trainings.agreements["ranks"], max(wishes) + 1, 150
+    assert [agreement.answer(wish, wish + 8, low, 6.0) for wish in wishes] == [(False, end)] * 2
+    assert [agreement.answer(end, end + 8, later, 6.0) for later in (low, low + 10)] == [(True, low)] * 2
+
+
+def test_what_ranks_have_agreed_on_by_their_dead_reader_is_held_for_a_moment():
+    trainings = at_work()
+    trainings.all += ranks(124, 128, goes_on=True, behind="skip")
+    trainings.entries(0, 120, now=5.0)
+    trainings.all[0].cursor = 150
+    assert [trainings.low(120, now) for now in (5.1, 6.0)] == [124, 150]
 
 
 def test_ranks_find_one_window_although_another_training_comes_between_them():
