@@ -496,6 +496,8 @@ class Server:
         can_repeat = isinstance(kind, Indexed) and kind.is_own_order and self._elsewhere is None
         reach_back = window.reach_back if can_repeat else None
         entries = trainings.entries(window.begin, window.low, reading.wanted, reach_back, time.monotonic())
+        for group, agreed in trainings.agreements.items():
+            window.note_agreement(group, agreed.end, agreed.jumps, trainings.agreements)
         lacking = dict[str, list[Entry]]()
         for entry in entries:
             if entry.place < entry.there:

@@ -123,6 +123,7 @@ def test_a_fold_inside_a_named_cut_shares_with_a_training_that_cuts_all_of_the_d
     assert all(drawn[index] == noise < 0 for index, noise in examples(first))
 
 
+@pytest.mark.slow
 def test_folds_whose_readers_are_killed_again_and_again_get_their_parts_once_and_nothing_else():
     share = {"window": 2**14, "wait_for": FOLDS, "linger_seconds": 5, "workers": 2}
     data = Numbers(LENGTH, seconds=0.001)
@@ -405,6 +406,7 @@ def trains_on(connection, part, options):
             connection.send(batch["index"].tolist())
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_while_readers_and_trainings_die_and_come_at_random_nobody_gets_what_is_not_in_its_part():
     """Two trainings get exactly their parts. Beside them others come and are killed, and so are the readers."""

@@ -126,7 +126,7 @@ def play(seed):
     return loader.counts.echoed
 
 
-@pytest.mark.parametrize("first", range(0, 50, 10))
+@pytest.mark.parametrize("first", [0, *(pytest.param(first, marks=pytest.mark.slow) for first in range(10, 50, 10))])
 def test_at_any_speed_and_over_stops_and_resumes_each_example_is_fresh_once_per_pass(first):
     with nothing_left_behind():
         assert sum(play(seed) for seed in range(first, first + 10)), "no example was echoed"

@@ -26,6 +26,7 @@ def assert_ran(found: list[dict[str, Any]]) -> None:
         assert rank["metrics"] == RIGHT
 
 
+@pytest.mark.slow
 def test_plain_lightning_lets_rank_zero_read_in_every_hook(ranks: list[dict[str, Any]]) -> None:
     assert_ran([rank["plain"] for rank in ranks])
     assert ranks[0]["plain"]["reads"][0] > 2 * STEPS * EPOCHS > ranks[1]["plain"]["reads"][0] == 0

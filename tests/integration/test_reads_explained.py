@@ -82,6 +82,7 @@ class Computes(Slow):
         return index
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(busy_seconds(os.getpid()) is None, reason="this system does not count how busy a process is")
 def test_a_plain_run_whose_workers_wait_for_reads_says_so_and_its_advice_can_be_pasted() -> None:
     callback = trained(EchoCallback(), Slow())

@@ -70,6 +70,7 @@ def check_kills(kills, cache, seed):
         assert [examples(epoch) for epoch in epochs] == [examples(epoch) for epoch in plain[: len(epochs)]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_kept", [False, True], ids=["in memory", "in a file"])
 def test_readers_and_workers_that_are_killed_at_random_moments_lose_nothing(tmp_path, is_kept):
     check_kills(4, CacheConfig(CACHE, path=str(tmp_path), name="train") if is_kept else CACHE, seed=is_kept)

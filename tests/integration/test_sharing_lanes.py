@@ -79,6 +79,7 @@ def test_workers_come_and_go_with_the_trainings(wanted, numbers):
     first.close()
 
 
+@pytest.mark.slow
 def test_trainings_that_join_and_leave_while_examples_flow_get_each_example_of_a_pass_once():
     keeper = loader_of(Numbers(LENGTH, seconds=0.0005), 16, window=2**15, linger_seconds=10)
     over, generator = [], random.Random(0)
@@ -145,6 +146,7 @@ def test_workers_that_are_killed_at_any_moment_cost_nothing():
     assert [examples(epoch) for epoch in first] == [examples(epoch) for epoch in second]
 
 
+@pytest.mark.slow
 def test_folds_that_share_workers_and_a_cache_lose_nothing_and_get_nothing_else_when_workers_are_killed():
     parts = [[index for index in range(SHOTS) if index % 3 != number] for number in range(2)]
 

@@ -80,6 +80,7 @@ def test_a_slow_storage_is_a_fetch_stall_and_a_slow_transform_a_prep_stall():
     assert (fetch.costliest[0][0], prep.costliest[0][0]) == ("read", "augment")
 
 
+@pytest.mark.slow
 def test_the_step_alone_is_ingestion_and_each_phase_is_told():
     said = []
     _, found = analyze(Slept(20 * MS), loader_of(Staged(read_seconds=25 * MS)), 8, say=said.append)

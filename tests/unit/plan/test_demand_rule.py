@@ -44,6 +44,7 @@ def run(seed, batches=25):
         yield rule, size, factor, most_held, before, batch
 
 
+@pytest.mark.slow
 def test_ten_thousand_random_schedules_keep_the_rule():
     for seed in range(SCHEDULES):
         memory, fresh_so_far, echoes_so_far, seen = {}, 0, 0, set()
