@@ -214,6 +214,8 @@ def late_server(monkeypatch):
         server = Server(new_socket(), kind_of(DataLoader(range(20), num_workers=1, shuffle=True)), seed=0, **data)
         made.append(server)
         window = SimpleNamespace(begin=0, low=4, reach_back=lambda item: max(item, 4), bytes_per_example=100)
+        window.noted = {}
+        window.note_agreement = lambda group, end, *_: window.noted.update({group: end})
         server._reading = SimpleNamespace(window=window, wanted=None, cache_state=None, has_lost_worker=lambda: False, close=int)
         server._trainings.all += [training("first"), *others]
         server._trainings.all[0].cursor = 4
@@ -249,6 +251,7 @@ def test_if_nothing_can_be_read_again_for_ranks_they_enter_at_one_place(late_ser
     server._let_enter_or_fail()
     assert [(entry.place, entry.there, entry.is_late) for entry in told] == [(6, 6, True)] * 2
     assert [(one.cursor, one.catching_up) for one in server._trainings.all[1:]] == [(6, None)] * 2
+    assert server._reading.window.noted == {"ranks": 7}, "what one of them has had, if this reader dies before they ask"
 
 
 @pytest.mark.parametrize(
