@@ -435,6 +435,8 @@ class EchoRun:
             self._has_described = True
             for line in setting.introduction(self.factor.value):
                 self.says.inform(line)
+            if setting.on_demand and self.delivery.progress.delivered:
+                self.says.inform("memory begins empty: the next batches echo few examples often. Warm up the learning rate")
             if why_not := setting.why_not_deterministic(self.journal.folder):
                 self.warn(why_not)
         self._conditions = None if setting.kind.plans_in_workers else setting.conditions()  # a stream's length is only expected

@@ -372,8 +372,11 @@ class Setting:
                 "nothing is echoed: without workers, no example arrives while a step runs, and the training waits for each one. "
                 "Give the loader num_workers=2 or more"
             )
-        if self.on_demand and self.kind.plans_in_workers and self.kind.num_workers:
-            remarks.append("a worker does not echo while the stream lets it wait for an example")
+        if self.on_demand and self.kind.num_workers and self.choice.reading is None and self.sharing is None:
+            if self.kind.plans_in_workers:
+                remarks.append("a worker does not echo while the stream lets it wait for an example")
+            elif not self.kind.by_batches:
+                remarks.append("a worker does not echo while a read lets it wait: a source that hangs is not bridged")
         if not self.has_length:
             remarks.append(f"an epoch ends when {self.kind.pass_ends}")
         if self.kind.hearers():
