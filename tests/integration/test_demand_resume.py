@@ -39,7 +39,7 @@ def steps_of(options: dict[str, Any]) -> list[int]:
 @pytest.mark.parametrize("kind", TRAINERS)
 def test_each_example_is_fresh_once_per_pass(kind: str) -> None:
     callback, options = on_demand(), TRAINERS[kind]
-    run = run_on_demand(callback, **options)
+    run = run_on_demand(callback, delay=0.06, **options)
     assert run.model.steps == steps_of(options)
     report = callback.reports[-1]
     assert report.fresh_examples + report.echoed_examples == sum(len(indices) for indices, _ in run.model.batches)

@@ -294,7 +294,14 @@ def test_workers_end_with_a_killed_training_while_a_read_hangs(tmp_path):
     time.sleep(0.5)  # a worker waits for the read
     training.kill()
     training.join()
-    until(lambda: not any(psutil.pid_exists(process) and psutil.Process(process).status() != "zombie" for process in of_training))
+    until(lambda: not any(map(lives, of_training)))
+
+
+def lives(process):
+    try:
+        return psutil.Process(process).status() != "zombie"
+    except psutil.NoSuchProcess:
+        return False
 
 
 def until(holds):

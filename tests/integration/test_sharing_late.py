@@ -215,11 +215,12 @@ class Heavy(Noted):
 def windows_of(pid):
     """The bytes of memory that the windows take of which a process has a descriptor, by inode."""
     found = {}
-    for descriptor in os.listdir(f"/proc/{pid}/fd"):
-        with suppress(FileNotFoundError):
-            path = f"/proc/{pid}/fd/{descriptor}"
-            if "lightning_echo-window" in os.readlink(path):
-                found[os.stat(path).st_ino] = os.stat(path).st_blocks * 512
+    with suppress(FileNotFoundError):  # it has ended meanwhile
+        for descriptor in os.listdir(f"/proc/{pid}/fd"):
+            with suppress(FileNotFoundError):
+                path = f"/proc/{pid}/fd/{descriptor}"
+                if "lightning_echo-window" in os.readlink(path):
+                    found[os.stat(path).st_ino] = os.stat(path).st_blocks * 512
     return found
 
 

@@ -152,7 +152,7 @@ def test_a_reader_that_is_killed_costs_nothing():
 def test_a_training_that_is_left_behind_continues_where_the_reader_is():
     """The window has room for 64 items."""
     expected = in_order(8)
-    fast, slow = (on_demand(wait_for=2, behind="skip", window=2**15) for _ in range(2))
+    fast, slow = (on_demand(wait_for=2, behind=behind, window=2**15) for behind in ("wait", "skip"))
     is_ahead = threading.Event()
 
     def run_fast():
