@@ -32,6 +32,7 @@ def test_plain_lightning_lets_rank_zero_read_in_every_hook(ranks: list[dict[str,
     assert ranks[0]["plain"]["reads"][0] > 2 * STEPS * EPOCHS > ranks[1]["plain"]["reads"][0] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run", one_rank_runs.echoes())
 def test_rank_zero_may_read_metrics_before_between_and_after_ours(ranks: list[dict[str, Any]], run: str) -> None:
     found = [rank["reads"][run] for rank in ranks]

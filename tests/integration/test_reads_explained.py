@@ -123,6 +123,7 @@ def test_an_analysis_measures_reads_in_flight_and_tries_them() -> None:
     assert checked.step_seconds.median < found.step_seconds
 
 
+@pytest.mark.slow
 def test_an_analysis_says_why_threads_may_not_read_ahead_and_a_number_lets_them() -> None:
     class Mine(Slow):
         reads_concurrently = False

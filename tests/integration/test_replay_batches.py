@@ -104,6 +104,7 @@ def test_a_resumed_run_over_whole_batches_is_marked_and_repeated_from_its_start_
     assert trained(again, 30) == batches[9:]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:lightning_echo. the journal of an earlier run is now")
 @pytest.mark.parametrize("first", [0, 3])
 def test_a_run_over_whole_batches_that_is_stopped_and_resumed_anywhere_is_repeated(first: int, tmp_path: Path) -> None:

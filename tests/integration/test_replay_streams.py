@@ -114,6 +114,7 @@ def test_a_stream_that_is_stopped_and_continued_is_repeated_in_one_go(kind: Any,
     assert journal_in(tmp_path / "again") == journal_in(tmp_path / "run")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:lightning_echo. the journal of an earlier run is now")
 @pytest.mark.parametrize("first", range(0, 12, 3))
 def test_a_run_that_is_stopped_and_resumed_anywhere_is_repeated_epoch_by_epoch(first: int, tmp_path: Path) -> None:
