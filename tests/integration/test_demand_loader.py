@@ -263,6 +263,7 @@ class HeavyAugment(ReadAndDecode):
         return super().augment(example)
 
 
+@pytest.mark.alone  # on a busy machine, reading takes long
 def test_nothing_is_echoed_where_reading_costs_little_beside_making_a_batch():
     loader = on_demand(HeavyAugment(1000), insertion_point="before_augmentation", batch_size=8)
     deque(islice(batches_of(loader), 60), maxlen=0)
