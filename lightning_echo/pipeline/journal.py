@@ -124,7 +124,7 @@ class Repeated:
         self._checksum = 0  # of all fresh indices so far
 
     def is_echo(self, number: int) -> bool:
-        """Returns whether batch ``number`` has nothing fresh. Where there is no such batch, it is none."""
+        """Returns whether batch ``number`` has nothing fresh. False also after the last batch."""
         return number < self.stretch.end and not self.stretch.fresh_in(number)
 
     def over_at(self, number: int) -> Exception | None:
@@ -146,7 +146,7 @@ class Repeated:
 
 
 def begin_journal(journal: JournalFile | None, repeated: Journal | None, begin: Begin) -> Repeated | None:
-    """Notes in a journal that workers begin. Returns what a replay repeats from there on; None: this is no replay.
+    """Notes in a journal that workers begin. Returns what a replay repeats from there on; None: it is not a replay.
 
     Raises:
         JournalError: The run that is repeated has not begun there, or it is another one.

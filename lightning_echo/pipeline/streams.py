@@ -141,7 +141,7 @@ NOTHING_MADE = Report()
 class Pulls(NamedTuple):
     """What a worker pulls for a request, as a journal says."""
 
-    fresh: int | None  # so many examples for a batch; None: all that are left, and there is no batch
+    fresh: int | None  # so many examples for a batch; None: all that are left, which make up no batch
     ends: bool  # whether the stream ends behind them
 
 

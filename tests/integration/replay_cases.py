@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from lightning_echo import EchoLoader, StagedDataset
+from lightning_echo import EchoLoader, Replay, StagedDataset
 from lightning_echo.pipeline.journal import journal_path
 
 LENGTH, BATCH_SIZE, STEPS = 43, 4, 60
@@ -57,7 +57,7 @@ class Called(Whole):
 
 
 class Staged(Waits, StagedDataset):
-    """Augments each use anew."""
+    """Augments each use, also of an echo."""
 
     def read(self, index: int) -> Any:
         self.wait()
@@ -98,6 +98,19 @@ def epochs_of(echo: EchoLoader, count: int, seconds: float = 0.0) -> list[list[A
             time.sleep(seconds)
     echo.close()
     return epochs
+
+
+def assert_repeated(seeds: range, loader_of: Any, folder: Path) -> None:
+    """Runs that are stopped and resumed anywhere are repeated. ``loader_of(draw)`` returns what makes the loaders of one."""
+    resumes = 0
+    for seed in seeds:
+        draw = random.Random(seed)
+        make = loader_of(draw)
+        run = Lives(folder / str(seed), draw, make)
+        epochs = run.train(4)
+        assert epochs_of(make(Replay(run.folder)), 4) == epochs, f"seed {seed}"
+        resumes += run.resumes
+    assert resumes
 
 
 class Lives:

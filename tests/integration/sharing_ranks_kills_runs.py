@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 
 import torch
+from sharing_ranks_runs import BATCH_SIZE, LENGTH, RANKS
 from sharing_runs import Numbers, epochs_of, loader_of
 
-RANKS, LENGTH, BATCH_SIZE = 2, 61, 4
 SHARE = {"name": "killed", "wait_for": 2, "window": 2**14, "linger_seconds": 5}
 MOST_STEP_SECONDS = {"wait": 0.01, "skip": 0.05}
 

@@ -55,6 +55,29 @@ def resumed_anywhere(rank):
     return exact
 
 
+def rounds_of(stream, of_ranks):
+    """The rounds that each rank has had, of what a training beside them has had. Steps, rank and counts are checked.
+
+    A pass of ``stream`` has ``LENGTH`` examples. The last of its rounds is filled up on rank 1.
+    """
+    places = {}
+    for item, example in enumerate(stream):
+        number, slot = divmod(item, LENGTH)
+        places[tuple(example)] = number * -(-LENGTH // RANKS) + slot // RANKS, slot % RANKS
+    rounds = []
+    for rank, had in enumerate(of_ranks):
+        found = [places[tuple(example)] for epoch in had["epochs"] for batch in epoch for example in batch]
+        assert {of for _, of in found} == {rank}
+        before, own = -1, []
+        for number, _ in found:  # what fills a pass up is the example before, once more
+            before = number + (rank == 1 and number == before)
+            own.append(before)
+        assert own == sorted(set(own))
+        assert had["missed"] == own[-1] + 1 - len(own) > 0
+        rounds.append(own)
+    return rounds
+
+
 def skipping(rank):
     """What each rank has beside a faster training for which the reader waits, and how many examples it missed."""
     loader = loader_of(Numbers(LENGTH), BATCH_SIZE, **{**SKIPPING, "behind": "skip"})

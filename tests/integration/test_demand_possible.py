@@ -69,3 +69,42 @@ def test_a_loader_that_was_made_with_a_factor_echoes_on_demand_from_its_first_ba
     with pytest.raises(RuntimeError, match="a run that has begun"):
         switched.echo_on_demand(4)
     switched.close()
+
+
+WAITS, EMPTY = "a worker does not echo while a read lets it wait", "memory begins empty"
+
+
+@pytest.mark.parametrize(
+    ("case", "options", "is_said"),
+    [
+        ("by index", {}, True),
+        ("by index", {"reads_in_flight": 4}, False),  # threads wait
+        ("without workers", {}, False),  # of which more is said
+        ("a point of whole batches", {}, False),  # the thread that fetches echoes
+    ],
+)
+def test_that_a_worker_which_waits_for_a_read_does_not_echo_is_said_at_the_start(
+    case: str, options: dict[str, Any], is_said: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    make, others = CASES[case]
+    loader = EchoLoader(make(), "demand", **others, **options)
+    with caplog.at_level("INFO", logger="lightning_echo"):
+        next(iter(loader))
+    loader.close()
+    assert (WAITS in caplog.text) is is_said
+
+
+@pytest.mark.parametrize(("factor", "is_said"), [("demand", True), (2, False)])
+def test_that_memory_begins_empty_is_said_where_a_run_is_resumed(
+    factor: float | str, is_said: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="lightning_echo")
+    loader, resumed = loader_of("by index", factor), loader_of("by index", factor)
+    next(iter(loader))
+    state = loader.state_dict()
+    loader.close()
+    assert EMPTY not in caplog.text
+    resumed.load_state_dict(state)
+    next(iter(resumed))
+    resumed.close()
+    assert (EMPTY in caplog.text) is is_said

@@ -164,7 +164,7 @@ def test_folds_whose_readers_are_killed_again_and_again_get_their_parts_once_and
 
 @pytest.mark.slow
 def test_an_example_that_kills_its_reader_ends_the_trainings_that_take_it_and_no_other_one():
-    """The fold without it goes on: the third reader may read it once more, until it is known that nobody wants it."""
+    """The fold without it continues: the third reader may read it once more, until it is known that nobody wants it."""
     at = 70
     data = Deadly(LENGTH, at)
     first, second, whole = fold(at % FOLDS), fold(1), range(LENGTH)

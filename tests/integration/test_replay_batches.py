@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from replay_cases import BATCH_SIZE, LENGTH, Called, Lives, Staged, Waits, Whole, epochs_of, journal_in, trained
+from replay_cases import BATCH_SIZE, LENGTH, Called, Staged, Waits, Whole, assert_repeated, journal_in, trained
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 from trainer_runs import Data, Killed, SaveAt, fit
 
@@ -108,19 +108,11 @@ def test_a_resumed_run_over_whole_batches_is_marked_and_repeated_from_its_start_
 @pytest.mark.filterwarnings("ignore:lightning_echo. the journal of an earlier run is now")
 @pytest.mark.parametrize("first", [0, 3])
 def test_a_run_over_whole_batches_that_is_stopped_and_resumed_anywhere_is_repeated(first: int, tmp_path: Path) -> None:
-    resumes = 0
-    for seed in range(first, first + 3):
-        draw = random.Random(seed)
+    def loader_of(draw: random.Random) -> Any:
         options: dict[str, Any] = {"kind": draw.choice(["in calls", "own batch sampler", "small memory"]), "workers": 2}
+        return lambda factor, **others: loader(factor, 0.006 if factor == "demand" else 0.0, **options, **others)
 
-        def make(factor: Any, options: Any = options, **others: Any) -> EchoLoader:
-            return loader(factor, 0.006 if factor == "demand" else 0.0, **options, **others)
-
-        run = Lives(tmp_path / str(seed), draw, make)
-        epochs = run.train(4)
-        assert epochs_of(make(Replay(run.folder)), 4) == epochs, f"seed {seed}"
-        resumes += run.resumes
-    assert resumes
+    assert_repeated(range(first, first + 3), loader_of, tmp_path)
 
 
 @pytest.mark.parametrize(

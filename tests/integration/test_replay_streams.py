@@ -12,7 +12,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.pytorch.loggers import CSVLogger
-from replay_cases import Lives, epochs_of, journal_in, noise, trained
+from replay_cases import assert_repeated, epochs_of, journal_in, noise, trained
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from trainer_runs import Data, Killed, SaveAt, fit
 
@@ -118,20 +118,16 @@ def test_a_stream_that_is_stopped_and_continued_is_repeated_in_one_go(kind: Any,
 @pytest.mark.filterwarnings("ignore:lightning_echo. the journal of an earlier run is now")
 @pytest.mark.parametrize("first", range(0, 12, 3))
 def test_a_run_that_is_stopped_and_resumed_anywhere_is_repeated_epoch_by_epoch(first: int, tmp_path: Path) -> None:
-    resumes = 0
-    for seed in range(first, first + 3):
-        draw = random.Random(seed)
+    def loader_of(draw: random.Random) -> Any:
         lengths = [[draw.randint(BATCH_SIZE, 25) for _ in range(3)] for _ in range(draw.randint(1, 3))]
         options = {"lengths": lengths, "workers": len(lengths), "drop_last": draw.random() < 0.3, "buffer_size": 30}
 
-        def make(factor: Any, options: Any = options, draw: random.Random = draw, **others: Any) -> EchoLoader:
+        def make(factor: Any, **others: Any) -> EchoLoader:
             return loader(factor, 0.006 if factor == "demand" else 0.0, prefetch_factor=draw.randint(1, 3), **options, **others)
 
-        run = Lives(tmp_path / str(seed), draw, make)
-        epochs = run.train(4)
-        assert epochs_of(make(Replay(run.folder)), 4) == epochs, f"seed {seed}"
-        resumes += run.resumes
-    assert resumes
+        return make
+
+    assert_repeated(range(first, first + 3), loader_of, tmp_path)
 
 
 # ---------------------------------------------------------------------- what is refused

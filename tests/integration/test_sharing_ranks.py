@@ -8,7 +8,20 @@ import time
 import pytest
 import sharing_ranks_runs
 import torch
-from sharing_ranks_runs import BATCH_SIZE, BESIDE, EPOCHS, IN_PARTS, LATE, LATE_PART, LENGTH, OTHER_PART, PART, RANKS, SKIPPING
+from sharing_ranks_runs import (
+    BATCH_SIZE,
+    BESIDE,
+    EPOCHS,
+    IN_PARTS,
+    LATE,
+    LATE_PART,
+    LENGTH,
+    OTHER_PART,
+    PART,
+    RANKS,
+    SKIPPING,
+    rounds_of,
+)
 from sharing_runs import Numbers, end_readers, epochs_of, examples, in_process, loader_of, places, rows, wait_until
 from torch.utils.data import DataLoader, Subset
 
@@ -118,21 +131,7 @@ def test_a_run_goes_on_exactly_from_each_of_its_batches_also_where_a_pass_is_fil
 
 def test_the_ranks_skip_together_and_count_what_they_miss(runs):
     """The training beside has all: it says which round of the stream an example is of, and which rank's it is."""
-    every = [tuple(example) for epoch in runs[2] for example in examples(epoch)]
-    places = {}
-    for item, example in enumerate(every):
-        number, slot = divmod(item, LENGTH)
-        places[example] = number * 31 + slot // RANKS, slot % RANKS  # the last of 31 rounds of a pass is filled up on rank 1
-    rounds = []
-    for rank, had in enumerate(run["skipping"] for run in runs[1]):
-        assert [len(epoch) for epoch in had["epochs"]] == [8] * 3
-        found = [places[tuple(example)] for epoch in had["epochs"] for example in examples(epoch)]
-        assert {of for _, of in found} == {rank}
-        before, rounds_of_rank = -1, []
-        for number, _ in found:  # what fills a pass up is the example before, once more
-            before = number + (rank == 1 and number == before)
-            rounds_of_rank.append(before)
-        rounds.append(rounds_of_rank)
-        assert rounds[-1] == sorted(set(rounds[-1]))
-        assert had["missed"] == rounds[-1][-1] + 1 - len(rounds[-1]) > 0
+    of_ranks = [run["skipping"] for run in runs[1]]
+    assert [[len(epoch) for epoch in had["epochs"]] for had in of_ranks] == [[8] * 3] * RANKS
+    rounds = rounds_of([example for epoch in runs[2] for example in examples(epoch)], of_ranks)
     assert rounds[0] == rounds[1]

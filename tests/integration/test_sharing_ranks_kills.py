@@ -9,7 +9,8 @@ import time
 import pytest
 import sharing_ranks_kills_runs
 import torch
-from sharing_ranks_kills_runs import BATCH_SIZE, LENGTH, RANKS, SHARE
+from sharing_ranks_kills_runs import SHARE
+from sharing_ranks_runs import BATCH_SIZE, LENGTH, RANKS, rounds_of
 from sharing_runs import Numbers, epochs_of, examples, kill_reader, loader_of, places, together, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.program, pytest.mark.timeout(400), pytest.mark.usefixtures("own_folder")]
@@ -82,24 +83,9 @@ def test_ranks_that_are_waited_for_divide_each_pass_exactly_however_often_their_
 def test_ranks_that_skip_have_equal_steps_and_no_example_twice_in_a_pass_however_often_their_reader_is_killed(tmp_path):
     """The training beside has all: it says which round of the stream an example is of, and which rank's it is."""
     alone, ranks = runs_with_kills(tmp_path, "skip")
-    every = [tuple(example) for epoch in alone for example in examples(epoch)]
     for epoch in alone:
         assert sorted(index for index, _ in examples(epoch)) == list(range(LENGTH))
-    places_of = {}
-    for item, example in enumerate(every):
-        number, slot = divmod(item, LENGTH)
-        places_of[example] = number * 31 + slot // RANKS, slot % RANKS  # the last of 31 rounds of a pass is filled up on rank 1
-    rounds = []
-    for rank, had in enumerate(ranks):
-        assert [len(epoch) for epoch in had["epochs"]] == [8] * len(ranks[0]["epochs"])
-        found = [places_of[tuple(example)] for epoch in had["epochs"] for example in examples(epoch)]
-        assert {of for _, of in found} == {rank}
-        before, rounds_of_rank = -1, []
-        for number, _ in found:  # what fills a pass up is the example before, once more
-            before = number + (rank == 1 and number == before)
-            rounds_of_rank.append(before)
-        rounds.append(rounds_of_rank)
-        assert rounds_of_rank == sorted(set(rounds_of_rank))
-        assert had["missed"] == rounds_of_rank[-1] + 1 - len(rounds_of_rank) > 0
+    assert [[len(epoch) for epoch in had["epochs"]] for had in ranks] == [[8] * len(ranks[0]["epochs"])] * RANKS
+    rounds = rounds_of([example for epoch in alone for example in examples(epoch)], ranks)
     others = [number for number, other in zip(*rounds, strict=True) if number != other]
     assert len(others) < len(rounds[0]) / 10, "a rank that is stopped takes a few later ones, and then what the other one takes"

@@ -1,5 +1,6 @@
 """Where a training enters that comes late, and what it gets of the pass that has begun."""
 
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -277,6 +278,20 @@ def test_a_reader_has_no_more_workers_because_trainings_catch_up(late_server, mo
         server._again[f"late {len(asked) - 1 - late + number}"] = Read()
     server._want_workers()
     assert (server._reading.workers, [each.workers for each in server._again.values()]) == (main, again)
+
+
+def test_what_was_read_again_is_ended_though_no_thread_is_left_for_that(late_server, monkeypatch):
+    server, _, _ = late_server(training("late"))
+    read = server._again["late"] = Read()
+    read.window.free = lambda: None
+
+    def start(self):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        server._move_low()
+    assert (read.is_closed, server._again) == (True, {})
 
 
 @pytest.mark.parametrize(("free", "is_read"), [(799, False), (800, True), (None, True)])
