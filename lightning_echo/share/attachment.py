@@ -39,6 +39,7 @@ from lightning_echo.share.window import HELD, CacheState, Window, unpack
 _LOOK_SECONDS = 0.001  # time between two looks of a training that waits for an example
 _SAY_AFTER_SECONDS = 3.0  # a longer wait is logged
 _SAY_AGAIN_SECONDS = 10.0
+_LONG_SECONDS = 0.5  # waits for one example after the other, each longer than this, are one wait
 _LEAST_PACE = 0.5  # of the examples that are read. A training that takes fewer is warned
 _AGAIN_SECONDS = 0.1  # time between two looks, during the wait for an answer, whether the training ends
 
@@ -121,6 +122,7 @@ class Attachment:
         self._kept: dict[int, list[tuple[int, bytes]]] = {}  # items that will be asked for later
         self._cache = CacheState()  # when this training left
         self._asked = self._hits = 0  # items that were asked for in order, and those of them that the reader's cache had
+        self._say_at = self._long_until = 0.0  # when the wait is logged, and until when another one belongs to it
         self.is_stopped, self._pid = False, os.getpid()  # stopped: a `take` that waits in another thread ends
         self.waited = Waited()
         self.saved_cpu_seconds = 0.0  # of reading that the other trainings paid for
@@ -305,12 +307,16 @@ class Attachment:
     def _wait_for(self, item: int) -> None:
         """Waits until an item is there, or until that is impossible."""
         assert self._link is not None
-        say_at = time.perf_counter() + _SAY_AFTER_SECONDS
+        began = now = time.perf_counter()
+        if began >= self._long_until:
+            self._say_at = began + _SAY_AFTER_SECONDS
         while not self.arrives(item):
-            if (now := time.perf_counter()) > say_at:
-                say_at, at = now + _SAY_AGAIN_SECONDS, self.items.item(item)
+            if (now := time.perf_counter()) > self._say_at:
+                self._say_at, at = now + _SAY_AGAIN_SECONDS, self.items.item(item)
                 is_blocked = self._link.window_of(at).is_blocked(at)
                 LOGGER.info("share=%r: waits for %s", self._config.name, self._what(at, is_blocked))
+        if now - began > _LONG_SECONDS:  # a full window has room for one more example now and then
+            self._long_until = now + _LONG_SECONDS
 
     def has(self, item: int) -> bool:
         """Returns whether an item is there."""

@@ -6,6 +6,7 @@ import random
 import signal
 import tempfile
 import time
+from collections import Counter
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -24,7 +25,6 @@ from sharing_runs import (
     indices,
     kill_reader,
     loader_of,
-    sleeps,
     status,
     together,
     wait_until,
@@ -140,18 +140,29 @@ def test_a_training_that_is_stopped_holds_a_window_that_waits_for_it_and_then_al
 def test_a_reader_that_is_killed_twice_loses_nothing():
     share = {"window": 2**14, "wait_for": 2, "linger_seconds": 5, "workers": 2}
     loaders, done = [loader_of(Numbers(LENGTH, seconds=0.001), size, **share) for size in (8, 5)], []
+    taken = Counter()
+
+    def takes(size):
+        def before_batch():
+            taken[size] += size
+            time.sleep(0.004)
+
+        return before_batch
 
     def killer():
-        for kill in range(2):
-            wait_until(lambda: _written() > 100 * (kill + 1) or done, "examples are read")  # noqa: B023
+        read = 100
+        for _ in range(2):
+            wait_until(lambda: min(taken[8], taken[5]) > read or done, "examples are read")  # noqa: B023
             if not done:
+                # What the next reader is killed at is then another example, whatever the workers of this one have left out.
+                read = _written() + 50
                 pid = kill_reader()
                 wait_until(lambda: _pid() not in (None, pid) or done, "another reader")  # noqa: B023
         return len(done)
 
-    first, second, ended = together(*(closing(each, 4, sleeps(0.004), done) for each in loaders), killer)
+    first, second, ended = together(*(closing(each, 6, takes(each.batch_size), done) for each in loaders), killer)
     assert ended == 0, "the kills came while all were at work"
-    assert [sorted(indices(epoch)) for epoch in first] == [list(range(LENGTH))] * 4
+    assert [sorted(indices(epoch)) for epoch in first] == [list(range(LENGTH))] * 6
     assert [examples(epoch) for epoch in first] == [examples(epoch) for epoch in second]
 
 

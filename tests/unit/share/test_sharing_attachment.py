@@ -1,5 +1,6 @@
 """What a training reckons with of those that share its reading, and its connections to readers, one after the other."""
 
+import logging
 import socket
 import threading
 from contextlib import contextmanager
@@ -73,6 +74,33 @@ class Shelf:
     def copy(self, item):
         kind, parts, _ = pack({"item": item})
         return (kind, bytearray(b"".join(map(bytes, parts)))) if self.has(item) else None
+
+
+@pytest.mark.parametrize(("seconds", "said"), [(1.0, 1), (0.1, 0)])
+def test_examples_that_come_one_a_second_are_a_wait_that_is_said(seconds, said, caplog, monkeypatch):
+    """A full window has room for one more example each second: no single wait is long."""
+
+    class Trickle(Shelf):
+        slowest_label, clock = "train.py (process 7)", 0.0
+
+        def has(self, item):
+            return item < self.clock / seconds - 1
+
+        def is_blocked(self, item):
+            return True
+
+    def look(item):
+        window.clock += 0.01
+
+    window = Trickle(0, trainings=2)
+    attachment = taking(window)
+    monkeypatch.setattr("time.perf_counter", lambda: window.clock)
+    monkeypatch.setattr(attachment, "_look", look)
+    caplog.set_level(logging.INFO, "lightning_echo")
+    for item in range(8):
+        attachment.take(item)
+    assert caplog.text.count("waits for train.py (process 7), which is slower") == said
+    assert attachment.waited.for_peers == pytest.approx(8 * seconds, abs=0.2 * seconds)
 
 
 PASS = 100
