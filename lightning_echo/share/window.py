@@ -533,6 +533,8 @@ class Lane:
     def put(self, item: int, kind: int, parts: Sequence[Any], size: int) -> None:
         """Writes an example of ``size`` bytes as soon as there is room. Raises `TooLargeError`; `Closed` if the reader ends."""
         window = self._window
+        if window.is_closed:  # what is left of a chunk of slow reads is not read
+            raise Closed
         self._check(size)
         self.go_to(item)
         place = self._room(item, size)

@@ -22,7 +22,8 @@ from sharing_runs import (
 from torch.utils.data import DataLoader, IterableDataset, Subset
 
 from lightning_echo import EchoLoader
-from lightning_echo.share.config import Gone
+from lightning_echo.share.config import Gone, names
+from lightning_echo.share.reading import MOST_END_SECONDS
 
 pytestmark = pytest.mark.usefixtures("own_folder")
 LENGTH, SIZE = 240, 4
@@ -222,9 +223,27 @@ def test_a_state_of_another_name_is_refused():
         EchoLoader(DataLoader(Numbers(LENGTH), SIZE, shuffle=True, num_workers=1), "demand", seed=0).load_state_dict(state)
 
 
-def test_a_loader_that_waits_for_an_item_can_be_closed():
-    loader = on_demand(1.0, size=1)  # some twenty examples are read to compare the data
+class SlowOnceMarked(Numbers):
+    """A read takes a second as soon as a file is there: not those that compare the data."""
+
+    def __init__(self, length, mark):
+        super().__init__(length)
+        self.mark = mark
+
+    def __getitem__(self, index):
+        self.seconds = float(self.mark.exists())
+        return super().__getitem__(index)
+
+
+def test_a_loader_that_waits_for_an_item_can_be_closed_and_the_reader_ends_after_that_read(tmp_path):
+    loader = on_demand(size=1, dataset=SlowOnceMarked(LENGTH, tmp_path / "mark"), window=2**13)
     batches_of(loader, 1)
+    (tmp_path / "mark").touch()
+    before = loader.sharing.waited.for_reading
+    while loader.sharing.waited.for_reading == before:
+        batches_of(loader, 10)
     began = time.monotonic()
     loader.close()
     assert time.monotonic() - began < 1.0, "it has waited for the read"
+    wait_until(lambda: names() == [], "the reader ends")
+    assert time.monotonic() - began < MOST_END_SECONDS, "it has waited for a chunk"

@@ -127,13 +127,30 @@ def test_a_worker_without_room_waits_says_so_and_goes_on(make):
 
 @pytest.mark.parametrize("ending", ["closed", "orphan"])
 def test_a_worker_that_waits_ends_with_the_reader(make, ending):
-    window = make()
-    lane = Lane(window, 0, lambda: ending == "orphan")
+    window, looks = make(), []
+
+    def is_orphan():
+        looks.append(1)
+        if ending == "closed":
+            window.close_for_writers()
+        return ending == "orphan"
+
+    lane = Lane(window, 0, is_orphan)
     lane.put(0, 0, [bytes(3000)], 3000)
-    if ending == "closed":
-        window.close_for_writers()
+    assert not looks, "there was room"
     with pytest.raises(Closed):
         lane.put(1, 0, [bytes(3000)], 3000)
+    assert looks == [1]
+
+
+def test_a_worker_reads_nothing_more_for_a_window_that_is_closed_though_there_is_room(make):
+    window = make()
+    lane = Lane(window, 0)
+    lane.put(0, 0, [bytes(30)], 30)
+    window.close_for_writers()
+    with pytest.raises(Closed):
+        lane.put(1, 0, [bytes(30)], 30)
+    assert [window.has(item) for item in (0, 1)] == [True, False]
 
 
 def test_a_training_can_neither_write_nor_shrink_it(make):
