@@ -81,12 +81,17 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks the cases of full grids that `make test` leaves out (`rest_of_grid`), and those that CI leaves out (`rest_of_pairs`).
 
-    `make test` runs each value of each argument at least once, CI each pair of values.
+    `make test` runs each value of each argument at least once, CI each pair of values. A dictionary is as many arguments.
     """
     grids: dict[str, dict[pytest.Item, list[tuple[str, int]]]] = {}
     for item in items:
         if item.get_closest_marker("grid") and hasattr(item, "callspec"):
-            values = sorted((name, id(value)) for name, value in item.callspec.params.items())
+            parts = (
+                (f"{name} {part}", value)
+                for name, whole in item.callspec.params.items()
+                for part, value in (whole.items() if isinstance(whole, dict) else [("", whole)])
+            )
+            values = sorted((name, id(value)) for name, value in parts)
             grids.setdefault(item.nodeid.partition("[")[0], {})[item] = values
     for grid in grids.values():
         lean = covering(grid, 1)

@@ -17,6 +17,7 @@ def indices_of(batches):
     return [batch[:, 0].tolist() for batch in batches]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("point", "reads", "asked"),

@@ -61,6 +61,7 @@ def kill_one_worker(before):
             os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_workers_killed_at_any_moment_of_filling_cost_no_byte_of_what_is_read():
     moments = random.Random(7)
     echoed = EchoLoader(

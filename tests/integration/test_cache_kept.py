@@ -128,6 +128,7 @@ def start(path, workers=0, seed=1, stop=-1):
     return subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+@pytest.mark.slow
 def test_a_job_that_is_killed_leaves_what_it_has_written_and_nothing_else(tmp_path):
     killed = start(tmp_path, workers=2, stop=4)
     _, errors = killed.communicate(timeout=120)

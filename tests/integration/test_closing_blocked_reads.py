@@ -36,6 +36,7 @@ class BlockingStream(IterableDataset):
         return (self.data[index] for index in range(1000))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("factor", ["demand", 1])
 @pytest.mark.parametrize(

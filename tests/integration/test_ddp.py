@@ -64,6 +64,7 @@ def assert_shares(of_ranks: Any, dataset: set[int], each: int = EACH) -> None:
 SHARED = [("module",), ("resumed_bare", "whole"), ("passed", "whole")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", SHARED, ids=" ".join)
 def test_fresh_examples_of_two_ranks_are_disjoint_and_together_complete_and_no_noise_is_shared(
     ranks: Ranks, names: tuple[str, ...]
@@ -80,10 +81,12 @@ def test_fresh_examples_of_two_ranks_are_disjoint_and_together_complete_and_no_n
         assert sum(rank["counts"]) == sum(len(indices) for indices, _ in rank["batches"])
 
 
+@pytest.mark.slow
 def test_a_users_sampler_that_knows_no_ranks_is_dealt_out_to_them(ranks: Ranks) -> None:
     assert_shares([rank["batches"] for rank in ranks.of("users_sampler")], set(range(0, 122, 2)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("echo", ["callback", "module"])
 def test_what_users_divide_themselves_is_not_divided_again(ranks: Ranks, echo: str) -> None:
     """``Trainer(use_distributed_sampler=False)``: 24 examples on each rank, in batches of 4."""
@@ -92,6 +95,7 @@ def test_what_users_divide_themselves_is_not_divided_again(ranks: Ranks, echo: s
         assert indices_of(rank["batches"]) == set(range(number, 48, 2))
 
 
+@pytest.mark.slow
 def test_unsharded_ranks_see_the_same_examples_with_noise_of_their_own(ranks: Ranks) -> None:
     one, two = ranks.of("unsharded")
     assert [indices for indices, _ in one["batches"]] == [indices for indices, _ in two["batches"]]
@@ -110,6 +114,7 @@ def assert_passes_of(batches: list[Batch], rank: int, seed: int) -> None:
         assert set(examples) == set(sampler)
 
 
+@pytest.mark.slow
 def test_a_sampler_that_shards_is_not_sharded_again_and_hears_the_number_of_the_pass(ranks: Ranks) -> None:
     for rank, found in enumerate(ranks.of("own_sampler")):
         assert_passes_of(found["batches"], rank, 5)
@@ -119,6 +124,7 @@ def test_a_sampler_that_shards_is_not_sharded_again_and_hears_the_number_of_the_
         assert len(heard) <= 4  # the workers may have begun one more pass
 
 
+@pytest.mark.slow
 def test_a_loader_passed_to_fit_is_echoed_after_lightning_has_dealt_it_out_and_validation_is_as_without(ranks: Ranks) -> None:
     for rank in (0, 1):
         found = ranks.of("passed")[rank]
@@ -129,6 +135,7 @@ def test_a_loader_passed_to_fit_is_echoed_after_lightning_has_dealt_it_out_and_v
             assert found["reloaded"][name] == found["whole"][name]
 
 
+@pytest.mark.slow
 def test_seeds_that_nobody_gave_are_drawn_for_each_loader_once_for_all_ranks_which_are_counted_together(ranks: Ranks) -> None:
     one, two = ranks.of("drawn_seeds")
     assert one["seeds"] == two["seeds"]
@@ -137,6 +144,7 @@ def test_seeds_that_nobody_gave_are_drawn_for_each_loader_once_for_all_ranks_whi
         assert one["logged"][name] == two["logged"][name] == fresh + two["counts"][name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["resumed_bare", "passed"])
 def test_two_ranks_resume_exactly_from_what_rank_zero_saved(ranks: Ranks, name: str) -> None:
     for found in ranks.of(name):
@@ -148,6 +156,7 @@ def test_two_ranks_resume_exactly_from_what_rank_zero_saved(ranks: Ranks, name: 
         assert resumed["weights"] == whole["weights"]
 
 
+@pytest.mark.slow
 def test_ranks_that_measure_differently_decide_alike(ranks: Ranks) -> None:
     first, second = ranks.of("controller")
     assert first["reports"] == second["reports"], "what is reported is of the job"
@@ -165,18 +174,21 @@ def test_ranks_that_measure_differently_decide_alike(ranks: Ranks) -> None:
         assert (report["fresh_examples"], report["echoed_examples"]) == (fresh, delivered - fresh)
 
 
+@pytest.mark.slow
 def test_validation_is_sharded_as_without_echoing(ranks: Ranks) -> None:
     plain, echoing = ranks.of("plain"), ranks.of("module")
     assert sorted(plain[0]["validated"] + plain[1]["validated"]) == list(range(6))
     assert all(rank["validated"] == mine["validated"] * 6 for rank, mine in zip(echoing, plain, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", ["2.75", "2.25", "1.75"], ids=["sharded", "not sharded", "the user's own sampler"])
 def test_what_was_chosen_is_said_once_for_all_ranks(ranks: Ranks, factor: str) -> None:
     assert ranks.printed.count(f"factor {factor}: reuse [") == 1
     assert len(re.findall(rf"epochs? x \d+ steps = .+ passes over the data at factor {factor}[,\n]", ranks.printed)) == 1
 
 
+@pytest.mark.slow
 def test_loaders_of_a_collection_are_dealt_out_echoed_or_not_share_no_noise_and_resume_exactly(ranks: Ranks) -> None:
     of_ranks = ranks.of("collection")
     for name in ("all", "half", "plain"):
@@ -195,6 +207,7 @@ def test_loaders_of_a_collection_are_dealt_out_echoed_or_not_share_no_noise_and_
             assert len(found["resumed"]["batches"][name]) == 32 - 11
 
 
+@pytest.mark.slow
 def test_an_analysis_of_two_ranks_is_that_of_the_slower_one_and_names_it(ranks: Ranks) -> None:
     analysis, same = (StallAnalysis.from_json(ranks.folder / f"analysis-{rank}.json") for rank in (0, 1))
     assert analysis == same
@@ -206,6 +219,7 @@ def test_an_analysis_of_two_ranks_is_that_of_the_slower_one_and_names_it(ranks: 
     assert len(analysis.checked) == 1
 
 
+@pytest.mark.slow
 def test_ranks_analyze_examples_of_their_own_and_as_many_steps(ranks: Ranks) -> None:
     first, second = map(set, ranks.of("analysis", "indices"))
     assert len(first) == len(second) == 40
@@ -216,6 +230,7 @@ def test_ranks_analyze_examples_of_their_own_and_as_many_steps(ranks: Ranks) -> 
     assert 2 <= short[0][1] < 40
 
 
+@pytest.mark.slow
 def test_ranks_decide_within_an_epoch_at_the_same_step_and_alike_also_resumed(ranks: Ranks) -> None:
     one, two = ranks.of("early", "whole")
     assert one["shown"] == two["shown"], "both ranks are shown what is of the job"
@@ -236,6 +251,7 @@ def test_ranks_decide_within_an_epoch_at_the_same_step_and_alike_also_resumed(ra
         assert resumed["uses"][:3] == whole["uses"][:3]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_two_ranks_resumes_on_one_with_a_warning_and_leaves_nothing_out(ranks: Ranks) -> None:
     before = [batch for rank in ranks.of("resumed_bare", "whole") for batch in rank["batches"][:11]]
     with pytest.warns(UserWarning, match="saved with .*replicas=2 .now 1."):

@@ -55,6 +55,7 @@ def test_the_time_out_ends_the_waiting_and_the_loader_continues_where_it_was():
         found.close()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(60)
 def test_a_state_and_a_bound_do_not_wait_for_it():
     indices = Blocks(80)

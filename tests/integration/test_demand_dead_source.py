@@ -79,6 +79,7 @@ def test_a_training_that_waits_in_vain_is_told_once_for_what(tmp_path, monkeypat
     assert len(said) == 1
 
 
+@pytest.mark.slow
 def test_a_training_whose_steps_are_long_is_told_nothing_and_a_dropped_loader_leaves_nothing_behind(monkeypatch):
     monkeypatch.setattr("lightning_echo.pipeline.demand._DEAD_SECONDS", 0.2)
     with nothing_left_behind():

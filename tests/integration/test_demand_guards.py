@@ -28,6 +28,7 @@ def with_generator(seed):
     return EchoLoader(loader, "demand", max_factor=1, insertion_point="after_augmentation", seed=0)
 
 
+@pytest.mark.slow
 def test_a_state_of_two_batches_before_has_the_order_of_its_pass_though_a_later_one_was_asked_for():
     loader = with_generator(seed=1)
     whole = [batch.tolist() for batch in islice(batches_of(loader), 24)]

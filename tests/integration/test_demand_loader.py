@@ -84,6 +84,7 @@ SPLIT = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.grid
 @pytest.mark.parametrize("name", SPLIT)
 @pytest.mark.parametrize("seed", range(2))
@@ -207,6 +208,7 @@ def test_a_dead_source_is_bridged_and_then_named(tmp_path, monkeypatch):
     loader.close()
 
 
+@pytest.mark.slow
 def test_the_time_out_counts_from_when_the_training_asks_and_names_the_example(tmp_path):
     loader = on_demand(Sleepy(100, 30, tmp_path / "go"), workers=1, max_factor=1, reads_in_flight=2, batch_size=8, timeout=1)
     run = batches_of(loader)

@@ -135,6 +135,7 @@ def test_an_early_factor_counts_from_the_first_batch_that_is_not_planned_yet() -
     assert found.model.steps == [EPOCH, EPOCH]
 
 
+@pytest.mark.slow
 def test_a_run_that_is_stopped_anywhere_and_resumed_is_asked_and_gets_the_same(tmp_path: Path) -> None:
     """Between the early decisions, right after one, within an epoch, at its end, and in the next one."""
     told = {14: 3.0, 30: 1.5, EPOCH: 2.0, EPOCH + 30: 4.0}

@@ -89,6 +89,7 @@ def test_a_run_replays_the_decisions_batch_by_batch(
     assert [(use.batch, use.factor) for use in callback.decisions] == [(0, 1), *((s + AHEAD, f) for s, f in TOLD.items())]
 
 
+@pytest.mark.slow
 def test_a_replay_is_resumed_in_the_middle(original: tuple[Run, Path, EchoCallback], tmp_path: Path) -> None:
     first, path, _ = original
     steps = [EARLY + 2, EPOCH]

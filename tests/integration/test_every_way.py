@@ -351,6 +351,7 @@ def check_echoes(case: Case, delivered: Sequence[Delivered], loader: EchoLoader)
         assert max(uses.values()) <= math.ceil(case["factor"])
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("case", CASES, ids=case_id)
 def test_training(case: Case, tmp_path: Path, own_folder: None) -> None:
     folders = [tmp_path / name for name in ("whole", "resumed", "alone")]

@@ -328,6 +328,7 @@ class Counted(Numbers):
         return super().__getitem__(index)
 
 
+@pytest.mark.slow
 def test_five_folds_side_by_side_read_the_data_once_in_each_of_their_passes(tmp_path):
     path, passes = tmp_path / "reads", 10
     data = Counted(LENGTH * 2, path)

@@ -208,6 +208,7 @@ def tracing(trace):
         gc.enable()
 
 
+@pytest.mark.slow
 @INTERRUPTED
 def test_an_interrupt_anywhere_before_a_batch_is_handed_out_loses_none_and_repeats_none(factor, point, num_workers, own, every):
     interrupted, undisturbed = (under_interrupts(num_workers, factor, point, own) for _ in range(2))
@@ -243,6 +244,7 @@ class Saves(Interrupts):
         return self.line
 
 
+@pytest.mark.slow
 @INTERRUPTED
 def test_a_state_that_a_signal_handler_saves_anywhere_before_a_batch_is_handed_out_continues_with_that_batch(
     tmp_path, factor, point, num_workers, own, every
@@ -329,6 +331,7 @@ def in_a_thread(target):
             return
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("only_lost_workers_reported")
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(

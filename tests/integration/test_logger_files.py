@@ -62,6 +62,7 @@ def assert_as_trained(logged: Logged, batches: list[Batch]) -> None:
     assert logged.options | chosen == logged.options
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", KINDS)
 def test_what_is_logged_is_in_the_loggers_files(name: str, tmp_path: Path) -> None:
     """Also of a run that is killed, and resumed where it ended."""

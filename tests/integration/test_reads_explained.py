@@ -58,6 +58,7 @@ def trained(callback: EchoCallback, dataset: Any, workers: int = 1) -> EchoCallb
     return callback
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
 def test_reads_in_flight_are_logged_as_the_data_set_sees_them(workers: int) -> None:
     """Between one and the number that was asked for; without threads that read ahead, the metric is missing."""

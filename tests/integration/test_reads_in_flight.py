@@ -64,6 +64,7 @@ def test_after_changes_of_the_factor_batches_are_the_same(reads):
     assert same(*(batches(each)[0] for each in (1, reads)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("point", ["before_augmentation", "after_augmentation"])
 def test_a_run_that_is_resumed_at_any_batch_goes_on_the_same(point):
     whole = [batch for batch, _ in delivered(loader_of(1, factor=2.5, insertion_point=point), 40)[0]]
@@ -265,6 +266,7 @@ def test_what_was_read_ahead_of_a_change_of_the_data_is_dropped(workers):
         assert {round(10 * (value % 1)) for value in torch.cat(batches)[:, 0].tolist()} == {epoch}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_after_an_interrupt_while_a_read_hangs_nothing_runs_on(workers):
     with nothing_left_behind(2.0) if workers else contextlib.nullcontext():  # without workers, the thread ends with the process

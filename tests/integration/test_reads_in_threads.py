@@ -433,6 +433,7 @@ class DrawsLater(Slow):
         return super().read(index)
 
 
+@pytest.mark.slow
 def test_reads_that_draw_random_numbers_are_not_left_to_threads_once_that_is_seen(monkeypatch):
     monkeypatch.setattr(pool, "_WATCHED_EVERY", 1)
     loader = loader_of(8, dataset=DrawsLater(56, most_seconds=0.04), workers=1)  # the worker waits most of the time

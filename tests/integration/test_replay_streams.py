@@ -70,6 +70,7 @@ def loader(
     return EchoLoader(plain, factor, **{"seed": 3, **options})
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("kind", [Stream, Stateful])
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("workers", [1, 2, 3])
@@ -242,6 +243,7 @@ class SaveAtEnd(pl.Callback):
             raise Killed
 
 
+@pytest.mark.slow
 def test_a_trainer_that_was_resumed_at_the_end_of_an_epoch_is_repeated_epoch_by_epoch(tmp_path: Path) -> None:
     save = SaveAtEnd(tmp_path / "end.ckpt")
     with pytest.raises(Killed):
@@ -286,6 +288,7 @@ def test_a_users_loader_over_a_stream_has_a_journal_if_its_folder_is_given_at_th
     assert not Path(journal_path(str(tmp_path / "version_1"), "", 0)).exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [8, 16])
 def test_a_resumed_trainer_over_a_stream_is_repeated_epoch_by_epoch(step: int, tmp_path: Path) -> None:
     """Lightning fetches one batch ahead, since the length of an epoch is not known."""

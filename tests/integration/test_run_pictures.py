@@ -76,6 +76,7 @@ def test_mlflow_has_it_among_the_artifacts(tmp_path: Path) -> None:
     assert_is_the_picture((tmp_path / "artifacts" / str(logger.run_id) / "artifacts" / "echo" / "run.png").read_bytes())
 
 
+@pytest.mark.slow
 def test_weights_and_biases_has_it_among_the_files_that_it_would_send(tmp_path: Path) -> None:
     pytest.importorskip("wandb", reason="wandb is not installed")
     logger = WandbLogger(project="digits", save_dir=tmp_path, offline=True)

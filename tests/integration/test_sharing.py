@@ -93,6 +93,7 @@ class Staged(StagedDataset):
         return 200
 
 
+@pytest.mark.slow
 def test_the_reader_has_many_reads_in_flight_and_its_examples_are_the_same(tmp_path):
     found, threads = [], []
     for reads in (1, 16):
@@ -109,6 +110,7 @@ def test_a_number_that_is_impossible_is_refused_by_the_reader_with_the_reason():
         run_alone(8, Together(60), reads=16, num_workers=1)
 
 
+@pytest.mark.slow
 def test_examples_order_and_noise_follow_from_the_name_and_not_from_who_starts_the_reader():
     found = run_alone(8, shuffle=True, num_workers=1)
     assert run_alone(7, shuffle=True, num_workers=3) == found

@@ -97,6 +97,7 @@ def sharing_command(connection):
     connection.send(printed.getvalue())
 
 
+@pytest.mark.slow
 def test_the_command_of_the_training_program_reads_for_fits_of_the_same_configuration():
     with in_process(sharing_command) as (process, other):
         wait_until(lambda: status_of("data") is not None, "the reader is there")

@@ -54,6 +54,7 @@ def check_same(found):
         assert [examples(epoch) for epoch in epochs] == [examples(epoch) for epoch in found[0]]
 
 
+@pytest.mark.slow
 @pytest.mark.grid
 @pytest.mark.parametrize("hold", ["raw", "loaded"])
 @pytest.mark.parametrize("workers", [1, 2])
@@ -112,6 +113,7 @@ class Fixed(Numbers):
         return {"index": index, "noise": torch.tensor(float(index)), "data": data, "more": torch.zeros(8192, dtype=torch.uint8)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("context", ["fork", "spawn"])
 def test_whole_examples_and_spawned_workers(context):
     dataset = Fixed(LENGTH)
@@ -124,6 +126,7 @@ def test_whole_examples_and_spawned_workers(context):
     assert (counts.misses, counts.hold) == (2 * LENGTH - counts.hits, "whole")
 
 
+@pytest.mark.slow
 def test_threads_read_ahead_what_it_does_not_hold(tmp_path):
     found = {}
     for reads_in_flight in (1, 16):
@@ -147,6 +150,7 @@ def test_an_exception_of_one_example_comes_at_its_item_and_nowhere_else():
     loader.close()
 
 
+@pytest.mark.slow
 def test_a_training_that_is_alone_resumes_exactly():
     found, rest = resumed(lambda: cached_loader(Shots(), 8, factor=2), 47, 2)
     assert found[47:] == rest
@@ -166,6 +170,7 @@ class Changing(Shots):
         return super().read(index) + 1000 * os.path.exists(self.mark)
 
 
+@pytest.mark.slow
 def test_data_that_has_changed_is_an_error_for_every_training_and_the_reader_ends_with_its_cache(tmp_path):
     def run(batch_size):
         loader = cached_loader(Changing(tmp_path / "mark"), batch_size, wait_for=2, window=2**13)

@@ -21,6 +21,7 @@ def children_of(pid):
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
+@pytest.mark.slow
 def test_a_reader_that_is_killed_is_followed_by_one_whose_cache_begins_empty_and_that_is_said(caplog):
     loader = cached_loader(Shots(), 8, window=2**14)
     had = epochs_of(loader, 2, PACE)

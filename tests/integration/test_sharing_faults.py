@@ -110,6 +110,7 @@ def test_trainings_that_are_killed_at_any_moment_cost_the_others_nothing():
         assert sorted(indices(epoch)) == list(range(LENGTH))
 
 
+@pytest.mark.slow
 def test_a_training_that_is_stopped_holds_a_window_that_waits_for_it_and_then_all_go_on(caplog):
     options = {"window": 2**13, "wait_for": 2}
     loader = loader_of(Numbers(LENGTH), 8, **options)
@@ -137,6 +138,7 @@ def test_a_training_that_is_stopped_holds_a_window_that_waits_for_it_and_then_al
         assert sorted(indices(epoch)) == list(range(LENGTH))
 
 
+@pytest.mark.slow
 def test_a_reader_that_is_killed_twice_loses_nothing():
     share = {"window": 2**14, "wait_for": 2, "linger_seconds": 5, "workers": 2}
     loaders, done = [loader_of(Numbers(LENGTH, seconds=0.001), size, **share) for size in (8, 5)], []
@@ -192,6 +194,7 @@ def test_without_restart_a_dead_reader_is_an_error():
     loader.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("at", "workers"), [(0, 1), (70, 2)])
 def test_readers_whose_workers_die_twice_at_one_example_are_an_error_for_all_and_no_endless_row(at, workers, caplog):
     caplog.set_level(logging.INFO, "lightning_echo")

@@ -44,6 +44,7 @@ class ByCalls(Numbers):
         return [{**self[index], "noise": one} for index, one in zip(wanted, noise, strict=True)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Numbers, ByCalls])
 def test_examples_their_order_and_their_random_numbers_do_not_depend_on_the_number_of_workers(kind):
     found = []
@@ -137,6 +138,7 @@ def killing(times, done):
     return kill
 
 
+@pytest.mark.slow
 def test_workers_that_are_killed_at_any_moment_cost_nothing():
     share, done = {"workers": 2, "window": 2**14, "wait_for": 2, "linger_seconds": 5}, []
     loaders = [loader_of(Numbers(LENGTH, seconds=0.0005), size, **share) for size in (8, 20)]

@@ -175,6 +175,7 @@ def test_echoing_it_has_each_example_fresh_once_a_pass_and_none_twice_in_a_batch
     assert distinct == set(examples(early[0])[: len(distinct)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("who", ["reader", "worker"])
 def test_the_reader_or_a_worker_is_killed_while_it_catches_up_and_nobody_loses_anything(who, tmp_path):
     first = begun(Noted(tmp_path))
@@ -257,6 +258,7 @@ def test_when_a_training_has_caught_up_the_memory_for_that_is_free_also_if_a_wor
 ALL, FOLD = range(LENGTH), range(500, 1300)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("part", "factor", "batches"),
     [*((ALL, factor, batches) for factor in (1, 1.5, "demand") for batches in (1, 5, 12)), (FOLD, 1, 5), (FOLD, 1.5, 5)],

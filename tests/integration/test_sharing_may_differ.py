@@ -97,6 +97,7 @@ YES: dict[str, Any] = {  # what the second training has that the first one does 
 IGNORING = {"ignore": ("log_dir",)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", YES)
 def test_what_may_differ_is_not_refused_and_both_take_from_one_reader(what):
     assert rows_of_page()[what] == ("yes", [])
@@ -149,6 +150,7 @@ def fits(connection, width, learning_rate):
 MODEL = "model, learning rate"
 
 
+@pytest.mark.slow
 def test_trainings_of_different_models_share():
     assert rows_of_page()[MODEL] == ("yes", [])
     with in_process(fits, 2, 0.1) as (_, one), in_process(fits, 3, 0.01) as (_, other):
@@ -188,6 +190,7 @@ NO: dict[str, Any] = {  # what each of the two trainings has, and what happens b
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", NO)
 def test_what_must_not_differ_is_refused_and_the_message_names_it(what, tmp_path, monkeypatch):
     answer, said = rows_of_page()[what]
@@ -207,5 +210,6 @@ def test_what_must_not_differ_is_refused_and_the_message_names_it(what, tmp_path
         loader.close()
 
 
+@pytest.mark.slow
 def test_the_page_has_these_rows_and_no_others():
     assert list(rows_of_page()) == [*YES, MODEL, *NO]

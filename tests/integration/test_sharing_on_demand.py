@@ -67,6 +67,7 @@ def batches_of(loader, count, before_batch=lambda: None):
     return found
 
 
+@pytest.mark.slow
 def test_the_faster_training_echoes_while_the_reader_waits_for_the_slower_one():
     expected = in_order(4)
     fast, slow = on_demand(wait_for=2, window=2**15), on_demand(wait_for=2, window=2**15)
@@ -80,6 +81,7 @@ def test_the_faster_training_echoes_while_the_reader_waits_for_the_slower_one():
     slow.close()
 
 
+@pytest.mark.slow
 def test_the_faster_training_waits_when_each_example_was_used_max_factor_times():
     """At each batch, so many uses have come for one fresh example, on average."""
     expected = in_order(4)
@@ -94,6 +96,7 @@ def test_the_faster_training_waits_when_each_example_was_used_max_factor_times()
     slow.close()
 
 
+@pytest.mark.slow
 def test_a_training_alone_that_the_reader_keeps_up_with_has_the_batches_of_factor_1():
     expected = in_order(2)
     loader = on_demand(options={"max_factor": 1})
@@ -102,6 +105,7 @@ def test_a_training_alone_that_the_reader_keeps_up_with_has_the_batches_of_facto
     loader.close()
 
 
+@pytest.mark.slow
 @pytest.mark.grid
 @pytest.mark.parametrize("collate", [None, lambda examples: torch.utils.data.default_collate(examples)])
 @pytest.mark.parametrize("batches", [1, 7, 61])

@@ -195,6 +195,7 @@ def test_each_training_echoes_as_much_as_it_wants():
     assert echoing.counts.fresh < len(echoed) == echoing.counts.fresh + echoing.counts.echoed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["batches without a length", "a sampler that counts"])
 def test_alone_with_its_reader_a_training_resumes_exactly(kind):
     found, rest = resumed(lambda: shared(LOADERS[kind](8), 2), 13, 3)
@@ -285,6 +286,7 @@ def test_what_a_stream_has_instead_of_examples_is_an_error_that_names_it(dataset
     loader.close()
 
 
+@pytest.mark.slow
 def test_a_worker_of_a_stream_that_is_killed_is_a_dead_reader(tmp_path):
     class Deadly(Stream):
         def __iter__(self):

@@ -166,6 +166,7 @@ def test_callbacks_end_hooks_and_monitors_of_the_model_take_no_part_and_its_logg
     assert found.step_seconds > 0
 
 
+@pytest.mark.slow
 def test_time_is_kept_to_and_what_was_begun_is_finished():
     """A batch takes 0.1 s, and a phase may take less: three batches with one worker, the first two of which it begins with."""
     analyzer, _ = analyze(BoringModel(), loader_of(Staged(read_seconds=25 * MS)), steps=100, seconds=1.1)

@@ -173,6 +173,7 @@ def test_the_training_waits_once_the_account_is_empty_and_says_for_which_batch(m
     assert message.endswith("batch 2 of pass 0 is not read yet. What memory holds bridges a stall for max_factor uses")
 
 
+@pytest.mark.slow
 def test_a_timeout_counts_only_while_the_training_waits():
     data = Gated(40, first=4)
     with closing(demanded(DataLoader(data, 4, num_workers=1, timeout=1), max_factor=3)) as loader:

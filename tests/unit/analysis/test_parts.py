@@ -43,6 +43,7 @@ class Staged(StagedDataset):
         return torch.tensor([10 * raw])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dataset", "is_cut", "points"),
     [

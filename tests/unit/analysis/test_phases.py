@@ -338,6 +338,7 @@ class Here(Staged):
         return super().decode(raw)
 
 
+@pytest.mark.slow
 def test_a_data_set_that_fails_in_a_worker_is_measured_without_one_and_that_is_said():
     found, said = measured(Here("one\ntwo"))
     assert times(found) == (READ, 0, DECODE, AUGMENT, COLLATE)
@@ -350,6 +351,7 @@ def test_a_data_set_that_fails_in_a_worker_is_measured_without_one_and_that_is_s
         measured(Here("one"), num_workers=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [RuntimeError, PicklingError])
 def test_what_fails_everywhere_is_raised_from_the_users_process(kind):
     class Fails(Staged):

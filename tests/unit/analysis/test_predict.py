@@ -83,6 +83,7 @@ IN_FLIGHT = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("changes", "setting", "milliseconds"), IN_FLIGHT)
 def test_reads_in_flight_run_beside_the_rest_and_the_slower_one_counts(changes, setting, milliseconds):
     found = predict(replace(STAGES, **{**LATENCY, **changes}), TrainingSetting(**setting))

@@ -193,6 +193,7 @@ def test_a_store_that_does_not_answer_stops_nobody_and_is_not_asked_again(stuck:
     assert (len(said), stuck.calls) == (2, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("answers", [True, False])
 def test_the_states_of_several_loaders_wait_together_for_less_than_five_seconds(stuck: Stuck, answers: bool) -> None:
     job, said = JobStore(HashStore() if answers else stuck), list[str]()

@@ -245,6 +245,7 @@ def answers_soon(monkeypatch):
     monkeypatch.setattr(server, "_TELL_AGAIN_SECONDS", 0.1)
 
 
+@pytest.mark.slow
 def test_a_listener_that_does_not_answer_is_replaced_and_that_is_said(started, monkeypatch, caplog):
     answers_soon(monkeypatch)
     wanted, threads = started

@@ -109,6 +109,7 @@ class Waiting:
         return bytes(800)
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_while_it_waits_for_room_has_not_died_of_an_item():
     reading = Reading(kind_of(DataLoader(Waiting(), num_workers=1)), 0, 0, 4096, lambda error: None)
     reading.start()
@@ -206,6 +207,7 @@ def test_workers_that_take_long_to_begin_do_so_one_after_the_other_while_the_rea
     reading.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["lightning_echo-reading", "QueueFeederThread"])
 def test_a_worker_for_which_no_thread_is_left_is_left_out_and_every_item_is_read_once(monkeypatch, caplog, name):
     """The first thread asks the worker, the second one is torch's, which is started when the worker has a chunk already."""
