@@ -4,8 +4,6 @@ PYTHON ?= python3
 ARGS ?=
 # Compiled modules are kept, even where the environment forbids it: else each process that starts compiles the package once more.
 export PYTHONDONTWRITEBYTECODE :=
-# Many tests fork. Large pages make the fork of a process that has loaded torch a third cheaper (glibc from 2.35 on; others ignore it).
-export GLIBC_TUNABLES := glibc.malloc.hugetlb=1
 
 BIN := .venv/bin
 OLDEST_BIN := .venv-oldest/bin

@@ -48,14 +48,16 @@ class Block:
     skipped: bool
 
 
-def blocks(page: Path) -> Iterator[Block]:
-    skipped = False
+@cache
+def blocks(page: Path) -> list[Block]:
+    skipped, found = False, []
     for token in MarkdownIt().parse(page.read_text()):
         if token.type == "fence":
             assert token.map is not None
-            yield Block(token.info.split(" ")[0], token.content, token.map[0] + 1, skipped)
+            found.append(Block(token.info.split(" ")[0], token.content, token.map[0] + 1, skipped))
         if token.type in ("fence", "html_block"):
             skipped = token.type == "html_block" and SKIPPED.search(token.content) is not None
+    return found
 
 
 def of_language(*languages: str) -> list[object]:
