@@ -578,6 +578,7 @@ class EchoCallback(DecidesFactor, pl.Callback):
             can_arrive=all(part.num_workers or part.reads_ahead for part in parts),
             repeats=any(part.repeats for part in parts),
             decided_by=type(controller).__name__ if controller is not None and self.decisions[-1].reason else "",
+            reads=next(part.reads for part in parts),
         )
 
     @property

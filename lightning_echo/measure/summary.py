@@ -11,7 +11,7 @@ from itertools import groupby
 from textwrap import fill
 from typing import Any
 
-from lightning_echo.insertion import InsertionPoint
+from lightning_echo.insertion import InsertionPoint, Reads
 from lightning_echo.measure.control import (
     Decision,
     Observation,
@@ -410,11 +410,12 @@ def advise_on_demand(
     can_arrive: bool = True,
     repeats: bool = False,
     decided_by: str = "",
+    reads: Reads = "examples",
 ) -> RunVerdict:
     """Returns the verdict on a training that echoed on demand. The last of its ``reports`` is of the epoch that was observed.
 
     ``can_arrive``: whether examples arrive while a step runs. ``repeats``: whether it is a replay. ``decided_by``: the controller
-    that has set the bound; empty if the user has. The other arguments are as in `advise`.
+    that has set the bound; empty if the user has. ``reads``: what is read at a time. The other arguments are as in `advise`.
 
     Example:
         >>> report = EpochReport(0, 400, 4.0, 1600, 4800, max_factor=8.0)
@@ -439,9 +440,8 @@ def advise_on_demand(
         workers = _workers_wanted(observation, Decision(1.0, Reason.no_workers, ""), cores)
         return RunVerdict(no_workers(workers, idle, last=observation.steps), why, f"num_workers={workers}")
     if idle > TARGET:
-        return RunVerdict(
-            f"{_delivered(reports)}, and yet the training waited: {finding}; {_why_waited(last, observation, decided_by)}.", why
-        )
+        reason = _why_waited(last, observation, decided_by, reads)
+        return RunVerdict(f"{_delivered(reports)}, and yet the training waited: {finding}; {reason}.", why)
     if not last.echoed_examples:
         return RunVerdict(f"The source kept up: nothing was echoed, and factor='demand' costs nothing then; {finding}.", why)
     if last.factor < _MANY_ECHOES:
@@ -468,7 +468,7 @@ def _bound(uses: float, bound: float) -> str:
     return f"at most {bound:g}" if uses <= bound else f"max_factor {bound:g} at the end"
 
 
-def _why_waited(last: EpochReport, observation: Observation, decided_by: str) -> str:
+def _why_waited(last: EpochReport, observation: Observation, decided_by: str, reads: Reads) -> str:
     """Returns why a training on demand has waited in its last steps, and what helps."""
     bound, costs, uses = observation.factor, observation.costs, last.effective_factor
     by, larger = (f", which {decided_by} has set,", "") if decided_by else ("", ", or a larger max_factor")
@@ -484,10 +484,17 @@ def _why_waited(last: EpochReport, observation: Observation, decided_by: str) ->
         later = [each for each in costs.at_later_points() if not InsertionPoint(each.insertion_point).by_batches]
         instead = f"echo at {InsertionPoint(later[0].insertion_point).option}, or " if later and costs.rest_seconds else ""
         return f"what is redone for each use takes {work} ms per batch, and a step {step} ms, so {instead}use more workers"
-    return (
-        "either a single read held up its worker (more workers or reads_in_flight help), or the source stalled for longer than "
-        "memory bridges (a larger buffer_size helps)"
-    )
+    too_long = "the source stalled for longer than memory bridges (a larger buffer_size helps)"
+    return f"either {_HELD_UP[reads]}, or {too_long}"
+
+
+_HELD_UP: dict[Reads, str] = {
+    "examples": "a single read held up its worker (more workers or reads_in_flight help)",
+    "calls": "a call of __getitems__ held up its worker for longer than the batches that it had made before (more workers or a "
+    "larger prefetch_factor help)",
+    "stream": "the stream held up a worker (more workers help)",
+    "batches": "copies of whole batches take long beside such steps",
+}
 
 
 # ---------------------------------------------------------------------- the summary

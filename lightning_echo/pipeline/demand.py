@@ -433,7 +433,7 @@ class ReadByIndex(Protocol):
     num_workers: int
 
     @property
-    def prefetched_batches(self) -> int: ...
+    def prefetched_on_demand(self) -> int: ...
 
     @property
     def may_run_in_thread(self) -> bool: ...
@@ -457,7 +457,7 @@ def examples_on_demand(kind: ReadByIndex, opening: Opening) -> Pipeline:
         order.load(launch.state["order"])
     pass_length, workers = opening.layout.pass_length, max(kind.num_workers, 1)
     ahead = reading.window(pass_length // workers) if reading is not None and kind.is_foreseeable else 0
-    window = window_of(shape.batch_size, kind.prefetched_batches, workers, ahead)
+    window = window_of(shape.batch_size, kind.prefetched_on_demand, workers, ahead)
     saved, held = launch.state.get("demand"), min(opening.shape.buffer_size, pass_length) // workers
     begin = Begin(
         number=launch.begin_at.number if saved is None else saved["number"],
@@ -511,16 +511,17 @@ def examples_on_demand(kind: ReadByIndex, opening: Opening) -> Pipeline:
     )
     in_thread = kind.num_workers > 0 and kind.may_run_in_thread
     timeout = 0 if in_thread else loader.timeout  # in a thread, it counts from when the training asks
-    batches = iter(rebuilt_loader(loader, requests, examples, opening.key, processes, timeout=timeout))
+    prefetched = kind.prefetched_on_demand
+    rebuilt = rebuilt_loader(loader, requests, examples, opening.key, processes, timeout=timeout, prefetched=prefetched)
     return DemandPipeline(
         requests,
-        batches,
+        iter(rebuilt),
         words,
         processes,
         Waiting(requests, processes, loader.dataset, loader.timeout, opening.say, words),
         in_thread=in_thread,
         # A batch must not be due when it is requested, or its worker never reads. A thread requests it some batches earlier.
-        most_lead=max(kind.prefetched_batches - (not in_thread), 0),
+        most_lead=max(prefetched - (not in_thread), 0),
         read_at_once=shape.batch_size if reads_many else 1,
         pools=None if reading is None else reading.pools,
     )

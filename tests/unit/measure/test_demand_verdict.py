@@ -104,6 +104,21 @@ def test_if_the_training_waited_it_says_why(bound, uses, pipeline, reason):
     assert reason in message
 
 
+@pytest.mark.parametrize(
+    ("reads", "helps"),
+    [
+        ("examples", "(more workers or reads_in_flight help)"),
+        ("calls", "(more workers or a larger prefetch_factor help)"),
+        ("stream", "(more workers help)"),
+        ("batches", "either copies of whole batches take long beside such steps, or the source stalled"),
+    ],
+)
+def test_where_no_thread_may_read_reads_in_flight_are_not_advised(reads, helps):
+    message = advise_on_demand([epoch(uses=2.0)], seen(0.5), 8, reads=reads).message
+    assert helps in message
+    assert ("reads_in_flight" in message) is (reads == "examples")
+
+
 def test_without_workers_they_come_first():
     verdict = advise_on_demand([epoch(uses=1.0)], seen(0.5, costs=costs(source=0.04, workers=0)), 8, can_arrive=False)
     assert verdict.message.startswith("Set num_workers to 2 or more first")
