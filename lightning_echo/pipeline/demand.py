@@ -171,10 +171,10 @@ class DemandRequests(Iterator[DemandRequest]):
                 with self.lock:
                     new = [(number, fresh) for number, fresh in tuple(self._delivered) if number >= self._next_noted]
                     noted = [(fresh, [self._indices[each] for each in fresh], self._bound_of(number)) for number, fresh in new]
-                    self._next_noted += len(new)
-                if self._journal is not None:
-                    for batch in noted:
-                        self._journal.book(*batch)
+                for (number, _), batch in zip(new, noted, strict=True):
+                    if self._journal is not None:
+                        self._journal.book(*batch, number=number)
+                    self._next_noted = number + 1
             finally:
                 self._is_noting = False
 
