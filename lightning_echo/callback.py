@@ -124,7 +124,7 @@ class EchoCallback(DecidesFactor, pl.Callback):
     ``echo/examples_per_second``     fresh and echoed examples that all ranks got per second
     ``echo/recommended_factor``      the factor that the measurements ask for: of the controller, or of a ``TargetIdle()``
     ``echo/first_batch_seconds``     seconds that the job waited for the first batch of an epoch, if workers had to start for it
-    ``echo/stalls_bridged_seconds``  how much longer the epoch's steps would have taken with fresh examples alone; only on demand
+    ``echo/stalls_bridged_seconds``  how much longer the run's steps would have taken with fresh examples alone; only on demand
     ``echo/cache_hit_fraction``      share of the epoch's fresh examples that the cache had, all ranks; if there is a cache
     ``echo/cached_examples``         examples that the cache of a node holds; if there is a cache
     ``echo/cache_bytes``             bytes that they take on a node; if there is a cache
@@ -388,7 +388,7 @@ class EchoCallback(DecidesFactor, pl.Callback):
         observation = decider.observe(trainer, pl_module, self._epoch, self._factor_set, measured, mean_uses=uses)
         lately = decider.joined_with_recent(observation)
         recommended = decider.recommend(self._loader, lately, None)
-        reports = [*self.reports, report_of(self._meter, measures, self._loader, lately, recommended, None)]
+        reports = [*self.reports, report_of(self._meter, measures, self._loader, lately, recommended, None, self.reports)]
         return reports, self._verdict_on(reports, (lately, recommended))
 
     def _end_fit(self, trainer: pl.Trainer) -> None:
@@ -466,7 +466,7 @@ class EchoCallback(DecidesFactor, pl.Callback):
         decision = None if loader is None else self._decider.decide(trainer, observation, loader)
         lately = self._decider.joined_with_recent(observation)
         recommended = self._decider.recommend(loader, lately, decision)
-        report = report_of(self._meter, measures, loader, lately, recommended, decision)
+        report = report_of(self._meter, measures, loader, lately, recommended, decision, self.reports)
         self.reports.append(report)
         self._last = lately, recommended
         of_parts = {**self._meter.part_metrics(loader, passes=True), **metrics_of_parts(measures.caches)}
@@ -578,6 +578,7 @@ class EchoCallback(DecidesFactor, pl.Callback):
             can_arrive=all(part.num_workers or part.reads_ahead for part in parts),
             repeats=any(part.repeats for part in parts),
             decided_by=type(controller).__name__ if controller is not None and self.decisions[-1].reason else "",
+            reads=next(part.reads for part in parts),
         )
 
     @property

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Literal, TypeAlias
 
 # The stages of the pipeline in their order, with the name of each in a sentence.
 STAGES = {
@@ -53,6 +54,10 @@ class Place(Enum):
     workers = "workers"
     main_process = "main process"
     device = "device"
+
+
+Reads: TypeAlias = Literal["examples", "calls", "stream", "batches"]
+"""What is read at a time: an example, those of a batch in one call (``__getitems__``), the next one of a stream, or a batch."""
 
 
 @dataclass(frozen=True)

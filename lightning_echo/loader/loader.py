@@ -26,7 +26,7 @@ from lightning_echo import config as options
 from lightning_echo.cache.kept import CacheConfig, read_cache_config
 from lightning_echo.cache.node_cache import CacheCounts
 from lightning_echo.data.objects import names_options
-from lightning_echo.insertion import InsertionPoint, Needs, earliest
+from lightning_echo.insertion import InsertionPoint, Needs, Reads, earliest
 from lightning_echo.loader.epochs import BatchesUsed, Caller, Epoch, Iterations, Steps, TrainerPlace, caller, few_workers
 from lightning_echo.loader.run import EchoRun, RunFactor
 from lightning_echo.loader.setting import Setting, world
@@ -406,6 +406,11 @@ class EchoLoader(PlainAttributes):
     def reads_ahead(self) -> bool:
         """Whether threads may read examples ahead of time (``reads_in_flight``): the data set has a part that they may read."""
         return self._setting.choice.reading is not None
+
+    @property
+    def reads(self) -> Reads:
+        """What is read at a time: ``examples``, those of a batch in ``calls``, a ``stream``, or ``batches`` that are echoed."""
+        return self._setting.kind.reads
 
     @property
     def batches_used(self) -> Callable[[], BatchesUsed | None] | None:

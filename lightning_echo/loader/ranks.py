@@ -106,6 +106,7 @@ class RankPlaces:
         self._start, self._known = tuple(places), list(places)
         self._collected_after = -1  # batches: a checkpoint may save the state of a loader twice, and says once who is late
         self._is_job = job is not None or is_distributed()
+        self._not_erased: set[int] = set()  # batches after which a place was taken back, and stands in the store
 
     @classmethod
     def join(cls, ranks: int, rank: int, own: Place) -> RankPlaces:
@@ -128,26 +129,36 @@ class RankPlaces:
 
     def leave(self, number: int, booked: Booked, counts: EchoCounts) -> None:
         """Lets other ranks know the place of this one after ``number`` batches."""
-        self._write(number, to_bytes(number, booked, counts))
+        for stale in tuple(self._not_erased - {number}):
+            self.take_back(stale)
+        if self._write(number, to_bytes(number, booked, counts)):
+            self._not_erased.discard(number)
         if self._job is not None:
             self._job.go_on()
 
     def take_back(self, number: int) -> None:
-        """Erases the place after ``number`` batches: the last of them did not reach the training."""
-        self._write(number, b"")
+        """Erases the place after ``number`` batches: the last of them did not reach the training.
+
+        If the store does not answer, that is done when it answers again.
+        """
+        self._not_erased.add(number)
+        if self._write(number, b""):
+            self._not_erased.discard(number)
 
     def ask_again(self, say: Callable[[str], None]) -> None:
         """Finds out, in a thread, whether a store that did not answer does so again, and says so."""
         if self._job is not None:
             self._job.ask_again(_key(self._names[self._rank], 0), say)
 
-    def _write(self, number: int, value: bytes) -> None:
+    def _write(self, number: int, value: bytes) -> bool:
+        """Returns whether it was written."""
         if self._job is None or self._job.why_lost:
-            return
+            return self._job is None
         try:
             self._job.store.set(_key(self._names[self._rank], number), value)
         except RuntimeError as error:  # as all errors of a store
             self._job.lose(str(error))
+        return not self._job.why_lost
 
     def collect(self, own: Place, say: Callable[[str], None]) -> tuple[Place, ...]:
         """Returns the place of each rank after ``own.number`` batches, or its last one before that is known, and says so.

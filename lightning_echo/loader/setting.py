@@ -275,7 +275,10 @@ class Setting:
 
     def lookahead(self, largest_factor: float) -> int:
         """Returns how many batches may be planned after the delivered one. On demand, whole batches are never planned."""
-        return 0 if self.on_demand and self.kind.by_batches else self.kind.lookahead(largest_factor)
+        planned = self.kind.lookahead(largest_factor)
+        if not self.on_demand:
+            return planned
+        return 0 if self.kind.by_batches else planned + self.kind.prefetched_on_demand - self.kind.prefetched_batches
 
     @property
     def has_length(self) -> bool:

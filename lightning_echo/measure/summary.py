@@ -11,7 +11,7 @@ from itertools import groupby
 from textwrap import fill
 from typing import Any
 
-from lightning_echo.insertion import InsertionPoint
+from lightning_echo.insertion import InsertionPoint, Reads
 from lightning_echo.measure.control import (
     Decision,
     Observation,
@@ -50,8 +50,11 @@ class EpochReport:
         examples_per_second: Fresh and echoed examples per second, all ranks.
         recommended_factor: The factor that follows from the measurements.
         first_batch_seconds: Longest wait of any rank for the epoch's first batch, if workers had to start for it.
-        stalls_bridged_seconds: How much longer the steps of the epoch would have taken if they had waited for fresh examples in
-            place of the echoed ones, see `stalls_bridged`. None if nothing echoes on demand.
+        fresh_batches: Batches of fresh examples in this epoch, of the loader that echoed most. None if nothing echoes on demand.
+        fresh_batch_seconds: Seconds of the host for a batch in which all examples are fresh, divided by the workers. None if
+            nothing echoes on demand, or if it was not measured (threads that read ahead, a shared reader, several loaders).
+        stalls_bridged_seconds: How much longer the steps of the run so far would have taken with fresh examples alone, see
+            `stalls_bridged`. None if nothing echoes on demand.
         cache_hit_fraction: Share of the epoch's fresh examples that the cache had, 0 to 1.
         cached_examples: Examples that the cache of a node holds.
         cache_bytes: Bytes that they take on a node.
@@ -98,6 +101,8 @@ class EpochReport:
     examples_per_second: float | None = None
     recommended_factor: float | None = None
     first_batch_seconds: float | None = None
+    fresh_batches: float | None = None
+    fresh_batch_seconds: float | None = None
     stalls_bridged_seconds: float | None = None
     cache_hit_fraction: float | None = None
     cached_examples: int | None = None
@@ -131,6 +136,7 @@ class EpochReport:
 
 _NOT_LOGGED = {"epoch", "steps", "slowest_node", "cache_hold", "cache_is_full", "saved_cpu_seconds", "slowest_training"}
 _NOT_LOGGED |= {"worker_wait_fraction", "speedup", "max_factor", "next_factor", "reason", "message"}
+_NOT_LOGGED |= {"fresh_batches", "fresh_batch_seconds"}
 LOGGED = tuple(field.name for field in fields(EpochReport) if field.name not in _NOT_LOGGED)
 
 
@@ -368,18 +374,30 @@ _USED_UP = 0.9  # of ``max_factor``: with this many uses per fresh example, the 
 _MANY_ECHOES = 1.25  # from this many uses per fresh example on, more fresh ones are worth advice
 
 
-def stalls_bridged(fresh: int, echoed: int, seconds: float) -> float:
-    """Returns how much longer the steps of ``seconds`` would have taken with fresh examples alone, at the rate of their arrival.
+def stalls_bridged(reports: Sequence[EpochReport]) -> float:
+    """Returns how many seconds longer the steps of all epochs would have taken with fresh examples alone: an estimate.
 
-    ``fresh`` examples have arrived in that time. At this rate, all examples take ``(fresh + echoed) / fresh`` times as long. If
-    none has arrived, the rate is not known, and the training would have waited all that time at least.
+    Without echoes, a step takes as long as its work, or as the source takes for a batch if that is longer. The source's time is
+    that of the workers (`EpochReport.fresh_batch_seconds`). If nobody has measured that, it is the rate at which fresh examples
+    have arrived: a source that rested meanwhile is then taken for a slower one. Single epochs do not show the rate of a source
+    that stalls, so all epochs are joined. An echo saves at most the time of the fresh batch in whose place it came. If nothing
+    has arrived, the training would have waited all that time at least.
 
-    >>> stalls_bridged(fresh=400, echoed=1200, seconds=10.0), stalls_bridged(400, 0, 10.0), stalls_bridged(0, 64, 10.0)
-    (30.0, 0.0, 10.0)
+    >>> epoch = partial(EpochReport, 0, 200, 4.0, 400, 1200, data_wait_seconds=0.0, step_seconds=0.05, fresh_batches=50.0)
+    >>> stalls_bridged([epoch()]), stalls_bridged([epoch(fresh_batch_seconds=0.06)])
+    (30.0, 2.0)
     """
-    if not fresh:
-        return seconds if echoed else 0.0
-    return seconds * echoed / fresh
+    steps, (waited, worked) = sum(report.steps for report in reports), seconds_of(reports)
+    passed, fresh = waited + worked, sum(report.fresh_batches or 0 for report in reports)
+    measured = [(report.fresh_batches or 0, seconds) for report in reports if (seconds := report.fresh_batch_seconds) is not None]
+    of_measured = sum(batches for batches, _ in measured)
+    if of_measured:
+        of_batch = sum(batches * seconds for batches, seconds in measured) / of_measured
+    elif fresh:
+        of_batch = passed / fresh
+    else:
+        return passed
+    return max(0.0, min(max(steps * of_batch, worked) - passed, (steps - fresh) * of_batch))
 
 
 def advise_on_demand(
@@ -392,11 +410,12 @@ def advise_on_demand(
     can_arrive: bool = True,
     repeats: bool = False,
     decided_by: str = "",
+    reads: Reads = "examples",
 ) -> RunVerdict:
     """Returns the verdict on a training that echoed on demand. The last of its ``reports`` is of the epoch that was observed.
 
     ``can_arrive``: whether examples arrive while a step runs. ``repeats``: whether it is a replay. ``decided_by``: the controller
-    that has set the bound; empty if the user has. The other arguments are as in `advise`.
+    that has set the bound; empty if the user has. ``reads``: what is read at a time. The other arguments are as in `advise`.
 
     Example:
         >>> report = EpochReport(0, 400, 4.0, 1600, 4800, max_factor=8.0)
@@ -421,9 +440,8 @@ def advise_on_demand(
         workers = _workers_wanted(observation, Decision(1.0, Reason.no_workers, ""), cores)
         return RunVerdict(no_workers(workers, idle, last=observation.steps), why, f"num_workers={workers}")
     if idle > TARGET:
-        return RunVerdict(
-            f"{_delivered(reports)}, and yet the training waited: {finding}; {_why_waited(last, observation, decided_by)}.", why
-        )
+        reason = _why_waited(last, observation, decided_by, reads)
+        return RunVerdict(f"{_delivered(reports)}, and yet the training waited: {finding}; {reason}.", why)
     if not last.echoed_examples:
         return RunVerdict(f"The source kept up: nothing was echoed, and factor='demand' costs nothing then; {finding}.", why)
     if last.factor < _MANY_ECHOES:
@@ -450,7 +468,7 @@ def _bound(uses: float, bound: float) -> str:
     return f"at most {bound:g}" if uses <= bound else f"max_factor {bound:g} at the end"
 
 
-def _why_waited(last: EpochReport, observation: Observation, decided_by: str) -> str:
+def _why_waited(last: EpochReport, observation: Observation, decided_by: str, reads: Reads) -> str:
     """Returns why a training on demand has waited in its last steps, and what helps."""
     bound, costs, uses = observation.factor, observation.costs, last.effective_factor
     by, larger = (f", which {decided_by} has set,", "") if decided_by else ("", ", or a larger max_factor")
@@ -466,10 +484,17 @@ def _why_waited(last: EpochReport, observation: Observation, decided_by: str) ->
         later = [each for each in costs.at_later_points() if not InsertionPoint(each.insertion_point).by_batches]
         instead = f"echo at {InsertionPoint(later[0].insertion_point).option}, or " if later and costs.rest_seconds else ""
         return f"what is redone for each use takes {work} ms per batch, and a step {step} ms, so {instead}use more workers"
-    return (
-        "either a single read held up its worker (more workers or reads_in_flight help), or the source stalled for longer than "
-        "memory bridges (a larger buffer_size helps)"
-    )
+    too_long = "the source stalled for longer than memory bridges (a larger buffer_size helps)"
+    return f"either {_HELD_UP[reads]}, or {too_long}"
+
+
+_HELD_UP: dict[Reads, str] = {
+    "examples": "a single read held up its worker (more workers or reads_in_flight help)",
+    "calls": "a call of __getitems__ held up its worker for longer than the batches that it had made before (more workers or a "
+    "larger prefetch_factor help)",
+    "stream": "the stream held up a worker (more workers help)",
+    "batches": "copies of whole batches take long beside such steps",
+}
 
 
 # ---------------------------------------------------------------------- the summary
@@ -500,8 +525,8 @@ def summarize(reports: Sequence[EpochReport], verdict: RunVerdict) -> str:
         lines.append(f"{last.fresh_examples:,} fresh and {last.echoed_examples:,} echoed examples{passes}")
         if last.speedup is not None and last.factor > 1:
             lines.append(f"about {last.speedup:.2f} times as fast as factor 1 (estimated from the measured costs)")
-        if bridged := sum(report.stalls_bridged_seconds or 0 for report in reports):
-            lines.append(f"echoes bridged about {three_digits(bridged)} s of stalls (estimated from the rate of arrivals)")
+        if bridged := last.stalls_bridged_seconds:
+            lines.append(f"echoes bridged about {three_digits(bridged)} s of stalls (estimated: so much longer without them)")
         lines += [line for line in (_cache_line(last), _share_line(last)) if line]
     else:
         lines.append("no epoch was measured")

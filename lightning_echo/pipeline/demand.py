@@ -32,10 +32,13 @@ from lightning_echo.plan.demand import Block, Booked, Dealing, DemandRule, Earli
 from lightning_echo.plan.journal import Begin, ReplayedDealing
 from lightning_echo.plan.order import Order
 from lightning_echo.split.reading import file_of
+from lightning_echo.split.staged import batched
 
 _KEPT_BATCHES = 3  # delivered, and not booked: a state may be that of one or two batches before
 _LAST_STEPS = 10  # whose times decide how early a batch is due
 _DEAD_SECONDS = 10.0  # the training waits so long before the user is told that the source delivers nothing
+_TOLD_AGAIN = 10  # a training that waits so many times as long as when the user was told tells so again
+_BETWEEN_SECONDS = 60.0  # at least so long after the user was told before
 _WATCH_SECONDS = 1.0  # where no thread fetches, it is looked so often how long the training has waited
 CLOSE_READ_SECONDS = 1.0  # a worker that reads for longer is ended when the loader is closed
 _OVERTAKING = 32  # examples for each read in flight, that may arrive before one that takes long
@@ -168,10 +171,10 @@ class DemandRequests(Iterator[DemandRequest]):
                 with self.lock:
                     new = [(number, fresh) for number, fresh in tuple(self._delivered) if number >= self._next_noted]
                     noted = [(fresh, [self._indices[each] for each in fresh], self._bound_of(number)) for number, fresh in new]
-                    self._next_noted += len(new)
-                if self._journal is not None:
-                    for batch in noted:
-                        self._journal.book(*batch)
+                for (number, _), batch in zip(new, noted, strict=True):
+                    if self._journal is not None:
+                        self._journal.book(*batch, number=number)
+                    self._next_noted = number + 1
             finally:
                 self._is_noting = False
 
@@ -252,7 +255,10 @@ class Waiting:
     words: Any = None
     since: float | None = None  # None: it does not wait
     has_begun: bool = False  # whether the training has got a batch
-    has_said: bool = False
+    _stalls: int = 0  # so many times it has waited for long
+    _stall: float | None = None  # since when the last time
+    _told_after: float = 0.0  # seconds of that after which the user is told
+    _told_at: float = -math.inf
     _is_over: threading.Event = field(default_factory=threading.Event)
 
     def watch(self) -> None:
@@ -263,32 +269,40 @@ class Waiting:
         self._is_over.set()
 
     def _watch(self) -> None:
-        while not self.has_said and not self._is_over.wait(_WATCH_SECONDS):
+        while not self._is_over.wait(_WATCH_SECONDS):
             if (since := self.since) is not None:
-                self._say_if_dead(perf_counter() - since)
+                self._tell_if_dead(since)
 
     def lost(self, within: float) -> BaseException | None:
-        """Returns an error if the training waits in vain, see `Prefetcher`. Says once that the source delivers nothing."""
+        """Returns an error if the training waits in vain, see `Prefetcher`. Tells the user if the source delivers nothing."""
         if (error := self.workers.lost(within)) is not None:
             return error
-        if self.since is None:
+        if (since := self.since) is None:
             return None
-        waited = perf_counter() - self.since
+        waited = perf_counter() - since
         if self.timeout and waited > self.timeout:
             return ReadTimeoutError(f"DataLoader timed out after {self.timeout:g} seconds: {self._what()} is not read")
-        self._say_if_dead(waited)
+        self._tell_if_dead(since)
         return None
 
-    def _say_if_dead(self, waited: float) -> None:
-        if waited > _DEAD_SECONDS and self.has_begun and not self.has_said:
-            self.has_said = True
-            self.say(f"the training has waited {waited:.0f} s for fresh examples: {self._why()}")
+    def _tell_if_dead(self, since: float) -> None:
+        """Tells the user of each stall, and of a long one again, but not too often."""
+        now = perf_counter()
+        waited = now - since
+        if waited <= _DEAD_SECONDS or not self.has_begun:
+            return
+        if since != self._stall:
+            self._stall, self._stalls, self._told_after = since, self._stalls + 1, _DEAD_SECONDS
+        if waited > self._told_after and now - self._told_at > _BETWEEN_SECONDS:
+            self._told_at, self._told_after = now, _TOLD_AGAIN * waited
+            stall = f" (stall {self._stalls})" if self._stalls > 1 else ""
+            self.say(f"the training has waited {waited:.0f} s for fresh examples{stall}: {self._why()}")
 
     def _why(self) -> str:
-        return (
-            f"{self._what()} is not read yet. What memory holds bridges a stall for max_factor uses, and only while threads read "
-            "(reads_in_flight) or reads return"
-        )
+        reads_many = batched(self.dataset) is not None
+        while_reading = "calls of __getitems__ return" if reads_many else "threads read (reads_in_flight) or reads return"
+        bridged = f"What memory holds bridges a stall for max_factor uses, and only while {while_reading}"
+        return f"{self._what()} is not read yet. {bridged}"
 
     def _what(self) -> str:
         index = self.requests.index_of(self.words.read_by(self.requests.next_worker))
@@ -433,7 +447,7 @@ class ReadByIndex(Protocol):
     num_workers: int
 
     @property
-    def prefetched_batches(self) -> int: ...
+    def prefetched_on_demand(self) -> int: ...
 
     @property
     def may_run_in_thread(self) -> bool: ...
@@ -457,7 +471,7 @@ def examples_on_demand(kind: ReadByIndex, opening: Opening) -> Pipeline:
         order.load(launch.state["order"])
     pass_length, workers = opening.layout.pass_length, max(kind.num_workers, 1)
     ahead = reading.window(pass_length // workers) if reading is not None and kind.is_foreseeable else 0
-    window = window_of(shape.batch_size, kind.prefetched_batches, workers, ahead)
+    window = window_of(shape.batch_size, kind.prefetched_on_demand, workers, ahead)
     saved, held = launch.state.get("demand"), min(opening.shape.buffer_size, pass_length) // workers
     begin = Begin(
         number=launch.begin_at.number if saved is None else saved["number"],
@@ -511,16 +525,17 @@ def examples_on_demand(kind: ReadByIndex, opening: Opening) -> Pipeline:
     )
     in_thread = kind.num_workers > 0 and kind.may_run_in_thread
     timeout = 0 if in_thread else loader.timeout  # in a thread, it counts from when the training asks
-    batches = iter(rebuilt_loader(loader, requests, examples, opening.key, processes, timeout=timeout))
+    prefetched = kind.prefetched_on_demand
+    rebuilt = rebuilt_loader(loader, requests, examples, opening.key, processes, timeout=timeout, prefetched=prefetched)
     return DemandPipeline(
         requests,
-        batches,
+        iter(rebuilt),
         words,
         processes,
         Waiting(requests, processes, loader.dataset, loader.timeout, opening.say, words),
         in_thread=in_thread,
         # A batch must not be due when it is requested, or its worker never reads. A thread requests it some batches earlier.
-        most_lead=max(kind.prefetched_batches - (not in_thread), 0),
+        most_lead=max(prefetched - (not in_thread), 0),
         read_at_once=shape.batch_size if reads_many else 1,
         pools=None if reading is None else reading.pools,
     )

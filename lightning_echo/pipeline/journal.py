@@ -176,6 +176,7 @@ class JournalFile:
         self._begins = 0  # so many stretches begin in the file
         self._pending = bytearray()
         self._batches = 0  # in `_pending`
+        self._next = 0  # number of the next batch, if batches are noted by number
         self._checksum = 0  # of all fresh indices since a `Begin`
         self._factor = 0.0
         self._is_first = True  # whether the next batch is the first one after a `Begin`
@@ -190,7 +191,7 @@ class JournalFile:
             except OSError as error:
                 self._give_up(error)
                 return
-            self._factor, self._checksum, self._is_first = begin.max_factor, 0, True
+            self._factor, self._checksum, self._is_first, self._next = begin.max_factor, 0, True, begin.number
             self._pending += self._records.begin(begin)
             self._begins += 1
             self._flush()
@@ -212,23 +213,30 @@ class JournalFile:
                 elif self._file is not None:
                     self._pending += self._records.pass_over()
 
-    def book(self, fresh: Sequence[int], indices: Sequence[Any], max_factor: float, ends: Ends = NO_ENDS) -> None:
-        """Notes the next batch: its fresh positions, ascending, with their indices, and the bound that it was made with."""
+    def book(
+        self, fresh: Sequence[int], indices: Sequence[Any], max_factor: float, ends: Ends = NO_ENDS, number: int = -1
+    ) -> None:
+        """Notes the next batch: its fresh positions, ascending, with their indices, and the bound that it was made with.
+
+        ``number``: if it is given, the batch is noted once, although the call may be interrupted and repeated.
+        """
         with self._lock:
-            if self._file is None:
+            if self._file is None or 0 <= number < self._next:
                 return
+            records, found = self._records.copied(), bytes(self._pending)
             if ends != NO_ENDS:
-                self._pending += self._records.ends(ends)
+                found += records.ends(ends)
             if max_factor != self._factor:
-                self._factor = max_factor
-                self._pending += self._records.factor(max_factor)
-            self._pending += bytes(self._records.batch(fresh))
-            self._checksum = checksum(indices, self._checksum)
+                found += records.factor(max_factor)
+            found += bytes(records.batch(fresh))
+            after = checksum(indices, self._checksum)
             if self._is_first:
-                self._is_first = False
-                self._pending += self._records.check(self._checksum)
-            self._batches += 1
-            if self._batches == _BATCHES_PER_FRAME:
+                found += records.check(after)
+            pending, batches = bytearray(found), self._batches + 1
+            # Nothing is called from here on, so that no signal handler comes between.
+            self._records, self._pending, self._batches, self._next = records, pending, batches, number + 1
+            self._factor, self._checksum, self._is_first = max_factor, after, False
+            if batches == _BATCHES_PER_FRAME:
                 self._flush()
 
     def written(self) -> Written | None:

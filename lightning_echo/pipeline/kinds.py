@@ -41,7 +41,7 @@ from lightning_echo.cache.kept import changed_by_reading
 from lightning_echo.cache.reads import Caching, Keys, NoKeysError
 from lightning_echo.data.objects import in_words, is_stateful
 from lightning_echo.data.randomness import PreservingIterator
-from lightning_echo.insertion import InsertionPoint, Needs
+from lightning_echo.insertion import InsertionPoint, Needs, Reads
 from lightning_echo.pipeline.ahead import AheadOrder, Foreseen
 from lightning_echo.pipeline.batches import BatchEcho, PassReader
 from lightning_echo.pipeline.demand import examples_on_demand
@@ -78,9 +78,10 @@ from lightning_echo.pipeline.streams import StreamEcho, StreamRequest
 from lightning_echo.pipeline.worker import HasLookups, LiveExamples, Request
 from lightning_echo.plan.order import Order, SequentialOrder, ShuffledOrder
 from lightning_echo.plan.plan import PlanShape, Reuse, mix
-from lightning_echo.split.staged import Stages
+from lightning_echo.split.staged import Stages, batched
 
 _ORDER_SEED, _PASS_SEED = 11, 13
+_PREFETCHED_CALLS = 9  # batches of a worker: as many as the examples of a call earn with the default ``max_factor``, and the next
 # Packages: `set_epoch` of their samplers makes another shuffle.
 _ONLY_SHUFFLE = ("torch", "lightning", "lightning_fabric", "pytorch_lightning")
 
@@ -201,6 +202,16 @@ class Kind(ABC):
     @property
     def prefetched_batches(self) -> int:
         return self.num_workers * (getattr(self.loader, "prefetch_factor", None) or 2) if self.num_workers else 0
+
+    @property
+    def prefetched_on_demand(self) -> int:
+        """The same for echo on demand of examples."""
+        return self.prefetched_batches
+
+    @property
+    def reads(self) -> Reads:
+        """What a worker reads at a time; ``batches`` also where whole batches are echoed."""
+        return "stream" if self.plans_in_workers else "batches"
 
     @property
     def may_run_in_thread(self) -> bool:
@@ -363,6 +374,17 @@ class Indexed(Kind):
     def is_foreseeable(self) -> bool:
         """Whether the order may be looked at earlier than its batches are requested, see ``pipeline/ahead.py``."""
         return self.is_own_order or draws_by_itself(self.sampler)
+
+    @property
+    def reads(self) -> Reads:
+        if self.by_batches:
+            return "batches"
+        return "examples" if batched(self.loader.dataset) is None else "calls"
+
+    @property
+    def prefetched_on_demand(self) -> int:
+        # A worker cannot echo within a call. So before it, it makes as many batches as the call earns by default.
+        return max(self.prefetched_batches, self.num_workers * _PREFETCHED_CALLS if self.reads == "calls" else 0)
 
     @property
     def may_run_in_thread(self) -> bool:

@@ -128,14 +128,24 @@ class Opening:
 
 
 def rebuilt_loader(
-    loader: Any, requests: Iterable[Any], answering: Any, key: int, workers: WorkerProcesses, *, timeout: float | None = None
+    loader: Any,
+    requests: Iterable[Any],
+    answering: Any,
+    key: int,
+    workers: WorkerProcesses,
+    *,
+    timeout: float | None = None,
+    prefetched: int = 0,
 ) -> DataLoader[Any]:
-    """Returns the user's ``DataLoader`` with the same workers and options, and a data set that answers requests."""
+    """Returns the user's ``DataLoader`` with the same workers and options, and a data set that answers requests.
+
+    ``prefetched``: requests that all workers together get ahead; 0: as many as the user's loader.
+    """
     options: dict[str, Any] = {name: getattr(loader, name) for name in ("num_workers", "pin_memory", "timeout")}
     if timeout is not None:
         options["timeout"] = timeout
     if loader.num_workers:
-        options["prefetch_factor"] = loader.prefetch_factor
+        options["prefetch_factor"] = prefetched // loader.num_workers or loader.prefetch_factor
         options["multiprocessing_context"] = workers.noted_by(loader.multiprocessing_context)
     if getattr(loader, "pin_memory_device", ""):
         options["pin_memory_device"] = loader.pin_memory_device

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
 from itertools import chain
-from time import perf_counter
+from time import monotonic, perf_counter, sleep
+from types import TracebackType
 from typing import Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
@@ -64,6 +67,31 @@ def raise_sendable(error: Exception) -> NoReturn:
     raise other from error
 
 
+# A killed training breaks the connections over which its workers hand out tensors. ``multiprocessing`` prints a traceback then,
+# in a plain loader's worker, too. It says nothing of the user's program, so a worker of ours does not print it.
+
+_ORPHANED_SECONDS = (
+    10.0  # after its connections have broken, the process of the training ends within this time, on a busy host, too
+)
+_BETWEEN_LOOKS_SECONDS = 0.005
+
+
+def hide_end_of_training() -> None:
+    """Lets this worker print no error of a connection that has broken because the process of the training has ended."""
+    parent, show = os.getppid(), sys.excepthook
+
+    def show_others(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if issubclass(kind, ConnectionError | EOFError):
+            until = monotonic() + _ORPHANED_SECONDS
+            while os.getppid() == parent and monotonic() < until:
+                sleep(_BETWEEN_LOOKS_SECONDS)
+            if os.getppid() != parent:
+                return
+        show(kind, error, trace)
+
+    sys.excepthook = show_others
+
+
 class InitThatSaysWhy:
     """A ``worker_init_fn`` whose exception arrives in the main process. It runs where torch's worker has the user's data set."""
 
@@ -75,6 +103,7 @@ class InitThatSaysWhy:
         fetcher = getattr(getattr(info, "dataset", None), "__dict__", {}).get("_echo_fetcher")
         if fetcher is not None:  # an EchoDataset: the user's code may ask for the class of its own data set
             object.__setattr__(info, "dataset", fetcher.dataset)
+        hide_end_of_training()
         try:
             if self._users is not None:
                 self._users(worker)

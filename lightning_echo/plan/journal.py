@@ -192,6 +192,11 @@ class Records:
         self._after: list[int] = []  # for each worker: the end of its last run
         self._turn = 0
 
+    def copied(self) -> Records:
+        copied = Records()
+        copied._after, copied._turn = list(self._after), self._turn
+        return copied
+
     def begin(self, begin: Begin) -> bytes:
         self._after, self._turn = [begin.booked.frontier] * begin.workers, 0
         text = begin.to_json()

@@ -302,6 +302,8 @@ class _Shared(Kind):
 
 
 class SharedIndexed(_Shared, Indexed):
+    reads = "examples"  # the calls are the reader's
+
     def lookahead(self, largest_factor: float) -> int:
         return DEPTH + 1  # batches that the thread may have planned
 

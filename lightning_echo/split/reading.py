@@ -158,6 +158,8 @@ def find_part(
             parts = leaves(pruned(description, raw=True))
             is_ours = passes_on and all(Convention.folder in leaf.raw_conventions[:1] for leaf in parts)
             if not (is_ours or may_run_users_code):
+                if None in cuts:  # any other cut is proved: what is loaded draws no random numbers
+                    _raw_split(dataset, indices, cuts)
                 return (
                     f"read of {name} is code of the user's: set {SAYS_SO} = True in its class, or give a number of "
                     "reads_in_flight, if threads may run it at the same time"
@@ -167,6 +169,8 @@ def find_part(
             return f"{why_not_raw}; with num_workers=0, only such reading may run in threads: set num_workers"
         if not says_so and passes_on and (largest := _largest_file(dataset, indices)):
             return ReadPart(Part.files, is_ours=True, item_bytes=largest)
+        if None in cuts:
+            _check_drawn_nothing(dataset, indices)
         if not may_run_users_code:
             return f"{why_not_raw}. If threads may load its examples at the same time, set {SAYS_SO} = True in its class"
         return _whole_part(dataset, indices, cuts)
@@ -237,8 +241,12 @@ def _is_read_by_stages(dataset: Any) -> bool:
 # ---------------------------------------------------------------------- trying it
 
 
+def _raw_split(dataset: Any, indices: Sequence[Any] | None, cuts: Sequence[Split | None]) -> Split:
+    return next((cut for cut in cuts if cut is not None and cut.raw), None) or find_split(dataset, indices, raw=True)
+
+
 def _raw_part(dataset: Any, indices: Sequence[Any] | None, cuts: Sequence[Split | None], *, is_ours: bool) -> ReadPart:
-    found = next((cut for cut in cuts if cut is not None and cut.raw), None) or find_split(dataset, indices, raw=True)
+    found = _raw_split(dataset, indices, cuts)
     for cut in cuts:
         if cut is not None and not cut.raw:
             prove_decoding(dataset, found, cut, indices)
@@ -247,16 +255,19 @@ def _raw_part(dataset: Any, indices: Sequence[Any] | None, cuts: Sequence[Split 
     return ReadPart(Part.raw, is_ours, max(found.example_bytes, largest), found)
 
 
-def _whole_part(dataset: Any, indices: Sequence[Any] | None, cuts: Sequence[Split | None]) -> ReadPart:
+def _check_drawn_nothing(dataset: Any, indices: Sequence[Any] | None) -> None:
+    """Raises `SplitRefused` if whole examples have random numbers."""
     tried = _some_indices(dataset, indices)
-    if None in cuts:
-        try:
-            check_deterministic(dataset, [tried[0], tried[-1]])
-        except SplitRefused as refused:
-            raise SplitRefused(
-                f"{refused.reason}, so that threads would draw its random numbers in another order. Split the data set with "
-                "read, decode and augment (StagedDataset), so that threads run only read"
-            ) from refused
+    try:
+        check_deterministic(dataset, [tried[0], tried[-1]])
+    except SplitRefused as refused:
+        raise SplitRefused(
+            f"{refused.reason}, so that threads would draw its random numbers in another order. Split the data set with "
+            "read, decode and augment (StagedDataset), so that threads run only read"
+        ) from refused
+
+
+def _whole_part(dataset: Any, indices: Sequence[Any] | None, cuts: Sequence[Split | None]) -> ReadPart:
     part = ReadPart(Part.whole, False, 0)
     largest = max(_tried_in_threads(dataset, part, cut, indices) for cut in cuts)
     return ReadPart(Part.whole, False, largest)

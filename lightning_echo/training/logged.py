@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
@@ -176,8 +177,9 @@ def report_of(
     observation: Observation,
     recommended: Decision,
     decision: Decision | None,
+    before: Sequence[EpochReport] = (),
 ) -> EpochReport:
-    """Returns the report of an epoch that is over, and that is observed joined with those before it if it is short."""
+    """Returns the report of an epoch that is over, and that is observed joined with those ``before`` it if it is short."""
     whole, costs, cache, shared = measures.whole, measures.costs, together(measures.caches.values()), measures.shared
     totals, exchanged = meter.counts.totals, None if cache is None else cache.exchange_seconds
     factor = factor_shown(loader, totals)
@@ -187,7 +189,8 @@ def report_of(
         loader is None or isinstance(loader, EchoLoader) or loader.has_one_factor
     )
     slowest_rank = None if whole is None or meter.world_size == 1 else whole.slowest_rank
-    return EpochReport(
+    is_measured = not any(part.reads_ahead or part.sharing is not None for part in on_demand.values())
+    report = EpochReport(
         epoch=observation.epoch,
         steps=0 if whole is None else whole.steps,
         factor=factor,
@@ -206,7 +209,8 @@ def report_of(
         examples_per_second=(measures.fresh + measures.echoed) / seconds if seconds else None,
         recommended_factor=recommended.factor if is_one_factor and not on_demand else None,
         first_batch_seconds=measures.first_batch_seconds,
-        stalls_bridged_seconds=_stalls_bridged(measures, on_demand, seconds) if on_demand and seconds else None,
+        fresh_batches=_fresh_batches(measures, on_demand) if on_demand and seconds else None,
+        fresh_batch_seconds=None if not on_demand or costs is None or not is_measured else costs.host_seconds(1.0),
         cache_hit_fraction=None if cache is None else cache.hit_fraction,
         cached_examples=None if cache is None else cache.examples,
         cache_bytes=None if cache is None else cache.bytes,
@@ -228,6 +232,9 @@ def report_of(
         reason="" if decision is None else decision.reason.value,
         message="" if decision is None else decision.message,
     )
+    if report.fresh_batches is None:
+        return report
+    return replace(report, stalls_bridged_seconds=stalls_bridged([*before, report]))
 
 
 def factor_shown(loader: Echoed | None, totals: Examples) -> float:
@@ -237,10 +244,12 @@ def factor_shown(loader: Echoed | None, totals: Examples) -> float:
     return totals.uses if loader.on_demand else loader.factor_in_force
 
 
-def _stalls_bridged(measures: EpochMeasures, on_demand: Iterable[str], seconds: float) -> float:
-    """Returns the seconds that echoes bridged. Each step takes a batch of each loader, so the slowest source decides."""
+def _fresh_batches(measures: EpochMeasures, on_demand: Iterable[str]) -> float:
+    """Returns the fresh batches of an epoch. Each step takes a batch of each loader, so the slowest source decides."""
+    steps = 0 if measures.whole is None else measures.whole.steps
     whole = Examples(measures.fresh, measures.echoed)
-    return max(stalls_bridged(*measures.parts.get(name, whole), seconds) for name in on_demand)
+    counts = [measures.parts.get(name, whole) for name in on_demand]
+    return min((steps * each.fresh / (each.fresh + each.echoed) for each in counts if each.fresh + each.echoed), default=0.0)
 
 
 class ProgressText:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+from operator import mul
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import pytest
 from callback_cases import Falling, Recording, Remembering
 from collection_runs import Several, SeveralRecorder
-from demand_runs import LENGTH, STEPS, Slow, on_demand, run_on_demand
+from demand_runs import BATCH, LENGTH, STEPS, Slow, on_demand, run_on_demand
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from trainer_runs import Data, Recorder, SaveAt, first_uses, fit, fresh_stream, trainer
+from torch.utils.data import DataLoader
+from trainer_runs import Data, Recorder, SaveAt, Scans, first_uses, fit, fresh_stream, trainer
 
 from lightning_echo import EchoCallback, EchoConfig, EchoDataModule, EchoLoader, FactorSchedule, MetricGuard, TargetIdle
-from lightning_echo.measure.summary import RunSummary
+from lightning_echo.measure.summary import RunSummary, seconds_of
 
 pytestmark = pytest.mark.usefixtures("read_here", "one_thread")
 
@@ -41,18 +45,33 @@ def test_the_factor_that_is_logged_is_the_mean_of_the_uses_so_far_and_the_effect
     assert (said["factor"], said["max_factor"]) == ("demand", 6)
 
 
-def test_the_seconds_bridged_are_those_of_the_echoes_at_the_rate_of_the_fresh_examples() -> None:
-    callback = on_demand()
-    run_on_demand(callback, max_epochs=2)
-    before = 0, 0
-    for report in callback.reports:
-        fresh, echoes = report.fresh_examples - before[0], report.echoed_examples - before[1]
-        before = report.fresh_examples, report.echoed_examples
-        assert report.data_wait_seconds is not None
-        assert report.step_seconds is not None
-        passed = report.steps * (report.data_wait_seconds + report.step_seconds)
-        assert report.stalls_bridged_seconds == pytest.approx((fresh + echoes) / (fresh / passed) - passed)
-        assert report.logged()["echo/stalls_bridged_seconds"] == report.stalls_bridged_seconds
+class SlowStages(Scans):
+    """To read an example takes 10 ms, and so does its augmentation, which an echo repeats."""
+
+    def read(self, index: Any) -> Any:
+        sleep(0.01)
+        return super().read(index)
+
+    def augment(self, example: Any) -> Any:
+        sleep(0.01)
+        return super().augment(example)
+
+
+def test_the_seconds_bridged_are_those_for_which_the_workers_would_have_made_every_batch_fresh() -> None:
+    """They follow from the workers' time. Fewer fresh examples arrive than these could read, since they augment echoes, too."""
+    callback = EchoCallback(factor="demand", insertion_point="before_augmentation", seed=7)
+    loader = DataLoader(SlowStages(LENGTH), BATCH, num_workers=2, shuffle=True)
+    fit(loader, model=Recorder(delay=0.004), callbacks=[callback], max_epochs=3)
+    reports, passed = callback.reports, sum(seconds_of(callback.reports))
+    counts = [(0, 0), *((report.fresh_examples, report.echoed_examples) for report in reports)]
+    fresh = [STEPS * (b[0] - a[0]) / (sum(b) - sum(a)) for a, b in pairwise(counts)]
+    assert [report.fresh_batches for report in reports] == pytest.approx(fresh)
+    seconds = [report.fresh_batch_seconds or 0 for report in reports]
+    assert min(seconds) >= LENGTH / STEPS * 0.02 / 2
+    of_batch = sum(map(mul, fresh, seconds)) / sum(fresh)
+    assert sum(fresh) < 0.9 * passed / of_batch, "the test tests something"
+    assert reports[-1].stalls_bridged_seconds == pytest.approx(3 * STEPS * of_batch - passed)
+    assert reports[-1].logged()["echo/stalls_bridged_seconds"] == reports[-1].stalls_bridged_seconds
 
 
 def test_behind_a_source_that_keeps_up_nothing_is_echoed() -> None:

@@ -11,6 +11,8 @@ from loader_cases import nothing_left_behind
 from torch.utils.data import DataLoader, IterableDataset, Sampler
 
 from lightning_echo import EchoLoader
+from lightning_echo.pipeline import demand
+from lightning_echo.pipeline.prefetch import WorkerProcesses
 
 DEAD_AT = 20
 READS = {"max_factor": 2, "insertion_point": "before_augmentation", "seed": 0}
@@ -77,6 +79,61 @@ def test_a_training_that_waits_in_vain_is_told_once_for_what(tmp_path, monkeypat
     named = "the next example of the stream" if make is streamed else r"example 2\d of the data set"
     assert re.fullmatch(rf"lightning_echo: the training has waited \d s for fresh examples: {named} is not .*", said[0])
     assert len(said) == 1
+
+
+class Clock:
+    """Stands for the time, which a test sets."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    found = Clock()
+    monkeypatch.setattr(demand, "perf_counter", found)
+    return found
+
+
+def waited(seconds, clock, waiting):
+    """Lets a training wait, and look as often as it does."""
+    waiting.since = clock.now
+    for _ in range(seconds):
+        clock.now += 1
+        assert waiting.lost(0.0) is None
+    waiting.since = None
+
+
+class Waits(demand.Waiting):
+    def _why(self):
+        return "why"
+
+
+@pytest.fixture
+def waiting():
+    found = Waits(None, WorkerProcesses(), None, 0.0, [].append)
+    found.has_begun = True
+    return found
+
+
+def told(waiting):
+    return waiting.say.__self__
+
+
+def test_each_stall_is_told_but_at_most_once_a_minute(clock, waiting):
+    for seconds, others in ((9, 100), (15, 20), (12, 100), (30, 0)):
+        waited(seconds, clock, waiting)
+        clock.now += others
+    said = "the training has waited 11 s for fresh examples"
+    assert told(waiting) == [f"{said}: why", f"{said} (stall 3): why"]
+
+
+def test_a_stall_that_lasts_is_told_again_when_it_is_ten_times_as_long(clock, waiting):
+    waited(2000, clock, waiting)
+    assert [re.search(r"waited (\d+) s", each).group(1) for each in told(waiting)] == ["11", "111", "1111"]
 
 
 @pytest.mark.slow

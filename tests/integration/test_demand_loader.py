@@ -344,15 +344,40 @@ def test_a_pass_shorter_than_a_batch_and_a_pass_of_one_batch_do_not_hang():
         loader.close()
 
 
-def test_the_bound_may_be_changed_between_batches_and_is_part_of_the_state():
-    loader = on_demand(Serials(200, slowest=0.03), max_factor=8)
+class SlowCalls(ManySerials):
+    """A call takes as long as many steps."""
+
+    def __getitems__(self, indices):
+        time.sleep(0.2)
+        return super().__getitems__(indices)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_within_a_call_that_reads_a_batch_the_training_has_what_that_earns(workers):
+    """A worker cannot echo within a call. So it makes the echoes before it, and needs requests for them."""
+    loader, ledger = on_demand(SlowCalls(200), workers=workers), Ledger(200)
+    begun = loader.counts
+    for batch in islice(batches_of(loader), 90 * workers):
+        ledger.enter(batch)
+        time.sleep(0.004)  # a step
+        if loader.delivered_batches == 30 * workers:
+            begun = loader.counts
+    ledger.check(loader)
+    now = loader.counts
+    assert 5 < (now.delivered - begun.delivered) / (now.fresh - begun.fresh) < 9
+    loader.close()
+
+
+@pytest.mark.parametrize("data", [Serials, ManySerials])
+def test_the_bound_may_be_changed_between_batches_and_is_part_of_the_state(data):
+    loader = on_demand(data(200, slowest=0.03), max_factor=8)
     run = batches_of(loader)
     for _ in range(20):
         next(run)
     assert loader.counts.factor > 1.5
     loader.factor = 1
     assert loader.factor_since == loader.delivered_batches + loader.planned_ahead
-    again = on_demand(Serials(200), max_factor=8)
+    again = on_demand(data(200), max_factor=8)
     again.load_state_dict(loader.state_dict())
     assert (again.factor, again.factor_since) == (1, loader.factor_since)
     for each in (loader, again):

@@ -6,7 +6,7 @@ import time
 import pytest
 import torch
 from loaders_with_traps import Examples, Holding, Stream, Unreadable, good_loader
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
 from lightning_echo.doctor.looking import (
     FirstBatch,
@@ -127,6 +127,23 @@ class InOneCall(Waits):
         return [self[index] for index in indices]
 
 
+class Augments(Dataset):
+    """Whole examples, which take 4 ms and have random numbers."""
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        time.sleep(0.004)
+        return torch.rand(3) + index
+
+
+class DrawsInRead(Waits):
+    def read(self, index):
+        torch.rand(3)
+        return super().read(index)
+
+
 class WaitingStream(Stream):
     def __iter__(self):
         time.sleep(0.004)
@@ -142,18 +159,22 @@ USERS = "read of {} is code of the user's: set reads_concurrently = True in its 
         (Waits(), "warning", False, USERS.format("Waits")),
         (Computes(), "ok", False, USERS.format("Computes")),
         (SaysSo(), "ok", True, "Threads can read ahead (reads_in_flight): what they run is reading. An example took "),
+        (Augments(), "warning", False, "dataset[0] is another example when it is read again"),
+        (DrawsInRead(), "warning", False, "what would be reused (read) draws random numbers from torch"),
         (InOneCall(), "ok", False, "InOneCall has a __getitems__ of its own"),
         (WaitingStream(), "ok", False, "the data set is a stream, which has no index"),
         (TensorDataset(torch.zeros(8, 3)), "ok", False, "TensorDataset has no read(index) and decode(raw)"),
     ],
-    ids=["waits", "computes", "says so", "in one call", "stream", "in memory"],
+    ids=["waits", "computes", "says so", "augments", "draws in read", "in one call", "stream", "in memory"],
 )
 def test_a_data_set_whose_reads_wait_while_no_thread_may_read_ahead_is_named(dataset, status, is_possible, said):
     found = findings(good_loader(dataset, shuffle=None))["reads_in_flight"]
     assert (found.status.value, found.figures["possible"]) == (status, is_possible)
     assert said in found.sentence
+    if isinstance(dataset, Augments | DrawsInRead):
+        assert "reads_concurrently" not in found.sentence
     waits = found.figures["waiting_seconds"]
-    if isinstance(dataset, Waits) and not isinstance(dataset, InOneCall):
+    if isinstance(dataset, Waits | Augments) and not isinstance(dataset, InOneCall):
         assert 0.004 <= waits <= found.figures["read_seconds"]
         assert " of them waiting." in found.sentence
     else:

@@ -135,6 +135,20 @@ def test_a_batch_that_was_taken_back_does_not_count() -> None:
 
 
 @pytest.mark.usefixtures("quick")
+def test_a_batch_that_was_taken_back_while_the_store_was_lost_does_not_count_once_it_answers() -> None:
+    job = Job(2)
+    leave(job.ranks[1], place(6))
+    leave(job.ranks[1], place(7))
+    lost = job.ranks[1]._job
+    assert lost is not None
+    lost.lose("for a while")
+    job.ranks[1].take_back(7)
+    lost.why_lost = ""
+    leave(job.ranks[1], place(20))
+    assert job.collect(0, place(8))[1] == place(6)
+
+
+@pytest.mark.usefixtures("quick")
 def test_a_checkpoint_that_saves_a_state_twice_waits_and_warns_once(monkeypatch: pytest.MonkeyPatch) -> None:
     job = Job(2)
     first = job.collect(0, place(3))

@@ -14,7 +14,6 @@ from lightning_echo.measure.summary import (
     RunVerdict,
     Waiting,
     advise_on_demand,
-    stalls_bridged,
     summarize,
 )
 from lightning_echo.measure.target_idle import TargetIdle
@@ -105,6 +104,21 @@ def test_if_the_training_waited_it_says_why(bound, uses, pipeline, reason):
     assert reason in message
 
 
+@pytest.mark.parametrize(
+    ("reads", "helps"),
+    [
+        ("examples", "(more workers or reads_in_flight help)"),
+        ("calls", "(more workers or a larger prefetch_factor help)"),
+        ("stream", "(more workers help)"),
+        ("batches", "either copies of whole batches take long beside such steps, or the source stalled"),
+    ],
+)
+def test_where_no_thread_may_read_reads_in_flight_are_not_advised(reads, helps):
+    message = advise_on_demand([epoch(uses=2.0)], seen(0.5), 8, reads=reads).message
+    assert helps in message
+    assert ("reads_in_flight" in message) is (reads == "examples")
+
+
 def test_without_workers_they_come_first():
     verdict = advise_on_demand([epoch(uses=1.0)], seen(0.5, costs=costs(source=0.04, workers=0)), 8, can_arrive=False)
     assert verdict.message.startswith("Set num_workers to 2 or more first")
@@ -120,19 +134,14 @@ def test_reads_in_flight_are_advised_where_workers_wait_and_threads_may_read():
         assert advise_on_demand([epoch()], seen(0.0), 8, chosen, waiting).next_line == ""
 
 
-def test_stalls_are_what_fresh_examples_alone_would_have_taken_longer():
-    """A source of 10 examples per second, and 100 steps of 4 examples in 20 s: 400 fresh ones would have taken 40 s."""
-    assert stalls_bridged(fresh=200, echoed=200, seconds=20.0) == 400 / 10 - 20
-
-
 def test_the_summary_has_the_uses_of_all_epochs_with_one_bound_and_the_seconds_bridged():
     first = epoch(0, 4.0, idle_fraction=0.0, data_wait_seconds=0.0, step_seconds=0.02, stalls_bridged_seconds=6.0)
-    second = epoch(1, 2.0, idle_fraction=0.0, data_wait_seconds=0.0, step_seconds=0.02, stalls_bridged_seconds=2.0)
-    lowered = epoch(2, 1.5, bound=2.0, idle_fraction=0.0, stalls_bridged_seconds=0.5)
+    second = epoch(1, 2.0, idle_fraction=0.0, data_wait_seconds=0.0, step_seconds=0.02, stalls_bridged_seconds=8.0)
+    lowered = epoch(2, 1.5, bound=2.0, idle_fraction=0.0, stalls_bridged_seconds=8.5)
     lines = summarize([first, second, lowered], RunVerdict("")).splitlines()
     assert "  epochs 0 to 1: on demand, 2.67 uses per fresh example (at most 8), idle 0%" in lines
     assert any(line.startswith("  epoch 2: on demand, 1.5 uses per fresh example (at most 2)") for line in lines)
-    assert "  echoes bridged about 8.5 s of stalls (estimated from the rate of arrivals)" in lines
+    assert "  echoes bridged about 8.5 s of stalls (estimated: so much longer without them)" in lines
     assert not any("times as fast" in line for line in lines)
     assert not any("bridged" in line for line in summarize([epoch(uses=1.0)], RunVerdict("")).splitlines())
 
