@@ -112,6 +112,7 @@ class WorkerStart:
 _NOISE, _WORKER = 21, 22
 _MOST_APART = 2**18  # items: 0.4 s, 60 MiB
 _PREFETCHED_CHUNKS = 2  # per worker
+_NOTHING = Chunk(0, [], [], [], [])  # a worker that is asked for it answers when it has begun
 _MOST_DYING_SECONDS, _BETWEEN_LOOKS_SECONDS = 1.0, 0.005
 _MOST_BEGINNING_SECONDS = 0.5  # then those that are there are served, and the other workers begin later
 MOST_END_SECONDS = 10.0
@@ -156,7 +157,7 @@ class Preparation:
 
     def fetch(self, chunk: Chunk) -> tuple[int]:
         """Puts the wanted examples of a chunk into the window. Returns how many were read; 0 if the reader ends."""
-        if self._is_broken_off:  # the lane stays at the first item that is missing
+        if self._is_broken_off or chunk == _NOTHING:  # broken off: the lane stays at the first item that is missing
             return (0,)
         lane = self._lane or self._begin()
         try:
@@ -436,7 +437,7 @@ class Reading(Reads):
             processes = WorkerProcesses(start)
             preparation = Preparation(self._plain.dataset, self.window, self._seed, number, self._ahead, self._caching)
             dataset: Any = EchoDataset(preparation)
-            requests: Any = self._dealing.chunks_of(number)
+            requests: Any = self._requests(number)
             loader: Any = DataLoader(
                 dataset,
                 batch_sampler=requests,
@@ -449,7 +450,6 @@ class Reading(Reads):
                 generator=torch.Generator().manual_seed(mix(self._seed, _WORKER, number)),
             )
             self._workers[number] = processes
-            self.window.begin_lane(number, self._dealing.next_item)
             thread = self._thread(partial(self._pump, number, processes, begun.get))
             try:
                 with as_os_error():
@@ -461,6 +461,24 @@ class Reading(Reads):
                     self._forget(number)
                 raise
         self._threads = [each for each in self._threads if each.is_alive()] + [thread]
+
+    def _requests(self, number: int) -> Iterator[Chunk]:
+        """Yields what a worker is asked for.
+
+        Where others are at work, it gets no chunk before it has begun, which takes seconds if it is spawned: every training would
+        wait for that chunk.
+        """
+        if self.window.is_open:
+            yield from [_NOTHING] * _PREFETCHED_CHUNKS
+        chunks = self._dealing.chunks_of(number)
+        with self._dealing.lock:
+            self.window.begin_lane(number, self._dealing.next_item)
+            first = next(chunks, None)
+        if first is None:
+            self.window.end_lane(number)
+            return
+        yield first
+        yield from chunks
 
     def _pump(self, number: int, processes: WorkerProcesses, begun: Callable[[], Iterator[Any] | None]) -> None:
         """Asks a worker for more, until it ends. When the thread ends, it drops the iterator, which ends the process."""
@@ -495,7 +513,7 @@ class Reading(Reads):
 
     def lost_at(self) -> int | None:
         at = [self.window.at(number) for number in self._lost() if not self.window.waits(number)]
-        return min(at, default=None)
+        return min([*at, self._dealing.next_item]) if at else None  # one that had not begun is nowhere yet
 
     def _lost(self) -> list[int]:
         """Returns the numbers of workers that have died. Waits a moment for one that is dying."""

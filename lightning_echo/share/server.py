@@ -171,10 +171,10 @@ class Server:
                 if time.monotonic() > self._accepts_from:
                     self._accept_again()
                 self._move_low()
-                self._want_workers()
                 if len(self._trainings.entered) < len(self._trainings.all):
                     self._let_enter_or_fail()
                     self._tell_waiting()
+                self._want_workers()  # afterwards, since workers may read again for one that enters
         except Exception as error:
             # Now, because a training shows the end of the log as soon as this reader has left.
             LOGGER.error("ends\n%s", traceback.format_exc())
