@@ -2,7 +2,8 @@
 
 The 1,797 scanned digits of scikit-learn are read through a delay, which stands for network storage. Each fold trains on four
 fifths of them and is evaluated on the rest. Printed are the time that the steps of a training take, with their waiting for data,
-how often all trainings together have read an example in each of their passes, and the mean accuracy.
+how often all trainings together have read an example in each of their passes, and the mean accuracy. On two cores that takes less
+than a minute.
 """
 
 import logging

@@ -28,10 +28,10 @@ from lightning_echo.cache.node_cache import CacheCounts
 from lightning_echo.data.objects import names_options
 from lightning_echo.insertion import InsertionPoint, Needs, Reads, earliest
 from lightning_echo.loader.epochs import BatchesUsed, Caller, Epoch, Iterations, Steps, TrainerPlace, caller, few_workers
+from lightning_echo.loader.resuming import EpochListener
 from lightning_echo.loader.run import EchoRun, RunFactor
 from lightning_echo.loader.setting import Setting, world
 from lightning_echo.loader.state import EchoCounts
-from lightning_echo.loader.succession import EpochListener
 from lightning_echo.pipeline.journal import Replay, check_folder
 from lightning_echo.pipeline.worker import StageSeconds
 from lightning_echo.plan.memory import make_plan

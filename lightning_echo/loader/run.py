@@ -14,19 +14,21 @@ from lightning_echo.insertion import Needs, earliest
 from lightning_echo.loader.epochs import Delivered, Delivery, Progress, Steps, TrainerPlace
 from lightning_echo.loader.ranks import RankPlaces, continued_on_demand, counts_of_rank, own_place
 from lightning_echo.loader.resuming import (
+    Beginning,
     adapt_state,
     begin_next_pass,
+    begins_alike,
     check_same_passes,
     continued_elsewhere,
     follow_state,
     has_own_states,
     is_between_passes,
+    predecessor_of,
     start_of_next_pass,
     why_next_pass,
 )
 from lightning_echo.loader.setting import Setting, default_seed, ranks_on_node, world
 from lightning_echo.loader.state import Conditions, EchoCounts, EchoState
-from lightning_echo.loader.succession import Beginning, begins_alike, predecessor_of
 from lightning_echo.log import Says
 from lightning_echo.pipeline.demand import DemandPipeline
 from lightning_echo.pipeline.journal import RunJournal, StretchOver

@@ -267,6 +267,7 @@ class StarterLock(AbstractContextManager["StarterLock"]):
 
 MOST_BYTES = 2**16
 _MOST_DESCRIPTORS = 2
+_MOST_NUMBER = 2**62
 _CREDENTIALS = struct.Struct("3i")
 _Read = TypeVar("_Read")
 
@@ -355,3 +356,22 @@ def _checked(data: bytes, flags: int) -> dict[str, Any]:
     if not isinstance(message, dict):
         raise WireError(f"a message must be an object, got {type(message).__name__}")
     return message
+
+
+def item_in(value: Any) -> int:
+    """Returns a number in a message: an item, or a count. Raises a `WireError` for anything else, as the next two do."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST_NUMBER:
+        raise WireError(f"a number is wrong: {str(value)[:80]}")
+    return value
+
+
+def amount_in(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _MOST_NUMBER:
+        raise WireError(f"an amount is wrong: {str(value)[:80]}")
+    return value
+
+
+def one_of(value: Any, known: tuple[str, ...]) -> str:
+    if value not in known:
+        raise WireError(f"an option is wrong: {str(value)[:80]}")
+    return str(value)

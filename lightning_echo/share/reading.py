@@ -8,55 +8,50 @@ import multiprocessing
 import multiprocessing.context
 import os
 import signal
-import struct
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from multiprocessing import get_context
 from queue import SimpleQueue
-from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, get_worker_info
 
 from lightning_echo.cache.reads import CachedReads, Caching, StaleCacheError
+from lightning_echo.data.copies import bytes_in_words
 from lightning_echo.data.machine import free_memory_bytes
-from lightning_echo.data.randomness import EXAMPLE, Seeding, seed_all
+from lightning_echo.data.randomness import EXAMPLE, Seeding
 from lightning_echo.log import LOGGER
 from lightning_echo.pipeline.ahead import AheadOrder
 from lightning_echo.pipeline.kinds import Indexed, Kind
 from lightning_echo.pipeline.pipelines import Layout
 from lightning_echo.pipeline.prefetch import WorkerProcesses
 from lightning_echo.pipeline.reads import Abandoned, Pools, ReadAhead, ReadPool, most_ahead_bytes
-from lightning_echo.pipeline.requests import tell_pass
 from lightning_echo.pipeline.worker import EchoDataset, add_note
 from lightning_echo.plan.order import Order
 from lightning_echo.plan.plan import mix
 from lightning_echo.share.parts import Chunk, Dealing, Wanted
+from lightning_echo.share.places import Entry, Training
 from lightning_echo.share.reader_cache import ReaderCache
-from lightning_echo.share.same_data import Unit, sending_by_value, unit_of
+from lightning_echo.share.same_data import sending_by_value
 from lightning_echo.share.window import (
     CHUNK,
-    END,
-    ERROR,
     HELD,
     MOST_LANES,
     CacheState,
     Closed,
     Lane,
-    Packed,
     TooLargeError,
     Window,
     pack,
     pack_error,
 )
 from lightning_echo.split.reading import ReadPart
-from lightning_echo.split.staged import examples_in, read_batch, uncut_stages
+from lightning_echo.split.staged import examples_in, uncut_stages
 
 # ---------------------------------------------------------------------- worker start
 
@@ -117,6 +112,7 @@ class WorkerStart:
 _NOISE, _WORKER = 21, 22
 _MOST_APART = 2**18  # items: 0.4 s, 60 MiB
 _PREFETCHED_CHUNKS = 2  # per worker
+_NOTHING = Chunk(0, [], [], [], [])  # a worker that is asked for it answers when it has begun
 _MOST_DYING_SECONDS, _BETWEEN_LOOKS_SECONDS = 1.0, 0.005
 _MOST_BEGINNING_SECONDS = 0.5  # then those that are there are served, and the other workers begin later
 MOST_END_SECONDS = 10.0
@@ -161,7 +157,7 @@ class Preparation:
 
     def fetch(self, chunk: Chunk) -> tuple[int]:
         """Puts the wanted examples of a chunk into the window. Returns how many were read; 0 if the reader ends."""
-        if self._is_broken_off:  # the lane stays at the first item that is missing
+        if self._is_broken_off or chunk == _NOTHING:  # broken off: the lane stays at the first item that is missing
             return (0,)
         lane = self._lane or self._begin()
         try:
@@ -346,7 +342,7 @@ def as_os_error() -> Iterator[None]:
 # A worker of the reader is the only worker of a ``DataLoader`` of its own. So it gets the next chunk when it has room for one,
 # whatever the others do, and it may come and go alone. The workers put the examples into the window, each in a lane of its own
 # (``window.py``). The ``DataLoader`` only yields that a chunk is done, to a thread that asks for more. Loaders without such an
-# order are read by `StreamReading`.
+# order are read by `StreamReading` (``stream_reading.py``).
 
 
 class Reading(Reads):
@@ -441,7 +437,7 @@ class Reading(Reads):
             processes = WorkerProcesses(start)
             preparation = Preparation(self._plain.dataset, self.window, self._seed, number, self._ahead, self._caching)
             dataset: Any = EchoDataset(preparation)
-            requests: Any = self._dealing.chunks_of(number)
+            requests: Any = self._requests(number)
             loader: Any = DataLoader(
                 dataset,
                 batch_sampler=requests,
@@ -454,7 +450,6 @@ class Reading(Reads):
                 generator=torch.Generator().manual_seed(mix(self._seed, _WORKER, number)),
             )
             self._workers[number] = processes
-            self.window.begin_lane(number, self._dealing.next_item)
             thread = self._thread(partial(self._pump, number, processes, begun.get))
             try:
                 with as_os_error():
@@ -466,6 +461,24 @@ class Reading(Reads):
                     self._forget(number)
                 raise
         self._threads = [each for each in self._threads if each.is_alive()] + [thread]
+
+    def _requests(self, number: int) -> Iterator[Chunk]:
+        """Yields what a worker is asked for.
+
+        Where others are at work, it gets no chunk before it has begun, which takes seconds if it is spawned: every training would
+        wait for that chunk.
+        """
+        if self.window.is_open:
+            yield from [_NOTHING] * _PREFETCHED_CHUNKS
+        chunks = self._dealing.chunks_of(number)
+        with self._dealing.lock:
+            self.window.begin_lane(number, self._dealing.next_item)
+            first = next(chunks, None)
+        if first is None:
+            self.window.end_lane(number)
+            return
+        yield first
+        yield from chunks
 
     def _pump(self, number: int, processes: WorkerProcesses, begun: Callable[[], Iterator[Any] | None]) -> None:
         """Asks a worker for more, until it ends. When the thread ends, it drops the iterator, which ends the process."""
@@ -500,7 +513,7 @@ class Reading(Reads):
 
     def lost_at(self) -> int | None:
         at = [self.window.at(number) for number in self._lost() if not self.window.waits(number)]
-        return min(at, default=None)
+        return min([*at, self._dealing.next_item]) if at else None  # one that had not begun is nowhere yet
 
     def _lost(self) -> list[int]:
         """Returns the numbers of workers that have died. Waits a moment for one that is dying."""
@@ -518,235 +531,86 @@ class Reading(Reads):
         super().close()
 
 
-# ---------------------------------------------------------------------- stream reading
-# A loader that is not read by index is iterated, and each item is put into the window. Items are numbered one after the other.
-# The number of a reader's first item follows from the number of its first pass (`first_item`), so another reader never has the
-# same numbers. After the bytes of each item come its pass and its place in that pass. A special item marks the end of a pass.
-#
-# The workers turn the items into bytes. One thread receives the bytes, in the order of the user's own loader, and writes them. It
-# must be one thread, because the order is known only when the pass has been read. Random numbers follow from the name and the
-# number of the pass.
+# ---------------------------------------------------------------------- reading again
+# A training that comes late gets what it has missed. What the window no longer has is read again for this training alone, into a
+# window of its own, by workers of its own.
 
-_PASS_SHIFT = 40  # 2^40 is more items than a reader yields in its life
-_AT = struct.Struct("<QQ")
-_LOOK_SECONDS = 0.01
-_OVER: Any = object()
+_MOST_CATCHING_UP = 4  # trainings at once: for each of them there is a window
 
 
-class At(NamedTuple):
-    """The place of an item: its pass, and its place in that pass."""
+class ReadAgain(dict[str, Reads]):
+    """What is read again for trainings that come late, by the group of each.
 
-    number: int
-    offset: int
+    Args:
+        read: Makes what reads the items from one up to another one.
+        window_bytes: The size of a window.
+        workers_of: How many workers read for a group, once it is in here.
+    """
 
-    def to_bytes(self) -> bytes:
-        return _AT.pack(*self)
+    def __init__(self, read: Callable[[int, int], Reads], window_bytes: int, workers_of: Callable[[str], int]) -> None:
+        super().__init__()
+        self._read, self._window_bytes, self._workers_of = read, window_bytes, workers_of
 
-    @classmethod
-    def cut_from(cls, data: bytearray) -> At:
-        at = cls(*_AT.unpack_from(data, len(data) - _AT.size))
-        del data[-_AT.size :]
-        return at
-
-
-def first_item(number: int) -> int:
-    return number << _PASS_SHIFT
-
-
-def first_pass(item: int) -> int:
-    return item >> _PASS_SHIFT
-
-
-class StreamReading(Reads):
-    """Iterates a loader, and puts its items into one window. Its first pass follows from item ``begin``. See `Reading`."""
-
-    def __init__(
-        self,
-        kind: Kind,
-        seed: int,
-        begin: int,
-        window_bytes: int,
-        when_lost: Callable[[BaseException], None],
-        sockets: Callable[[], Sequence[int]] = tuple,
-    ) -> None:
-        super().__init__(when_lost, "reading", self._pump)
-        self.window = Window.create(window_bytes, 1, begin)
-        self._seed, self._next, self._lane = seed, begin, Lane(self.window, 0)
-        self._workers = WorkerProcesses(WorkerStart(sockets, getattr(kind.loader, "worker_init_fn", None)))
-        self._loader, self._user_loader = self._packing(kind), kind.loader
-
-    @property
-    def workers(self) -> int:
-        return int(getattr(self._user_loader, "num_workers", 0))
-
-    def _packing(self, kind: Kind) -> Any:
-        """Returns a loader that yields lists of packed items, each with the processor time that they took, in nanoseconds."""
-        loader, unit = kind.loader, unit_of(kind)
-        if not isinstance(loader, DataLoader) or type(loader).__iter__ is not DataLoader.__iter__:
-            return _Packing(loader)
-        options: dict[str, Any] = {"collate_fn": _Pack(unit, loader.collate_fn)}
-        if unit is Unit.streamed:
-            options["batch_size"] = loader.batch_size
-        elif unit is Unit.examples_of_batch:
-            options["batch_sampler"] = loader.batch_sampler
-        else:
-            options |= {"batch_size": None, "sampler": None if kind.reads_stream else loader.sampler}
-        context = sending_by_value(loader.multiprocessing_context or get_context())
-        users: Any = SimpleNamespace(dataset=loader.dataset)  # a fetcher that is asked for nothing else
-        dataset: Any = (_TellingStream if isinstance(loader.dataset, IterableDataset) else _Telling)(users)
-        return DataLoader(
-            dataset,
-            num_workers=loader.num_workers,
-            worker_init_fn=self._workers.worker_init_fn,
-            multiprocessing_context=self._workers.noted_by(context) if loader.num_workers else None,
-            **options,
-        )
-
-    # ------------------------------------------------------------------ in the thread
-
-    def _pump(self) -> None:
-        number = first_pass(self._next)
-        while not self.window.is_closed:
-            offset = 0
-            for packed in self._items_of_pass(number):
-                self._put(packed, At(number, offset))
-                offset += 1
-            if not offset:
-                self._put(pack_error(RuntimeError(f"the loader yielded nothing in pass {number}")), At(number, 0))
-            self._put(Packed(END, (), 0), At(number, offset))
-            number += 1
-
-    def _items_of_pass(self, number: int) -> Iterator[Packed]:
-        """Yields the items of a pass. If the user's code raises an exception, that is the last item."""
-        loader = self._user_loader
-        seed_all(mix(self._seed, number))
-        batch_sampler = getattr(loader, "batch_sampler", None)
-        samplers = getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)
+    def begin(self, entries: Sequence[Entry], bytes_per_example: float) -> bool:
+        """Reads again what ranks of a training lack, since the window does not have it. Returns whether that is possible."""
+        if len(self) >= _MOST_CATCHING_UP:
+            return False
+        training, first, end = entries[0].training, min(each.place for each in entries), max(each.there for each in entries)
+        needed = min(self._window_bytes, round((end - first) * bytes_per_example))
+        if (free := free_memory_bytes()) is not None and needed > free // 2:
+            LOGGER.warning(
+                "%s comes late, and what it has missed is not read again: that takes %s, more than half of the free memory",
+                training.label,
+                bytes_in_words(needed),
+            )
+            return False
         try:
-            tell_pass(number, loader, getattr(loader, "dataset", None), *samplers)
-            for generator in {getattr(each, "generator", None) for each in (loader, *samplers)}:
-                if isinstance(generator, torch.Generator):
-                    generator.manual_seed(mix(self._seed, number))
-            iterator = iter(self._loader)
-            while True:
-                began = time.perf_counter_ns()
-                several = next(iterator, _OVER)
-                if several is _OVER or self.window.is_closed:
-                    return
-                cpu_nanoseconds, items = several
-                self._lane.note_prepared(len(items), time.perf_counter_ns() - began, cpu_nanoseconds)
-                for item in items:
-                    yield item
-                    if item.kind == ERROR:
-                        return
-        except Exception as error:  # an error of the user's code goes to every training, unless a worker has died
-            if lost := self._workers.lost(1.0):
-                raise lost from error
-            add_note(error, f"(reading pass {number})")
-            yield pack_error(error)
+            self[training.group] = again = self._read(first, end)  # from now on it is known whose worker has died
+            again.window.read_in_pass = again.window.taken_in_pass = 1  # for this training alone
+            again.window.slowest_label, again.window.ranks = training.label, training.ranks
+            assert again.wanted is not None
+            again.wanted.change(training.part)
+            again.want(self._workers_of(training.group))
+            again.start()
+        except OSError as error:  # the system has no process, memory or descriptor left
+            LOGGER.warning("%s comes late, and what it has missed cannot be read again: %s", training.label, error)
+            if training.group in self:
+                self.pop(training.group).close()
+            return False
+        message = "%s comes late: items %d to %d are read again for it, with %d workers"
+        LOGGER.info(message, training.label, first, end - 1, again.workers)
+        return True
 
-    def _put(self, packed: Packed, at: At) -> None:
-        kind, parts, size = packed
-        try:
-            self._lane.put(self._next, kind, [*parts, at.to_bytes()], size + _AT.size)
-        except TooLargeError as error:
-            if kind == ERROR:
-                raise
-            self._put(pack_error(error), at)
-            return
-        self._next += 1
-        # Waits until an error is taken, so that a loader that fails again and again does not fill the window with errors.
-        while kind == ERROR and self.window.low < self._next:
-            if self.window.is_closed:
-                raise Closed
-            time.sleep(_LOOK_SECONDS)
+    def want(self) -> int:
+        """Lets as many workers be there as read for each group. Returns how many that are."""
+        for group, again in self.items():
+            again.want(self._workers_of(group))
+        return sum(map(self._workers_of, self))
 
-
-# ---------------------------------------------------------------------- in the workers
-
-
-class _Failed(NamedTuple):
-    """Stands for an item that could not be read. torch would send no exception whose class it does not find by its name."""
-
-    error: Packed
-
-
-def _failed(error: Exception) -> _Failed:
-    add_note(error, f"\n\n{''.join(traceback.format_exception(error))}")
-    return _Failed(pack_error(error))
-
-
-class _Telling(EchoDataset):
-    """A data set that reads the user's by index, and returns a `_Failed` in place of an exception."""
-
-    def __getitems__(self, request: Any) -> Any:
-        try:
-            return read_batch(self._echo_fetcher.dataset, request)
-        except Exception as error:
-            return _failed(error)
-
-    def __getitem__(self, index: Any) -> Any:
-        try:
-            return self._echo_fetcher.dataset[index]
-        except Exception as error:
-            return _failed(error)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._echo_fetcher,)
-
-
-class _TellingStream(_Telling, IterableDataset[Any]):
-    """The same for a stream. An exception is its last item."""
-
-    def __iter__(self) -> Iterator[Any]:
-        try:
-            yield from self._echo_fetcher.dataset
-        except Exception as error:
-            yield _failed(error)
-
-
-@dataclass
-class _Pack:
-    """A collate function that makes packed items from the read examples."""
-
-    unit: Unit
-    users: Any  # the loader's own collate function
-    before: int = 0  # processor time of this process when the last items were ready
-
-    def __call__(self, read: Any) -> tuple[int, list[Packed]]:
-        if self.unit is Unit.streamed:
-            items = [_packed(example) for example in read]
-        else:
-            if self.unit is Unit.batch and not isinstance(read, _Failed):
+    def move_low(self, trainings: Sequence[Training]) -> None:
+        """Lets the workers overwrite what their training has taken, and ends those that read for nobody any more."""
+        for group, again in list(self.items()):
+            at = [one.catching_up for one in trainings if one.group == group and one.catching_up is not None]
+            if at:
+                again.window.low = min(at)
+            else:  # a thread waits for its workers
+                del self[group]
+                end = partial(_end, again)
+                thread = threading.Thread(target=end, name="lightning_echo-close", daemon=True)
                 try:
-                    read = self.users(read)
-                except Exception as error:
-                    read = _failed(error)
-            items = [_packed(read)]
-        before, self.before = self.before, time.process_time_ns()
-        return self.before - before, items
+                    with as_os_error():
+                        thread.start()
+                except OSError:  # the system has no thread left: the others wait, too
+                    end()
+
+    def close(self) -> None:
+        """Ends all workers."""
+        for again in self.values():
+            again.close()
+        self.clear()
 
 
-@dataclass
-class _Packing:
-    """A loader whose batches are packed here, since the loader makes them itself."""
-
-    loader: Any
-
-    def __iter__(self) -> Iterator[tuple[int, list[Packed]]]:
-        before = time.thread_time_ns()
-        for batch in self.loader:
-            packed = _packed(batch)
-            now = time.thread_time_ns()
-            yield now - before, [packed]
-            before = now
-
-
-def _packed(item: Any) -> Packed:
-    """Returns an item as bytes in one piece, which a worker can send. If the item cannot be shared, it is the error."""
-    try:
-        kind, parts, size = item.error if isinstance(item, _Failed) else pack(item)
-        return Packed(kind, (b"".join(parts),), size)
-    except Exception as error:  # an object that is not plain, or errors of the user's own objects
-        kind, parts, size = pack_error(error)
-        return Packed(kind, (b"".join(parts),), size)
+def _end(again: Reads) -> None:
+    """Ends workers that read again for a training, which needs nothing of that any more."""
+    again.close()
+    again.window.free()

@@ -14,7 +14,6 @@ import math
 import os
 import selectors
 import socket
-import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -23,17 +22,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
-from lightning_echo.data.copies import bytes_in_words
-from lightning_echo.data.machine import free_memory_bytes
 from lightning_echo.log import LOGGER
 from lightning_echo.pipeline.choice import choose_reading
 from lightning_echo.pipeline.kinds import Indexed, Kind
-from lightning_echo.share.config import Gone, WireError, check_peer, receive, send
+from lightning_echo.share.config import Gone, WireError, amount_in, check_peer, item_in, one_of, receive, send
 from lightning_echo.share.parts import bits_in, count_of, read_in_chunks
 from lightning_echo.share.places import Agreement, Entry, Training, Trainings
 from lightning_echo.share.reader_cache import ReaderCache
-from lightning_echo.share.reading import Reading, Reads, StreamReading, as_os_error
+from lightning_echo.share.reading import ReadAgain, Reading, Reads
 from lightning_echo.share.same_data import Unit, difference, in_short, unit_of
+from lightning_echo.share.stream_reading import StreamReading
 from lightning_echo.share.window import MOST_LANES
 from lightning_echo.split.reading import AUTO_IN_FLIGHT
 from lightning_echo.split.staged import batched
@@ -49,8 +47,6 @@ _GOING_ON_SECONDS = 2.0  # the same, for the first one of them
 _TELL_FIRST_SECONDS = 3.0  # then the trainings that still wait get a sign of this reader
 _TELL_AGAIN_SECONDS = 10.0
 _BETWEEN_ACCEPTS_SECONDS = 1.0  # if the system has no descriptor left
-_MOST_CATCHING_UP = 4  # trainings at once: for each of them there is a window
-_MOST_ITEM = 2**62
 _MOST_TEXT = 2000  # characters
 
 
@@ -148,7 +144,7 @@ class Server:
         self._batch_size = size if isinstance(size, int) else None
         self._peers: dict[int, _Peer] = {}  # by the descriptor of the connection
         self._reading: Reads | None = None
-        self._again: dict[str, Reads] = {}  # what is read again for a training that came late, by its group
+        self._again = ReadAgain(self._reads_up_to, window_bytes, self._workers_of)  # for trainings that come late
         self._selector = selectors.DefaultSelector()
         self._lost: BaseException | None = None
         self._wake_here, self._wake_there = socket.socketpair()
@@ -175,10 +171,10 @@ class Server:
                 if time.monotonic() > self._accepts_from:
                     self._accept_again()
                 self._move_low()
-                self._want_workers()
                 if len(self._trainings.entered) < len(self._trainings.all):
                     self._let_enter_or_fail()
                     self._tell_waiting()
+                self._want_workers()  # afterwards, since workers may read again for one that enters
         except Exception as error:
             # Now, because a training shows the end of the log as soon as this reader has left.
             LOGGER.error("ends\n%s", traceback.format_exc())
@@ -297,7 +293,7 @@ class Server:
 
     def _answer(self, peer: _Peer, message: dict[str, Any], descriptors: list[int]) -> None:
         if "at" in message:
-            self._move(peer, _item(message["at"]), _item(message.get("need", 0)))
+            self._move(peer, item_in(message["at"]), item_in(message.get("need", 0)))
         elif "ask" in message:
             self._agree(peer, message["ask"])
         elif "hello" in message:
@@ -324,9 +320,9 @@ class Server:
         training, reading = peer.training, self._reading
         if training is None or training.cursor is None or reading is None:
             raise WireError("a question of who has not entered")
-        asked = _item(ask["round"])
-        self._move(peer, max(asked, training.at or 0), _item(ask["need"]))  # it needs no earlier item
-        end = _item(ask["end"])
+        asked = item_in(ask["round"])
+        self._move(peer, max(asked, training.at or 0), item_in(ask["need"]))  # it needs no earlier item
+        end = item_in(ask["end"])
         agreement = self._trainings.agreements.setdefault(training.group, Agreement())
         again = self._again.get(training.group)
         low = reading.window.low if again is None or asked >= training.cursor else again.window.low
@@ -338,19 +334,7 @@ class Server:
         """Lets the workers overwrite items that nobody needs."""
         if self._reading is None:
             return
-        for group, again in list(self._again.items()):
-            at = [one.catching_up for one in self._trainings.all if one.group == group and one.catching_up is not None]
-            if at:
-                again.window.low = min(at)
-            else:  # a thread waits for its workers, which read for nobody any more
-                del self._again[group]
-                end = partial(_end, again)
-                thread = threading.Thread(target=end, name="lightning_echo-close", daemon=True)
-                try:
-                    with as_os_error():
-                        thread.start()
-                except OSError:  # the system has no thread left: the others wait, too
-                    end()
+        self._again.move_low(self._trainings.all)
         window = self._reading.window
         slowest = self._trainings.slowest()
         nodes = 0 if self._elsewhere is None else self._elsewhere.nodes
@@ -421,22 +405,22 @@ class Server:
         peer.training = Training(
             pid=peer.pid,
             label=str(hello["label"])[:200],
-            behind=_one_of(hello["behind"], ("wait", "skip")),
-            join=_one_of(hello["join"], ("now", "pass")),
-            late=_amount(hello["late"]),
-            wait_for=_item(hello["wait_for"]),
-            wish=None if wish is None else _item(wish),
+            behind=one_of(hello["behind"], ("wait", "skip")),
+            join=one_of(hello["join"], ("now", "pass")),
+            late=amount_in(hello["late"]),
+            wait_for=item_in(hello["wait_for"]),
+            wish=None if wish is None else item_in(wish),
             goes_on=bool(hello["goes_on"]),
             group=str(hello["group"])[:100],
-            ranks=_item(hello["ranks"]),
+            ranks=item_in(hello["ranks"]),
             part=part,
             share=1.0 if part is None else count_of(part) / self._length,
-            lacks_from=None if lacks_from is None else _item(lacks_from),
-            workers=_item(hello["workers"]),
-            patient_until=time.monotonic() + _amount(hello["wait_seconds"]),
+            lacks_from=None if lacks_from is None else item_in(lacks_from),
+            workers=item_in(hello["workers"]),
+            patient_until=time.monotonic() + amount_in(hello["wait_seconds"]),
         )
         peer.tell_at = time.monotonic() + _TELL_FIRST_SECONDS
-        self._expected = max(self._expected, _item(hello["expected"]))  # also if a new training has started this reader
+        self._expected = max(self._expected, item_in(hello["expected"]))  # also if a new training has started this reader
         self._trainings.all.append(peer.training)
         self._had_training = True
 
@@ -503,45 +487,12 @@ class Server:
             if entry.place < entry.there:
                 lacking.setdefault(entry.training.group, []).append(entry)
         for group, of_ranks in lacking.items():
-            if not self._read_again(of_ranks):
+            if not self._again.begin(of_ranks, window.bytes_per_example):
                 entries = trainings.jump(entries, group)
         for entry in entries:
             is_late = entry.is_late or (self._elsewhere is not None and entry.place > (entry.training.wish or 0))
             self._tell_place(peers[id(entry.training)], reading, entry._replace(others=entry.others + nodes, is_late=is_late))
         self._move_low()
-
-    def _read_again(self, entries: Sequence[Entry]) -> bool:
-        """Reads again what ranks of a training lack, since the window does not have it. Returns whether that is possible."""
-        if len(self._again) >= _MOST_CATCHING_UP:
-            return False
-        training, first, end = entries[0].training, min(each.place for each in entries), max(each.there for each in entries)
-        group = training.group
-        assert self._reading is not None
-        needed = min(self._window_bytes, round((end - first) * self._reading.window.bytes_per_example))
-        if (free := free_memory_bytes()) is not None and needed > free // 2:
-            LOGGER.warning(
-                "%s comes late, and what it has missed is not read again: that takes %s, more than half of the free memory",
-                training.label,
-                bytes_in_words(needed),
-            )
-            return False
-        try:
-            again = self._read(self._kind, self._seed, first, self._window_bytes, self._on_lost, self._sockets, end=end)
-            self._again[group] = again  # from now on it is known whose worker has died
-            again.window.read_in_pass = again.window.taken_in_pass = 1  # for this training alone
-            again.window.slowest_label, again.window.ranks = training.label, training.ranks
-            assert again.wanted is not None
-            again.wanted.change(training.part)
-            again.want(self._workers_of(group))
-            again.start()
-        except OSError as error:  # the system has no process, memory or descriptor left
-            LOGGER.warning("%s comes late, and what it has missed cannot be read again: %s", training.label, error)
-            if group in self._again:
-                self._again.pop(group).close()
-            return False
-        message = "%s comes late: items %d to %d are read again for it, with %d workers"
-        LOGGER.info(message, training.label, first, end - 1, again.workers)
-        return True
 
     def _begin(self, item: int) -> bool:
         """Begins to read at an item. Drops the items that were read for others before. Returns whether there is a window."""
@@ -562,16 +513,16 @@ class Server:
         self._reading.start()
         return True
 
+    def _reads_up_to(self, begin: int, end: int) -> Reads:
+        return self._read(self._kind, self._seed, begin, self._window_bytes, self._on_lost, self._sockets, end=end)
+
     def _sockets(self) -> list[int]:
         """Returns the descriptors of its sockets, which a worker must not hold open."""
         return [self._listener.fileno(), *self._peers]
 
     def _want_workers(self) -> None:
         """Lets as many workers be there as the trainings ask for, with those that read again for one of them."""
-        left = self._wanted_workers
-        for group, again in self._again.items():
-            again.want(wanted := self._workers_of(group))
-            left -= wanted
+        left = self._wanted_workers - self._again.want()
         if self._reading is not None:
             self._reading.want(max(left, 1) if self._again else left)  # 0 if only other nodes get examples
 
@@ -592,9 +543,7 @@ class Server:
 
     def _end_reading(self) -> None:
         """Ends the workers, and leaves other nodes."""
-        for again in self._again.values():
-            again.close()
-        self._again.clear()
+        self._again.close()
         if self._elsewhere is not None:
             self._elsewhere.leave()
         if self._reading is not None:
@@ -649,27 +598,3 @@ class Server:
                 "slowest": None if slowest is None else slowest.label,
             }
         }
-
-
-def _end(again: Reads) -> None:
-    """Ends workers that read again for a training, which needs nothing of that any more."""
-    again.close()
-    again.window.free()
-
-
-def _item(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST_ITEM:
-        raise WireError(f"a number is wrong: {str(value)[:80]}")
-    return value
-
-
-def _amount(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _MOST_ITEM:
-        raise WireError(f"an amount is wrong: {str(value)[:80]}")
-    return value
-
-
-def _one_of(value: Any, known: tuple[str, ...]) -> str:
-    if value not in known:
-        raise WireError(f"an option is wrong: {str(value)[:80]}")
-    return str(value)

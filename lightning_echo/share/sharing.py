@@ -43,9 +43,10 @@ from lightning_echo.share.pipeline import PacedPipeline, SharedPipeline
 from lightning_echo.share.process import Payload, ReaderError, fitting_window, name_of_process, payload_of, run_reader, seed_of
 from lightning_echo.share.ray import check_ray, place_of_training
 from lightning_echo.share.reader_cache import ReaderCache, options_in_words
-from lightning_echo.share.reading import first_item, order_of
+from lightning_echo.share.reading import order_of
 from lightning_echo.share.same_data import Unit, changed_since, fingerprint_of, loader_of, parts_of, trained_parts, unit_of
 from lightning_echo.share.stream import SharedBatches, SharedStream, SizedSharedStream
+from lightning_echo.share.stream_reading import first_item
 from lightning_echo.share.window import CacheState, Window
 from lightning_echo.split.prove import whole_batch, why_not_apart
 from lightning_echo.split.reading import AUTO_IN_FLIGHT

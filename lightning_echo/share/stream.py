@@ -26,7 +26,7 @@ from lightning_echo.share.config import ShareConfig
 from lightning_echo.share.connecting import Place
 from lightning_echo.share.pipeline import cut, joined, rows_of
 from lightning_echo.share.process import ReaderError
-from lightning_echo.share.reading import At, first_item
+from lightning_echo.share.stream_reading import At, first_item
 from lightning_echo.share.window import END, Window, unpack
 
 _OVER: Any = object()

@@ -7,6 +7,7 @@ import fcntl
 import mmap
 import os
 import sys
+import threading
 import time
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -275,7 +276,7 @@ class Window:
     taken_in_pass = _Word(_TAKEN)  # examples that all its trainings together take in a pass; 0 if not known
 
     def __init__(self, descriptor: int, *, can_write: bool) -> None:
-        self._descriptor, self._can_write = descriptor, can_write
+        self._descriptor, self._can_write, self._thread_lock = descriptor, can_write, threading.Lock()
         size = os.fstat(descriptor).st_size
         if size < _HEADER_BYTES:
             raise ValueError(f"this is not a window: it has {size} bytes. Trainings that share must have the same lightning_echo")
@@ -418,12 +419,13 @@ class Window:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Holds the lock of this window. The system releases it when its process is killed. It keeps out no other thread."""
-        fcntl.lockf(self._descriptor, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
+        """Holds the lock of this window. The system releases it when its process is killed."""
+        with self._thread_lock:  # that of the system keeps out no other thread
+            fcntl.lockf(self._descriptor, fcntl.LOCK_EX)
+            try:
+                yield
+            finally:
+                fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
 
     def _of_lanes(self, name: int) -> memoryview:
         return self._words[_word(0, name) : _word(self._words[_LANES], name)]

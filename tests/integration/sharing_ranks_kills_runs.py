@@ -1,7 +1,7 @@
 """Two ranks on gloo that share as one training, whose reader is killed: ``... sharing_ranks_kills_runs.py FOLDER BEHIND RANK``.
 
-It trains until there is a file ``FOLDER/over``, and writes what it saw to ``FOLDER/rank-R.pt``; test_sharing_ranks_kills.py
-compares.
+It trains until there is a file ``FOLDER/over``, and for one epoch more, and writes what it saw to ``FOLDER/rank-R.pt``;
+test_sharing_ranks_kills.py compares.
 """
 
 import random
@@ -35,6 +35,7 @@ def main(folder, behind, rank):
 
     while not is_over(folder):
         epochs += epochs_of(loader, 1, step)
+    epochs += epochs_of(loader, 1, step)  # which no kill disturbs
     torch.save({"epochs": epochs, "missed": loader.sharing.missed_examples}, folder / f"rank-{rank}.pt")
     loader.close()
     torch.distributed.destroy_process_group()

@@ -4,6 +4,7 @@ import re
 import runpy
 import subprocess
 import sys
+import time
 import warnings
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -117,12 +118,17 @@ def test_the_sweep_prints_the_time_alone_apart_and_shared(tmp_path: Path, monkey
 
 @pytest.mark.program
 @pytest.mark.timeout(410)
-def test_five_folds_print_their_time_and_reads_apart_and_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_five_folds_print_their_time_and_reads_apart_and_shared_in_less_than_a_minute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("TMPDIR", "XDG_RUNTIME_DIR"):
         monkeypatch.setenv(name, str(tmp_path))
+    began = time.monotonic()
     printed = run("folds.py", cwd=tmp_path)
+    took = time.monotonic() - began
     table = re.findall(r"^ *(each reads for itself|one reads for all) +(\d+\.\d) +(\d+\.\d\d) +(\d+\.\d)$", printed, re.MULTILINE)
-    (_, _, apart, accuracy), (_, _, shared, accuracy_shared) = table
+    (_, seconds, apart, accuracy), (_, seconds_shared, shared, accuracy_shared) = table
+    assert 0 < float(seconds) + float(seconds_shared) < took < 60
     assert float(apart) == pytest.approx(4, abs=0.1)  # each example is in four of the five parts
     assert 1 <= float(shared) < 1.5  # what the reader reads ahead at the end, too
     assert min(float(accuracy), float(accuracy_shared)) > 60

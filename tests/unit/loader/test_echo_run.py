@@ -8,9 +8,9 @@ import torch
 from torch.utils.data import DataLoader
 
 from lightning_echo.insertion import InsertionPoint
+from lightning_echo.loader.resuming import Beginning, predecessor_of
 from lightning_echo.loader.run import EchoRun
 from lightning_echo.loader.setting import Setting
-from lightning_echo.loader.succession import Beginning, predecessor_of
 
 STEPS = 6
 

@@ -10,7 +10,8 @@ import pytest
 from torch.utils.data import DataLoader
 
 from lightning_echo.pipeline.kinds import kind_of
-from lightning_echo.share.reading import At, Reading, StreamReading, WorkerStart
+from lightning_echo.share.reading import Reading, WorkerStart
+from lightning_echo.share.stream_reading import At, StreamReading
 from lightning_echo.share.window import unpack
 
 SCRIPT = """

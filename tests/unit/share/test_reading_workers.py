@@ -132,8 +132,8 @@ def test_a_worker_begins_although_sockets_were_closed_since_the_reader_began():
     there.close()
     sockets.pop()
     reading.want(2)
-    assert reading.workers == reading.window.lanes == 2
-    wait_until(lambda: reading.window.end_from(0) >= 3 * CHUNK)  # the second one writes the third chunk
+    assert reading.workers == 2
+    wait_until(lambda: reading.window.lanes == 2)  # the second one has begun
     reading.close()
     here.close()
 
@@ -167,7 +167,8 @@ def test_a_worker_that_the_system_cannot_start_is_left_out_and_the_others_go_on(
         reading.want(4)
     assert caplog.text.count("a worker cannot be started") == 1, "it is tried again when another number is wanted"
     assert "a worker cannot be started, so that there are fewer than 4: [Errno 11] no process is left" in caplog.text
-    assert reading.workers == reading.window.lanes == 2
+    assert reading.workers == 2
+    wait_until(lambda: reading.window.lanes == 2)
     taken = 0
     while taken < 8 * CHUNK:
         while reading.window.has(taken):
@@ -281,9 +282,55 @@ class Broken:
 
 def test_an_error_of_the_sampler_is_never_taken_for_one_of_the_system():
     """What it was asked for would be lost without a word."""
-    large = [bytes(300)] * 400  # so that the first worker waits for room in its first chunk
-    reading = Reading(kind_of(DataLoader(large, sampler=Broken(), num_workers=1)), 0, 0, 4096, pytest.fail)
+    large, lost = [bytes(300)] * 400, []  # so that the first worker waits for room in its first chunk
+    reading = Reading(kind_of(DataLoader(large, sampler=Broken(), num_workers=1)), 0, 0, 4096, lost.append)
     reading.start()
-    with pytest.raises(OSError, match="the file of the order is gone"):
+    reading.want(2)
+    wait_until(lambda: lost)
+    assert [str(error) for error in lost] == ["the file of the order is gone"]
+    reading.close()
+
+
+class Second:
+    """A ``worker_init_fn``: the second worker waits until it may begin, or dies."""
+
+    def __init__(self, may_begin=None):
+        self.may_begin = may_begin
+
+    def __call__(self, worker):
+        if worker == 1 and self.may_begin is None:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if worker == 1:
+            self.may_begin.wait(60)
+
+
+def test_a_worker_that_takes_long_to_begin_holds_up_nobody_and_then_reads_too():
+    """Nobody could take what it was told to read. A spawned one takes seconds."""
+    second = Second(multiprocessing.Event())
+    reading = Reading(kind_of(DataLoader(range(LENGTH), num_workers=1, worker_init_fn=second)), 0, 0, 2**16, pytest.fail)
+    reading.start()
+    reading.want(2)
+
+    def goes_on(end):
+        reading.window.low = reading.window.end_from(reading.window.low)
+        return reading.window.low >= end
+
+    wait_until(lambda: goes_on(20 * CHUNK))
+    assert (reading.workers, reading.window.lanes) == (2, 1)
+    second.may_begin.set()
+    wait_until(lambda: reading.window.lanes == 2)
+    end = reading.window.low + 20 * CHUNK
+    wait_until(lambda: goes_on(end))
+    reading.close()
+
+
+def test_a_worker_that_dies_before_it_has_begun_has_died_at_the_first_item_that_nobody_has():
+    loader = DataLoader(Waiting(), num_workers=1, worker_init_fn=Second())
+    reading = Reading(kind_of(loader), 0, 0, 4096, lambda error: None)
+    reading.start()
+    wait_until(lambda: reading.window.waits(0))
+    with suppress(RuntimeError):  # torch's, in the main thread
         reading.want(2)
+        wait_until(reading.has_lost_worker)
+    assert reading.lost_at() == 2 * CHUNK
     reading.close()

@@ -7,7 +7,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 from lightning_echo.pipeline.kinds import kind_of
-from lightning_echo.share import server as server_module
+from lightning_echo.share import reading
 from lightning_echo.share.config import new_socket
 from lightning_echo.share.parts import Wanted, all_bits, union_of
 from lightning_echo.share.places import Training, Trainings
@@ -298,7 +298,7 @@ def test_what_was_read_again_is_ended_though_no_thread_is_left_for_that(late_ser
 def test_what_would_take_more_than_half_of_the_free_memory_is_not_read_again(late_server, monkeypatch, caplog, free, is_read):
     server, told, _ = late_server(training("late"))  # it lacks four examples of 100 bytes
     monkeypatch.setattr(server, "_read", lambda *_, end: Read())
-    monkeypatch.setattr(server_module, "free_memory_bytes", lambda: free)
+    monkeypatch.setattr(reading, "free_memory_bytes", lambda: free)
     server._let_enter_or_fail()
     assert [(entry.place, entry.there, entry.is_late) for entry in told] == [(0, 4, False) if is_read else (4, 4, True)]
     assert ("late comes late, and what it has missed is not read again: that takes 400 bytes," in caplog.text) is not is_read

@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 from contextlib import suppress
 
 import numpy as np
@@ -521,3 +522,24 @@ def test_lanes_never_all_wait_while_trainings_need_the_next_item(sizes, turns, k
             assert in_vain < 60, f"all wait, and trainings need item {cursor}"
     finally:
         window.close()
+
+
+def test_threads_of_the_reader_hold_the_lock_of_a_window_one_after_the_other(make, monkeypatch):
+    """That of the system is one of a process: where a second thread takes it, the first one that is done releases it for both."""
+    window, inside, most = make(), [], []
+    monkeypatch.setattr(window_module.fcntl, "lockf", lambda *_: None)
+
+    def run():
+        for _ in range(200):
+            with window._locked():
+                inside.append(1)
+                time.sleep(0)  # another thread's turn
+                most.append(len(inside))
+                inside.pop()
+
+    threads = [threading.Thread(target=run) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == [1] * 600
