@@ -185,8 +185,11 @@ def test_a_training_that_is_left_behind_continues_where_the_reader_is():
     fresh = fresh_of([*before, *after])
     assert all(len({index for index, _ in batch}) == len(batch) == SIZE for batch in [*before, *after])
     assert len(fresh) == slow.counts.fresh
-    gap = next(place for place, example in enumerate(fresh) if example != expected[place])
-    assert fresh[gap:] == expected[gap + missed :][: len(fresh) - gap], "what comes after those that are missed"
+    place_of = {example: place for place, example in enumerate(expected)}
+    places = [place_of[example] for example in fresh]
+    assert places[0] == 0
+    assert places == sorted(places)
+    assert places[-1] + 1 - len(places) == missed, "what it has not had is what was counted, once or after a second jump"
     slow.close()
 
 
