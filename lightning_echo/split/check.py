@@ -446,6 +446,7 @@ class WatchedStages(Stages):
     def _load(self, index: Any) -> Any:
         self.reads += 1
         load, reason = self._checked if self._is_checking and self._checks_each else self._load_one, ""
+        cause: Exception | None = None  # a read that fails now and then may be to blame, and not the split
         for _ in range(2):  # an error that does not come again is not the split's
             try:
                 return self._apart(index, load(index))
@@ -455,10 +456,10 @@ class WatchedStages(Stages):
             except Exception as error:  # the data set may raise anything. If it also fails without the split, that is raised
                 with preserved_random_states():
                     read_batch(self._dataset, [index])
-                reason = f"loading it in stages raised {type(error).__name__}: {error}"
+                reason, cause = f"loading it in stages raised {type(error).__name__}: {error}", error
         self._misfits += 1
         if self.refusal is not None:
-            raise self.refusal(f"example {index!r}: {reason}")
+            raise self.refusal(f"example {index!r}: {reason}") from cause
         if self.may_fail and self.reads >= _ENOUGH_READS and self._misfits > _LARGEST_MISFIT_SHARE * self.reads:
             raise SplitFails(
                 f"{self._misfits} of the {self.reads} examples that this process has read do not fit (the last one, {index!r}: "

@@ -91,6 +91,19 @@ def test_an_error_that_does_not_come_again_is_not_the_splits_and_one_that_does_i
         loaded(stages, 6, 7)
 
 
+def test_a_refusal_after_reads_that_failed_now_and_then_has_their_error_as_its_cause():
+    class NowAndThen(Partly):
+        """Every other read of an example fails."""
+
+        def __getitem__(self, index):
+            self.flaky += [] if self.reads.count(index) % 2 else [index]
+            return super().__getitem__(index)
+
+    with pytest.raises(SplitRefused, match="example 5: loading it in stages raised OSError: a slow disk") as raised:
+        watched(NowAndThen(), SplitRefused).load(5)
+    assert isinstance(raised.value.__cause__, OSError)
+
+
 def test_draws_are_looked_for_only_in_examples_that_are_kept_and_from_the_first_on_one_by_one():
     class Drawing(Partly):
         def __getitem__(self, index):
