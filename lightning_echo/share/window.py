@@ -276,7 +276,8 @@ class Window:
     taken_in_pass = _Word(_TAKEN)  # examples that all its trainings together take in a pass; 0 if not known
 
     def __init__(self, descriptor: int, *, can_write: bool) -> None:
-        self._descriptor, self._can_write, self._thread_lock = descriptor, can_write, threading.Lock()
+        self._descriptor, self._can_write = descriptor, can_write
+        self._pid, self._thread_lock = os.getpid(), threading.Lock()
         size = os.fstat(descriptor).st_size
         if size < _HEADER_BYTES:
             raise ValueError(f"this is not a window: it has {size} bytes. Trainings that share must have the same lightning_echo")
@@ -420,6 +421,8 @@ class Window:
     @contextmanager
     def _locked(self) -> Iterator[None]:
         """Holds the lock of this window. The system releases it when its process is killed."""
+        if self._pid != os.getpid():  # a forked worker: a thread of the reader may have held the lock
+            self._pid, self._thread_lock = os.getpid(), threading.Lock()
         with self._thread_lock:  # that of the system keeps out no other thread
             fcntl.lockf(self._descriptor, fcntl.LOCK_EX)
             try:

@@ -1,6 +1,7 @@
 """The window: what is written is read, nothing that is needed is overwritten, and nobody but its writers may write."""
 
 import os
+import signal
 import threading
 import time
 from contextlib import suppress
@@ -543,3 +544,20 @@ def test_threads_of_the_reader_hold_the_lock_of_a_window_one_after_the_other(mak
     for thread in threads:
         thread.join()
     assert most == [1] * 600
+
+
+def test_a_worker_that_is_forked_while_a_thread_of_the_reader_holds_the_lock_is_not_locked_out(make):
+    window = make()
+    with window._thread_lock:  # of a thread that the child does not have
+        child = os.fork()
+        if child == 0:
+            Lane(window, 0).put(0, 0, [b"kept"], 4)
+            os._exit(0)
+        end = time.monotonic() + 20
+        while (ended := os.waitpid(child, os.WNOHANG)[0]) == 0 and time.monotonic() < end:
+            time.sleep(0.01)
+        if not ended:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+    assert ended
+    assert window.copy(0) == (0, bytearray(b"kept"))
