@@ -138,7 +138,6 @@ def text_of(node: ast.expr) -> str:
     return text_of(node.left) + text_of(node.right) if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add) else "…"
 
 
-@pytest.mark.slow
 def test_each_message_that_is_told_is_still_said_like_this() -> None:
     kinds = (ast.Constant, ast.JoinedStr, ast.BinOp)
     texts = "\n".join(text_of(node) for nodes in nodes_of_the_package().values() for node in nodes if isinstance(node, kinds))
