@@ -80,6 +80,7 @@ def test_what_a_cache_lacks_and_what_it_holds_overtake_each_other_within_the_bou
     loader.close()
 
 
+@pytest.mark.slow
 def test_a_slow_read_is_overtaken_within_the_bound_also_by_what_a_cache_holds(tmp_path, monkeypatch):
     length, reads, recorder = 500, 2, Recorder(monkeypatch)
     loader = partly_cached(Stopped(length, length - 1, tmp_path / "stop"), 0.5, reads, max_factor=1, timeout=4)

@@ -352,6 +352,7 @@ class SlowCalls(ManySerials):
         return super().__getitems__(indices)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_within_a_call_that_reads_a_batch_the_training_has_what_that_earns(workers):
     """A worker cannot echo within a call. So it makes the echoes before it, and needs requests for them."""

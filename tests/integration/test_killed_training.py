@@ -28,12 +28,14 @@ next(iter(EchoLoader(plain, sys.argv[1], insertion_point="after_augmentation") i
 """
 
 
+@pytest.mark.slow
 def test_the_workers_of_a_killed_training_end_without_a_traceback():
     killed = subprocess.run([*ALONE, PROGRAM, "demand"], capture_output=True, text=True, check=False)
     assert killed.returncode == -signal.SIGKILL
     assert "Traceback" not in killed.stderr
 
 
+@pytest.mark.slow
 def test_the_worker_of_a_plain_loader_prints_one():
     """So the test above tests something."""
     killed = subprocess.run([*ALONE, PROGRAM], capture_output=True, text=True, check=False)

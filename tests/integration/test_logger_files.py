@@ -77,6 +77,7 @@ def test_what_is_logged_is_in_the_loggers_files(name: str, tmp_path: Path) -> No
     assert_as_trained(KINDS[name].read(tmp_path), whole.model.batches)
 
 
+@pytest.mark.slow
 def test_several_loggers_of_one_run_say_the_same(tmp_path: Path) -> None:
     names = ("CSV", "TensorBoard", "MLflow", "W&B")
     for name in names:

@@ -41,6 +41,7 @@ def test_rank_zero_may_read_metrics_before_between_and_after_ours(ranks: list[di
     assert found[1]["reads"] == [0] * 3
 
 
+@pytest.mark.slow
 def test_a_progress_bar_may_stand_after_ours(ranks: list[dict[str, Any]]) -> None:
     assert_ran([rank["bars"] for rank in ranks])
 

@@ -288,6 +288,7 @@ def hang(path):
             Path(path).write_text(" ".join(map(str, workers())))
 
 
+@pytest.mark.slow
 def test_workers_end_with_a_killed_training_while_a_read_hangs(tmp_path):
     training = multiprocessing.get_context("fork").Process(target=hang, args=(tmp_path / "workers",))
     training.start()

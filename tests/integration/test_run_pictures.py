@@ -66,6 +66,7 @@ def test_tensorboard_has_it_at_the_last_step(tmp_path: Path) -> None:
     assert_is_the_picture(png)
 
 
+@pytest.mark.slow
 def test_mlflow_has_it_among_the_artifacts(tmp_path: Path) -> None:
     pytest.importorskip("mlflow", reason="mlflow is not installed")
     artifacts = (tmp_path / "artifacts").as_uri()

@@ -242,6 +242,7 @@ def dies(worker):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_workers_that_die_whenever_they_begin_are_an_error_and_no_endless_row():
     plain = DataLoader(Numbers(64), 8, num_workers=2, worker_init_fn=dies)
     loader = EchoLoader(plain, 1, share={"name": "data", "linger_seconds": 0.5, "window": "1MiB"}, seed=0)

@@ -84,6 +84,7 @@ def rest(loader, iterator, had, count):
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.grid
 @pytest.mark.parametrize("cache", [None, "8MiB"])
 @pytest.mark.parametrize("window", [SMALL, LARGE])
@@ -113,6 +114,7 @@ def test_it_gets_the_whole_pass_in_the_same_order_and_what_is_read_again_is_coun
     assert (second.sharing.missed_examples, first[0].sharing.read_again_examples) == (0, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("late", "batches"), [(0, TAKEN), (0.1, 30)])
 def test_later_than_that_it_begins_where_the_others_are_and_says_so(late, batches, tmp_path, caplog):
     caplog.set_level("INFO", logger="lightning_echo")
@@ -129,6 +131,7 @@ def test_later_than_that_it_begins_where_the_others_are_and_says_so(late, batche
     assert set(reads(tmp_path, stream)) == {1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [SMALL, LARGE])
 def test_on_a_part_it_gets_all_of_its_part_and_nothing_else(window, tmp_path):
     part = range(500, 1300)

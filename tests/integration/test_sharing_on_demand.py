@@ -156,6 +156,7 @@ def test_a_reader_that_is_killed_costs_nothing():
     loader.close()
 
 
+@pytest.mark.slow
 def test_a_training_that_is_left_behind_continues_where_the_reader_is():
     """The window has room for 64 items."""
     expected = in_order(8)

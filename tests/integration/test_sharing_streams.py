@@ -237,6 +237,7 @@ def test_what_is_in_the_window_is_taken_before_the_error():
     loader.close()
 
 
+@pytest.mark.slow
 def test_with_restart_pass_the_trainings_go_on_with_the_next_pass(caplog):
     share = {"restart": "pass", "window": 2**13, "wait_for": 2}
     first, second = shared(of_stream(2), **share), shared(of_stream(2), **share)
@@ -256,6 +257,7 @@ def test_where_the_length_of_an_epoch_is_known_it_is_kept_when_the_rest_of_a_pas
     assert any(sorted(indices(batches[at : at + 14])) == list(range(LENGTH)) for at in range(1, 14)), "a whole pass, later"
 
 
+@pytest.mark.slow
 def test_a_sampler_with_a_memory_is_found_again_by_the_next_reader():
     loader = shared(DataLoader(Numbers(LENGTH, seconds=0.001), batch_size=4, sampler=Counting(LENGTH)), window=2**14)
     found = epochs_of(loader, 2)

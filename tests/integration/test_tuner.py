@@ -34,6 +34,7 @@ def tune(data: Any, model: Recorder, folder: Path) -> tuple[Tuner, dict[str, Any
     return Tuner(trainer(default_root_dir=folder, max_epochs=1)), {"model": model, "datamodule": data}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("point", "mode"), [("after_batching", "power"), ("before_augmentation", "binsearch")])
 def test_every_batch_size_that_is_tried_takes_effect(point: str, mode: str, tmp_path: Path) -> None:
     tried, data = [], echoed(2, point=point, length=LENGTH)
@@ -110,6 +111,7 @@ class Validates(Rated):
         self.validated.append(batch[0].tolist())
 
 
+@pytest.mark.slow
 def test_validation_is_plain_while_batch_sizes_are_tried_beside_a_callback(tmp_path: Path) -> None:
     seen = []
     for callbacks in ([], [EchoCallback(factor=2, summary=False)]):

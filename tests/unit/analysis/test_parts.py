@@ -62,6 +62,7 @@ def test_a_data_set_is_cut_where_it_can_be(dataset, is_cut, points):
         assert found.before_augmenting(Staged()).load(3).tolist() == [30]
 
 
+@pytest.mark.slow
 def test_what_threads_may_read_is_looked_at_if_that_is_asked():
     """`Staged` has a ``read`` of the user's; whoever gives a number lets threads run it."""
 

@@ -324,6 +324,7 @@ def test_a_worker_that_takes_long_to_begin_holds_up_nobody_and_then_reads_too():
     reading.close()
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_before_it_has_begun_has_died_at_the_first_item_that_nobody_has():
     loader = DataLoader(Waiting(), num_workers=1, worker_init_fn=Second())
     reading = Reading(kind_of(loader), 0, 0, 4096, lambda error: None)
