@@ -66,6 +66,7 @@ def test_a_loader_that_cannot_is_driven_by_target_idle_and_the_log_says_why(way:
     assert said(caplog) == [f"{BY_CONTROLLER}reuse='each' fixes the uses of each example"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bound", [1.5, None])
 @pytest.mark.parametrize("by", ["callback", "data module"])
 def test_target_idle_chooses_no_factor_above_the_bound_that_was_given(by: str, bound: float | None) -> None:

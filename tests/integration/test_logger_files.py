@@ -92,6 +92,7 @@ def test_several_loggers_of_one_run_say_the_same(tmp_path: Path) -> None:
         assert all(each.of(metric) == pytest.approx(exact) for each in logged.values()), metric
 
 
+@pytest.mark.slow
 def test_the_summary_is_a_text_in_the_files_of_mlflow_and_wandb(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for name in ("MLflow", "W&B"):
         skip_unless_installed(name)

@@ -9,7 +9,7 @@ import one_rank_runs
 import pytest
 from one_rank_runs import EPOCHS, STEPS
 
-pytestmark = pytest.mark.timeout(200)
+pytestmark = [pytest.mark.timeout(200), pytest.mark.slow]
 # On two ranks: the mean of their numbers, and of the numbers of an epoch's steps.
 RIGHT: dict[str, float] = {"rank": 0.5, "rank_step": 0.5, "rank_epoch": 0.5, "mean": sum(range(STEPS)) / STEPS, "val_rank": 0.5}
 
@@ -26,13 +26,11 @@ def assert_ran(found: list[dict[str, Any]]) -> None:
         assert rank["metrics"] == RIGHT
 
 
-@pytest.mark.slow
 def test_plain_lightning_lets_rank_zero_read_in_every_hook(ranks: list[dict[str, Any]]) -> None:
     assert_ran([rank["plain"] for rank in ranks])
     assert ranks[0]["plain"]["reads"][0] > 2 * STEPS * EPOCHS > ranks[1]["plain"]["reads"][0] == 0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("run", one_rank_runs.echoes())
 def test_rank_zero_may_read_metrics_before_between_and_after_ours(ranks: list[dict[str, Any]], run: str) -> None:
     found = [rank["reads"][run] for rank in ranks]
@@ -41,7 +39,6 @@ def test_rank_zero_may_read_metrics_before_between_and_after_ours(ranks: list[di
     assert found[1]["reads"] == [0] * 3
 
 
-@pytest.mark.slow
 def test_a_progress_bar_may_stand_after_ours(ranks: list[dict[str, Any]]) -> None:
     assert_ran([rank["bars"] for rank in ranks])
 

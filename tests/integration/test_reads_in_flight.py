@@ -205,6 +205,7 @@ class Hanging(Slow):
         return super().read(index)
 
 
+@pytest.mark.slow
 def test_a_read_that_hangs_is_named_when_torch_gives_up():
     loader = loader_of(8, dataset=Hanging(), order="sequential", timeout=3)
     started = time.monotonic()

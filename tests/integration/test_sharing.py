@@ -131,6 +131,7 @@ def test_a_training_that_comes_late_enters_where_the_others_are_and_then_gets_wh
     assert len(set(examples(late[0]))) == 96  # over the end of the pass
 
 
+@pytest.mark.slow
 def test_skip_waits_for_nobody_and_counts_what_it_missed():
     share = {"behind": "skip", "window": 2**13, "wait_for": 2}
     slow, fast = loader_of(Numbers(400), 8, **share), loader_of(Numbers(400), 8, **{**share, "behind": "wait"})

@@ -61,6 +61,7 @@ def workers_are(count):
     wait_until(lambda: status()["workers"] == count, f"the reader has {count} workers")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("wanted", "numbers"), [("sum", (3, 5, 3)), ("starter", (3, 3, 3)), (2, (2, 2, 2))])
 def test_workers_come_and_go_with_the_trainings(wanted, numbers):
     own = {"reader_workers": wanted, "linger_seconds": 5, "window": 2**14, "late": 0}  # no workers read again for one of them

@@ -142,6 +142,7 @@ def test_on_a_part_it_gets_all_of_its_part_and_nothing_else(window, tmp_path):
     assert [examples(epoch) for epoch in late] == [[one for one in examples(epoch) if one[0] in part] for epoch in early]
 
 
+@pytest.mark.slow
 def test_what_only_it_wants_is_read_again_also_if_the_window_holds_the_others(tmp_path):
     """The first training takes one part, so that nothing of the other part was read."""
     first = begun(Subset(Noted(tmp_path), range(1000)), window=MEDIUM, batches=4)
@@ -154,6 +155,7 @@ def test_what_only_it_wants_is_read_again_also_if_the_window_holds_the_others(tm
     assert 0 < second.sharing.read_again_examples <= LENGTH
 
 
+@pytest.mark.slow
 def test_if_the_reader_is_passes_ahead_with_another_part_no_passes_are_read_again(tmp_path, caplog):
     """``late`` is a bound of what is read again, too: with small examples a window has many passes."""
     caplog.set_level("INFO", logger="lightning_echo")
@@ -168,6 +170,7 @@ def test_if_the_reader_is_passes_ahead_with_another_part_no_passes_are_read_agai
     assert [sorted(indices(epoch)) for epoch in early] == [list(range(1000))] * 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", [2, "demand"])
 def test_echoing_it_has_each_example_fresh_once_a_pass_and_none_twice_in_a_batch(factor, tmp_path):
     first = begun(Noted(tmp_path))
@@ -199,6 +202,7 @@ def test_the_reader_or_a_worker_is_killed_while_it_catches_up_and_nobody_loses_a
     assert [sorted(indices(epoch)) for epoch in late] == [list(range(LENGTH))] * 2
 
 
+@pytest.mark.slow
 def test_it_leaves_while_it_catches_up_and_the_next_one_comes_late_too(tmp_path):
     first = begun(Noted(tmp_path))
     second = loader_of(Noted(tmp_path), BATCH_SIZE)
@@ -230,6 +234,7 @@ def windows_of(pid):
     return found
 
 
+@pytest.mark.slow
 def test_when_a_training_has_caught_up_the_memory_for_that_is_free_also_if_a_worker_was_forked_meanwhile(tmp_path):
     options = {"window": MEDIUM, "late": 1.0}
     first, of_first, early = begun(Heavy(tmp_path), **options)
@@ -316,6 +321,7 @@ def test_data_that_reads_many_examples_in_one_call_gives_the_same_ones_again(pas
     assert sorted(indices(late[0])) == list(range(LENGTH))
 
 
+@pytest.mark.slow
 def test_a_sampler_of_ones_own_is_not_asked_again(tmp_path, caplog):
     caplog.set_level("INFO", logger="lightning_echo")
 

@@ -243,6 +243,7 @@ class SlowOnceMarked(Numbers):
         return super().__getitem__(index)
 
 
+@pytest.mark.slow
 def test_a_loader_that_waits_for_an_item_can_be_closed_and_the_reader_ends_after_that_read(tmp_path):
     loader = on_demand(size=1, dataset=SlowOnceMarked(LENGTH, tmp_path / "mark"), window=2**13)
     batches_of(loader, 1)

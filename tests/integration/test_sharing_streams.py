@@ -249,6 +249,7 @@ def test_with_restart_pass_the_trainings_go_on_with_the_next_pass(caplog):
     assert "the rest of pass 0 was lost with the reader" in caplog.text
 
 
+@pytest.mark.slow
 def test_where_the_length_of_an_epoch_is_known_it_is_kept_when_the_rest_of_a_pass_is_lost():
     loader = shared(LOADERS["a batch sampler"](7), restart="pass", window=2**12)
     _, (first, second) = killing(loader, after=3, epochs=1)

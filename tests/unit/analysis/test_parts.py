@@ -76,6 +76,7 @@ def test_what_threads_may_read_is_looked_at_if_that_is_asked():
     assert cuts(DataLoader(range(8), batch_size=2), "auto").reading.endswith("set num_workers")
 
 
+@pytest.mark.slow
 def test_threads_read_at_the_same_time_and_raise_the_data_set_s_errors():
     class Together(Staged):
         """A read ends as soon as four of them are under way."""
