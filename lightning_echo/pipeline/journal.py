@@ -157,6 +157,20 @@ def begin_journal(journal: JournalFile | None, repeated: Journal | None, begin: 
     return found
 
 
+@dataclass
+class _Noted:
+    """Where a journal's last batch has left it."""
+
+    records: Records
+    factor: float = 0.0
+    checksum: int = 0  # of all fresh indices since a `Begin`
+    is_first: bool = True  # whether the next batch is the first one after a `Begin`
+    next: int = 0  # its number, if batches are noted by number
+
+    def copied(self) -> _Noted:
+        return replace(self, records=self.records.copied())
+
+
 class JournalFile:
     """Writes the journal of a run, from pipeline to pipeline. It never raises: a training must not fail because of a journal.
 
@@ -169,17 +183,13 @@ class JournalFile:
     def __init__(self, path: str, before: Written | None, say: Callable[[str], None]) -> None:
         self.path, self._before, self._say = path, before, say
         self._lock = threading.RLock()  # a thread that fetches notes batches, and the one that trains asks what is written
-        self._records = Records()
+        self._noted = _Noted(Records())
         self._file: BinaryIO | None = None  # None: closed, or it could not be written
         self._digest = first_digest()
         self._length = 0
         self._begins = 0  # so many stretches begin in the file
         self._pending = bytearray()
         self._batches = 0  # in `_pending`
-        self._next = 0  # number of the next batch, if batches are noted by number
-        self._checksum = 0  # of all fresh indices since a `Begin`
-        self._factor = 0.0
-        self._is_first = True  # whether the next batch is the first one after a `Begin`
         self._delivered: deque[tuple[Any, ...] | None] = deque()  # and not noted: batches, see `book`; None: a pass has ended
 
     def begin(self, begin: Begin) -> None:
@@ -191,8 +201,8 @@ class JournalFile:
             except OSError as error:
                 self._give_up(error)
                 return
-            self._factor, self._checksum, self._is_first, self._next = begin.max_factor, 0, True, begin.number
-            self._pending += self._records.begin(begin)
+            self._noted = _Noted(Records(), begin.max_factor, next=begin.number)
+            self._pending += self._noted.records.begin(begin)
             self._begins += 1
             self._flush()
 
@@ -211,7 +221,7 @@ class JournalFile:
                 if (batch := self._delivered.popleft()) is not None:
                     self.book(*batch)
                 elif self._file is not None:
-                    self._pending += self._records.pass_over()
+                    self._pending += self._noted.records.pass_over()
 
     def book(
         self, fresh: Sequence[int], indices: Sequence[Any], max_factor: float, ends: Ends = NO_ENDS, number: int = -1
@@ -221,22 +231,20 @@ class JournalFile:
         ``number``: if it is given, the batch is noted once, although the call may be interrupted and repeated.
         """
         with self._lock:
-            if self._file is None or 0 <= number < self._next:
+            before, after = self._noted, self._noted.copied()
+            if self._file is None or 0 <= number < before.next:
                 return
-            records, found = self._records.copied(), bytes(self._pending)
-            if ends != NO_ENDS:
-                found += records.ends(ends)
-            if max_factor != self._factor:
-                found += records.factor(max_factor)
-            found += bytes(records.batch(fresh))
-            after = checksum(indices, self._checksum)
-            if self._is_first:
-                found += records.check(after)
-            pending, batches = bytearray(found), self._batches + 1
-            # Nothing is called from here on, so that no signal handler comes between.
-            self._records, self._pending, self._batches, self._next = records, pending, batches, number + 1
-            self._factor, self._checksum, self._is_first = max_factor, after, False
-            if batches == _BATCHES_PER_FRAME:
+            found = b"" if ends == NO_ENDS else after.records.ends(ends)
+            if max_factor != before.factor:
+                found += after.records.factor(max_factor)
+            found += bytes(after.records.batch(fresh))
+            after.checksum = checksum(indices, before.checksum)
+            if before.is_first:
+                found += after.records.check(after.checksum)
+            after.factor, after.is_first, after.next = max_factor, False, number + 1
+            # In one line, which calls nothing: no signal handler comes between. One before it may have written what was pending.
+            self._pending, self._batches, self._noted = self._pending + found, self._batches + 1, after
+            if self._batches == _BATCHES_PER_FRAME:
                 self._flush()
 
     def written(self) -> Written | None:
@@ -251,7 +259,7 @@ class JournalFile:
             self.note()
             if self._file is None:
                 return
-            self._flush(self._records.end())
+            self._flush(self._noted.records.end())
             if self._file is not None:
                 with suppress(OSError):  # all bytes were written
                     self._file.close()
@@ -292,7 +300,7 @@ class JournalFile:
         if self._file is None or not (self._pending or last):
             return
         if self._batches:
-            self._pending += self._records.check(self._checksum)
+            self._pending += self._noted.records.check(self._noted.checksum)
         self._pending += last
         found, self._digest = frame(bytes(self._pending), self._digest)
         self._pending.clear()
