@@ -382,6 +382,9 @@ class Server:
         theirs = hello["fingerprint"]
         if not isinstance(theirs, dict) or not all(isinstance(text, str) for text in theirs.values()):
             raise WireError("a print of another kind")
+        for other in [each for each in self._peers.values() if each.training is not None]:
+            while self._hear(other):  # a training that has left before this one came is not at work
+                pass
         if differs := difference(theirs, self._fingerprint):
             if self._had_training and not self._trainings.all and self._linger_seconds < float("inf"):
                 LOGGER.info("ends: a training of this name has other data: %s", differs)
@@ -392,9 +395,6 @@ class Server:
                 send(peer.connection, {"refused": differs[:_MOST_TEXT], "whose": self._who()})
             self._drop(peer)
             return
-        for other in [each for each in self._peers.values() if each.training is not None]:
-            while self._hear(other):  # a training that has left before this one came is not at work
-                pass
         wish, lacks_from, part = hello["wish"], hello.get("lacks_from"), None
         if len(descriptors) > 1:
             raise WireError(f"a hello may bring 1 descriptor, got {len(descriptors)}")

@@ -367,7 +367,8 @@ def test_a_reader_that_follows_a_dead_one_lets_nobody_in_before_its_trainings(id
     assert begun == [40, 0]
 
 
-def test_who_has_left_before_another_one_comes_is_not_at_work_whatever_is_still_unheard(tmp_path):
+@pytest.mark.parametrize(("length", "said"), [(64, "welcome"), (32, "over")])  # over: the training starts a reader of its data
+def test_who_has_left_before_another_one_comes_is_not_at_work_whatever_is_still_unheard(tmp_path, length, said):
     path = str(tmp_path / "s")
     thread = threading.Thread(target=listening(path, 64).run)
     first, second = connected(path), connected(path)
@@ -380,14 +381,15 @@ def test_who_has_left_before_another_one_comes_is_not_at_work_whatever_is_still_
         send(first, {"at": item, "need": 0})
     first.shutdown(socket.SHUT_RDWR)  # the forked worker holds the socket open
     first.close()
-    send(second, {"hello": {**first_hello["hello"], "group": "another"}})
-    welcome, more = receive(second)
+    send(second, {"hello": {**first_hello["hello"], "group": "another", "fingerprint": {"data set": f"range of {length}"}}})
+    answer, more = receive(second)
     second.shutdown(socket.SHUT_RDWR)
     second.close()
     thread.join(30)
     for descriptor in (*descriptors, *more):
         os.close(descriptor)
-    assert (welcome["welcome"]["place"], welcome["welcome"]["others"]) == (0, 0)
+    assert list(answer) == [said]
+    assert said == "over" or (answer["welcome"]["place"], answer["welcome"]["others"]) == (0, 0)
 
 
 def training(**options):
