@@ -6,19 +6,23 @@ apart, since all of them have the same host name.
 
 from __future__ import annotations
 
+import fcntl
 import os
+import pickle
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar, cast
 
+import pytest
 import torch
 
+T = TypeVar("T")
 PATIENCE = 240  # seconds
 # What launchers set. A job must not take these from the environment of the test.
 _OF_LAUNCHERS = ("MASTER_", "SLURM_", "TORCHELASTIC_", "LOCAL_", "GROUP_", "ROLE_", "NODE_RANK", "RANK", "WORLD_", "PL_GLOBAL_")
@@ -79,6 +83,23 @@ def side_by_side(ranks: int, folder: Path, *program: object) -> list[Any]:
     file, *arguments = map(str, program)
     _run([[sys.executable, file, str(folder), str(rank), *arguments] for rank in range(ranks)], [{}] * ranks)
     return [torch.load(folder / f"rank-{rank}.pt", weights_only=True) for rank in range(ranks)]
+
+
+def once(folders: pytest.TempPathFactory, name: str, launch: Callable[[Path], T]) -> T:
+    """Returns what ``launch`` returns for a new folder. Of several processes of pytest-xdist, one calls it for all of them."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return launch(folders.mktemp(name))
+    folder = folders.getbasetemp().parent / name
+    returned = folder.with_suffix(".pickle")
+    with open(folder.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            if not returned.exists():
+                folder.mkdir()  # if it is there, this has failed in another process
+                returned.write_bytes(pickle.dumps(launch(folder)))
+            return cast(T, pickle.loads(returned.read_bytes()))
+        finally:
+            fcntl.flock(lock, fcntl.LOCK_UN)  # a process that was forked meanwhile has the file open, too
 
 
 def _free_port() -> int:

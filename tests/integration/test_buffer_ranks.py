@@ -17,7 +17,9 @@ TENTH = 4 * 8  # of its 50 examples, as a power of two of batches
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    return node_launch.side_by_side(RANKS, tmp_path_factory.mktemp("ranks"), buffer_ranks_runs.__file__)
+    return node_launch.once(
+        tmp_path_factory, "buffer_ranks", lambda folder: node_launch.side_by_side(RANKS, folder, buffer_ranks_runs.__file__)
+    )
 
 
 def of(ranks: list[dict[str, Any]], scenario: str, name: str) -> list[Any]:

@@ -16,7 +16,9 @@ READ_AHEAD = len(NODES[0]) * 3 * 4
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
-    return node_launch.side_by_side(RANKS, tmp_path_factory.mktemp("ranks"), cache_ranks_runs.__file__)
+    return node_launch.once(
+        tmp_path_factory, "cache_ranks", lambda folder: node_launch.side_by_side(RANKS, folder, cache_ranks_runs.__file__)
+    )
 
 
 def of(ranks, scenario, name):

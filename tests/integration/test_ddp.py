@@ -38,8 +38,10 @@ class Ranks:
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
-    folder = tmp_path_factory.mktemp("ddp")
-    return Ranks(folder, *node_launch.with_ranks(2, folder, ddp_runs.__file__, patience=390))
+    def run(folder: Path) -> Ranks:
+        return Ranks(folder, *node_launch.with_ranks(2, folder, ddp_runs.__file__, patience=390))
+
+    return node_launch.once(tmp_path_factory, "ddp", run)
 
 
 def indices_of(batches: list[Batch]) -> set[int]:

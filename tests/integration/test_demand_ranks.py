@@ -21,10 +21,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("demand_ranks")
-    for ranks in (2, 3):
-        node_launch.torchrun(1, ranks, demand_ranks_runs.__file__, folder)
-    return folder
+    def run(folder: Path) -> Path:
+        for ranks in (2, 3):
+            node_launch.torchrun(1, ranks, demand_ranks_runs.__file__, folder)
+        return folder
+
+    return node_launch.once(tmp_path_factory, "demand_ranks", run)
 
 
 @pytest.fixture(scope="module")

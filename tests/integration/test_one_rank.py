@@ -16,7 +16,9 @@ RIGHT: dict[str, float] = {"rank": 0.5, "rank_step": 0.5, "rank_epoch": 0.5, "me
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    return node_launch.with_ranks(2, tmp_path_factory.mktemp("one_rank"), one_rank_runs.__file__)[1]
+    return node_launch.once(
+        tmp_path_factory, "one_rank", lambda folder: node_launch.with_ranks(2, folder, one_rank_runs.__file__)[1]
+    )
 
 
 def assert_ran(found: list[dict[str, Any]]) -> None:

@@ -33,7 +33,7 @@ def job(tmp_path_factory):
     """One rank on each node: test_partitioned_trainer.py."""
     ranks, nodes = 4, 2
     program = (partitioned_runs.__file__, ranks, nodes)
-    return Job(node_launch.side_by_side(ranks, tmp_path_factory.mktemp("ranks"), *program), nodes)
+    return Job(node_launch.once(tmp_path_factory, "job", lambda folder: node_launch.side_by_side(ranks, folder, *program)), nodes)
 
 
 @pytest.mark.parametrize("scenario", [*SEEN, "one_node", "little_room", "resumed"])
