@@ -12,7 +12,7 @@ from stat import S_ISFIFO
 import fast_python
 import pytest
 import torch
-from grids import covering
+from grids import covering, values_of
 from huge_pages import prepare_forks
 from hypothesis import HealthCheck, settings
 from torch.utils.data import DataLoader
@@ -86,13 +86,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     grids: dict[str, dict[pytest.Item, list[tuple[str, int]]]] = {}
     for item in items:
         if item.get_closest_marker("grid") and hasattr(item, "callspec"):
-            parts = (
-                (f"{name} {part}", value)
-                for name, whole in item.callspec.params.items()
-                for part, value in (whole.items() if isinstance(whole, dict) else [("", whole)])
-            )
-            values = sorted((name, id(value)) for name, value in parts)
-            grids.setdefault(item.nodeid.partition("[")[0], {})[item] = values
+            grids.setdefault(item.nodeid.partition("[")[0], {})[item] = values_of(item.callspec.params)
     for grid in grids.values():
         lean = covering(grid, 1)
         pairs = covering(grid, 2, lean)

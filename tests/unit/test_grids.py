@@ -3,7 +3,7 @@
 from itertools import combinations, product
 
 import pytest
-from grids import covering
+from grids import covering, values_of
 
 A, B, C, D = ["a0", "a1", "a2"], ["b0", "b1"], ["c0", "c1", "c2", "c3"], ["d0", "d1"]
 GRIDS = [(A,), (A, B), (A, B, C, D)]
@@ -30,3 +30,13 @@ def test_a_large_grid_is_thinned_and_pairs_build_on_the_values():
     assert len(values) == 4  # as many as the argument with the most values
     assert pairs[: len(values)] == values
     assert 12 <= len(pairs) < len(grid) / 2  # 3 x 4 pairs need 12 cases
+
+
+def test_of_settings_that_are_dictionaries_each_value_occurs_in_a_case_that_is_chosen_and_most_are_left_out():
+    all_cases = [({"factor": factor, "reuse": reuse}, workers) for factor in A for reuse in C for workers in B]
+    values = {number: values_of({"setting": setting, "workers": workers}) for number, (setting, workers) in enumerate(all_cases)}
+    chosen = [all_cases[number] for number in covering(values, 1)]
+    assert {setting["factor"] for setting, _ in chosen} == set(A)
+    assert {setting["reuse"] for setting, _ in chosen} == set(C)
+    assert {workers for _, workers in chosen} == set(B)
+    assert len(chosen) == len(C)

@@ -10,6 +10,23 @@ from typing import TypeVar
 Case = TypeVar("Case", bound=Hashable)
 
 
+def values_of(arguments: Mapping[str, object]) -> list[tuple[str, int]]:
+    """Returns the values of a case, each with the name of its argument. A dictionary is as many arguments as it has keys.
+
+    A value is told by its identity, since it need not be hashable: cases that share it have the same object.
+
+    Example:
+        >>> [name for name, _ in values_of({"workers": 2, "setting": {"factor": 3, "reuse": "each"}})]
+        ['setting factor', 'setting reuse', 'workers ']
+    """
+    parts = (
+        (f"{name} {part}", value)
+        for name, whole in arguments.items()
+        for part, value in (whole.items() if isinstance(whole, dict) else [("", whole)])
+    )
+    return sorted((name, id(value)) for name, value in parts)
+
+
 def covering(grid: Mapping[Case, Sequence[Hashable]], size: int, chosen: Sequence[Case] = ()) -> list[Case]:
     """Returns cases that cover every combination of ``size`` values that the grid has.
 

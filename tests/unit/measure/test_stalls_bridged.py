@@ -95,7 +95,7 @@ def test_behind_a_source_that_rests_it_is_nothing(step: float) -> None:
 
 
 def test_it_is_at_most_the_time_of_the_fresh_batches_in_whose_place_echoes_came() -> None:
-    """Three of 100 batches were echoes. What else the steps were quicker than the source is, is no stall that was bridged."""
+    """Three of 100 batches were echoes. That the steps were quicker than the source beyond these is not a bridged stall."""
     report = EpochReport(
         0, 100, 1.03, 776, 24, data_wait_seconds=0.0, step_seconds=0.02, fresh_batches=97, fresh_batch_seconds=0.1
     )
