@@ -26,8 +26,9 @@ from torch.utils.data import DataLoader, Dataset
 from workloads import BATCH_SIZE, IMAGE_BYTES, WORKERS, Images
 
 from lightning_echo import EchoCallback, EchoLoader, TargetIdle
+from lightning_echo.share.packing import unpack
 from lightning_echo.share.sharing import status_of
-from lightning_echo.share.window import Window, unpack
+from lightning_echo.share.window import Window
 
 _FORK = multiprocessing.get_context("fork")
 _SLEEP_SECONDS, _WORK_SECONDS = 0.004, 0.001

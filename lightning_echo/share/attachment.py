@@ -16,10 +16,11 @@ from lightning_echo.cache.reads import Lookups
 from lightning_echo.log import LOGGER
 from lightning_echo.share.config import Gone, ShareConfig, receive, said_last, send
 from lightning_echo.share.connecting import Connector, Group, Link, Place, Succession
+from lightning_echo.share.packing import HELD, unpack
 from lightning_echo.share.parts import Items
 from lightning_echo.share.places import Agreement
 from lightning_echo.share.process import Payload, ReaderError, log_tail
-from lightning_echo.share.window import HELD, CacheState, Window, unpack
+from lightning_echo.share.window import CacheState, Window
 
 # ---------------------------------------------------------------------- attachment
 # When the reader dies, this process still has its window, with the examples in it. The training takes them. At the same time it

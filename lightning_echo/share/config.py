@@ -14,7 +14,7 @@ import struct
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import KW_ONLY, dataclass, fields
+from dataclasses import KW_ONLY, dataclass, field, fields
 from numbers import Integral, Real
 from pathlib import Path
 from types import TracebackType
@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 from lightning_echo.data.copies import bytes_from_words
 from lightning_echo.data.machine import free_memory_bytes
 from lightning_echo.data.objects import in_words
-from lightning_echo.share.window import MOST_LANES
+from lightning_echo.share.window import MOST_FAR_LANES, MOST_LANES
 
 # ---------------------------------------------------------------------- share config
 
@@ -65,6 +65,12 @@ class ShareConfig:
         cluster: Which nodes share one reader. None: each node has its own. ``"ray"``: one node of the Ray cluster reads, and the
             readers of the other nodes get its examples over Ray. This needs ``behind="wait"``, data that is read by index, and
             trainings that Ray runs. ``wait_for`` and ``window`` then apply to each node.
+        cluster_workers: With ``cluster="ray"``: how many more workers the reader has on other machines of the cluster. They are
+            Ray actors with one CPU each. A number, 1 to 96; or two, ``(low, high)``: the reader begins with ``low``, asks for
+            more while the trainings wait for reading, and gives some back while they do not. None: it has none. A cluster without
+            free CPUs is no error. Of several trainings, the largest number counts.
+        cluster_resources: What each of them needs beside a CPU, as in ``ray.remote(resources=...)``: for clusters that mark their
+            CPU machines. The training that starts the reader sets it.
         ignore: Names of attributes of the data set, the sampler and the transforms that may differ between the trainings, such as
             ``("log_dir",)``, or whole paths as an error names them. Every training gets what the data set of the first training
             makes. Give it to all trainings.
@@ -90,6 +96,8 @@ class ShareConfig:
     restart: bool | str = True
     linger_seconds: float = 30.0
     cluster: str | None = None
+    cluster_workers: int | Sequence[int] | None = None
+    cluster_resources: Mapping[str, float] = field(default_factory=dict)
     ignore: Sequence[str] = ()
 
     def __post_init__(self) -> None:
@@ -107,6 +115,7 @@ class ShareConfig:
                 f"share.behind={self.behind!r} is impossible with share.cluster={self.cluster!r}: readers wait for other nodes. "
                 "Use behind='wait', or leave cluster out, so that each node has a reader of its own"
             )
+        self._check_cluster_workers()
         if self.restart != "pass" and not isinstance(self.restart, bool):
             raise TypeError(f"share.restart must be True, False or 'pass', got {self.restart!r}")
         if isinstance(self.wait_for, bool) or not isinstance(self.wait_for, Integral) or self.wait_for < 1:
@@ -140,6 +149,39 @@ class ShareConfig:
         if size < _LEAST_BYTES:
             raise ValueError(f"share.window must be at least {_LEAST_BYTES:,} bytes, got {window!r}")
 
+    def _check_cluster_workers(self) -> None:
+        wanted, resources = self.cluster_workers, self.cluster_resources
+        if wanted is not None:
+            numbers: list[Any] = list(wanted) if isinstance(wanted, Sequence) and len(wanted) == 2 else [wanted, wanted]
+            are_numbers = all(isinstance(each, Integral) and not isinstance(each, bool) for each in numbers)
+            if not are_numbers or not 0 <= numbers[0] <= numbers[1] or not 1 <= numbers[1] <= MOST_FAR_LANES:
+                raise ValueError(
+                    f"share.cluster_workers must be a number of workers from 1 to {MOST_FAR_LANES}, or two, the first one not "
+                    f"larger than the second, such as (2, 16), got {wanted!r}"
+                )
+        is_mapping = isinstance(resources, Mapping)
+        if not is_mapping or not all(isinstance(name, str) and _is_amount(each) for name, each in resources.items()):
+            raise ValueError(
+                f'share.cluster_resources must be amounts by name, each more than 0, such as {{"cpu_node": 1}}, got {resources!r}'
+            )
+        for option, value in (("cluster_workers", wanted), ("cluster_resources", resources)):
+            if value and self.cluster is None:
+                raise ValueError(
+                    f"share.{option}={value!r} needs share.cluster='ray': these workers are Ray actors on other machines. Add "
+                    "it, or set share.workers for more workers on this machine"
+                )
+        if resources and wanted is None:
+            raise ValueError(f"share.cluster_resources={resources!r} needs share.cluster_workers, whose resources they are")
+
+    @property
+    def cluster_range(self) -> tuple[int, int]:
+        """The number of workers on other machines: at first, and at most."""
+        wanted = self.cluster_workers
+        if wanted is None:
+            return 0, 0
+        low, high = wanted if isinstance(wanted, Sequence) else (wanted, wanted)
+        return int(low), int(high)
+
     def window_bytes(self) -> int:
         """Returns the size of the window in bytes. If it is a share, that is of the memory that is free now.
 
@@ -158,6 +200,10 @@ class ShareConfig:
                 f"share.window={self.window!r} is a share of the free memory, which this system does not tell: give bytes"
             )
         return max(int(free * self.window), _LEAST_BYTES)
+
+
+def _is_amount(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf")
 
 
 def read_share_config(value: Any) -> ShareConfig | None:

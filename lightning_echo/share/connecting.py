@@ -294,6 +294,7 @@ class Connector:
             "group": self._group.name,
             "ranks": self._group.ranks,
             "workers": self._workers,
+            "cluster_workers": config.cluster_range,
             "fingerprint": self._fingerprint,
         }
         part = self._items.part
@@ -322,6 +323,12 @@ class Connector:
             self.note_death(message.get("at"), f" ({message['over']})", wish or 0)
             raise _Over
         welcome = message["welcome"]
+        if any(config.cluster_range) and not welcome["has_cluster"]:
+            LOGGER.warning(
+                "share=%r: there are no workers on other machines (share.cluster_workers): the reader that is there was started "
+                "by hand, and is in no cluster. Let the training start it",
+                config.name,
+            )
         if welcome["cache"] and not goes_on:
             LOGGER.info("share=%r: the reader's %s", config.name, welcome["cache"])
         if not self._has_started:

@@ -343,6 +343,20 @@ class Chunk(NamedTuple):
     def index_of(self, item: int) -> Any:
         return self.indices[item - self.first]
 
+    def cut(self, most: int) -> list[Chunk]:
+        """Returns this chunk in pieces of at most so many items. One worker must get all of them, in this order.
+
+        >>> [(piece.first, piece.wanted, piece.ahead) for piece in Chunk(8, [8, 10, 11], list("abcd"), ["e"], []).cut(2)]
+        [(8, [8], ['e']), (10, [10, 11], [])]
+        """
+        pieces, ahead, dropped = list[Chunk](), self.ahead, self.dropped
+        for begin in range(0, len(self.indices), most):
+            first, indices = self.first + begin, self.indices[begin : begin + most]
+            wanted = [item for item in self.wanted if first <= item < first + len(indices)]
+            pieces.append(Chunk(first, wanted, indices, ahead, dropped))
+            ahead, dropped = [], []
+        return pieces
+
 
 @dataclass
 class _Dealt:

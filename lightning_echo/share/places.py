@@ -96,6 +96,7 @@ class Training:
     catching_up: int | None = None  # the first item that it still needs of those that are read again for it; None: it has all
     need_nanoseconds: int = 0  # per example, without waiting and without echoing; 0 if not known
     workers: int = 0  # that it would have for itself
+    cluster_workers: tuple[int, int] = (0, 0)  # on other machines: at first, and at most
     late: float = 0.0  # it gets what it has missed of a pass, if that is at most this share of it
 
     @property
@@ -136,6 +137,12 @@ class Trainings:
     def workers(self) -> int:
         """Number of workers that all ranks would have for themselves."""
         return sum(training.workers for training in self.all)
+
+    @property
+    def cluster_workers(self) -> tuple[int, int]:
+        """Number of workers on other machines, at first and at most: the largest that a training asks for."""
+        low, high = zip(*(training.cluster_workers for training in self.all), strict=True) if self.all else ((0,), (0,))
+        return max(low), max(high)
 
     @property
     def going_on(self) -> int:

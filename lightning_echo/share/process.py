@@ -27,7 +27,7 @@ from lightning_echo.pipeline.kinds import Kind, kind_of
 from lightning_echo.share.config import ShareConfig, log_of, new_socket, socket_of
 from lightning_echo.share.reader_cache import ReaderCache
 from lightning_echo.share.same_data import difference_of_code, dumped, loader_of, parts_of
-from lightning_echo.share.server import Elsewhere, Server
+from lightning_echo.share.server import Cluster, Elsewhere, Server
 
 # ---------------------------------------------------------------------- process
 # The training that starts the process sends the parts of its loader through a pipe, which is the standard input of the process.
@@ -43,7 +43,7 @@ class Payload(NamedTuple):
 
     ``options`` are ``window_bytes``, ``workers`` (as in `ShareConfig`), ``in_flight`` (reads), ``linger_seconds``, ``print``;
     ``starter``: the sender; ``expected``: how many trainings a reader had that has died; ``cluster``: where this node is in a
-    cluster whose nodes share one reader.
+    cluster whose nodes share one reader; ``cluster_resources``: what a worker on another machine needs beside a CPU.
     """
 
     paths: list[str]  # of the training's ``sys.path``, since its modules must be found
@@ -90,9 +90,14 @@ def left_parent() -> Payload:
 
 
 def serve_payload(
-    name: str, status: int, payload: Payload, elsewhere: Elsewhere | None = None, gather_seconds: float = 0.0
+    name: str,
+    status: int,
+    payload: Payload,
+    elsewhere: Elsewhere | None = None,
+    gather_seconds: float = 0.0,
+    cluster: Cluster | None = None,
 ) -> None:
-    """Runs the reader of a name, with the payload of a training. ``elsewhere`` and ``gather_seconds`` are as in `Server`."""
+    """Runs the reader of a name, with the payload of a training. The last three arguments are as in `Server`."""
     (parts, cache), options = cloudpickle.loads(payload.loader), payload.options
     if differs := difference_of_code(options["fingerprint"], parts):
         raise RuntimeError(
@@ -114,6 +119,7 @@ def serve_payload(
         when_ready=partial(os.write, status, READY),
         elsewhere=elsewhere,
         gather_seconds=gather_seconds,
+        cluster=cluster,
     )
 
 
@@ -171,7 +177,7 @@ def payload_of(
     config: ShareConfig,
     kind: Kind,
     data_fingerprint: dict[str, str],
-    cluster: dict[str, str] | None = None,
+    cluster: dict[str, Any] | None = None,
     in_flight: int | str = 1,
     cache: ReaderCache | None = None,
 ) -> Payload:
@@ -206,6 +212,7 @@ def payload_of(
         "fingerprint": data_fingerprint,
         "expected": 0,
         "cluster": cluster,
+        "cluster_resources": dict(config.cluster_resources),
         "starter": name_of_process(),
     }
     return Payload([path for path in sys.path if path] + [os.getcwd()], options, data)
@@ -248,7 +255,7 @@ def start_reader(name: str, payload: Payload) -> bool:
     in_cluster = payload.options.get("cluster") is not None
     reads = "reads for all trainings of this name, or relays what another node reads," if in_cluster else _READS
     LOGGER.info("share=%r: a process that %s is started, which takes a few seconds", name, reads)
-    program = _PROGRAM.format("ray" if in_cluster else "process")
+    program = _PROGRAM.format("ray_workers" if in_cluster else "process")
     environment = {name: value for name, value in os.environ.items() if name not in (*_OF_A_RANK, *_OF_A_WORKER)}
     read_end, write_end = os.pipe()
     try:

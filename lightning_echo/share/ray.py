@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import threading
@@ -9,79 +10,20 @@ import time
 import uuid
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import Any
 
 from lightning_echo.log import LOGGER
 from lightning_echo.share.attachment import Attachment
 from lightning_echo.share.config import ShareConfig, shared_folder
-from lightning_echo.share.process import Payload, ReaderError, left_parent, serve_payload, telling_of_failure
+from lightning_echo.share.packing import Chunk, Piece, pack_error
+from lightning_echo.share.process import Payload, ReaderError
 from lightning_echo.share.reading import MOST_END_SECONDS, Reads
 from lightning_echo.share.same_data import difference
 from lightning_echo.share.server import Start
-from lightning_echo.share.window import CHUNK, CacheState, Closed, Lane, TooLargeError, Window, pack_error
-
-# ---------------------------------------------------------------------- chunk
-# Packed examples that follow each other, as one array of bytes. Nodes send such arrays to each other::
-#
-#     | first item | how many | nanoseconds, processor nanoseconds per example | kind and size of each | bytes of each |
-
-_HEADER = 4  # numbers
-_NUMBER_BYTES = 8
-_KIND_SHIFT = 56
-_MOST_SIZE = 2**_KIND_SHIFT - 1
-
-
-class ChunkError(ValueError):
-    """An array is not a chunk."""
-
-
-class Piece(NamedTuple):
-    """A packed example: its bytes, and their kind, below 256."""
-
-    kind: int
-    data: Any
-
-
-class Chunk(NamedTuple):
-    """Examples that follow each other in the reader's stream, from item ``first`` on; empty if there are none yet."""
-
-    first: int
-    pieces: Sequence[Piece]
-    nanoseconds: int = 0  # the reader's time between two examples
-    cpu_nanoseconds: int = 0  # its processor time for one
-
-    def to_array(self) -> Any:
-        """Returns the chunk as one array of bytes."""
-        head = [self.first, len(self.pieces), self.nanoseconds, self.cpu_nanoseconds]
-        head += [piece.kind << _KIND_SHIFT | len(piece.data) for piece in self.pieces]
-        numbers = np.array(head, np.uint64).tobytes()
-        return np.frombuffer(b"".join([numbers, *(piece.data for piece in self.pieces)]), np.uint8)
-
-    @classmethod
-    def from_array(cls, array: Any) -> Chunk:
-        """Returns the chunk of an array. The bytes are not copied: they are views of the array. Raises a `ChunkError`."""
-        flat: Any = np.ascontiguousarray(array, np.uint8)
-        view = memoryview(flat).toreadonly()
-        if len(view) < _HEADER * _NUMBER_BYTES:
-            raise ChunkError(f"a chunk has {_HEADER * _NUMBER_BYTES} bytes or more, got {len(view)}")
-        first, count, nanoseconds, cpu = (int(word) for word in np.frombuffer(view, np.uint64, _HEADER))
-        at = (_HEADER + count) * _NUMBER_BYTES
-        if at > len(view):
-            raise ChunkError(f"a chunk of {count:,} examples has {at:,} bytes or more, got {len(view):,}")
-        pieces = []
-        for word in np.frombuffer(view, np.uint64, count, _HEADER * _NUMBER_BYTES).tolist():
-            size = word & _MOST_SIZE
-            pieces.append(Piece(word >> _KIND_SHIFT, view[at : at + size]))
-            at += size
-        if at != len(view):
-            raise ChunkError(f"a chunk says that it has {at:,} bytes, and it has {len(view):,}")
-        return cls(first, pieces, nanoseconds, cpu)
-
+from lightning_echo.share.window import CHUNK, CacheState, Closed, Lane, TooLargeError, Window
 
 # ---------------------------------------------------------------------- handing
 # The actor is on the node of the reader that reads, and gives its examples to the relays of the other nodes. For each relay it
@@ -111,9 +53,12 @@ class Handing:
         """Returns the node that reads, and how a reader's data differs from the data here; empty if it does not differ."""
         return {"node": self._node, "where": self._where, "differs": difference(data_fingerprint, self._fingerprint)}
 
-    def enter(self, relay: str, label: str, item: int, goes_on: bool, join: str) -> None:
+    def enter(
+        self, relay: str, label: str, item: int, goes_on: bool, join: str, cluster_workers: tuple[int, int] = (0, 0)
+    ) -> None:
         """Lets a relay in, whose node is ``label``, for people. If that node had a relay before, it has died, and is dropped."""
-        config = ShareConfig(self._name, join=join, late=0, restart=False)
+        workers = cluster_workers if any(cluster_workers) else None
+        config = ShareConfig(self._name, join=join, restart=False, cluster="ray", cluster_workers=workers)
         attachment = Attachment(config, self._no_other, self._fingerprint, tell_every=CHUNK, label=label, holds=True)
         with self._lock:
             before = [name for name, other in self._feeds.items() if other.label == label]
@@ -230,7 +175,7 @@ class _Feed:
 # All code that uses Ray. Only these functions import it. They run in the main processes of trainings and readers, never in the
 # workers of a ``DataLoader``, because a call from there hangs. Every call has a time-out.
 
-_NAMESPACE = "lightning_echo"
+NAMESPACE = "lightning_echo"
 _MOST_CALLS = 64  # at the same time in an actor; each relay makes two
 _MOST_ANSWER_SECONDS = 30.0  # the actor answers within a second, or a few seconds over a slow network
 _MOST_MEETING_SECONDS = 60.0  # Ray needs up to half of this time to notice that a node is lost
@@ -248,7 +193,7 @@ def check_ray(name: str) -> None:
         )
 
 
-def place_of_training(name: str) -> dict[str, str]:
+def place_of_training(name: str) -> dict[str, Any]:
     """Returns what a process that this training starts needs to join the cluster, and the node on which they both are."""
     check_ray(name)
     import ray
@@ -268,7 +213,8 @@ def place_of_training(name: str) -> dict[str, str]:
             stacklevel=2,
         )
     context = ray.get_runtime_context()
-    return {"address": context.gcs_address, "node": context.get_node_id()}
+    place = {"address": context.gcs_address, "node": context.get_node_id()}
+    return {**place, "runtime_env": context.runtime_env.serialize()}  # where the training's modules are
 
 
 # ---------------------------------------------------------------------- in a reader
@@ -306,7 +252,7 @@ def joined(name: str, place: dict[str, str], data_fingerprint: dict[str, str]) -
     """Joins the cluster until the ``with`` block ends. Yields the actor of the node that reads; None if this node reads."""
     import ray
 
-    ray.init(address=place["address"], namespace=_NAMESPACE, log_to_driver=False, configure_logging=False)
+    ray.init(address=place["address"], namespace=NAMESPACE, log_to_driver=False, configure_logging=False)
     try:
         here = f"{ray.util.get_node_ip_address()} (node {place['node'][:8]})"
         actor, met = _met(name, place["node"], here, data_fingerprint)
@@ -325,17 +271,14 @@ def _met(name: str, node: str, here: str, data_fingerprint: dict[str, str]) -> t
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    # The actor must find this package where this process finds it, and the sockets of this node.
-    paths = os.pathsep.join(path for path in sys.path if path)
-    variables = {"PYTHONPATH": paths, "LIGHTNING_ECHO_SHARED": str(shared_folder())}
     kind = ray.remote(Handing).options(
         name=f"share-{name}",
-        namespace=_NAMESPACE,
+        namespace=NAMESPACE,
         get_if_exists=True,
         num_cpus=0,
         max_concurrency=_MOST_CALLS,
         scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node, soft=False),
-        runtime_env={"env_vars": variables},
+        runtime_env=environment_of_actor(None, LIGHTNING_ECHO_SHARED=str(shared_folder())),  # the sockets of this node
     )
     end = time.monotonic() + _MOST_MEETING_SECONDS
     while True:
@@ -347,6 +290,16 @@ def _met(name: str, node: str, here: str, data_fingerprint: dict[str, str]) -> t
                 raise
             LOGGER.info("tries again: %s", error)
         time.sleep(_BETWEEN_TRIES_SECONDS)
+
+
+def environment_of_actor(runtime_env: str | None, **variables: str) -> dict[str, Any]:
+    """Returns the ``runtime_env`` of an actor, which must find this package where this process finds it.
+
+    ``runtime_env``: that of the training's own job, as `place_of_training` gives it.
+    """
+    found = dict[str, Any](json.loads(runtime_env)) if runtime_env else {}
+    paths = os.pathsep.join(path for path in sys.path if path)
+    return {**found, "env_vars": {**found.get("env_vars", {}), "PYTHONPATH": paths, **variables}}
 
 
 def _answer(asked: Any, where: str) -> Any:
@@ -482,22 +435,3 @@ class _Relaying(Reads):
                 return chunk
             asked = self._far.ask(self._name, needed)
         raise Closed
-
-
-# ---------------------------------------------------------------------- process
-
-_GATHER_SECONDS = 20.0  # relays need about ten seconds to start and to join the cluster
-
-
-def main(name: str, status: int) -> None:
-    """Reads the payload, leaves the parent, joins the cluster, and reads or relays. See ``main`` of ``process.py``."""
-    with telling_of_failure(status):
-        payload = left_parent()
-        options = payload.options
-        with joined(name, options["cluster"], options["fingerprint"]) as far:
-            if far is None:
-                LOGGER.info("this node reads for all nodes")
-                serve_payload(name, status, payload, gather_seconds=_GATHER_SECONDS)
-            else:
-                LOGGER.info("the reader on %s reads for this node", far.where)
-                serve_payload(name, status, payload, Relay(far, options["window_bytes"], LOGGER.warning))

@@ -10,13 +10,15 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from multiprocessing import get_context
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch.utils.data import DataLoader, get_worker_info
@@ -34,22 +36,12 @@ from lightning_echo.pipeline.reads import Abandoned, Pools, ReadAhead, ReadPool,
 from lightning_echo.pipeline.worker import EchoDataset, add_note
 from lightning_echo.plan.order import Order
 from lightning_echo.plan.plan import mix
+from lightning_echo.share.packing import HELD, pack, pack_error
 from lightning_echo.share.parts import Chunk, Dealing, Wanted
 from lightning_echo.share.places import Entry, Training
 from lightning_echo.share.reader_cache import ReaderCache
 from lightning_echo.share.same_data import sending_by_value
-from lightning_echo.share.window import (
-    CHUNK,
-    HELD,
-    MOST_LANES,
-    CacheState,
-    Closed,
-    Lane,
-    TooLargeError,
-    Window,
-    pack,
-    pack_error,
-)
+from lightning_echo.share.window import CHUNK, MOST_LANES, CacheState, Closed, Lane, TooLargeError, Window
 from lightning_echo.split.reading import ReadPart
 from lightning_echo.split.staged import examples_in, uncut_stages
 
@@ -136,21 +128,43 @@ def order_of(kind: Kind, seed: int) -> Order:
 # ---------------------------------------------------------------------- preparation
 
 
+class Puts(Protocol):
+    """Where a worker puts its examples: a `Lane`, or what has its place on another machine."""
+
+    waited_nanoseconds: int
+
+    def wait_until_open(self) -> None: ...
+    def go_to(self, item: int) -> None: ...
+    def put(self, item: int, kind: int, parts: Sequence[Any], size: int) -> None: ...
+    def note_prepared(self, examples: int, nanoseconds: int, cpu_nanoseconds: int) -> None: ...
+
+
+class Recipe(NamedTuple):
+    """How all workers of a reader read."""
+
+    seed: int
+    ahead: ReadAhead | None = None
+    caching: Caching | None = None
+
+
 class Preparation:
-    """Reads the examples of chunks in a worker, through the reader's cache if it has one, and puts them into the window."""
+    """Reads the examples of chunks in a worker, through the reader's cache if it has one, and puts them into a lane.
+
+    ``open_lane`` returns that lane: it is called in the worker. ``where``, if not empty, is added to errors of the data set.
+    ``say`` gets messages for the user, which come into the log of the reader.
+    """
 
     def __init__(
         self,
         dataset: Any,
-        window: Window,
-        seed: int,
-        worker: int,
-        ahead: ReadAhead | None = None,
-        caching: Caching | None = None,
+        open_lane: Callable[[], Puts],
+        recipe: Recipe,
+        where: str = "",
+        say: Callable[[str], None] = LOGGER.warning,
     ) -> None:
-        self.dataset, self._window, self._seed, self._worker = dataset, window, seed, worker
-        self._ahead, self._caching = ahead, caching
-        self._lane: Lane | None = None
+        self.dataset, self._open_lane, self._where, self._say = dataset, open_lane, where, say
+        self._seed, self._ahead, self._caching = recipe
+        self._lane: Puts | None = None
         self._pool: ReadPool | None = None
         self._cached: CachedReads | None = None
         self._is_broken_off = False  # whether it has left a chunk before its end
@@ -182,16 +196,15 @@ class Preparation:
         self._is_broken_off = False
         for source in (self._pool, self._cached):
             if source is not None and (note := source.take_note()):
-                LOGGER.warning("%s", note)  # in the log of the reader
+                self._say(note)
         count = len(chunk.indices if self._load_many is not None and chunk.wanted else chunk.wanted)
         busy = time.perf_counter_ns() - began - (lane.waited_nanoseconds - waited)
         lane.note_prepared(count, busy, time.process_time_ns() - cpu)
         lane.go_to(chunk.end)
         return (count,)
 
-    def _begin(self) -> Lane:
-        parent = os.getppid()
-        self._lane = Lane(self._window, self._worker, lambda: os.getppid() != parent)
+    def _begin(self) -> Puts:
+        self._lane = self._open_lane()
         stages = read = uncut_stages(self.dataset)
         held: tuple[Callable[[Any], bool], ...] = ()
         if self._caching is not None:
@@ -211,7 +224,7 @@ class Preparation:
             self._seeding.seed(EXAMPLE, item)
             example = self._load(index)
         except Exception as error:  # an error of the data set: every training gets it at this item
-            self._put_error(item, error, f"(reading example {index!r} of the data set)")
+            self._put_error(item, error, f"(reading example {index!r} of the data set{self._where})")
             if isinstance(error, StaleCacheError):  # nobody may get another example of this cache
                 raise
         else:
@@ -232,9 +245,9 @@ class Preparation:
             self._seeding.seed(EXAMPLE, chunk.first)
             examples = examples_in(self._load_many(chunk.indices), chunk.indices)
         except Exception as error:  # as above
-            add_note(error, f"(reading examples {chunk.indices!r} of the data set in one call)")
+            note = f"(reading examples {chunk.indices!r} of the data set in one call{self._where})"
             for item in chunk.wanted:
-                self._put_error(item, error, "")
+                self._put_error(item, error, note if item == chunk.wanted[0] else "")
             if isinstance(error, StaleCacheError):
                 raise
         else:
@@ -243,7 +256,7 @@ class Preparation:
 
     def _put(self, item: int, index: Any, example: Any, held: int) -> None:
         assert self._lane is not None
-        note = f"(example {index!r} of the data set)"
+        note = f"(example {index!r} of the data set{self._where})"
         try:
             kind, parts, size = pack(example)
         except Exception as error:  # an object that is not plain, or errors of the user's own objects
@@ -264,6 +277,12 @@ class Preparation:
 
 def _as_it_is(result: Any) -> Any:
     return result
+
+
+def _lane_in(window: Window, number: int) -> Lane:
+    """Returns the lane of this worker, which ends with the reader."""
+    parent = os.getppid()
+    return Lane(window, number, lambda: os.getppid() != parent)
 
 
 class Reads:
@@ -386,6 +405,8 @@ class Reading(Reads):
                 ahead = -(-self._ahead.window(order.pass_length // self._plain.num_workers) // CHUNK)
         self._dealing = Dealing(AheadOrder(order, order.pass_length, crosses=kind.is_own_order), wanted, begin, ahead, end)
         self._workers: dict[int, WorkerProcesses] = {}  # by number
+        self._far = set[int]()  # numbers of lanes that threads write in for workers on other machines
+        self._handed_over: deque[tuple[int, Iterable[Chunk]]] = deque()  # such lanes, and what a worker here is to write there
         self._most, self._has_begun = min(self._plain.num_workers, MOST_LANES), False  # most: how many are wanted
         self._may_begin = True  # another worker: no attempt has failed since the number was changed
 
@@ -401,10 +422,12 @@ class Reading(Reads):
             self._may_begin = True
             LOGGER.info("number of workers: %d in place of %d", self._most, before)
         with self._dealing.lock:
+            while self._handed_over:
+                self._begin_worker(*self._handed_over.popleft())
             at_work = sorted(self._workers.keys() - self._dealing.ending)
             self._dealing.ending.update(at_work[self._most :])
             end = time.monotonic() + _MOST_BEGINNING_SECONDS
-            for _ in range(min(self._most - len(at_work), MOST_LANES - len(self._workers)) if self._may_begin else 0):
+            for _ in range(min(self._most - len(at_work), len(self._free_lanes())) if self._may_begin else 0):
                 if self._dealing.is_over:
                     break
                 try:
@@ -425,19 +448,22 @@ class Reading(Reads):
         self.want(self._most)
         self.window.is_open = 1
 
-    def _begin_worker(self) -> None:
+    def _begin_worker(self, lane: int | None = None, chunks: Iterable[Chunk] = ()) -> None:
         """Starts a worker. It is a child of this thread, which must live as long as the worker.
 
-        Raises an OSError if the system does not allow that; then no chunk is lost.
+        ``lane``: the number of a lane that has begun, in which it writes these ``chunks`` and no others; None: it gets one of its
+        own. Raises an OSError if the system does not allow that; then no chunk is lost.
         """
         begun: SimpleQueue[Iterator[Any] | None] = SimpleQueue()
         with self._dealing.taking_back():
-            number = next(each for each in range(MOST_LANES) if each not in self._workers)
-            start = WorkerStart(self._sockets, self._plain.worker_init_fn, number, max(len(self._workers) + 1, self._most))
+            number = self._free_lanes()[0] if lane is None else lane
+            start = WorkerStart(
+                self._sockets, self._plain.worker_init_fn, number, max(len(self._workers) + 1, self._most, number + 1)
+            )
             processes = WorkerProcesses(start)
-            preparation = Preparation(self._plain.dataset, self.window, self._seed, number, self._ahead, self._caching)
+            preparation = Preparation(self._plain.dataset, partial(_lane_in, self.window, number), self.recipe)
             dataset: Any = EchoDataset(preparation)
-            requests: Any = self._requests(number)
+            requests: Any = self._requests(number) if lane is None else chunks
             loader: Any = DataLoader(
                 dataset,
                 batch_sampler=requests,
@@ -450,6 +476,7 @@ class Reading(Reads):
                 generator=torch.Generator().manual_seed(mix(self._seed, _WORKER, number)),
             )
             self._workers[number] = processes
+            self._far.discard(number)
             thread = self._thread(partial(self._pump, number, processes, begun.get))
             try:
                 with as_os_error():
@@ -470,15 +497,21 @@ class Reading(Reads):
         """
         if self.window.is_open:
             yield from [_NOTHING] * _PREFETCHED_CHUNKS
+        yield from self._begin_lane(number)
+
+    def _begin_lane(self, number: int) -> Iterator[Chunk]:
+        """Begins a lane, and returns its chunks. If there are none, the lane has ended."""
         chunks = self._dealing.chunks_of(number)
         with self._dealing.lock:
             self.window.begin_lane(number, self._dealing.next_item)
             first = next(chunks, None)
         if first is None:
             self.window.end_lane(number)
-            return
-        yield first
-        yield from chunks
+            return iter(())
+        return chain([first], chunks)
+
+    def _free_lanes(self) -> list[int]:
+        return [each for each in range(MOST_LANES) if each not in self._workers and each not in self._far]
 
     def _pump(self, number: int, processes: WorkerProcesses, begun: Callable[[], Iterator[Any] | None]) -> None:
         """Asks a worker for more, until it ends. When the thread ends, it drops the iterator, which ends the process."""
@@ -499,6 +532,59 @@ class Reading(Reads):
         self.window.end_lane(number)
         self._dealing.ending.discard(number)
         del self._workers[number]
+
+    @property
+    def dataset(self) -> Any:
+        return self._plain.dataset
+
+    @property
+    def recipe(self) -> Recipe:
+        """How each of its workers reads."""
+        return Recipe(self._seed, self._ahead, self._caching)
+
+    # ------------------------------------------------------------------ for workers on other machines
+    # They get chunks as a worker does, and a thread of this process writes what they have made, in a lane of theirs. If such a
+    # worker is lost, a new one here goes on in the same lane. So nobody notices: each lane writes what was dealt to it, in order.
+
+    def open_lane(self) -> tuple[int, Iterator[Chunk]] | None:
+        """Returns the number of a lane that has begun, and its chunks; None if there is none now.
+
+        The chunks end when the reading ends, or with those that were dealt before `deal_no_more`.
+        """
+        with self._dealing.lock:
+            lanes, coming = self._free_lanes(), max(self._most - len(self._workers), 0)
+            if not self.window.is_open or self._over.is_set() or self._dealing.is_over or len(lanes) <= coming:
+                return None
+            chunks = self._begin_lane(lanes[0])
+            self._far.add(lanes[0])
+            return lanes[0], chunks
+
+    def deal_no_more(self, number: int) -> None:
+        """Deals nothing more to a lane of `open_lane`."""
+        with self._dealing.lock:
+            self._dealing.ending.add(number)
+
+    def hand_over(self, number: int, chunks: Iterable[Chunk]) -> None:
+        """Lets a worker of this reader write these chunks in a lane of `open_lane`, which gets no more. The lane then ends."""
+        self._handed_over.append((number, chunks))
+
+    def close_lane(self, number: int) -> None:
+        """Ends a lane of `open_lane`, in which nothing is written any more."""
+        with self._dealing.lock:
+            self._far.discard(number)
+            self.window.end_lane(number)
+            self._dealing.ending.discard(number)
+
+    def begin_thread(self, run: Callable[[], None]) -> None:
+        """Starts a thread that writes in such a lane. An exception there ends the reading, which waits for the thread.
+
+        Raises an OSError if the system has no thread left.
+        """
+        with self._dealing.lock:
+            thread = self._thread(run)
+            with as_os_error():
+                thread.start()
+            self._threads = [each for each in self._threads if each.is_alive()] + [thread]
 
     @property
     def workers(self) -> int:

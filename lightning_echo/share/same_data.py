@@ -298,6 +298,19 @@ def difference_of_code(sent: dict[str, str], parts: dict[str, Any]) -> str:
     return Fingerprint({}, there).difference(Fingerprint({}, fingerprint(_compared(parts), ignore).code))
 
 
+def another_example(dataset: Any, data_fingerprint: dict[str, str]) -> str:
+    """Returns which example of this process's copy of the data is another one than in a `fingerprint_of`; empty if none is.
+
+    It reads the examples of that print whose index is a number, and raises their errors.
+    """
+    known = {name.removeprefix(_EXAMPLE): text for name, text in data_fingerprint.items() if name.startswith(_EXAMPLE)}
+    chosen = [int(index) for index in known if index.isdecimal()]
+    for index, digest in zip(chosen, _digests(dataset, chosen, False), strict=True):
+        if digest and digest != known[str(index)]:
+            return f"{_EXAMPLE}{index} is another one there, read under the same seeds"
+    return ""
+
+
 def trained_parts(data_fingerprint: dict[str, str]) -> list[str]:
     """Returns the paths of weights that the training may change, which the reader would not see."""
     return [name for name, text in data_fingerprint.items() if TRAINED in text]

@@ -56,6 +56,7 @@ class Start(NamedTuple):
     item: int
     goes_on: bool  # whether they had another reader before, which has died
     join: str
+    cluster_workers: tuple[int, int] = (0, 0)  # as in `Training`
 
 
 class CannotBegin(RuntimeError):
@@ -74,6 +75,23 @@ class Elsewhere(Protocol):
 
     def leave(self) -> None:
         """Leaves the other node."""
+
+
+class Cluster(Protocol):
+    """Workers on other machines, which make examples for this reader: ``ray_workers.py``."""
+
+    def want(self, low: int, high: int) -> None:
+        """Lets there be so many: ``low`` at first, up to ``high`` while the trainings wait for reading."""
+
+    @property
+    def has_settled(self) -> bool:
+        """Whether it is known what the machines can do. Raises `CannotBegin` if they cannot make these examples."""
+
+    def attend(self, reading: Reading | None) -> None:
+        """Lets them work for a reading from now on; None: for none."""
+
+    def status(self) -> list[dict[str, Any]]:
+        """Returns what each of them does, for people."""
 
 
 @dataclass
@@ -106,6 +124,7 @@ class Server:
         elsewhere: Another node that reads; None: this reader reads itself.
         gather_seconds: How long this reader waits for all trainings of the dead reader before it begins. Trainings on other nodes
             need other items than those on this node.
+        cluster: Workers on other machines; None: there can be none.
     """
 
     def __init__(
@@ -127,7 +146,9 @@ class Server:
         when_over: Callable[[], None] = lambda: None,
         elsewhere: Elsewhere | None = None,
         gather_seconds: float = 0.0,
+        cluster: Cluster | None = None,
     ) -> None:
+        self._cluster = cluster
         self._listener, self._kind, self._seed, self._fingerprint = listener, kind, seed, in_short(data_fingerprint)
         self._window_bytes, self._linger_seconds = window_bytes, linger_seconds
         self._workers, self._least_workers = workers, least_workers
@@ -396,6 +417,7 @@ class Server:
             self._drop(peer)
             return
         wish, lacks_from, part = hello["wish"], hello.get("lacks_from"), None
+        low, high = hello.get("cluster_workers", (0, 0))
         if len(descriptors) > 1:
             raise WireError(f"a hello may bring 1 descriptor, got {len(descriptors)}")
         if descriptors:
@@ -417,6 +439,7 @@ class Server:
             share=1.0 if part is None else count_of(part) / self._length,
             lacks_from=None if lacks_from is None else item_in(lacks_from),
             workers=item_in(hello["workers"]),
+            cluster_workers=(item_in(low), item_in(high)),
             patient_until=time.monotonic() + amount_in(hello["wait_seconds"]),
         )
         peer.tell_at = time.monotonic() + _TELL_FIRST_SECONDS
@@ -435,6 +458,8 @@ class Server:
     def _let_enter_or_fail(self) -> None:
         try:
             self._let_enter()
+        except CannotBegin:
+            raise
         except Exception as error:  # of the user's sampler, of an object that is sent to workers, of the system
             if any(each is not None and each.has_lost_worker() for each in (self._reading, *self._again.values())):
                 raise  # torch raises this in the main thread whenever a worker dies, also while others are started
@@ -498,19 +523,25 @@ class Server:
         """Begins to read at an item. Drops the items that were read for others before. Returns whether there is a window."""
         if self._reading is not None:
             self._end_reading()
+        if self._cluster is not None:
+            self._cluster.want(*self._trainings.cluster_workers)
+            if not self._cluster.has_settled:
+                return False
         here = partial(self._read, self._kind, self._seed, item, self._window_bytes, self._on_lost, self._sockets)
         if self._elsewhere is None:
             self._reading = here()
         else:
             ready = self._trainings.ready()
             join = "pass" if any(one.join == "pass" for one in ready) else "now"
-            start = Start(item, any(one.goes_on for one in ready), join)
+            start = Start(item, any(one.goes_on for one in ready), join, self._trainings.cluster_workers)
             self._reading = self._elsewhere.begin(start, here, self._on_lost)
         if self._reading is None:
             return False
         self._settle()
         self._want_workers()
         self._reading.start()
+        if self._cluster is not None and isinstance(self._reading, Reading):
+            self._cluster.attend(self._reading)
         return True
 
     def _reads_up_to(self, begin: int, end: int) -> Reads:
@@ -522,6 +553,8 @@ class Server:
 
     def _want_workers(self) -> None:
         """Lets as many workers be there as the trainings ask for, with those that read again for one of them."""
+        if self._cluster is not None and self._trainings.all:
+            self._cluster.want(*self._trainings.cluster_workers)
         left = self._wanted_workers - self._again.want()
         if self._reading is not None:
             self._reading.want(max(left, 1) if self._again else left)  # 0 if only other nodes get examples
@@ -544,6 +577,8 @@ class Server:
     def _end_reading(self) -> None:
         """Ends the workers, and leaves other nodes."""
         self._again.close()
+        if self._cluster is not None:
+            self._cluster.attend(None)
         if self._elsewhere is not None:
             self._elsewhere.leave()
         if self._reading is not None:
@@ -559,6 +594,7 @@ class Server:
         welcome: dict[str, Any] = {"place": entry.place, "there": entry.there, "others": entry.others, "is_late": entry.is_late}
         welcome |= {"batch_size": self._batch_size, "whose": self._who()}
         welcome |= {"count": self._trainings.count, "cache": reading.about_cache}
+        welcome |= {"has_cluster": self._cluster is not None or self._elsewhere is not None}
         try:
             for each in (reading, *again):
                 descriptors.append(each.window.read_only_descriptor())
@@ -596,5 +632,6 @@ class Server:
                 "low": 0 if window is None else window.low,
                 "is_full": window is not None and window.is_full,
                 "slowest": None if slowest is None else slowest.label,
+                "cluster": [] if self._cluster is None else self._cluster.status(),
             }
         }

@@ -24,10 +24,11 @@ from lightning_echo.schema import EchoStateError, entry, state_of
 from lightning_echo.share.attachment import Attachment, Missed, NextReader
 from lightning_echo.share.config import ShareConfig
 from lightning_echo.share.connecting import Place
+from lightning_echo.share.packing import END, unpack
 from lightning_echo.share.pipeline import cut, joined, rows_of
 from lightning_echo.share.process import ReaderError
 from lightning_echo.share.stream_reading import At, first_item
-from lightning_echo.share.window import END, Window, unpack
+from lightning_echo.share.window import Window
 
 _OVER: Any = object()
 _SAY_AGAIN_SECONDS = 10.0

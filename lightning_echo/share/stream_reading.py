@@ -20,9 +20,10 @@ from lightning_echo.pipeline.prefetch import WorkerProcesses
 from lightning_echo.pipeline.requests import tell_pass
 from lightning_echo.pipeline.worker import EchoDataset, add_note
 from lightning_echo.plan.plan import mix
+from lightning_echo.share.packing import END, ERROR, Packed, pack, pack_error
 from lightning_echo.share.reading import Reads, WorkerStart
 from lightning_echo.share.same_data import Unit, sending_by_value, unit_of
-from lightning_echo.share.window import END, ERROR, Closed, Lane, Packed, TooLargeError, Window, pack, pack_error
+from lightning_echo.share.window import Closed, Lane, TooLargeError, Window
 from lightning_echo.split.staged import read_batch
 
 # Each item is put into the window. Items are numbered one after the other. The number of a reader's first item follows from the

@@ -31,9 +31,9 @@ from trainer_runs import fit
 from lightning_echo import CacheConfig, EchoCallback, EchoDataModule, EchoLoader, ShareConfig, serve
 from lightning_echo.share.config import log_of
 from lightning_echo.share.connecting import SharedDataDiffers
+from lightning_echo.share.packing import SharedReadError
 from lightning_echo.share.process import ReaderError
 from lightning_echo.share.sharing import status_of
-from lightning_echo.share.window import SharedReadError
 
 pytestmark = pytest.mark.usefixtures("own_folder")
 

@@ -32,10 +32,10 @@ from sharing_runs import (
 from torch.utils.data import DataLoader
 
 from lightning_echo.share.config import new_socket, receive, send, socket_of
+from lightning_echo.share.packing import SharedReadError
 from lightning_echo.share.parts import sealed
 from lightning_echo.share.process import ReaderError
 from lightning_echo.share.sharing import serve
-from lightning_echo.share.window import SharedReadError
 
 LENGTH = 240
 NOBODY = 65534

@@ -25,8 +25,8 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset,
 from lightning_echo import EchoLoader
 from lightning_echo.share import sharing as loader_sharing
 from lightning_echo.share.connecting import SharedDataDiffers
+from lightning_echo.share.packing import SharedReadError
 from lightning_echo.share.process import ReaderError
-from lightning_echo.share.window import SharedReadError
 
 LENGTH = 97
 

@@ -10,9 +10,9 @@ import pytest
 from torch.utils.data import DataLoader
 
 from lightning_echo.pipeline.kinds import kind_of
+from lightning_echo.share.packing import unpack
 from lightning_echo.share.reading import Reading, WorkerStart
 from lightning_echo.share.stream_reading import At, StreamReading
-from lightning_echo.share.window import unpack
 
 SCRIPT = """
 import functools

@@ -14,8 +14,8 @@ from PIL import Image
 from torchvision import tv_tensors
 
 from lightning_echo.data.difference import difference
+from lightning_echo.share.packing import ERROR, SharedReadError, pack, pack_error, unpack
 from lightning_echo.share.pipeline import cut, joined, rows_of
-from lightning_echo.share.window import ERROR, SharedReadError, pack, pack_error, unpack
 
 Pair = collections.namedtuple("Pair", "image label")
 

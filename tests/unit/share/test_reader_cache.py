@@ -13,10 +13,11 @@ from lightning_echo.pipeline.kinds import kind_of
 from lightning_echo.share.attachment import Attachment
 from lightning_echo.share.config import ShareConfig
 from lightning_echo.share.connecting import Link, Place
+from lightning_echo.share.packing import HELD, pack, pack_error
 from lightning_echo.share.pipeline import SharedExamples
 from lightning_echo.share.reader_cache import ReaderCache, options_in_words
 from lightning_echo.share.same_data import difference, fingerprint_of, in_short
-from lightning_echo.share.window import HELD, CacheState, Lane, Window, pack, pack_error
+from lightning_echo.share.window import CacheState, Lane, Window
 
 SQUARES = StagedDataset.of([number * number for number in range(40)], augment=float)
 

@@ -17,9 +17,10 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from lightning_echo.pipeline.kinds import kind_of
 from lightning_echo.share import reading as reading_module
+from lightning_echo.share.packing import unpack
 from lightning_echo.share.parts import Chunk
-from lightning_echo.share.reading import Preparation, Reading, WorkerStart, order_of
-from lightning_echo.share.window import CHUNK, Window, unpack
+from lightning_echo.share.reading import Preparation, Reading, Recipe, WorkerStart, order_of
+from lightning_echo.share.window import CHUNK, Lane, Window
 
 LENGTH = 61
 
@@ -140,7 +141,7 @@ def test_a_worker_begins_although_sockets_were_closed_since_the_reader_began():
 
 def test_a_worker_that_leaves_a_chunk_before_its_end_writes_no_later_one():
     window = Window.create(4096, 1, 0)
-    preparation = Preparation(Waiting(), window, 0, 0)
+    preparation = Preparation(Waiting(), lambda: Lane(window, 0), Recipe(0))
     wanted = [0, 1, 2, *range(9, CHUNK)]
     window.close_for_writers()
     assert preparation.fetch(Chunk(0, wanted, list(range(CHUNK)), [], [])) == (0,)

@@ -12,11 +12,12 @@ from torch.utils.data import DataLoader
 
 from lightning_echo.pipeline.kinds import kind_of
 from lightning_echo.share import ray as handing
+from lightning_echo.share.packing import ERROR, HELD, Chunk, ChunkError, Piece, unpack
 from lightning_echo.share.process import ReaderError, run_reader
-from lightning_echo.share.ray import Chunk, ChunkError, FarLost, Handing, Piece, Relay
+from lightning_echo.share.ray import FarLost, Handing, Relay
 from lightning_echo.share.server import Start
 from lightning_echo.share.sharing import status_of
-from lightning_echo.share.window import ERROR, HELD, CacheState, unpack
+from lightning_echo.share.window import CacheState
 
 DEADLINE_SECONDS = 20
 FRESH = Start(0, False, "now")

@@ -88,7 +88,8 @@ SHARE = {"name": "sweep", "cluster": "ray"}
 @pytest.fixture
 def played(monkeypatch):
     """Ray, in a process that has joined a cluster."""
-    context = SimpleNamespace(gcs_address="10.0.0.1:6379", get_node_id=lambda: "abc")
+    environment = SimpleNamespace(serialize=lambda: "{}")
+    context = SimpleNamespace(gcs_address="10.0.0.1:6379", get_node_id=lambda: "abc", runtime_env=environment)
     module = SimpleNamespace(is_initialized=lambda: True, get_runtime_context=lambda: context)
     monkeypatch.setitem(sys.modules, "ray", module)
     monkeypatch.setattr(ray_cluster, "find_spec", lambda name: name)
@@ -112,7 +113,7 @@ def test_without_a_cluster_a_hint_is_said(played):
 
 def test_a_cluster_without_tokens_is_warned_of_with_what_to_set(played, monkeypatch):
     with pytest.warns(UserWarning, match=r"RAY_AUTH_MODE=token on all nodes, and RAY_AUTH_TOKEN_PATH .* \(chmod 600\)"):
-        assert place_of_training("sweep") == {"address": "10.0.0.1:6379", "node": "abc"}
+        assert place_of_training("sweep") == {"address": "10.0.0.1:6379", "node": "abc", "runtime_env": "{}"}
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     assert place_of_training("sweep")["node"] == "abc"  # no warning, which would be an error
 

@@ -6,9 +6,9 @@ import torch
 from lightning_echo.share.attachment import Missed, NextReader
 from lightning_echo.share.config import ShareConfig
 from lightning_echo.share.connecting import Place
+from lightning_echo.share.packing import END, pack
 from lightning_echo.share.stream import SharedBatches, SharedStream
 from lightning_echo.share.stream_reading import At, first_item
-from lightning_echo.share.window import END, pack
 
 
 def raw(value, at):

@@ -11,9 +11,10 @@ import pytest
 from lightning_echo.share.attachment import Attachment, Missed
 from lightning_echo.share.config import Gone, ShareConfig, new_socket, receive, send
 from lightning_echo.share.connecting import Connector, Group, Link, Place, Succession, _Over
+from lightning_echo.share.packing import pack
 from lightning_echo.share.places import Agreement
 from lightning_echo.share.process import ReaderError
-from lightning_echo.share.window import CacheState, pack
+from lightning_echo.share.window import CacheState
 
 
 def linked(window, connection=None, item=0):
