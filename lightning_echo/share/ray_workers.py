@@ -613,6 +613,7 @@ def main(name: str, status: int) -> None:
             if far is None:
                 LOGGER.info("this node reads for all nodes")
                 cluster = RayWorkers(name, options["cluster"], payload, seed_of(name))
+                cluster.want(*options["cluster_workers"])  # now: they begin while this process does
                 try:
                     serve_payload(name, status, payload, gather_seconds=_GATHER_SECONDS, cluster=cluster)
                 finally:
