@@ -32,7 +32,7 @@ _NOT_NEGATIVE = (
     *("read_cpu_share", "prepare_cpu_share", "step_cpu_seconds", "read_sharing", "prepare_sharing"),
     *("contention", "ahead_contention"),
 )
-_LEAST = {**dict.fromkeys(_NOT_NEGATIVE, 0), "batch_size": 1, "workers": 0, "cores": 1}
+_LEAST = {**dict.fromkeys(_NOT_NEGATIVE, 0), "batch_size": 1, "workers": 0, "cores": 1, "ranks": 1}
 
 
 def check_at_least(name: str, value: Any, least: float) -> None:
@@ -155,6 +155,7 @@ class MeasuredStages:
         ahead_contention: How many times as long a worker's own thread takes while threads of the worker read ahead, since the
             threads of a process take turns in running Python.
         no_cluster_workers: Why workers on other machines cannot read this data; empty if they can, or if that is unknown.
+        ranks: Number of ranks of the job. All figures are those of one rank.
     """
 
     read: Spread
@@ -185,6 +186,7 @@ class MeasuredStages:
     no_reads_ahead: str = ""
     ahead_contention: float = 1.0
     no_cluster_workers: str = ""
+    ranks: int = 1
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
@@ -311,12 +313,13 @@ def _bytes_of(stages: MeasuredStages, hold: str, fraction: float) -> float | Non
 #   (`least_of_most`), since lanes get the next examples when they are free:
 #
 #     T    = max(collate(e), step / n + copy, the least over y of
-#                max((1 - y) * upstream(e) / workers, y * B / e * (read + decode + augment) / N, y * B / e * taking,
+#                max((1 - y) * upstream(e) / workers, y * B / e * (read + decode + augment) / N, y * B / e * taking * ranks,
 #                    ((1 - y) * cpu_upstream(e) + y * B / e * taking + k cpu_own(e)) / cores))
 #
 #   ``taking`` is the time that an example from there costs this machine (`TAKING_SECONDS`). All of it is taken to be that of one
-#   thread, which may be more than it is. Where ``read_sharing`` is above 0, workers on other machines make the storage slower for
-#   all, as more workers here would. Whether they share a storage, and what it can deliver to them all, is not measured.
+#   thread for all ranks, which may be more than it is. Where ``read_sharing`` is above 0, workers on other machines make the
+#   storage slower for all, as more workers here would. Whether the machines share a storage, and what it can deliver to them all,
+#   is not measured.
 
 _WAITS = 1.1  # a training waits for its workers if its steps take this many times as long as with everything ready
 _HELPS = 0.9  # more workers help if with twice as many a step takes at most this many times as long
@@ -595,7 +598,7 @@ def _cluster_seconds(stages: MeasuredStages, setting: TrainingSetting, figure: s
             (0.0, upstream / (asked.workers or 1)),
             (0.0, reads_per_step(stages, asked, figure)),
             (fresh * _lone_seconds(stages, asked, figure) / asked.cluster_workers, 0.0),
-            (taking, 0.0),
+            (taking * stages.ranks, 0.0),  # one reader takes them in for all ranks
             ((taking + rest) / stages.cores, (busy_upstream + rest) / stages.cores),
         ]
         return max(least_of_most(limits), own, costs.device_seconds)
@@ -604,7 +607,8 @@ def _cluster_seconds(stages: MeasuredStages, setting: TrainingSetting, figure: s
     seconds = seconds_with(1)
     if seconds == costs.device_seconds:
         return seconds, "step"
-    if seconds_with(2) < _HELPS * seconds:
+    with_twice = seconds_with(2)
+    if with_twice < _HELPS * seconds or with_twice == costs.device_seconds:
         return seconds, "workers"
     return seconds, "storage" if stages.read_sharing > stages.prepare_sharing else "cores"
 

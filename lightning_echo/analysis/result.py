@@ -37,6 +37,7 @@ from lightning_echo.measure.control import (
     number_of,
     percent,
     three_digits,
+    whole_cores,
 )
 from lightning_echo.measure.target_idle import AIM, LARGE_FACTOR, TARGET, round_up
 from lightning_echo.schema import FieldError, record
@@ -230,7 +231,7 @@ def by_other_machines(stages: MeasuredStages, found: Sequence[Remedy], target: f
     fewest = fewest_elsewhere(lambda workers: feeds(stages, replace(base, cluster_workers=workers), target))
     if fewest is None:
         return None
-    missing = math.ceil(cores_wanted(stages, replace(base, cluster_workers=fewest))) - stages.cores
+    missing = whole_cores(cores_wanted(stages, replace(base, cluster_workers=fewest))) - stages.cores
     return replace(base, cluster_workers=max(fewest, missing))
 
 
@@ -276,13 +277,8 @@ class Verdict:
     elsewhere: TrainingSetting | None = None
 
 
-def judge(
-    stages: MeasuredStages, step_seconds: float, transforms: Mapping[str, float], target: float = TARGET, ranks: int = 1
-) -> Verdict:
-    """Returns the cheapest setting that feeds the accelerator: ``target`` is the share of the time that it may wait.
-
-    ``stages`` are those of one of the ``ranks``.
-    """
+def judge(stages: MeasuredStages, step_seconds: float, transforms: Mapping[str, float], target: float = TARGET) -> Verdict:
+    """Returns the cheapest setting that feeds the accelerator: ``target`` is the share of the time that it may wait."""
     idle = max(0.0, 1 - stages.step.median / step_seconds)
     if idle <= target:
         return Verdict(VerdictKind.not_starved, f"Do nothing: {busy(idle)}.", TrainingSetting())
@@ -303,8 +299,8 @@ def judge(
     about = "" if verdict.kind is VerdictKind.more_workers else _about_reads(stages, verdict.setting)
     elsewhere = by_other_machines(stages, found, target)
     if elsewhere is not None:
-        needed = math.ceil(cores_wanted(stages, elsewhere))
-        about += f" {cores_elsewhere(needed, stages.cores, elsewhere.cluster_workers, ranks)}"
+        needed = whole_cores(cores_wanted(stages, elsewhere))
+        about += f" {cores_elsewhere(needed, stages.cores, elsewhere.cluster_workers, stages.ranks)}"
     return replace(verdict, message=f"{verdict.message}{about}", remedies=found, elsewhere=elsewhere)
 
 
@@ -501,7 +497,7 @@ class StallAnalysis:
         slowest = max(range(len(ranks)), key=lambda rank: ranks[rank].host_seconds)
         free = [each.stages.free_bytes for each in analyses if each.stages.free_bytes is not None]
         # All machines are asked for a cache of the same size.
-        stages = replace(analyses[slowest].stages, free_bytes=min(free, default=None))
+        stages = replace(analyses[slowest].stages, free_bytes=min(free, default=None), ranks=len(ranks))
         return replace(analyses[slowest], stages=stages, ranks=ranks)
 
     @property
@@ -591,7 +587,7 @@ class StallAnalysis:
     @property
     def verdict(self) -> Verdict:
         """The verdict: the advice, and its reasons."""
-        return judge(self.stages, self.step_seconds, self.transforms, ranks=max(len(self.ranks), 1))
+        return judge(self.stages, self.step_seconds, self.transforms)
 
     def predict(self, **setting: Any) -> Prediction:
         """Predicts the step time, the idle fraction and the speed-up of another setting.
@@ -635,7 +631,7 @@ class StallAnalysis:
             "message": verdict.message,
             "options": verdict.setting.options,
             "remedies": remedies,
-            "cluster_workers": 0 if verdict.elsewhere is None else verdict.elsewhere.cluster_workers * max(len(self.ranks), 1),
+            "cluster_workers": 0 if verdict.elsewhere is None else verdict.elsewhere.cluster_workers * self.stages.ranks,
         }
         state = {"lightning_echo_analysis": _VERSION, **asdict(self), "advice": advice}
         Path(path).write_text(json.dumps(state, indent=2) + "\n")

@@ -424,6 +424,15 @@ It is the upper bound that sharing over a cluster has to keep, and is not measur
 _MOST_ELSEWHERE = 4096  # workers on other machines that are asked about
 
 
+def whole_cores(cores: float) -> int:
+    """Returns a number of cores, rounded up.
+
+    >>> whole_cores(2.1), whole_cores(0.46 / 0.02)  # 23.000000000000004
+    (3, 23)
+    """
+    return math.ceil(round(cores, 6))
+
+
 def least_of_most(lines: Sequence[tuple[float, float]]) -> float:
     """Returns the smallest value that the highest of some lines takes between 0 and 1: pairs of the values at 0 and at 1.
 

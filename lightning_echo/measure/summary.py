@@ -27,6 +27,7 @@ from lightning_echo.measure.control import (
     over_last,
     percent,
     three_digits,
+    whole_cores,
 )
 from lightning_echo.measure.target_idle import LARGE_FACTOR, NO_GAIN_HELPS, TARGET
 from lightning_echo.schema import FieldError, entry, record, rows
@@ -318,26 +319,25 @@ def _workers_wanted(observation: Observation, recommended: Decision, cores: int)
 def _elsewhere(observation: Observation, waiting: Waiting | None, cores: int, chosen: Mapping[str, Any]) -> str:
     """Returns the sentence on cores of other machines; empty if those here are enough, or may be, or if others are no cure.
 
-    The workers' time is turned into processor time: they wait for a share of it, and more of them than there are cores take
+    The workers' time gives their processor time: they wait for a share of it, and if they are more than the cores, they take
     turns. The training's own processor time is not known here.
     """
     costs = observation.costs
     if waiting is None or not waiting.batch_size or costs is None or not costs.device_seconds or "share" in chosen:
         return ""
-    here = costs.host_seconds(1) * waiting.workers * min(1.0, cores / max(waiting.workers, 1))  # of a batch, on a core of its own
-    busy_seconds, longest_step = here * (1 - waiting.fraction), costs.device_seconds / (1 - TARGET)
+    seconds = costs.host_seconds(1) * min(waiting.workers, cores)  # of a worker with a core of its own, per batch
+    busy_seconds, longest_step = seconds * (1 - waiting.fraction), costs.device_seconds / (1 - TARGET)
     if waiting.fraction >= _MOSTLY or busy_seconds <= cores * longest_step:
         return ""
-    taking, collate = waiting.batch_size * TAKING_SECONDS, costs.collate_seconds * (1 - waiting.fraction)
+    collated = costs.collate_seconds / (costs.reused_seconds + costs.redone_seconds)  # share of it that stays here
+    taking = waiting.batch_size * TAKING_SECONDS
 
     def feeds(workers: int) -> bool:
-        limits = [((taking + collate) / cores, busy_seconds / cores), (here / workers, 0.0), (taking, 0.0)]
-        return least_of_most(limits) <= longest_step
+        here = (taking + collated * busy_seconds) / cores, busy_seconds / cores
+        return least_of_most([here, (taking * waiting.ranks, 0.0), ((1 - collated) * seconds / workers, 0.0)]) <= longest_step
 
-    fewest, needed = fewest_elsewhere(feeds), math.ceil(busy_seconds / costs.device_seconds)
-    if fewest is None:
-        return ""
-    return f" {cores_elsewhere(needed, cores, max(fewest, needed - cores), waiting.ranks)}"
+    fewest, needed = fewest_elsewhere(feeds), whole_cores(busy_seconds / costs.device_seconds)
+    return "" if fewest is None else f" {cores_elsewhere(needed, cores, max(fewest, needed - cores), waiting.ranks)}"
 
 
 def _advise_reads(observation: Observation, waiting: Waiting) -> str:
