@@ -535,12 +535,12 @@ def _core_rate(looked: Looked, cores: int) -> list[Finding]:
     busy = 0.0 if took is None else took.seconds - took.waits
     if busy <= 0:
         return []
-    rate = 1 / busy
+    rate, of_all = (three_digits(float(f"{number / busy:.2g}")) for number in (1, cores))
     sentence = (
-        f"An example takes {1e3 * busy:.3g} ms of processor time: a core makes about {three_digits(rate)} in a second, "
-        f"{number_of(cores, 'core', 'cores')} {three_digits(cores * rate)}, without collation and training."
+        f"An example takes {1e3 * busy:.3g} ms of processor time: a core makes about {rate} in a second, "
+        f"{number_of(cores, 'core', 'cores')} {of_all}, without collation and training."
     )
-    figures = {"cpu_seconds": busy, "examples_per_second_of_core": rate, "examples_per_second": cores * rate}
+    figures = {"cpu_seconds": busy, "examples_per_second_of_core": 1 / busy, "examples_per_second": cores / busy}
     return [ok("core_rate", sentence, **figures)]
 
 

@@ -60,7 +60,7 @@ def test_a_good_loader_has_nothing_to_complain_about():
 @pytest.mark.parametrize(
     ("seconds", "waits", "said"),
     [
-        (0.0125, 0.0, "takes 12.5 ms of processor time: a core makes about 80 in a second, 16 cores 1,280, without"),
+        (0.0125, 0.0, "takes 12.5 ms of processor time: a core makes about 80 in a second, 16 cores 1,300, without"),
         (0.0125, 0.0025, "takes 10 ms of processor time: a core makes about 100 in a second, 16 cores 1,600, without"),
         (0.0125, 0.0125, ""),  # it only waits, as far as could be measured
     ],
