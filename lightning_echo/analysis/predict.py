@@ -620,6 +620,13 @@ def _lone_seconds(stages: MeasuredStages, setting: TrainingSetting, figure: str)
     return float(read + prepare * (1 / max(stages.workers, 1)) ** stages.prepare_sharing)
 
 
+def mostly_computes(stages: MeasuredStages) -> bool:
+    """Whether a worker with a core of its own is busy for at least half of the time in which it prepares an example."""
+    busy = stages.read.median * stages.read_cpu_share
+    busy += (stages.decode.median + stages.augment.median) * stages.prepare_cpu_share
+    return 2 * busy >= _lone_seconds(stages, TrainingSetting(), "median")
+
+
 def _times_reading(stages: MeasuredStages, setting: TrainingSetting) -> float:
     """Returns how many times as long a worker reads an example from the storage, since others read from it as well."""
     workers = stages.workers if setting.workers is None else setting.workers

@@ -22,6 +22,7 @@ from lightning_echo.analysis.predict import (
     costs_of,
     fits_point,
     fitting_fraction,
+    mostly_computes,
     possible_holds,
     predict,
     read_seconds,
@@ -218,15 +219,15 @@ def _cache(stages: MeasuredStages, base: TrainingSetting, hold: str, share: floa
 def by_other_machines(stages: MeasuredStages, found: Sequence[Remedy], target: float = TARGET) -> TrainingSetting | None:
     """Returns the setting with the fewest workers on other machines that feed the accelerator without echoing and cache.
 
-    None if the processors of this machine can feed it, if a remedy before echoing does, or if other machines are no cure: the
-    storage is the limit, or examples take less time to prepare than to bring here.
+    None if the processors of this machine can feed it, if workers mostly wait, if a remedy before echoing is enough, or if other
+    machines are no cure: the storage is the limit, or examples take less time to prepare than to bring here.
     """
     cheaper = [remedy for remedy in found if remedy.name != "echo"]
     if stages.no_cluster_workers or any(remedy.is_enough for remedy in cheaper):
         return None
     asked = [remedy.setting for remedy in cheaper if remedy.name != "cache"]
     base = asked[-1] if asked else TrainingSetting()
-    if cores_wanted(stages, base) * (1 - target) <= stages.cores:
+    if cores_wanted(stages, base) * (1 - target) <= stages.cores or not mostly_computes(stages):
         return None
     fewest = fewest_elsewhere(lambda workers: feeds(stages, replace(base, cluster_workers=workers), target))
     if fewest is None:

@@ -50,9 +50,10 @@ def cores_elsewhere(needed: int, here: int, elsewhere: int, ranks: int = 1) -> s
     'Feeding it without echoes takes 23 cores, and this machine has 16: 7 on other machines would do'
     """
     whose, for_each = ("this machine has", "") if ranks == 1 else ("a rank has", f" for each of {ranks} ranks")
+    taking = " (more than the difference, since taking their examples in costs cores here)" if elsewhere > needed - here else ""
     return (
         f"Feeding it without echoes takes {number_of(needed, 'core', 'cores')}, and {whose} {here}: {elsewhere} on other machines"
-        f'{for_each} would do, with ShareConfig("train", cluster="ray", cluster_workers={elsewhere * ranks}).'
+        f'{for_each}{taking} would do, with ShareConfig("train", cluster="ray", cluster_workers={elsewhere * ranks}).'
     )
 
 
