@@ -360,6 +360,9 @@ PLAIN = PipelineCosts.of_waiting(0.01625, 10 / 16.25, 1.0, workers=16)  # a run 
         ({"reason": Reason.no_gain}, None),  # the cost model does not explain the waiting
         ({"its_costs": costs(0.15, workers=16)}, None),
         ({"batch_size": 0}, None),  # a stream
+        # 100 ms for a batch of 64 examples, 32 from elsewhere: (100 - 84.2) / 68 = 23% of them, where 0.23 * 100 / 10.53 = 2.2.
+        ({"its_costs": costs(0.1, workers=8), "workers": 8, "cores": 8, "batch_size": 64}, (10, 8, 3, 3)),
+        ({"its_costs": costs(0.6, workers=16), "fraction": 0.6}, None),  # 240 ms of processor time, but workers mostly wait
         ({"batch_size": 500}, None),  # 250 ms to take in, which is more than to make
         ({"chosen": {"share": "sweep"}}, None),
         ({"its_costs": None, "reason": Reason.at_minimum}, None),
