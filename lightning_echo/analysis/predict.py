@@ -468,6 +468,9 @@ class Prediction:
 def predict(stages: MeasuredStages, setting: TrainingSetting) -> Prediction:
     """Returns the prediction for a setting; raises a ValueError if this data set rules out its insertion point or its cache.
 
+    Workers on other machines (``cluster_workers``) are assumed to compute as fast as one worker alone here, and to read as more
+    workers here would. A limit of a storage that all machines share, and the network, are not in the prediction.
+
     Example:
         >>> from lightning_echo.analysis.predict import Spread
         >>> seconds = dict.fromkeys(("read_cached", "decode", "augment", "collate", "hand_over", "copy"), Spread.exactly(0.0))

@@ -593,6 +593,8 @@ class StallAnalysis:
     def predict(self, **setting: Any) -> Prediction:
         """Predicts the step time, the idle fraction and the speed-up of another setting.
 
+        For workers on other machines (``cluster_workers``), what a storage that all machines share can deliver is not known.
+
         Args:
             **setting: Options of `TrainingSetting`.
 
