@@ -37,7 +37,7 @@ from lightning_echo.share.ray import NAMESPACE, Relay, environment_of_actor, joi
 from lightning_echo.share.ray_actor import KEY_BYTES, RECORD, DiffersThere, Sent, SentRecords, actor_class, versions
 from lightning_echo.share.reading import Reading, Recipe
 from lightning_echo.share.server import CannotBegin
-from lightning_echo.share.window import CHUNK, Closed, Lane, TooLargeError
+from lightning_echo.share.window import CHUNK, MOST_LANES, Closed, Lane, TooLargeError
 from lightning_echo.split.staged import batched
 
 # ---------------------------------------------------------------------- in the reader: a lane
@@ -485,8 +485,8 @@ class RayWorkers:
             actor.is_placed = True
             if not self._has_put:
                 self._payload, self._has_put = ray.put(self._payload), True
-            local = 1 if self._reading is None else max(self._reading.workers, 1)
-            sent = Sent(versions(), self._seed, actor.number, actor.number + local + 1, actor.where)
+            number = MOST_LANES + actor.number  # no worker here has that number
+            sent = Sent(versions(), self._seed, number, number + 1, actor.where)
             actor.answer = actor.handle.begin.remote(self._payload, tuple(sent))
         elif not actor.has_begun and node is not None and not node.is_same:
             actor.has_begun, actor.answer = True, actor.handle.compare.remote()
