@@ -234,7 +234,6 @@ class _Node:
     """A node that has CPUs."""
 
     where: str
-    cpus: int
     failures: int = 0
     again_at: float = 0.0
     left_out: str = ""  # why nothing is asked of it any more
@@ -415,15 +414,13 @@ class RayWorkers:
             resources, name = node["Resources"], node["NodeID"]
             if name == self._place["node"]:
                 self.most_ahead_bytes = int(resources.get("object_store_memory", 2**30)) // _SHARE_OF_STORE
-            cpus = int(min([resources.get("CPU", 0.0), *(resources.get(each, 0.0) // of for each, of in self._needed())]))
-            if node["Alive"] and cpus > 0:
-                known = self._nodes.get(name) or _Node(f"{node['NodeManagerAddress']} (node {name[:8]})", cpus)
-                known.cpus = cpus
-                found[name] = known
+            if node["Alive"] and all(resources.get(each, 0.0) >= of for each, of in self._needed()):
+                found[name] = self._nodes.get(name) or _Node(f"{node['NodeManagerAddress']} (node {name[:8]})")
         self._nodes = found
 
     def _needed(self) -> list[tuple[str, float]]:
-        return [(name, amount) for name, amount in self._resources.items() if amount > 0]
+        """Returns what an actor needs."""
+        return [("CPU", 1.0), *self._resources.items()]
 
     def _judge(self) -> None:
         """Wants more actors while the trainings wait for reading, and fewer while the window is full."""
@@ -498,25 +495,28 @@ class RayWorkers:
             LOGGER.info("a worker on %s has begun", actor.where)
 
     def _ask_for_more(self, now: float) -> None:
-        import ray
-
         missing = self._target - sum(not actor.is_leaving for actor in self._actors)
-        nodes = {name: node for name, node in self._nodes.items() if not node.left_out and node.again_at <= now}
-        if missing <= 0 or not nodes or (self._reading is None and self._has_settled):
+        if missing <= 0 or (self._reading is None and self._has_settled):
             return
-        free = ray.available_resources()
-        missing = int(min([missing, free.get("CPU", 0.0), *(free.get(name, 0.0) // of for name, of in self._needed())]))
-        if missing <= 0 and not self._has_said_none and not self._actors:
+        room = self._room(now)
+        if not room and not self._has_said_none and not self._actors:
             self._has_said_none = True
             LOGGER.warning("the cluster has no free CPU: the workers of this node read alone until it has")
-        here = Counter(actor.node for actor in self._actors)
-        for _ in range(missing):
-            room = {name: node.cpus - here[name] for name, node in nodes.items() if node.cpus > here[name]}
-            if not room:
-                break
-            chosen = max(room, key=lambda name: (name != self._place["node"], room[name]))
-            here[chosen] += 1
+        for _ in range(min(missing, room.total())):
+            chosen = max(+room, key=lambda name: (name != self._place["node"], room[name]))
+            room[chosen] -= 1
             self._ask(chosen, now)
+
+    def _room(self, now: float) -> Counter[str]:
+        """Returns how many actors each node has room for now. One that is asked for beyond that would wait, and a training for it."""
+        from ray._private.state import available_resources_per_node  # ray.available_resources() tells only the sum
+
+        free, needed = available_resources_per_node(), self._needed()
+        waiting, room = Counter(actor.node for actor in self._actors if not actor.is_placed), Counter[str]()
+        for name, node in self._nodes.items():
+            if not node.left_out and node.again_at <= now:
+                room[name] = int(min(free.get(name, {}).get(each, 0.0) // of for each, of in needed)) - waiting[name]
+        return +room
 
     def _ask(self, node: str, now: float) -> None:
         import ray
