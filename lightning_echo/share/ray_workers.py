@@ -93,6 +93,7 @@ class FarLane:
         self._chunks: Iterator[Chunk] = iter(())
         self._pieces: deque[Chunk] = deque()  # of a chunk, to be asked for
         self._calls: deque[_Call] = deque()  # under way, the oldest first
+        self._heard = -math.inf  # when its actor has answered last
 
     def run(self) -> None:
         opened = self._reading.open_lane()
@@ -140,7 +141,7 @@ class FarLane:
             piece = self._pieces.popleft()
             if self._reading.window.is_closed:
                 raise Closed
-            records, takes = workers.records_for(piece)
+            piece, records, takes = workers.with_records(piece)
             self._calls.append(_Call(piece, self._actor.handle.make.remote(self._run, piece, records, takes), time.monotonic()))
             self._actor.calls += 1
         return bool(self._calls)
@@ -162,10 +163,13 @@ class FarLane:
             while not ray.wait([call.answer], timeout=_LOOK_SECONDS)[0]:
                 if self._reading.window.is_closed:
                     raise Closed
-                if time.monotonic() - call.began > self._workers.most_silent_seconds:
-                    self._workers.be_patient()
-                    raise Lost(f"has not answered for {time.monotonic() - call.began:.0f} s")
-            return Packed.from_array(ray.get(call.answer, timeout=_MOST_GET_SECONDS))
+                most = self._workers.most_silent_seconds
+                if (silent := time.monotonic() - max(call.began, self._heard)) > most:
+                    self._workers.be_patient(most)
+                    raise Lost(f"has not answered for {silent:.0f} s")
+            packed = Packed.from_array(ray.get(call.answer, timeout=_MOST_GET_SECONDS))
+            self._heard = time.monotonic()
+            return packed
         except RayTaskError as error:
             raise RuntimeError(f"{self._actor.where}: {error.cause}") from error
         except GetTimeoutError as error:
@@ -342,16 +346,21 @@ class RayWorkers:
     def calls_ahead(self) -> int:
         return _CALLS_AHEAD * max(len(self._actors), 1)
 
-    def records_for(self, piece: Chunk) -> tuple[dict[int, bytes], bool]:
-        """Returns what the reader's cache holds of a piece, and whether it takes more."""
-        store, keys = self._store, self._keys
-        if store is None or keys is None:
-            return {}, False
+    def with_records(self, piece: Chunk) -> tuple[Chunk, dict[int, bytes], bool]:
+        """Returns a piece, what the reader's cache holds of it, and whether it takes more. What it holds is not read ahead."""
+        store = self._store
+        if store is None:
+            return piece, {}, False
         arena, found = store.arena, dict[int, bytes]()
-        for key in keys.of_many([piece.index_of(item) for item in piece.wanted]).tolist():
+        for key in self._keys_of([piece.index_of(item) for item in piece.wanted]):
             if key >= 0 and (record := arena.get(key)) is not None:
                 found[key] = bytes(record)
-        return found, not arena.counts.is_frozen
+        ahead = [index for index, key in zip(piece.ahead, self._keys_of(piece.ahead), strict=True) if key < 0 or key not in arena]
+        return piece._replace(ahead=ahead), found, not arena.counts.is_frozen
+
+    def _keys_of(self, indices: list[Any]) -> list[int]:
+        assert self._keys is not None, "there is a cache"
+        return list(map(int, self._keys.of_many(indices)))
 
     def keep_record(self, key: int, record: Any) -> None:
         """Adds what an actor has read to the reader's cache."""
@@ -367,9 +376,12 @@ class RayWorkers:
         self._end(actor)
         self._news.set()
 
-    def be_patient(self) -> None:
-        """Waits longer for the next call that is not answered: examples may take so long."""
-        self.most_silent_seconds *= 2
+    def be_patient(self, seconds: float) -> None:
+        """Waits longer for the next call than for one that was not answered for so long: examples may take so long.
+
+        Several lanes may say that at once, since all began at once: it is twice as long then, and not more.
+        """
+        self.most_silent_seconds = max(self.most_silent_seconds, 2 * seconds)
 
     def other_than(self, lost: Actor, run: int) -> Actor | None:
         """Returns the actor that has least to do, and attends this reading; None if there is none."""
@@ -508,7 +520,7 @@ class RayWorkers:
             self._ask(chosen, now)
 
     def _room(self, now: float) -> Counter[str]:
-        """Returns how many actors each node has room for now. One that is asked for beyond that would wait, and a training for it."""
+        """Returns how many actors each node has room for now. One beyond that would wait, and trainings would wait for it."""
         from ray._private.state import available_resources_per_node  # ray.available_resources() tells only the sum
 
         free, needed = available_resources_per_node(), self._needed()

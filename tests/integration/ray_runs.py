@@ -75,7 +75,7 @@ class Nodes:
             return kill_reader(share)
 
     def leave(self, name: str, *, is_told: bool = False) -> None:
-        """Takes a node out of the cluster, with all that Ray has there; if it ``is_told``, Ray ends by itself, else it is killed."""
+        """Takes a node out of the cluster, with all that Ray has there. Ray is told to end if it ``is_told``, else killed."""
         self._cluster.remove_node(self._nodes.pop(name), allow_graceful=is_told)
 
     def lose(self, name: str, share: str) -> None:

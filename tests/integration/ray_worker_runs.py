@@ -1,4 +1,4 @@
-"""Trainings whose reader has workers on other nodes: data that notes who reads it, what local workers alone deliver, and kills."""
+"""Trainings whose reader has workers on other nodes: data that notes who reads it, and what local workers alone deliver."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -105,11 +106,13 @@ def note_start(log: Path, worker: int) -> None:
         file.write(f"{os.getpid()} {worker}\n")
 
 
-def far_loader(dataset: Any, batch_size: int, *, starts: Path | None = None, workers: int = 1, factor: Any = 1, **options: Any) -> Any:
+def far_loader(
+    dataset: Any, batch_size: int, *, starts: Path | None = None, workers: int = 1, factor: Any = 1, **options: Any
+) -> Any:
     """An `EchoLoader` of a training on a node of a cluster. ``share`` is among its ``options``."""
     share = {"name": NAME, "cluster": "ray", "linger_seconds": 1, "window": 2**16, **options.pop("share")}
     begins = None if starts is None else partial(note_start, starts)
-    plain = DataLoader(dataset, batch_size=batch_size, shuffle=True, num_workers=workers, worker_init_fn=begins)
+    plain = DataLoader(dataset, batch_size=batch_size, shuffle=True, num_workers=1, worker_init_fn=begins)
     return EchoLoader(plain, factor, share=share, seed=0, **options)
 
 
@@ -144,51 +147,68 @@ class Trained(NamedTuple):
     counts: Any
     cache_counts: Any
     first_seconds: float  # from the loader's first iteration to its first batch
+    error: str  # that ended it
+
+
+@dataclass
+class Run:
+    """How a training runs. It pauses before each batch, and waits for the gate (a file) after each."""
+
+    epochs: int = 3
+    batches: int | None = None  # at most so many
+    pause: float = 0.0
+    gate: Path | None = None
+    stop: Path | None = None  # if that file is there, the epoch is the last one
+    state: Path | None = None  # after ``state_at`` batches the state is written there, with the process's number
+    state_at: int = 0
+    resumes: bool = False  # from there
 
 
 @ray.remote(num_cpus=0.1, max_retries=0)
-def trains_far(
-    dataset: Any, batch_size: int, epochs: int, pause: float, gate: Path | None, batches: int | None, options: dict[str, Any]
-) -> Trained:
-    """A training: so many epochs, or so many batches."""
+def trains_far(dataset: Any, batch_size: int, run: Run, options: dict[str, Any]) -> Trained:
     torch.set_num_threads(1)
-    return trained(far_loader(dataset, batch_size, **options), epochs, pause, gate, batches)
+    return trained(far_loader(dataset, batch_size, **options), run)
 
 
-def trained(loader: Any, epochs: int, pause: float = 0.0, gate: Path | None = None, batches: int | None = None) -> Trained:
-    """Trains until the end. It pauses before each batch, and waits for the gate before the second one."""
-    found, first, began, left = list[list[Any]](), 0.0, time.monotonic(), batches
+def trained(loader: Any, run: Run) -> Trained:
+    found, first, began, count, error = list[list[Any]](), 0.0, time.monotonic(), 0, ""
     try:
-        while len(found) < epochs and left != 0:
+        if run.resumes:
+            assert run.state is not None
+            loader.load_state_dict(torch.load(run.state, weights_only=False)["loader"])
+        while len(found) < run.epochs and count != run.batches and not (run.stop is not None and run.stop.exists()):
             found.append([])
             for batch in loader:
-                first = first or time.monotonic() - began
+                first, count = first or time.monotonic() - began, count + 1
                 found[-1].append(rows(batch))
-                time.sleep(pause)
-                wait_until(lambda: gate is None or gate.exists(), "the gate is open")
-                if left is not None and not (left := left - 1):
+                if run.state is not None and count == run.state_at:
+                    torch.save({"loader": loader.state_dict(), "pid": os.getpid()}, run.state.with_suffix(".new"))
+                    run.state.with_suffix(".new").rename(run.state)
+                time.sleep(run.pause)
+                wait_until(lambda: run.gate is None or run.gate.exists(), "the gate is open")
+                if count == run.batches:
                     break
         cache = loader.cache_counts if hasattr(loader, "cache_counts") else None
-        return Trained([examples(epoch) for epoch in found], loader.counts, cache, first)
+    except Exception as raised:
+        error, cache = f"{type(raised).__name__}: {raised}", None
     finally:
         loader.close()
+    return Trained([examples(epoch) for epoch in found], loader.counts, cache, first, error)
 
 
 def far_training(
-    node: str,
-    dataset: Any,
-    batch_size: int = 8,
-    epochs: int = 3,
-    *,
-    pause: float = 0.0,
-    gate: Path | None = None,
-    batches: int | None = None,
-    options: dict[str, Any] | None = None,
-    **share: Any,
+    node: str, dataset: Any, batch_size: int = 8, run: Run | None = None, options: dict[str, Any] | None = None, **share: Any
 ) -> Any:
     """Begins a training on a node; returns what `ray.get` takes."""
     given = {**(options or {}), "share": share}
-    return trains_far.options(resources={node: 1}).remote(dataset, batch_size, epochs, pause, gate, batches, given)
+    return trains_far.options(resources={node: 1}).remote(dataset, batch_size, run or Run(), given)
+
+
+def delivered(training: Any) -> Trained:
+    """What a training has delivered, in which nothing was raised."""
+    found = ray.get(training, timeout=SECONDS)
+    assert not found.error, found.error
+    return found
 
 
 def locally(nodes: Nodes, dataset: Any, batch_size: int, epochs: int, **options: Any) -> Trained:
@@ -197,7 +217,7 @@ def locally(nodes: Nodes, dataset: Any, batch_size: int, epochs: int, **options:
     folder.mkdir(mode=0o700, exist_ok=True)
     share = {"name": NAME, "cluster": None, **options.pop("share", {})}
     with nodes.on("oracle"):
-        return trained(far_loader(dataset, batch_size, share=share, **options), epochs)
+        return trained(far_loader(dataset, batch_size, share=share, **options), Run(epochs))
 
 
 # ---------------------------------------------------------------------- processes
@@ -206,7 +226,7 @@ def locally(nodes: Nodes, dataset: Any, batch_size: int, epochs: int, **options:
 def states_of_actors() -> dict[str, str]:
     """The states of the actors that the cluster knows, by their numbers: those with one CPU, which readers have asked for."""
     found = ray._private.state.actors()
-    return {name: actor["State"] for name, actor in found.items() if actor["ActorClassName"] == "EchoWorker"}
+    return {name: actor["State"] for name, actor in found.items() if actor["ActorClassName"].endswith("EchoWorker")}
 
 
 def count_of_actors() -> int:
@@ -233,11 +253,3 @@ def kill(pids: Iterable[int]) -> None:
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-
-
-@contextmanager
-def within(seconds: float, what: str) -> Iterator[None]:
-    """Fails if the block takes longer."""
-    began = time.monotonic()
-    yield
-    assert time.monotonic() - began < seconds, f"{what} took {time.monotonic() - began:.1f} s"
