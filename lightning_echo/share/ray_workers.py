@@ -37,7 +37,7 @@ from lightning_echo.share.ray import NAMESPACE, Relay, environment_of_actor, joi
 from lightning_echo.share.ray_actor import KEY_BYTES, RECORD, DiffersThere, Sent, SentRecords, actor_class, versions
 from lightning_echo.share.reading import Reading, Recipe
 from lightning_echo.share.server import CannotBegin
-from lightning_echo.share.window import CHUNK, Closed, Lane, TooLargeError
+from lightning_echo.share.window import CHUNK, MOST_LANES, Closed, Lane, TooLargeError
 from lightning_echo.split.staged import batched
 
 # ---------------------------------------------------------------------- in the reader: a lane
@@ -147,7 +147,7 @@ class FarLane:
             if not any((piece.wanted, piece.ahead, piece.dropped)):
                 self._calls.append(_Call(piece, None))
                 continue
-            records, takes = workers.records_for(piece)
+            piece, records, takes = workers.with_records(piece)
             self._calls.append(_Call(piece, self._actor.handle.make.remote(self._run, piece, records, takes)))
             self._actor.calls += 1
         return bool(self._calls)
@@ -170,8 +170,9 @@ class FarLane:
             while not ray.wait([answer], timeout=_LOOK_SECONDS)[0]:
                 if self._reading.window.is_closed:
                     raise Closed
-                if (silent := time.monotonic() - began) > self._workers.most_silent_seconds:
-                    self._workers.be_patient(silent)
+                most = self._workers.most_silent_seconds
+                if (silent := time.monotonic() - began) > most:
+                    self._workers.be_patient(most)
                     raise Lost(f"has not answered for {silent:.0f} s")
             return ray.get(answer, timeout=_MOST_GET_SECONDS)
         except RayTaskError as error:
@@ -244,7 +245,6 @@ class _Node:
     """A node that has CPUs."""
 
     where: str
-    cpus: int
     failures: int = 0
     again_at: float = 0.0
     left_out: str = ""  # why nothing is asked of it any more
@@ -268,8 +268,7 @@ class RayWorkers:
         self._nodes: dict[str, _Node] = {}
         self._nodes_at = -math.inf
         self._reading: Reading | None = None
-        self._run, self._own_workers = 0, int(payload.options["own_workers"])
-        self._numbers = self._own_workers  # behind those of the reader's workers
+        self._run, self._numbers = 0, 0
         self._keys: Keys | None = None
         self._recipe = b""
         self._store: ExampleStore | None = None
@@ -360,16 +359,21 @@ class RayWorkers:
     def calls_ahead(self) -> int:
         return _CALLS_AHEAD * max(len(self._actors), 1)
 
-    def records_for(self, piece: Chunk) -> tuple[dict[int, bytes], bool]:
-        """Returns what the reader's cache holds of a piece, and whether it takes more."""
-        store, keys = self._store, self._keys
-        if store is None or keys is None:
-            return {}, False
+    def with_records(self, piece: Chunk) -> tuple[Chunk, dict[int, bytes], bool]:
+        """Returns a piece, what the reader's cache holds of it, and whether it takes more. What it holds is not read ahead."""
+        store = self._store
+        if store is None:
+            return piece, {}, False
         arena, found = store.arena, dict[int, bytes]()
-        for key in keys.of_many([piece.index_of(item) for item in piece.wanted]).tolist():
+        for key in self._keys_of([piece.index_of(item) for item in piece.wanted]):
             if key >= 0 and (record := arena.get(key)) is not None:
                 found[key] = bytes(record)
-        return found, not arena.counts.is_frozen
+        ahead = [index for index, key in zip(piece.ahead, self._keys_of(piece.ahead), strict=True) if key < 0 or key not in arena]
+        return piece._replace(ahead=ahead), found, not arena.counts.is_frozen
+
+    def _keys_of(self, indices: list[Any]) -> list[int]:
+        assert self._keys is not None, "there is a cache"
+        return list(map(int, self._keys.of_many(indices)))
 
     def keep_record(self, key: int, record: Any) -> None:
         """Adds what an actor has read to the reader's cache."""
@@ -385,9 +389,12 @@ class RayWorkers:
         self._end(actor)
         self._news.set()
 
-    def be_patient(self, silent_seconds: float) -> None:
-        """Waits longer for the next call that is not answered: examples may take so long."""
-        self.most_silent_seconds = max(self.most_silent_seconds, 2 * silent_seconds)
+    def be_patient(self, seconds: float) -> None:
+        """Waits longer for the next call than for one that was not answered for so long: examples may take so long.
+
+        Several lanes may say that at once, since all began at once: it is twice as long then, and not more.
+        """
+        self.most_silent_seconds = max(self.most_silent_seconds, 2 * seconds)
 
     def other_than(self, lost: Actor, run: int) -> Actor | None:
         """Returns the actor that has least to do, best on another node, and attends this reading; None if there is none."""
@@ -432,15 +439,13 @@ class RayWorkers:
             resources, name = node["Resources"], node["NodeID"]
             if name == self._place["node"]:
                 self.most_ahead_bytes = int(resources.get("object_store_memory", 2**30)) // _SHARE_OF_STORE
-            cpus = int(min([resources.get("CPU", 0.0), *(resources.get(each, 0.0) // of for each, of in self._needed())]))
-            if node["Alive"] and cpus > 0:
-                known = self._nodes.get(name) or _Node(f"{node['NodeManagerAddress']} (node {name[:8]})", cpus)
-                known.cpus = cpus
-                found[name] = known
+            if node["Alive"] and all(resources.get(each, 0.0) >= of for each, of in self._needed()):
+                found[name] = self._nodes.get(name) or _Node(f"{node['NodeManagerAddress']} (node {name[:8]})")
         self._nodes = found
 
     def _needed(self) -> list[tuple[str, float]]:
-        return [(name, amount) for name, amount in self._resources.items() if amount > 0]
+        """Returns what an actor needs."""
+        return [("CPU", 1.0), *self._resources.items()]
 
     def _judge(self) -> None:
         """Wants more actors while the trainings wait for reading, and fewer while the window is full."""
@@ -504,8 +509,8 @@ class RayWorkers:
             actor.is_placed = True
             if not self._has_put:
                 self._payload, self._has_put = ray.put(self._payload), True
-            workers = max(self._own_workers + self._high, actor.number + 1)
-            sent = Sent(versions(), self._seed, actor.number, workers, actor.where)
+            number = MOST_LANES + actor.number  # no worker here has that number
+            sent = Sent(versions(), self._seed, number, number + 1, actor.where)
             actor.answer = actor.handle.begin.remote(self._payload, tuple(sent))
         elif not actor.has_begun and node is not None and not node.is_same:
             actor.has_begun, actor.answer = True, actor.handle.compare.remote()
@@ -517,25 +522,28 @@ class RayWorkers:
             LOGGER.info("a worker on %s has begun", actor.where)
 
     def _ask_for_more(self, now: float) -> None:
-        import ray
-
         missing = self._target - sum(not actor.is_leaving for actor in self._actors)
-        nodes = {name: node for name, node in self._nodes.items() if not node.left_out and node.again_at <= now}
-        if missing <= 0 or not nodes or (self._reading is None and self._has_settled):
+        if missing <= 0 or (self._reading is None and self._has_settled):
             return
-        free = ray.available_resources()
-        missing = int(min([missing, free.get("CPU", 0.0), *(free.get(name, 0.0) // of for name, of in self._needed())]))
-        if missing <= 0 and not self._has_said_none and not self._actors:
+        room = self._room(now)
+        if not room and not self._has_said_none and not self._actors:
             self._has_said_none = True
             LOGGER.warning("%s: the workers of this node read alone until it has", _NO_CPU)
-        here = Counter(actor.node for actor in self._actors)
-        for _ in range(missing):
-            room = {name: node.cpus - here[name] for name, node in nodes.items() if node.cpus > here[name]}
-            if not room:
-                break
-            chosen = max(room, key=lambda name: (name != self._place["node"], room[name]))
-            here[chosen] += 1
+        for _ in range(min(missing, room.total())):
+            chosen = max(+room, key=lambda name: (name != self._place["node"], room[name]))
+            room[chosen] -= 1
             self._ask(chosen, now)
+
+    def _room(self, now: float) -> Counter[str]:
+        """Returns how many actors each node has room for now. One beyond that would wait, and trainings would wait for it."""
+        from ray._private.state import available_resources_per_node  # ray.available_resources() tells only the sum
+
+        free, needed = available_resources_per_node(), self._needed()
+        waiting, room = Counter(actor.node for actor in self._actors if not actor.is_placed), Counter[str]()
+        for name, node in self._nodes.items():
+            if not node.left_out and node.again_at <= now:
+                room[name] = int(min(free.get(name, {}).get(each, 0.0) // of for each, of in needed)) - waiting[name]
+        return +room
 
     def _ask(self, node: str, now: float) -> None:
         import ray
