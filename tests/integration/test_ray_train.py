@@ -185,15 +185,20 @@ def shares(config: dict[str, Any]) -> None:
     torch.save({"epochs": model.epochs, "node": node}, folder / f"rank-{trainer.global_rank}.pt")
 
 
-@pytest.mark.parametrize("cpus", [{"a": 2, "c": 1}, {"a": 1, "b": 1, "c": 1}], ids=["on one node", "on two nodes"])
-def test_ranks_take_their_parts_of_one_reader_with_a_worker_on_another_node(tmp_path, tmp_path_factory, cpus):
+@pytest.mark.parametrize(
+    ("cpus", "placed"),
+    [
+        ({"a": 2, "c": 1}, {"resources_per_worker": {"CPU": 1, "a": 1}}),
+        ({"a": 1, "b": 1, "c": 1}, {"resources_per_worker": {"CPU": 1}, "placement_strategy": "STRICT_SPREAD"}),
+    ],
+    ids=["on one node", "on two nodes"],
+)
+def test_ranks_take_their_parts_of_one_reader_with_a_worker_on_another_node(tmp_path, tmp_path_factory, cpus, placed):
     with cluster_of(tmp_path_factory.mktemp("n"), cpus) as nodes:
         TorchTrainer(
             shares,
             train_loop_config={"folder": str(tmp_path)},
-            scaling_config=ray_train.ScalingConfig(
-                num_workers=RANKS, resources_per_worker={"CPU": 1}, placement_strategy="SPREAD"
-            ),
+            scaling_config=ray_train.ScalingConfig(num_workers=RANKS, **placed),
             run_config=ray_train.RunConfig(name="shares", storage_path=str(tmp_path / "storage")),
         ).fit()
         ranks = [torch.load(tmp_path / f"rank-{rank}.pt", weights_only=False) for rank in range(RANKS)]
@@ -205,7 +210,7 @@ def test_ranks_take_their_parts_of_one_reader_with_a_worker_on_another_node(tmp_
         read = reads(tmp_path / "reads")
         (source,) = {each.node for each in read if not each.is_actor}
         assert source in of_training
-        assert {each.node for each in read if each.is_actor} == {"c"}
+        assert {each.node for each in read if each.is_actor} == set(cpus) - of_training
         log = nodes.log(source, "ranks")
         assert "this node reads for all nodes" in log
         assert "has begun" in log
