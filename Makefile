@@ -100,7 +100,7 @@ links: $(INSTALLED) ## look whether the addresses on the site still answer (need
 dist: $(INSTALLED) ## build the source archive and the wheel into dist/ (people publish them)
 	$(BIN)/python -m build --no-isolation $(ARGS)
 
-bench: $(INSTALLED) ## measure speed-up and overhead, print a table, write it as CSV
+bench: $(RAY_INSTALLED) ## measure speed-up and overhead, print a table, write it as CSV
 	$(BIN)/python benchmarks/run.py $(ARGS)
 
 gpu: $(INSTALLED) ## ten minutes on a GPU: its tests, then what only it can measure (ARGS=--tiny: on a processor, no evidence)

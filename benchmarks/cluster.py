@@ -34,7 +34,6 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib.metadata import distributions, version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -95,8 +94,6 @@ class Jpegs(Dataset[torch.Tensor]):
 @contextmanager
 def _cluster() -> Iterator[None]:
     """A cluster on this machine, which this process has joined by the node that has no processors."""
-    if find_spec("ray") is None:
-        raise SystemExit("this benchmark needs Ray, which is not installed: pip install 'lightning-echo[ray]'")
     import ray
     from ray.cluster_utils import Cluster
 
