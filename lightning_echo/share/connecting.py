@@ -329,6 +329,8 @@ class Connector:
                 "by hand, and is in no cluster. Let the training start it",
                 config.name,
             )
+        if any(config.cluster_range) and welcome["about_cluster"] and not goes_on:
+            LOGGER.warning("share=%r: %s", config.name, welcome["about_cluster"])
         if welcome["cache"] and not goes_on:
             LOGGER.info("share=%r: the reader's %s", config.name, welcome["cache"])
         if not self._has_started:

@@ -193,9 +193,8 @@ def payload_of(
             data = dumped((parts, cache))
     except Exception as error:  # an object of the user's may raise anything when it is pickled
         raise TypeError(
-            f"share={config.name!r} is impossible here: the data set, the sampler or worker_init_fn cannot be sent to the "
-            f"reader's process ({type(error).__name__}: {error}). Let the data set open files and connections at its first read; "
-            f"or {by_hand}"
+            f"share={config.name!r} is impossible here: {_not_sent(parts)} cannot be sent to the reader's process "
+            f"({type(error).__name__}: {error}). Let the data set open files and connections at its first read; or {by_hand}"
         ) from error
     if len(data) > _HEAVY_BYTES:
         warnings.warn(
@@ -218,6 +217,38 @@ def payload_of(
         "starter": name_of_process(),
     }
     return Payload([path for path in sys.path if path] + [os.getcwd()], options, data)
+
+
+def _not_sent(parts: dict[str, Any]) -> str:
+    """Returns the path of what cannot be pickled, and its type: the innermost object of which that is known."""
+    path, value, inside, seen = "", None, parts, set[int]()
+    while found := next(((name, each) for name, each in inside.items() if not _is_sent(each)), None):
+        path, value = f"{path}{found[0]}", found[1]
+        inside = {} if id(value) in seen else _inside(value)
+        seen.add(id(value))
+    return f"{path} (type {type(value).__name__})" if path else "the data set, the sampler or worker_init_fn"
+
+
+def _is_sent(value: Any) -> bool:
+    try:
+        with _main_by_value():
+            dumped(value)
+    except Exception:  # an object of the user's may raise anything
+        return False
+    return True
+
+
+def _inside(value: Any) -> dict[str, Any]:
+    """Returns what is pickled with a container or an object, by the end of its path."""
+    if isinstance(value, dict):
+        return {f"[{key!r}]": each for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return {f"[{number}]": each for number, each in enumerate(value)}
+    state: Any = None
+    with suppress(Exception):  # it says here that it cannot be pickled: it is the one
+        reduced: Any = value.__reduce_ex__(4)
+        state = reduced[2]
+    return {f".{name}": each for name, each in state.items()} if isinstance(state, dict) else {}
 
 
 @contextmanager

@@ -37,14 +37,14 @@ from lightning_echo.share.ray import NAMESPACE, Relay, environment_of_actor, joi
 from lightning_echo.share.ray_actor import KEY_BYTES, RECORD, DiffersThere, Sent, SentRecords, actor_class, versions
 from lightning_echo.share.reading import Reading, Recipe
 from lightning_echo.share.server import CannotBegin
-from lightning_echo.share.window import CHUNK, Closed, Lane, TooLargeError
+from lightning_echo.share.window import CHUNK, MOST_LANES, Closed, Lane, TooLargeError
 from lightning_echo.split.staged import batched
 
 # ---------------------------------------------------------------------- in the reader: a lane
 
 _CALLS_AHEAD = 2  # an actor has one call in work, and one to come
 _MOST_CALL_SECONDS, _MOST_CALL_BYTES = 1.0, 8 * 2**20  # of a call: it should not take longer, and the array not be larger
-_FIRST_ITEMS = 8  # of a call, as long as neither is known
+_FIRST_ITEMS = 2  # of a call, as long as neither is known
 _SHARE_OF_STORE = 4  # all calls ahead together take at most a fourth of the node's object store
 _LOOK_SECONDS = 0.2
 _MOST_ROOM_LOOK_SECONDS = 0.016  # threads of one process must not ask too often for room in the window
@@ -64,7 +64,7 @@ class Actor:
     number: int
     asked_at: float
     where: str  # its node, for people
-    answer: Any = None  # to the call that is under way before it is ready
+    answer: Any = None  # to the call that is under way before it makes examples
     is_placed: bool = False
     has_begun: bool = False
     is_leaving: bool = False  # it gets no more
@@ -80,8 +80,7 @@ class Actor:
 
 class _Call(NamedTuple):
     piece: Chunk
-    answer: Any
-    began: float
+    answer: Any  # None: nothing is wanted of the piece
 
 
 class FarLane:
@@ -95,34 +94,39 @@ class FarLane:
         self._calls: deque[_Call] = deque()  # under way, the oldest first
 
     def run(self) -> None:
-        opened = self._reading.open_lane()
-        if opened is None:
-            self._own.lane = None
-            return
-        self._own.lane = self._number = opened[0]
-        self._chunks = opened[1]
         try:
-            while True:
-                try:
-                    self._take_all()
-                    break
-                except Lost as lost:
-                    if not self._go_elsewhere(str(lost)):
-                        return  # the lane goes on
-        except BaseException:
+            if (opened := self._reading.open_lane()) is not None:
+                self._own.lane = self._number = opened[0]
+                self._chunks = opened[1]
+                self._serve()
+        finally:
             self._own.lane = None
-            raise  # the window closes, or the reading ends: its lanes end with it
-        self._reading.close_lane(self._number)
-        self._own.lane = None
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                self._take_all()
+            except Lost as lost:
+                if not self._go_elsewhere(str(lost)):
+                    return  # a worker of the reader goes on in this lane
+            else:
+                self._reading.close_lane(self._number)
+                return
 
     def _take_all(self) -> None:
         lane = Lane(self._reading.window, self._number, most_look_seconds=_MOST_ROOM_LOOK_SECONDS)
+        if (attends := self._actor.answer) is not None:
+            self._answer(attends)
+            self._actor.answer = None
         while self._ask():
             call = self._calls[0]
-            packed = self._answer_to(call)
+            packed = None if call.answer is None else Packed.from_array(self._answer(call.answer))
             self._calls.popleft()
-            self._actor.calls -= 1
-            self._write(lane, call.piece, packed)
+            if packed is None:
+                lane.go_to(call.piece.end)
+            else:
+                self._actor.calls -= 1
+                self._write(lane, call.piece, packed)
 
     def _ask(self) -> bool:
         """Asks for more pieces. Returns whether any call is under way."""
@@ -140,8 +144,11 @@ class FarLane:
             piece = self._pieces.popleft()
             if self._reading.window.is_closed:
                 raise Closed
-            records, takes = workers.records_for(piece)
-            self._calls.append(_Call(piece, self._actor.handle.make.remote(self._run, piece, records, takes), time.monotonic()))
+            if not any((piece.wanted, piece.ahead, piece.dropped)):
+                self._calls.append(_Call(piece, None))
+                continue
+            piece, records, takes = workers.with_records(piece)
+            self._calls.append(_Call(piece, self._actor.handle.make.remote(self._run, piece, records, takes)))
             self._actor.calls += 1
         return bool(self._calls)
 
@@ -153,19 +160,21 @@ class FarLane:
         by_size = _MOST_CALL_BYTES / size if size else CHUNK
         return max(min(int(by_time), int(by_size), CHUNK), 1)
 
-    def _answer_to(self, call: _Call) -> Packed:
+    def _answer(self, answer: Any) -> Any:
         """Waits for an answer. Raises `Lost` if the actor is gone or hangs, or the error that ends a worker here, too."""
         import ray
         from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
+        began = time.monotonic()  # since this thread waits: it may have waited for room in the window before
         try:
-            while not ray.wait([call.answer], timeout=_LOOK_SECONDS)[0]:
+            while not ray.wait([answer], timeout=_LOOK_SECONDS)[0]:
                 if self._reading.window.is_closed:
                     raise Closed
-                if time.monotonic() - call.began > self._workers.most_silent_seconds:
-                    self._workers.be_patient()
-                    raise Lost(f"has not answered for {time.monotonic() - call.began:.0f} s")
-            return Packed.from_array(ray.get(call.answer, timeout=_MOST_GET_SECONDS))
+                most = self._workers.most_silent_seconds
+                if (silent := time.monotonic() - began) > most:
+                    self._workers.be_patient(most)
+                    raise Lost(f"has not answered for {silent:.0f} s")
+            return ray.get(answer, timeout=_MOST_GET_SECONDS)
         except RayTaskError as error:
             raise RuntimeError(f"{self._actor.where}: {error.cause}") from error
         except GetTimeoutError as error:
@@ -201,13 +210,14 @@ class FarLane:
         lost, is_first = self._actor, self._actor is self._own
         self._workers.lose(lost, why)
         self._reading.deal_no_more(self._number)
-        self._pieces.extendleft(call.piece for call in reversed(self._calls))
+        left = [*(call.piece for call in self._calls), *self._pieces, *self._chunks]
         self._calls.clear()
+        self._pieces = deque(piece._replace(ahead=[], dropped=[]) for piece in left)  # nobody else was told anything
         other = self._workers.other_than(lost, self._run) if is_first else None
         if other is not None:
             self._actor = other
             return True
-        self._reading.hand_over(self._number, [*self._pieces, *self._chunks])
+        self._reading.hand_over(self._number, self._pieces)
         self._own.lane = None
         return False
 
@@ -225,6 +235,7 @@ _MOST_FIRST_SECONDS = 45.0  # a training is let in when each node has an actor t
 _AGAIN_SECONDS = (5.0, 10.0, 30.0, 60.0)  # after which a node is asked again on which nothing could be placed
 _LEAST_SILENT_SECONDS = 20.0  # then an actor counts as lost that has not answered a call
 _JUDGED_SECONDS = 2.0  # of waiting, or of a full window: then there are more actors, or fewer
+_NO_CPU = "the cluster has no free CPU"
 _LEAST_SHARE_WAITING, _LEAST_SHARE_FULL = 0.2, 0.8
 _MORE = 0.25  # so much of them at once
 
@@ -234,7 +245,6 @@ class _Node:
     """A node that has CPUs."""
 
     where: str
-    cpus: int
     failures: int = 0
     again_at: float = 0.0
     left_out: str = ""  # why nothing is asked of it any more
@@ -315,6 +325,12 @@ class RayWorkers:
             self.reads_chunks = batched(reading.dataset) is not None
         self._news.set()
 
+    @property
+    def about(self) -> str:
+        return (
+            "" if self._actors or not self._has_said_none else f"{_NO_CPU}: the workers of this machine read alone until it has"
+        )
+
     def status(self) -> list[dict[str, Any]]:
         """Returns, for people, what each actor does."""
         return [
@@ -343,16 +359,21 @@ class RayWorkers:
     def calls_ahead(self) -> int:
         return _CALLS_AHEAD * max(len(self._actors), 1)
 
-    def records_for(self, piece: Chunk) -> tuple[dict[int, bytes], bool]:
-        """Returns what the reader's cache holds of a piece, and whether it takes more."""
-        store, keys = self._store, self._keys
-        if store is None or keys is None:
-            return {}, False
+    def with_records(self, piece: Chunk) -> tuple[Chunk, dict[int, bytes], bool]:
+        """Returns a piece, what the reader's cache holds of it, and whether it takes more. What it holds is not read ahead."""
+        store = self._store
+        if store is None:
+            return piece, {}, False
         arena, found = store.arena, dict[int, bytes]()
-        for key in keys.of_many([piece.index_of(item) for item in piece.wanted]).tolist():
+        for key in self._keys_of([piece.index_of(item) for item in piece.wanted]):
             if key >= 0 and (record := arena.get(key)) is not None:
                 found[key] = bytes(record)
-        return found, not arena.counts.is_frozen
+        ahead = [index for index, key in zip(piece.ahead, self._keys_of(piece.ahead), strict=True) if key < 0 or key not in arena]
+        return piece._replace(ahead=ahead), found, not arena.counts.is_frozen
+
+    def _keys_of(self, indices: list[Any]) -> list[int]:
+        assert self._keys is not None, "there is a cache"
+        return list(map(int, self._keys.of_many(indices)))
 
     def keep_record(self, key: int, record: Any) -> None:
         """Adds what an actor has read to the reader's cache."""
@@ -368,15 +389,18 @@ class RayWorkers:
         self._end(actor)
         self._news.set()
 
-    def be_patient(self) -> None:
-        """Waits longer for the next call that is not answered: examples may take so long."""
-        self.most_silent_seconds *= 2
+    def be_patient(self, seconds: float) -> None:
+        """Waits longer for the next call than for one that was not answered for so long: examples may take so long.
+
+        Several lanes may say that at once, since all began at once: it is twice as long then, and not more.
+        """
+        self.most_silent_seconds = max(self.most_silent_seconds, 2 * seconds)
 
     def other_than(self, lost: Actor, run: int) -> Actor | None:
-        """Returns the actor that has least to do, and attends this reading; None if there is none."""
+        """Returns the actor that has least to do, best on another node, and attends this reading; None if there is none."""
         with self._lock:
             others = [one for one in self._actors if one is not lost and one.is_ready and one.run == run and one.lane is not None]
-        return min(others, key=lambda one: one.calls, default=None)
+        return min(others, key=lambda one: (one.node == lost.node, one.calls), default=None)
 
     # ------------------------------------------------------------------ its own thread
 
@@ -386,7 +410,7 @@ class RayWorkers:
         while not self._over.is_set():
             try:
                 self._look()
-            except RayError as error:  # of the cluster, whose nodes come and go
+            except (RayError, OSError, RuntimeError) as error:  # of the cluster, whose nodes come and go
                 LOGGER.warning("the cluster does not answer: %s", error)
             self._news.wait(_BETWEEN_LOOKS_SECONDS)
             self._news.clear()
@@ -415,15 +439,13 @@ class RayWorkers:
             resources, name = node["Resources"], node["NodeID"]
             if name == self._place["node"]:
                 self.most_ahead_bytes = int(resources.get("object_store_memory", 2**30)) // _SHARE_OF_STORE
-            cpus = int(min([resources.get("CPU", 0.0), *(resources.get(each, 0.0) // of for each, of in self._needed())]))
-            if node["Alive"] and cpus > 0:
-                known = self._nodes.get(name) or _Node(f"{node['NodeManagerAddress']} (node {name[:8]})", cpus)
-                known.cpus = cpus
-                found[name] = known
+            if node["Alive"] and all(resources.get(each, 0.0) >= of for each, of in self._needed()):
+                found[name] = self._nodes.get(name) or _Node(f"{node['NodeManagerAddress']} (node {name[:8]})")
         self._nodes = found
 
     def _needed(self) -> list[tuple[str, float]]:
-        return [(name, amount) for name, amount in self._resources.items() if amount > 0]
+        """Returns what an actor needs."""
+        return [("CPU", 1.0), *self._resources.items()]
 
     def _judge(self) -> None:
         """Wants more actors while the trainings wait for reading, and fewer while the window is full."""
@@ -453,7 +475,7 @@ class RayWorkers:
     def _hear(self, actor: Actor, now: float) -> None:
         """Takes the answer of an actor that begins."""
         import ray
-        from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+        from ray.exceptions import RayError, RayTaskError, RuntimeEnvSetupError
 
         if actor.is_ready:
             return
@@ -470,7 +492,9 @@ class RayWorkers:
         except RayTaskError as error:
             cause = error.cause
             self._leave_out(actor, str(cause) if isinstance(cause, DiffersThere) else f"{type(cause).__name__}: {cause}")
-        except (RayError, GetTimeoutError) as error:
+        except RuntimeEnvSetupError as error:
+            self._leave_out(actor, f"its runtime_env cannot be set up: {error}")
+        except RayError as error:
             LOGGER.warning("a worker on %s could not begin: %s", actor.where, error)
             self._fail(actor, now)
         else:
@@ -485,8 +509,8 @@ class RayWorkers:
             actor.is_placed = True
             if not self._has_put:
                 self._payload, self._has_put = ray.put(self._payload), True
-            local = 1 if self._reading is None else max(self._reading.workers, 1)
-            sent = Sent(versions(), self._seed, actor.number, actor.number + local + 1, actor.where)
+            number = MOST_LANES + actor.number  # no worker here has that number
+            sent = Sent(versions(), self._seed, number, number + 1, actor.where)
             actor.answer = actor.handle.begin.remote(self._payload, tuple(sent))
         elif not actor.has_begun and node is not None and not node.is_same:
             actor.has_begun, actor.answer = True, actor.handle.compare.remote()
@@ -498,25 +522,28 @@ class RayWorkers:
             LOGGER.info("a worker on %s has begun", actor.where)
 
     def _ask_for_more(self, now: float) -> None:
-        import ray
-
         missing = self._target - sum(not actor.is_leaving for actor in self._actors)
-        nodes = {name: node for name, node in self._nodes.items() if not node.left_out and node.again_at <= now}
-        if missing <= 0 or not nodes or (self._reading is None and self._has_settled):
+        if missing <= 0 or (self._reading is None and self._has_settled):
             return
-        free = ray.available_resources()
-        missing = int(min([missing, free.get("CPU", 0.0), *(free.get(name, 0.0) // of for name, of in self._needed())]))
-        if missing <= 0 and not self._has_said_none and not self._actors:
+        room = self._room(now)
+        if not room and not self._has_said_none and not self._actors:
             self._has_said_none = True
-            LOGGER.warning("the cluster has no free CPU: the workers of this node read alone until it has")
-        here = Counter(actor.node for actor in self._actors)
-        for _ in range(missing):
-            room = {name: node.cpus - here[name] for name, node in nodes.items() if node.cpus > here[name]}
-            if not room:
-                break
-            chosen = max(room, key=lambda name: (name != self._place["node"], room[name]))
-            here[chosen] += 1
+            LOGGER.warning("%s: the workers of this node read alone until it has", _NO_CPU)
+        for _ in range(min(missing, room.total())):
+            chosen = max(+room, key=lambda name: (name != self._place["node"], room[name]))
+            room[chosen] -= 1
             self._ask(chosen, now)
+
+    def _room(self, now: float) -> Counter[str]:
+        """Returns how many actors each node has room for now. One beyond that would wait, and trainings would wait for it."""
+        from ray._private.state import available_resources_per_node  # ray.available_resources() tells only the sum
+
+        free, needed = available_resources_per_node(), self._needed()
+        waiting, room = Counter(actor.node for actor in self._actors if not actor.is_placed), Counter[str]()
+        for name, node in self._nodes.items():
+            if not node.left_out and node.again_at <= now:
+                room[name] = int(min(free.get(name, {}).get(each, 0.0) // of for each, of in needed)) - waiting[name]
+        return +room
 
     def _ask(self, node: str, now: float) -> None:
         import ray
@@ -544,7 +571,7 @@ class RayWorkers:
                 return
             if actor.run != run:
                 actor.run, actor.calls = run, 0
-                actor.handle.attend.remote(run, self._recipe)
+                actor.answer = actor.handle.attend.remote(run, self._recipe)
             actor.lane = -1  # about to be
         try:
             reading.begin_thread(FarLane(self, actor, reading, run).run)

@@ -90,6 +90,10 @@ class Cluster(Protocol):
     def attend(self, reading: Reading | None) -> None:
         """Lets them work for a reading from now on; None: for none."""
 
+    @property
+    def about(self) -> str:
+        """What trainings should know that come now; mostly empty."""
+
     def status(self) -> list[dict[str, Any]]:
         """Returns what each of them does, for people."""
 
@@ -595,6 +599,7 @@ class Server:
         welcome |= {"batch_size": self._batch_size, "whose": self._who()}
         welcome |= {"count": self._trainings.count, "cache": reading.about_cache}
         welcome |= {"has_cluster": self._cluster is not None or self._elsewhere is not None}
+        welcome |= {"about_cluster": "" if self._cluster is None else self._cluster.about}
         try:
             for each in (reading, *again):
                 descriptors.append(each.window.read_only_descriptor())

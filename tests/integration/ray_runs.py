@@ -74,11 +74,15 @@ class Nodes:
         with self.on(name):
             return kill_reader(share)
 
+    def leave(self, name: str, *, is_told: bool = False) -> None:
+        """Takes a node out of the cluster, with all that Ray has there. Ray is told to end if it ``is_told``, else killed."""
+        self._cluster.remove_node(self._nodes.pop(name), allow_graceful=is_told)
+
     def lose(self, name: str, share: str) -> None:
         """Lets a machine fail: the reader, and all that Ray has there."""
         reader = self.status(name, share)
         assert reader is not None
-        self._cluster.remove_node(self._nodes.pop(name), allow_graceful=False)
+        self.leave(name)
         os.kill(reader["pid"], signal.SIGKILL)
 
     def end_readers(self) -> None:

@@ -1,0 +1,217 @@
+"""Workers on other nodes (Ray actors) that are killed, fail or hang, and so readers, trainings and drivers: nothing is lost."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ray = pytest.importorskip("ray", reason="Ray is not installed: make test-ray")
+
+import ray_worker_runs  # noqa: E402
+import torch  # noqa: E402
+from ray_runs import cluster_of  # noqa: E402
+from ray_worker_runs import (  # noqa: E402
+    LENGTH,
+    NAME,
+    SECONDS,
+    Noted,
+    Run,
+    actors,
+    by_actors,
+    count_of_actors,
+    delivered,
+    far_training,
+    is_actor,
+    is_comparing,
+    kill,
+    locally,
+    reads,
+)
+from sharing_runs import Numbers, wait_until  # noqa: E402
+
+pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("default")]
+
+KILLS = int(os.environ.get("RANDOM_KILLS", "10"))
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory):
+    with cluster_of(tmp_path_factory.mktemp("n"), {"a": 1, "b": 2}) as found:
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def _no_readers_left_behind(nodes):
+    yield
+    nodes.end_readers()
+    wait_until(lambda: not actors(nodes), "no actor outlives its reader")
+
+
+@pytest.fixture(scope="module")
+def expected(nodes):
+    """The examples of six passes, as local workers make them."""
+    return locally(nodes, Numbers(LENGTH), 8, 6).epochs
+
+
+def more_reads(log: Path, more: int = 10) -> None:
+    """Waits until actors have read more."""
+    before = len(by_actors(log))
+    wait_until(lambda: len(by_actors(log)) >= before + more, "actors have read more")
+
+
+def test_actors_nodes_and_readers_that_are_killed_lose_nothing(nodes, tmp_path, expected):
+    log, gate = tmp_path / "reads", tmp_path / "gate"
+    training = far_training("a", Noted(log, 0.02), 8, Run(6, gate=gate, pause=0.1), cluster_workers=2)
+    gate.touch()
+    more_reads(log)
+    (one, _) = actors(nodes, "b")
+    kill([one])
+    more_reads(log)
+    wait_until(lambda: len(set(actors(nodes, "b")) - {one}) == 2, "another actor is there")
+    kill(actors(nodes))
+    more_reads(log)
+    nodes.add("c", 2)
+    kill(actors(nodes, "b"))
+    wait_until(lambda: len(actors(nodes)) == 2, "actors are there again")
+    nodes.leave("b")
+    more_reads(log)
+    nodes.kill_reader("a", NAME)
+    more_reads(log)
+    nodes.leave("c")
+    nodes.add("b2", 2)
+    assert delivered(training).epochs == expected
+    assert nodes.log("a", NAME).count("what it had is read elsewhere") <= 4
+
+
+@pytest.mark.parametrize("seed", [0])
+def test_random_kills_lose_nothing(nodes, tmp_path, seed):
+    log, stop = tmp_path / "reads", tmp_path / "stop"
+    drawn, joined = random.Random(seed), ["b2"]
+    training = far_training("a", Noted(log, 0.01), 16, Run(10**6, pause=0.05, stop=stop), cluster_workers=2)
+    more_reads(log)
+    for number in range(KILLS):
+        what = drawn.choice(["actor", "actor", "actors", "worker", "reader", "node"])
+        if what == "actor":
+            kill(actors(nodes)[:1])
+        elif what == "actors":
+            kill(actors(nodes))
+        elif what == "worker":
+            kill({read.pid for read in reads(log)[-20:] if not read.is_actor})
+        elif what == "reader":
+            nodes.kill_reader("a", NAME)
+        else:
+            nodes.leave(joined.pop())
+            joined.append(f"n{number}")
+            nodes.add(joined[-1], 2)
+        before = len(reads(log))
+        wait_until(lambda before=before: len(reads(log)) > before + 10, "reading goes on")
+        time.sleep(drawn.uniform(0, 2))
+    more_reads(log)
+    stop.touch()
+    found = delivered(training).epochs
+    assert found == locally(nodes, Numbers(LENGTH), 16, len(found)).epochs
+
+
+class FailsInActors(Noted):
+    """Raises an error at each index that an actor reads."""
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if is_actor() and not is_comparing():
+            raise LookupError(f"number {index} is broken")
+        return super().__getitem__(index)
+
+
+def test_an_error_of_the_data_set_in_an_actor_reaches_all_trainings_at_its_item(nodes, tmp_path, expected):
+    log = tmp_path / "reads"
+    started = [far_training("a", FailsInActors(log, 0.02), size, wait_for=2, cluster_workers=1) for size in (8, 5)]
+    found = ray.get(started, timeout=SECONDS)
+    said = [
+        re.fullmatch(r"LookupError: number (\d+) is broken \(reading example (\d+) of .*, on (.*)\)", one.error) for one in found
+    ]
+    assert all(said), [one.error for one in found]
+    assert len({one.groups() for one in said}) == 1, "all trainings get the same"
+    index, same, where = said[0].groups()
+    assert index == same
+    assert re.fullmatch(r"[\d.]+ \(node [0-9a-f]{8}\)", where)
+    order = [example for epoch in expected for example in epoch]
+    at = [number for number, _ in order].index(int(index))
+    for one, size in zip(found, (8, 5), strict=True):
+        assert [example for epoch in one.epochs for example in epoch] == order[: at // size * size]
+
+
+class HangsInActors(Noted):
+    """Its first read in an actor never ends."""
+
+    def __init__(self, log: Path, mark: Path) -> None:
+        super().__init__(log, 0.01)
+        self.mark = mark
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if is_actor() and not is_comparing() and not self.mark.exists():
+            self.mark.touch()
+            time.sleep(3600)
+        return super().__getitem__(index)
+
+
+def test_a_read_that_hangs_in_an_actor_is_done_elsewhere_after_a_while(nodes, tmp_path, expected):
+    log = tmp_path / "reads"
+    training = far_training("a", HangsInActors(log, tmp_path / "mark"), 8, cluster_workers=2)
+    assert delivered(training).epochs == expected[:3]
+    assert re.search(r"a worker on .* has not answered for 2\d s: what it had is read elsewhere", nodes.log("a", NAME))
+
+
+def test_a_training_that_is_killed_leaves_no_actor_and_goes_on_where_it_was(nodes, tmp_path, expected):
+    log, state = tmp_path / "reads", tmp_path / "state"
+    data = Noted(log, 0.01)
+    killed = far_training("a", data, 8, Run(6, pause=0.1, state=state, state_at=20), cluster_workers=2)
+    wait_until(state.exists, "the state is there")
+    kill([torch.load(state, weights_only=False)["pid"]])
+    with pytest.raises(ray.exceptions.RayError):
+        ray.get(killed, timeout=SECONDS)
+    began = time.monotonic()
+    wait_until(lambda: not actors(nodes) and not count_of_actors(), "no actor is left")
+    assert time.monotonic() - began < 15, "seconds, of which the reader waits one for another training"
+    resumed = delivered(far_training("a", data, 8, Run(2, state=state, resumes=True), cluster_workers=2))
+    rest = [example for epoch in resumed.epochs for example in epoch]
+    assert rest == [example for epoch in expected[:2] for example in epoch][20 * 8 :]
+
+
+def drives(address: str, log: str) -> None:
+    """A driver that trains itself, for ever."""
+    ray.init(address=address, log_to_driver=False)
+    loader = ray_worker_runs.far_loader(Noted(Path(log), 0.01), 8, share={"name": "driver", "cluster_workers": 2})
+    ray_worker_runs.trained(loader, Run(10**6, pause=0.05))
+
+
+@pytest.mark.parametrize("killed", ["reader", "driver"])
+def test_no_actor_outlives_the_reader_also_if_it_is_killed(nodes, tmp_path, killed):
+    log = tmp_path / "reads"
+    if killed == "reader":
+        training = far_training("a", Noted(log, 0.01), 8, Run(1000, pause=0.05), cluster_workers=2, restart=False)
+        more_reads(log)
+        nodes.kill_reader("a", NAME)
+    else:
+        nodes.folder("driver").mkdir(mode=0o700, exist_ok=True)
+        program = "import sys; from test_ray_worker_faults import drives; drives(*sys.argv[1:])"
+        variables = {**os.environ, "LIGHTNING_ECHO_SHARED": str(nodes.folder("driver"))}
+        address = ray.get_runtime_context().gcs_address
+        driver = subprocess.Popen([sys.executable, "-c", program, address, str(log)], env=variables)
+        more_reads(log)
+        os.kill(driver.pid, signal.SIGKILL)
+        driver.wait()
+    began = time.monotonic()
+    wait_until(lambda: not actors(nodes) and not count_of_actors(), "no actor is left")
+    assert time.monotonic() - began < 15, "seconds"
+    if killed == "reader":
+        assert re.search(
+            "the reader of share='far' has died.*restart is False", ray.get(training, timeout=SECONDS).error, re.DOTALL
+        )
