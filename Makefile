@@ -106,8 +106,11 @@ bench: $(RAY_INSTALLED) ## measure speed-up and overhead, print a table, write i
 gpu: $(INSTALLED) ## ten minutes on a GPU: its tests, then what only it can measure (ARGS=--tiny: on a processor, no evidence)
 	PYTHON=$(BIN)/python bash benchmarks/gpu/run.sh $(ARGS)
 
-soak: $(INSTALLED) ## share for ten minutes, with kills every few seconds: nothing may be lost, nothing may grow
+# Sixty kills take longer than a test may by itself.
+soak: $(RAY_INSTALLED) ## share for ten minutes, with kills every few seconds, then 60 kills in a Ray cluster: nothing may be lost, nothing may grow
 	$(BIN)/python benchmarks/soak.py $(ARGS)
+	RANDOM_KILLS=60 $(BIN)/python -m pytest -m ray --timeout 3600 -o faulthandler_timeout=3900 -k random_kills \
+		tests/integration/test_ray_worker_faults.py
 
 evidence: $(INSTALLED) ## run the learning experiments (hours; goes on where it stopped), write tables and plots
 	PYTHONPATH=benchmarks $(BIN)/python -m learning $(ARGS)
