@@ -38,7 +38,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import torch
 from report import Cell, Table, progress, verdict
 from sharing import in_own_folder
@@ -174,6 +173,8 @@ def _rate(batches: Iterator[Any], workers: int, seconds: float) -> float:
 
 def _cpu_seconds(reader: int) -> float:
     """Processor seconds of this process, of the reader, of all their processes, and of all that Ray has started."""
+    import psutil  # the other benchmarks do without it
+
     roots = [psutil.Process(), psutil.Process(reader)]
     processes = {each.pid: each for root in roots for each in (root, *root.children(recursive=True))}
     total = 0.0
