@@ -76,6 +76,7 @@ class Group(NamedTuple):
     name: str  # the same on all ranks
     ranks: int
     pass_items: int = 0  # items of a pass of the reader; 0 for one rank
+    elsewhere: int = 0  # those of the ranks that are on other nodes, and have readers there
 
     @classmethod
     def of_one(cls) -> Group:
@@ -293,6 +294,7 @@ class Connector:
             "lacks_from": lacks_from,
             "group": self._group.name,
             "ranks": self._group.ranks,
+            "ranks_here": self._group.ranks - self._group.elsewhere,
             "workers": self._workers,
             "cluster_workers": config.cluster_range,
             "fingerprint": self._fingerprint,

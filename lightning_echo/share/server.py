@@ -439,6 +439,7 @@ class Server:
             goes_on=bool(hello["goes_on"]),
             group=str(hello["group"])[:100],
             ranks=item_in(hello["ranks"]),
+            ranks_here=item_in(hello.get("ranks_here", hello["ranks"])),
             part=part,
             share=1.0 if part is None else count_of(part) / self._length,
             lacks_from=None if lacks_from is None else item_in(lacks_from),

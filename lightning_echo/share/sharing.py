@@ -213,12 +213,15 @@ class LoaderSharing:
                 f"share={self.config.name!r} is impossible here: the loader divides its data among {layout.replicas} ranks, and "
                 f"torch.distributed knows of {len(names)}. Leave num_replicas and rank out"
             )
-        if len(set(nodes_of(gathered(place_of_process())))) > 1:
+        nodes = nodes_of(gathered(place_of_process()))
+        if len(set(nodes)) > 1 and self.config.cluster is None:
             raise ValueError(
-                f"share={self.config.name!r} is impossible here: the ranks are on several nodes, and a reader serves one. Leave "
-                "share out"
+                f"share={self.config.name!r} is impossible here: the ranks are on several nodes, and a reader serves one. On a "
+                "Ray cluster, set share.cluster='ray': then one node reads for all. Else leave share out"
             )
-        group, part = Group(names[0], layout.replicas, layout.length), part_of(self._users)
+        node = nodes[opening.rank]
+        elsewhere = sum(other != node for other in nodes)
+        group, part = Group(f"{names[0]}-{node}", layout.replicas, layout.length, elsewhere), part_of(self._users)
         items = items_of(part, self._order_of_base)
         attachment = self._attach(layout.batch_size * layout.replicas, group, items=items)
         try:
