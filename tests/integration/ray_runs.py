@@ -42,11 +42,6 @@ class Nodes:
         options = {"num_cpus": cpus, "resources": {name: 100}, "object_store_memory": STORE_BYTES, "env_vars": own}
         self._nodes[name] = self._cluster.add_node(**options)
 
-    @property
-    def names(self) -> list[str]:
-        """Those of the nodes that are there, the youngest last."""
-        return list(self._nodes)
-
     def folder(self, name: str) -> Path:
         """The folder for the sockets of a node."""
         return self._folder / name

@@ -95,7 +95,7 @@ def test_actors_nodes_and_readers_that_are_killed_lose_nothing(nodes, tmp_path, 
 @pytest.mark.parametrize("seed", [0])
 def test_random_kills_lose_nothing(nodes, tmp_path, seed):
     log, stop = tmp_path / "reads", tmp_path / "stop"
-    drawn, node = random.Random(seed), nodes.names[-1]
+    drawn, joined = random.Random(seed), ["b2"]
     training = far_training("a", Noted(log, 0.01), 16, Run(10**6, pause=0.05, stop=stop), cluster_workers=2)
     more_reads(log)
     for number in range(KILLS):
@@ -109,9 +109,9 @@ def test_random_kills_lose_nothing(nodes, tmp_path, seed):
         elif what == "reader":
             nodes.kill_reader("a", NAME)
         else:
-            nodes.leave(node)
-            node = f"n{number}"
-            nodes.add(node, 2)
+            nodes.leave(joined.pop())
+            joined.append(f"n{number}")
+            nodes.add(joined[-1], 2)
         before = len(reads(log))
         wait_until(lambda before=before: len(reads(log)) > before + 10, "reading goes on")
         time.sleep(drawn.uniform(0, 2))
