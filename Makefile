@@ -100,14 +100,17 @@ links: $(INSTALLED) ## look whether the addresses on the site still answer (need
 dist: $(INSTALLED) ## build the source archive and the wheel into dist/ (people publish them)
 	$(BIN)/python -m build --no-isolation $(ARGS)
 
-bench: $(INSTALLED) ## measure speed-up and overhead, print a table, write it as CSV
+bench: $(RAY_INSTALLED) ## measure speed-up and overhead, print a table, write it as CSV
 	$(BIN)/python benchmarks/run.py $(ARGS)
 
 gpu: $(INSTALLED) ## ten minutes on a GPU: its tests, then what only it can measure (ARGS=--tiny: on a processor, no evidence)
 	PYTHON=$(BIN)/python bash benchmarks/gpu/run.sh $(ARGS)
 
-soak: $(INSTALLED) ## share for ten minutes, with kills every few seconds: nothing may be lost, nothing may grow
+# Sixty kills take longer than a test may by itself.
+soak: $(RAY_INSTALLED) ## share for ten minutes, with kills every few seconds, then 60 kills in a Ray cluster: nothing may be lost, nothing may grow
 	$(BIN)/python benchmarks/soak.py $(ARGS)
+	RANDOM_KILLS=60 $(BIN)/python -m pytest -m ray --timeout 3600 -o faulthandler_timeout=3900 -k random_kills \
+		tests/integration/test_ray_worker_faults.py
 
 evidence: $(INSTALLED) ## run the learning experiments (hours; goes on where it stopped), write tables and plots
 	PYTHONPATH=benchmarks $(BIN)/python -m learning $(ARGS)

@@ -9,10 +9,13 @@ import argparse
 import logging
 import os
 import sys
+from collections.abc import Iterable
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 from cache import cache
+from cluster import cluster
 from crossings import crossings
 from echoes import echoes
 from factor_one import factor_one
@@ -23,7 +26,7 @@ from partitioned import partitioned
 from planning import planning, planning_memory, start
 from protection import protection
 from reads import reads
-from report import Table, machine
+from report import Table, machine, progress
 from scale import scale
 from sharing import (
     in_own_folder,
@@ -71,9 +74,26 @@ _RUNS = (
     partitioned,
     scale,
     reads,
+    cluster,
 )
 _BENCHMARKS = {run.__name__: run for run in _RUNS}
 _HERE = Path(__file__).parent
+
+
+def chosen(only: Iterable[str]) -> list[str]:
+    """Returns the names of these benchmarks, and of all that begin so. None are all of them, where Ray is missing but `cluster`.
+
+    Raises:
+        SystemExit: If `cluster` is asked for without Ray.
+    """
+    names = [name for name in _BENCHMARKS if not only or any(name == each or name.startswith(f"{each}_") for each in only)]
+    if "cluster" in names and find_spec("ray") is None:
+        missing = "`cluster` needs Ray, which is not installed: pip install 'lightning-echo[ray]'"
+        if only:
+            raise SystemExit(missing)
+        progress(f"left out: {missing}")
+        names.remove("cluster")
+    return names
 
 
 def main() -> int:
@@ -84,16 +104,17 @@ def main() -> int:
         "--only",
         nargs="+",
         choices=_BENCHMARKS,
-        default=list(_BENCHMARKS),
+        default=[],
         help="these benchmarks alone, and all whose names begin so: sharing, sharing_costs and so on",
     )
     parser.add_argument("--out", type=Path, help="folder for the CSV files (benchmarks/results, or runs/bench if --quick)")
     options = parser.parse_args()
+    names = chosen(options.only)
     folder = options.out or (Path("runs/bench") if options.quick else _HERE / "results")
     logging.getLogger("lightning_echo").setLevel(logging.WARNING)
     torch.set_num_threads(1)  # of the main process: it shares the cores with the workers
     load_before, failures = os.getloadavg()[0], 0
-    for name in [name for name in _BENCHMARKS if any(name == only or name.startswith(f"{only}_") for only in options.only)]:
+    for name in names:
         found = _BENCHMARKS[name](options.quick)
         for table in [found] if isinstance(found, Table) else found:
             table.print()

@@ -16,7 +16,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -30,6 +30,7 @@ from lightning_echo.share.packing import unpack
 from lightning_echo.share.sharing import status_of
 from lightning_echo.share.window import Window
 
+Found = TypeVar("Found")
 _FORK = multiprocessing.get_context("fork")
 _SLEEP_SECONDS, _WORK_SECONDS = 0.004, 0.001
 _TRAININGS = (1, 2, 3, 4)
@@ -42,11 +43,11 @@ _STEP_SECONDS = {"fast": 0.010, "slow": 0.020}
 _MOST_IDLE, _NEAR = 0.1, 0.2
 
 
-def in_own_folder(measure: Callable[[bool], Table]) -> Callable[[bool], Table]:
+def in_own_folder(measure: Callable[[bool], Found]) -> Callable[[bool], Found]:
     """Lets a benchmark have readers of its own."""
 
     @functools.wraps(measure)
-    def measured(quick: bool) -> Table:
+    def measured(quick: bool) -> Found:
         with tempfile.TemporaryDirectory() as folder:
             os.environ["LIGHTNING_ECHO_SHARED"] = folder
             try:
