@@ -477,8 +477,7 @@ class RayWorkers:
         try:
             ray.get(actor.answer, timeout=_MOST_GET_SECONDS)
         except RayTaskError as error:
-            cause = error.cause
-            self._leave_out(actor, str(cause) if isinstance(cause, DiffersThere) else f"{type(cause).__name__}: {cause}")
+            self._leave_out(actor, _why(error.cause))
         except (RayError, GetTimeoutError) as error:
             LOGGER.warning("a worker on %s could not begin: %s", actor.where, error)
             self._fail(actor, now)
@@ -601,6 +600,16 @@ class RayWorkers:
             if actor in self._actors:
                 self._actors.remove(actor)
         ray.kill(actor.handle)
+
+
+def _why(error: Exception) -> str:
+    """Returns why an actor could not begin, and what helps."""
+    if isinstance(error, DiffersThere):
+        return str(error)
+    said = f"{type(error).__name__}: {error}"
+    if isinstance(error, ImportError):
+        return f"{said}. Install it on that machine, or let Ray bring it: ray.init(runtime_env={{'py_modules': [...]}})"
+    return f"{said}. All machines need the same files under the same paths" if isinstance(error, OSError) else said
 
 
 def _rate_of(actor: Actor) -> float:

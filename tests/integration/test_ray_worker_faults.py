@@ -215,3 +215,50 @@ def test_no_actor_outlives_the_reader_also_if_it_is_killed(nodes, tmp_path, kill
         assert re.search(
             "the reader of share='far' has died.*restart is False", ray.get(training, timeout=SECONDS).error, re.DOTALL
         )
+
+
+class OnlyOnNodeA(Noted):
+    """Another node has no file for it, or another file."""
+
+    def __init__(self, log: Path, there: str) -> None:
+        super().__init__(log, 0.01)
+        self.there = there
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        found = super().__getitem__(index)
+        if Path(os.environ["LIGHTNING_ECHO_SHARED"]).name != "a":
+            if self.there == "nothing":
+                raise FileNotFoundError(2, "No such file or directory", f"/data/{index}")
+            found["data"] += 1
+        return found
+
+
+MODULE = """
+import os
+from ray_worker_runs import Noted
+if not os.environ["LIGHTNING_ECHO_SHARED"].endswith("/a"):
+    raise ModuleNotFoundError("No module named 'only_on_a'")
+class Imported(Noted):
+    pass
+"""
+
+
+def test_a_node_that_lacks_a_module_or_files_or_has_others_is_named_before_the_first_step(nodes, tmp_path, monkeypatch):
+    log = tmp_path / "reads"
+    (tmp_path / "only_on_a.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("LIGHTNING_ECHO_SHARED", str(nodes.folder("a")))  # where this process makes the data set
+    from only_on_a import Imported
+
+    cases = [
+        (Imported(log), r"ModuleNotFoundError: No module named 'only_on_a'\. .* let Ray bring it: ray\.init\(runtime_env="),
+        (OnlyOnNodeA(log, "nothing"), r"FileNotFoundError: .*'/data/\d+'.*All machines need the same files under the same paths"),
+        (OnlyOnNodeA(log, "others"), r"example \d+ is another one there, read under the same seeds: there are other files"),
+    ]
+    for dataset, message in cases:
+        found = ray.get(far_training("a", dataset, cluster_workers=1), timeout=SECONDS)
+        assert re.search(rf"[\d.]+ \(node [0-9a-f]{{8}}\) cannot make examples for share='far': {message}", found.error), (
+            found.error
+        )
+        assert found.epochs == [[]], "no batch has come"
+        wait_until(lambda: nodes.status("a", NAME) is None, "the reader has ended")
