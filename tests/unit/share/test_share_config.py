@@ -74,7 +74,12 @@ def test_names_that_are_no_file_names_are_refused(name):
                 ValueError,
                 r"share\.cluster_resources must be amounts by name, each more than 0.* got " + re.escape(repr(resources)),
             )
-            for resources in ({"x": 0}, {"x": -1}, {"x": True}, {"x": float("inf")}, {"x": "1"}, {1: 1}, ["x"], "x")
+            for resources in ({"x": 0}, {"x": -1}, {"x": True}, {"x": float("inf")}, {"x": 1.5}, {"x": "1"}, {1: 1}, ["x"], "x")
+        ),
+        (
+            {"cluster": "ray", "cluster_workers": 8, "cluster_resources": {"x": 0.5, "CPU": 2}},
+            ValueError,
+            "share.cluster_resources must be resources of your own, which mark machines, got CPU: each of these",
         ),
         ({"restart": 1}, TypeError, "share.restart must be True, False or 'pass'"),
         ({"linger_seconds": -1}, ValueError, "share.linger_seconds must be a number of seconds"),
