@@ -386,8 +386,8 @@ class RayWorkers:
     def other_than(self, lost: Actor, run: int) -> Actor | None:
         """Returns the actor that has least to do, and attends this reading; None if there is none."""
         with self._lock:
-            others = [one for one in self._actors if one is not lost and one.is_ready and one.run == run and one.lane is not None]
-        return min(others, key=lambda one: one.calls, default=None)
+            at_work = [one for one in self._actors if one.is_ready and one.run == run and one.lane is not None]
+        return min((one for one in at_work if one is not lost and not one.is_leaving), key=lambda one: one.calls, default=None)
 
     # ------------------------------------------------------------------ its own thread
 
@@ -585,7 +585,7 @@ class RayWorkers:
         message = f"{actor.where} cannot make examples for share={self._name!r}: {why}"
         node = self._nodes.get(actor.node)
         if node is None or not node.left_out:
-            if self._has_settled:
+            if self._has_settled or self._reading is not None:  # there are trainings, which go on
                 LOGGER.warning("%s. It is left out", message)
             else:
                 self._refusal = self._refusal or message
