@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import re
@@ -37,6 +38,8 @@ from ray_worker_runs import (  # noqa: E402
     reads,
 )
 from sharing_runs import Numbers, wait_until  # noqa: E402
+
+from lightning_echo.share.ray import joined  # noqa: E402
 
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("default")]
 
@@ -204,6 +207,39 @@ def drives(address: str, log: str) -> None:
     ray.init(address=address, log_to_driver=False)
     loader = ray_worker_runs.far_loader(Noted(Path(log), 0.01), 8, share={"name": "driver", "cluster_workers": 2})
     ray_worker_runs.trained(loader, Run(10**6, pause=0.05))
+
+
+@ray.remote(num_cpus=0)
+class Idle:
+    def pid(self) -> int:
+        return os.getpid()
+
+
+def forks(address: str, node: str) -> None:
+    """A reader that forks workers while it has actors. It says so when its calls are answered afterwards."""
+    with joined("forks", {"address": address, "node": node}, {}):
+        for _ in range(3):
+            idle = [Idle.remote() for _ in range(3)]
+            asked = [each.pid.remote() for each in idle]
+            pids = ray.get(asked)
+            if not (child := os.fork()):
+                del idle, asked
+                gc.collect()
+                os._exit(0)
+            os.waitpid(child, 0)
+            assert ray.available_resources()
+            assert ray.get([each.pid.remote() for each in idle]) == pids
+        print("answered")
+
+
+def test_a_forked_worker_that_frees_copies_of_rays_objects_does_not_write_on_the_connections_of_its_reader(nodes):
+    """It did, and then a call of the reader never came back: no actor was asked for any more."""
+    context = ray.get_runtime_context()
+    program = "import sys; from test_ray_worker_faults import forks; forks(*sys.argv[1:])"
+    command = [sys.executable, "-c", program, context.gcs_address, context.get_node_id()]
+    variables = {**os.environ, "LIGHTNING_ECHO_SHARED": str(nodes.folder("a"))}
+    done = subprocess.run(command, env=variables, timeout=60, stdout=subprocess.PIPE, text=True, check=True)
+    assert "answered" in done.stdout
 
 
 @pytest.mark.parametrize("killed", ["reader", "driver"])
