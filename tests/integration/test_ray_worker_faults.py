@@ -109,10 +109,11 @@ def test_actors_nodes_and_readers_that_are_killed_lose_nothing(nodes, tmp_path, 
     assert delivered(training).epochs == expected
 
 
-@pytest.mark.parametrize("seed", [0])
-def test_random_kills_lose_nothing(nodes, tmp_path, seed):
+@pytest.mark.timeout(200 + 20 * KILLS)
+def test_random_kills_lose_nothing(nodes, tmp_path):
     log, stop = tmp_path / "reads", tmp_path / "stop"
-    drawn, joined = random.Random(seed), ["b2"]
+    drawn, there = random.Random(0), ["n"]
+    nodes.add("n", 2)
     training = far_training("a", Noted(log, 0.01), 16, Run(10**6, pause=0.05, stop=stop), cluster_workers=2)
     more_reads(log)
     for number in range(KILLS):
@@ -126,9 +127,9 @@ def test_random_kills_lose_nothing(nodes, tmp_path, seed):
         elif what == "reader":
             nodes.kill_reader("a", NAME)
         else:
-            nodes.leave(joined.pop())
-            joined.append(f"n{number}")
-            nodes.add(joined[-1], 2)
+            nodes.leave(there.pop())
+            there.append(f"n{number}")
+            nodes.add(there[-1], 2)
         before = len(reads(log))
         wait_until(lambda before=before: len(reads(log)) > before + 10, "reading goes on")
         time.sleep(drawn.uniform(0, 2))
