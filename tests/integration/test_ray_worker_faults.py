@@ -210,17 +210,17 @@ def drives(address: str, log: str) -> None:
     ray_worker_runs.trained(loader, Run(10**6, pause=0.05))
 
 
-@ray.remote(num_cpus=0)
-class Idle:
-    def pid(self) -> int:
-        return os.getpid()
-
-
 def forks(address: str, node: str) -> None:
     """A reader that forks workers while it has actors. It says so when its calls are answered afterwards."""
+
+    class Idle:  # it is sent by value, and so imports nothing
+        def pid(self) -> int:
+            return os.getpid()
+
+    kind = ray.remote(Idle).options(num_cpus=0)
     with joined("forks", {"address": address, "node": node}, {}):
         for _ in range(3):
-            idle = [Idle.remote() for _ in range(3)]
+            idle = [kind.remote() for _ in range(2)]
             asked = [each.pid.remote() for each in idle]
             pids = ray.get(asked)
             if not (child := os.fork()):
@@ -239,7 +239,7 @@ def test_a_forked_worker_that_frees_copies_of_rays_objects_does_not_write_on_the
     program = "import sys; from test_ray_worker_faults import forks; forks(*sys.argv[1:])"
     command = [sys.executable, "-c", program, context.gcs_address, context.get_node_id()]
     variables = {**os.environ, "LIGHTNING_ECHO_SHARED": str(nodes.folder("a"))}
-    done = subprocess.run(command, env=variables, timeout=60, stdout=subprocess.PIPE, text=True, check=True)
+    done = subprocess.run(command, env=variables, timeout=SECONDS, stdout=subprocess.PIPE, text=True, check=True)
     assert "answered" in done.stdout
 
 

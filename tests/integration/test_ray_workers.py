@@ -14,7 +14,7 @@ import pytest
 ray = pytest.importorskip("ray", reason="Ray is not installed: make test-ray")
 
 import torch  # noqa: E402
-from lightning.pytorch import Trainer  # noqa: E402
+from lightning.pytorch import LightningDataModule, Trainer  # noqa: E402
 from ray.train import RunConfig, ScalingConfig  # noqa: E402
 from ray.train.lightning import RayDDPStrategy, RayLightningEnvironment, prepare_trainer  # noqa: E402
 from ray.train.torch import TorchTrainer  # noqa: E402
@@ -192,6 +192,17 @@ def test_between_two_numbers_there_are_more_while_the_training_waits_and_fewer_w
     assert numbers[:4] == [("1", "0"), ("2", "1"), ("1", "2"), ("0", "1")]
 
 
+class OfFolder(LightningDataModule):
+    """Data that notes in a folder who reads it."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(Noted(self.folder / "reads", 0.01), 8, shuffle=True, num_workers=1)
+
+
 def rank(config: dict[str, Any]) -> None:
     """What each worker of Ray Train runs."""
     torch.set_num_threads(1)
@@ -208,8 +219,7 @@ def rank(config: dict[str, Any]) -> None:
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    data = Noted(config["folder"] / "reads", 0.01)
-    prepare_trainer(trainer).fit(model, DataLoader(data, 8, shuffle=True, num_workers=1))
+    prepare_trainer(trainer).fit(model, datamodule=OfFolder(config["folder"]))
     found = {"epochs": model.epochs, "steps": trainer.global_step}
     (config["folder"] / f"rank-{trainer.global_rank}.json").write_text(json.dumps(found))
 
