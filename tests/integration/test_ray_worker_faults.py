@@ -91,14 +91,10 @@ def test_actors_nodes_and_readers_that_are_killed_lose_nothing(nodes, tmp_path, 
         nodes.leave("b")
         nodes.add("c", 2)
 
-    def node_that_leaves() -> None:
-        nodes.leave("c", is_told=True)
-        nodes.add("b2", 2)
-
     def reader() -> None:
         nodes.kill_reader("a", NAME)
 
-    for lose in (one, all_of_them, node_that_vanishes, reader, node_that_leaves):
+    for lose in (one, all_of_them, node_that_vanishes, reader):
         wait_until(lambda: are_ready(nodes, 2), "two actors have begun")
         gate.touch()
         more_reads(log)
@@ -218,7 +214,7 @@ def forks(address: str, node: str) -> None:
             return os.getpid()
 
     kind = ray.remote(Idle).options(num_cpus=0)
-    with joined("forks", {"address": address, "node": node}, {}):
+    with joined("forks", {"address": address, "node": node}, {"data set": "none"}):
         for _ in range(3):
             idle = [kind.remote() for _ in range(2)]
             asked = [each.pid.remote() for each in idle]
