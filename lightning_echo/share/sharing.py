@@ -35,6 +35,7 @@ from lightning_echo.share.config import (
     read_share_config,
     receive,
     send,
+    shared_folder,
     socket_of,
 )
 from lightning_echo.share.connecting import Group
@@ -213,7 +214,8 @@ class LoaderSharing:
                 f"share={self.config.name!r} is impossible here: the loader divides its data among {layout.replicas} ranks, and "
                 f"torch.distributed knows of {len(names)}. Leave num_replicas and rank out"
             )
-        if len(set(nodes_of(gathered(place_of_process())))) > 1:
+        places, folders = zip(*gathered((place_of_process(), str(shared_folder()))), strict=True)
+        if len(set(nodes_of(places))) > 1 or len(set(folders)) > 1:  # nodes on one machine have a folder each
             raise ValueError(
                 f"share={self.config.name!r} is impossible here: the ranks are on several nodes, and a reader serves one. Leave "
                 "share out"

@@ -10,6 +10,8 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -290,15 +292,19 @@ class Imported(Noted):
 """
 
 
-def test_a_node_that_lacks_a_module_or_files_or_has_others_is_named_before_the_first_step(nodes, tmp_path, monkeypatch):
+def imported(folder: str, log: Path) -> Any:
+    sys.path.append(folder)
+    return import_module("only_on_a").Imported(log)
+
+
+def test_a_node_that_lacks_a_module_or_files_or_has_others_is_named_before_the_first_step(nodes, tmp_path):
     log = tmp_path / "reads"
     (tmp_path / "only_on_a.py").write_text(MODULE)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv("LIGHTNING_ECHO_SHARED", str(nodes.folder("a")))  # where this process makes the data set
-    from only_on_a import Imported
-
     cases = [
-        (Imported(log), r"ModuleNotFoundError: No module named 'only_on_a'\. .* let Ray bring it: ray\.init\(runtime_env="),
+        (
+            partial(imported, str(tmp_path), log),
+            r"ModuleNotFoundError: No module named 'only_on_a'\. .* let Ray bring it: ray\.init\(runtime_env=",
+        ),
         (OnlyOnNodeA(log, "nothing"), r"FileNotFoundError: .*'/data/\d+'.*All machines need the same files under the same paths"),
         (OnlyOnNodeA(log, "others"), r"example \d+ is another one there, read under the same seeds: there are other files"),
     ]
