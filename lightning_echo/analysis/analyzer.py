@@ -50,6 +50,7 @@ from lightning_echo.config import check_reads_in_flight
 from lightning_echo.data.machine import free_memory_bytes, usable_cores
 from lightning_echo.loader.loader import EchoLoader
 from lightning_echo.pipeline.kinds import Indexed, kind_of
+from lightning_echo.share.same_data import why_not_elsewhere
 from lightning_echo.split.reading import AUTO_IN_FLIGHT
 from lightning_echo.training.package import MisconfigurationException
 from lightning_echo.training.trainer import rank_zero_info
@@ -194,6 +195,8 @@ def try_setting(training: ShortTraining, setting: TrainingSetting, steps: int) -
             raise ValueError(f"{name}={getattr(setting, name):g} cannot be tried on this machine, only predicted")
     if setting.shared_by > 1:
         raise ValueError(f"shared_by={setting.shared_by} cannot be tried with one training, only predicted")
+    if setting.cluster_workers:
+        raise ValueError(f"cluster_workers={setting.cluster_workers} cannot be tried on this machine, only predicted")
     if setting.cached_fraction and setting.hold is None and (setting.factor > 1 or setting.reads_in_flight > 1):
         beside = "factor > 1" if setting.factor > 1 else "reads_in_flight > 1"
         raise ValueError(f"cached_fraction without hold and {beside} cannot be tried together, only predicted")
@@ -441,6 +444,7 @@ class StallAnalyzer:
             in_flight=phases.in_flight,
             read_ahead=phases.read_ahead,
             no_reads_ahead=phases.no_reads_ahead,
+            no_cluster_workers=why_not_elsewhere(kind_of(loader), len(gathered(None))),
         )
         if ahead is not None:
             stages = replace(stages, ahead_contention=ahead_contention(stages, phases.in_flight[-1].reads, ahead))

@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from lightning_echo.insertion import POINTS, InsertionPoint, Needs, earliest, points_from
-from lightning_echo.measure.control import PipelineCosts, callback_line
+from lightning_echo.measure.control import TAKING_SECONDS, PipelineCosts, callback_line, least_of_most
 from lightning_echo.split.reading import MOST_IN_FLIGHT, Part
 
 # ---------------------------------------------------------------------- measured
@@ -32,7 +32,7 @@ _NOT_NEGATIVE = (
     *("read_cpu_share", "prepare_cpu_share", "step_cpu_seconds", "read_sharing", "prepare_sharing"),
     *("contention", "ahead_contention"),
 )
-_LEAST = {**dict.fromkeys(_NOT_NEGATIVE, 0), "batch_size": 1, "workers": 0, "cores": 1}
+_LEAST = {**dict.fromkeys(_NOT_NEGATIVE, 0), "batch_size": 1, "workers": 0, "cores": 1, "ranks": 1}
 
 
 def check_at_least(name: str, value: Any, least: float) -> None:
@@ -154,6 +154,8 @@ class MeasuredStages:
         no_reads_ahead: Why threads may not read ahead; empty if they may, or if that is unknown.
         ahead_contention: How many times as long a worker's own thread takes while threads of the worker read ahead, since the
             threads of a process take turns in running Python.
+        no_cluster_workers: Why workers on other machines cannot read this data; empty if they can, or if that is unknown.
+        ranks: Number of ranks of the job. All figures are those of one rank.
     """
 
     read: Spread
@@ -183,6 +185,8 @@ class MeasuredStages:
     read_ahead: str = ""
     no_reads_ahead: str = ""
     ahead_contention: float = 1.0
+    no_cluster_workers: str = ""
+    ranks: int = 1
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
@@ -304,6 +308,18 @@ def _bytes_of(stages: MeasuredStages, hold: str, fraction: float) -> float | Non
 #   once for all of them. Each training collates in a thread of its own, while its step runs. So the processors do the reader's
 #   work once and the rest k times: ``T = max(upstream(e) / workers, collate(e), step / n + copy, (cpu_upstream(e) + k cpu_own(e))
 #   / cores)``. It is assumed that each training has an accelerator of its own.
+# * N workers on other machines make a share y of the fresh examples, and the reader's workers the rest. Each has a core of its
+#   own, reads one example after the other, and takes as long as one worker alone here. The share settles where T is least
+#   (`least_of_most`), since lanes get the next examples when they are free:
+#
+#     T    = max(collate(e), step / n + copy, the least over y of
+#                max((1 - y) * upstream(e) / workers, y * B / e * (read + decode + augment) / N, y * B / e * taking * ranks,
+#                    ((1 - y) * cpu_upstream(e) + y * B / e * taking + k cpu_own(e)) / cores))
+#
+#   ``taking`` is the time that an example from there costs this machine (`TAKING_SECONDS`). All of it is taken to be that of one
+#   thread for all ranks, which may be more than it is. Where ``read_sharing`` is above 0, workers on other machines make the
+#   storage slower for all, as more workers here would. Whether the machines share a storage, and what it can deliver to them all,
+#   is not measured.
 
 _WAITS = 1.1  # a training waits for its workers if its steps take this many times as long as with everything ready
 _HELPS = 0.9  # more workers help if with twice as many a step takes at most this many times as long
@@ -328,6 +344,10 @@ class TrainingSetting:
             use ``cached_fraction``.
         shared_by: Number of such trainings on this machine that share one reader. ``workers`` are then the reader's.
         reads_in_flight: Number of reads that may be under way on a rank. 1: workers read one example after the other.
+        cluster_workers: Number of workers on other machines, each with a core of its own, that prepare examples for the reader of
+            this training, besides ``workers`` (`ShareConfig.cluster_workers`). With several ranks: the number for each rank.
+            Their reading is assumed to scale as that of more workers here does (`MeasuredStages.read_sharing`). What a storage
+            that all machines share can deliver was not measured.
         storage_speedup: How many times as fast the storage is.
         step_speedup: How many times as fast the accelerator is.
 
@@ -345,6 +365,7 @@ class TrainingSetting:
     cache_size: str | None = None
     shared_by: int = 1
     reads_in_flight: int = 1
+    cluster_workers: int = 0
 
     def __post_init__(self) -> None:
         if self.workers is not None:
@@ -377,19 +398,28 @@ class TrainingSetting:
         reads = self.reads_in_flight
         if isinstance(reads, bool) or not isinstance(reads, int) or not 1 <= reads <= MOST_IN_FLIGHT:
             raise ValueError(f"reads_in_flight must be a number of reads from 1 to {MOST_IN_FLIGHT:,}, got {reads!r}")
-        if self.shared_by == 1:
+        there = self.cluster_workers
+        if isinstance(there, bool) or not isinstance(there, int) or there < 0:
+            raise ValueError(f"cluster_workers must be a number of workers on other machines, 0 or more, got {there!r}")
+        if not self.has_reader:
             return
+        asked = f"cluster_workers={there}" if there else f"shared_by={self.shared_by}"
         if self.hold is not None:
             raise ValueError(
-                f"shared_by={self.shared_by} and hold={self.hold!r} are impossible together: a cache in a reader is not "
-                "predicted. Ask about one of them"
+                f"{asked} and hold={self.hold!r} are impossible together: a cache in a reader is not predicted. Ask about one of "
+                "them"
             )
         later = [point.value for point in points_from(Needs.examples)]
         if self.factor > 1 and self.insertion_point not in later:
             raise ValueError(
-                f"shared_by={self.shared_by} does not fit insertion_point={self.insertion_point!r}, since examples are shared as "
-                f"they are augmented: use one of {', '.join(map(repr, later))}"
+                f"{asked} does not fit insertion_point={self.insertion_point!r}, since examples are shared as they are "
+                f"augmented: use one of {', '.join(map(repr, later))}"
             )
+
+    @property
+    def has_reader(self) -> bool:
+        """Whether a reader prepares the examples, and the training only collates them."""
+        return self.shared_by > 1 or self.cluster_workers > 0
 
     @property
     def options(self) -> dict[str, Any]:
@@ -424,8 +454,8 @@ class Prediction:
         idle_fraction: Share of that time in which the accelerator waits.
         speedup: Steps per second, divided by those of the setting that was measured.
         step_seconds_range: Lowest and highest number of seconds from step to step, from the measured spread.
-        limit: The limit of the time: ``"step"``, ``"workers"``, ``"storage"`` or ``"cores"``. Only in the case of ``"workers"``,
-            more workers would help.
+        limit: The limit of the time: ``"step"``, ``"workers"``, ``"storage"`` or ``"cores"`` (of this machine). Only in the case
+            of ``"workers"``, more workers would help; with ``cluster_workers``, more of both kinds.
     """
 
     step_seconds: float
@@ -437,6 +467,9 @@ class Prediction:
 
 def predict(stages: MeasuredStages, setting: TrainingSetting) -> Prediction:
     """Returns the prediction for a setting; raises a ValueError if this data set rules out its insertion point or its cache.
+
+    Workers on other machines (``cluster_workers``) are assumed to compute as fast as one worker alone here, and to read as more
+    workers here would. A limit of a storage that all machines share, and the network, are not in the prediction.
 
     Example:
         >>> from lightning_echo.analysis.predict import Spread
@@ -460,6 +493,8 @@ def predict(stages: MeasuredStages, setting: TrainingSetting) -> Prediction:
     if setting.reads_in_flight > 1 and not stages.in_flight:
         why = stages.no_reads_ahead or "how reads scale was not measured"
         raise ValueError(f"reads_in_flight={setting.reads_in_flight} is not possible here: {why}")
+    if setting.cluster_workers and stages.no_cluster_workers:
+        raise ValueError(f"cluster_workers={setting.cluster_workers} is not possible here: {stages.no_cluster_workers}")
     seconds, limit = _step_seconds(stages, setting, "median")
     now, _ = _step_seconds(stages, TrainingSetting(), "median")
     low, high = (_step_seconds(stages, setting, figure)[0] for figure in ("low", "high"))
@@ -508,7 +543,7 @@ def costs_of(stages: MeasuredStages, setting: TrainingSetting, figure: str = "me
     copies = 1 / setting.factor if "transfer" in point.properties.reused else 1.0  # per step
     device = getattr(stages.step, figure) / setting.step_speedup + copies * getattr(stages.copy, figure)
     is_hidden = stages.takes_ahead and (setting.factor > 1 or setting.reads_in_flight > 1)
-    if workers and setting.shared_by == 1 and not is_hidden:
+    if workers and not setting.has_reader and not is_hidden:
         hand_overs = 1 / setting.factor if point.by_batches else 1.0  # per step
         device += hand_overs * getattr(stages.hand_over, figure)
     return _costs_at(setting.insertion_point, _worker_seconds(stages, setting, figure), device, workers)
@@ -526,6 +561,8 @@ class _WorkerSeconds(NamedTuple):
 
 def _step_seconds(stages: MeasuredStages, setting: TrainingSetting, figure: str) -> tuple[float, str]:
     """Returns the time per step, and its limit, see `Prediction`."""
+    if setting.cluster_workers:
+        return _cluster_seconds(stages, setting, figure)
     costs, by_reads = costs_of(stages, setting, figure), reads_per_step(stages, setting, figure)
     seconds = max(_seconds_with_cores(stages, setting, figure), by_reads)
     by_cores = _cores_seconds(stages, setting, figure)
@@ -550,6 +587,55 @@ def _seconds_with_cores(stages: MeasuredStages, setting: TrainingSetting, figure
     return max(upstream / max(costs.workers, 1), own, costs.device_seconds)
 
 
+def _cluster_seconds(stages: MeasuredStages, setting: TrainingSetting, figure: str) -> tuple[float, str]:
+    """Returns the time per step if workers on other machines prepare a share of the examples, and its limit."""
+
+    def seconds_with(times: int) -> float:
+        asked = replace(setting, workers=times * max(costs.workers, 1), cluster_workers=times * setting.cluster_workers)
+        upstream, own = _shared_seconds(asked, _worker_seconds(stages, asked, figure))
+        busy_upstream, rest = _shared_seconds(asked, _busy_seconds(stages, asked, figure))
+        rest = asked.shared_by * (rest + stages.step_cpu_seconds / asked.step_speedup)
+        fresh = stages.batch_size / asked.factor
+        taking = fresh * TAKING_SECONDS
+        limits = [  # at the ends: all examples are from other machines, and none are
+            (0.0, upstream / (asked.workers or 1)),
+            (0.0, reads_per_step(stages, asked, figure)),
+            (fresh * _lone_seconds(stages, asked, figure) / asked.cluster_workers, 0.0),
+            (taking * stages.ranks, 0.0),  # one reader takes them in for all ranks
+            ((taking + rest) / stages.cores, (busy_upstream + rest) / stages.cores),
+        ]
+        return max(least_of_most(limits), own, costs.device_seconds)
+
+    costs = costs_of(stages, setting, figure)
+    seconds = seconds_with(1)
+    if seconds == costs.device_seconds:
+        return seconds, "step"
+    with_twice = seconds_with(2)
+    if with_twice < _HELPS * seconds or with_twice == costs.device_seconds:
+        return seconds, "workers"
+    return seconds, "storage" if stages.read_sharing > stages.prepare_sharing else "cores"
+
+
+def _lone_seconds(stages: MeasuredStages, setting: TrainingSetting, figure: str) -> float:
+    """Returns the seconds of a worker with a core of its own for an example, without collation. No memory here holds it."""
+    read = getattr(stages.read, figure) / setting.storage_speedup * _times_reading(stages, setting)
+    prepare = getattr(stages.decode, figure) + getattr(stages.augment, figure)
+    return float(read + prepare * (1 / max(stages.workers, 1)) ** stages.prepare_sharing)
+
+
+def mostly_computes(stages: MeasuredStages) -> bool:
+    """Whether a worker with a core of its own is busy for at least half of the time in which it prepares an example."""
+    busy = stages.read.median * stages.read_cpu_share
+    busy += (stages.decode.median + stages.augment.median) * stages.prepare_cpu_share
+    return 2 * busy >= _lone_seconds(stages, TrainingSetting(), "median")
+
+
+def _times_reading(stages: MeasuredStages, setting: TrainingSetting) -> float:
+    """Returns how many times as long a worker reads an example from the storage, since others read from it as well."""
+    workers = stages.workers if setting.workers is None else setting.workers
+    return float(((max(workers, 1) + setting.cluster_workers) / max(stages.workers, 1)) ** stages.read_sharing)
+
+
 def reads_per_step(stages: MeasuredStages, setting: TrainingSetting, figure: str = "median") -> float:
     """Returns the time per step in which threads read what it needs; 0 if they do not read ahead of the rest."""
     if setting.reads_in_flight == 1 or not stages.takes_ahead:
@@ -564,26 +650,36 @@ def _shared_seconds(setting: TrainingSetting, seconds: _WorkerSeconds) -> tuple[
     return (seconds.hit + seconds.read + seconds.decode + seconds.augment) / setting.factor, seconds.collate * collations
 
 
+def cores_wanted(stages: MeasuredStages, setting: TrainingSetting) -> float:
+    """Returns the cores that keep up with the accelerator: processor time of a step's examples and of the training, per step."""
+    return _cores_seconds(stages, setting, "median") * stages.cores / costs_of(stages, setting).device_seconds
+
+
 def _cores_seconds(stages: MeasuredStages, setting: TrainingSetting, figure: str) -> float:
     """Returns the time per step if all processors are always busy. Time in which a process waits does not count."""
+    busy = _busy_seconds(stages, setting, figure)
+    if setting.shared_by > 1:
+        upstream, own = _shared_seconds(setting, busy)
+        return (upstream + setting.shared_by * (own + stages.step_cpu_seconds / setting.step_speedup)) / stages.cores
+    cpu = _costs_at(setting.insertion_point, busy, 0.0, 1)
+    return (cpu.host_seconds(setting.factor) + stages.step_cpu_seconds / setting.step_speedup) / stages.cores
+
+
+def _busy_seconds(stages: MeasuredStages, setting: TrainingSetting, figure: str) -> _WorkerSeconds:
+    """Returns the processor time of the workers per batch of fresh examples."""
     alone = replace(stages, contention=1.0, ahead_contention=1.0, read_sharing=0.0, prepare_sharing=0.0)
     seconds, share = _worker_seconds(alone, setting, figure), stages.prepare_cpu_share
     read = seconds.read * stages.read_cpu_share
     if setting.reads_in_flight > 1:
         in_storage = stages.batch_size * (1 - setting.cached_fraction)
         read = in_storage * _cpu_of_read(stages, setting.reads_in_flight)
-    busy = _WorkerSeconds(
+    return _WorkerSeconds(
         seconds.hit,
         read,
         seconds.decode * share,
         seconds.augment * share,
         seconds.collate * share,
     )
-    if setting.shared_by > 1:
-        upstream, own = _shared_seconds(setting, busy)
-        return (upstream + setting.shared_by * (own + stages.step_cpu_seconds / setting.step_speedup)) / stages.cores
-    cpu = _costs_at(setting.insertion_point, busy, 0.0, 1)
-    return (cpu.host_seconds(setting.factor) + stages.step_cpu_seconds / setting.step_speedup) / stages.cores
 
 
 def _worker_seconds(stages: MeasuredStages, setting: TrainingSetting, figure: str) -> _WorkerSeconds:
@@ -592,7 +688,7 @@ def _worker_seconds(stages: MeasuredStages, setting: TrainingSetting, figure: st
     times_workers = max(workers, 1) / max(stages.workers, 1)
     slower = stages.contention * times_workers**stages.prepare_sharing
     slower *= stages.ahead_contention if setting.reads_in_flight > 1 else 1.0
-    from_storage = getattr(stages.read, figure) / setting.storage_speedup * times_workers**stages.read_sharing
+    from_storage = getattr(stages.read, figure) / setting.storage_speedup * _times_reading(stages, setting)
     in_cache = cached if setting.hold is not None else 0.0
     in_memory = cached - in_cache
     held = None if setting.hold is None else cached_example(stages, setting.hold)

@@ -136,6 +136,7 @@ def questions(analysis: StallAnalysis) -> list[tuple[str, TrainingSetting]]:
     * The questions about workers and sharing are left out if the data set fails in workers.
     * The questions about storages are left out if reading could not be measured.
     * The questions about reads in flight are about the numbers that were measured.
+    * Workers on other machines are asked about if the verdict names their number.
     * For each form in which a cache can hold examples, there is a question about the largest share that memory holds, and one
       about the whole data set. If the data set cannot be cut, these are about a share in the page cache.
     """
@@ -155,6 +156,8 @@ def questions(analysis: StallAnalysis) -> list[tuple[str, TrainingSetting]]:
         asked += [TrainingSetting(cached_fraction=share, hold=hold) for share in shares if share]
     if stages.can_have_workers:
         asked.append(TrainingSetting(shared_by=_TRAININGS))
+    if (elsewhere := analysis.verdict.elsewhere) is not None:
+        asked.append(elsewhere)
     asked.append(TrainingSetting(step_speedup=2.0))
     asked += [TrainingSetting(factor=factor, insertion_point=point) for point in stages.points for factor in _FACTORS]
     return [(in_words(setting), setting) for setting in asked]
@@ -173,6 +176,8 @@ def in_words(setting: TrainingSetting) -> str:
     '16 reads in flight'
     >>> in_words(TrainingSetting(shared_by=4))
     '4 such trainings that share the reading'
+    >>> in_words(TrainingSetting(cluster_workers=7))
+    '7 workers on other machines'
     """
     words = []
     if setting.workers is not None:
@@ -182,6 +187,8 @@ def in_words(setting: TrainingSetting) -> str:
         words.append(f"{percent(setting.cached_fraction)} of the data set in {where}")
     if setting.shared_by > 1:
         words.append(f"{setting.shared_by} such trainings that share the reading")
+    if setting.cluster_workers:
+        words.append(f"{number_of(setting.cluster_workers, 'worker', 'workers')} on other machines")
     if setting.reads_in_flight > 1:
         words.append(f"{setting.reads_in_flight} reads in flight")
     if setting.storage_speedup != 1:
@@ -321,6 +328,11 @@ def _what_if(analysis: StallAnalysis) -> Table:
         remarks.append("Limited by cores: all processors are busy, so that more workers change nothing.")
     if any(found.limit == "storage" for _, found in asked):
         remarks.append("Limited by storage: workers share what it delivers, so that more of them change nothing.")
+    if analysis.verdict.elsewhere is not None and analysis.stages.read.median:
+        remarks.append(
+            "Workers on other machines are taken to read as more workers here would. What a storage that they share can deliver "
+            "was not measured."
+        )
     if analysis.stages.points:
         remarks.append(f"Echoing is not free: with factor 4 {fewer_fresh(4)}.")
     return Table(

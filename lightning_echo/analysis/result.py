@@ -18,16 +18,28 @@ from lightning_echo.analysis.predict import (
     TrainingSetting,
     cached_example,
     check_at_least,
+    cores_wanted,
     costs_of,
     fits_point,
     fitting_fraction,
+    mostly_computes,
     possible_holds,
     predict,
     read_seconds,
     reads_per_step,
     size_for,
 )
-from lightning_echo.measure.control import busy, fewer_fresh, no_workers, number_of, percent, three_digits
+from lightning_echo.measure.control import (
+    busy,
+    cores_elsewhere,
+    fewer_fresh,
+    fewest_elsewhere,
+    no_workers,
+    number_of,
+    percent,
+    three_digits,
+    whole_cores,
+)
 from lightning_echo.measure.target_idle import AIM, LARGE_FACTOR, TARGET, round_up
 from lightning_echo.schema import FieldError, record
 
@@ -44,6 +56,9 @@ from lightning_echo.schema import FieldError, record
 # Fresh examples are worth more than echoed ones (Choi et al. 2019, arXiv 1907.05550, section 3), and a cache does not change the
 # examples that the model learns from. So a cache comes before echoing. If the source takes R times as long as the step, a cache
 # of a share x reduces that to R (1 - x) times. The echo factor is chosen for the rest.
+#
+# Workers on other machines are no remedy of this list, since they cost other machines. If the processors of this machine cannot
+# feed the accelerator and nothing before echoing is enough, the verdict says how many they would be (`by_other_machines`).
 
 _HELPS = 1.05  # a remedy helps if steps take this many times as long without it
 _LARGEST_FACTOR = 64.0  # larger factors are not tried
@@ -201,6 +216,26 @@ def _cache(stages: MeasuredStages, base: TrainingSetting, hold: str, share: floa
     return replace(base, cached_fraction=share, hold=hold, cache_size=size_for(stages, hold, share))
 
 
+def by_other_machines(stages: MeasuredStages, found: Sequence[Remedy], target: float = TARGET) -> TrainingSetting | None:
+    """Returns the setting with the fewest workers on other machines that feed the accelerator without echoing and cache.
+
+    None if the processors of this machine can feed it, if workers mostly wait, if a remedy before echoing is enough, or if other
+    machines are no cure: the storage is the limit, or examples take less time to prepare than to bring here.
+    """
+    cheaper = [remedy for remedy in found if remedy.name != "echo"]
+    if stages.no_cluster_workers or any(remedy.is_enough for remedy in cheaper):
+        return None
+    asked = [remedy.setting for remedy in cheaper if remedy.name != "cache"]
+    base = asked[-1] if asked else TrainingSetting()
+    if cores_wanted(stages, base) * (1 - target) <= stages.cores or not mostly_computes(stages):
+        return None
+    fewest = fewest_elsewhere(lambda workers: feeds(stages, replace(base, cluster_workers=workers), target))
+    if fewest is None:
+        return None
+    missing = whole_cores(cores_wanted(stages, replace(base, cluster_workers=fewest))) - stages.cores
+    return replace(base, cluster_workers=max(fewest, missing))
+
+
 # ---------------------------------------------------------------------- verdict
 
 _LEAST_WAIT_SECONDS, _MOSTLY = 0.0005, 0.5  # reading waits if a read waits so long, and that is so much of a loader's time
@@ -232,12 +267,15 @@ class Verdict:
         setting: The advised setting; the measured one if nothing is to be changed. Its ``options`` are those of an `EchoConfig`,
             and its ``line`` is the callback to paste.
         remedies: The remedies that help, in their order. Each contains those before it. Empty if none was looked for.
+        elsewhere: The setting that feeds the accelerator without echoes, by workers on other machines (for each rank). None if
+            the processors of this machine are not the limit, or if a remedy before echoing is enough.
     """
 
     kind: VerdictKind
     message: str
     setting: TrainingSetting
     remedies: tuple[Remedy, ...] = ()
+    elsewhere: TrainingSetting | None = None
 
 
 def judge(stages: MeasuredStages, step_seconds: float, transforms: Mapping[str, float], target: float = TARGET) -> Verdict:
@@ -260,7 +298,11 @@ def judge(stages: MeasuredStages, step_seconds: float, transforms: Mapping[str, 
         message = f"Nothing that was tried is enough: {busy(idle, only=True)}. What helps is a faster source."
         verdict = Verdict(VerdictKind.not_enough, message, TrainingSetting())
     about = "" if verdict.kind is VerdictKind.more_workers else _about_reads(stages, verdict.setting)
-    return replace(verdict, message=f"{verdict.message}{about}", remedies=found)
+    elsewhere = by_other_machines(stages, found, target)
+    if elsewhere is not None:
+        needed = whole_cores(cores_wanted(stages, elsewhere))
+        about += f" {cores_elsewhere(needed, stages.cores, elsewhere.cluster_workers, stages.ranks)}"
+    return replace(verdict, message=f"{verdict.message}{about}", remedies=found, elsewhere=elsewhere)
 
 
 def _by_remedy(stages: MeasuredStages, last: Remedy, transforms: Mapping[str, float], idle: float) -> Verdict:
@@ -456,7 +498,7 @@ class StallAnalysis:
         slowest = max(range(len(ranks)), key=lambda rank: ranks[rank].host_seconds)
         free = [each.stages.free_bytes for each in analyses if each.stages.free_bytes is not None]
         # All machines are asked for a cache of the same size.
-        stages = replace(analyses[slowest].stages, free_bytes=min(free, default=None))
+        stages = replace(analyses[slowest].stages, free_bytes=min(free, default=None), ranks=len(ranks))
         return replace(analyses[slowest], stages=stages, ranks=ranks)
 
     @property
@@ -551,6 +593,8 @@ class StallAnalysis:
     def predict(self, **setting: Any) -> Prediction:
         """Predicts the step time, the idle fraction and the speed-up of another setting.
 
+        For workers on other machines (``cluster_workers``), what a storage that all machines share can deliver is not known.
+
         Args:
             **setting: Options of `TrainingSetting`.
 
@@ -590,6 +634,7 @@ class StallAnalysis:
             "message": verdict.message,
             "options": verdict.setting.options,
             "remedies": remedies,
+            "cluster_workers": 0 if verdict.elsewhere is None else verdict.elsewhere.cluster_workers * self.stages.ranks,
         }
         state = {"lightning_echo_analysis": _VERSION, **asdict(self), "advice": advice}
         Path(path).write_text(json.dumps(state, indent=2) + "\n")

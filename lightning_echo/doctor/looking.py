@@ -34,6 +34,7 @@ from lightning_echo.doctor.machine import Figure, Finding, Status, error, ok, wa
 from lightning_echo.insertion import POINTS, InsertionPoint, Needs, earliest
 from lightning_echo.loader.loader import EchoLoader
 from lightning_echo.loader.setting import Setting
+from lightning_echo.measure.control import number_of, three_digits
 from lightning_echo.pipeline.choice import choose
 from lightning_echo.pipeline.kinds import Indexed, Kind, Stream, kind_of
 from lightning_echo.pipeline.pipelines import Choice
@@ -400,7 +401,7 @@ def check_loader(looked: Looked, cores: int) -> list[Finding]:
         point.value: point in looked.possible for point in InsertionPoint if point is not InsertionPoint.auto
     }
     points = ok("insertion_points", f"Insertion points: {possible}. auto takes {chosen}.", **figures, auto=chosen)
-    return [*found, _split(looked), points, _reads_ahead(looked)]
+    return [*found, _split(looked), points, _reads_ahead(looked), *_core_rate(looked, cores)]
 
 
 def check_first_batch(first: FirstBatch | UserCodeError, batch_size: int | None = None) -> Finding:
@@ -526,6 +527,21 @@ def _reads_ahead(looked: Looked) -> Finding:
         if waits and could_be
         else ok("reads_in_flight", sentence, **figures)
     )
+
+
+def _core_rate(looked: Looked, cores: int) -> list[Finding]:
+    """Returns the finding how many examples the cores make; nothing if that was not measured."""
+    took = looked.read_time
+    busy = 0.0 if took is None else took.seconds - took.waits
+    if busy <= 0:
+        return []
+    rate, of_all = (three_digits(float(f"{number / busy:.2g}")) for number in (1, cores))
+    sentence = (
+        f"An example takes {1e3 * busy:.3g} ms of processor time: a core makes about {rate} in a second, "
+        f"{number_of(cores, 'core', 'cores')} {of_all}, without collation and training."
+    )
+    figures = {"cpu_seconds": busy, "examples_per_second_of_core": 1 / busy, "examples_per_second": cores / busy}
+    return [ok("core_rate", sentence, **figures)]
 
 
 # ---------------------------------------------------------------------- memory checks

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
+from itertools import combinations
 from numbers import Integral, Real
 from typing import Any
 
@@ -37,6 +39,22 @@ def callback_line(options: Mapping[str, Any]) -> str:
     values = {name: f"{value:g}" if isinstance(value, float) else repr(value) for name, value in options.items()}
     line = f"EchoCallback({', '.join(f'{name}={value}' for name, value in values.items())})"
     return line if '"' in line else line.replace("'", '"')
+
+
+def cores_elsewhere(needed: int, here: int, elsewhere: int, ranks: int = 1) -> str:
+    """Returns the number of cores that fresh examples alone take, and what workers on other machines would have to add.
+
+    ``needed``, ``here`` and ``elsewhere`` are those of one rank.
+
+    >>> cores_elsewhere(23, 16, 7).partition(", with")[0]
+    'Feeding it without echoes takes 23 cores, and this machine has 16: 7 on other machines would do'
+    """
+    whose, for_each = ("this machine has", "") if ranks == 1 else ("a rank has", f" for each of {ranks} ranks")
+    taking = " (more than the difference, since taking their examples in costs cores here)" if elsewhere > needed - here else ""
+    return (
+        f"Feeding it without echoes takes {number_of(needed, 'core', 'cores')}, and {whose} {here}: {elsewhere} on other machines"
+        f'{for_each}{taking} would do, with ShareConfig("train", cluster="ray", cluster_workers={elsewhere * ranks}).'
+    )
 
 
 def fewer_fresh(factor: float) -> str:
@@ -392,6 +410,52 @@ class PipelineCosts:
 
     def later_points(self) -> tuple[InsertionPoint, ...]:
         return POINTS[POINTS.index(InsertionPoint(self.insertion_point)) + 1 :]
+
+
+# ---------------------------------------------------------------------- other machines
+# Workers on other machines (`ShareConfig.cluster_workers`) prepare a share of the examples, and this machine the rest. Each limit
+# is then a line over that share. A limit of this machine falls with it, one of the other machines rises with it. Lanes that get
+# the next examples when they are free share the work so that the highest line is as low as possible.
+
+TAKING_SECONDS = 0.0005
+"""Processor time of this machine for an example of 150 KB that another machine has prepared, in seconds.
+
+It is the upper bound that sharing over a cluster has to keep, and is not measured."""
+
+_MOST_ELSEWHERE = 4096  # workers on other machines that are asked about
+
+
+def whole_cores(cores: float) -> int:
+    """Returns a number of cores, rounded up.
+
+    >>> whole_cores(2.1), whole_cores(0.46 / 0.02)  # 23.000000000000004
+    (3, 23)
+    """
+    return math.ceil(round(cores, 6))
+
+
+def least_of_most(lines: Sequence[tuple[float, float]]) -> float:
+    """Returns the smallest value that the highest of some lines takes between 0 and 1: pairs of the values at 0 and at 1.
+
+    >>> least_of_most([(6.0, 0.0), (0.0, 3.0)])  # they meet at two thirds
+    2.0
+    """
+    shares = [0.0, 1.0]
+    for (first, first_end), (second, second_end) in combinations(lines, 2):
+        opening = (first_end - first) - (second_end - second)
+        shares += [(second - first) / opening] if opening else []
+    return min(max(begin + (end - begin) * share for begin, end in lines) for share in shares if 0 <= share <= 1)
+
+
+def fewest_elsewhere(is_enough: Callable[[int], bool]) -> int | None:
+    """Returns the fewest workers on other machines that are enough, where more of them never are less; None: no number is.
+
+    >>> fewest_elsewhere(lambda workers: 3 * workers > 20)
+    7
+    """
+    if not is_enough(_MOST_ELSEWHERE):
+        return None
+    return 1 + bisect_left(range(1, _MOST_ELSEWHERE), True, key=is_enough)
 
 
 # ---------------------------------------------------------------------- recent

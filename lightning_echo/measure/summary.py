@@ -13,16 +13,21 @@ from typing import Any
 
 from lightning_echo.insertion import InsertionPoint, Reads
 from lightning_echo.measure.control import (
+    TAKING_SECONDS,
     Decision,
     Observation,
     Reason,
     busy,
     callback_line,
+    cores_elsewhere,
+    fewest_elsewhere,
+    least_of_most,
     no_workers,
     number_of,
     over_last,
     percent,
     three_digits,
+    whole_cores,
 )
 from lightning_echo.measure.target_idle import LARGE_FACTOR, NO_GAIN_HELPS, TARGET
 from lightning_echo.schema import FieldError, entry, record, rows
@@ -207,6 +212,7 @@ _IDLE = 0.1
 _CLOSE = 1.1  # uses within this ratio of the factor are those of the factor
 # Fresh examples teach more than echoed ones. `StallAnalyzer` finds out how many cores and how much memory are free.
 _FIRST = "; more workers (if there are cores), then a cache (as far as memory reaches) come before echoing"
+_STARVED = (Reason.starved, Reason.at_maximum, Reason.downstream_too_slow)
 _READS, _MOSTLY = 64, 0.5  # reads in flight that are advised, if workers wait for this share of their time
 
 
@@ -224,10 +230,21 @@ class RunVerdict:
 
 @dataclass(frozen=True)
 class Waiting:
-    """The share of their time in which workers wait, and whether the data set may have something that threads can read ahead."""
+    """How workers wait.
+
+    Attributes:
+        fraction: Share of their time in which they neither compute nor wait for a processor.
+        may_read_ahead: Whether the data set may have something that threads can read ahead.
+        workers: Number of these workers on a rank.
+        batch_size: Examples in a batch, if workers on other machines could prepare them; otherwise 0.
+        ranks: Number of ranks.
+    """
 
     fraction: float
     may_read_ahead: bool
+    workers: int = 0
+    batch_size: int = 0
+    ranks: int = 1
 
 
 def advise(
@@ -240,7 +257,8 @@ def advise(
     """Returns the verdict on a training, of which the last epoch, joined with those before it if it is short, was observed.
 
     The advice never asks for more workers than ``cores``. The line to paste repeats the user's options, ``chosen``. If the
-    workers mostly wait (``waiting``; None: unknown), the advice is to read ahead.
+    workers mostly wait (``waiting``; None: unknown), the advice is to read ahead. If they compute, and ``cores`` cannot feed the
+    device, a sentence says how many cores on other machines would.
 
     Example:
         >>> seen = Observation(epoch=0, factor=1.0, steps=50, idle_fraction=0.5, step_seconds=0.02)
@@ -251,13 +269,14 @@ def advise(
         'EchoCallback(factor=2)'
     """
     workers, chosen = _workers_wanted(observation, recommended, cores), chosen or {}
+    elsewhere = "" if workers or recommended.reason not in _STARVED else _elsewhere(observation, waiting, cores, chosen)
     is_starved = recommended.factor > observation.factor == 1 and recommended.reason.is_measured
     if waiting is None or waiting.fraction < _MOSTLY or workers or not is_starved:
         waiting = None
     elif waiting.may_read_ahead:
         line = callback_line({**chosen, "factor": 1.0, "reads_in_flight": _READS})
         return RunVerdict(_advise_reads(observation, waiting), _why(observation), line)
-    message = _message(observation, recommended, workers, waiting)
+    message = f"{_message(observation, recommended, workers, waiting)}{elsewhere}"
     return RunVerdict(message, _why(observation), _next_line(observation, recommended, workers, chosen))
 
 
@@ -295,6 +314,30 @@ def _workers_wanted(observation: Observation, recommended: Decision, cores: int)
     if costs is None or not costs.device_seconds:
         return 1
     return max(1, min(math.ceil(costs.host_seconds(1) / costs.device_seconds), cores))
+
+
+def _elsewhere(observation: Observation, waiting: Waiting | None, cores: int, chosen: Mapping[str, Any]) -> str:
+    """Returns the sentence on cores of other machines; empty if those here are enough, or may be, or if others are no cure.
+
+    The workers' time gives their processor time: they wait for a share of it, and if they are more than the cores, they take
+    turns. The training's own processor time is not known here.
+    """
+    costs = observation.costs
+    if waiting is None or not waiting.batch_size or costs is None or not costs.device_seconds or "share" in chosen:
+        return ""
+    seconds = costs.host_seconds(1) * min(waiting.workers, cores)  # of a worker with a core of its own, per batch
+    busy_seconds, longest_step = seconds * (1 - waiting.fraction), costs.device_seconds / (1 - TARGET)
+    if waiting.fraction >= _MOSTLY or busy_seconds <= cores * longest_step:
+        return ""
+    collated = costs.collate_seconds / (costs.reused_seconds + costs.redone_seconds)  # share of it that stays here
+    taking = waiting.batch_size * TAKING_SECONDS
+
+    def feeds(workers: int) -> bool:
+        here = (taking + collated * busy_seconds) / cores, busy_seconds / cores
+        return least_of_most([here, (taking * waiting.ranks, 0.0), ((1 - collated) * seconds / workers, 0.0)]) <= longest_step
+
+    fewest, needed = fewest_elsewhere(feeds), whole_cores(busy_seconds / costs.device_seconds)
+    return "" if fewest is None else f" {cores_elsewhere(needed, cores, max(fewest, needed - cores), waiting.ranks)}"
 
 
 def _advise_reads(observation: Observation, waiting: Waiting) -> str:
@@ -451,7 +494,8 @@ def advise_on_demand(
         message = f"{_delivered(reports)}: {finding}, and the workers wait {percent(waiting.fraction)} of their time; "
         line = callback_line({**(chosen or {}), "reads_in_flight": _READS})
         return RunVerdict(f"{message}reads_in_flight, if threads may read the data set, makes more of them fresh.", why, line)
-    return RunVerdict(f"{message}make more of them fresh.", why)
+    elsewhere = _elsewhere(observation, waiting, cores, chosen or {})
+    return RunVerdict(f"{message}make more of them fresh.{elsewhere}", why)
 
 
 def _delivered(reports: Sequence[EpochReport]) -> str:

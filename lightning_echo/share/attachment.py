@@ -131,6 +131,10 @@ class Attachment:
         self.missed = 0  # examples that other trainings had, and not this rank
         self.read_again = 0  # examples that the reader has read again for this rank, without those that its cache had
 
+    def begin_at(self, item: int) -> None:
+        """Begins at a later item than the one at which this training has entered: ranks on other nodes have entered there."""
+        self._next = max(self._next, item)
+
     def enter(self, wish: int | None, *, goes_on: bool = False) -> Place:
         """Attaches to the reader. ``goes_on``: whether this training had another one before, on another node, which has died."""
         items = self.items
@@ -426,6 +430,11 @@ class Attachment:
         )
 
     def _missed(self, item: int, low: int) -> Missed:
+        if self.group.elsewhere:  # the ranks there have another reader, and miss nothing
+            raise ReaderError(
+                f"share={self._config.name!r}: this rank needs item {item}, as the ranks on other nodes do, and the reader "
+                f"of this node has items from {low} on. Resume the training from its last checkpoint"
+            )
         self._missed_to = low
         return Missed(item, low)
 

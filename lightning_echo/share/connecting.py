@@ -76,6 +76,7 @@ class Group(NamedTuple):
     name: str  # the same on all ranks
     ranks: int
     pass_items: int = 0  # items of a pass of the reader; 0 for one rank
+    elsewhere: int = 0  # those of the ranks that are on other nodes, and have readers there
 
     @classmethod
     def of_one(cls) -> Group:
@@ -293,6 +294,7 @@ class Connector:
             "lacks_from": lacks_from,
             "group": self._group.name,
             "ranks": self._group.ranks,
+            "ranks_here": self._group.ranks - self._group.elsewhere,
             "workers": self._workers,
             "cluster_workers": config.cluster_range,
             "fingerprint": self._fingerprint,
@@ -329,6 +331,8 @@ class Connector:
                 "by hand, and is in no cluster. Let the training start it",
                 config.name,
             )
+        if any(config.cluster_range) and welcome["about_cluster"] and not goes_on:
+            LOGGER.warning("share=%r: %s", config.name, welcome["about_cluster"])
         if welcome["cache"] and not goes_on:
             LOGGER.info("share=%r: the reader's %s", config.name, welcome["cache"])
         if not self._has_started:

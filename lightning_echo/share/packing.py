@@ -153,11 +153,12 @@ def _refused(value: Any, path: str) -> TypeError:
 
 
 # ---------------------------------------------------------------------- chunk
-# Packed examples that follow each other, as one array of bytes. Nodes send such arrays to each other::
+# Packed examples that follow each other, as one array of bytes, which machines send to each other. The numbers come last, so
+# that the bytes can be written before their sizes are known::
 #
-#     | first item | how many | nanoseconds, processor nanoseconds per example | kind and size of each | bytes of each |
+#     | bytes of each | kind and size of each | first item | how many | nanoseconds, processor nanoseconds per example |
 
-_HEADER = 4  # numbers
+_FOOTER = 4  # numbers
 _NUMBER_BYTES = 8
 _KIND_SHIFT = 56
 _MOST_SIZE = 2**_KIND_SHIFT - 1
@@ -184,27 +185,64 @@ class Chunk(NamedTuple):
 
     def to_array(self) -> Any:
         """Returns the chunk as one array of bytes."""
-        head = [self.first, len(self.pieces), self.nanoseconds, self.cpu_nanoseconds]
-        head += [piece.kind << _KIND_SHIFT | len(piece.data) for piece in self.pieces]
-        numbers = np.array(head, np.uint64).tobytes()
-        return np.frombuffer(b"".join([numbers, *(piece.data for piece in self.pieces)]), np.uint8)
+        writer = ChunkWriter()
+        for kind, data in self.pieces:
+            writer.add(kind, [data], len(data))
+        return writer.array(self.first, self.nanoseconds, self.cpu_nanoseconds)
 
     @classmethod
     def from_array(cls, array: Any) -> Chunk:
         """Returns the chunk of an array. The bytes are not copied: they are views of the array. Raises a `ChunkError`."""
         flat: Any = np.ascontiguousarray(array, np.uint8)
         view = memoryview(flat).toreadonly()
-        if len(view) < _HEADER * _NUMBER_BYTES:
-            raise ChunkError(f"a chunk has {_HEADER * _NUMBER_BYTES} bytes or more, got {len(view)}")
-        first, count, nanoseconds, cpu = (int(word) for word in np.frombuffer(view, np.uint64, _HEADER))
-        at = (_HEADER + count) * _NUMBER_BYTES
-        if at > len(view):
-            raise ChunkError(f"a chunk of {count:,} examples has {at:,} bytes or more, got {len(view):,}")
-        pieces = []
-        for word in np.frombuffer(view, np.uint64, count, _HEADER * _NUMBER_BYTES).tolist():
+        least = _FOOTER * _NUMBER_BYTES
+        if len(view) < least:
+            raise ChunkError(f"a chunk has {least} bytes or more, got {len(view)}")
+        first, count, nanoseconds, cpu = np.frombuffer(view[-least:], np.uint64).tolist()
+        end = len(view) - least - count * _NUMBER_BYTES
+        if end < 0:
+            raise ChunkError(
+                f"a chunk of {count:,} examples has {least + count * _NUMBER_BYTES:,} bytes or more, got {len(view):,}"
+            )
+        at, pieces = 0, list[Piece]()
+        for word in np.frombuffer(view[end : len(view) - least], np.uint64).tolist():
             size = word & _MOST_SIZE
             pieces.append(Piece(word >> _KIND_SHIFT, view[at : at + size]))
             at += size
-        if at != len(view):
-            raise ChunkError(f"a chunk says that it has {at:,} bytes, and it has {len(view):,}")
+        if at != end:
+            raise ChunkError(f"a chunk says that its examples have {at:,} bytes, and they have {end:,}")
         return cls(first, pieces, nanoseconds, cpu)
+
+
+class ChunkWriter:
+    """Writes examples into one array. Its memory is used again: an array is only valid until the next `begin`."""
+
+    def __init__(self) -> None:
+        self._memory = bytearray()
+        self.begin()
+
+    def begin(self) -> None:
+        self._words, self._size = list[int](), 0
+
+    def add(self, kind: int, parts: Sequence[Any], size: int) -> None:
+        """Adds an example of ``size`` bytes, in pieces."""
+        at, self._size = self._size, self._size + size
+        self._reserve(self._size)
+        with memoryview(self._memory) as memory:
+            for part in parts:
+                with memoryview(part) as view:
+                    memory[at : at + view.nbytes] = view.cast("B")
+                    at += view.nbytes
+        self._words.append(kind << _KIND_SHIFT | size)
+
+    def array(self, first: int, nanoseconds: int, cpu_nanoseconds: int) -> Any:
+        """Returns what was added as an array. See `Chunk`."""
+        numbers = np.array([*self._words, first, len(self._words), nanoseconds, cpu_nanoseconds], np.uint64).tobytes()
+        size = self._size + len(numbers)
+        self._reserve(size)
+        self._memory[self._size : size] = numbers
+        return np.frombuffer(self._memory, np.uint8, size)
+
+    def _reserve(self, size: int) -> None:
+        if size > len(self._memory):
+            self._memory = self._memory.ljust(2 * size, b"\0")  # another one: an array may refer to the one before

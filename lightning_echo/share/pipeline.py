@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, default_collate
 
+from lightning_echo.cache.node_cache import gathered
 from lightning_echo.cache.reads import Lookups
 from lightning_echo.log import LOGGER
 from lightning_echo.pipeline.demand import DemandPipeline, DemandRequests, Waiting, factors_of, window_of
@@ -31,6 +32,7 @@ from lightning_echo.share.attachment import Attachment, Missed
 from lightning_echo.share.config import ShareConfig
 from lightning_echo.share.connecting import Place
 from lightning_echo.share.parts import Items
+from lightning_echo.share.process import ReaderError
 from lightning_echo.share.reading import distance_of
 from lightning_echo.split.staged import Stages, uncut_stages
 
@@ -330,13 +332,13 @@ class SharedPipeline(PacedPipeline):
             return self._begin_on_demand(Start(demand["frontier"], demand["number"]))
         if saved is None:
             begin = launch.begin_at
-            place = self._attachment.enter(self._item(begin.position) if begin.position else None)
+            place = self._entered(self._item(begin.position) if begin.position else None)
             return self._begin(self._say(place, begin), begin.number)
         self._phase = (launch.state["order"] or {}).get("phase") or 0
         plan = plan_from_state(shared_shape(self._shape, self._phase, self._layout, self._attachment.items), saved)
         self._factors = [(0, plan.factor), *((number, factor) for number, factor in saved["pending"])]
         wish = self._item(plan.oldest_call)
-        place = self._attachment.enter(wish)
+        place = self._entered(wish)
         if place.item != wish:
             return self._begin(self._say(place, Start(plan.position, plan.number)), plan.number)
         self._say_again(place)
@@ -347,6 +349,27 @@ class SharedPipeline(PacedPipeline):
             items += [item_at(self._layout, self._rank, position) for position in range(first, end)]
         self._attachment.keep(items)
         return self._over(plan)
+
+    def _entered(self, wish: int | None) -> Place:
+        """Enters. Ranks on several nodes, each with a reader of its own, begin where all of them can."""
+        attachment = self._attachment
+        if not attachment.group.elsewhere:
+            return attachment.enter(wish)
+        place, failure = None, None
+        try:
+            place = attachment.enter(wish)
+        except Exception as error:  # of any kind: the other ranks wait to hear of it
+            failure = error
+        of_ranks: list[tuple[int, str]] = gathered((-1 if place is None else place.item, str(failure or "")))
+        if failure is not None:
+            raise failure
+        if other := next((text for item, text in of_ranks if item < 0), ""):
+            raise ReaderError(f"share={self._config.name!r}: another rank could not attach to its reader: {other}")
+        assert place is not None
+        if (latest := max(item for item, _ in of_ranks)) > place.item:
+            attachment.begin_at(latest)
+            place = place._replace(item=latest, there=latest, is_late=True)
+        return place
 
     def _item(self, position: int) -> int:
         """Returns the first item that any rank needs from a position on. It is the same for all ranks."""
@@ -402,7 +425,7 @@ class SharedPipeline(PacedPipeline):
     def _begin_on_demand(self, saved: Start) -> Pipeline:
         """Returns the pipeline that continues at the position of a state, if the reader can be there, with an empty memory."""
         wish = self._item(saved.position)
-        place = self._attachment.enter(wish)
+        place = self._entered(wish)
         if place.item == wish:
             self._say_again(place)
             return self._over_items(saved.position, saved.number)

@@ -87,6 +87,7 @@ class Training:
     goes_on: bool  # whether it had another reader before, which has died
     group: str  # a name, the same for all ranks of a training
     ranks: int
+    ranks_here: int = 0  # those that this reader serves, if others are on other nodes, in groups of their own; 0: all
     part: Bits | None = None  # the indices that it takes; None: all
     share: float = 1.0  # of the items that it takes
     lacks_from: int | None = None  # after its reader has died: the first item that any training may lack
@@ -277,9 +278,13 @@ class Trainings:
         return sum({training.group: training.share for training in self.all}.values())
 
     def ready(self) -> list[Training]:
-        """The waiting trainings of which all ranks have come."""
+        """The waiting trainings of which all ranks of this node have come."""
         here = Counter(training.group for training in self.all)
-        return [training for training in self.all if training.cursor is None and here[training.group] >= training.ranks]
+        return [
+            training
+            for training in self.all
+            if training.cursor is None and here[training.group] >= (training.ranks_here or training.ranks)
+        ]
 
     def low(self, before: int, now: float) -> int:
         """Returns the item below which the window may be overwritten; never less than ``before``, the last one."""

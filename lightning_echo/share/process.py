@@ -43,7 +43,8 @@ class Payload(NamedTuple):
 
     ``options`` are ``window_bytes``, ``workers`` (as in `ShareConfig`), ``in_flight`` (reads), ``linger_seconds``, ``print``;
     ``starter``: the sender; ``expected``: how many trainings a reader had that has died; ``cluster``: where this node is in a
-    cluster whose nodes share one reader; ``cluster_resources``: what a worker on another machine needs beside a CPU.
+    cluster whose nodes share one reader; ``cluster_workers`` and ``cluster_resources``: how many workers there are on other
+    machines at first, and what each needs beside a CPU.
     """
 
     paths: list[str]  # of the training's ``sys.path``, since its modules must be found
@@ -211,6 +212,7 @@ def payload_of(
         "fingerprint": data_fingerprint,
         "expected": 0,
         "cluster": cluster,
+        "cluster_workers": config.cluster_range,
         "cluster_resources": dict(config.cluster_resources),
         "starter": name_of_process(),
     }

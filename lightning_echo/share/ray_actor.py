@@ -18,8 +18,7 @@ from torch.utils.data._utils import worker as worker_of_torch
 from lightning_echo.data.randomness import seed_all
 from lightning_echo.pipeline.reads import Pools
 from lightning_echo.plan.plan import mix
-from lightning_echo.share.packing import Chunk as Packed
-from lightning_echo.share.packing import Piece
+from lightning_echo.share.packing import ChunkWriter
 from lightning_echo.share.parts import Chunk
 from lightning_echo.share.process import Payload
 from lightning_echo.share.reading import Preparation, Recipe
@@ -150,27 +149,25 @@ class Maker:
         self._records.begin(records, takes_records)
         self._preparation.fetch(piece)
         count, nanoseconds, cpu_nanoseconds = self._lane.spent
-        beside = [Piece(RECORD, key.to_bytes(KEY_BYTES, "little") + record) for key, record in self._records.added]
-        beside += [Piece(NOTE, note.encode()) for note in self._notes]
+        for key, record in self._records.added:
+            self._lane.add(RECORD, [key.to_bytes(KEY_BYTES, "little"), record], KEY_BYTES + len(record))
+        for note in self._notes:
+            self._lane.add(NOTE, [note.encode()], len(note.encode()))
         self._notes.clear()
-        return Packed(
-            piece.first, [*self._lane.pieces, *beside], nanoseconds // max(count, 1), cpu_nanoseconds // max(count, 1)
-        ).to_array()
+        return self._lane.array(piece.first, nanoseconds // max(count, 1), cpu_nanoseconds // max(count, 1))
 
 
 def maker_of(payload: bytes, sent: Any) -> Maker:
     return Maker(payload, Sent(*sent))
 
 
-class Collected:
+class Collected(ChunkWriter):
     """Has the place of a `Lane` in an actor: it keeps what is put, until the next `begin`."""
 
-    def __init__(self) -> None:
-        self.waited_nanoseconds = 0
-        self.begin()
+    waited_nanoseconds = 0
 
     def begin(self) -> None:
-        self.pieces = list[Piece]()
+        super().begin()
         self.spent = (0, 0, 0)  # examples, nanoseconds, processor nanoseconds
 
     def wait_until_open(self) -> None: ...
@@ -178,8 +175,8 @@ class Collected:
     def go_to(self, item: int) -> None: ...
 
     def put(self, item: int, kind: int, parts: Sequence[Any], size: int) -> None:
-        del item, size
-        self.pieces.append(Piece(kind, b"".join(parts)))  # a copy: the data set may use the memory of an example again
+        del item
+        self.add(kind, parts, size)  # copies: the data set may use the memory of an example again
 
     def note_prepared(self, examples: int, nanoseconds: int, cpu_nanoseconds: int) -> None:
         self.spent = (examples, nanoseconds, cpu_nanoseconds)

@@ -44,7 +44,7 @@ from lightning_echo.split.staged import batched
 
 _CALLS_AHEAD = 2  # an actor has one call in work, and one to come
 _MOST_CALL_SECONDS, _MOST_CALL_BYTES = 1.0, 8 * 2**20  # of a call: it should not take longer, and the array not be larger
-_FIRST_ITEMS = 8  # of a call, as long as neither is known
+_FIRST_ITEMS = 2  # of a call, as long as neither is known
 _SHARE_OF_STORE = 4  # all calls ahead together take at most a fourth of the node's object store
 _LOOK_SECONDS = 0.2
 _MOST_ROOM_LOOK_SECONDS = 0.016  # threads of one process must not ask too often for room in the window
@@ -64,7 +64,7 @@ class Actor:
     number: int
     asked_at: float
     where: str  # its node, for people
-    answer: Any = None  # to the call that is under way before it is ready
+    answer: Any = None  # to the call that is under way before it makes examples
     is_placed: bool = False
     has_begun: bool = False
     is_leaving: bool = False  # it gets no more
@@ -80,8 +80,7 @@ class Actor:
 
 class _Call(NamedTuple):
     piece: Chunk
-    answer: Any
-    began: float
+    answer: Any  # None: nothing is wanted of the piece
 
 
 class FarLane:
@@ -93,37 +92,41 @@ class FarLane:
         self._chunks: Iterator[Chunk] = iter(())
         self._pieces: deque[Chunk] = deque()  # of a chunk, to be asked for
         self._calls: deque[_Call] = deque()  # under way, the oldest first
-        self._heard = -math.inf  # when its actor has answered last
 
     def run(self) -> None:
-        opened = self._reading.open_lane()
-        if opened is None:
-            self._own.lane = None
-            return
-        self._own.lane = self._number = opened[0]
-        self._chunks = opened[1]
         try:
-            while True:
-                try:
-                    self._take_all()
-                    break
-                except Lost as lost:
-                    if not self._go_elsewhere(str(lost)):
-                        return  # the lane goes on
-        except BaseException:
+            if (opened := self._reading.open_lane()) is not None:
+                self._own.lane = self._number = opened[0]
+                self._chunks = opened[1]
+                self._serve()
+        finally:
             self._own.lane = None
-            raise  # the window closes, or the reading ends: its lanes end with it
-        self._reading.close_lane(self._number)
-        self._own.lane = None
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                self._take_all()
+            except Lost as lost:
+                if not self._go_elsewhere(str(lost)):
+                    return  # a worker of the reader goes on in this lane
+            else:
+                self._reading.close_lane(self._number)
+                return
 
     def _take_all(self) -> None:
         lane = Lane(self._reading.window, self._number, most_look_seconds=_MOST_ROOM_LOOK_SECONDS)
+        if (attends := self._actor.answer) is not None:
+            self._answer(attends)
+            self._actor.answer = None
         while self._ask():
             call = self._calls[0]
-            packed = self._answer_to(call)
+            packed = None if call.answer is None else Packed.from_array(self._answer(call.answer))
             self._calls.popleft()
-            self._actor.calls -= 1
-            self._write(lane, call.piece, packed)
+            if packed is None:
+                lane.go_to(call.piece.end)
+            else:
+                self._actor.calls -= 1
+                self._write(lane, call.piece, packed)
 
     def _ask(self) -> bool:
         """Asks for more pieces. Returns whether any call is under way."""
@@ -141,8 +144,11 @@ class FarLane:
             piece = self._pieces.popleft()
             if self._reading.window.is_closed:
                 raise Closed
+            if not any((piece.wanted, piece.ahead, piece.dropped)):
+                self._calls.append(_Call(piece, None))
+                continue
             piece, records, takes = workers.with_records(piece)
-            self._calls.append(_Call(piece, self._actor.handle.make.remote(self._run, piece, records, takes), time.monotonic()))
+            self._calls.append(_Call(piece, self._actor.handle.make.remote(self._run, piece, records, takes)))
             self._actor.calls += 1
         return bool(self._calls)
 
@@ -154,22 +160,21 @@ class FarLane:
         by_size = _MOST_CALL_BYTES / size if size else CHUNK
         return max(min(int(by_time), int(by_size), CHUNK), 1)
 
-    def _answer_to(self, call: _Call) -> Packed:
+    def _answer(self, answer: Any) -> Any:
         """Waits for an answer. Raises `Lost` if the actor is gone or hangs, or the error that ends a worker here, too."""
         import ray
         from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
+        began = time.monotonic()  # since this thread waits: it may have waited for room in the window before
         try:
-            while not ray.wait([call.answer], timeout=_LOOK_SECONDS)[0]:
+            while not ray.wait([answer], timeout=_LOOK_SECONDS)[0]:
                 if self._reading.window.is_closed:
                     raise Closed
                 most = self._workers.most_silent_seconds
-                if (silent := time.monotonic() - max(call.began, self._heard)) > most:
+                if (silent := time.monotonic() - began) > most:
                     self._workers.be_patient(most)
                     raise Lost(f"has not answered for {silent:.0f} s")
-            packed = Packed.from_array(ray.get(call.answer, timeout=_MOST_GET_SECONDS))
-            self._heard = time.monotonic()
-            return packed
+            return ray.get(answer, timeout=_MOST_GET_SECONDS)
         except RayTaskError as error:
             raise RuntimeError(f"{self._actor.where}: {error.cause}") from error
         except GetTimeoutError as error:
@@ -205,13 +210,14 @@ class FarLane:
         lost, is_first = self._actor, self._actor is self._own
         self._workers.lose(lost, why)
         self._reading.deal_no_more(self._number)
-        self._pieces.extendleft(call.piece for call in reversed(self._calls))
+        left = [*(call.piece for call in self._calls), *self._pieces, *self._chunks]
         self._calls.clear()
+        self._pieces = deque(piece._replace(ahead=[], dropped=[]) for piece in left)  # nobody else was told anything
         other = self._workers.other_than(lost, self._run) if is_first else None
         if other is not None:
             self._actor = other
             return True
-        self._reading.hand_over(self._number, [*self._pieces, *self._chunks])
+        self._reading.hand_over(self._number, self._pieces)
         self._own.lane = None
         return False
 
@@ -229,6 +235,7 @@ _MOST_FIRST_SECONDS = 45.0  # a training is let in when each node has an actor t
 _AGAIN_SECONDS = (5.0, 10.0, 30.0, 60.0)  # after which a node is asked again on which nothing could be placed
 _LEAST_SILENT_SECONDS = 20.0  # then an actor counts as lost that has not answered a call
 _JUDGED_SECONDS = 2.0  # of waiting, or of a full window: then there are more actors, or fewer
+_NO_CPU = "the cluster has no free CPU"
 _LEAST_SHARE_WAITING, _LEAST_SHARE_FULL = 0.2, 0.8
 _MORE = 0.25  # so much of them at once
 
@@ -318,6 +325,12 @@ class RayWorkers:
             self.reads_chunks = batched(reading.dataset) is not None
         self._news.set()
 
+    @property
+    def about(self) -> str:
+        return (
+            "" if self._actors or not self._has_said_none else f"{_NO_CPU}: the workers of this machine read alone until it has"
+        )
+
     def status(self) -> list[dict[str, Any]]:
         """Returns, for people, what each actor does."""
         return [
@@ -384,10 +397,11 @@ class RayWorkers:
         self.most_silent_seconds = max(self.most_silent_seconds, 2 * seconds)
 
     def other_than(self, lost: Actor, run: int) -> Actor | None:
-        """Returns the actor that has least to do, and attends this reading; None if there is none."""
+        """Returns the actor that has least to do, best on another node, and attends this reading; None if there is none."""
         with self._lock:
             at_work = [one for one in self._actors if one.is_ready and one.run == run and one.lane is not None]
-        return min((one for one in at_work if one is not lost and not one.is_leaving), key=lambda one: one.calls, default=None)
+        others = (one for one in at_work if one is not lost and not one.is_leaving)
+        return min(others, key=lambda one: (one.node == lost.node, one.calls), default=None)
 
     # ------------------------------------------------------------------ its own thread
 
@@ -397,7 +411,7 @@ class RayWorkers:
         while not self._over.is_set():
             try:
                 self._look()
-            except RayError as error:  # of the cluster, whose nodes come and go
+            except (RayError, OSError, RuntimeError) as error:  # of the cluster, whose nodes come and go
                 LOGGER.warning("the cluster does not answer: %s", error)
             self._news.wait(_BETWEEN_LOOKS_SECONDS)
             self._news.clear()
@@ -462,7 +476,7 @@ class RayWorkers:
     def _hear(self, actor: Actor, now: float) -> None:
         """Takes the answer of an actor that begins."""
         import ray
-        from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+        from ray.exceptions import RayError, RayTaskError, RuntimeEnvSetupError
 
         if actor.is_ready:
             return
@@ -478,7 +492,9 @@ class RayWorkers:
             ray.get(actor.answer, timeout=_MOST_GET_SECONDS)
         except RayTaskError as error:
             self._leave_out(actor, _why(error.cause))
-        except (RayError, GetTimeoutError) as error:
+        except RuntimeEnvSetupError as error:
+            self._leave_out(actor, f"its runtime_env cannot be set up: {error}")
+        except RayError as error:
             LOGGER.warning("a worker on %s could not begin: %s", actor.where, error)
             self._fail(actor, now)
         else:
@@ -512,7 +528,7 @@ class RayWorkers:
         room = self._room(now)
         if not room and not self._has_said_none and not self._actors:
             self._has_said_none = True
-            LOGGER.warning("the cluster has no free CPU: the workers of this node read alone until it has")
+            LOGGER.warning("%s: the workers of this node read alone until it has", _NO_CPU)
         for _ in range(min(missing, room.total())):
             chosen = max(+room, key=lambda name: (name != self._place["node"], room[name]))
             room[chosen] -= 1
@@ -555,7 +571,7 @@ class RayWorkers:
                 return
             if actor.run != run:
                 actor.run, actor.calls = run, 0
-                actor.handle.attend.remote(run, self._recipe)
+                actor.answer = actor.handle.attend.remote(run, self._recipe)
             actor.lane = -1  # about to be
         try:
             reading.begin_thread(FarLane(self, actor, reading, run).run)
@@ -634,6 +650,7 @@ def main(name: str, status: int) -> None:
             if far is None:
                 LOGGER.info("this node reads for all nodes")
                 cluster = RayWorkers(name, options["cluster"], payload, seed_of(name))
+                cluster.want(*options["cluster_workers"])  # now: they begin while this process does
                 try:
                     serve_payload(name, status, payload, gather_seconds=_GATHER_SECONDS, cluster=cluster)
                 finally:

@@ -20,6 +20,7 @@ from typing import Any
 import cloudpickle
 import torch
 from torch.utils.data import DataLoader, RandomSampler
+from torch.utils.data.distributed import DistributedSampler
 
 from lightning_echo.cache.reads import Keys, NoKeysError
 from lightning_echo.cache.record import digest_of
@@ -128,6 +129,18 @@ def unit_of(kind: Kind) -> Unit:
     if isinstance(kind, OwnBatches):
         return Unit.examples_of_batch
     return Unit.indexed if isinstance(kind, Indexed) else Unit.batch
+
+
+def why_not_elsewhere(kind: Kind, ranks: int = 1) -> str:
+    """Returns why workers on other machines cannot read a loader's examples; empty if they can.
+
+    With several ``ranks``, a ``DistributedSampler`` is taken for Lightning's. A loader that shares does not get one.
+    """
+    is_divided_later = ranks > 1 and isinstance(getattr(kind.loader, "sampler", None), DistributedSampler)
+    if kind.shards_itself and not is_divided_later:
+        return "its sampler divides the data among ranks itself"
+    unit = unit_of(kind)
+    return "" if unit is Unit.indexed else f"no other machine could continue within a pass, since what is shared is {unit.value}"
 
 
 def parts_of(kind: Kind) -> dict[str, Any]:

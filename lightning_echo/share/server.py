@@ -90,6 +90,10 @@ class Cluster(Protocol):
     def attend(self, reading: Reading | None) -> None:
         """Lets them work for a reading from now on; None: for none."""
 
+    @property
+    def about(self) -> str:
+        """What trainings should know that come now; mostly empty."""
+
     def status(self) -> list[dict[str, Any]]:
         """Returns what each of them does, for people."""
 
@@ -435,6 +439,7 @@ class Server:
             goes_on=bool(hello["goes_on"]),
             group=str(hello["group"])[:100],
             ranks=item_in(hello["ranks"]),
+            ranks_here=item_in(hello.get("ranks_here", hello["ranks"])),
             part=part,
             share=1.0 if part is None else count_of(part) / self._length,
             lacks_from=None if lacks_from is None else item_in(lacks_from),
@@ -595,6 +600,7 @@ class Server:
         welcome |= {"batch_size": self._batch_size, "whose": self._who()}
         welcome |= {"count": self._trainings.count, "cache": reading.about_cache}
         welcome |= {"has_cluster": self._cluster is not None or self._elsewhere is not None}
+        welcome |= {"about_cluster": "" if self._cluster is None else self._cluster.about}
         try:
             for each in (reading, *again):
                 descriptors.append(each.window.read_only_descriptor())

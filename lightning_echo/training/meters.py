@@ -20,10 +20,12 @@ from torch.utils.data import DataLoader, IterableDataset
 from lightning_echo.data.machine import busy_seconds, usable_cores
 from lightning_echo.loader.loader import EchoLoader
 from lightning_echo.measure.control import PipelineCosts
+from lightning_echo.measure.summary import Waiting
 from lightning_echo.measure.timing import DeviceEvents, IdleFraction, JobSteps, StepTimer
 from lightning_echo.pipeline.batches import size_of
 from lightning_echo.pipeline.kinds import Indexed, kind_of
 from lightning_echo.schema import FieldError, entry
+from lightning_echo.share.same_data import why_not_elsewhere
 from lightning_echo.split.reading import may_be_on
 from lightning_echo.training.counts import CacheMeter, CacheUse, Examples, RunCounts, ShareMeter, ShareUse
 from lightning_echo.training.loaders import Echoed, EchoLoaders, leaves_of, parts_at_leaves, parts_of
@@ -365,15 +367,18 @@ class RunMeter:
         """Returns the examples of this rank in the epoch so far, or since it resumed, without synchronising."""
         return self._delivered(loader).since(self._own_at_epoch_start)
 
-    @property
-    def may_read_ahead(self) -> bool:
-        """Whether threads may perhaps read ahead in the workers whose waiting is measured. It reads no example."""
+    def waiting(self, fraction: float) -> Waiting:
+        """Returns what is known of the workers that wait for this share of their time. It reads no example."""
         if self._watched is None:
-            return False
+            return Waiting(fraction, may_read_ahead=False)
+        workers, size = self._watched.num_workers, self._watched.batch_size or 0
         try:
-            return isinstance(kind_of(self._watched), Indexed) and may_be_on(self._watched.dataset)
+            kind = kind_of(self._watched)
+            size = 0 if why_not_elsewhere(kind, self.world_size) else size
+            may_read_ahead = isinstance(kind, Indexed) and may_be_on(self._watched.dataset)
         except Exception:  # whatever a data set of the user's raises when it is looked at: no training may fail because of advice
-            return False
+            return Waiting(fraction, may_read_ahead=False)
+        return Waiting(fraction, may_read_ahead, workers, size, self.world_size)
 
     def node_of(self, rank: int) -> int | None:
         return self.nodes[rank] if len(set(self.nodes)) > 1 else None

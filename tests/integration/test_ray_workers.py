@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections import Counter
@@ -13,13 +12,7 @@ import pytest
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: make test-ray")
 
-import torch  # noqa: E402
-from lightning.pytorch import LightningDataModule, Trainer  # noqa: E402
-from ray.train import RunConfig, ScalingConfig  # noqa: E402
-from ray.train.lightning import RayDDPStrategy, RayLightningEnvironment, prepare_trainer  # noqa: E402
-from ray.train.torch import TorchTrainer  # noqa: E402
-from ray.train.v2.api.exceptions import TrainingFailedError  # noqa: E402
-from ray_runs import Recording, cluster_of  # noqa: E402
+from ray_runs import cluster_of  # noqa: E402
 from ray_worker_runs import (  # noqa: E402
     LENGTH,
     NAME,
@@ -36,9 +29,7 @@ from ray_worker_runs import (  # noqa: E402
 )
 from sharing_cache_runs import CACHE, IGNORED  # noqa: E402
 from sharing_runs import Numbers, wait_until  # noqa: E402
-from torch.utils.data import DataLoader, Subset  # noqa: E402
-
-from lightning_echo import EchoCallback  # noqa: E402
+from torch.utils.data import Subset  # noqa: E402
 
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("default")]
 
@@ -190,65 +181,3 @@ def test_between_two_numbers_there_are_more_while_the_training_waits_and_fewer_w
     assert delivered(training).epochs == expected
     numbers = re.findall(r"number of workers on other machines: (\d) in place of (\d)", nodes.log("a", NAME))
     assert numbers[:4] == [("1", "0"), ("2", "1"), ("1", "2"), ("0", "1")]
-
-
-class OfFolder(LightningDataModule):
-    """Data that notes in a folder who reads it."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__()
-        self.folder = folder
-
-    def train_dataloader(self) -> Any:
-        return DataLoader(Noted(self.folder / "reads", 0.01), 8, shuffle=True, num_workers=1)
-
-
-def rank(config: dict[str, Any]) -> None:
-    """What each worker of Ray Train runs."""
-    torch.set_num_threads(1)
-    model = Recording()
-    trainer = Trainer(
-        accelerator="cpu",
-        devices="auto",
-        strategy=RayDDPStrategy(),
-        plugins=[RayLightningEnvironment()],
-        callbacks=[EchoCallback(share=config["share"], summary=False)],
-        max_epochs=2,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    prepare_trainer(trainer).fit(model, datamodule=OfFolder(config["folder"]))
-    found = {"epochs": model.epochs, "steps": trainer.global_step}
-    (config["folder"] / f"rank-{trainer.global_rank}.json").write_text(json.dumps(found))
-
-
-def trained_by_ray(folder: Path, **scaling: Any) -> Any:
-    """Trains two ranks whose reader has two workers on other nodes."""
-    share = {"name": "ranks", "cluster": "ray", "cluster_workers": 2, "window": 2**16, "linger_seconds": 1}
-    trainer = TorchTrainer(
-        rank,
-        train_loop_config={"share": share, "folder": folder},
-        scaling_config=ScalingConfig(num_workers=2, **scaling),
-        run_config=RunConfig(name="ranks", storage_path=str(folder / "storage")),
-    )
-    return trainer.fit()
-
-
-def test_two_ranks_on_a_node_have_one_reader_and_each_takes_its_share(nodes, tmp_path):
-    assert trained_by_ray(tmp_path, resources_per_worker={"CPU": 0.3, "a": 1}).error is None
-    first, second = (json.loads((tmp_path / f"rank-{number}.json").read_text()) for number in range(2))
-    assert first["steps"] == second["steps"] == 2 * LENGTH // 2 // 8
-    for ours, theirs in zip(first["epochs"], second["epochs"], strict=True):
-        assert sorted(ours + theirs) == list(range(LENGTH))
-    read = reads(tmp_path / "reads")
-    assert {one.node for one in read if one.is_actor} == {"b"}
-    assert nodes.log("a", "ranks").count("this node reads for all nodes") == 1
-    begun = {one.index: one for one in read[:LENGTH]}
-    assert len(begun) > LENGTH // 2, "one reader: ranks that each had one would read all indices twice"
-
-
-def test_ranks_on_two_nodes_are_refused_as_without_workers_on_other_nodes(nodes, tmp_path):
-    with pytest.raises(TrainingFailedError, match="share='ranks' is impossible here: the ranks are on several nodes"):
-        trained_by_ray(tmp_path, resources_per_worker={"CPU": 0.5}, placement_strategy="STRICT_SPREAD")

@@ -15,7 +15,7 @@ import pytest
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.demos.boring_classes import BoringModel
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler
 
 from lightning_echo import EchoLoader, StagedDataset
 from lightning_echo.analysis.analyzer import StallAnalyzer
@@ -273,3 +273,29 @@ def test_options_of_a_training_that_would_end_or_disturb_it_are_left_out(tmp_pat
     _, found = analyze(BoringModel(), loader_of(workers=0), 20, kwargs=kwargs)
     assert found.step_seconds > 0
     assert list(tmp_path.iterdir()) == []
+
+
+class Yields(IterableDataset):
+    def __iter__(self):
+        return (torch.full((32,), float(number)) for number in range(2000))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (loader_of(), ""),
+        (loader_of(Yields()), "what is shared is an example of a stream"),
+        (loader_of(batch_size=1, batch_sampler=BatchSampler(RandomSampler(Staged()), 4, True)), "the examples of a batch"),
+    ],
+    ids=["indexed", "stream", "own batches"],
+)
+def test_workers_on_other_machines_are_predicted_only_of_data_that_they_can_read(data, why):
+    _, found = analyze(Slept(), data, 4, seconds=5.0)
+    assert found.stages.no_cluster_workers.endswith(why)
+    assert bool(found.stages.no_cluster_workers) is bool(why)
+    if not why:
+        assert found.predict(cluster_workers=2).step_seconds >= found.ingestion_seconds
+    else:
+        with pytest.raises(ValueError, match=f"^cluster_workers=2 is not possible here: .*{why}$"):
+            found.predict(cluster_workers=2)

@@ -183,6 +183,7 @@ def test_with_reads_in_flight_a_worker_init_fn_sees_the_users_data_set():
     [
         (in_parts, {"storage_speedup": 2}, "storage_speedup=2 cannot be tried on this machine"),
         (in_parts, {"shared_by": 2}, "shared_by=2 cannot be tried with one training"),
+        (in_parts, {"cluster_workers": 2}, "cluster_workers=2 cannot be tried on this machine, only predicted"),
         (in_parts, {"factor": 2, "cached_fraction": 0.5}, "cached_fraction without hold and factor > 1 cannot be tried together"),
         (
             in_parts,

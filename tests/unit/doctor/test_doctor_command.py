@@ -38,7 +38,18 @@ def test_data_is_looked_at_from_its_workers_to_its_traps(tmp_path, capsys):
     status, found = document(capsys, lambda: plain(Examples()), machine(tmp_path, affinity=1))
     assert status == 0
     assert [name for about, name in found if about == "data"] == [
-        *("loader", "workers", "pickle", "split", "insertion_points", "reads_in_flight", "example_bytes", "buffer", "cache"),
+        *(
+            "loader",
+            "workers",
+            "pickle",
+            "split",
+            "insertion_points",
+            "reads_in_flight",
+            "core_rate",
+            "example_bytes",
+            "buffer",
+            "cache",
+        ),
         *("first_batch", "traps"),
     ]
 

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from lightning_echo.doctor.looking import (
     FirstBatch,
+    ReadTime,
     UserCodeError,
     check_first_batch,
     check_loader,
@@ -32,7 +34,18 @@ def findings(loader, cores=2, free=2**30):
 
 def test_a_good_loader_has_nothing_to_complain_about():
     found = findings(good_loader())
-    names = ["loader", "workers", "pickle", "split", "insertion_points", "reads_in_flight", "example_bytes", "buffer", "cache"]
+    names = [
+        "loader",
+        "workers",
+        "pickle",
+        "split",
+        "insertion_points",
+        "reads_in_flight",
+        "core_rate",
+        "example_bytes",
+        "buffer",
+        "cache",
+    ]
     assert list(found) == names
     assert {finding.status for finding in found.values()} == {Status.ok}
     assert found["loader"].figures == {"kind": "DataLoader", "examples": 8, "batch_size": 4, "batches": 2}
@@ -42,6 +55,21 @@ def test_a_good_loader_has_nothing_to_complain_about():
     assert sizes["before_augmentation_bytes"] == sizes["after_augmentation_bytes"] == 3 * 4
     assert 0 < sizes["after_read_bytes"] < 100  # a byte, as Python holds it
     assert "12 bytes decoded" in found["example_bytes"].sentence
+
+
+@pytest.mark.parametrize(
+    ("seconds", "waits", "said"),
+    [
+        (0.0125, 0.0, "takes 12.5 ms of processor time: a core makes about 80 in a second, 16 cores 1,300, without"),
+        (0.0125, 0.0025, "takes 10 ms of processor time: a core makes about 100 in a second, 16 cores 1,600, without"),
+        (0.0125, 0.0125, ""),  # it only waits, as far as could be measured
+    ],
+)
+def test_what_a_core_makes_is_said_without_the_time_that_a_read_waits(seconds, waits, said):
+    looked = replace(look(good_loader()), read_time=ReadTime(seconds, waits))
+    found = {finding.name: finding for finding in check_loader(looked, 16)}
+    assert said in (found["core_rate"].sentence if said else "")
+    assert ("core_rate" in found) is bool(said)
 
 
 @pytest.mark.parametrize(("workers", "cores", "status"), [(0, 1, "ok"), (0, 4, "warning"), (2, 2, "ok"), (3, 2, "warning")])

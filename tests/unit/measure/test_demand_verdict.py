@@ -134,6 +134,24 @@ def test_reads_in_flight_are_advised_where_workers_wait_and_threads_may_read():
         assert advise_on_demand([epoch()], seen(0.0), 8, chosen, waiting).next_line == ""
 
 
+def test_cores_of_other_machines_are_named_where_processors_make_too_few_fresh_examples():
+    """460 ms of processor time a batch in steps of 20 ms: 23 cores. 27% from elsewhere cost a millisecond here."""
+    known = Waiting(0.0, may_read_ahead=False, workers=16, batch_size=8)
+    starved = seen(0.0, costs=costs(source=0.46, workers=16))
+    end = (
+        "make more of them fresh. Feeding it without echoes takes 23 cores, and this machine has 16: 7 on other machines would "
+        'do, with ShareConfig("train", cluster="ray", cluster_workers=7).'
+    )
+    assert advise_on_demand([epoch()], starved, 16, {}, known).message.endswith(end)
+    for uses, waiting, cores, chosen in (
+        (1.1, known, 16, {}),
+        (4.0, None, 16, {}),
+        (4.0, known, 24, {}),
+        (4.0, known, 16, {"share": "a"}),
+    ):
+        assert "other machines" not in advise_on_demand([epoch(uses=uses)], starved, cores, chosen, waiting).message
+
+
 def test_the_summary_has_the_uses_of_all_epochs_with_one_bound_and_the_seconds_bridged():
     first = epoch(0, 4.0, idle_fraction=0.0, data_wait_seconds=0.0, step_seconds=0.02, stalls_bridged_seconds=6.0)
     second = epoch(1, 2.0, idle_fraction=0.0, data_wait_seconds=0.0, step_seconds=0.02, stalls_bridged_seconds=8.0)

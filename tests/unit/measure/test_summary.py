@@ -1,6 +1,7 @@
 """What people read at the end of a training: the summary's lines, and one sentence of advice for each situation."""
 
 import ast
+import re
 
 import pytest
 
@@ -318,6 +319,65 @@ def test_if_the_workers_mostly_wait_reads_in_flight_come_first():
 )
 def test_reads_in_flight_are_not_advised_to_a_run_that_is_fed_or_whose_workers_compute(changes):
     assert "reads_in_flight" not in "".join(waited(**{"fraction": 0.92, **changes}))
+
+
+def told_elsewhere(its_costs, fraction=0.0, cores=16, reason=Reason.starved, chosen=None, **waiting):
+    """What a run of 16 workers with batches of 8 is told: cores that are needed, and there; cores elsewhere, and in all."""
+    known = Waiting(fraction, **{"may_read_ahead": False, "workers": 16, "batch_size": 8, **waiting})
+    message = advise(observed(1, its_costs), Decision(8, reason, "why"), cores, chosen, known).message
+    words = (
+        r"takes (\d+) cores, and .* has (\d+): (\d+) on other machines.* would do, with ShareConfig\(.*cluster_workers=(\d+)\)\.$"
+    )
+    found = re.search(words, message)
+    assert (found is None) is ("other machines" not in message)
+    return None if found is None else tuple(map(int, found.groups()))
+
+
+STARVED = costs(0.23, workers=16)  # 230 ms for a batch, in steps of 10 ms
+PLAIN = PipelineCosts.of_waiting(0.01625, 10 / 16.25, 1.0, workers=16)  # a run without echoing: 6.25 of 16.25 ms are its work
+
+
+@pytest.mark.parametrize(
+    ("seen", "told"),
+    [
+        # Half a millisecond for each example of a batch from elsewhere is 4 ms: (230 - 16 * 10.53) / 226 = 27% of them must come,
+        # from at least 0.27 * 230 / 10.53 = 6 workers.
+        ({}, (23, 16, 7, 7)),
+        ({"its_costs": costs(0.22, collate=0.01, workers=16)}, (23, 16, 7, 7)),
+        ({"its_costs": costs(0.03, rest=0.2, workers=16), "reason": Reason.downstream_too_slow}, (23, 16, 7, 7)),
+        ({"reason": Reason.at_maximum}, (23, 16, 7, 7)),
+        # Eight workers need 160 ms for a batch: 16 cores are enough, half as many are not.
+        ({"its_costs": costs(0.16, workers=8), "workers": 8}, None),
+        ({"its_costs": costs(0.16, workers=8), "workers": 8, "cores": 8}, (16, 8, 8, 8)),
+        # 32 workers take turns on 16 cores: half of 460 ms.
+        ({"its_costs": costs(0.46, workers=32), "workers": 32}, (23, 16, 7, 7)),
+        ({"fraction": 0.3}, None),  # 161 ms of processor time
+        ({"fraction": 0.2}, (19, 16, 3, 3)),  # 184: (184 - 168.4) / 180 = 9% from elsewhere, where 0.09 * 230 / 10.53 = 1.9
+        # One thread takes in what all ranks need, 27% of 4 ms a step for each: 43 ms for 40 of them.
+        ({"ranks": 4}, (23, 16, 7, 28)),
+        ({"ranks": 40}, None),
+        ({"its_costs": PLAIN}, (42, 16, 26, 26)),  # 16.25 ms of 16 workers: 260 ms for steps of 6.25 ms
+        ({"reason": Reason.no_gain}, None),  # the cost model does not explain the waiting
+        ({"its_costs": costs(0.15, workers=16)}, None),
+        ({"batch_size": 0}, None),  # a stream
+        # 100 ms for a batch of 64 examples, 32 from elsewhere: (100 - 84.2) / 68 = 23% of them, where 0.23 * 100 / 10.53 = 2.2.
+        ({"its_costs": costs(0.1, workers=8), "workers": 8, "cores": 8, "batch_size": 64}, (10, 8, 3, 3)),
+        ({"its_costs": costs(0.6, workers=16), "fraction": 0.6}, None),  # 240 ms of processor time, but workers mostly wait
+        ({"batch_size": 500}, None),  # 250 ms to take in, which is more than to make
+        ({"chosen": {"share": "sweep"}}, None),
+        ({"its_costs": None, "reason": Reason.at_minimum}, None),
+        ({"fraction": 0.9, "may_read_ahead": True}, None),  # it waits: reads in flight are advised
+    ],
+)
+def test_cores_of_other_machines_are_named_if_processors_are_the_limit_and_too_few(seen, told):
+    assert told_elsewhere(**{"its_costs": STARVED, **seen}) == told
+
+
+def test_what_waits_is_not_known_of_every_run_and_then_no_cores_are_named():
+    assert "other machines" not in advise(observed(1, STARVED), Decision(8, Reason.starved, ""), 16).message
+    without_workers = observed(1, costs(0.23, workers=0))
+    known = Waiting(0.0, may_read_ahead=False, workers=0, batch_size=8)
+    assert "other machines" not in advise(without_workers, Decision(1, Reason.no_workers, ""), 16, None, known).message
 
 
 @pytest.mark.parametrize(("source", "cores", "workers"), [(0.04, 8, 4), (0.041, 8, 5), (0.04, 2, 2), (0.004, 8, 1)])

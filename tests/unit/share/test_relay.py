@@ -169,8 +169,8 @@ def test_what_is_no_chunk_is_refused():
     for end in range(len(array)):
         with pytest.raises(ChunkError, match="chunk"):
             Chunk.from_array(array[:end])
-    with pytest.raises(ChunkError, match="has 53 bytes, and it has 54"):
-        Chunk.from_array(np.concatenate([array, array[:1]]))
+    with pytest.raises(ChunkError, match="says that its examples have 5 bytes, and they have 6"):
+        Chunk.from_array(np.concatenate([array[:1], array]))
 
 
 LENGTH = 50

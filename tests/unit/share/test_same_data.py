@@ -20,6 +20,7 @@ from torch.utils.data import (
     TensorDataset,
     WeightedRandomSampler,
 )
+from torch.utils.data.distributed import DistributedSampler
 
 from lightning_echo.data.randomness import seed_all
 from lightning_echo.pipeline.kinds import kind_of
@@ -34,6 +35,7 @@ from lightning_echo.share.same_data import (
     parts_of,
     trained_parts,
     unit_of,
+    why_not_elsewhere,
 )
 
 
@@ -198,6 +200,18 @@ def test_a_loader_that_is_put_together_again_shares_the_same(unit, loader):
     parts = parts_of(kind_of(loader))
     again = kind_of(loader_of(pickle.loads(pickle.dumps(parts)), seed=1))
     assert unit_of(again) is unit
+
+
+@pytest.mark.parametrize(("unit", "loader"), [(unit, loader) for unit, loaders in LOADERS.items() for loader in loaders])
+def test_workers_on_other_machines_read_examples_by_their_index_only(unit, loader):
+    why = why_not_elsewhere(kind_of(loader))
+    assert (why == "") is (unit is Unit.indexed)
+    assert unit is Unit.indexed or unit.value in why
+
+
+def test_a_sampler_that_divides_the_data_is_lightnings_only_if_there_are_several_ranks():
+    divided = kind_of(DataLoader(range(8), sampler=DistributedSampler(range(8), 2, 0)))
+    assert [why_not_elsewhere(divided, ranks) for ranks in (1, 2)] == ["its sampler divides the data among ranks itself", ""]
 
 
 class Remembering(Sampler):

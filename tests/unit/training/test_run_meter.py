@@ -8,13 +8,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 from meters import LateEvent, Loader, Run, saved
+from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
+from torch.utils.data.distributed import DistributedSampler
 
 from lightning_echo.cache.node_cache import CacheCounts
 from lightning_echo.measure.control import PipelineCosts
 from lightning_echo.measure.timing import DeviceEvents, StepTimer
 from lightning_echo.training.counts import Examples, RunCounts
 from lightning_echo.training.loaders import EchoLoaders
-from lightning_echo.training.meters import events_of
+from lightning_echo.training.meters import RunMeter, events_of
 
 
 def test_an_epoch_s_steps_are_all_but_the_wait_for_the_first_batch():
@@ -379,3 +381,19 @@ def test_the_events_of_a_device_outlive_each_training_and_are_those_of_one_devic
     events_of(torch.device("cuda", 0)).give_back(alive())
     assert events_of(torch.device("cuda", 1)).take() is not alive()
     assert events_of(torch.device("cuda", 0)).take() is alive()
+
+
+@pytest.mark.parametrize(
+    ("watched", "workers", "batch_size"),
+    [
+        (DataLoader(range(64), 8, num_workers=3), 3, 8),
+        (DataLoader(range(64), sampler=DistributedSampler(range(64), 2, 0), batch_size=8, num_workers=3), 3, 0),
+        (DataLoader(range(64), batch_sampler=BatchSampler(SequentialSampler(range(64)), 8, True), num_workers=3), 3, 0),
+        (None, 0, 0),
+    ],
+)
+def test_workers_whose_waiting_is_known_are_known_with_what_other_machines_could_read(watched, workers, batch_size, monkeypatch):
+    meter = RunMeter()
+    monkeypatch.setattr(meter, "_watched", watched)
+    waiting = meter.waiting(0.25)
+    assert (waiting.fraction, waiting.workers, waiting.batch_size, waiting.ranks) == (0.25, workers, batch_size, 1)
