@@ -162,7 +162,13 @@ class ShareConfig:
         is_mapping = isinstance(resources, Mapping)
         if not is_mapping or not all(isinstance(name, str) and _is_amount(each) for name, each in resources.items()):
             raise ValueError(
-                f'share.cluster_resources must be amounts by name, each more than 0, such as {{"cpu_node": 1}}, got {resources!r}'
+                "share.cluster_resources must be amounts by name, each more than 0, and whole if it is more than 1, such as "
+                f'{{"cpu_node": 1}}, got {resources!r}'
+            )
+        if known := sorted(_OF_RAY & set(resources)):
+            raise ValueError(
+                f"share.cluster_resources must be resources of your own, which mark machines, got {', '.join(known)}: each of "
+                "these workers has one CPU, and nothing else of Ray's own resources"
             )
         for option, value in (("cluster_workers", wanted), ("cluster_resources", resources)):
             if value and self.cluster is None:
@@ -202,8 +208,13 @@ class ShareConfig:
         return max(int(free * self.window), _LEAST_BYTES)
 
 
+_OF_RAY = {"CPU", "GPU", "memory", "object_store_memory"}
+
+
 def _is_amount(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf")
+    """Whether Ray takes this as an amount of a resource: more than one is whole."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf")
+    return is_number and (value <= 1 or value == int(value))
 
 
 def read_share_config(value: Any) -> ShareConfig | None:

@@ -240,9 +240,9 @@ def _is_sent(value: Any) -> bool:
 
 def _inside(value: Any) -> dict[str, Any]:
     """Returns what is pickled with a container or an object, by the end of its path."""
-    if isinstance(value, dict):
+    if type(value) is dict:
         return {f"[{key!r}]": each for key, each in value.items()}
-    if isinstance(value, list | tuple):
+    if type(value) in (list, tuple):
         return {f"[{number}]": each for number, each in enumerate(value)}
     state: Any = None
     with suppress(Exception):  # it says here that it cannot be pickled: it is the one

@@ -253,6 +253,7 @@ def joined(name: str, place: dict[str, str], data_fingerprint: dict[str, str]) -
     import ray
 
     ray.init(address=place["address"], namespace=NAMESPACE, log_to_driver=False, configure_logging=False)
+    os.register_at_fork(after_in_child=_forget_ray)
     try:
         here = f"{ray.util.get_node_ip_address()} (node {place['node'][:8]})"
         actor, met = _met(name, place["node"], here, data_fingerprint)
@@ -264,6 +265,29 @@ def joined(name: str, place: dict[str, str], data_fingerprint: dict[str, str]) -
         yield None if met["node"] == place["node"] else RayFar(actor, met["where"], f"node {place['node'][:8]}")
     finally:
         ray.shutdown()
+
+
+class _Silent:
+    """Takes any call, and does nothing."""
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *_, **__: None
+
+
+_KEPT = list[Any]()  # in a forked process: what would close the connections of its parent if it were freed
+
+
+def _forget_ray() -> None:
+    """Called in a process that was forked, such as a worker of the reader: Ray's connections are those of its parent.
+
+    When it frees a copy of an actor's handle, or of a reference to an object, Ray would write that on these connections. The
+    parent's next calls would then wait for ever.
+    """
+    from ray._private.worker import global_worker
+
+    _KEPT.append(global_worker.core_worker)
+    global_worker.core_worker = _Silent()
+    global_worker.set_mode(None)
 
 
 def _met(name: str, node: str, here: str, data_fingerprint: dict[str, str]) -> tuple[Any, dict[str, str]]:

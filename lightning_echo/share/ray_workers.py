@@ -399,7 +399,8 @@ class RayWorkers:
     def other_than(self, lost: Actor, run: int) -> Actor | None:
         """Returns the actor that has least to do, best on another node, and attends this reading; None if there is none."""
         with self._lock:
-            others = [one for one in self._actors if one is not lost and one.is_ready and one.run == run and one.lane is not None]
+            at_work = [one for one in self._actors if one.is_ready and one.run == run and one.lane is not None]
+        others = (one for one in at_work if one is not lost and not one.is_leaving)
         return min(others, key=lambda one: (one.node == lost.node, one.calls), default=None)
 
     # ------------------------------------------------------------------ its own thread
@@ -490,8 +491,7 @@ class RayWorkers:
         try:
             ray.get(actor.answer, timeout=_MOST_GET_SECONDS)
         except RayTaskError as error:
-            cause = error.cause
-            self._leave_out(actor, str(cause) if isinstance(cause, DiffersThere) else f"{type(cause).__name__}: {cause}")
+            self._leave_out(actor, _why(error.cause))
         except RuntimeEnvSetupError as error:
             self._leave_out(actor, f"its runtime_env cannot be set up: {error}")
         except RayError as error:
@@ -601,7 +601,7 @@ class RayWorkers:
         message = f"{actor.where} cannot make examples for share={self._name!r}: {why}"
         node = self._nodes.get(actor.node)
         if node is None or not node.left_out:
-            if self._has_settled:
+            if self._has_settled or self._reading is not None:  # there are trainings, which go on
                 LOGGER.warning("%s. It is left out", message)
             else:
                 self._refusal = self._refusal or message
@@ -616,6 +616,16 @@ class RayWorkers:
             if actor in self._actors:
                 self._actors.remove(actor)
         ray.kill(actor.handle)
+
+
+def _why(error: Exception) -> str:
+    """Returns why an actor could not begin, and what helps."""
+    if isinstance(error, DiffersThere):
+        return str(error)
+    said = f"{type(error).__name__}: {error}"
+    if isinstance(error, ImportError):
+        return f"{said}. Install it on that machine, or let Ray bring it: ray.init(runtime_env={{'py_modules': [...]}})"
+    return f"{said}. All machines need the same files under the same paths" if isinstance(error, OSError) else said
 
 
 def _rate_of(actor: Actor) -> float:

@@ -214,15 +214,16 @@ class LoaderSharing:
                 f"share={self.config.name!r} is impossible here: the loader divides its data among {layout.replicas} ranks, and "
                 f"torch.distributed knows of {len(names)}. Leave num_replicas and rank out"
             )
-        if self.config.cluster is None and len(set(nodes_of(gathered(place_of_process())))) > 1:
+        places, folders = zip(*gathered((place_of_process(), str(shared_folder()))), strict=True)
+        nodes = list(zip(nodes_of(places), folders, strict=True))  # several nodes on one machine have a folder each
+        if len(set(nodes)) > 1 and self.config.cluster is None:
             raise ValueError(
                 f"share={self.config.name!r} is impossible here: the ranks are on several nodes, and a reader serves one. On a "
                 "Ray cluster, set share.cluster='ray': then one node reads for all. Else leave share out"
             )
-        folders = gathered((place_of_process().machine, str(shared_folder())))  # of the readers: one for each node
-        own = folders[opening.rank]
-        group = Group(f"{names[0]}-{folders.index(own)}", layout.replicas, layout.length, len(folders) - folders.count(own))
-        part = part_of(self._users)
+        node = nodes[opening.rank]
+        elsewhere = sum(other != node for other in nodes)
+        group, part = Group(f"{names[0]}-{nodes.index(node)}", layout.replicas, layout.length, elsewhere), part_of(self._users)
         items = items_of(part, self._order_of_base)
         attachment = self._attach(layout.batch_size * layout.replicas, group, items=items)
         try:

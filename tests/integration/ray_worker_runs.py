@@ -167,7 +167,7 @@ class Run:
 @ray.remote(num_cpus=0.1, max_retries=0)
 def trains_far(dataset: Any, batch_size: int, run: Run, options: dict[str, Any]) -> Trained:
     torch.set_num_threads(1)
-    return trained(far_loader(dataset, batch_size, **options), run)
+    return trained(far_loader(dataset() if callable(dataset) else dataset, batch_size, **options), run)
 
 
 def trained(loader: Any, run: Run) -> Trained:
@@ -199,7 +199,7 @@ def trained(loader: Any, run: Run) -> Trained:
 def far_training(
     node: str, dataset: Any, batch_size: int = 8, run: Run | None = None, options: dict[str, Any] | None = None, **share: Any
 ) -> Any:
-    """Begins a training on a node; returns what `ray.get` takes."""
+    """Begins a training on a node; returns what `ray.get` takes. ``dataset`` is a data set, or makes it there."""
     given = {**(options or {}), "share": share}
     return trains_far.options(resources={node: 1}).remote(dataset, batch_size, run or Run(), given)
 

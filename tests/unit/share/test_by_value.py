@@ -10,7 +10,9 @@ import pytest
 from torch.utils.data import DataLoader
 
 from lightning_echo.pipeline.kinds import kind_of
+from lightning_echo.share.config import ShareConfig
 from lightning_echo.share.packing import unpack
+from lightning_echo.share.process import payload_of
 from lightning_echo.share.reading import Reading, WorkerStart
 from lightning_echo.share.stream_reading import At, StreamReading
 
@@ -91,3 +93,47 @@ def test_a_forked_worker_whose_parent_has_changed_has_lost_its_reader(method, pa
     process.start()
     process.join(60)
     assert process.exitcode == status
+
+
+class Locked:
+    """An object with a lock, which refers to itself, too; it may keep it to itself when it is pickled."""
+
+    def __init__(self, hides=False):
+        self.lock, self.me, self.hides = threading.Lock(), self, hides
+
+    def __getstate__(self):
+        return {**vars(self), "lock": None} if self.hides else vars(self)
+
+
+class Refuses:
+    def __reduce__(self):
+        raise OSError("has an open file")
+
+
+class Held(list):
+    def __init__(self, *held):
+        super().__init__(range(8))
+        self.held = held
+
+
+@pytest.mark.parametrize(
+    ("held", "path"),
+    [
+        ([{"crop": Locked()}], "dataset.held[0][0]['crop'].lock (type lock)"),
+        (Locked(), "dataset.held[0].lock (type lock)"),
+        (Refuses(), "dataset.held[0] (type Refuses)"),
+        ((Locked(hides=True), Refuses()), "dataset.held[0][1] (type Refuses)"),
+        (partial(print, Refuses()), "dataset.held[0] (type partial)"),
+    ],
+)
+def test_what_cannot_be_sent_is_named_with_its_path(held, path):
+    loader = DataLoader(Held(held), num_workers=1)
+    with pytest.raises(TypeError) as raised:
+        payload_of(ShareConfig("locked"), kind_of(loader), {})
+    assert f"share='locked' is impossible here: {path} cannot be sent to the reader's process" in str(raised.value)
+
+
+def test_a_sampler_that_cannot_be_sent_is_named():
+    loader = DataLoader(range(8), sampler=Held(Refuses()))
+    with pytest.raises(TypeError, match=r"here: sampler\.held\[0\] \(type Refuses\) cannot be sent .*has an open file"):
+        payload_of(ShareConfig("locked"), kind_of(loader), {})

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, get_worker_info
 from torch.utils.data._utils import worker as worker_of_torch
 
+from lightning_echo.cache.reads import Keys
 from lightning_echo.data.randomness import preserved_random_states
 from lightning_echo.pipeline.kinds import kind_of
 from lightning_echo.share import ray_workers
@@ -415,6 +416,31 @@ def test_a_lane_that_is_closed_can_be_opened_again(local):
             reading.hand_over(number, mine)
             until(lambda: not reading.want(1) and reading.workers == reading.window.lanes == 1)
         assert taken(reading, 0, COUNT, lost) == local
+
+
+def test_what_the_cache_holds_goes_with_a_piece_and_is_not_read_ahead():
+    workers, arena = RayWorkers("played", {"node": "here"}, payload(Squares()), SEED), SentRecords(LENGTH)
+    arena.begin({4: b"four", 6: b"six", 7: b"seven"}, True)
+    piece = Chunk(32, [32, 34], [4, 7, 5], [6, 8, 7], [])
+    assert workers.with_records(piece) == (piece, {}, False), "there is no cache"
+    workers._store, workers._keys = SimpleNamespace(arena=arena), Keys(range(LENGTH))
+    assert workers.with_records(piece) == (piece._replace(ahead=[8]), {4: b"four"}, True)
+    arena.counts.is_frozen = True
+    assert workers.with_records(piece)[2] is False
+
+
+def test_a_lost_lane_goes_to_the_actor_that_has_least_to_do_and_stays():
+    workers = RayWorkers("played", {"node": "here"}, payload(Squares()), SEED)
+    ready = {"is_ready": True, "lane": 1, "run": 2}
+    lost, busy, free = (Actor(None, "b", number, 0.0, WHERE, calls=calls, **ready) for number, calls in enumerate((0, 3, 1)))
+    others = [
+        Actor(None, "b", number, 0.0, WHERE, **{**ready, **other})
+        for number, other in enumerate(({"is_ready": False}, {"lane": None}, {"run": 1}, {"is_leaving": True}), 3)
+    ]
+    workers._actors = [lost, busy, free, *others]
+    assert workers.other_than(lost, 2) is free
+    workers._actors = [lost, *others]
+    assert workers.other_than(lost, 2) is None
 
 
 # ---------------------------------------------------------------------- how much, and how many

@@ -1,5 +1,6 @@
 """The options of sharing: what is accepted, and what is refused with a hint, also where Ray or a cluster is missing."""
 
+import re
 import sys
 from types import SimpleNamespace
 
@@ -47,6 +48,39 @@ def test_names_that_are_no_file_names_are_refused(name):
         ({"workers": 0}, ValueError, "share.workers must be 'sum', 'starter' or a number of workers from 1 to 128, got 0"),
         ({"workers": 129}, ValueError, "share.workers must be .* from 1 to 128, got 129"),
         ({"workers": True}, ValueError, "share.workers must be .* from 1 to 128, got True"),
+        *(
+            (
+                {"cluster": "ray", "cluster_workers": wanted},
+                ValueError,
+                r"share\.cluster_workers must be a number of workers from 1 to 96, or two, the first one not larger than the "
+                rf"second, such as \(2, 16\), got {re.escape(repr(wanted))}$",
+            )
+            for wanted in (0, -1, 97, (8, 2), (0, 0), (-1, 2), (2, 97), (1, 2, 3), (), True, (True, 2), 1.5, (1, 2.5), "8", "12")
+        ),
+        (
+            {"cluster_workers": 8},
+            ValueError,
+            r"share\.cluster_workers=8 needs share\.cluster='ray': these workers are Ray actors on other machines\. Add it",
+        ),
+        ({"cluster_resources": {"x": 1}}, ValueError, r"share\.cluster_resources=\{'x': 1\} needs share\.cluster='ray'"),
+        (
+            {"cluster": "ray", "cluster_resources": {"x": 1}},
+            ValueError,
+            r"share\.cluster_resources=\{'x': 1\} needs share\.cluster_workers, whose resources they are",
+        ),
+        *(
+            (
+                {"cluster": "ray", "cluster_workers": 8, "cluster_resources": resources},
+                ValueError,
+                r"share\.cluster_resources must be amounts by name, each more than 0.* got " + re.escape(repr(resources)),
+            )
+            for resources in ({"x": 0}, {"x": -1}, {"x": True}, {"x": float("inf")}, {"x": 1.5}, {"x": "1"}, {1: 1}, ["x"], "x")
+        ),
+        (
+            {"cluster": "ray", "cluster_workers": 8, "cluster_resources": {"x": 0.5, "CPU": 2}},
+            ValueError,
+            "share.cluster_resources must be resources of your own, which mark machines, got CPU: each of these",
+        ),
         ({"restart": 1}, TypeError, "share.restart must be True, False or 'pass'"),
         ({"linger_seconds": -1}, ValueError, "share.linger_seconds must be a number of seconds"),
         ({"window": 1.5}, ValueError, "share.window must be a string with a unit"),
@@ -57,6 +91,13 @@ def test_names_that_are_no_file_names_are_refused(name):
 def test_impossible_values_are_refused(options, error, message):
     with pytest.raises(error, match=message):
         ShareConfig("sweep", **options)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "numbers"), [(None, (0, 0)), (1, (1, 1)), (96, (96, 96)), ((2, 16), (2, 16)), ([0, 1], (0, 1)), ((3, 3), (3, 3))]
+)
+def test_workers_on_other_machines_are_a_number_or_two(wanted, numbers):
+    assert ShareConfig("sweep", cluster="ray", cluster_workers=wanted).cluster_range == numbers
 
 
 @pytest.mark.parametrize(
