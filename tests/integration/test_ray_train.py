@@ -185,14 +185,14 @@ def shares(config: dict[str, Any]) -> None:
     torch.save({"epochs": model.epochs, "node": node}, folder / f"rank-{trainer.global_rank}.pt")
 
 
-@pytest.mark.parametrize("cpus", [{"a": 2, "c": 1}, {"a": 1, "b": 1, "c": 1}], ids=["on one node", "on two nodes"])
+@pytest.mark.parametrize("cpus", [{"a": 4, "c": 1}, {"a": 2, "b": 2, "c": 1}], ids=["on one node", "on two nodes"])
 def test_ranks_take_their_parts_of_one_reader_with_a_worker_on_another_node(tmp_path, tmp_path_factory, cpus):
     with cluster_of(tmp_path_factory.mktemp("n"), cpus) as nodes:
         TorchTrainer(
             shares,
             train_loop_config={"folder": str(tmp_path)},
             scaling_config=ray_train.ScalingConfig(
-                num_workers=RANKS, resources_per_worker={"CPU": 1}, placement_strategy="SPREAD"
+                num_workers=RANKS, resources_per_worker={"CPU": 2}, placement_strategy="SPREAD"
             ),
             run_config=ray_train.RunConfig(name="shares", storage_path=str(tmp_path / "storage")),
         ).fit()
