@@ -146,7 +146,6 @@ class Trained(NamedTuple):
     epochs: list[list[Any]]  # the examples of each
     counts: Any
     cache_counts: Any
-    first_seconds: float  # from the loader's first iteration to its first batch
     error: str  # that ended it
 
 
@@ -171,7 +170,7 @@ def trains_far(dataset: Any, batch_size: int, run: Run, options: dict[str, Any])
 
 
 def trained(loader: Any, run: Run) -> Trained:
-    found, first, began, count, error = list[list[Any]](), 0.0, time.monotonic(), 0, ""
+    found, count, error = list[list[Any]](), 0, ""
     try:
         if run.resumes:
             assert run.state is not None
@@ -179,7 +178,7 @@ def trained(loader: Any, run: Run) -> Trained:
         while len(found) < run.epochs and count != run.batches and not (run.stop is not None and run.stop.exists()):
             found.append([])
             for batch in loader:
-                first, count = first or time.monotonic() - began, count + 1
+                count += 1
                 found[-1].append(rows(batch))
                 if run.state is not None and count == run.state_at:
                     torch.save({"loader": loader.state_dict(), "pid": os.getpid()}, run.state.with_suffix(".new"))
@@ -193,7 +192,7 @@ def trained(loader: Any, run: Run) -> Trained:
         error, cache = f"{type(raised).__name__}: {raised}", None
     finally:
         loader.close()
-    return Trained([examples(epoch) for epoch in found], loader.counts, cache, first, error)
+    return Trained([examples(epoch) for epoch in found], loader.counts, cache, error)
 
 
 def far_training(

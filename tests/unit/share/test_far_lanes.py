@@ -3,6 +3,7 @@
 import sys
 import threading
 import time
+from collections import Counter
 from contextlib import contextmanager
 from types import SimpleNamespace
 
@@ -531,3 +532,17 @@ def test_a_payload_goes_to_the_actors_as_it_came():
     again = Payload.from_bytes(sent.to_bytes())
     assert (again.paths, again.loader) == (sent.paths, sent.loader)
     assert again.options["fingerprint"] == sent.options["fingerprint"]
+
+
+def test_a_cluster_without_a_free_cpu_is_no_wait_and_is_said_once(played_ray, monkeypatch, caplog):
+    node = {"NodeID": "b", "Alive": True, "Resources": {"CPU": 2.0}, "NodeManagerAddress": "10.0.0.2"}
+    monkeypatch.setattr(sys.modules["ray"], "nodes", lambda: [node], raising=False)
+    workers = RayWorkers("played", {"node": "here"}, payload(Squares()), SEED)
+    monkeypatch.setattr(workers, "_room", lambda now: Counter())
+    workers._thread = threading.current_thread()
+    workers.want(2, 2)
+    assert not workers.has_settled, "nobody has looked yet"
+    for _ in range(3):
+        workers._look()
+    assert workers.has_settled
+    assert caplog.text.count("the cluster has no free CPU") == 1
