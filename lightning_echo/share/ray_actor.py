@@ -75,8 +75,8 @@ def actor_class() -> type:
         def attend(self, run: int, recipe: bytes) -> None:
             self._maker.attend(run, recipe)
 
-        def make(self, run: int, piece: Any, records: Any, takes_records: bool) -> Any:
-            return self._maker.make(run, piece, records, takes_records)
+        def make(self, run: int, pieces: Any, records: Any, takes_records: bool) -> Any:
+            return self._maker.make(run, pieces, records, takes_records)
 
     return EchoWorker
 
@@ -141,20 +141,21 @@ class Maker:
         )
         self._run = run
 
-    def make(self, run: int, piece: Chunk, records: dict[int, bytes], takes_records: bool) -> Any:
-        """Returns the wanted examples of a piece, in their order, as an array. See `Packed`."""
+    def make(self, run: int, pieces: list[Chunk], records: dict[int, bytes], takes_records: bool) -> Any:
+        """Returns the wanted examples of some pieces, in their order, as an array (see `packing.py`)."""
         assert self._preparation is not None, "attend comes first"
         assert run == self._run, "the reading is over"
         self._lane.begin()
         self._records.begin(records, takes_records)
-        self._preparation.fetch(piece)
+        for piece in pieces:
+            self._preparation.fetch(piece)
         count, nanoseconds, cpu_nanoseconds = self._lane.spent
         for key, record in self._records.added:
             self._lane.add(RECORD, [key.to_bytes(KEY_BYTES, "little"), record], KEY_BYTES + len(record))
         for note in self._notes:
             self._lane.add(NOTE, [note.encode()], len(note.encode()))
         self._notes.clear()
-        return self._lane.array(piece.first, nanoseconds // max(count, 1), cpu_nanoseconds // max(count, 1))
+        return self._lane.array(pieces[0].first, nanoseconds // max(count, 1), cpu_nanoseconds // max(count, 1))
 
 
 def maker_of(payload: bytes, sent: Any) -> Maker:
@@ -179,7 +180,8 @@ class Collected(ChunkWriter):
         self.add(kind, parts, size)  # copies: the data set may use the memory of an example again
 
     def note_prepared(self, examples: int, nanoseconds: int, cpu_nanoseconds: int) -> None:
-        self.spent = (examples, nanoseconds, cpu_nanoseconds)
+        before = self.spent
+        self.spent = (before[0] + examples, before[1] + nanoseconds, before[2] + cpu_nanoseconds)
 
 
 class SentRecords:

@@ -43,10 +43,12 @@ from lightning_echo.split.staged import batched
 # ---------------------------------------------------------------------- in the reader: a lane
 
 _CALLS_AHEAD = 2  # an actor has one call in work, and one to come
-_MOST_CALL_SECONDS, _MOST_CALL_BYTES = 1.0, 8 * 2**20  # of a call: it should not take longer, and the array not be larger
+# A call costs some ms of all processes together, whatever it brings. So it brings many examples, but takes no longer than this,
+# its array is not larger, and two calls of each lane fit into the window.
+_MOST_CALL_SECONDS, _MOST_CALL_BYTES, _MOST_CALL_CHUNKS = 1.0, 16 * 2**20, 4
 _FIRST_ITEMS = 2  # of a call, as long as neither is known
 _SHARE_OF_STORE = 4  # all calls ahead together take at most a fourth of the node's object store
-_LOOK_SECONDS = 0.2
+_LOOK_SECONDS, _MOST_LOOK_SECONDS = 1.0, 8.0  # a longer look each time: one that ends breaks off what is on its way
 _MOST_ROOM_LOOK_SECONDS = 0.016  # threads of one process must not ask too often for room in the window
 _MOST_GET_SECONDS = 30.0
 
@@ -79,8 +81,8 @@ class Actor:
 
 
 class _Call(NamedTuple):
-    piece: Chunk
-    answer: Any  # None: nothing is wanted of the piece
+    pieces: list[Chunk]
+    answer: Any  # None: nothing is wanted of them
 
 
 class FarLane:
@@ -123,10 +125,10 @@ class FarLane:
             packed = None if call.answer is None else Packed.from_array(self._answer(call.answer))
             self._calls.popleft()
             if packed is None:
-                lane.go_to(call.piece.end)
+                lane.go_to(call.pieces[-1].end)
             else:
                 self._actor.calls -= 1
-                self._write(lane, call.piece, packed)
+                self._write(lane, call.pieces, packed)
 
     def _ask(self) -> bool:
         """Asks for more pieces. Returns whether any call is under way."""
@@ -134,40 +136,51 @@ class FarLane:
         items = self._items_of_call()
         size = items * (window.bytes_per_example or _MOST_CALL_BYTES / _FIRST_ITEMS)
         most = _CALLS_AHEAD if workers.calls_ahead * size <= workers.most_ahead_bytes else 1
-        while len(self._calls) < most:
+        while len(self._calls) < most and (pieces := self._next_pieces(items)):
+            if window.is_closed:
+                raise Closed
+            answer = None
+            if any(piece.wanted or piece.ahead or piece.dropped for piece in pieces):
+                pieces, records, takes = workers.with_records(pieces)
+                answer = self._actor.handle.make.remote(self._run, pieces, records, takes)
+                self._actor.calls += 1
+            self._calls.append(_Call(pieces, answer))
+        return bool(self._calls)
+
+    def _next_pieces(self, items: int) -> list[Chunk]:
+        """Returns pieces of so many items in all, or one that is longer; fewer if the lane gets no more."""
+        found, count = list[Chunk](), 0
+        while count < items:
             if not self._pieces:
                 if self._own.is_leaving and self._own is self._actor:
                     self._reading.deal_no_more(self._number)
                 if (chunk := next(self._chunks, None)) is None:
                     break
                 self._pieces += chunk.cut(CHUNK if self._workers.reads_chunks else items)
-            piece = self._pieces.popleft()
-            if self._reading.window.is_closed:
-                raise Closed
-            if not any((piece.wanted, piece.ahead, piece.dropped)):
-                self._calls.append(_Call(piece, None))
-                continue
-            piece, records, takes = workers.with_records(piece)
-            self._calls.append(_Call(piece, self._actor.handle.make.remote(self._run, piece, records, takes)))
-            self._actor.calls += 1
-        return bool(self._calls)
+            if found and count + len(self._pieces[0].indices) > items:
+                break
+            found.append(self._pieces.popleft())
+            count += len(found[-1].indices)
+        return found
 
     def _items_of_call(self) -> int:
-        actor, size = self._actor, self._reading.window.bytes_per_example
-        if not actor.examples:
+        actor, window = self._actor, self._reading.window
+        if not actor.examples or not window.bytes_per_example:
             return _FIRST_ITEMS
         by_time = _MOST_CALL_SECONDS * actor.examples / max(actor.seconds, 1e-9)
-        by_size = _MOST_CALL_BYTES / size if size else CHUNK
-        return max(min(int(by_time), int(by_size), CHUNK), 1)
+        by_size = _MOST_CALL_BYTES / window.bytes_per_example
+        by_window = window.ring_bytes / (_CALLS_AHEAD * max(window.lanes, 1) * window.bytes_per_example)
+        return max(int(min(by_time, by_size, by_window, _MOST_CALL_CHUNKS * CHUNK)), 1)
 
     def _answer(self, answer: Any) -> Any:
         """Waits for an answer. Raises `Lost` if the actor is gone or hangs, or the error that ends a worker here, too."""
         import ray
         from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
-        began = time.monotonic()  # since this thread waits: it may have waited for room in the window before
+        began, look = time.monotonic(), _LOOK_SECONDS  # since this thread waits: it may have waited for room in the window before
         try:
-            while not ray.wait([answer], timeout=_LOOK_SECONDS)[0]:
+            while not ray.wait([answer], timeout=look)[0]:
+                look = min(2 * look, _MOST_LOOK_SECONDS)
                 if self._reading.window.is_closed:
                     raise Closed
                 most = self._workers.most_silent_seconds
@@ -182,35 +195,36 @@ class FarLane:
         except RayError as error:
             raise Lost(f"is lost ({type(error).__name__})") from error
 
-    def _write(self, lane: Lane, piece: Chunk, packed: Packed) -> None:
-        count = len(piece.wanted)
-        if packed.first != piece.first or len(packed.pieces) < count:
+    def _write(self, lane: Lane, pieces: list[Chunk], packed: Packed) -> None:
+        items = [item for piece in pieces for item in piece.wanted]
+        if packed.first != pieces[0].first or len(packed.pieces) < len(items):
             raise RuntimeError(f"{self._actor.where} has sent other examples than it was asked for: please report this")
-        lane.go_to(next(iter(piece.wanted), piece.end))
-        for item, (kind, data) in zip(piece.wanted, packed.pieces, strict=False):
+        for item, (kind, data) in zip(items, packed.pieces, strict=False):
+            lane.go_to(item)
             try:
                 lane.put(item, kind, [data], len(data))
             except TooLargeError as error:
                 error_packed = pack_error(error)
                 lane.put(item, error_packed.kind, error_packed.parts, error_packed.size)
-        for kind, data in packed.pieces[count:]:
+        for kind, data in packed.pieces[len(items) :]:
             if kind == RECORD:
                 self._workers.keep_record(int.from_bytes(data[:KEY_BYTES], "little"), data[KEY_BYTES:])
             else:
                 LOGGER.warning("%s: %s", self._actor.where, bytes(data).decode())
+        count, actor = len(items), self._actor
         lane.note_prepared(count, count * packed.nanoseconds, count * packed.cpu_nanoseconds)
-        lane.go_to(piece.end)
-        self._actor.examples += count
-        self._actor.seconds += count * packed.nanoseconds / 1e9
-        self._actor.cpu_seconds += count * packed.cpu_nanoseconds / 1e9
-        self._actor.rates.append((time.monotonic(), self._actor.examples))
+        lane.go_to(pieces[-1].end)
+        actor.examples += count
+        actor.seconds += count * packed.nanoseconds / 1e9
+        actor.cpu_seconds += count * packed.cpu_nanoseconds / 1e9
+        actor.rates.append((time.monotonic(), actor.examples))
 
     def _go_elsewhere(self, why: str) -> bool:
         """Asks another actor for what is left, or else a worker of the reader. Returns whether this lane goes on here."""
         lost, is_first = self._actor, self._actor is self._own
         self._workers.lose(lost, why)
         self._reading.deal_no_more(self._number)
-        left = [*(call.piece for call in self._calls), *self._pieces, *self._chunks]
+        left = [*(piece for call in self._calls for piece in call.pieces), *self._pieces, *self._chunks]
         self._calls.clear()
         self._pieces = deque(piece._replace(ahead=[], dropped=[]) for piece in left)  # nobody else was told anything
         other = self._workers.other_than(lost, self._run) if is_first else None
@@ -359,17 +373,20 @@ class RayWorkers:
     def calls_ahead(self) -> int:
         return _CALLS_AHEAD * max(len(self._actors), 1)
 
-    def with_records(self, piece: Chunk) -> tuple[Chunk, dict[int, bytes], bool]:
-        """Returns a piece, what the reader's cache holds of it, and whether it takes more. What it holds is not read ahead."""
+    def with_records(self, pieces: list[Chunk]) -> tuple[list[Chunk], dict[int, bytes], bool]:
+        """Returns pieces, what the reader's cache holds of them, and whether it takes more. What it holds is not read ahead."""
         store = self._store
         if store is None:
-            return piece, {}, False
-        arena, found = store.arena, dict[int, bytes]()
-        for key in self._keys_of([piece.index_of(item) for item in piece.wanted]):
-            if key >= 0 and (record := arena.get(key)) is not None:
-                found[key] = bytes(record)
-        ahead = [index for index, key in zip(piece.ahead, self._keys_of(piece.ahead), strict=True) if key < 0 or key not in arena]
-        return piece._replace(ahead=ahead), found, not arena.counts.is_frozen
+            return pieces, {}, False
+        arena, found, asked = store.arena, dict[int, bytes](), list[Chunk]()
+        for piece in pieces:
+            for key in self._keys_of([piece.index_of(item) for item in piece.wanted]):
+                if key >= 0 and (record := arena.get(key)) is not None:
+                    found[key] = bytes(record)
+            keys = self._keys_of(piece.ahead)
+            ahead = [index for index, key in zip(piece.ahead, keys, strict=True) if key < 0 or key not in arena]
+            asked.append(piece._replace(ahead=ahead))
+        return asked, found, not arena.counts.is_frozen
 
     def _keys_of(self, indices: list[Any]) -> list[int]:
         assert self._keys is not None, "there is a cache"
