@@ -364,7 +364,10 @@ def check_shareable(config: ShareConfig, kind: Kind) -> None:
 def _why_not(kind: Kind) -> str:
     """Returns why a loader cannot share, and what to do instead; empty if it can."""
     if kind.shards_itself:
-        return "its sampler divides the data among ranks itself. Give it a plain sampler: a loader that shares divides its data"
+        return (
+            "its sampler divides the data among ranks itself. Give it a plain sampler: a loader that shares divides its data. If "
+            "Lightning has put that sampler there, return the loader from train_dataloader, and do not pass it to fit"
+        )
     if not isinstance(kind, Indexed) or batched(kind.loader.dataset) is None:
         return ""
     if isinstance(kind, OwnBatches):  # whose examples are shared together, and were read in one call
