@@ -14,7 +14,7 @@ import struct
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import KW_ONLY, dataclass, field, fields
+from dataclasses import KW_ONLY, dataclass, fields
 from numbers import Integral, Real
 from pathlib import Path
 from types import TracebackType
@@ -97,7 +97,7 @@ class ShareConfig:
     linger_seconds: float = 30.0
     cluster: str | None = None
     cluster_workers: int | Sequence[int] | None = None
-    cluster_resources: Mapping[str, float] = field(default_factory=dict)
+    cluster_resources: Mapping[str, float] | None = None
     ignore: Sequence[str] = ()
 
     def __post_init__(self) -> None:
@@ -159,13 +159,14 @@ class ShareConfig:
                     f"share.cluster_workers must be a number of workers from 1 to {MOST_FAR_LANES}, or two, the first one not "
                     f"larger than the second, such as (2, 16), got {wanted!r}"
                 )
-        is_mapping = isinstance(resources, Mapping)
-        if not is_mapping or not all(isinstance(name, str) and _is_amount(each) for name, each in resources.items()):
+        amounts = {} if resources is None else resources
+        is_mapping = isinstance(amounts, Mapping)
+        if not is_mapping or not all(isinstance(name, str) and _is_amount(each) for name, each in amounts.items()):
             raise ValueError(
                 "share.cluster_resources must be amounts by name, each more than 0, and whole if it is more than 1, such as "
                 f'{{"cpu_node": 1}}, got {resources!r}'
             )
-        if known := sorted(_OF_RAY & set(resources)):
+        if known := sorted(_OF_RAY & set(amounts)):
             raise ValueError(
                 f"share.cluster_resources must be resources of your own, which mark machines, got {', '.join(known)}: each of "
                 "these workers has one CPU, and nothing else of Ray's own resources"

@@ -213,7 +213,7 @@ def payload_of(
         "expected": 0,
         "cluster": cluster,
         "cluster_workers": config.cluster_range,
-        "cluster_resources": dict(config.cluster_resources),
+        "cluster_resources": dict(config.cluster_resources or {}),
         "starter": name_of_process(),
     }
     return Payload([path for path in sys.path if path] + [os.getcwd()], options, data)
