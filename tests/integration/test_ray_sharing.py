@@ -83,7 +83,7 @@ def test_one_node_reads_for_all_and_a_reader_that_is_killed_loses_nothing(nodes,
 @pytest.mark.parametrize("of", ["source", "relay"])
 def test_folds_on_several_nodes_each_get_their_part_also_if_a_reader_is_killed(nodes, tmp_path, of):
     name, gate = f"folds-{of}", tmp_path / "gate"
-    data = Noted(LENGTH, tmp_path / "reads")
+    data = Noted(LENGTH, tmp_path / "reads", 0.01)  # so that the node that comes later finds the next pass in the window
     folds = {
         node: [index for index in range(LENGTH) if index % 5 not in (left_out, 4)] for node, left_out in (("a", 0), ("b", 1))
     }

@@ -31,6 +31,8 @@ from sharing_cache_runs import CACHE, IGNORED  # noqa: E402
 from sharing_runs import Numbers, wait_until  # noqa: E402
 from torch.utils.data import Subset  # noqa: E402
 
+from lightning_echo import CacheConfig  # noqa: E402
+
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("default")]
 
 
@@ -90,7 +92,7 @@ HELD, LONG = 127, 960  # examples of 8 KiB in a cache of 1 MiB, and of the data 
 )
 def test_with_a_cache_examples_and_counts_are_the_same_and_what_is_held_is_not_read_again(nodes, tmp_path, data, options):
     log, epochs = tmp_path / "reads", 4
-    options, share = {"cache": CACHE, **options}, {"ignore": (*IGNORED, "noted", "seconds")}
+    options, share = {"cache": CacheConfig(CACHE, hold="loaded"), **options}, {"ignore": (*IGNORED, "noted", "seconds")}
     expected = locally(nodes, data(LONG), 8, epochs, share=share, **options)
     found = delivered(far_training("a", data(LONG, log, 0.002), 8, Run(epochs), options, cluster_workers=2, **share))
     assert found.epochs == expected.epochs
@@ -169,15 +171,12 @@ class SlowFor(Noted):
 
 
 def test_between_two_numbers_there_are_more_while_the_training_waits_and_fewer_while_it_does_not(nodes, tmp_path, expected):
-    log, gate, slow = tmp_path / "reads", tmp_path / "gate", tmp_path / "slow"
+    log, slow = tmp_path / "reads", tmp_path / "slow"
     slow.touch()
-    gate.touch()
-    training = far_training("a", SlowFor(log, slow), 4, Run(6, gate=gate), cluster_workers=(0, 2), window=2**15)
+    training = far_training("a", SlowFor(log, slow), 4, Run(6, pause=0.05), cluster_workers=(0, 2), window=2**15)
     wait_until(lambda: count_of_actors() == 2, "there are more")
-    gate.unlink()  # the training stands still
-    slow.unlink()
+    slow.unlink()  # from now on the training takes less than is read
     wait_until(lambda: count_of_actors() == 0, "there are fewer")
-    gate.touch()
     assert delivered(training).epochs == expected
     numbers = re.findall(r"number of workers on other machines: (\d) in place of (\d)", nodes.log("a", NAME))
     assert numbers[:4] == [("1", "0"), ("2", "1"), ("1", "2"), ("0", "1")]
