@@ -68,7 +68,7 @@ class ShareConfig:
         cluster_workers: With ``cluster="ray"``: how many more workers the reader has on other machines of the cluster. They are
             Ray actors with one CPU each. A number, 1 to 96; or two, ``(low, high)``: the reader begins with ``low``, asks for
             more while the trainings wait for reading, and gives some back while they do not. None: it has none. A cluster without
-            free CPUs is no error. Of several trainings, the largest number counts.
+            free CPUs is not an error. Of several trainings, the largest number counts.
         cluster_resources: What each of them needs beside a CPU, as in ``ray.remote(resources=...)``: for clusters that mark their
             CPU machines. The training that starts the reader sets it.
         ignore: Names of attributes of the data set, the sampler and the transforms that may differ between the trainings, such as

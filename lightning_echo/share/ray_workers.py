@@ -110,7 +110,7 @@ class FarLane:
                 self._take_all()
             except Lost as lost:
                 if not self._go_elsewhere(str(lost)):
-                    return  # a worker of the reader goes on in this lane
+                    return  # a worker of the reader continues in this lane
             else:
                 self._reading.close_lane(self._number)
                 return
@@ -220,7 +220,7 @@ class FarLane:
         actor.rates.append((time.monotonic(), actor.examples))
 
     def _go_elsewhere(self, why: str) -> bool:
-        """Asks another actor for what is left, or else a worker of the reader. Returns whether this lane goes on here."""
+        """Asks another actor for what is left, or else a worker of the reader. Returns whether this thread keeps the lane."""
         lost, is_first = self._actor, self._actor is self._own
         self._workers.lose(lost, why)
         self._reading.deal_no_more(self._number)
@@ -500,7 +500,7 @@ class RayWorkers:
         if not ray.wait([actor.answer], timeout=0)[0]:
             pending = sum(not each.is_placed for each in self._actors)
             if not actor.is_placed and now - actor.asked_at > _MOST_PENDING_SECONDS + pending:
-                LOGGER.info("a worker on %s is withdrawn: there is no free CPU", actor.where)
+                LOGGER.info("a worker on %s is withdrawn: no CPU is free", actor.where)
                 self._fail(actor, now)
             elif now - actor.asked_at > _MOST_BEGINNING_SECONDS:
                 self._leave_out(actor, f"a worker does not begin within {_MOST_BEGINNING_SECONDS:.0f} s")
@@ -522,20 +522,21 @@ class RayWorkers:
         import ray
 
         node = self._nodes.get(actor.node)
-        if not actor.is_placed:
+        if node is None:  # it has left the cluster: nobody compares its examples any more
+            self._end(actor)
+        elif not actor.is_placed:
             actor.is_placed = True
             if not self._has_put:
                 self._payload, self._has_put = ray.put(self._payload), True
             number = MOST_LANES + actor.number  # no worker here has that number
             sent = Sent(versions(), self._seed, number, number + 1, actor.where)
             actor.answer = actor.handle.begin.remote(self._payload, tuple(sent))
-        elif not actor.has_begun and node is not None and not node.is_same:
+        elif not actor.has_begun and not node.is_same:
             actor.has_begun, actor.answer = True, actor.handle.compare.remote()
         else:
             actor.has_begun = actor.is_ready = True
             actor.answer = None
-            if node is not None:
-                node.has_answered = node.is_same = True
+            node.has_answered = node.is_same = True
             LOGGER.info("a worker on %s has begun", actor.where)
 
     def _ask_for_more(self, now: float) -> None:

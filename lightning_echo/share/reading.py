@@ -544,7 +544,7 @@ class Reading(Reads):
 
     # ------------------------------------------------------------------ for workers on other machines
     # They get chunks as a worker does, and a thread of this process writes what they have made, in a lane of theirs. If such a
-    # worker is lost, a new one here goes on in the same lane. So nobody notices: each lane writes what was dealt to it, in order.
+    # worker is lost, a new one here continues in the same lane. So each lane writes what was dealt to it.
 
     def open_lane(self) -> tuple[int, Iterator[Chunk]] | None:
         """Returns the number of a lane that has begun, and its chunks; None if there is none now.
