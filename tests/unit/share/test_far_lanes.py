@@ -111,6 +111,7 @@ SENT = Sent(versions(), SEED, 130, 131, WHERE)
 def as_worker(monkeypatch):
     """Lets this process be an actor until the test ends."""
     threads = torch.get_num_threads()
+    torch.set_num_threads(2)
     monkeypatch.setattr(worker_of_torch, "_worker_info", None)
     with preserved_random_states():
         yield
