@@ -7,6 +7,7 @@ from torch.utils.data import DataLoader
 
 from lightning_echo.pipeline.kinds import kind_of
 from lightning_echo.share import ray_actor
+from lightning_echo.share import window as window_module
 from lightning_echo.share.config import ShareConfig
 from lightning_echo.share.packing import Chunk as Packed
 from lightning_echo.share.packing import Piece
@@ -15,7 +16,7 @@ from lightning_echo.share.process import payload_of
 from lightning_echo.share.ray_actor import KEY_BYTES, RECORD, DiffersThere, Maker, Sent, versions
 from lightning_echo.share.ray_workers import Actor, FarLane, _Call
 from lightning_echo.share.reading import Reading
-from lightning_echo.share.window import CHUNK, MOST_LANES, Lane, Window
+from lightning_echo.share.window import CHUNK, MOST_LANES, Closed, Lane, Window
 
 ASKED = [Chunk(0, [0, 2], [5, 6, 7], [], [])]
 
@@ -80,6 +81,22 @@ def test_a_lane_is_left_for_each_worker_here_that_is_still_to_begin():
     assert opened is not None
     assert opened[0] == MOST_LANES - 1
     reading.close()
+
+
+@pytest.mark.parametrize(("options", "last"), [({}, 0.001), ({"most_look_seconds": 0.016}, 0.016)])
+def test_a_lane_that_waits_for_room_looks_seldom_but_not_too_seldom(far, monkeypatch, options, last):
+    looks = []
+
+    def sleep(seconds):
+        looks.append(seconds)
+        far.window.is_closed = len(looks) == 12
+
+    monkeypatch.setattr(window_module.time, "sleep", sleep)
+    lane = Lane(far.window, 0, **options)
+    lane.put(0, 0, [bytes(2**14)], 2**14)
+    with pytest.raises(Closed):
+        lane.put(1, 0, [bytes(2**14)], 2**14)
+    assert (looks[0], looks[-1], max(looks)) == (0.001, last, last)
 
 
 def test_another_code_there_is_refused(monkeypatch):
