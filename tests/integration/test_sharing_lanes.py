@@ -171,7 +171,7 @@ TWO = {"wait_for": 2}
 
 
 def test_a_connection_that_a_reader_had_when_it_began_and_has_no_more_keeps_no_worker_out():
-    own = {"linger_seconds": 5, "window": 2**14}
+    own = {"linger_seconds": 5, "window": 2**14, "late": 0}  # no workers read again for the third, which takes no more
     loaders = [loader_of(Numbers(LENGTH), 8, workers=workers, **own, **more) for workers, more in ((1, TWO), (1, TWO), (3, {}))]
     epochs = [iter(loader) for loader in loaders]
     with ThreadPoolExecutor() as pool:
