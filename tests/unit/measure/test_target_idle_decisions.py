@@ -88,8 +88,8 @@ LIMIT = "max_factor is 8"
         # Collate alone is too slow: only whole batches can be echoed. And a device that does nothing cannot be fed at all.
         (
             *({}, observe(3.0, 1 - 10 / 42, costs_in_parts(0.06, 0.01, 0.012)), 6.69, Reason.downstream_too_slow),
-            "about 2.88 times as fast: insertion_point='after_batching' with factor 7.62, whose echoes repeat their augmentation, "
-            "too",
+            "about 2.88 times as fast: insertion_point='after_batching' with factor 7.62, whose echoes repeat their "
+            "augmentation, too",
         ),
         (
             *({}, observe(3.0, 1.0, costs_in_parts(0.06, 0.01, 0.012, device=0.0), step_seconds=0.042), 6.69),
