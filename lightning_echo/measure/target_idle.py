@@ -391,6 +391,10 @@ class TargetIdle(Controller):
             return self._lower(factor, measured, costs)
         if costs is None:
             return self._within_bounds(factor, Reason.not_measured, f"{measured}, but the cost of the pipeline is not known")
+        if costs.keeps_up:
+            return self._within_bounds(
+                factor, Reason.fits, f"{measured}, but the workers had nothing to do for a part of the time"
+            )
         if not is_proved:
             return self._within_bounds(factor, Reason.not_measured, f"{measured}, which may be chance: more steps will tell")
         # Only if the device has also waited lately: if the source has become cheaper, for example because a cache now holds the
