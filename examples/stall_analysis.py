@@ -19,6 +19,6 @@ if __name__ == "__main__":
         loader = DataLoader(ImageFolder(folder, TRAIN), batch_size=32, shuffle=True, num_workers=1)
         analyzer = StallAnalyzer(Classifier(), loader, trainer_kwargs={"accelerator": "cpu"})
         analysis = analyzer.run(steps=30)
-        analysis = analyzer.check(analysis)
+        analysis = analyzer.prove(analysis, seconds=10)
     print(report(analysis))
     analysis.to_json("analysis.json")

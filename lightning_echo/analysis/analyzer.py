@@ -32,7 +32,7 @@ from lightning_echo.analysis.phases import (
 )
 from lightning_echo.analysis.predict import MeasuredStages, Spread, TrainingSetting, ahead_contention, contention
 from lightning_echo.analysis.report import in_words, report, save_page, save_png
-from lightning_echo.analysis.result import CheckedSetting, StallAnalysis
+from lightning_echo.analysis.result import MOST_BLOCKS, CheckedSetting, ProvedGain, StallAnalysis, promising
 from lightning_echo.analysis.sources import (
     WARM_UP_STEPS,
     PreparedLoader,
@@ -327,6 +327,8 @@ _NOT_COPIED = "{what}: too large to be copied, so that edits in place remain aft
 _AHEAD_SECONDS = 2.0
 _PHASES = 15  # runs and fits; each may take this share of the time
 _TRAININGS = 4  # phases after those of the loader
+_STEPS_OF_BLOCK = 50  # in a proof
+_FEWEST_BLOCKS = 4
 
 
 class StallAnalyzer:
@@ -485,6 +487,49 @@ class StallAnalyzer:
         slowest = max(gathered(measured), key=lambda each: each.median)
         return analysis.with_check(CheckedSetting(tried, slowest))
 
+    def prove(self, analysis: StallAnalysis, *settings: TrainingSetting, seconds: float = 60.0) -> StallAnalysis:
+        """Trains with settings in turn with the training as it is, block by block, and returns how much faster each one is.
+
+        Args:
+            analysis: The result of `run` of this analyzer.
+            *settings: The settings. Without any, the best two of the verdict's are tried.
+            seconds: About how long it may take, in seconds. It takes four blocks of each setting at least, and 16 at most.
+
+        Returns:
+            The analysis with a `ProvedGain` and a `CheckedSetting` for each setting.
+
+        Raises:
+            RuntimeError: Nothing was analyzed before.
+            ValueError: A setting cannot be tried on this machine, or there is none to try.
+        """
+        if self._training is None:
+            raise RuntimeError("nothing was analyzed yet: call run() first")
+        tried = settings or promising(analysis.verdict)
+        if not tried:
+            raise ValueError("there is no setting to prove: the verdict of this analysis changes nothing")
+        arms = (TrainingSetting(), *tried)
+        found: list[list[Spread]] = [[] for _ in arms]
+        began, steps = time.perf_counter(), min(self._steps, _STEPS_OF_BLOCK)
+        while self._continues(len(found[0]), time.perf_counter() - began, seconds):
+            turn = list(enumerate(arms))
+            for number, setting in turn if len(found[0]) % 2 == 0 else reversed(turn):
+                what = in_words(setting) if number else "the training as it is"
+                self._progress.phase(f"proof, block {len(found[number]) + 1}: {what}", to_come=0)
+                with process_state_restored():
+                    measured = try_setting(self._training, setting, steps)
+                found[number].append(max(gathered(measured), key=lambda each: each.median))
+        means = [[block.median for block in blocks] for blocks in found]
+        proved = [ProvedGain.of(setting, means[0], each) for setting, each in zip(tried, means[1:], strict=True)]
+        for setting, each in zip(tried, means[1:], strict=True):
+            analysis = analysis.with_check(CheckedSetting(setting, Spread.of(each)))
+        return analysis.with_proof(proved)
+
+    @staticmethod
+    def _continues(blocks: int, passed: float, seconds: float) -> bool:
+        """Whether there is one more block of each setting. All ranks decide alike, as the first one does."""
+        has_time = passed * (blocks + 1) <= seconds * blocks  # as the blocks so far took
+        return bool(gathered(blocks < _FEWEST_BLOCKS or (blocks < MOST_BLOCKS and has_time))[0])
+
     def _prepare(self, model: pl.LightningModule, data: TrainingData) -> DataLoader[Any]:
         """Returns the training loader as Lightning prepares it."""
         self._progress.phase("what the Trainer makes of the data")
@@ -602,7 +647,8 @@ class Analyzes:
             datamodule: Its data.
             steps: Number of steps that are measured in each phase. Default: 100, or as many as the training loader has batches.
             seconds: About how long the analysis may take.
-            verify: Whether to try the recommended setting, and to compare the prediction with the measurement.
+            verify: Whether to prove what is recommended: the best two settings take turns with the training as it is, for about
+                as long as the analysis took.
             json: New file that the analysis is saved in. Default: analysis.json in the Trainer's log directory, or
                 analysis_1.json and so on where there is one.
             html: New file for a report as a web page.
@@ -622,9 +668,9 @@ class Analyzes:
         _write(saved, analysis.to_json)  # before a setting is tried, which may fail
         if verify:
             try:
-                analysis = analyzer.check(analysis)
+                analysis = analyzer.prove(analysis, seconds=seconds)
             except ValueError as error:
-                rank_zero_info(f"lightning_echo: the recommended setting was not tried: {error}")
+                rank_zero_info(f"lightning_echo: nothing was proved: {error}")
         _report(analysis, saved, html, png, apply)
 
 

@@ -20,7 +20,7 @@ from lightning_echo.analysis.predict import (
     predict,
     size_for,
 )
-from lightning_echo.analysis.result import StallAnalysis
+from lightning_echo.analysis.result import StallAnalysis, to_keep
 from lightning_echo.insertion import POINTS
 from lightning_echo.measure import report as figures
 from lightning_echo.measure import report as run_report
@@ -227,7 +227,7 @@ def figures_of(analysis: StallAnalysis) -> list[str]:
 
 
 def tables(analysis: StallAnalysis) -> list[Table]:
-    every = (_steps, _stalls, _rates, _costliest, _in_flight, _ranks, _what_if, _caches, _remedies, _tried)
+    every = (_steps, _stalls, _rates, _costliest, _in_flight, _ranks, _what_if, _caches, _remedies, _tried, _proved)
     return [table for table in (make(analysis) for make in every) if table.rows]
 
 
@@ -413,6 +413,22 @@ def _tried(analysis: StallAnalysis) -> Table:
         rows.append((words, *times, f"{off:+,d}%"))
     columns = ("", "predicted ms", "measured ms", "low to high", "difference")
     return Table("Tried: predicted against measured", columns, tuple(rows))
+
+
+def _proved(analysis: StallAnalysis) -> Table:
+    """Returns the gains that were proved, and what to keep."""
+    rows = [
+        (in_words(each.setting), f"{each.gain:,.2f}x", f"{each.low:,.2f} to {each.high:,.2f}", f"{each.blocks}")
+        for each in analysis.proved
+    ]
+    kept = to_keep(analysis.proved)
+    keep = "None of them is proved to be faster: keep what you have."
+    if kept is not None:
+        keep = f"Keep {in_words(kept.setting)}{': ' if kept.setting.lines else ''}{'; '.join(kept.setting.lines)}."
+    remarks = (keep, "Blocks took turns with the training as it is. The interval has the gain with a probability of 95%.")
+    return Table(
+        "Proved: steps per second, relative to the training as it is", ("", "gain", "interval", "blocks"), tuple(rows), remarks
+    )
 
 
 def _range(low: float, high: float) -> str:

@@ -409,6 +409,75 @@ def _nothing_cheaper(stages: MeasuredStages, setting: TrainingSetting) -> str:
     return why if possible_holds(stages) or not stages.read.median else f"{why}. {_UNCUT}"
 
 
+# ---------------------------------------------------------------------- proof
+# A prediction is proved by training: the setting and the training as it is take turns, block by block. A machine that gets slower
+# is then slower for both. What counts is the ratio of two neighbouring blocks.
+
+_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
+"""The 97.5% quantiles of Student's t with 1, 2, 3 ... degrees of freedom."""
+
+MOST_BLOCKS = len(_QUANTILES) + 1
+
+
+@dataclass(frozen=True)
+class ProvedGain:
+    """The gain of a setting, as it was measured in turns with the training as it is.
+
+    Attributes:
+        setting: The setting that was tried.
+        gain: Steps per second with it, divided by those of the training as it is: the geometric mean over pairs of blocks.
+        low: Lower end of the 95% interval of the gain; `high`: its upper end.
+        blocks: Number of pairs.
+
+    Example:
+        >>> proved = ProvedGain.of(TrainingSetting(workers=4), present=[0.2, 0.22, 0.18], tried=[0.1, 0.1, 0.1])
+        >>> round(proved.gain, 2), round(proved.low, 2), round(proved.high, 2)
+        (1.99, 1.55, 2.56)
+    """
+
+    setting: TrainingSetting
+    gain: float
+    low: float
+    high: float
+    blocks: int
+
+    @classmethod
+    def of(cls, setting: TrainingSetting, present: Sequence[float], tried: Sequence[float]) -> ProvedGain:
+        """Returns the gain from the seconds of a step in each block.
+
+        Args:
+            setting: The setting that was tried.
+            present: Seconds of a step in the blocks of the training as it is, shape (blocks,), 2 blocks or more.
+            tried: The same in the blocks beside them, with the setting.
+        """
+        ratios = [math.log(before / after) for before, after in zip(present, tried, strict=True)]
+        mean, count = statistics.fmean(ratios), len(ratios)
+        around = _QUANTILES[min(count, MOST_BLOCKS) - 2] * statistics.stdev(ratios) / math.sqrt(count)
+        return cls(setting, math.exp(mean), math.exp(mean - around), math.exp(mean + around), count)
+
+
+def promising(verdict: Verdict) -> tuple[TrainingSetting, ...]:
+    """Returns the settings that are worth a proof, at most two: all remedies, and all but the last one or echoing."""
+    found = verdict.remedies
+    if not found:
+        return ()
+    without_echo = [remedy.setting for remedy in found if remedy.name != "echo"]
+    fewer = without_echo[-1:] if found[-1].name == "echo" else without_echo[-2:-1]
+    return (found[-1].setting, *fewer)
+
+
+def to_keep(proved: Sequence[ProvedGain]) -> ProvedGain | None:
+    """Returns the setting to keep, of those that were proved in turn; None: none is faster than the training as it is.
+
+    It is the fastest one, or one with less of a change (later in ``proved``) if their intervals overlap.
+    """
+    faster = [each for each in proved if each.low > 1]
+    if not faster:
+        return None
+    best = max(faster, key=lambda each: each.gain)
+    return next(each for each in reversed(faster) if each.high >= best.low)
+
+
 # ---------------------------------------------------------------------- analysis
 # A value that can be saved and compared, and that makes predictions.
 
@@ -452,6 +521,7 @@ class StallAnalysis:
         notes: Shortcomings of the measurement, with reasons.
         ranks: The seconds of each rank; empty if there is one rank.
         checked: Settings that were tried.
+        proved: The gains of settings that took turns with the training as it is.
 
     Raises:
         ValueError: A value is impossible.
@@ -475,6 +545,7 @@ class StallAnalysis:
     notes: tuple[str, ...] = ()
     ranks: tuple[RankSeconds, ...] = ()
     checked: tuple[CheckedSetting, ...] = ()
+    proved: tuple[ProvedGain, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.real.median > 0:
@@ -607,6 +678,10 @@ class StallAnalysis:
     def with_check(self, checked: CheckedSetting) -> StallAnalysis:
         """Returns the analysis with one more setting that was tried."""
         return replace(self, checked=(*self.checked, checked))
+
+    def with_proof(self, proved: Sequence[ProvedGain]) -> StallAnalysis:
+        """Returns the analysis with more gains that were proved."""
+        return replace(self, proved=(*self.proved, *proved))
 
     def to_json(self, path: str | Path) -> None:
         """Writes the analysis to a JSON file, with the version of the format and with the advice for other programs.

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 from lightning_echo import CacheConfig, EchoCallback, EchoCLI, StagedDataset
 from lightning_echo.analysis.analyzer import Analyzes, StallAnalyzer
 from lightning_echo.analysis.predict import TrainingSetting
-from lightning_echo.analysis.result import CheckedSetting, StallAnalysis
+from lightning_echo.analysis.result import CheckedSetting, StallAnalysis, promising
 
 FEW_STEPS = ("--trainer.max_steps=2", "--trainer.limit_val_batches=0")
 QUIET = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
@@ -78,7 +78,11 @@ def test_it_prints_a_report_saves_the_analysis_and_does_not_train_the_users_trai
     assert len([message for message in caplog.messages if message.endswith(" s left)")]) > 8
     analysis = StallAnalysis.from_json(tmp_path / "analysis.json")
     assert (analysis.stages.batch_size, analysis.stages.workers) == (50, 1)
-    assert [each.setting for each in analysis.checked] == [analysis.verdict.setting]
+    assert (
+        [each.setting for each in analysis.checked]
+        == [each.setting for each in analysis.proved]
+        == list(promising(analysis.verdict))
+    )
     said = capsys.readouterr().out
     assert "Tried: predicted against measured" in said
     verdict, *_, written = said.removeprefix("Verdict\n").split("\n\n")
@@ -119,7 +123,7 @@ def analyzed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is measured: the analysis is there."""
     tried = CheckedSetting(ANALYSIS.verdict.setting, ANALYSIS.real)
     monkeypatch.setattr(StallAnalyzer, "run", lambda *args: ANALYSIS)
-    monkeypatch.setattr(StallAnalyzer, "check", lambda self, analysis: analysis.with_check(tried))
+    monkeypatch.setattr(StallAnalyzer, "prove", lambda self, analysis, seconds: analysis.with_check(tried))
 
 
 @pytest.mark.usefixtures("analyzed_at_once")
@@ -138,14 +142,14 @@ def test_the_advice_is_tried_where_the_flag_is_given(
 def test_the_analysis_is_saved_whatever_happens_when_its_advice_is_tried(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def refuse(*args: Any) -> None:
+    def refuse(*args: Any, seconds: float) -> None:
         raise ValueError("a second storage is missing here")
 
-    monkeypatch.setattr(StallAnalyzer, "check", refuse)
+    monkeypatch.setattr(StallAnalyzer, "prove", refuse)
     with caplog.at_level("INFO"):
         run("analyze", "--verify=true")
-    assert "the recommended setting was not tried: a second storage is missing here" in caplog.text
-    monkeypatch.setattr(StallAnalyzer, "check", lambda *args: 1 / 0)
+    assert "nothing was proved: a second storage is missing here" in caplog.text
+    monkeypatch.setattr(StallAnalyzer, "prove", lambda *args, seconds: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         run("analyze", "--verify")
     for name in ("analysis.json", "analysis_1.json"):  # no other is overwritten

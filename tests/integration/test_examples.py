@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from lightning_echo import StallAnalysis
+from lightning_echo.analysis.result import promising
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -145,7 +146,8 @@ def test_programs_analyze_by_the_configuration_of_a_training_and_try_what_is_adv
     assert {"Resize", "RandomResizedCrop", "RandomHorizontalFlip", "ToImage", "Normalize"} <= set(analysis.transforms)
     assert analysis.stages.points[:2] == ("after_read", "before_augmentation")
     assert analysis.notes == ()  # files were seen
-    assert [each.setting for each in analysis.checked] == [analysis.verdict.setting]
+    assert [each.setting for each in analysis.proved] == list(promising(analysis.verdict))
+    assert "Proved: steps per second" in printed
     assert "Tried: predicted against measured" in printed
 
 

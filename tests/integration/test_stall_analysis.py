@@ -123,6 +123,34 @@ def test_before_the_real_run_files_are_dropped_and_a_share_is_in_memory_where_it
     assert read == [str(index) for index in range(3, 40, 4)]
 
 
+@pytest.mark.slow
+def test_a_setting_is_proved_in_turns_with_the_training_as_it_is():
+    """A batch takes a worker 40 ms, a step 10 ms. Two workers halve that, and factor 4 after batching leaves the step alone."""
+    said, echoing = [], TrainingSetting(factor=4, insertion_point="after_batching")
+    loader = DataLoader(Staged(5 * MS, length=800), 8, num_workers=1)
+    analyzer, found = analyze(Slept(10 * MS), loader, 20, say=said.append)
+    del said[:]
+    proved = analyzer.prove(found, TrainingSetting(2), echoing, seconds=0.1)
+    (by_workers, by_echoing) = proved.proved
+    assert [by_workers.setting, by_echoing.setting] == [each.setting for each in proved.checked] == [TrainingSetting(2), echoing]
+    assert 1.3 < by_workers.gain < 2.5
+    assert by_echoing.gain > by_workers.gain
+    for each in proved.proved:
+        assert each.low < each.gain < each.high
+        assert each.blocks == 4
+    one_after_the_other = [line.partition(" (")[0].rpartition(": ")[2] for line in said]
+    arms = ["the training as it is", "num_workers=2", "factor 4 at after_batching"]
+    assert one_after_the_other == [*arms, *arms[::-1]] * 2
+    with pytest.raises(ValueError, match="storage_speedup=2 cannot be tried"):
+        analyzer.prove(found, TrainingSetting(storage_speedup=2))
+
+
+def test_without_an_analysis_or_advice_nothing_is_proved():
+    analyzer = StallAnalyzer(BoringModel(), loader_of(range(10), workers=0))
+    with pytest.raises(RuntimeError, match=r"call run\(\) first"):
+        analyzer.prove(None)
+
+
 def test_an_echoing_data_module_is_looked_at_without_echoing_and_its_hooks_see_a_batch_once():
     class Module(pl.LightningDataModule):
         def train_dataloader(self):
