@@ -93,6 +93,29 @@ class Spread:
 
 
 @dataclass(frozen=True)
+class ProcessorTime:
+    """The processor time of a stage or a transform, and the time for which it waited for a processor, per example."""
+
+    cpu_seconds: float
+    queued_seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_at_least("cpu_seconds", self.cpu_seconds, 0)
+        check_at_least("queued_seconds", self.queued_seconds, 0)
+
+    def without(self, part: ProcessorTime) -> ProcessorTime:
+        """Returns this time without a part of it.
+
+        >>> ProcessorTime(5.0, 1.0).without(ProcessorTime(2.0, 3.0))
+        ProcessorTime(cpu_seconds=3.0, queued_seconds=0.0)
+        """
+        return ProcessorTime(max(0.0, self.cpu_seconds - part.cpu_seconds), max(0.0, self.queued_seconds - part.queued_seconds))
+
+    def plus(self, part: ProcessorTime) -> ProcessorTime:
+        return ProcessorTime(self.cpu_seconds + part.cpu_seconds, self.queued_seconds + part.queued_seconds)
+
+
+@dataclass(frozen=True)
 class CachedExample:
     """The cost of an example in a cache, in one of the forms: mean bytes, and seconds of a lookup with the copy it returns."""
 

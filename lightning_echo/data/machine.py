@@ -144,17 +144,17 @@ def busy_seconds(process_id: int, proc: Path = _PROC) -> float | None:
 
 
 # ---------------------------------------------------------------------- load
-# Other programs on the same cores make a measurement worth little: a stage takes longer, and which one is chance. A process that is
-# ready and has no processor waits in a queue, and Linux counts that for each. But a program whose own processes are more than the
-# cores queues, too. So the machine is looked at as well:
+# Other programs on the same cores make a measurement worth little: a stage takes longer, and which one is chance. A process that
+# is ready and has no processor waits in a queue, and Linux counts that for each. But the processes of a program that are more
+# than the cores queue, too. So the machine is looked at as well:
 #
 #     own        processor time of this program: its process, all that it has started, and those of them that have ended
 #     others     what all programs took on the cores that this program may run on, less its own
 #     queued     share of the time in which the processes of this program were ready, and had no processor
 #
-# Alone, the program would have had ``own / (1 - queued)``, or all of its cores if these are fewer. What it has had less than that,
-# others have taken, but no more than ``others``. Measured on two cores: 8 workers alone (queued 76%) have 1.93 cores, so that
-# nobody has taken anything. 2 workers beside 4 busy programs (queued 90%) have 0.2.
+# Alone, the program would have had ``own / (1 - queued)``, or all of its cores if these are fewer. What it has had less than
+# that, others have taken, but no more than ``others``. Measured on two cores: 8 workers alone (queued 76%) have 1.9, so that
+# nobody has taken anything. 2 workers beside 4 busy programs (queued 68%) have 0.64.
 #
 # The load average does not tell that: in a container it is the whole machine's. Neither do the pressure figures, since they count
 # the program's own queueing.
@@ -234,8 +234,9 @@ class Load:
             )
         if self._is_crowded:
             return (
-                f"Other programs took {self.others:.2g} of {_cores_in_words(self.cores)}: this one had {self.own:.2g}, and waited "
-                f"{self.queued:.0%} of its time for a processor. So its figures are worth little: measure again on a quiet machine"
+                f"Other programs took {self.others:.2g} of {_cores_in_words(self.cores)}: this one had {self.own:.2g}, and "
+                f"waited {self.queued:.0%} of its time for a processor. So its figures are worth little: measure again on a "
+                "quiet machine"
             )
         return ""
 
