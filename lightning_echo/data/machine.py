@@ -194,9 +194,8 @@ class Load:
         stopped: Share of the periods in which the quota of its container stopped it.
 
     Example:
-        >>> print(Load(cores=2, own=0.5, others=1.5, queued=0.6).sentence)
-        Other programs took 1.5 of 2 cores: this one had 0.5, and waited 60% of its time for a processor. So its figures are worth
-        little: measure again on a quiet machine
+        >>> print(Load(cores=2, own=0.5, others=1.5, queued=0.6).sentence.partition(". ")[0])
+        Other programs took 1.5 of 2 cores: this one had 0.5, and waited 60% of its time for a processor
         >>> Load(cores=2, own=1.9, others=0.1, queued=0.75).sentence  # more processes than cores, and nobody else
         ''
     """
