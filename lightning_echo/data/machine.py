@@ -220,18 +220,18 @@ class Load:
     @property
     def is_notable(self) -> bool:
         """Whether the figures of what the program did meanwhile are worth little."""
-        return self._is_stopped or self._is_crowded
+        return self.is_stopped or self.is_crowded
 
     @property
     def sentence(self) -> str:
         """The load in words, without a full stop; empty if it is not notable."""
-        if self._is_stopped:
+        if self.is_stopped:
             return (
                 f"The quota of its container, {_cores_in_words(self.cores)}, stopped this program in {self.stopped:.0%} of all "
                 "periods, and its times include the stops. So its figures are worth little: raise the quota (docker run --cpus), "
                 "or use fewer processes and threads"
             )
-        if self._is_crowded:
+        if self.is_crowded:
             return (
                 f"Other programs took {self.others:.2g} of {_cores_in_words(self.cores)}: this one had {self.own:.2g}, and "
                 f"waited {self.queued:.0%} of its time for a processor. So its figures are worth little: measure again on a "
@@ -240,11 +240,13 @@ class Load:
         return ""
 
     @property
-    def _is_stopped(self) -> bool:
+    def is_stopped(self) -> bool:
+        """Whether the quota of its container has stopped the program often."""
         return self.stopped >= _STOPPED
 
     @property
-    def _is_crowded(self) -> bool:
+    def is_crowded(self) -> bool:
+        """Whether other programs have taken so much that this one was notably slower."""
         return self.others >= _SLOWED * self.cores and self.slowed_fraction >= _SLOWED
 
 
@@ -321,6 +323,11 @@ class CoreWatch:
                     self._ran += max(0.0, ran - before[pid][0])
                     self._queued += max(0.0, queued - before[pid][1])
         self._last = seen
+
+    @property
+    def is_blind(self) -> bool:
+        """Whether the system has not shown what a look needs: more looks are useless."""
+        return self._is_blind
 
     @property
     def use(self) -> CoreUse:
