@@ -27,7 +27,9 @@ from lightning_echo.doctor.command import examine
 CORES = visible_cores()
 # They end by themselves if the test dies. Their parent ends at once: they are no children of this process.
 BUSY = "import time; end = time.monotonic() + 100\nwhile time.monotonic() < end: pass"
-START = f"import subprocess, sys; print(*[subprocess.Popen([sys.executable, '-c', {BUSY!r}]).pid for _ in range({4 * CORES})])"
+START = f"""import subprocess, sys
+busy = [subprocess.Popen([sys.executable, "-c", {BUSY!r}], stdout=subprocess.DEVNULL) for _ in range({4 * CORES})]
+print(*[each.pid for each in busy])"""
 
 
 @pytest.fixture(autouse=True)
