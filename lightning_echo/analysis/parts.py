@@ -127,7 +127,8 @@ class Spent(NamedTuple):
 
 def mean_of(spent: Sequence[Spent], per: float) -> ProcessorTime:
     """Returns the mean of what batches spent, per example if ``per`` is the batch size."""
-    return ProcessorTime(max(0.0, fmean(each.cpu for each in spent) / per), max(0.0, fmean(each.queued for each in spent) / per))
+    cpu, undelayed = fmean(each.cpu for each in spent), fmean(each.seconds - each.queued for each in spent)
+    return ProcessorTime(max(0.0, cpu / per), max(0.0, undelayed / per))
 
 
 class StopWatch:

@@ -147,7 +147,7 @@ _NOT_OBSERVED = (
 # Devices and handles that a worker does not get, a worker that dies; with spawn, an object that cannot be pickled.
 _FAILS_IN_A_WORKER = (RuntimeError, OSError, TypeError, AttributeError, pickle.PicklingError)
 _NOTICED = 0.05  # share of an example's time: how a stage slows down with more workers is measured if it takes more than this
-_NO_TIME = Spread.exactly(0.0)
+_NO_TIME, _NO_PROCESSOR = Spread.exactly(0.0), ProcessorTime(0.0, 0.0)
 _EXAMPLES_IN_CACHE = 64  # whose mean size is taken
 
 
@@ -267,7 +267,7 @@ def measure_loader(
     other_workers = 1 if loader.num_workers > 1 else 2
     other = measure(chunks.other_workers, other_workers) if loader.num_workers else None
     found = measure(chunks.measured)
-    augment, augment_cpu = _NO_TIME, ProcessorTime(0.0)
+    augment, augment_cpu = _NO_TIME, _NO_PROCESSOR
     if cut.before_augmenting is not None:
         halves = run("augmentation alone", partial(both_halves, cut.before_augmenting), found.in_memory.indices)
         augment, augment_cpu = halves.of("second", size), halves.processor("second", size)
@@ -384,7 +384,7 @@ def _by_difference(
     warm = run(f"preparation rate: in memory{also}", whole, batches, workers=workers)
     all_cold, all_warm = cold.of("first", size), warm.of("first", size)
     cold_cpu, warm_cpu = cold.processor("first", size), warm.processor("first", size)
-    warm_read, warm_read_cpu = _NO_TIME, ProcessorTime(0.0)
+    warm_read, warm_read_cpu = _NO_TIME, _NO_PROCESSOR
     if after_reading is not None:
         part = partial(first_half, after_reading)
         reading = run(f"fetch rate: in memory{also}", part, batches, collates=False, workers=workers)

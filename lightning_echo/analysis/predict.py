@@ -94,25 +94,31 @@ class Spread:
 
 @dataclass(frozen=True)
 class ProcessorTime:
-    """The processor time of a stage or a transform, and the time for which it waited for a processor, per example."""
+    """The seconds of a stage or a transform per example, without those that other work on the cores adds to them.
+
+    Attributes:
+        cpu_seconds: Processor time, that of all threads of the worker.
+        undelayed_seconds: Wall time, less the time for which the worker was ready and had no processor.
+    """
 
     cpu_seconds: float
-    queued_seconds: float = 0.0
+    undelayed_seconds: float
 
     def __post_init__(self) -> None:
-        check_at_least("cpu_seconds", self.cpu_seconds, 0)
-        check_at_least("queued_seconds", self.queued_seconds, 0)
+        for name in ("cpu_seconds", "undelayed_seconds"):
+            check_at_least(name, getattr(self, name), 0)
 
     def without(self, part: ProcessorTime) -> ProcessorTime:
         """Returns this time without a part of it.
 
-        >>> ProcessorTime(5.0, 1.0).without(ProcessorTime(2.0, 3.0))
-        ProcessorTime(cpu_seconds=3.0, queued_seconds=0.0)
+        >>> ProcessorTime(5.0, 6.0).without(ProcessorTime(2.0, 7.0))
+        ProcessorTime(cpu_seconds=3.0, undelayed_seconds=0.0)
         """
-        return ProcessorTime(max(0.0, self.cpu_seconds - part.cpu_seconds), max(0.0, self.queued_seconds - part.queued_seconds))
+        cpu, undelayed = self.cpu_seconds - part.cpu_seconds, self.undelayed_seconds - part.undelayed_seconds
+        return ProcessorTime(max(0.0, cpu), max(0.0, undelayed))
 
     def plus(self, part: ProcessorTime) -> ProcessorTime:
-        return ProcessorTime(self.cpu_seconds + part.cpu_seconds, self.queued_seconds + part.queued_seconds)
+        return ProcessorTime(self.cpu_seconds + part.cpu_seconds, self.undelayed_seconds + part.undelayed_seconds)
 
 
 @dataclass(frozen=True)

@@ -463,8 +463,8 @@ class StallAnalysis:
         notes: Shortcomings of the measurement, with reasons.
         ranks: The seconds of each rank; empty if there is one rank.
         checked: Settings that were tried.
-        stage_cpu: Processor time per example of each stage of the loader, by name, and for how long it waited for a processor.
-            Empty if that is not known, as for a stream.
+        stage_cpu: Processor time per example of each stage of the loader, by name, and its time without waiting for a
+            processor. Empty if that is not known, as for a stream.
         transform_cpu: The same of each transform.
         load: Who had the cores during the analysis; None if it is not known. Its ``sentence`` is among the notes.
 
@@ -609,7 +609,7 @@ class StallAnalysis:
         cpu = self._processor_times
 
         def weight(name: str) -> float:
-            return costs[name] - (cpu[name].queued_seconds if self.is_loaded and name in cpu else 0.0)
+            return cpu[name].undelayed_seconds if self.is_loaded and name in cpu else costs[name]
 
         ordered = [name for name in sorted(costs, key=weight, reverse=True) if costs[name] > 0]
         return tuple(Cost(name, costs[name], cpu[name].cpu_seconds if name in cpu else None) for name in ordered[:3])
