@@ -121,13 +121,22 @@ class Spent(NamedTuple):
     cpu: float = 0.0
     queued: float = 0.0
 
+    @property
+    def undelayed(self) -> float:
+        """The wall time without the waiting for a processor.
+
+        The clocks are read one after the other, and a thread may have to wait just then. So the difference may be less than the
+        processor time, which it never is.
+        """
+        return min(self.seconds, max(self.cpu, self.seconds - self.queued))
+
     def plus(self, other: Spent) -> Spent:
         return Spent(self.seconds + other.seconds, self.cpu + other.cpu, self.queued + other.queued)
 
 
 def mean_of(spent: Sequence[Spent], per: float) -> ProcessorTime:
     """Returns the mean of what batches spent, per example if ``per`` is the batch size."""
-    cpu, undelayed = fmean(each.cpu for each in spent), fmean(each.seconds - each.queued for each in spent)
+    cpu, undelayed = fmean(each.cpu for each in spent), fmean(each.undelayed for each in spent)
     return ProcessorTime(max(0.0, cpu / per), max(0.0, undelayed / per))
 
 

@@ -204,7 +204,7 @@ def in_words(setting: TrainingSetting) -> str:
 # The tables of a report as values: text and page show the same figures in the same words.
 
 _NOTABLE_CONTENTION = 1.2
-_BY_WORK = "In the order of the times without the waiting for a processor, since other programs had the cores."
+_BY_WORK = "In the order of the times without the waiting for a processor."
 _LARGEST_BUFFER = (
     "Echo with as large a buffer_size as memory allows in addition to the cache: the further apart the uses of an example, the "
     "better."

@@ -611,7 +611,7 @@ class StallAnalysis:
         def weight(name: str) -> float:
             return cpu[name].undelayed_seconds if self.is_loaded and name in cpu else costs[name]
 
-        ordered = [name for name in sorted(costs, key=weight, reverse=True) if costs[name] > 0]
+        ordered = [name for name in sorted(costs, key=weight, reverse=True) if weight(name) > 0]
         return tuple(Cost(name, costs[name], cpu[name].cpu_seconds if name in cpu else None) for name in ordered[:3])
 
     @property

@@ -70,7 +70,7 @@ def test_text_and_page_show_processor_time_and_say_that_the_figures_are_worth_li
     note = f"{BUSY.sentence}."
     found = replace(KNOWN, load=BUSY, notes=(note,))
     said = "The cores were not this program's alone: these figures are worth little (see the notes)."
-    order = "In the order of the times without the waiting for a processor, since other programs had the cores."
+    order = "In the order of the times without the waiting for a processor."
     text, html = re.sub(r"\s+", " ", report(found)), page(found)
     assert text.index(said) < text.index("The accelerator is idle 75%")
     assert "ms per example processor ms decode 4 3 augment 2 1.9 read 10 0.2 " + order in text
@@ -88,6 +88,8 @@ def test_what_batches_spent_is_a_mean_without_the_waiting_for_a_processor():
     assert mean_of(spent, 2) == ProcessorTime(1.5, 2.5)
     assert BatchSeconds(*spent, Spent(1.0, 1.0, 0.5)).all == Spent(15.0, 7.0, 4.5)
     assert mean_of([Spent(1.0, -0.1, 2.0)], 1) == ProcessorTime(0.0, 0.0), "clocks of different resolution"
+    assert Spent(9.0, 4.0, 7.0).undelayed == 4.0, "it has waited while the clocks were read"
+    assert Spent(9.0, 30.0, 0.0).undelayed == 9.0, "threads"
 
 
 class Works(Dataset):
