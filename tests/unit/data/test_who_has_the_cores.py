@@ -213,6 +213,20 @@ def test_what_was_taken_is_what_the_program_would_have_had_alone(load, taken, sl
     assert (load.taken, load.slowed_fraction) == (pytest.approx(taken), pytest.approx(slowed))
 
 
+@pytest.mark.parametrize(
+    ("load", "is_notable"),
+    [
+        (Load(2, 0.1, 0.3, 0.5), False),  # slowed by a half, but the others are hardly there: it wakes up often
+        (Load(2, 0.1, 0.5, 0.5), True),
+        (Load(2, 1.0, 1.0, 0.1), False),  # they are there, and it hardly waits
+        (Load(16, 2.0, 4.0, 0.3), True),
+        (Load(2, 1.9, 0.1, 0.9, stopped=0.25), True),
+    ],
+)
+def test_figures_are_worth_little_if_others_are_there_and_it_was_slower(load, is_notable):
+    assert load.is_notable is bool(load.sentence) is is_notable
+
+
 def test_ranks_of_a_machine_are_one_program():
     """They have 0.5 and 1.0 of 4 cores, and would have 1 and 2."""
     ranks = [CoreUse(4, own, 3.9, 0.5, stopped) for own, stopped in ((0.5, 0.0), (1.0, 0.1))]
