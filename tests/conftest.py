@@ -8,6 +8,7 @@ from collections.abc import Generator, Iterator
 from contextlib import ExitStack
 from multiprocessing import spawn
 from stat import S_ISFIFO
+from typing import NoReturn
 
 import fast_python
 import pytest
@@ -16,6 +17,8 @@ from grids import covering, values_of
 from huge_pages import prepare_forks
 from hypothesis import HealthCheck, settings
 from torch.utils.data import DataLoader
+
+from lightning_echo.data.machine import CoreWatch
 
 settings.register_profile(
     "repeatable", derandomize=True, deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow]
@@ -153,3 +156,13 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+def _hides_the_cores(watch: CoreWatch) -> NoReturn:
+    raise OSError("in tests, nobody looks at who has the cores")
+
+
+@pytest.fixture(autouse=True)
+def nobody_looks_at_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests run beside each other: what is said about a busy machine would be chance. Files that test it replace this fixture."""
+    monkeypatch.setattr(CoreWatch, "_see", _hides_the_cores)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import os
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -47,7 +48,7 @@ from lightning_echo.analysis.sources import (
     transfers_skipped,
 )
 from lightning_echo.config import check_reads_in_flight
-from lightning_echo.data.machine import free_memory_bytes, usable_cores
+from lightning_echo.data.machine import CoreWatch, Load, free_memory_bytes, load_of, usable_cores
 from lightning_echo.loader.loader import EchoLoader
 from lightning_echo.pipeline.kinds import Indexed, kind_of
 from lightning_echo.share.same_data import why_not_elsewhere
@@ -370,6 +371,7 @@ class StallAnalyzer:
         self._progress = Progress(1.0, _PHASES, self._tell)
         self._steps = 0
         self._free_bytes: int | None = None
+        self._watch = CoreWatch()
 
     def run(self, steps: int | None = None, seconds: float = 60.0) -> StallAnalysis:
         """Measures this many steps in each phase, or as many as the time allows.
@@ -396,15 +398,17 @@ class StallAnalyzer:
         with process_state_restored():
             model, data = _copy_of(self._model), TrainingData(self._data)
             loader = self._prepare(model, data)
+            self._watch = CoreWatch(apart=[pid for pid in gathered(os.getpid()) if pid != os.getpid()])
+            self._watch.look()
+            look, say = self._watch.look, self._progress.phase
             if not isinstance(kind_of(loader), Indexed) or loader.batch_sampler is None:
                 size = loader.batch_size or 1
-                steps, phases = measure_stream(loader, number, size, share, self._progress.phase)
+                steps, phases = measure_stream(loader, number, size, share, say, look)
             else:
                 most = CHUNKS * number.most + math.ceil(READ_AHEAD / max(loader.batch_size or 1, 1))
                 batches = [list(indices) for indices in islice(iter(loader.batch_sampler), most)]
                 steps = number.within(min(gathered(len(batches))))
-                asked = self._reads_in_flight
-                phases = measure_loader(loader, batches, steps, share, self._progress.phase, asked)
+                phases = measure_loader(loader, batches, steps, share, say, self._reads_in_flight, look)
             self._steps, self._training = steps, ShortTraining(model, data, loader, phases, self._trainer_kwargs, share)
             return StallAnalysis.of_ranks(gathered(self._train(self._training, steps)))
 
@@ -415,6 +419,7 @@ class StallAnalyzer:
             self._progress.phase("the loader, while threads read ahead")
             with quiet():
                 ahead = _time_ahead(training, phases.in_flight[-1].reads)
+        self._watch.look()
         self._progress.phase("hand-over and copy", to_come=_TRAININGS)
         hand_over, transfers = _time_hand_over(training), _time_transfers(training)
         self._progress.phase("ingestion rate: the step alone")
@@ -450,16 +455,34 @@ class StallAnalyzer:
         )
         if ahead is not None:
             stages = replace(stages, ahead_contention=ahead_contention(stages, phases.in_flight[-1].reads, ahead))
+        self._watch.look()
         self._progress.phase("the training, its data in memory")
         cached = None if phases.in_memory is None else Spread.of(training.clock(phases.in_memory, steps).seconds, workers)
+        self._watch.look()
         self._progress.phase("the training as it is")
         drop_pages(phases.files)
         real = Spread.of(training.clock(phases.real, steps).seconds, workers)
         stages = replace(stages, contention=contention(stages, (cached or real).median), free_bytes=self._free_bytes)
-        notes = phases.notes
+        self._watch.look()
+        load = self._load()
+        notes = phases.notes if load is None or not load.is_notable else (f"{load.sentence}.", *phases.notes)
         if not loader.num_workers and training.data.too_large:  # this process reads the user's own objects
             notes = (*notes, _NOT_COPIED.format(what=", ".join(training.data.too_large)))
-        return StallAnalysis(stages, real, cached, phases.transforms, notes)
+        return StallAnalysis(
+            stages,
+            real,
+            cached,
+            phases.transforms,
+            notes,
+            stage_cpu=phases.stage_cpu,
+            transform_cpu=phases.transform_cpu,
+            load=load,
+        )
+
+    def _load(self) -> Load | None:
+        """Returns the load of this machine by programs other than the ranks of this job. All ranks must call it together."""
+        uses = gathered((socket.gethostname(), self._watch.use))
+        return load_of([use for host, use in uses if host == socket.gethostname()])
 
     def check(self, analysis: StallAnalysis, **setting: Any) -> StallAnalysis:
         """Trains with a setting, and compares the measured step with the prediction.

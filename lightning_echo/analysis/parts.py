@@ -8,6 +8,7 @@ import stat
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, get_worker_info
 
-from lightning_echo.analysis.predict import Spread
+from lightning_echo.analysis.predict import ProcessorTime, Spread
 from lightning_echo.cache.arena import Arena
 from lightning_echo.cache.reads import ExampleStore
 from lightning_echo.data.copies import copy_example, nbytes
@@ -30,6 +31,7 @@ from lightning_echo.insertion import InsertionPoint, Needs, earliest, points_fro
 from lightning_echo.pipeline.choice import choose
 from lightning_echo.pipeline.kinds import Indexed, Kind, OwnBatches, kind_of
 from lightning_echo.pipeline.pipelines import Choice
+from lightning_echo.pipeline.reads import BusyTime
 from lightning_echo.pipeline.worker import EchoDataset, InitThatSaysWhy
 from lightning_echo.split.prove import Split, find_split, make_stages
 from lightning_echo.split.reading import ReadPart, find_part
@@ -109,6 +111,52 @@ def _is_data(path: str) -> bool:
         return False
 
 
+# ---------------------------------------------------------------------- stopwatch
+
+
+class Spent(NamedTuple):
+    """The wall time of some work, its processor time, and how long its thread waited for a processor."""
+
+    seconds: float = 0.0
+    cpu: float = 0.0
+    queued: float = 0.0
+
+    @property
+    def undelayed(self) -> float:
+        """The wall time without the waiting for a processor.
+
+        The clocks are read one after the other, and a thread may have to wait just then. So the difference may be less than the
+        processor time, which it never is.
+        """
+        return min(self.seconds, max(self.cpu, self.seconds - self.queued))
+
+    def plus(self, other: Spent) -> Spent:
+        return Spent(self.seconds + other.seconds, self.cpu + other.cpu, self.queued + other.queued)
+
+
+def mean_of(spent: Sequence[Spent], per: float) -> ProcessorTime:
+    """Returns the mean of what batches spent, per example if ``per`` is the batch size."""
+    cpu, undelayed = fmean(each.cpu for each in spent), fmean(each.undelayed for each in spent)
+    return ProcessorTime(max(0.0, cpu / per), max(0.0, undelayed / per))
+
+
+class StopWatch:
+    """Measures the work of one thread. All threads of the process count in its processor time."""
+
+    def __init__(self) -> None:
+        self._busy = BusyTime()
+        weakref.finalize(self, self._busy.close)
+
+    def begin(self) -> Spent:
+        """Returns a moment, for `since`."""
+        queued, cpu = self._busy.queued_seconds(), time.process_time()
+        return Spent(time.perf_counter(), cpu, queued)
+
+    def since(self, moment: Spent) -> Spent:
+        seconds, cpu = time.perf_counter() - moment.seconds, time.process_time() - moment.cpu
+        return Spent(seconds, cpu, self._busy.queued_seconds() - moment.queued)
+
+
 # ---------------------------------------------------------------------- transforms
 # Times each transform in a ``Compose``: its members are replaced by timed ones, in a worker's own copy of the data set.
 #
@@ -123,15 +171,16 @@ class TimedTransforms:
     """Times the transforms of a data set. It changes the data set, so use it only in a worker."""
 
     def __init__(self, dataset: Any) -> None:
-        self._seconds: dict[str, float] = {}
+        self._spent: dict[str, Spent] = {}
+        self._watch = StopWatch()
         for compose in list(_composes(dataset, set(), _DEPTH)):
             members = [self._timed(member) for member in compose.transforms]
             compose.transforms = type(compose.transforms)(members)
 
-    def take(self) -> dict[str, float]:
-        """Returns the seconds of each transform since the last call, by its name, in the order of the pipeline."""
-        taken = dict(self._seconds)
-        self._seconds.update(dict.fromkeys(taken, 0.0))
+    def take(self) -> dict[str, Spent]:
+        """Returns what each transform has spent since the last call, by its name, in the order of the pipeline."""
+        taken = dict(self._spent)
+        self._spent.update(dict.fromkeys(taken, Spent()))
         return taken
 
     def _timed(self, transform: Any) -> Any:
@@ -140,23 +189,23 @@ class TimedTransforms:
         named = transform if hasattr(transform, "__name__") else type(transform)
         name = base = str(named.__name__)
         number = 1
-        while name in self._seconds:  # a second transform of this name
+        while name in self._spent:  # a second transform of this name
             number += 1
             name = f"{base} ({number})"
-        self._seconds[name] = 0.0
-        return _Timed(transform, name, self._seconds)
+        self._spent[name] = Spent()
+        return _Timed(transform, name, self._spent, self._watch)
 
 
 class _Timed:
-    def __init__(self, transform: Any, name: str, seconds: dict[str, float]) -> None:
-        self._transform, self._name, self._seconds = transform, name, seconds
+    def __init__(self, transform: Any, name: str, spent: dict[str, Spent], watch: StopWatch) -> None:
+        self._transform, self._name, self._spent, self._watch = transform, name, spent, watch
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        begin = time.perf_counter()
+        begin = self._watch.begin()
         try:
             return self._transform(*args, **kwargs)
         finally:
-            self._seconds[self._name] += time.perf_counter() - begin
+            self._spent[self._name] = self._spent[self._name].plus(self._watch.since(begin))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transform, name)
@@ -361,19 +410,22 @@ Value = TypeVar("Value")
 
 
 class BatchSeconds(NamedTuple):
-    """The wall time that one worker spent on each part of a batch (``second`` is 0 without that half), and the processor time."""
+    """What one worker spent on each part of a batch; nothing on ``second`` without that half."""
 
-    first: float
-    second: float
-    collate: float
-    cpu: float
+    first: Spent
+    second: Spent
+    collate: Spent
+
+    @property
+    def all(self) -> Spent:
+        return self.first.plus(self.second).plus(self.collate)
 
 
 class Seen(NamedTuple):
-    """The files that a worker opened for a batch, and the seconds of each transform; empty if the worker does not observe."""
+    """The files that a worker opened for a batch, and what each transform spent; empty if the worker does not observe."""
 
     files: list[str]
-    transforms: dict[str, float]
+    transforms: dict[str, Spent]
 
 
 @dataclass
@@ -382,20 +434,24 @@ class PartRun:
 
     batches: list[BatchSeconds] = field(default_factory=list)
     files: list[str] = field(default_factory=list)
-    transforms: list[dict[str, float]] = field(default_factory=list)
+    transforms: list[dict[str, Spent]] = field(default_factory=list)
     outputs: list[Any] = field(default_factory=list)
 
     def of(self, name: str, per: float) -> Spread:
         """Returns the seconds of a field of `BatchSeconds`: per example if ``per`` is the batch size, per batch if it is 1."""
-        return Spread.of([getattr(batch, name) / per for batch in counted(self.batches)])
+        return Spread.of([getattr(batch, name).seconds / per for batch in counted(self.batches)])
+
+    def processor(self, name: str, per: float) -> ProcessorTime:
+        """Returns the mean processor time of a field of `BatchSeconds`, as `of` returns the wall time."""
+        return mean_of([getattr(batch, name) for batch in counted(self.batches)], per)
 
     @property
     def cpu_seconds(self) -> float:
-        return fmean(batch.cpu for batch in counted(self.batches))
+        return fmean(batch.all.cpu for batch in counted(self.batches))
 
     @property
     def cpu_share(self) -> float:
-        spent = fmean(batch.first + batch.second + batch.collate for batch in counted(self.batches))
+        spent = fmean(batch.all.seconds for batch in counted(self.batches))
         return min(1.0, self.cpu_seconds / spent) if spent else 0.0
 
 
@@ -423,16 +479,19 @@ def run_part(
     observes: bool = False,
     workers: int | None = None,
     most_seconds: float = float("inf"),
+    look: Callable[[], None] = lambda: None,
 ) -> PartRun:
     """Runs one part over batches of indices, with the user's loader's options. Errors of the data set pass through.
 
     With ``observes``, workers note which files they open and how long each transform takes. The run ends with the first batch
-    after ``most_seconds``, or when the outputs that it keeps take a gibibyte, but not before `fewest_batches`.
+    after ``most_seconds``, or when the outputs that it keeps take a gibibyte, but not before `fewest_batches`. ``look`` is called
+    after each batch, while the workers are alive.
     """
     run, files, output_bytes = PartRun(), dict[str, None](), 0
     begin = time.perf_counter()
     for batch, spent, seen in iterate(loader, part, batches, collates=collates, observes=observes, workers=workers):
-        run.batches.append(BatchSeconds(*spent))
+        look()
+        run.batches.append(spent)
         files.update(dict.fromkeys(seen.files))
         run.transforms.append(seen.transforms)
         if keeps_outputs:
@@ -506,24 +565,26 @@ class _Probe:
         self._halves: Halves | None = None
         self._opened: OpenedFiles | None = None
         self._timed: TimedTransforms | None = None
+        self._watch: StopWatch | None = None
 
     def fetch(self, indices: list[Any]) -> tuple[list[Any], BatchSeconds, Seen]:
-        if self._halves is None:
+        if self._halves is None or self._watch is None:
             if get_worker_info() is not None:
                 # Does the imports of the first tensor to be sent (0.3 s with torch 2.4). Otherwise a thread does them, during
                 # the second batch.
                 ForkingPickler.dumps(torch.empty(0))
                 if self._observes:
                     self._opened, self._timed = OpenedFiles(), TimedTransforms(self.dataset)
-            self._halves = self._part(self.dataset)
-        halves, clock = self._halves, time.perf_counter
-        begin, cpu = clock(), time.process_time()
+            self._halves, self._watch = self._part(self.dataset), StopWatch()
+        halves, watch = self._halves, self._watch
+        begin = watch.begin()
         examples = halves.first(indices)
-        middle = end = clock()
+        first, second = watch.since(begin), Spent()
         if halves.second is not None:
+            begin = watch.begin()
             examples = halves.second(indices, examples)
-            end = clock()
-        spent = BatchSeconds(middle - begin, end - middle, 0.0, time.process_time() - cpu)
+            second = watch.since(begin)
+        spent = BatchSeconds(first, second, Spent())
         if self._opened is None or self._timed is None:
             return examples, spent, Seen([], {})
         return examples, spent, Seen(self._opened.take(), self._timed.take())
@@ -532,6 +593,7 @@ class _Probe:
 def _collated(collate_fn: Callable[[list[Any]], Any], fetched: tuple[list[Any], BatchSeconds, Seen]) -> tuple[Any, ...]:
     """Calls the user's collate function, and times it. Plain tuples travel next to the batch."""
     examples, spent, seen = fetched
-    begin, cpu = time.perf_counter(), time.process_time()
+    watch = StopWatch()
+    begin = watch.begin()
     batch = collate_fn(examples)
-    return batch, spent._replace(collate=time.perf_counter() - begin, cpu=spent.cpu + time.process_time() - cpu), seen
+    return batch, spent._replace(collate=watch.since(begin)), seen

@@ -35,11 +35,12 @@ from lightning_echo.analysis.parts import (
     hold_data,
     in_cache,
     in_threads,
+    mean_of,
     run_part,
     second_half,
     whole,
 )
-from lightning_echo.analysis.predict import HOLDS, CachedExample, ReadsInFlight, Spread
+from lightning_echo.analysis.predict import HOLDS, CachedExample, ProcessorTime, ReadsInFlight, Spread
 from lightning_echo.cache.reads import Keys, NoKeysError
 from lightning_echo.insertion import Needs, points_from
 from lightning_echo.pipeline.kinds import kind_of
@@ -146,7 +147,7 @@ _NOT_OBSERVED = (
 # Devices and handles that a worker does not get, a worker that dies; with spawn, an object that cannot be pickled.
 _FAILS_IN_A_WORKER = (RuntimeError, OSError, TypeError, AttributeError, pickle.PicklingError)
 _NOTICED = 0.05  # share of an example's time: how a stage slows down with more workers is measured if it takes more than this
-_NO_TIME = Spread.exactly(0.0)
+_NO_TIME, _NO_PROCESSOR = Spread.exactly(0.0), ProcessorTime(0.0, 0.0)
 _EXAMPLES_IN_CACHE = 64  # whose mean size is taken
 
 
@@ -158,6 +159,8 @@ class LoaderPhases:
 
     Attributes:
         transforms: Seconds per example of each transform, by name.
+        stage_cpu: Processor time per example of each stage, by name; empty if it is not known.
+        transform_cpu: The same of each transform.
         files: Files that were read.
         real: Yields batches as in a training. Drop the files' pages before using it.
         in_memory: Yields batches without reading from the storage; None if that is not possible.
@@ -181,6 +184,8 @@ class LoaderPhases:
     prepare_sharing: float = 0.0
     takes_ahead: bool = False
     transforms: Mapping[str, float] = field(default_factory=dict)
+    stage_cpu: Mapping[str, ProcessorTime] = field(default_factory=dict)
+    transform_cpu: Mapping[str, ProcessorTime] = field(default_factory=dict)
     files: tuple[str, ...] = ()
     in_memory: Batches | None = None
     cut_after_reading: MakeStages | None = None
@@ -201,6 +206,8 @@ class _ColdAndWarm:
     read_cached: Spread
     prepare: Spread
     read_cpu_share: float
+    read_cpu: ProcessorTime
+    prepare_cpu: ProcessorTime
     warm: PartRun
     in_memory: Batches
     raw_items: Mapping[Any, Any] = field(default_factory=dict)
@@ -223,10 +230,11 @@ class _Runner:
     loader: DataLoader[Any]
     most_seconds: float
     say: Callable[[str], None]
+    look: Callable[[], None] = lambda: None
 
     def __call__(self, what: str, part: Part, batches: Sequence[list[Any]], **options: Any) -> PartRun:
         self.say(what)
-        return run_part(self.loader, part, batches, most_seconds=self.most_seconds, **options)
+        return run_part(self.loader, part, batches, most_seconds=self.most_seconds, look=self.look, **options)
 
 
 def measure_loader(
@@ -236,18 +244,19 @@ def measure_loader(
     most_seconds: float,
     say: Callable[[str], None],
     asked: int | str = 1,
+    look: Callable[[], None] = lambda: None,
 ) -> LoaderPhases:
     """Runs the phases over a map-style data set: at most ``steps`` batches and ``most_seconds`` a run.
 
     With `CHUNKS` times as many ``batches`` (of indices) as steps, and `READ_AHEAD` examples more, each run can read examples that
-    were not read before. ``asked`` is as in `cuts`.
+    were not read before. ``asked`` is as in `cuts`, ``look`` as in `run_part`.
     """
-    run = _Runner(loader, most_seconds, say)
+    run = _Runner(loader, most_seconds, say, look)
     cut = cuts(loader, asked)
-    look, failure = _look(run, batches[:steps])
-    steps = min(gathered(len(look.batches)))  # no later run is longer than the first, on any rank: so each has time to finish
-    can_drop = any(gathered(hold_data(look.files, steps) and drop_pages(look.files) > 0))
-    files = look.files if can_drop else []
+    seen, failure = _look(run, batches[:steps])
+    steps = min(gathered(len(seen.batches)))  # no later run is longer than the first, on any rank: so each has time to finish
+    can_drop = any(gathered(hold_data(seen.files, steps) and drop_pages(seen.files) > 0))
+    files = seen.files if can_drop else []
     chunks, notes = _chunks(batches, steps, can_drop)
     size = fmean(map(len, batches[: CHUNKS * steps]))
     if cut.after_reading is not None and not can_drop:
@@ -258,10 +267,10 @@ def measure_loader(
     other_workers = 1 if loader.num_workers > 1 else 2
     other = measure(chunks.other_workers, other_workers) if loader.num_workers else None
     found = measure(chunks.measured)
-    augment = _NO_TIME
+    augment, augment_cpu = _NO_TIME, _NO_PROCESSOR
     if cut.before_augmenting is not None:
         halves = run("augmentation alone", partial(both_halves, cut.before_augmenting), found.in_memory.indices)
-        augment = halves.of("second", size)
+        augment, augment_cpu = halves.of("second", size), halves.processor("second", size)
     read_sharing = prepare_sharing = 0.0
     if other is not None:
         times, noticed = other_workers / loader.num_workers, _NOTICED * (found.read.median + found.prepare.median)
@@ -270,6 +279,7 @@ def measure_loader(
     unread = [] if can_drop else batches[CHUNKS * steps :]
     indices = [index for batch in unread or found.in_memory.indices for index in batch]
     in_flight = _reads_in_flight(run, cut, indices, files, found.read.median)
+    of_transforms = {name: [spent[name] for spent in counted(seen.transforms)] for name in seen.transforms[-1]}
     return LoaderPhases(
         read=found.read,
         read_cached=found.read_cached,
@@ -283,7 +293,14 @@ def measure_loader(
         prepare_sharing=prepare_sharing,
         takes_ahead=kind_of(loader).may_run_in_thread,
         batch_size=size,
-        transforms={name: fmean(seconds[name] for seconds in counted(look.transforms)) / size for name in look.transforms[-1]},
+        transforms={name: fmean(spent.seconds for spent in each) / size for name, each in of_transforms.items()},
+        stage_cpu={
+            "read": found.read_cpu,
+            "decode": found.prepare_cpu.without(augment_cpu),
+            "augment": augment_cpu,
+            "collate": found.warm.processor("collate", size),
+        },
+        transform_cpu={name: mean_of(each, size) for name, each in of_transforms.items()},
         files=tuple(files),
         real=Batches(loader, whole, chunks.real[: len(found.in_memory)]),
         in_memory=found.in_memory,
@@ -343,6 +360,8 @@ def _by_raw_items(
         read_cached=_NO_TIME,
         prepare=warm.of("first", size),
         read_cpu_share=cold.cpu_share,
+        read_cpu=cold.processor("first", size),
+        prepare_cpu=warm.processor("first", size),
         warm=warm,
         in_memory=Batches(run.loader, from_memory, batches),
         raw_items=raw_items,
@@ -364,10 +383,12 @@ def _by_difference(
     batches = batches[: min(gathered(len(cold.batches)))]  # those that all ranks have read in time are in memory
     warm = run(f"preparation rate: in memory{also}", whole, batches, workers=workers)
     all_cold, all_warm = cold.of("first", size), warm.of("first", size)
-    warm_read = _NO_TIME
+    cold_cpu, warm_cpu = cold.processor("first", size), warm.processor("first", size)
+    warm_read, warm_read_cpu = _NO_TIME, _NO_PROCESSOR
     if after_reading is not None:
         part = partial(first_half, after_reading)
-        warm_read = run(f"fetch rate: in memory{also}", part, batches, collates=False, workers=workers).of("first", size)
+        reading = run(f"fetch rate: in memory{also}", part, batches, collates=False, workers=workers)
+        warm_read, warm_read_cpu = reading.of("first", size), reading.processor("first", size)
     longer = all_cold.without(all_warm)
     cpu_seconds = (cold.cpu_seconds - warm.cpu_seconds) / size
     return _ColdAndWarm(
@@ -375,6 +396,8 @@ def _by_difference(
         read_cached=warm_read,
         prepare=all_warm.without(warm_read),
         read_cpu_share=min(1.0, max(0.0, cpu_seconds / longer.median)) if longer.median else 0.0,
+        read_cpu=cold_cpu.without(warm_cpu).plus(warm_read_cpu),
+        prepare_cpu=warm_cpu.without(warm_read_cpu),
         warm=warm,
         in_memory=Batches(run.loader, whole, batches),
     )
@@ -481,7 +504,12 @@ _SKIPPED = (
 
 
 def measure_stream(
-    loader: DataLoader[Any], steps: StepNumber, batch_size: int, most_seconds: float, say: Callable[[str], None]
+    loader: DataLoader[Any],
+    steps: StepNumber,
+    batch_size: int,
+    most_seconds: float,
+    say: Callable[[str], None],
+    look: Callable[[], None] = lambda: None,
 ) -> tuple[int, LoaderPhases]:
     """Measures the loader as a whole. Returns the number of steps of a phase, and the measures."""
     say("the loader: as a whole")
@@ -491,7 +519,8 @@ def measure_stream(
     for _ in FirstBatches(loader, steps.most):
         now = time.perf_counter()
         seconds.append(now - last)
-        last = now
+        look()
+        last = time.perf_counter()
         if now - begin > most_seconds and len(seconds) >= fewest_batches(loader.num_workers):
             ended = False
             break

@@ -93,6 +93,35 @@ class Spread:
 
 
 @dataclass(frozen=True)
+class ProcessorTime:
+    """The seconds of a stage or a transform per example, without those that other work on the cores adds to them.
+
+    Attributes:
+        cpu_seconds: Processor time, that of all threads of the worker.
+        undelayed_seconds: Wall time, less the time for which the worker was ready and had no processor.
+    """
+
+    cpu_seconds: float
+    undelayed_seconds: float
+
+    def __post_init__(self) -> None:
+        for name in ("cpu_seconds", "undelayed_seconds"):
+            check_at_least(name, getattr(self, name), 0)
+
+    def without(self, part: ProcessorTime) -> ProcessorTime:
+        """Returns this time without a part of it.
+
+        >>> ProcessorTime(5.0, 6.0).without(ProcessorTime(2.0, 7.0))
+        ProcessorTime(cpu_seconds=3.0, undelayed_seconds=0.0)
+        """
+        cpu, undelayed = self.cpu_seconds - part.cpu_seconds, self.undelayed_seconds - part.undelayed_seconds
+        return ProcessorTime(max(0.0, cpu), max(0.0, undelayed))
+
+    def plus(self, part: ProcessorTime) -> ProcessorTime:
+        return ProcessorTime(self.cpu_seconds + part.cpu_seconds, self.undelayed_seconds + part.undelayed_seconds)
+
+
+@dataclass(frozen=True)
 class CachedExample:
     """The cost of an example in a cache, in one of the forms: mean bytes, and seconds of a lookup with the copy it returns."""
 

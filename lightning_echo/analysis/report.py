@@ -204,6 +204,7 @@ def in_words(setting: TrainingSetting) -> str:
 # The tables of a report as values: text and page show the same figures in the same words.
 
 _NOTABLE_CONTENTION = 1.2
+_BY_WORK = "In the order of the times without the waiting for a processor."
 _LARGEST_BUFFER = (
     "Echo with as large a buffer_size as memory allows in addition to the cache: the further apart the uses of an example, the "
     "better."
@@ -215,11 +216,16 @@ def headline(analysis: StallAnalysis) -> str:
 
 
 def figures_of(analysis: StallAnalysis) -> list[str]:
-    """Returns the three figures on which the verdict is based: the idle fraction, and the step with and without waiting."""
+    """Returns the three figures on which the verdict is based: the idle fraction, and the step with and without waiting.
+
+    If other programs took the cores, a sentence before them says so.
+    """
     stages = analysis.stages
     host = milliseconds(costs_of(stages, TrainingSetting()).host_seconds(1))
     setup = f"{number_of(stages.workers, 'worker', 'workers')} on {number_of(stages.cores, 'core', 'cores')}"
+    loaded = ["The cores were not this program's alone: these figures are worth little (see the notes)."]
     return [
+        *(loaded if analysis.is_loaded else []),
         f"The accelerator is idle {percent(analysis.idle_fraction)} of the time.",
         f"A step takes {milliseconds(analysis.step_seconds)} ms; {milliseconds(stages.step.median)} ms if its batch is ready.",
         f"The loader takes {host} ms per batch, with {setup}.",
@@ -288,8 +294,16 @@ def _rates(analysis: StallAnalysis) -> Table:
 
 
 def _costliest(analysis: StallAnalysis) -> Table:
-    rows = tuple((name, milliseconds(seconds)) for name, seconds in analysis.costliest)
-    return Table("What takes a worker longest", ("", "ms per example"), rows)
+    rows = tuple(
+        (each.name, milliseconds(each.seconds), "" if each.cpu_seconds is None else milliseconds(each.cpu_seconds))
+        for each in analysis.costliest
+    )
+    return Table(
+        "What takes a worker longest",
+        ("", "ms per example", "processor ms"),
+        rows,
+        (_BY_WORK,) if analysis.is_loaded else (),
+    )
 
 
 def _in_flight(analysis: StallAnalysis) -> Table:

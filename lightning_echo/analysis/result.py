@@ -9,11 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from lightning_echo.analysis.predict import (
     MeasuredStages,
     Prediction,
+    ProcessorTime,
     Spread,
     TrainingSetting,
     cached_example,
@@ -29,6 +30,7 @@ from lightning_echo.analysis.predict import (
     reads_per_step,
     size_for,
 )
+from lightning_echo.data.machine import Load
 from lightning_echo.measure.control import (
     busy,
     cores_elsewhere,
@@ -481,7 +483,8 @@ def to_keep(proved: Sequence[ProvedGain]) -> ProvedGain | None:
 # ---------------------------------------------------------------------- analysis
 # A value that can be saved and compared, and that makes predictions.
 
-_VERSION = 2
+_VERSION = 3
+_REST = "decode and augment, without these transforms"
 _NOTABLY = 1.1  # a rank is notably slow if it takes this many times as long as the median of the others
 
 
@@ -505,6 +508,14 @@ class RankSeconds:
             check_at_least(name, getattr(self, name), 0)
 
 
+class Cost(NamedTuple):
+    """The seconds of a stage or a transform, per example: wall time and processor time. None: that is not known."""
+
+    name: str
+    seconds: float
+    cpu_seconds: float | None
+
+
 @dataclass(frozen=True)
 class StallAnalysis:
     """Where the time of a training's steps goes, by the differential method (Mohan et al. 2021, arXiv 2007.06775, section 3.2).
@@ -522,6 +533,10 @@ class StallAnalysis:
         ranks: The seconds of each rank; empty if there is one rank.
         checked: Settings that were tried.
         proved: The gains of settings that took turns with the training as it is.
+        stage_cpu: Processor time per example of each stage of the loader, by name, and its time without waiting for a
+            processor. Empty if that is not known, as for a stream.
+        transform_cpu: The same of each transform.
+        load: Who had the cores during the analysis; None if it is not known. Its ``sentence`` is among the notes.
 
     Raises:
         ValueError: A value is impossible.
@@ -546,6 +561,9 @@ class StallAnalysis:
     ranks: tuple[RankSeconds, ...] = ()
     checked: tuple[CheckedSetting, ...] = ()
     proved: tuple[ProvedGain, ...] = ()
+    stage_cpu: Mapping[str, ProcessorTime] = field(default_factory=dict)
+    transform_cpu: Mapping[str, ProcessorTime] = field(default_factory=dict)
+    load: Load | None = None
 
     def __post_init__(self) -> None:
         if not self.real.median > 0:
@@ -640,21 +658,43 @@ class StallAnalysis:
         return None if self.cached is None else _rate(max(self.stages.workers, 1), self.stages.read.median)
 
     @property
-    def costliest(self) -> tuple[tuple[str, float], ...]:
+    def is_loaded(self) -> bool:
+        """Whether other programs, or a quota, took so much of the cores that the figures are worth little."""
+        return self.load is not None and self.load.is_notable
+
+    @property
+    def costliest(self) -> tuple[Cost, ...]:
         """The three stages or transforms that take a worker longest, with their seconds per example, longest first.
 
-        The loader of a stream counts as one stage.
+        If `is_loaded`, the time for which they waited for a processor does not count in the order: it is chance. The loader of a
+        stream counts as one stage.
         """
         stages, transforms = self.stages, dict(self.transforms)
         if self.cached is None:
-            return (("the loader as a whole", stages.decode.median),)
+            return (Cost("the loader as a whole", stages.decode.median, None),)
         rest = max(0.0, stages.decode.median + stages.augment.median - sum(transforms.values()))
         each = {"decode": stages.decode.median, "augment": stages.augment.median}
         if transforms:
-            each = {**transforms, "decode and augment, without these transforms": rest}
+            each = {**transforms, _REST: rest}
         costs = {"read": stages.read.median, **each, "collate": stages.collate.median / stages.batch_size}
-        ordered = sorted(costs.items(), key=lambda item: -item[1])
-        return tuple(item for item in ordered[:3] if item[1] > 0)
+        cpu = self._processor_times
+
+        def weight(name: str) -> float:
+            return cpu[name].undelayed_seconds if self.is_loaded and name in cpu else costs[name]
+
+        ordered = [name for name in sorted(costs, key=weight, reverse=True) if weight(name) > 0]
+        return tuple(Cost(name, costs[name], cpu[name].cpu_seconds if name in cpu else None) for name in ordered[:3])
+
+    @property
+    def _processor_times(self) -> dict[str, ProcessorTime]:
+        """The processor times by the names of `costliest`."""
+        if not self.transforms or not self.stage_cpu:
+            return dict(self.stage_cpu)
+        rest = self.stage_cpu["decode"].plus(self.stage_cpu["augment"])
+        for each in self.transform_cpu.values():
+            rest = rest.without(each)
+        outside = {name: self.stage_cpu[name] for name in ("read", "collate")}
+        return {**self.transform_cpu, _REST: rest, **outside}
 
     @property
     def verdict(self) -> Verdict:

@@ -1,12 +1,15 @@
-"""How much memory is free for this process, how many cores it may use, and how busy a process is: on the machine, and in its
-container.
+"""How much memory is free for this process, how many cores it may use, how busy a process is, and who else has the cores: on the
+machine, and in its container.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import platform
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -158,3 +161,268 @@ def has_no_request(process_id: int, proc: Path = _PROC, machine: str = platform.
         return len(words) > 3 and words[0] == _POLL[machine] and _LEAST_POLLED_MS <= int(words[3], 16) <= _MOST_POLLED_MS
     except (OSError, ValueError):
         return None
+
+
+# ---------------------------------------------------------------------- load
+# Other programs on the same cores make a measurement worth little: a stage takes longer, and which one is chance. A process that
+# is ready and has no processor waits in a queue, and Linux counts that for each. But the processes of a program that are more
+# than the cores queue, too. So the machine is looked at as well:
+#
+#     own        processor time of this program: its process, all that it has started, and those of them that have ended
+#     others     what all programs took on the cores that this program may run on, less its own
+#     queued     share of the time in which the processes of this program were ready, and had no processor
+#
+# Alone, the program would have had ``own / (1 - queued)``, or all of its cores if these are fewer. What it has had less than
+# that, others have taken, but no more than ``others``. Measured on two cores: 8 workers alone (queued 76%) have 1.9, so that
+# nobody has taken anything. 2 workers beside 4 busy programs (queued 68%) have 0.64.
+#
+# The load average does not tell that: in a container it is the whole machine's. Neither do the pressure figures, since they count
+# the program's own queueing.
+#
+# Source: Linux kernel documentation, scheduler/sched-stats.rst ("/proc/<pid>/schedstat"), proc.rst ("/proc/stat"), and
+# scheduler/sched-bwc.rst ("nr_periods", "nr_throttled").
+
+_LEAST_BETWEEN = 0.1  # seconds between two looks: each takes a millisecond or less, more with hundreds of processes
+_LEAST_SECONDS = 0.5  # from the first look to the last: the kernel counts in hundredths of a second
+_SLOWED = 0.2  # a share of its processor time that a program notices
+_STOPPED = 0.2  # share of the periods of a quota
+_BUSY = (1, 2, 3, 6, 7)  # words of a line of ``/proc/stat``: user, nice, system, irq, softirq
+
+
+class CoreUse(NamedTuple):
+    """Who had the cores while one process, with all that it has started, did something. NaN in all fields: it is not known."""
+
+    cores: float  # that it may use
+    own: float  # cores' time that it took
+    all: float  # cores' time that all programs took, on the cores that it may run on
+    queued: float  # share of the time in which it was ready for a processor, and had none
+    stopped: float  # share of the periods in which the quota of its container stopped it
+
+
+NOT_SEEN = CoreUse(*[math.nan] * len(CoreUse._fields))
+
+
+@dataclass(frozen=True)
+class Load:
+    """The load of the cores by other programs. Cores are means over the time that was looked at; shares are from 0 to 1.
+
+    Attributes:
+        cores: Cores that the program may use.
+        own: Cores' time that it took, all of its processes together.
+        others: Cores' time that other programs took, on the cores that it may run on.
+        queued: Share of the time in which its processes were ready for a processor, and had none.
+        stopped: Share of the periods in which the quota of its container stopped it.
+
+    Example:
+        >>> print(Load(cores=2, own=0.5, others=1.5, queued=0.6).sentence.partition(". ")[0])
+        Other programs took 1.5 of 2 cores: this one had 0.5, and waited 60% of its time for a processor
+        >>> Load(cores=2, own=1.9, others=0.1, queued=0.75).sentence  # more processes than cores, and nobody else
+        ''
+    """
+
+    cores: float
+    own: float
+    others: float
+    queued: float
+    stopped: float = 0.0
+
+    @property
+    def taken(self) -> float:
+        """Cores' time that the program would have had without other programs, and has not had."""
+        alone = min(self.own / (1 - self.queued), self.cores) if self.queued < 1 else self.cores
+        return max(0.0, min(alone - self.own, self.others))
+
+    @property
+    def slowed_fraction(self) -> float:
+        """Share of the processor time that the program would have had alone which others took."""
+        return self.taken / (self.own + self.taken) if self.taken else 0.0
+
+    @property
+    def is_notable(self) -> bool:
+        """Whether the figures of what the program did meanwhile are worth little."""
+        return self.is_stopped or self.is_crowded
+
+    @property
+    def sentence(self) -> str:
+        """The load in words, without a full stop; empty if it is not notable."""
+        if self.is_stopped:
+            return (
+                f"The quota of its container, {_cores_in_words(self.cores)}, stopped this program in {self.stopped:.0%} of all "
+                "periods, and its times include the stops. So its figures are worth little: raise the quota (docker run --cpus), "
+                "or use fewer processes and threads"
+            )
+        if self.is_crowded:
+            return (
+                f"Other programs took {self.others:.2g} of {_cores_in_words(self.cores)}: this one had {self.own:.2g}, and "
+                f"waited {self.queued:.0%} of its time for a processor. So its figures are worth little: measure again on a "
+                "quiet machine"
+            )
+        return ""
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the quota of its container has stopped the program often."""
+        return self.stopped >= _STOPPED
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether other programs have taken so much that this one was notably slower."""
+        return self.others >= _SLOWED * self.cores and self.slowed_fraction >= _SLOWED
+
+
+def _cores_in_words(cores: float) -> str:
+    return f"{cores:.3g} core{'' if cores == 1 else 's'}"
+
+
+def load_of(uses: Sequence[CoreUse]) -> Load | None:
+    """Returns the load of a machine by programs other than those that have looked: the ranks of a job. None: it is not known.
+
+    >>> rank = CoreUse(cores=4, own=1.0, all=3.0, queued=0.5, stopped=0.0)
+    >>> load_of([rank, rank]).own, load_of([rank, rank]).others, load_of([NOT_SEEN])
+    (2.0, 1.0, None)
+    """
+    known = [use for use in uses if not math.isnan(use.own)]
+    if len(known) < len(uses) or not known:  # what the others took is not known, either
+        return None
+    own = sum(use.own for use in known)
+    everything = sum(use.all for use in known) / len(known)
+    ready = sum(use.own / (1 - use.queued) if use.queued < 1 else math.inf for use in known)
+    return Load(
+        cores=max(use.cores for use in known),
+        own=own,
+        others=max(0.0, everything - own),
+        queued=1 - own / ready if ready else 0.0,
+        stopped=max(use.stopped for use in known),
+    )
+
+
+class _Look(NamedTuple):
+    now: float
+    own: float  # seconds, as are those that follow
+    all: float
+    queues: Mapping[int, tuple[float, float]]  # of each process: on a processor, and waiting for one
+    periods: Sequence[tuple[int, int]]  # of each quota: all of them, and those in which it stopped somebody
+
+
+class CoreWatch:
+    """Looks again and again at this process, at those that it has started, and at the machine. It never raises an error.
+
+    ``apart`` are processes that do not belong to this one, though it may have started them: other ranks.
+    """
+
+    def __init__(
+        self,
+        apart: Collection[int] = (),
+        proc: Path = _PROC,
+        cgroups: Path = _CGROUPS,
+        clock: Callable[[], float] = time.perf_counter,
+        process_id: int | None = None,
+    ) -> None:
+        self._apart, self._proc, self._cgroups, self._clock = frozenset(apart), proc, cgroups, clock
+        self._process_id = process_id
+        self._first: _Look | None = None
+        self._last: _Look | None = None
+        self._ran = self._queued = 0.0
+        self._is_blind = False
+
+    def look(self) -> None:
+        """Looks, unless the last look was a moment ago. The times between the first look and the last one count."""
+        if self._is_blind or (self._last is not None and self._clock() - self._last.now < _LEAST_BETWEEN):
+            return
+        try:
+            seen = self._see()
+        except (OSError, ValueError, IndexError):  # not Linux, or a system that hides it
+            self._is_blind = True
+            return
+        if self._last is None:
+            self._first = seen
+        else:
+            before = self._last.queues
+            for pid, (ran, queued) in seen.queues.items():
+                if pid in before:
+                    self._ran += max(0.0, ran - before[pid][0])
+                    self._queued += max(0.0, queued - before[pid][1])
+        self._last = seen
+
+    @property
+    def is_blind(self) -> bool:
+        """Whether the system has not shown what a look needs: more looks are useless."""
+        return self._is_blind
+
+    @property
+    def use(self) -> CoreUse:
+        first, last = self._first, self._last
+        if self._is_blind or first is None or last is None or last.now - first.now < _LEAST_SECONDS:
+            return NOT_SEEN
+        seconds, ready = last.now - first.now, self._ran + self._queued
+        stops = [
+            (stopped - stopped_before) / (periods - periods_before)
+            for (periods_before, stopped_before), (periods, stopped) in zip(first.periods, last.periods, strict=False)
+            if periods > periods_before
+        ]
+        return CoreUse(
+            cores=cores_within_quota(visible_cores(), self._proc, self._cgroups),
+            own=max(0.0, last.own - first.own) / seconds,
+            all=max(0.0, last.all - first.all) / seconds,
+            queued=self._queued / ready if ready else 0.0,
+            stopped=max(stops, default=0.0),
+        )
+
+    def _see(self) -> _Look:
+        own, queues = 0.0, dict[int, tuple[float, float]]()
+        process_id = os.getpid() if self._process_id is None else self._process_id
+        for pid in _family(process_id, self._proc, self._apart):
+            try:
+                spent = _processor_seconds(pid, self._proc)
+                ran, queued = _schedstat(pid, self._proc)
+            except (OSError, ValueError, IndexError):  # it has just ended
+                if pid == process_id:
+                    raise
+                continue
+            own += spent
+            queues[pid] = ran, queued
+        return _Look(self._clock(), own, _machine_seconds(self._proc), queues, _periods(self._proc, self._cgroups))
+
+
+def _family(process_id: int, proc: Path, apart: Collection[int]) -> Iterator[int]:
+    """Yields a process and all that it has started, and so on, which are running."""
+    yield process_id
+    try:
+        tasks = list((proc / str(process_id) / "task").iterdir())
+    except OSError:
+        return
+    for task in tasks:
+        for child in _text(task / "children").split():
+            if int(child) not in apart:
+                yield from _family(int(child), proc, apart)
+
+
+def _processor_seconds(process_id: int, proc: Path) -> float:
+    """Returns the processor seconds of a process with all its threads, and of the children that it has seen end."""
+    after_name = (proc / str(process_id) / "stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, after_name[11:15])) / os.sysconf("SC_CLK_TCK")
+
+
+def _schedstat(process_id: int, proc: Path) -> tuple[float, float]:
+    """Returns for how many seconds the first thread of a process was on a processor, and for how many it waited for one."""
+    ran, queued = (int(text) / _NANOSECONDS for text in (proc / str(process_id) / "schedstat").read_text().split()[:2])
+    return ran, queued
+
+
+def _machine_seconds(proc: Path) -> float:
+    """Returns the processor seconds of all programs on the cores that this process may run on, since the machine was started."""
+    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
+    rows = [line.split() for line in (proc / "stat").read_text().splitlines() if line.startswith("cpu")]
+    of_cores = [row for row in rows if row[0][3:].isdigit() and (cores is None or int(row[0][3:]) in cores)]
+    if not of_cores:
+        raise ValueError(f"{proc / 'stat'} has no line of a core")
+    return sum(int(row[word]) for row in of_cores for word in _BUSY) / os.sysconf("SC_CLK_TCK")
+
+
+def _periods(proc: Path, cgroups: Path) -> list[tuple[int, int]]:
+    """Returns for each control group around this process: the periods of its quota, and those in which it stopped somebody."""
+    found = []
+    for group, _ in control_groups("cpu", proc, cgroups):
+        rows = dict(line.split()[:2] for line in _text(group / "cpu.stat").splitlines() if len(line.split()) > 1)
+        found.append((int(rows.get("nr_periods", 0)), int(rows.get("nr_throttled", 0))))
+    return found

@@ -17,6 +17,7 @@ from lightning_echo.doctor.machine import (
     Status,
     as_document,
     as_text,
+    check_load,
     check_resources,
     check_versions,
     error,
@@ -51,10 +52,12 @@ def run(data: str | None = None, *, config: str | None = None, as_json: bool = F
 def examine(get: Callable[[], Any] | None, *, as_json: bool, machine: Machine | None = None) -> int:
     """Works as `run` for data that ``get`` returns; None: only the machine. Prints of the user's code go to stderr."""
     machine = Machine() if machine is None else machine
+    machine.watch.look()
     findings: list[Finding] = [*check_versions(machine), *check_resources(machine)]
     if get is not None:
         with redirect_stdout(sys.stderr):
             findings += _of_data(get, machine)
+    findings += check_load(machine)
     print(as_document(findings) if as_json else as_text(findings))
     return 1 if worst(findings) is Status.error else 0
 

@@ -8,6 +8,7 @@ import os
 import shutil
 import sys
 import textwrap
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -17,7 +18,14 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from lightning_echo.data.copies import bytes_in_words
-from lightning_echo.data.machine import control_groups, cores_within_quota, free_memory_bytes, visible_cores
+from lightning_echo.data.machine import (
+    CoreWatch,
+    control_groups,
+    cores_within_quota,
+    free_memory_bytes,
+    load_of,
+    visible_cores,
+)
 
 # ---------------------------------------------------------------------- findings
 # Findings as values, and all of them as text for people or as a document for programs.
@@ -147,7 +155,8 @@ class Machine:
     """Everything that the checks of a machine read. The defaults are those of this process.
 
     ``affinity``: number of cores that the process may run on. ``import_operators`` fails if torch and torchvision do not fit
-    together. ``space_of`` returns size and free bytes of the file system at a path, or None.
+    together. ``space_of`` returns size and free bytes of the file system at a path, or None. ``watch`` looks at
+    who has the cores.
     """
 
     python: tuple[int, int, int] = (sys.version_info.major, sys.version_info.minor, sys.version_info.micro)
@@ -159,6 +168,7 @@ class Machine:
     proc: Path = Path("/proc")
     cgroups: Path = Path("/sys/fs/cgroup")
     space_of: Callable[[Path], tuple[int, int] | None] = _space
+    watch: CoreWatch = field(default_factory=CoreWatch)
 
 
 def cores_of(machine: Machine) -> float:
@@ -213,6 +223,31 @@ def _cores(machine: Machine) -> Finding:
         hint = "Workers and training take turns on it: give the container or the job more cores."
         return warning("cores", "This process has one core.", hint, **figures)
     return ok("cores", f"This process has {cores:g} cores.", **figures)
+
+
+_WATCHED_SECONDS = 0.6  # at least, from the first look to the last
+_FREE = 0.75  # of the cores: fewer are few
+
+
+def check_load(machine: Machine, sleep: Callable[[float], None] = time.sleep) -> list[Finding]:
+    """Returns what other programs have taken of the cores since the first look; nothing if the system does not tell."""
+    machine.watch.look()
+    load = load_of([machine.watch.use])
+    if load is None and not machine.watch.is_blind:
+        sleep(_WATCHED_SECONDS)
+        machine.watch.look()
+        load = load_of([machine.watch.use])
+    if load is None:
+        return []
+    figures: dict[str, Figure] = {"others_cores": load.others, "own_cores": load.own, "stopped_fraction": load.stopped}
+    if load.is_stopped:
+        stopped, _, hint = load.sentence.partition(". ")
+        return [warning("load", f"{stopped}.", f"{hint}.", **figures)]
+    sentence = f"Other programs use {load.others:.1f} of the {machine.affinity} cores that this process may run on"
+    if machine.affinity - load.others < _FREE * cores_of(machine):
+        hint = "End them, or wait: what analyze and the summary of a run measure beside them is worth little."
+        return [warning("load", f"{sentence}: a training is slower meanwhile.", hint, **figures)]
+    return [ok("load", f"{sentence}.", **figures)]
 
 
 def _memory(machine: Machine) -> Finding:

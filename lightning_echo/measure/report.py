@@ -15,7 +15,7 @@ from textwrap import fill, wrap
 from typing import TYPE_CHECKING, Any
 
 from lightning_echo.measure.control import busy, number_of, percent, three_digits
-from lightning_echo.measure.summary import EpochReport, FactorUse, RunSummary, RunVerdict, is_of_end, seconds_of
+from lightning_echo.measure.summary import EpochReport, FactorUse, RunSummary, RunVerdict, is_of_end, load_lines, seconds_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -462,7 +462,8 @@ def report(summary: RunSummary) -> str:
     """Returns a run as plain text, in lines of at most 100 columns."""
     blocks, verdict = [], summary.verdict
     if verdict is not None:
-        blocks += verdict_blocks(verdict.message, verdict.why, [verdict.next_line] if verdict.next_line else [])
+        why = [*verdict.why, *load_lines(summary.reports)]
+        blocks += verdict_blocks(verdict.message, why, [verdict.next_line] if verdict.next_line else [])
     blocks += [headline(summary), *map(as_text, tables(summary, _MOST_ROWS))]
     return "\n\n".join(filter(None, blocks))
 
@@ -476,7 +477,7 @@ def page(summary: RunSummary) -> str:
         figure_words="Factor, idle fraction and examples over the run, as in the tables",
         tables=tables(summary),
         verdict=verdict.message,
-        why=verdict.why,
+        why=[*verdict.why, *load_lines(summary.reports)],
         lines=[verdict.next_line] if verdict.next_line else [],
     ).text()
 

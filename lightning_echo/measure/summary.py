@@ -70,6 +70,9 @@ class EpochReport:
         reads_in_flight: Reads that were under way on a rank, on average; mean over the ranks. None if no threads read ahead.
         worker_wait_fraction: Share of the time in which the workers neither computed nor waited for a processor, 0 to 1. None if
             unknown, or if threads read ahead.
+        taken_fraction: Share of the processor time that the training would have had alone which other programs took, 0 to 1. Of
+            several nodes the one with the largest share. None if unknown, or if a reader is shared.
+        load: A sentence on that, or on a quota that stopped the training; empty if its figures can be trusted.
         cache_hold: The form in which the cache holds an example; empty without a cache.
         cache_is_full: Whether nothing more is added to the cache.
         shared_trainings: Trainings that share the reading, this one included. This and the next three are None without sharing.
@@ -116,6 +119,8 @@ class EpochReport:
     exchange_fraction: float | None = None
     reads_in_flight: float | None = None
     worker_wait_fraction: float | None = None
+    taken_fraction: float | None = None
+    load: str = ""
     cache_hold: str = ""
     cache_is_full: bool = False
     shared_trainings: int | None = None
@@ -141,7 +146,7 @@ class EpochReport:
 
 _NOT_LOGGED = {"epoch", "steps", "slowest_node", "cache_hold", "cache_is_full", "saved_cpu_seconds", "slowest_training"}
 _NOT_LOGGED |= {"worker_wait_fraction", "speedup", "max_factor", "next_factor", "reason", "message"}
-_NOT_LOGGED |= {"fresh_batches", "fresh_batch_seconds"}
+_NOT_LOGGED |= {"fresh_batches", "fresh_batch_seconds", "taken_fraction", "load"}
 LOGGED = tuple(field.name for field in fields(EpochReport) if field.name not in _NOT_LOGGED)
 
 
@@ -562,6 +567,7 @@ def summarize(reports: Sequence[EpochReport], verdict: RunVerdict) -> str:
     lines = [f"lightning_echo: {verdict.message}"]
     lines += [f"why: {'; '.join(verdict.why)}"] if verdict.why else []
     lines += [f"next: {verdict.next_line}"] if verdict.next_line else []
+    lines += load_lines(reports)
     if reports:
         lines.append(_times_line(reports))
         alike = groupby(reports, key=lambda report: (report.max_factor, report.max_factor is None and report.factor))
@@ -581,6 +587,18 @@ def summarize(reports: Sequence[EpochReport], verdict: RunVerdict) -> str:
         fill(line, _COLUMNS, initial_indent=indent, subsequent_indent=f"{indent}    ", break_on_hyphens=False)
         for indent, line in zip(indents, lines, strict=True)
     )
+
+
+def load_lines(reports: Sequence[EpochReport]) -> list[str]:
+    """Returns a sentence if other programs, or a quota, took the cores in some of the epochs; otherwise nothing.
+
+    >>> quiet, loaded = EpochReport(0, 10, 1.0, 80, 0), EpochReport(1, 10, 1.0, 160, 0, load="Other programs took 2 of 2 cores")
+    >>> load_lines([quiet]), load_lines([quiet, loaded])
+    ([], ['Other programs took 2 of 2 cores (so in 1 of 2 epochs)'])
+    """
+    loaded = [report.load for report in reports if report.load]
+    where = "" if len(loaded) == len(reports) else f" (so in {len(loaded)} of {len(reports)} epochs)"
+    return [f"{loaded[-1]}{where}"] if loaded else []
 
 
 def seconds_of(reports: Sequence[EpochReport]) -> tuple[float, float]:

@@ -674,12 +674,15 @@ class BusyTime:
         self._is_open = False
 
     def seconds(self) -> float:
+        return thread_time() + self.queued_seconds()
+
+    def queued_seconds(self) -> float:
+        """Returns the seconds in which the thread has waited for a processor; 0 if the system does not tell."""
         if not self._is_open:
             self._is_open = True
             with suppress(OSError):  # not on this system: a busy machine then looks like one that waits for its storage
                 self._file = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
-        delayed = 0 if self._file is None else int(os.pread(self._file, 64, 0).split()[1])
-        return thread_time() + delayed / 1e9
+        return 0.0 if self._file is None else int(os.pread(self._file, 64, 0).split()[1]) / 1e9
 
     def close(self) -> None:
         if self._file is not None:

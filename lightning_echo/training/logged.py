@@ -218,6 +218,8 @@ def report_of(
         exchange_fraction=exchanged / seconds if exchanged is not None and seconds else None,
         reads_in_flight=measures.reads_in_flight,
         worker_wait_fraction=measures.worker_wait_fraction,
+        taken_fraction=None if measures.load is None else measures.load.slowed_fraction,
+        load="" if measures.load is None else measures.load.sentence,
         cache_hold="" if cache is None else cache.hold,
         cache_is_full=cache is not None and cache.is_full,
         shared_trainings=None if shared is None else shared.trainings,

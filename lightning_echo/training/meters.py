@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import multiprocessing
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
-from lightning_echo.data.machine import busy_seconds, has_no_request, usable_cores
+from lightning_echo.data.machine import NOT_SEEN, CoreUse, CoreWatch, Load, busy_seconds, has_no_request, load_of, usable_cores
 from lightning_echo.loader.loader import EchoLoader
 from lightning_echo.measure.control import PipelineCosts
 from lightning_echo.measure.summary import Waiting
@@ -349,6 +350,7 @@ class EpochMeasures:
     reads_in_flight: float | None = None  # of all loaders together, mean over the ranks; None if no threads read ahead
     worker_wait_fraction: float | None = None  # mean over the ranks; None if unknown
     parts: Mapping[str, Examples] = field(default_factory=dict)  # in the epoch, of each of several loaders, all ranks
+    load: Load | None = None  # of the node whose cores other programs took most of; None if it is not known of each node
 
 
 class _Beside(NamedTuple):
@@ -358,6 +360,7 @@ class _Beside(NamedTuple):
     worker_wait_fraction: float | None
     no_request: float | None  # the least of any rank, see `WorkerWaits.no_request`
     first_batch_seconds: float | None  # the longest of any rank
+    load: Load | None  # of the node with the largest one
 
 
 class RunMeter:
@@ -376,6 +379,9 @@ class RunMeter:
         self._not_echoed = 0  # examples delivered on this rank by a loader that is not echoed
         self._loader_meters: dict[str, LoaderMeter] = {}
         self._cache_meter, self._share_meter, self._waits = CacheMeter(), ShareMeter(), WorkerWaits(0)
+        self._cores: CoreWatch | None = None  # None: a shared reader works in other processes
+        self._own_pids: list[int] = []  # of all ranks: this one may have started others
+        self._steps_in_epoch = 0
         self._saved_seconds: dict[str, SecondsPerBatch] = {}  # from a checkpoint, by name of the loader
         self._watched: DataLoader[Any] | None = None
         self._tap: ProfilerTap | None = None
@@ -422,6 +428,7 @@ class RunMeter:
         self._pl_module, self.world_size = pl_module, trainer.world_size
         self.nodes = self._gather([trainer.node_rank], dtype=torch.int64).flatten().tolist()
         self.cores = max(1, usable_cores() // self.nodes.count(trainer.node_rank))
+        self._own_pids = self._gather([os.getpid()], dtype=torch.int64).flatten().tolist() if self.world_size > 1 else []
         self.idle.to(device)
         self._add_parts(loader)
         for counts in (self.counts, *self.part_counts.values()):
@@ -450,6 +457,9 @@ class RunMeter:
         """Begins an epoch, or continues one after a resume. All ranks must call this together."""
         self._share_meter.begin_epoch(loader)
         self._waits.begin_epoch()
+        shares = any(part.sharing is not None for part in parts_of(loader).values())
+        self._cores = None if shares else CoreWatch(apart=[pid for pid in self._own_pids if pid != os.getpid()])
+        self._steps_in_epoch = 0
         self._cache_meter.begin_epoch(parts_of(loader))  # before the ranks exchange something: none of them delivers yet
         # All ranks wait if workers start on one of them.
         starts = not self.has_stepped or self._starts_workers(loader)
@@ -474,6 +484,10 @@ class RunMeter:
         """Notes that the step is over. If the model takes ``dataloader_iter``, it fetches its batch within the step."""
         self.timer.end_step()
         self._waits.end_step()
+        self._steps_in_epoch += 1
+        steps = self._steps_in_epoch
+        if steps >= _FIRST_LOOK and not steps & (steps - 1) and self._cores is not None:  # 4, 8, 16 ...
+            self._cores.look()
         self.has_stepped = True
         if loader is None and batch is not None:
             parts = parts_at_leaves(self._train_dataloader, batch)
@@ -583,6 +597,7 @@ class RunMeter:
             beside.reads_in_flight,
             beside.worker_wait_fraction,
             parts,
+            beside.load,
         )
 
     # ------------------------------------------------------------------ state
@@ -673,8 +688,12 @@ class RunMeter:
         measured = {name: self._loader_meters[name].measure(part) for name, part in parts_of(loader).items()}
         first_batch = self.timer.first_batch_seconds
         values = list(chain.from_iterable((*each.seconds, each.reads_in_flight) for each in measured.values()))
+        if self._cores is not None:
+            self._cores.look()
+        use = NOT_SEEN if self._cores is None else self._cores.use
         last = (self._waits.fraction, self._waits.no_request, math.nan if first_batch is None else first_batch)
-        gathered = self._gather([*(values or NOT_KNOWN), *last])
+        gathered = self._gather([*(values or NOT_KNOWN), *last, *use])
+        gathered, uses = gathered[:, : -len(use)], [CoreUse(*row) for row in gathered[:, -len(use) :].tolist()]
         ranks = len(gathered)
         by_loader = gathered[:, : len(values)].reshape(ranks, len(measured), len(NOT_KNOWN) + 1).transpose(0, 1)
         of_ranks = {
@@ -687,7 +706,15 @@ class RunMeter:
             worker_wait_fraction=None if math.isnan(waits) else waits,
             no_request=None if math.isnan(no_request) else no_request,
             first_batch_seconds=longest if longest >= 0 else None,
+            load=self._load_of(uses),
         )
+
+    def _load_of(self, uses: Sequence[CoreUse]) -> Load | None:
+        """Returns the load of the node whose cores other programs took most of."""
+        nodes = self.nodes if len(self.nodes) == len(uses) else [0] * len(uses)
+        of_nodes = [load_of([use for use, at in zip(uses, nodes, strict=True) if at == node]) for node in dict.fromkeys(nodes)]
+        known = [load for load in of_nodes if load is not None]
+        return max(known, key=lambda load: (load.is_notable, load.slowed_fraction), default=None)
 
     def _gather(self, values: Sequence[float], dtype: torch.dtype = torch.float32) -> Tensor:
         tensor = torch.tensor(values, dtype=dtype, device=self._pl_module.device)

@@ -63,16 +63,16 @@ def test_all_of_it_is_what_the_plain_loader_does(workers):
     assert [batch.tolist() for batch in made.outputs] == [batch.tolist() for batch in loader_of()]
     assert len(made.batches) == 4
     for spent in made.batches:
-        assert spent.first >= 2 * (READ + DECODE + AUGMENT)
-        assert (spent.second, spent.collate >= COLLATE) == (0, True)
-        assert 0 <= spent.cpu < spent.first + spent.collate
+        assert spent.first.seconds >= 2 * (READ + DECODE + AUGMENT)
+        assert (spent.second.seconds, spent.collate.seconds >= COLLATE) == (0, True)
+        assert 0 <= spent.all.cpu < spent.all.seconds
 
 
 def test_reading_alone_neither_decodes_nor_augments_nor_collates():
     loader = loader_of(Sleeping(refused=("decode", "augment")))
     made = run_part(loader, partial(first_half, stages_of(raw=True)), BATCHES, collates=False, keeps_outputs=True)
     assert made.outputs == BATCHES
-    assert all(spent.first >= 2 * READ and spent.collate < COLLATE for spent in made.batches)
+    assert all(spent.first.seconds >= 2 * READ and spent.collate.seconds < COLLATE for spent in made.batches)
 
 
 @pytest.mark.parametrize(("workers", "batches"), [(None, 2), (2, 5)])

@@ -158,14 +158,18 @@ class Transformed(Dataset):
         return 10
 
 
+def seconds_in(taken):
+    return {name: spent.seconds for name, spent in taken.items()}
+
+
 @pytest.mark.usefixtures("clock")
 def test_each_transform_of_a_compose_is_timed_and_returns_what_it_did():
     dataset = Transformed(v2.Compose([Takes(0.25), v2.Compose([Takes(0.5), negative]), Takes(1.0)]))
     expected = [dataset[index] for index in (0, 3)]
     timed = TimedTransforms(dataset)
     assert [dataset[index] for index in (0, 3)] == expected
-    assert timed.take() == {"Takes": 0.5, "Takes (2)": 2.0, "Takes (3)": 1.0, "negative": 4.0}
-    assert set(timed.take().values()) == {0}
+    assert seconds_in(timed.take()) == {"Takes": 0.5, "Takes (2)": 2.0, "Takes (3)": 1.0, "negative": 4.0}
+    assert set(seconds_in(timed.take()).values()) == {0}
 
 
 @pytest.mark.usefixtures("clock")
@@ -181,4 +185,4 @@ def test_data_sets_around_it_are_looked_into(around):
     dataset = around(Transformed(v2.Compose([Takes(0.25)])))
     timed = TimedTransforms(dataset)
     dataset[0]
-    assert timed.take() == {"Takes": 0.25}
+    assert seconds_in(timed.take()) == {"Takes": 0.25}

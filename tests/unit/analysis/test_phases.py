@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from lightning_echo import StagedDataset
 from lightning_echo.analysis import phases as phases_module
-from lightning_echo.analysis.parts import BatchSeconds, Cuts, PartRun
+from lightning_echo.analysis.parts import BatchSeconds, Cuts, PartRun, Spent
 from lightning_echo.analysis.phases import READ_AHEAD, _reads_in_flight, _Runner, measure_loader
 from lightning_echo.analysis.predict import Spread
 from lightning_echo.split.reading import Part, ReadPart
@@ -166,7 +166,7 @@ class Storage:
         threads = part.args[2]
         self.runs.append((threads, [index for batch in batches for index in batch]))
         each = max(self.latency / threads, self.transfer * self.workers, self.cpu)
-        return PartRun([BatchSeconds(len(batch) * each, 0, 0, len(batch) * self.cpu) for batch in batches])
+        return PartRun([BatchSeconds(Spent(len(batch) * each, len(batch) * self.cpu), Spent(), Spent()) for batch in batches])
 
 
 def in_flight(monkeypatch, storage, indices=range(10_000), files=(), expected=None):

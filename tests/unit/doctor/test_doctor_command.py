@@ -2,6 +2,7 @@
 
 import json
 import sys
+from types import SimpleNamespace
 
 import lightning.pytorch as pl
 import pytest
@@ -11,6 +12,7 @@ from machines import machine
 from torch.utils.data import DataLoader
 
 from lightning_echo.__main__ import main
+from lightning_echo.data.machine import CoreUse
 from lightning_echo.doctor.command import examine
 
 
@@ -32,6 +34,20 @@ def test_a_machine_alone_is_told_as_text_and_an_error_is_status_1(tmp_path, caps
     assert printed.startswith("machine\n  ok      Python 3.12.4.\n")
     assert printed.endswith("\n0 errors, 0 warnings\n")
     assert examine(None, as_json=False, machine=machine(tmp_path, {"lightning": "2.6.2"})) == 1
+
+
+def test_who_has_the_cores_is_looked_at_before_the_first_check_and_after_the_last(tmp_path, capsys):
+    looks = []
+
+    def get():
+        looks.append("data")
+        return plain(Examples())
+
+    seen = CoreUse(8.0, 1.0, 8.0, 0.1, 0.0)
+    watch = SimpleNamespace(look=lambda: looks.append("cores"), use=seen, is_blind=False)
+    status, found = document(capsys, get, machine(tmp_path, watch=watch))
+    assert (status, looks) == (0, ["cores", "data", "cores"])
+    assert found["machine", "load"]["figures"] == {"others_cores": 7.0, "own_cores": 1.0, "stopped_fraction": 0.0}
 
 
 def test_data_is_looked_at_from_its_workers_to_its_traps(tmp_path, capsys):

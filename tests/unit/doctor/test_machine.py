@@ -5,10 +5,12 @@ import json
 import pytest
 from machines import GIB, machine
 
+from lightning_echo.data.machine import NOT_SEEN, CoreUse
 from lightning_echo.doctor.machine import (
     Status,
     as_document,
     as_text,
+    check_load,
     check_resources,
     check_versions,
     cores_of,
@@ -159,3 +161,54 @@ def test_the_document_has_a_version_the_worst_status_and_all_fields():
     assert fine.pop("figures") == {"cores": 2.0}
     assert fine == {"about": "machine", "name": "cores", "status": "ok", "sentence": "2 cores.", "hint": ""}
     assert (slow["hint"], slow["figures"]) == ("Add one.", {})
+
+
+class Watch:
+    """Has seen who had the cores after so many looks; None: it never sees that."""
+
+    def __init__(self, use, after=1):
+        self.seen, self.after, self.looks, self.is_blind = use, after, 0, after is None
+
+    def look(self):
+        self.looks += 1
+
+    @property
+    def use(self):
+        return NOT_SEEN if self.after is None or self.looks < self.after else self.seen
+
+
+def use(others, *, cores=8.0, own=1.0, stopped=0.0):
+    return CoreUse(cores, own, own + others, 0.1, stopped)
+
+
+@pytest.mark.parametrize(
+    ("seen", "affinity", "status", "sentence"),
+    [
+        (use(0.04), 8, Status.ok, "Other programs use 0.0 of the 8 cores that this process may run on."),
+        (use(1.9), 8, Status.ok, "Other programs use 1.9 of the 8 cores that this process may run on."),
+        (use(2.1), 8, Status.warning, "Other programs use 2.1 of the 8 cores that this process may run on: a training is slower"),
+        (use(30.0, cores=4.0), 64, Status.ok, "Other programs use 30.0 of the 64 cores"),  # a quota of 4 of them
+        (use(62.0, cores=4.0), 64, Status.warning, "Other programs use 62.0 of the 64 cores"),
+        (use(0.0, stopped=0.5), 8, Status.warning, "The quota of its container, 8 cores, stopped this program in 50% of all"),
+    ],
+)
+def test_other_programs_on_its_cores_are_named_if_they_leave_less_than_three_fourths_of_them(
+    tmp_path, seen, affinity, status, sentence
+):
+    quota = {"proc/self/cgroup": "0::/\n", "cgroups/cpu.max": f"{int(seen.cores * 100000)} 100000"}
+    (found,) = check_load(machine(tmp_path, files=quota, affinity=affinity, watch=Watch(seen)))
+    assert (found.name, found.status) == ("load", status)
+    assert found.sentence.startswith(sentence)
+    assert bool(found.hint) is (status is Status.warning)
+    assert found.figures["others_cores"] == pytest.approx(seen.all - seen.own)
+
+
+def test_the_doctor_waits_once_if_it_has_not_looked_for_long_and_says_nothing_where_nothing_is_shown(tmp_path):
+    slept = []
+    watch = Watch(use(0.0), after=2)
+    assert [each.status for each in check_load(machine(tmp_path, watch=watch), slept.append)] == [Status.ok]
+    assert (watch.looks, len(slept)) == (2, 1)
+    assert 0.5 < slept.pop() < 1
+    assert check_load(machine(tmp_path, watch=Watch(use(0.0), after=None)), slept.append) == []
+    assert check_load(machine(tmp_path, watch=Watch(use(0.0), after=1)), slept.append) != []
+    assert slept == []

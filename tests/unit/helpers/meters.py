@@ -1,5 +1,6 @@
 """A `RunMeter` in a training, with a fake Trainer, loader and clock."""
 
+import math
 from types import SimpleNamespace
 
 import torch
@@ -26,6 +27,7 @@ class Loader:
         self.is_running = False
         self.cache_counts = None
         self.reads_ahead = self.on_demand = False
+        self.sharing = None
 
     @property
     def saved_counts(self):
@@ -42,7 +44,7 @@ class Run:
     """A meter in a training on one rank of a job.
 
     Args:
-        others: What the other ranks say at an epoch's end: stages and first wait.
+        others: What the other ranks say at an epoch's end: stages and first wait. The rest, of their cores, they do not know.
         others_start: Whether workers start for an epoch on one of them.
         workers: Of the plain loader; None: it does not say.
     """
@@ -70,8 +72,9 @@ class Run:
         if not self.others:
             return values  # as Lightning does in a single process
         at_start = [float(self.others_start), 0.0]  # whether workers start there, and how many it has
-        others = [at_start[: len(values)] for _ in self.others] if len(values) <= 2 else self.others
-        return torch.stack([values, *(torch.tensor(other, dtype=values.dtype) for other in others)])
+        unknown = [math.nan] * len(values)
+        others = [at_start if len(values) <= 2 else [*other, *unknown] for other in self.others]
+        return torch.stack([values, *(torch.tensor(other[: len(values)], dtype=values.dtype) for other in others)])
 
     def step(self, wait=0.25, work=0.75, *, fresh=4, stages=(0.4, 0.2, 0.1), **reads):
         """One step of 1 s; what workers spent on its batch on source, rest and collate; its reads ``in_flight``."""

@@ -428,3 +428,13 @@ def test_an_epoch_in_which_the_factor_rose_is_not_labelled_with_the_last_one_alo
     assert "  epoch 1: factor 5, idle 0%" in lines_of([later])
     told = "The factor is the one at the end of the epoch"
     assert [any(told in remark for remark in tables(RunSummary([each]))[0].remarks) for each in (begun, later)] == [True, False]
+
+
+def test_it_says_in_how_many_epochs_other_programs_had_the_cores():
+    sentence = "Other programs took 1.5 of 2 cores"
+    reports = [EpochReport(number, 10, 1.0, 80, 0, load=load) for number, load in enumerate(["", sentence, ""])]
+    verdict = RunVerdict("Do nothing.", ("idle 1%",), "EchoCallback()")
+    lines = summarize(reports, verdict).splitlines()
+    assert lines[1:4] == ["  why: idle 1%", "  next: EchoCallback()", f"  {sentence} (so in 1 of 3 epochs)"]
+    assert f"  {sentence}" in summarize([reports[1]], verdict).splitlines()
+    assert "programs" not in summarize([reports[0], reports[2]], verdict)
