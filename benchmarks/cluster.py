@@ -15,7 +15,8 @@ These rules were fixed before the first run:
   is missing the cells say "not installed", and if it dies or hangs they say that. Nothing is required of either.
 * `cluster_costs`: JPEG files that make an example of 150 KB. Processor time of an example, of all processes together, with two
   workers here, and with one worker here and two actors. What an example through an actor takes more must be at most 0.5 ms. Then
-  the same with examples that cost nothing: the most that one reader takes in.
+  the same with examples that cost nothing: the most that one reader takes in. And arrays of 128 examples that an actor sends, and
+  nobody looks at: what Ray alone takes to carry an example.
 * `cluster_first`: seconds from the start of the loader to its first batch, with 0 and 4 actors.
 """
 
@@ -303,9 +304,38 @@ def _version_of_tensorflow() -> str:
 _OTHERS: dict[str, Callable[[int, float], float | str]] = {"Ray Data": _ray_data_rate, "tf.data service": tensorflow_rate}
 
 
+_ARRAY = 128  # examples that an actor sends at most for one call
+
+
+def _ray_alone(seconds: float) -> float:
+    """Processor seconds of an example, of all processes together, if an actor sends arrays and this process only gets them."""
+    import psutil
+    import ray
+
+    @ray.remote(num_cpus=1)
+    class Sends:
+        def __init__(self) -> None:
+            self.array = np.ones(_ARRAY * IMAGE_BYTES, np.uint8)
+
+        def send(self) -> Any:
+            return self.array
+
+    actor = Sends.remote()
+    ray.get(actor.send.remote())
+    asked = [actor.send.remote() for _ in range(2)]
+    before, start, count = _cpu_seconds(psutil.Process().pid), time.perf_counter(), 0
+    while time.perf_counter() - start < seconds:
+        ray.get(asked.pop(0))
+        asked.append(actor.send.remote())
+        count += _ARRAY
+    spent = _cpu_seconds(psutil.Process().pid) - before
+    ray.kill(actor)
+    return spent / count
+
+
 def _costs(folder: str, rounds: int, seconds: float) -> Table:
     jpegs, free = Jpegs(folder), Images()
-    here, more, most = list[float](), list[float](), list[float]()
+    here, more, most, bare = list[float](), list[float](), list[float](), list[float]()
     for number in range(rounds):
         progress(f"cluster, costs, round {number + 1}")
         training = _Training(jpegs, 0)
@@ -320,10 +350,12 @@ def _costs(folder: str, rounds: int, seconds: float) -> Table:
         _, share, rate = training.cpu_per_example(seconds)
         training.close()
         most.append(rate * share)
+        bare.append(1e3 * _ray_alone(seconds))
     extra, rate = statistics.median(more), statistics.median(most)
     rows = [
         ("processor time of an example, two workers here, ms", statistics.median(here), "", "yes"),
         ("more, through an actor, ms", extra, f"<= {_MOST_MORE_MS}", verdict(extra <= _MOST_MORE_MS)),
+        ("of it, by Ray alone, which only carries the bytes, ms", statistics.median(bare), "", "yes"),
         ("the most from actors, examples/s", rate, "", "yes"),
         ("the most from actors, MB/s", rate * IMAGE_BYTES / 1e6, "", "yes"),
     ]

@@ -42,7 +42,7 @@ from sharing_peers import sharing_peers
 from sharing_workers import sharing_workers
 from speedup import speedup
 from stalls import stalls, stalls_reads
-from target_idle import target_idle
+from target_idle import target_idle, target_idle_out_of_reach
 from watching import watching
 
 _RUNS = (
@@ -59,6 +59,7 @@ _RUNS = (
     echoes,
     measuring,
     target_idle,
+    target_idle_out_of_reach,
     stalls,
     stalls_reads,
     cache,

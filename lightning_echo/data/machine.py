@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import os
+import platform
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -141,6 +142,25 @@ def busy_seconds(process_id: int, proc: Path = _PROC) -> float | None:
     except (OSError, ValueError, IndexError):
         return None
     return max((on_processor + ready) / _NANOSECONDS, of_all_threads)
+
+
+# A worker process of torch's ``DataLoader`` that has nothing to do waits for its next request in poll(2), for five seconds at a
+# time. A read of the user's that polls a socket with exactly this time-out would look the same.
+
+_POLL = {"x86_64": "7"}  # its number by the machine; others call ppoll(2), whose time-out is not a number in a register
+_MOST_POLLED_MS = 5000
+_LEAST_POLLED_MS = _MOST_POLLED_MS - 5
+
+
+def has_no_request(process_id: int, proc: Path = _PROC, machine: str = platform.machine()) -> bool | None:
+    """Returns whether a worker waits for a request, since it has done all that it was asked for. None if that is not known."""
+    if machine not in _POLL:
+        return None
+    try:
+        words = (proc / str(process_id) / "syscall").read_text().split()  # "running", or the call's number and six arguments
+        return len(words) > 3 and words[0] == _POLL[machine] and _LEAST_POLLED_MS <= int(words[3], 16) <= _MOST_POLLED_MS
+    except (OSError, ValueError):
+        return None
 
 
 # ---------------------------------------------------------------------- load

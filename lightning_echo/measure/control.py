@@ -320,6 +320,13 @@ def as_number(name: str, value: Any) -> float:
 # Source: Choi et al. 2019, arXiv 1907.05550, section 2 (upstream and downstream time, their ratio R).
 
 
+GAINS_LITTLE = 1.05
+"""A setting whose steps take at most this many times as long as another one's is as good."""
+
+
+_CLEARLY_IDLE = 0.1  # workers that had no request for a smaller share of the time may be those of a loader that is too slow
+
+
 @dataclass(frozen=True)
 class PipelineCosts:
     """The seconds that one batch costs if all its examples are fresh.
@@ -336,14 +343,27 @@ class PipelineCosts:
     collate_seconds: float  # of a worker per batch
     device_seconds: float  # per step in which the device is busy, transfer included
     workers: int  # with 0, loading and training take turns
+    keeps_up: bool = (
+        False  # the workers were seen to have nothing to do for so long that loading is not what the device waits for
+    )
 
     @classmethod
-    def of_waiting(cls, step_seconds: float, idle_fraction: float, factor: float, workers: int = 1) -> PipelineCosts:
-        """Returns the costs of a pipeline whose workers cannot be measured, from waiting that is clearly more than 0."""
+    def of_waiting(
+        cls, step_seconds: float, idle_fraction: float, factor: float, workers: int = 1, no_request: float = 0.0
+    ) -> PipelineCosts:
+        """Returns the costs of a pipeline whose workers cannot be measured, from waiting that is clearly more than 0.
+
+        ``no_request``: the share of the time in which the workers had nothing to do.
+
+        >>> PipelineCosts.of_waiting(0.0125, 0.2, 1.0, no_request=0.6).keeps_up  # they take 5 ms for a batch, a step 10 ms
+        True
+        """
         # While the device waits, a step lasts as long as the host needs for a batch; without workers the host needs the time
         # that the device waited. Whole batches are assumed to be reused.
-        host = step_seconds if workers else step_seconds * idle_fraction
-        return cls(earliest(Needs.batches).value, host * factor, 0.0, 0.0, step_seconds * (1 - idle_fraction), min(workers, 1))
+        host = step_seconds * (1 - no_request) if workers else step_seconds * idle_fraction
+        device = step_seconds * (1 - idle_fraction)
+        keeps_up = no_request >= _CLEARLY_IDLE and host <= device
+        return cls(earliest(Needs.batches).value, host * factor, 0.0, 0.0, device, min(workers, 1), keeps_up)
 
     @property
     def reused_seconds(self) -> float:
@@ -386,6 +406,19 @@ class PipelineCosts:
         if not self.reused_seconds and left_for_reused >= 0:
             return 1.0
         return max(1.0, self.reused_seconds / left_for_reused) if left_for_reused > 0 else math.inf
+
+    def gaining_factor(self, most: float) -> float:
+        """Returns the smallest factor whose steps take hardly longer than those of the factor ``most``, which costs no less.
+
+        With ``most`` itself, a step is shorter by 5% at most.
+
+        >>> costs = PipelineCosts("before_augmentation", 0.02, 0.02, 0.0, device_seconds=0.01, workers=1)  # never fed
+        >>> round(costs.gaining_factor(8.0), 2), round(costs.gaining_factor(100.0), 2)  # 22.5 ms, 20.2 ms
+        (5.52, 16.53)
+        """
+        longest_step = GAINS_LITTLE * self.step_seconds(most)
+        worker_seconds = longest_step * self.workers if self.workers else longest_step - self.device_seconds
+        return max(1.0, min(self.reused_seconds / (worker_seconds - self.redone_seconds), most)) if self.reused_seconds else 1.0
 
     def slower(self, ratio: float) -> PipelineCosts:
         """Returns the costs of the same pipeline on a host that takes ``ratio`` times as long."""

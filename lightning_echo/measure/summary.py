@@ -365,6 +365,8 @@ def _message(observation: Observation, recommended: Decision, workers: int, wait
     if reason is Reason.downstream_too_slow:
         return f"At this insertion point no factor is enough; {recommended.message}{over_last(steps)}."
     finding = f"{busy(idle, last=steps)}{_what_else_helps(recommended)}"
+    if idle > TARGET and observation.costs is not None and observation.costs.keeps_up:
+        finding += "; it does not wait for loading, since the workers had nothing to do for a part of the time"
     if recommended.factor < factor:
         return _advise_lower(recommended, finding)
     if recommended.factor > factor:

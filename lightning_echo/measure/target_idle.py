@@ -11,6 +11,7 @@ from lightning_echo.insertion import STAGES, InsertionPoint
 from lightning_echo.measure.control import (
     ENOUGH_STEPS,
     FEWEST_STEPS,
+    GAINS_LITTLE,
     Controller,
     Decision,
     Moment,
@@ -26,6 +27,7 @@ from lightning_echo.measure.control import (
     observation_from_state,
     observation_state,
     percent,
+    three_digits,
     wait_per_step,
 )
 from lightning_echo.schema import entry, inside, rows, state_of
@@ -254,11 +256,12 @@ FIRST_AFTER_STEPS = 10  # with two workers that have just started, eight of them
 EVERY_N_STEPS = 500
 _CHANGE = 1.1  # while idle is under the target, the factor is not lowered by less than this
 _LATELY = 16  # steps in which a device that waits can be seen to wait, also if several batches come at once
+_NO_WORKERS = "with num_workers=0 loading and training take turns; set num_workers to 1 or more first"
 NO_GAIN_HELPS = "if single reads are far slower than the others, a larger prefetch_factor or more workers help"
 
 
 class TargetIdle(Controller):
-    """Chooses the smallest echo factor that brings the idle fraction under a target.
+    """Chooses the smallest echo factor that brings the idle fraction under a target, or comes as near to it as echoing can.
 
     The default maximum is 8, because every further use of the same data teaches less. The paper finds an upper bound of the echo
     factor. Above this bound, training needs more fresh examples again, not fewer. The bound differs between tasks, and grows with
@@ -361,7 +364,10 @@ class TargetIdle(Controller):
         """
         if observation.factor == 1 or observation.costs is None or (observation.idle_fraction or 0.0) <= self.target:
             return False
-        return min(self._aim(observation.costs), self.max_factor) >= observation.factor * _CHANGE
+        aim = self._aim(observation.costs)
+        if not math.isfinite(aim):
+            aim = observation.costs.slower(self._slowness).gaining_factor(self.max_factor)
+        return min(aim, self.max_factor) >= observation.factor * _CHANGE
 
     def _decide(self, observation: Observation, lately: Observation, *, is_proved: bool = True) -> Decision:
         """Decides on all steps to judge together; ``lately`` are the last few of them.
@@ -385,6 +391,10 @@ class TargetIdle(Controller):
             return self._lower(factor, measured, costs)
         if costs is None:
             return self._within_bounds(factor, Reason.not_measured, f"{measured}, but the cost of the pipeline is not known")
+        if costs.keeps_up:
+            return self._within_bounds(
+                factor, Reason.fits, f"{measured}, but the workers had nothing to do for a part of the time"
+            )
         if not is_proved:
             return self._within_bounds(factor, Reason.not_measured, f"{measured}, which may be chance: more steps will tell")
         # Only if the device has also waited lately: if the source has become cheaper, for example because a cache now holds the
@@ -392,15 +402,29 @@ class TargetIdle(Controller):
         if (lately.idle_fraction or 0.0) > self.target:
             self._note_waiting(costs, factor, idle, observation.step_seconds)
         wanted = max(self._aim(costs), round_up(factor * AIM))
-        if wanted > self.max_factor and (not costs.workers or not math.isfinite(wanted)):
-            return self._within_bounds(factor, *_why_not(costs.slower(self._slowness), self.target, measured))
-        decision = self._within_bounds(wanted, Reason.starved, f"{measured}: a factor of {wanted:g} feeds the device")
+        if wanted > self.max_factor and not costs.workers:
+            return self._within_bounds(factor, Reason.no_workers, f"{measured}: {_NO_WORKERS}")
+        if math.isfinite(wanted):
+            decision = self._within_bounds(wanted, Reason.starved, f"{measured}: a factor of {wanted:g} feeds the device")
+        else:
+            decision = self._out_of_reach(costs.slower(self._slowness), factor, measured)
         if decision.factor > factor:
             if self._trials.before_failed_raise() is not None:
                 doubt = "the larger factor has brought far less than predicted so far; it is tried for some more steps"
                 return self._within_bounds(factor, Reason.no_gain, f"{measured}: {doubt}")
             self._trials.note_raise()
         return decision
+
+    def _out_of_reach(self, costs: PipelineCosts, factor: float, measured: str) -> Decision:
+        """Decides where no factor feeds the device: for the one past which hardly anything more is gained."""
+        wanted = max(self.min_factor, round_up(costs.gaining_factor(self.max_factor)))
+        if factor / _CHANGE < wanted < factor * _CHANGE:
+            wanted = factor
+        gain = "echoing gains nothing" if wanted == 1 else f"past factor {wanted:g}, echoing gains hardly anything more"
+        work, step = 1e3 * costs.redone_seconds / costs.workers, 1e3 * costs.device_seconds
+        why = f"the work after the insertion point takes {work:.3g} ms per batch by itself, a step {step:.3g} ms"
+        message = f"{measured}: {why}; {gain}{later_point(costs, wanted, self.max_factor)}"
+        return self._within_bounds(wanted, Reason.downstream_too_slow, message)
 
     def _lower(self, factor: float, measured: str, costs: PipelineCosts | None) -> Decision:
         """Decides while idle is under the target: for a smaller factor, if a much smaller one is enough."""
@@ -469,24 +493,28 @@ def recommend(observation: Observation, target: float = TARGET) -> Decision:
     return TargetIdle(target)._decide(joined, joined)
 
 
-def _why_not(costs: PipelineCosts, target: float, measured: str) -> tuple[Reason, str]:
-    if not costs.workers:
-        return (
-            Reason.no_workers,
-            f"{measured}: with num_workers=0 loading and training take turns; set num_workers to 1 or more first",
-        )
-    work, step = 1e3 * costs.redone_seconds / costs.workers, 1e3 * costs.device_seconds
-    problem = f"{measured}: the work after the insertion point takes {work:.3g} ms per batch by itself, a step {step:.3g} ms"
-    later = next((later for later in costs.at_later_points() if math.isfinite(later.feeding_factor(target))), None)
-    if later is None:
-        return Reason.downstream_too_slow, problem
-    redone, unless = InsertionPoint(costs.insertion_point).properties.redone, ""
-    for point in costs.later_points():
-        if "augment" in point.properties.redone:  # it reuses a part of ``rest_seconds`` that is not measured by itself
-            more = " and ".join(STAGES[stage] for stage in point.properties.reused if stage in redone)
-            unless += f"{point.option} if most of that is {more}, else at "
-    option, factor = InsertionPoint(later.insertion_point).option, later.feeding_factor(target)
-    return Reason.downstream_too_slow, f"{problem}; echo at {unless}{option} with factor {factor:.3g}"
+def later_point(costs: PipelineCosts, factor: float, most: float) -> str:
+    """Returns words on a later insertion point where training is faster with a factor up to ``most``; empty if there is none.
+
+    It is the first one that gains about as much as any other.
+
+    >>> costs = PipelineCosts("before_augmentation", 0.06, 0.014, 0.0, device_seconds=0.01, workers=1)
+    >>> print(later_point(costs, 8.0, 8.0).strip("; "))  # 74 / 7.05 ms in place of 60 / 8 + 14
+    about 2.05 times as fast: insertion_point='after_augmentation' with factor 7.05, whose echoes repeat their augmentation, too
+    """
+    choices = [(later, round_up(later.gaining_factor(most))) for later in costs.at_later_points()]
+    now, seconds = costs.step_seconds(factor), [later.step_seconds(wanted) for later, wanted in choices]
+    if not seconds or now <= GAINS_LITTLE * min(seconds):
+        return ""
+    chosen = next(number for number, each in enumerate(seconds) if now - each >= _ALL_GAINED * (now - min(seconds)))
+    (later, wanted), redone, unless = choices[chosen], InsertionPoint(costs.insertion_point).properties.redone, ""
+    for between in costs.later_points():
+        if "augment" in between.properties.redone:  # it reuses a part of ``rest_seconds`` that is not measured by itself
+            more = " and ".join(STAGES[stage] for stage in between.properties.reused if stage in redone)
+            unless += f"{between.option} if most of that is {more}, else "
+    gain, repeats = three_digits(now / seconds[chosen]), "augment" in redone
+    point = f"{unless}{InsertionPoint(later.insertion_point).option} with factor {wanted:.3g}"
+    return f"; about {gain} times as fast: {point}{', whose echoes repeat their augmentation, too' if repeats else ''}"
 
 
 def round_up(factor: float) -> float:

@@ -6,6 +6,7 @@ import math
 import multiprocessing
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -18,7 +19,16 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
-from lightning_echo.data.machine import NOT_SEEN, CoreUse, CoreWatch, Load, busy_seconds, load_of, usable_cores
+from lightning_echo.data.machine import (
+    NOT_SEEN,
+    CoreUse,
+    CoreWatch,
+    Load,
+    busy_seconds,
+    has_no_request,
+    load_of,
+    usable_cores,
+)
 from lightning_echo.loader.loader import EchoLoader
 from lightning_echo.measure.control import PipelineCosts
 from lightning_echo.measure.summary import Waiting
@@ -240,8 +250,13 @@ def costs_of(
 # help more than anything else. A plain run shows that, too: its worker processes are children of this process. They are looked at
 # after 4, 8, 16 ... steps of an epoch, while they are alive. Other children count as idle workers would, so only the busiest
 # ones are taken, as many as the loader has workers.
+#
+# A worker also waits if it has done all that it was asked for, as in a training that does not wait for its loader. So one of
+# them is looked at now and then: what does it wait for?
 
 _FIRST_LOOK = 4  # steps
+_BETWEEN_GLANCES = 0.05  # seconds: a glance takes some twenty microseconds
+_ENOUGH_GLANCES, _MOST_GLANCES = 20, 1000  # the latest ones of a worker are kept
 
 
 class WorkerWaits:
@@ -252,29 +267,53 @@ class WorkerWaits:
         workers: int,
         clock: Callable[[], float] = time.perf_counter,
         busy: Callable[[], Mapping[int, float | None]] | None = None,
+        has_no_request: Callable[[int], bool | None] = has_no_request,
     ) -> None:
         self._workers, self._clock, self._busy = workers, clock, busy or _busy_children  # a Trainer may pickle its callbacks
+        self._has_no_request = has_no_request
         self.begin_epoch()
 
     def begin_epoch(self) -> None:
         self._steps, self._look_at = 0, _FIRST_LOOK
         self._first: tuple[float, Mapping[int, float | None]] | None = None
+        self._glances: dict[int, deque[bool]] = {}  # whether it had no request, by process, the next one to look at first
+        self._next_glance = 0.0
+        self._busiest: list[int] = []
         self.fraction = math.nan  # of the time from the first look to the last one; NaN if unknown
+
+    @property
+    def no_request(self) -> float:
+        """The share of the time in which the workers had nothing to do, since no request was open; NaN if unknown."""
+        seen = list(chain.from_iterable(self._glances.get(pid, ()) for pid in self._busiest))
+        return sum(seen) / len(seen) if len(seen) >= _ENOUGH_GLANCES else math.nan
 
     def end_step(self) -> None:
         self._steps += 1
-        if self._steps < self._look_at or not self._workers:
+        if not self._workers:
+            return
+        if self._glances and (now := self._clock()) >= self._next_glance:
+            self._glance(now)
+        if self._steps < self._look_at:
             return
         self._look_at *= 2
         now, busy = self._clock(), self._busy()
         if self._first is None:
-            self._first = now, busy
+            self._first, self._glances = (now, busy), {pid: deque(maxlen=_MOST_GLANCES) for pid in busy}
             return
         began, before = self._first
-        spent = [used - was for pid, used in busy.items() if used is not None and (was := before.get(pid)) is not None]
+        spent = {pid: used - was for pid, used in busy.items() if used is not None and (was := before.get(pid)) is not None}
         if len(spent) >= self._workers and now > began:
-            most = sum(sorted(spent)[-self._workers :])
+            self._busiest = sorted(spent, key=spent.__getitem__)[-self._workers :]
+            most = sum(spent[pid] for pid in self._busiest)
             self.fraction = min(max(1 - most / (self._workers * (now - began)), 0.0), 1.0)
+
+    def _glance(self, now: float) -> None:
+        self._next_glance = now + _BETWEEN_GLANCES
+        pid = next(iter(self._glances))
+        seen = self._glances.pop(pid)
+        if (found := self._has_no_request(pid)) is not None:  # else it has ended, or cannot be looked at
+            seen.append(found)
+            self._glances[pid] = seen
 
 
 def _busy_children() -> dict[int, float | None]:
@@ -328,6 +367,7 @@ class _Beside(NamedTuple):
 
     reads_in_flight: float | None
     worker_wait_fraction: float | None
+    no_request: float | None  # the least of any rank, see `WorkerWaits.no_request`
     first_batch_seconds: float | None  # the longest of any rank
     load: Load | None  # of the node with the largest one
 
@@ -524,8 +564,8 @@ class RunMeter:
             settled = max(kept, self._first_judged(loader, end))
             with steps.sync_context():
                 judged = steps.stretch(max(begin, settled) - kept, settled - kept, self._workers)
-        of_ranks, _ = self._gather_seconds(loader)
-        costs = self._costs(of_ranks, loader, judged)
+        of_ranks, beside = self._gather_seconds(loader)
+        costs = self._costs(of_ranks, loader, judged, beside.no_request)
         self._stretch_start = self.idle.per_step.shape[-1]
         for name, part in parts_of(loader).items():
             self._loader_meters[name].begin_stretch(part)
@@ -554,7 +594,7 @@ class RunMeter:
             first = 0 if whole is None else max(self._stretch_start, self._first_judged(loader, whole.steps))
             judged = self.idle.steps(first, self._workers)
         of_ranks, beside = self._gather_seconds(loader)
-        costs = self._costs(of_ranks, loader, judged or whole)
+        costs = self._costs(of_ranks, loader, judged or whole, beside.no_request)
         return EpochMeasures(
             whole,
             judged,
@@ -660,7 +700,7 @@ class RunMeter:
         if self._cores is not None:
             self._cores.look()
         use = NOT_SEEN if self._cores is None else self._cores.use
-        last = (self._waits.fraction, math.nan if first_batch is None else first_batch)
+        last = (self._waits.fraction, self._waits.no_request, math.nan if first_batch is None else first_batch)
         gathered = self._gather([*(values or NOT_KNOWN), *last, *use])
         gathered, uses = gathered[:, : -len(use)], [CoreUse(*row) for row in gathered[:, -len(use) :].tolist()]
         ranks = len(gathered)
@@ -668,14 +708,12 @@ class RunMeter:
         of_ranks = {
             name: [SecondsPerBatch(*row[:-1]) for row in rows] for name, rows in zip(measured, by_loader.tolist(), strict=True)
         }
-        in_flight, waits, longest = (
-            by_loader[..., -1],
-            gathered[:, -2].nanmean().item(),
-            gathered[:, -1].nan_to_num(-1).max().item(),
-        )
+        in_flight, waits = by_loader[..., -1], gathered[:, -3].nanmean().item()
+        no_request, longest = gathered[:, -2].min().item(), gathered[:, -1].nan_to_num(-1).max().item()
         return of_ranks, _Beside(
             reads_in_flight=None if in_flight.isnan().all() else in_flight.nansum().item() / ranks,
             worker_wait_fraction=None if math.isnan(waits) else waits,
+            no_request=None if math.isnan(no_request) else no_request,
             first_batch_seconds=longest if longest >= 0 else None,
             load=self._load_of(uses),
         )
@@ -694,7 +732,11 @@ class RunMeter:
         return gathered.reshape(-1, len(values)).cpu()
 
     def _costs(
-        self, of_ranks: dict[str, list[SecondsPerBatch]], loader: Echoed | None, steps: JobSteps | None
+        self,
+        of_ranks: dict[str, list[SecondsPerBatch]],
+        loader: Echoed | None,
+        steps: JobSteps | None,
+        no_request: float | None,
     ) -> PipelineCosts | None:
         if steps is None:
             return None
@@ -707,7 +749,8 @@ class RunMeter:
         if workers is None or (loader is not None and loader.on_demand):  # nor is it known how many examples of a batch are fresh
             return None
         factor = 1.0 if loader is None else loader.factor
-        return PipelineCosts.of_waiting(steps.wait_seconds + steps.busy_seconds, steps.idle_fraction, factor, workers)
+        ahead = (no_request or 0.0) if loader is None else 0.0  # a loader that echoes asks its workers as its plan says
+        return PipelineCosts.of_waiting(steps.wait_seconds + steps.busy_seconds, steps.idle_fraction, factor, workers, ahead)
 
 
 def _under_way(loader: Echoed | None) -> Examples:

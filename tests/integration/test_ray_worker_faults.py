@@ -122,7 +122,8 @@ def test_random_kills_lose_nothing(nodes, tmp_path):
             kill(actors(nodes))
         elif what == "worker":
             kill({read.pid for read in reads(log)[-20:] if not read.is_actor})
-        elif what == "reader":
+        elif what == "reader":  # workers of the one that was killed before may have read meanwhile
+            wait_until(lambda: nodes.status("a", NAME) is not None, "there is a reader")
             nodes.kill_reader("a", NAME)
         else:
             nodes.leave(there.pop())

@@ -15,7 +15,7 @@ from trainer_runs import trainer
 
 from lightning_echo import EchoCallback, StagedDataset, StallAnalyzer
 from lightning_echo.analysis.predict import TrainingSetting
-from lightning_echo.data.machine import busy_seconds
+from lightning_echo.data.machine import busy_seconds, has_no_request
 
 READ = 0.01  # seconds
 
@@ -25,7 +25,8 @@ class Slow(StagedDataset):
 
     reads_concurrently = True
 
-    def __init__(self, length: int = 400) -> None:
+    def __init__(self, length: int = 400, seconds: float = READ) -> None:
+        self.seconds = seconds
         self.beginning = torch.zeros(length).share_memory_()  # by index
         self.under_way = 0
 
@@ -40,7 +41,7 @@ class Slow(StagedDataset):
         with lock:
             self.under_way += 1
             self.beginning[index] = self.under_way
-        time.sleep(READ)
+        time.sleep(self.seconds)
         with lock:
             self.under_way -= 1
         return index
@@ -104,6 +105,47 @@ def test_a_plain_run_whose_workers_wait_for_reads_says_so_and_its_advice_can_be_
     assert report.worker_wait_fraction < 0.5
     assert computes.verdict is not None
     assert "reads_in_flight" not in computes.verdict.message
+
+
+class Packed:
+    """A batch that takes 4 ms to unpack in the training's process, as a large one would."""
+
+    def __init__(self, examples: Any) -> None:
+        self.examples = examples
+
+    def __reduce__(self) -> Any:
+        return _unpacked, (torch.stack(self.examples),)
+
+
+def _unpacked(examples: torch.Tensor) -> torch.Tensor:
+    time.sleep(0.004)
+    return examples
+
+
+class Steps(BoringModel):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        time.sleep(0.01)
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(has_no_request(os.getpid()) is None, reason="this system does not tell what a process waits for")
+@pytest.mark.parametrize(("seconds", "keeps_up"), [(0.0005, True), (0.006, False)])
+def test_a_training_whose_workers_are_ahead_is_told_not_to_echo_however_long_batches_take_to_unpack(seconds, keeps_up) -> None:
+    """A step with its batch takes 14 ms, of which 4 wait; a batch of four takes the worker 2 ms, or 24."""
+    dataset, callback = Slow(800, seconds), EchoCallback()
+    loader = DataLoader(dataset, 4, num_workers=1, collate_fn=Packed)
+    trainer(callbacks=[callback], max_epochs=1, limit_val_batches=0).fit(Steps(), loader)
+    (report,), verdict = callback.reports, callback.verdict
+    assert verdict is not None
+    assert report.idle_fraction > 0.1
+    if keeps_up:
+        assert verdict.message.startswith("Do not echo: the accelerator is busy ")
+        assert "the workers had nothing to do for a part of the time" in verdict.message
+        assert (report.recommended_factor, verdict.next_line) == (1, "")
+    else:
+        assert "Do not echo" not in verdict.message
+        assert report.recommended_factor > 1.3
 
 
 @pytest.mark.alone  # it compares times

@@ -31,9 +31,11 @@ def costs_in_parts(source, rest, collate, device=0.01, workers=1, point="before_
 
 
 UNKNOWN = Observation(0, 1.0)
-TOO_SLOW = "idle 86.5%, target 5%: the work after the insertion point takes 14 ms per batch by itself, a step 10 ms; echo at "
-NEEDED = f"insertion_point='after_augmentation' with factor {72 / (10 / 0.95 - 2):.3g}"
-UNLESS = "insertion_point='before_augmentation' if most of that is decoding, else at "
+TOO_SLOW = "idle 86.5%, target 5%: the work after the insertion point takes 14 ms per batch by itself, a step 10 ms; past factor "
+# 5% longer than at factor 8 (60 / 8 + 14 = 21.5 ms): 60 / (22.575 - 14). After augmentation: 72 / 8 + 2 = 11, 72 / (11.55 - 2).
+TOO_SLOW += "7, echoing gains hardly anything more; about 1.95 times as fast: "
+NEEDED = "insertion_point='after_augmentation' with factor 7.54, whose echoes repeat their augmentation, too"
+UNLESS = "insertion_point='before_augmentation' if most of that is decoding, else "
 FEWER = "idle 0%, target 5%: a factor of 1 is enough; min_factor is 2"
 LIMIT = "max_factor is 8"
 
@@ -70,28 +72,37 @@ LIMIT = "max_factor is 8"
         ({"min_factor": 2, "max_factor": 2}, observe(2.0, 0.8, costs_of(0.1)), 2, Reason.at_maximum, ""),
         # Per batch, all workers on it: augmentation 12 ms, collate 2 ms, reading 60 ms. The first point that works is named.
         (
-            *({}, observe(1.0, 1 - 10 / 74, costs_in_parts(0.12, 0.024, 0.004, workers=2)), 1, Reason.downstream_too_slow),
+            *({}, observe(1.0, 1 - 10 / 74, costs_in_parts(0.12, 0.024, 0.004, workers=2)), 7, Reason.downstream_too_slow),
             TOO_SLOW + NEEDED,
         ),
         (
             {},
             observe(1.0, 1 - 10 / 74, costs_in_parts(0.12, 0.024, 0.004, workers=2, point="after_read")),
-            *(1, Reason.downstream_too_slow, TOO_SLOW + UNLESS + NEEDED),
+            *(7, Reason.downstream_too_slow, TOO_SLOW + UNLESS + NEEDED),
         ),
         # Workers say 39 ms and it takes 52: a third more, 9 ms of collate and the like are 12 then.
         (
-            *({"max_factor": 100}, observe(1.0, 1 - 10 / 52, costs_of(0.03, redone=0.009), step_seconds=0.052), 1),
-            *(Reason.downstream_too_slow, "a step 10 ms; echo at insertion_point='after_batching' with factor 4.94"),
+            *({"max_factor": 100}, observe(1.0, 1 - 10 / 52, costs_of(0.03, redone=0.009), step_seconds=0.052), 39.22),
+            *(Reason.downstream_too_slow, "about 1.24 times as fast: insertion_point='after_batching' with factor 4.96"),
         ),
         # Collate alone is too slow: only whole batches can be echoed. And a device that does nothing cannot be fed at all.
         (
-            *({}, observe(3.0, 1 - 10 / 42, costs_in_parts(0.06, 0.01, 0.012)), 3, Reason.downstream_too_slow),
-            "echo at insertion_point='after_batching' with factor 7.79",
+            *({}, observe(3.0, 1 - 10 / 42, costs_in_parts(0.06, 0.01, 0.012)), 6.69, Reason.downstream_too_slow),
+            "about 2.88 times as fast: insertion_point='after_batching' with factor 7.62, whose echoes repeat their "
+            "augmentation, too",
         ),
         (
-            *({}, observe(3.0, 1.0, costs_in_parts(0.06, 0.01, 0.012, device=0.0), step_seconds=0.042), 3),
-            *(Reason.downstream_too_slow, "by itself, a step 0 ms"),
+            *({}, observe(3.0, 1.0, costs_in_parts(0.06, 0.01, 0.012, device=0.0), step_seconds=0.042), 6.69),
+            *(Reason.downstream_too_slow, "factor 7.62, whose echoes repeat their augmentation, too"),
         ),
+        # Nothing before the point takes time: nothing is gained. About what is in force already is kept.
+        (
+            *({}, observe(1.0, 0.5, costs_in_parts(0.0, 0.02, 0.0), step_seconds=0.02), 1, Reason.downstream_too_slow),
+            "a step 10 ms; echoing gains nothing; about 1.91 times as fast: insertion_point='after_augmentation' with factor "
+            "1.91, whose echoes repeat their augmentation, too",
+        ),
+        ({}, observe(6.3, 1 - 10 / 32, costs_in_parts(0.06, 0.01, 0.012)), 6.3, Reason.downstream_too_slow, ""),
+        ({"max_factor": 3}, observe(1.0, 1 - 10 / 82, costs_in_parts(0.06, 0.01, 0.012)), 2.72, Reason.downstream_too_slow, ""),
         # What is not known changes nothing.
         (
             *({}, Observation(4, 2.5, steps=3, costs=costs_of(0.1)), 2.5, Reason.not_measured),

@@ -82,7 +82,7 @@ def test_beside_a_plain_loader_with_workers_the_first_batch_is_taken_out_in_each
 
 
 def test_where_workers_start_on_one_rank_the_first_batch_is_taken_out_on_all():
-    nothing = (float("nan"),) * 6
+    nothing = (float("nan"),) * 7
     run = Run(Loader(), others=[nothing, nothing])
     run.epoch(2)
     run.others_start = True
@@ -222,7 +222,7 @@ def test_reads_in_flight_are_those_of_all_workers_in_the_epoch_and_the_mean_over
     assert run.epoch(4, in_flight=30.0).reads_in_flight == pytest.approx(60)
     nan = float("nan")
     for other, mean in ((40.0, 30), (nan, 10)):  # the second reads nothing ahead
-        of_ranks = Run(Loader(workers=2), others=[(1.0, 1.0, 1.0, other, nan, nan)])
+        of_ranks = Run(Loader(workers=2), others=[(1.0, 1.0, 1.0, other, nan, nan, nan)])
         of_ranks.loader.reads_ahead = True
         assert of_ranks.epoch(4, in_flight=10.0).reads_in_flight == pytest.approx(mean)
 
@@ -230,7 +230,7 @@ def test_reads_in_flight_are_those_of_all_workers_in_the_epoch_and_the_mean_over
 def test_the_waiting_of_workers_is_the_mean_over_the_ranks_that_know_it():
     nan = float("nan")
     for other, mean in ((0.5, 0.7), (nan, 0.9)):
-        run = Run(Loader(), others=[(nan, nan, nan, nan, other, nan)])
+        run = Run(Loader(), others=[(nan, nan, nan, nan, other, nan, nan)])
         run.meter.begin_epoch(run.loader)
         run.step()
         run.meter._waits.fraction = 0.9
@@ -247,7 +247,9 @@ def test_reads_in_flight_of_several_loaders_add_up():
 @pytest.mark.parametrize(("others", "longest"), [([9.0, 0.1], 9.0), ([0.1, float("nan")], 0.25)])
 def test_the_wait_for_the_first_batch_is_that_of_the_rank_that_waited_longest(others, longest):
     nan = float("nan")
-    assert Run(others=[(nan, nan, nan, nan, first) for first in others]).epoch(8).first_batch_seconds == pytest.approx(longest)
+    assert Run(others=[(nan, nan, nan, nan, nan, first) for first in others]).epoch(8).first_batch_seconds == pytest.approx(
+        longest
+    )
 
 
 def test_a_run_resumed_in_the_middle_of_an_epoch_comes_to_the_same(tmp_path):
@@ -294,12 +296,12 @@ class Together(EchoLoaders):
 
 def test_counts_of_each_loader_survive_being_saved_again_right_after_a_resume(tmp_path):
     loader = Together({"a": Loader(), "b": Loader()})
-    run = Run(loader, others=[(float("nan"),) * 10])
+    run = Run(loader, others=[(float("nan"),) * 11])
     run.step()
     run.meter.count(loader)
     state = saved(run, tmp_path)
     assert state["parts"] == {"a": [4, 4], "b": [4, 4]}  # gathered by a fake: those of this rank
-    again = Run(loader, others=[(float("nan"),) * 10], state=state)
+    again = Run(loader, others=[(float("nan"),) * 11], state=state)
     assert saved(again, tmp_path)["parts"] == state["parts"]
     again.step()
     assert saved(again, tmp_path)["parts"] == {"a": [4 + 2 * 4] * 2, "b": [4 + 2 * 4] * 2}

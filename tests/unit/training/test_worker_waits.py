@@ -3,6 +3,7 @@
 import math
 import os
 import time
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from lightning_echo import EchoLoader, StagedDataset
-from lightning_echo.data.machine import busy_seconds
+from lightning_echo.data.machine import busy_seconds, has_no_request
 from lightning_echo.training.meters import WorkerWaits, watched_loader
 
 
@@ -92,6 +93,88 @@ def test_this_process_is_busy_as_its_clock_of_processor_time_says():
     assert after - before >= 0.08
     time.sleep(0.5)
     assert busy_seconds(os.getpid()) - after < 0.4
+
+
+def test_a_worker_has_no_request_while_it_polls_for_five_seconds(tmp_path):
+    folder = tmp_path / "7"
+    folder.mkdir()
+    for text, expected in (
+        ("7 0x7ffd 0x1 0x1388 0x0 0x0 0x0 0x7ffd 0x7f\n", True),  # poll, for 5,000 ms
+        ("7 0x7ffd 0x1 0x1387 0x0 0x0 0x0 0x7ffd 0x7f\n", True),
+        ("7 0x7ffd 0x1 0xffffffff 0x0 0x0 0x0 0x7ffd 0x7f\n", False),  # poll without an end
+        ("7 0x7ffd 0x1 0x2710 0x0 0x0 0x0 0x7ffd 0x7f\n", False),  # for 10 s
+        ("230 0x1 0x0 0x1388 0x0 0x0 0x0 0x7ffd 0x7f\n", False),  # clock_nanosleep
+        ("running\n", False),
+        ("-1 0x7ffd 0x7f\n", False),  # it waits, and for no system call
+        ("", False),
+        ("7 x y z", None),
+    ):
+        (folder / "syscall").write_text(text)
+        assert has_no_request(7, tmp_path, "x86_64") is expected, text
+    assert has_no_request(7, tmp_path, "aarch64") is None
+    assert has_no_request(8, tmp_path, "x86_64") is None
+
+
+class Rests(torch.utils.data.Dataset):
+    """Its fifth example takes a minute."""
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        if index == 4:
+            time.sleep(60)
+        return index
+
+
+@pytest.mark.skipif(has_no_request(os.getpid()) is None, reason="this system does not tell")
+def test_a_worker_of_torch_without_a_request_is_told_from_one_that_reads():
+    batches = iter(DataLoader(Rests(), num_workers=1, prefetch_factor=2))
+    worker = batches._workers[0].pid  # as multiprocessing.active_children() has it, where only one loader has workers
+    end = time.monotonic() + 60
+    while not has_no_request(worker):  # two batches are done, and no more was asked for
+        assert time.monotonic() < end, "a worker that has nothing to do is not seen"
+        time.sleep(0.01)
+    for _ in range(3):
+        next(batches)
+    time.sleep(0.5)
+    looks = []
+    for _ in range(20):
+        looks.append(has_no_request(worker))
+        time.sleep(0.01)
+    assert looks == [False] * 20, "it sleeps in the fifth example"
+
+
+def test_glances_at_the_busiest_children_say_how_long_the_workers_had_no_request():
+    """Two workers, of which one never has a request, and a worker of a validation that never has one either."""
+    children, asked = Children(0.0, 0.5, 0.4), []
+
+    def has_none(pid):
+        asked.append((children.now, pid))
+        return pid in (0, 2)
+
+    waits = WorkerWaits(2, lambda: children.now, children.busy, has_none)
+    for step in range(1, 201):
+        children.now += 0.02
+        waits.end_step()
+        if step == 40:
+            assert math.isnan(waits.no_request), "there are too few glances"
+    assert waits.no_request == pytest.approx(0.5)
+    assert {pid for _, pid in asked} == {0, 1, 2}
+    times = [now for now, _ in asked]
+    assert min(after - before for before, after in pairwise(times)) >= 0.05
+    waits.begin_epoch()
+    assert math.isnan(waits.no_request)
+
+
+def test_a_system_that_does_not_tell_is_not_asked_again_and_again():
+    children, asked = Children(0.5), []
+    waits = WorkerWaits(1, lambda: children.now, children.busy, asked.append)  # returns None
+    for _ in range(100):
+        children.now += 1
+        waits.end_step()
+    assert math.isnan(waits.no_request)
+    assert asked == [0]
 
 
 class Stream(IterableDataset):
