@@ -71,7 +71,7 @@ def test_it_is_known_of_every_loader_but_not_with_a_reader_in_other_processes(lo
     ],
 )
 def test_of_several_ranks_it_is_that_of_the_node_on_which_others_took_most(nodes, others, expected, watches):
-    run = Run(others=[(math.nan,) * 5 + tuple(each) for each in others])
+    run = Run(others=[(math.nan,) * 6 + tuple(each) for each in others])
     run.meter.nodes = nodes
     assert run.epoch(8).load == expected
 
