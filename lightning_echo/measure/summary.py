@@ -13,6 +13,7 @@ from typing import Any
 
 from lightning_echo.insertion import InsertionPoint, Reads
 from lightning_echo.measure.control import (
+    ENOUGH_STEPS,
     TAKING_SECONDS,
     Decision,
     Observation,
@@ -79,7 +80,11 @@ class EpochReport:
         saved_cpu_seconds: Processor seconds saved by sharing in the run so far: those of reading this training's examples, less
             its own share of them.
         slowest_training: The training that this one waited for longest in the run so far; empty if none.
-        speedup: Estimated steps per second, relative to factor 1.
+        fresh_step_seconds: Seconds that a step would have taken with fresh examples alone, at least and at most, see
+            `fresh_step_seconds`. None if it is not known: on demand, with a cache, with threads that read ahead, beside a shared
+            reader, for workers that cannot be measured.
+        speedup: How many times as many steps a second the run so far took as with fresh examples alone, at least and at most, see
+            `speedup_of`. None if nothing was echoed, or if too little was measured.
         max_factor: The bound in force at its end, if batches echo on demand; otherwise None.
         next_factor: The factor that the controller has decided on; on demand the bound.
         reason: The controller's reason, for programs: a value of `Reason`, or empty without a controller.
@@ -124,7 +129,8 @@ class EpochReport:
     read_again_examples: int | None = None
     saved_cpu_seconds: float | None = None
     slowest_training: str = ""
-    speedup: float | None = None
+    fresh_step_seconds: tuple[float, float] | None = None
+    speedup: tuple[float, float] | None = None
     max_factor: float | None = None
     next_factor: float | None = None
     reason: str = ""
@@ -141,7 +147,7 @@ class EpochReport:
 
 _NOT_LOGGED = {"epoch", "steps", "slowest_node", "cache_hold", "cache_is_full", "saved_cpu_seconds", "slowest_training"}
 _NOT_LOGGED |= {"worker_wait_fraction", "speedup", "max_factor", "next_factor", "reason", "message"}
-_NOT_LOGGED |= {"fresh_batches", "fresh_batch_seconds"}
+_NOT_LOGGED |= {"fresh_batches", "fresh_batch_seconds", "fresh_step_seconds"}
 LOGGED = tuple(field.name for field in fields(EpochReport) if field.name not in _NOT_LOGGED)
 
 
@@ -409,6 +415,76 @@ def _what_else_helps(recommended: Decision) -> str:
     return ""
 
 
+# ---------------------------------------------------------------------- speed-up
+# What the run's echoes were good for: the time that its steps would have taken with fresh examples alone, over the time that they
+# took. It is joined over all epochs, and claimed as an interval.
+#
+# Without echoes, a step takes as long as its work, or as the workers take for a batch of fresh examples if that is longer. What
+# they take is measured where they work, so workers that rested because their queue was full are not taken for slower ones. Of
+# two things it says nothing:
+#
+# * Handing over takes time, too, and workers disturb each other. While the training waits, a step lasts as long as all that, so
+#   that the measured time is at least, and what explains the steps is at most what fresh examples would have taken.
+# * If nobody waits, workers may rest in turn. Without echoes all would work at once, and more of them than there are cores would
+#   take turns.
+#
+# Echoes save at most the fresh batches that they came in place of, so no run is faster by more than its uses per fresh example.
+
+_ENOUGH_FRESH = 10  # batches of fresh examples: fewer do not show what one takes
+_JITTER = 1.1  # ``make bench ARGS="--only speedup_claims"``: so far apart are runs of the same training
+
+
+def fresh_step_seconds(observation: Observation, cores: int = 1) -> tuple[float, float] | None:
+    """Returns how long a step would have taken with fresh examples alone, at least and at most; None if that is not known.
+
+    ``observation.costs`` have to be those that the workers measured. ``cores`` are those of a rank.
+
+    >>> from lightning_echo.measure.control import PipelineCosts
+    >>> costs = PipelineCosts("after_augmentation", 0.16, 0.0, 0.0, device_seconds=0.01, workers=4)
+    >>> fed = Observation(epoch=0, factor=8.0, steps=100, idle_fraction=0.0, step_seconds=0.01, costs=costs)
+    >>> fresh_step_seconds(fed, cores=4), fresh_step_seconds(fed, cores=2)
+    ((0.04, 0.04), (0.04, 0.08))
+    """
+    idle, seconds, costs = observation.idle_fraction, observation.step_seconds, observation.costs
+    if idle is None or seconds is None or costs is None:
+        return None
+    work, fresh = seconds * (1 - idle), costs.host_seconds(1)
+    if not costs.workers:
+        return fresh + work, fresh + work
+    host = costs.host_seconds(observation.factor)
+    slower = seconds / host if idle > TARGET and host else costs.workers / cores
+    return max(fresh, work), max(fresh, fresh * slower, work)
+
+
+def speedup_of(reports: Sequence[EpochReport]) -> tuple[float, float] | None:
+    """Returns how many times as many steps a second a run took as with fresh examples alone, at least and at most.
+
+    None if nothing was echoed, if fewer than `ENOUGH_STEPS` steps or half of all were measured, or ten batches of fresh examples.
+    (In 100 steps, a late batch makes one hundredth, and the batches that workers had made before the first step hardly count.)
+
+    >>> epoch = partial(EpochReport, 0, 200, 4.0, 400, 1200, data_wait_seconds=0.01, step_seconds=0.01, effective_factor=4.0)
+    >>> [round(end, 6) for end in speedup_of([epoch(fresh_step_seconds=(0.044, 0.06))])], speedup_of([epoch()])
+    ([2.0, 3.3], None)
+    """
+    known = [each for each in reports if each.fresh_step_seconds and each.effective_factor]
+    steps, seconds = sum(each.steps for each in known), sum(seconds_of(known))
+    fresh = sum(each.steps / (each.effective_factor or 1.0) for each in known)
+    if steps < max(ENOUGH_STEPS, sum(each.steps for each in reports) / 2) or fresh < _ENOUGH_FRESH or not seconds:
+        return None
+    most = steps / fresh
+    if most == 1:
+        return None
+    low, high = (sum(each.steps * (each.fresh_step_seconds or (0.0, 0.0))[end] for each in known) / seconds for end in (0, 1))
+    return min(low, most) / _JITTER, min(high * _JITTER, most)
+
+
+def _speedup_line(low: float, high: float) -> str:
+    return (
+        f"{low:.1f} to {high:.1f} times as fast as with fresh examples alone (estimated: what the workers took for them, over what "
+        "the steps took)"
+    )
+
+
 # ---------------------------------------------------------------------- the verdict on demand
 # On demand a factor is not advised. The verdict says how much of the data was fresh. If the training has waited in spite of
 # echoes, it says why. What an echo teaches is not measured, so the verdict claims no speed-up of the training.
@@ -567,8 +643,8 @@ def summarize(reports: Sequence[EpochReport], verdict: RunVerdict) -> str:
         last = reports[-1]
         passes = f", {number_of(last.passes, 'pass', 'passes')} over the data" if last.passes is not None else ""
         lines.append(f"{last.fresh_examples:,} fresh and {last.echoed_examples:,} echoed examples{passes}")
-        if last.speedup is not None and last.factor > 1:
-            lines.append(f"about {last.speedup:.2f} times as fast as factor 1 (estimated from the measured costs)")
+        if last.speedup is not None:
+            lines.append(_speedup_line(*last.speedup))
         if bridged := last.stalls_bridged_seconds:
             lines.append(f"echoes bridged about {three_digits(bridged)} s of stalls (estimated: so much longer without them)")
         lines += [line for line in (_cache_line(last), _share_line(last)) if line]
