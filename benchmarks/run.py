@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 from cache import cache
+from claims import claims
 from cluster import cluster
 from crossings import crossings
 from echoes import echoes
@@ -59,6 +60,7 @@ _RUNS = (
     echoes,
     measuring,
     target_idle,
+    claims,
     stalls,
     stalls_reads,
     cache,

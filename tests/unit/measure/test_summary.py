@@ -59,7 +59,7 @@ def test_long_times_and_large_counts_are_written_out_and_one_is_no_plural():
 
 
 RANK = "epoch 4: factor 2.5, idle 50%, slowest rank"
-TIMES = "about 2.25 times as fast as factor 1 (estimated from the measured costs)"
+TIMES = "1.8 to 2.2 times as fast as with fresh examples alone"
 
 
 @pytest.mark.parametrize(
@@ -68,8 +68,8 @@ TIMES = "about 2.25 times as fast as factor 1 (estimated from the measured costs
         ({"slowest_rank": 0}, f"{RANK} 0", "node"),
         ({"slowest_rank": 2, "slowest_node": 1}, f"{RANK} 2 (node 1)", TIMES),
         ({"slowest_rank": None}, "epoch 4: factor 2.5, idle 50% ", "slowest"),
-        ({"speedup": 2.25}, TIMES, "cache"),
-        ({"speedup": 2.25, "factor": 1.0}, "epoch 4: factor 1", TIMES),
+        ({"speedup": (1.8, 2.2)}, TIMES, "cache"),
+        ({"speedup": (1.8, 2.2), "factor": 1.0}, TIMES, "cache"),  # echoed before
     ],
 )
 def test_a_slow_rank_is_named_and_the_speed_up_told_where_there_was_echoing(values, told, untold):
