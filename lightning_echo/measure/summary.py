@@ -305,9 +305,9 @@ def advise(
 
 
 # ---------------------------------------------------------------------- remedies
-# Their order: more workers, reads in flight, a cache, workers of a cluster, echoing. Fresh examples teach more than echoed ones, and
-# what costs nothing comes first. Each is advised only where it is possible and would help, as far as a run knows; nothing is read
-# for that. `StallAnalyzer` measures what each brings. Each gain is that of the remedy by itself.
+# Their order: more workers, reads in flight, a cache, workers of a cluster, echoing. Fresh examples teach more than echoed ones,
+# and what costs nothing comes first. Each is advised only where it is possible and would help, as far as a run knows; nothing is
+# read for that. `StallAnalyzer` measures what each brings. Each gain is that of the remedy by itself.
 
 
 class _Remedy(NamedTuple):
@@ -326,8 +326,8 @@ def _before_echoing(
     observation: Observation, host_seconds: float, cores: int, chosen: Mapping[str, Any], waiting: Waiting
 ) -> list[_Remedy]:
     """Returns the remedies that come before echoing. ``host_seconds`` are those of the host for a batch."""
-    idle, work, costs = observation.idle_fraction or 0.0, _work_seconds(observation), observation.costs
-    why, found = busy(idle, only=True, last=observation.steps), list[_Remedy]()
+    work, found = _work_seconds(observation), list[_Remedy]()
+    why = busy(observation.idle_fraction or 0.0, only=True, last=observation.steps)
 
     def add(name: str, request: str, reason: str, line: str, host: float, *, how: str = "about", when: str = "") -> None:
         times = host_seconds / max(host, work) if work else math.inf
@@ -335,7 +335,7 @@ def _before_echoing(
             gain = f"{_times_as_fast(times, how)}{when}" if work else ""
             found.append(_Remedy(name, f"{request}{gain}: {why}{reason}.", line, gain))
 
-    now = waiting.workers or (costs.workers if costs is not None else 0)
+    now = waiting.workers
     if 0 < now < cores:
         wanted = min(math.ceil(now * host_seconds / work), cores) if work else cores
         free = f", and {number_of(now, 'worker', 'workers')} cannot use all {cores} cores"

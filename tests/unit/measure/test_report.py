@@ -84,7 +84,7 @@ def test_a_summary_is_read_as_it_was_written_and_other_programs_find_plain_names
             {"step": None, "batch": 90, "factor": 2.0, "reason": "", "message": ""},
         ],
         "packages": {"torch": "2.9"},
-        "verdict": {"message": VERDICT.message, "why": list(VERDICT.why), "next_line": VERDICT.next_line},
+        "verdict": {"message": VERDICT.message, "why": list(VERDICT.why), "next_line": VERDICT.next_line, "others": []},
     }
 
 
