@@ -570,8 +570,8 @@ def speedup_of(reports: Sequence[EpochReport]) -> tuple[float, float] | None:
     (In 100 steps, a late batch makes one hundredth, and the batches that workers had made before the first step hardly count.)
 
     >>> epoch = partial(EpochReport, 0, 200, 4.0, 400, 1200, data_wait_seconds=0.01, step_seconds=0.01, effective_factor=4.0)
-    >>> [round(end, 6) for end in speedup_of([epoch(fresh_step_seconds=(0.044, 0.06))])], speedup_of([epoch()])
-    ([2.0, 3.3], None)
+    >>> [round(end, 6) for end in speedup_of([epoch(fresh_step_seconds=(0.046, 0.06))])], speedup_of([epoch()])
+    ([2.0, 3.45], None)
     """
     known = [each for each in reports if each.fresh_step_seconds and each.effective_factor]
     steps, seconds = sum(each.steps for each in known), sum(seconds_of(known))
