@@ -338,7 +338,7 @@ def _before_echoing(
     now = waiting.workers
     if 0 < now < cores:
         wanted = min(math.ceil(now * host_seconds / work), cores) if work else cores
-        free = f", and {number_of(now, 'worker', 'workers')} cannot use all {cores} cores"
+        free = f", and there are {cores} cores for {number_of(now, 'worker', 'workers')}"
         add("more workers", f"Set num_workers to {wanted}", free, f"num_workers={wanted}", host_seconds * now / wanted)
     if waiting.mostly and waiting.may_read_ahead and "reads_in_flight" not in chosen and waiting.fraction is not None:
         line = callback_line({**chosen, "factor": chosen.get("factor", 1.0), "reads_in_flight": _READS})
@@ -362,7 +362,7 @@ def _before_echoing(
             (1.0 if held is None else held) * _cacheable_share(observation),
         )
         when, left = " from the second pass on", host_seconds * (1 - saved)
-        add("a cache", "Keep examples in a cache", f", and {holds}", line, left, how="up to", when=when)
+        add("a cache", "Keep examples in a cache", f", and {holds}{_about_waits(waiting)}", line, left, how="up to", when=when)
     if waiting.has_cluster and (elsewhere := _cores_elsewhere(observation, waiting, cores, chosen)) is not None:
         share = {"name": "train", "cluster": "ray", "cluster_workers": elsewhere.workers * waiting.ranks}
         words = f", and the {number_of(cores, 'core', 'cores')} here are the limit"
@@ -496,10 +496,16 @@ def _advise_larger(observation: Observation, recommended: Decision, finding: str
     larger = f"{'Echo with factor' if observation.factor == 1 else 'Raise the factor to'} {recommended.factor:g}"
     if recommended.reason is Reason.at_minimum:
         return f"{larger}, since min_factor allows no smaller one: {finding}."
-    only, hint = busy(observation.idle_fraction or 0.0, only=True, last=observation.steps), ""
-    if waiting.mostly and waiting.fraction is not None:
-        hint = f"; the workers wait {percent(waiting.fraction)} of their time: the doctor says what reads_in_flight needs here"
-    return f"{larger}{_gain_of_echoing(observation, recommended)}: {only}{hint}{_what_else_helps(recommended)}."
+    only = busy(observation.idle_fraction or 0.0, only=True, last=observation.steps)
+    gain, waits = _gain_of_echoing(observation, recommended), _about_waits(waiting)
+    return f"{larger}{gain}: {only}{waits}{_what_else_helps(recommended)}."
+
+
+def _about_waits(waiting: Waiting) -> str:
+    """Returns what to do if the workers mostly wait, but nothing of the data set may be read by threads yet."""
+    if not waiting.mostly or waiting.may_read_ahead or waiting.fraction is None:
+        return ""
+    return f"; the workers wait {percent(waiting.fraction)} of their time: the doctor says what reads_in_flight needs here"
 
 
 def _gain_of_echoing(observation: Observation, recommended: Decision) -> str:

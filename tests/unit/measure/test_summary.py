@@ -308,6 +308,10 @@ def test_if_the_workers_mostly_wait_reads_in_flight_come_first():
     message, line = waited(0.92, may_read_ahead=False)
     assert message.endswith("; the workers wait 92% of their time: the doctor says what reads_in_flight needs here.")
     assert line == "EchoCallback(factor=2.09)"
+    known = Waiting(0.92, may_read_ahead=False, cached_fraction=None)
+    message = advise(observed(1, costs(0.04)), Decision(2.09, Reason.starved, ""), 2, {}, known).message
+    assert message.startswith("Keep examples in a cache, ")
+    assert message.endswith("; the workers wait 92% of their time: the doctor says what reads_in_flight needs here.")
 
 
 READS, ECHO = "EchoCallback(factor=1, reads_in_flight=64)", "EchoCallback(factor=2.09)"
@@ -347,7 +351,7 @@ def test_each_remedy_is_advised_in_its_order_and_only_where_it_is_possible_and_h
         # 20 ms of two workers are 13.3 ms of three.
         (
             *(costs(0.04), {}, 3),
-            f"Set num_workers to 3, about 1.5 times as fast: {HALF}, and 2 workers cannot use all 3 cores.",
+            f"Set num_workers to 3, about 1.5 times as fast: {HALF}, and there are 3 cores for 2 workers.",
             (f"{ECHO}, about 2 times as fast",),
         ),
         # Of 80 ms, the cache of half of the data saves 30: 25 ms in place of 40.
