@@ -253,9 +253,7 @@ class VerdictKind(Enum):
     cache_and_echo = "cache_and_echo"  # memory does not hold enough; the echo factor is for the rest
     transform = "transform"  # one transform alone starves the accelerator
     echo = "echo"  # no cheaper remedy is enough
-    not_enough = (
-        "not_enough"  # no remedy is enough (the setting has those that help), workers fail, or the steps are not explained
-    )
+    not_enough = "not_enough"  # no remedy is enough (the setting has what helps), workers fail, or the steps are not explained
 
 
 @dataclass(frozen=True)

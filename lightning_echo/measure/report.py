@@ -180,8 +180,8 @@ class HtmlPage:
     verdict: str = ""
     why: Sequence[str] = ()
     lines: Sequence[str] = ()
-    others: Sequence[str] = ()
     notes: Sequence[str] = ()
+    others: Sequence[str] = ()  # the lines after those, each with what it gains
 
     def text(self) -> str:
         above = [f'<p class="verdict">{escape(self.verdict)}</p>'] if self.verdict else []
