@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 from cache import cache
+from claims import claims
 from cluster import cluster
 from crossings import crossings
 from echoes import echoes
@@ -60,6 +61,7 @@ _RUNS = (
     measuring,
     target_idle,
     target_idle_out_of_reach,
+    claims,
     stalls,
     stalls_reads,
     cache,

@@ -564,7 +564,7 @@ class EchoCallback(DecidesFactor, pl.Callback):
 
     def _verdict_on(self, reports: list[EpochReport], last: tuple[Observation, Decision]) -> RunVerdict:
         fraction = reports[-1].worker_wait_fraction if reports else None
-        waiting = None if fraction is None else self._meter.waiting(fraction)
+        waiting = self._meter.waiting(fraction, self._loader)
         if not self._on_demand or not reports:
             return advise(*last, self._meter.cores, self._chosen, waiting)
         parts, controller = parts_of(self._loader).values(), self._controller_in_force

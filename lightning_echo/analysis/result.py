@@ -89,7 +89,7 @@ def _feeds_with_margin(stages: MeasuredStages, setting: TrainingSetting, target:
 
 
 def remedies(stages: MeasuredStages, target: float) -> list[Remedy]:
-    """Returns the remedies that help, in their order, up to the first that is enough."""
+    """Returns the remedies that are possible and help, in their order, up to the first that is enough."""
     setting, found = TrainingSetting(), list[Remedy]()
 
     def add(name: str, next_setting: TrainingSetting | None) -> bool:
@@ -188,12 +188,9 @@ def _feeding(stages: MeasuredStages, setting: TrainingSetting, target: float) ->
 
 
 def _caches(stages: MeasuredStages, base: TrainingSetting) -> Iterator[TrainingSetting]:
-    """Yields the caches that memory holds. If the data set cannot be cut, a share may be in the page cache instead."""
+    """Yields the caches that memory holds, of a data set that a cache can hold."""
     tenths = [number / 10 for number in range(1, 11)]
-    holds = possible_holds(stages)
-    if not holds:
-        yield from (replace(base, cached_fraction=share) for share in tenths)
-    for hold in holds:
+    for hold in possible_holds(stages):
         most = _most(stages, hold)
         yield from (_cache(stages, base, hold, share) for share in [*tenths, most] if 0 < share <= most)
 
@@ -258,7 +255,7 @@ class VerdictKind(Enum):
     cache_and_echo = "cache_and_echo"  # memory does not hold enough; the echo factor is for the rest
     transform = "transform"  # one transform alone starves the accelerator
     echo = "echo"  # no cheaper remedy is enough
-    not_enough = "not_enough"  # no remedy is enough, workers fail, or the predictions do not explain the measured steps
+    not_enough = "not_enough"  # no remedy is enough (the setting has what helps), workers fail, or the steps are not explained
 
 
 @dataclass(frozen=True)
@@ -296,6 +293,11 @@ def judge(stages: MeasuredStages, step_seconds: float, transforms: Mapping[str, 
     found = tuple(remedies(stages, target))
     if found and found[-1].is_enough:
         verdict = _by_remedy(stages, found[-1], transforms, idle)
+    elif found:
+        verdict = replace(_by_remedy(stages, found[-1], transforms, idle), kind=VerdictKind.not_enough)
+        verdict = replace(
+            verdict, message=f"{verdict.message} Nothing that was tried is enough: a faster source would help more."
+        )
     else:
         message = f"Nothing that was tried is enough: {busy(idle, only=True)}. What helps is a faster source."
         verdict = Verdict(VerdictKind.not_enough, message, TrainingSetting())
@@ -407,8 +409,11 @@ def _nothing_cheaper(stages: MeasuredStages, setting: TrainingSetting) -> str:
         "storage": "The storage is the limit, and neither",
     }
     limit = predict(stages, TrainingSetting(max(stages.workers, stages.cores))).limit
-    why = f"{limits.get(limit, 'Neither')} more workers nor a cache are enough"
-    return why if possible_holds(stages) or not stages.read.median else f"{why}. {_UNCUT}"
+    if possible_holds(stages):
+        return f"{limits.get(limit, 'Neither')} more workers nor a cache are enough"
+    begun = {"cores": f"The {stages.cores} cores are the limit, so that more", "storage": "The storage is the limit, and more"}
+    why = f"{begun.get(limit, 'More')} workers are not enough"
+    return f"{why}. {_UNCUT}" if stages.read.median else why
 
 
 # ---------------------------------------------------------------------- proof
@@ -550,7 +555,7 @@ class StallAnalysis:
         ... )
         >>> analysis = StallAnalysis(stages, real=Spread.exactly(0.08), cached=Spread.exactly(0.02))  # as an analyzer measures it
         >>> analysis.fetch_stall_fraction, analysis.predict(workers=2).idle_fraction, analysis.verdict.kind.value
-        (0.75, 0.5, 'cache')
+        (0.75, 0.5, 'echo')
     """
 
     stages: MeasuredStages

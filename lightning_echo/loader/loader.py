@@ -38,6 +38,7 @@ from lightning_echo.plan.memory import make_plan
 from lightning_echo.schema import LEFT_OUT
 from lightning_echo.share.config import ShareConfig, read_share_config
 from lightning_echo.share.sharing import LoaderSharing, begins
+from lightning_echo.split.prove import Split
 
 
 class PlainAttributes:
@@ -206,6 +207,11 @@ class EchoLoader(PlainAttributes):
     def loader(self) -> Any:
         """The user's loader. Iterate over it if you want to look at data during training."""
         return self._setting.kind.loader
+
+    @property
+    def split(self) -> Split | None:
+        """Where the data set is split; None if an echo reuses whole examples or batches."""
+        return self._setting.choice.split
 
     @property
     def insertion_point(self) -> InsertionPoint:

@@ -111,10 +111,12 @@ def as_block(title: str, sentences: Sequence[str]) -> str:
     return "\n".join([title, *map(as_sentence, sentences)]) if sentences else ""
 
 
-def verdict_blocks(message: str, why: Sequence[str], lines: Sequence[str]) -> list[str]:
+def verdict_blocks(message: str, why: Sequence[str], lines: Sequence[str], others: Sequence[str] = ()) -> list[str]:
     """Returns the first blocks of a report, without empty ones. Lines to paste are not wrapped."""
-    after = "\n".join(["Next", *(f"{_INDENT}{line}" for line in lines)]) if lines else ""
-    return [block for block in (as_block("Verdict", [message]), as_block("Why", why), after) if block]
+    after = [
+        "\n".join([title, *(f"{_INDENT}{line}" for line in each)]) for title, each in (("Next", lines), ("Then", others)) if each
+    ]
+    return [block for block in (as_block("Verdict", [message]), as_block("Why", why), *after) if block]
 
 
 def as_sentence(text: str) -> str:
@@ -179,11 +181,13 @@ class HtmlPage:
     why: Sequence[str] = ()
     lines: Sequence[str] = ()
     notes: Sequence[str] = ()
+    others: Sequence[str] = ()  # the lines after those, each with what it gains
 
     def text(self) -> str:
         above = [f'<p class="verdict">{escape(self.verdict)}</p>'] if self.verdict else []
         above += [f'<p class="why">{escape(words)}</p>' for words in self.why]
         above += [f"<p>Next: <code>{escape(line)}</code></p>" for line in self.lines]
+        above += [f"<p>Then: <code>{escape(line)}</code></p>" for line in self.others]
         return _PAGE.substitute(
             headline=escape(self.headline),
             verdict="".join(f"\n{each}" for each in above),
@@ -462,8 +466,8 @@ def report(summary: RunSummary) -> str:
     """Returns a run as plain text, in lines of at most 100 columns."""
     blocks, verdict = [], summary.verdict
     if verdict is not None:
-        why = [*verdict.why, *load_lines(summary.reports)]
-        blocks += verdict_blocks(verdict.message, why, [verdict.next_line] if verdict.next_line else [])
+        why, lines = [*verdict.why, *load_lines(summary.reports)], [verdict.next_line] if verdict.next_line else []
+        blocks += verdict_blocks(verdict.message, why, lines, verdict.others)
     blocks += [headline(summary), *map(as_text, tables(summary, _MOST_ROWS))]
     return "\n\n".join(filter(None, blocks))
 
@@ -479,6 +483,7 @@ def page(summary: RunSummary) -> str:
         verdict=verdict.message,
         why=[*verdict.why, *load_lines(summary.reports)],
         lines=[verdict.next_line] if verdict.next_line else [],
+        others=verdict.others,
     ).text()
 
 

@@ -193,6 +193,12 @@ def check_ray(name: str) -> None:
         )
 
 
+def is_in_cluster() -> bool:
+    """Returns whether this process is connected to a Ray cluster. It does not import Ray."""
+    ray = sys.modules.get("ray")
+    return ray is not None and bool(ray.is_initialized())
+
+
 def place_of_training(name: str) -> dict[str, Any]:
     """Returns what a process that this training starts needs to join the cluster, and the node on which they both are."""
     check_ray(name)

@@ -17,7 +17,7 @@ from lightning_echo.config import DEMAND
 from lightning_echo.loader.loader import EchoLoader
 from lightning_echo.measure.control import Controller, Decision, Observation
 from lightning_echo.measure.report import picture
-from lightning_echo.measure.summary import FILE_NAME, EpochReport, RunSummary, stalls_bridged
+from lightning_echo.measure.summary import FILE_NAME, EpochReport, RunSummary, fresh_step_seconds, speedup_of, stalls_bridged
 from lightning_echo.training.counts import Examples, together
 from lightning_echo.training.loaders import Echoed, parts_of
 from lightning_echo.training.meters import EpochMeasures, RunMeter
@@ -228,15 +228,34 @@ def report_of(
         read_again_examples=None if shared is None else shared.read_again,
         saved_cpu_seconds=None if shared is None else shared.saved_cpu_seconds,
         slowest_training="" if shared is None else shared.slowest_training,
-        speedup=None if costs is None or on_demand else costs.speedup(factor),
+        fresh_step_seconds=_fresh_step_seconds(measures, loader, observation, meter.cores),
         max_factor=max((part.factor_in_force for part in on_demand.values()), default=None),
         next_factor=None if decision is None else decision.factor,
         reason="" if decision is None else decision.reason.value,
         message="" if decision is None else decision.message,
     )
+    report = replace(report, speedup=speedup_of([*before, report]))
     if report.fresh_batches is None:
         return report
     return replace(report, stalls_bridged_seconds=stalls_bridged([*before, report]))
+
+
+def _fresh_step_seconds(
+    measures: EpochMeasures, loader: Echoed | None, observation: Observation, cores: int
+) -> tuple[float, float] | None:
+    """Returns what a step of an epoch would have taken with fresh examples alone; None where the workers' time does not tell.
+
+    At factor 1 a cache would have had other examples by then, and threads that read ahead, or a reader, work beside the workers.
+    """
+    parts = parts_of(loader).values()
+    if measures.whole is not None and not measures.echoed and parts:
+        seconds = measures.whole.wait_seconds + measures.whole.busy_seconds
+        return seconds, seconds
+    if any(part.on_demand or part.reads_ahead or part.sharing is not None or part.cache is not None for part in parts):
+        return None
+    if not parts or not all(part.seconds.batches for part in parts):
+        return None
+    return fresh_step_seconds(observation, cores)
 
 
 def factor_shown(loader: Echoed | None, totals: Examples) -> float:

@@ -19,16 +19,29 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
-from lightning_echo.data.machine import NOT_SEEN, CoreUse, CoreWatch, Load, busy_seconds, has_no_request, load_of, usable_cores
+from lightning_echo.data.machine import (
+    NOT_SEEN,
+    CoreUse,
+    CoreWatch,
+    Load,
+    busy_seconds,
+    free_memory_bytes,
+    has_no_request,
+    load_of,
+    usable_cores,
+)
 from lightning_echo.loader.loader import EchoLoader
 from lightning_echo.measure.control import PipelineCosts
-from lightning_echo.measure.summary import Waiting
+from lightning_echo.measure.summary import CACHE_SHARE, Waiting
 from lightning_echo.measure.timing import DeviceEvents, IdleFraction, JobSteps, StepTimer
 from lightning_echo.pipeline.batches import size_of
-from lightning_echo.pipeline.kinds import Indexed, kind_of
+from lightning_echo.pipeline.kinds import Indexed, Kind, kind_of
 from lightning_echo.schema import FieldError, entry
+from lightning_echo.share.ray import is_in_cluster
 from lightning_echo.share.same_data import why_not_elsewhere
+from lightning_echo.split.describe import cut, describe
 from lightning_echo.split.reading import may_be_on
+from lightning_echo.split.staged import batched
 from lightning_echo.training.counts import CacheMeter, CacheUse, Examples, RunCounts, ShareMeter, ShareUse
 from lightning_echo.training.loaders import Echoed, EchoLoaders, leaves_of, parts_at_leaves, parts_of
 from lightning_echo.training.package import classes
@@ -311,6 +324,27 @@ def _busy_children() -> dict[int, float | None]:
     return {child.pid: busy_seconds(child.pid) for child in multiprocessing.active_children() if child.pid is not None}
 
 
+def _cached_fraction(kind: Kind, loader: Echoed | None) -> float | None:
+    """Returns the share of the data that a cache in half of the free memory would hold; 0: nothing. None: that is not known.
+
+    Whether the data set can be cut is looked up; only a loader that echoes has proved it, and knows what an example weighs.
+    """
+    if not isinstance(kind, Indexed) or batched(kind.loader.dataset) is not None:
+        return 0.0
+    split = loader.split if isinstance(loader, EchoLoader) else None
+    try:
+        kind.check_cache()
+        if split is None:
+            cut(describe(kind.loader.dataset), raw=False)
+    except ValueError:  # a SplitRefused, too
+        return 0.0
+    if split is None:
+        return None
+    indices, free = kind.readable_indices, free_memory_bytes()
+    whole = split.packed_bytes * (len(kind.loader.dataset) if indices is None else len(indices))
+    return min(1.0, CACHE_SHARE * free / whole) if free is not None and whole else None
+
+
 def watched_loader(loaders: Any) -> DataLoader[Any] | None:
     """Returns the loader whose workers may wait for reads: a single one, read by index, in which no threads read ahead."""
     leaves = list(leaves_of(loaders).values())
@@ -404,18 +438,20 @@ class RunMeter:
         """Returns the examples of this rank in the epoch so far, or since it resumed, without synchronising."""
         return self._delivered(loader).since(self._own_at_epoch_start)
 
-    def waiting(self, fraction: float) -> Waiting:
-        """Returns what is known of the workers that wait for this share of their time. It reads no example."""
+    def waiting(self, fraction: float | None, loader: Echoed | None) -> Waiting:
+        """Returns what is known of the workers that wait for this share of their time, and of the data. It reads no example."""
+        unknown = Waiting(fraction, may_read_ahead=False)
         if self._watched is None:
-            return Waiting(fraction, may_read_ahead=False)
+            return unknown
         workers, size = self._watched.num_workers, self._watched.batch_size or 0
         try:
             kind = kind_of(self._watched)
             size = 0 if why_not_elsewhere(kind, self.world_size) else size
             may_read_ahead = isinstance(kind, Indexed) and may_be_on(self._watched.dataset)
+            cached = _cached_fraction(kind, loader)
         except Exception:  # whatever a data set of the user's raises when it is looked at: no training may fail because of advice
-            return Waiting(fraction, may_read_ahead=False)
-        return Waiting(fraction, may_read_ahead, workers, size, self.world_size)
+            return unknown
+        return Waiting(fraction, may_read_ahead, workers, size, self.world_size, cached, is_in_cluster())
 
     def node_of(self, rank: int) -> int | None:
         return self.nodes[rank] if len(set(self.nodes)) > 1 else None

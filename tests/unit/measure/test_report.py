@@ -39,7 +39,8 @@ FULL = {
     "read_again_examples": 0,
     "saved_cpu_seconds": 12.5,
     "slowest_training": "b.py (process 7)",
-    "speedup": 1.2,
+    "fresh_step_seconds": (0.03, 0.04),
+    "speedup": (1.2, 1.4),
     "max_factor": 8.0,
     "next_factor": 1.25,
     "reason": "starved",
@@ -63,7 +64,7 @@ def test_the_state_goes_through_a_checkpoint_and_makes_the_same_report(values, t
     loaded = torch.load(tmp_path / "state.pt", weights_only=True)
     assert EpochReport(**loaded) == report
     assert set(loaded) == {field.name for field in fields(EpochReport)}
-    assert {type(value) for value in loaded.values()} <= {int, float, bool, str, type(None)}
+    assert {type(value) for value in loaded.values()} <= {int, float, bool, str, tuple, type(None)}
 
 
 USES = [FactorUse(0, 0, 1.0), FactorUse(66, {"a": 72, "b": 66}, 3.0, "starved", "idle 67%"), FactorUse(None, 90, 2.0)]
@@ -76,14 +77,14 @@ def test_a_summary_is_read_as_it_was_written_and_other_programs_find_plain_names
     assert RunSummary.from_json(summary.to_json()) == summary
     assert json.loads(summary.to_json()) == {
         "version": VERSION,
-        "reports": [report.state()],
+        "reports": [{**report.state(), "fresh_step_seconds": [0.03, 0.04], "speedup": [1.2, 1.4]}],
         "decisions": [
             {"step": 0, "batch": 0, "factor": 1.0, "reason": "", "message": ""},
             {"step": 66, "batch": {"a": 72, "b": 66}, "factor": 3.0, "reason": "starved", "message": "idle 67%"},
             {"step": None, "batch": 90, "factor": 2.0, "reason": "", "message": ""},
         ],
         "packages": {"torch": "2.9"},
-        "verdict": {"message": VERDICT.message, "why": list(VERDICT.why), "next_line": VERDICT.next_line},
+        "verdict": {"message": VERDICT.message, "why": list(VERDICT.why), "next_line": VERDICT.next_line, "others": []},
     }
 
 

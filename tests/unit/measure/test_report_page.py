@@ -26,15 +26,27 @@ def test_a_table_as_text_aligns_figures_draws_bars_and_loses_no_word():
 
 def test_a_page_has_verdict_figure_and_tables_in_this_order_and_nothing_of_what_is_empty():
     table = Table("Epochs", ("epoch", "idle"), (("0", "5%"),), ("A remark.",))
-    full = HtmlPage("Head", PICTURE, "lines", (table,), "Echo.", ("one", "two"), ("EchoCallback(factor=2)",), ("A note.",))
-    order = ["<h1>Head", "Echo.", "one", "two", "<code>EchoCallback(factor=2)", "<svg>", "Epochs", "5%", "A remark.", "A note."]
+    full = HtmlPage("Head", PICTURE, "lines", (table,), "Echo.", ("one", "two"), ("num_workers=4",), ("A note.",), ("factor",))
+    order = [
+        "<h1>Head",
+        "Echo.",
+        "one",
+        "two",
+        "Next: <code>num_workers=4",
+        "Then: <code>factor",
+        "<svg>",
+        "Epochs",
+        "5%",
+        "A remark.",
+        "A note.",
+    ]
     places = [full.text().index(words) for words in order]
     assert places == sorted(places)
     assert '<table class="numbered">' in full.text(), "a column of numbers takes no more room than it needs"
     words = HtmlPage("", "", "", (Table("", ("why", "idle"), (("0", "5%"), ("at the beginning", "5%"))),))
     assert "<table>" in words.text()
     bare = HtmlPage("A & B", PICTURE, "two lines", ()).text()
-    assert [part for part in ('class="verdict"', 'class="why"', "Next", "<table", "Notes", "<li>") if part in bare] == []
+    assert [part for part in ('class="verdict"', 'class="why"', "Next", "Then", "<table", "Notes", "<li>") if part in bare] == []
     assert PICTURE in bare
 
 

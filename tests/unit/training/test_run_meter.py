@@ -11,6 +11,7 @@ from meters import LateEvent, Loader, Run, saved
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler
 
+from lightning_echo import EchoLoader, StagedDataset
 from lightning_echo.cache.node_cache import CacheCounts
 from lightning_echo.measure.control import PipelineCosts
 from lightning_echo.measure.timing import DeviceEvents, StepTimer
@@ -397,5 +398,42 @@ def test_the_events_of_a_device_outlive_each_training_and_are_those_of_one_devic
 def test_workers_whose_waiting_is_known_are_known_with_what_other_machines_could_read(watched, workers, batch_size, monkeypatch):
     meter = RunMeter()
     monkeypatch.setattr(meter, "_watched", watched)
-    waiting = meter.waiting(0.25)
+    waiting = meter.waiting(0.25, None)
     assert (waiting.fraction, waiting.workers, waiting.batch_size, waiting.ranks) == (0.25, workers, batch_size, 1)
+
+
+class Cut(StagedDataset):
+    def __len__(self):
+        return 64
+
+    def load(self, index):
+        return torch.zeros(1000)
+
+    def augment(self, example):
+        return example
+
+
+class AtOnce(Cut):
+    def __getitems__(self, indices):
+        return torch.zeros(len(indices), 1000)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "echoes", "free", "fraction"),
+    [
+        (range(64), False, 10**9, 0.0),  # nothing shows where it could be cut
+        (AtOnce(), False, 10**9, 0.0),
+        (Cut(), False, 10**9, None),  # what an example weighs is not known
+        (Cut(), True, 10**9, 1.0),
+        (Cut(), True, 256_000, 0.5),  # 64 examples of 4,000 bytes in half of it
+        (Cut(), True, None, None),
+    ],
+)
+def test_what_a_cache_would_hold_is_known_of_a_loader_that_echoes_and_nothing_of_data_that_cannot_be_cut(
+    dataset, echoes, free, fraction, monkeypatch
+):
+    monkeypatch.setattr("lightning_echo.training.meters.free_memory_bytes", lambda: free)
+    meter, plain = RunMeter(), DataLoader(dataset, 8, num_workers=3)
+    monkeypatch.setattr(meter, "_watched", plain)
+    loader = EchoLoader(plain, 2, seed=0) if echoes else None
+    assert meter.waiting(None, loader).cached_fraction == (None if fraction is None else pytest.approx(fraction, rel=0.05))
