@@ -340,8 +340,7 @@ def _before_echoing(
             gain = f"{_times_as_fast(times, how)}{when}" if work else ""
             found.append(_Remedy(name, f"{request}{gain}: {why}{reason}.", line, gain))
 
-    now = waiting.workers
-    if 0 < now < cores:
+    if now := waiting.workers:  # more than there are cores are no gain
         wanted = min(math.ceil(now * host_seconds / work), cores) if work else cores
         free = f", and there are {cores} cores for {number_of(now, 'worker', 'workers')}"
         add("more workers", f"Set num_workers to {wanted}", free, f"num_workers={wanted}", host_seconds * now / wanted)

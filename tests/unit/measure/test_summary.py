@@ -303,8 +303,8 @@ def test_if_the_workers_mostly_wait_reads_in_flight_come_first():
         "and the workers wait 92% of theirs, rather than compute."
     )
     assert line == 'EchoCallback(cache="1MiB", factor=1, reads_in_flight=64)'
-    message, line = waited(0.92, factor=2, recommended=4.2, chosen={"factor": 2.0, "reads_in_flight": 4})
-    assert message.startswith("Raise the factor to 4.2")  # it reads ahead already, as far as it may
+    message, line = waited(0.92, chosen={"reads_in_flight": 4})
+    assert message.startswith("Echo with factor 2.09")  # threads may read already
     message, line = waited(0.92, may_read_ahead=False)
     assert message.endswith("; the workers wait 92% of their time: the doctor says what reads_in_flight needs here.")
     assert line == "EchoCallback(factor=2.09)"
@@ -376,6 +376,14 @@ def test_the_first_remedy_is_the_verdict_with_its_gain_and_the_others_follow_wit
     verdict = advise(observed(1, its_costs), Decision(2.09, Reason.starved, ""), cores, None, waiting)
     assert (verdict.message, verdict.others) == (message, others)
     assert f"  then: {'; '.join(others)}" in summarize([], verdict)
+
+
+@pytest.mark.parametrize("chosen", [{"cache": "1MiB"}, {"share": "sweep"}])
+def test_a_cache_is_not_advised_to_a_run_that_has_one_or_whose_reader_would(chosen):
+    known = Waiting(0.0, may_read_ahead=False, workers=2, cached_fraction=None)
+    verdict = advise(observed(1, costs(0.04)), Decision(2.09, Reason.starved, ""), 2, chosen, known)
+    assert verdict.message.startswith("Echo with factor 2.09")
+    assert verdict.others == ()
 
 
 def test_at_a_factor_that_may_not_rise_other_remedies_are_advised_and_no_line_repeats_the_factor():

@@ -1,6 +1,7 @@
 """What a training comes to, with a fake Trainer, loader and clock: times, counts and costs, joined over ranks and saved."""
 
 import gc
+import sys
 import weakref
 from dataclasses import replace
 from types import SimpleNamespace
@@ -437,3 +438,13 @@ def test_what_a_cache_would_hold_is_known_of_a_loader_that_echoes_and_nothing_of
     monkeypatch.setattr(meter, "_watched", plain)
     loader = EchoLoader(plain, 2, seed=0) if echoes else None
     assert meter.waiting(None, loader).cached_fraction == (None if fraction is None else pytest.approx(fraction, rel=0.05))
+
+
+@pytest.mark.parametrize("is_initialized", [True, False])
+def test_a_cluster_is_known_only_where_this_program_is_connected_to_one(is_initialized, monkeypatch):
+    meter = RunMeter()
+    monkeypatch.setattr(meter, "_watched", DataLoader(range(64), 8, num_workers=3))
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: is_initialized))
+    assert meter.waiting(0.0, None).has_cluster is is_initialized
+    monkeypatch.delitem(sys.modules, "ray")
+    assert not meter.waiting(0.0, None).has_cluster
