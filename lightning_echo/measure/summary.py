@@ -349,25 +349,15 @@ def _before_echoing(
         line = callback_line({**chosen, "factor": chosen.get("factor", 1.0), "reads_in_flight": _READS})
         waits = f", and the workers wait {percent(waiting.fraction)} of theirs, rather than compute"
         request = f"Set reads_in_flight to {_READS}, if threads may read the data set"
-        add(
-            "reads_in_flight, if threads may read the data set,",
-            request,
-            waits,
-            line,
-            host_seconds * (1 - waiting.fraction),
-            how="up to",
-        )
+        name, left = "reads_in_flight, if threads may read the data set,", host_seconds * (1 - waiting.fraction)
+        add(name, request, waits, line, left, how="up to")
     held = waiting.cached_fraction
     if held != 0 and not {"cache", "share"} & set(chosen):
-        holds = (
-            "what it holds is not read again" if held is None else f"half of the free memory holds {percent(held)} of the data"
-        )
-        line, saved = (
-            callback_line({**chosen, "cache": CACHE_SHARE}),
-            (1.0 if held is None else held) * _cacheable_share(observation),
-        )
-        when, left = " from the second pass on", host_seconds * (1 - saved)
-        add("a cache", "Keep examples in a cache", f", and {holds}{_about_waits(waiting)}", line, left, how="up to", when=when)
+        known = "" if held is None else f"half of the free memory holds {percent(held)} of the data"
+        why_cache = f", and {known or 'what it holds is not read again'}{_about_waits(waiting)}"
+        saved = (1.0 if held is None else held) * _cacheable_share(observation)
+        line, when = callback_line({**chosen, "cache": CACHE_SHARE}), " from the second pass on"
+        add("a cache", "Keep examples in a cache", why_cache, line, host_seconds * (1 - saved), how="up to", when=when)
     if waiting.has_cluster and (elsewhere := _cores_elsewhere(observation, waiting, cores, chosen)) is not None:
         share = {"name": "train", "cluster": "ray", "cluster_workers": elsewhere.workers * waiting.ranks}
         words = f", and the {number_of(cores, 'core', 'cores')} here are the limit"
@@ -560,7 +550,7 @@ def _what_else_helps(recommended: Decision) -> str:
 # Echoes save at most the fresh batches that they came in place of, so no run is faster by more than its uses per fresh example.
 
 _ENOUGH_FRESH = 10  # batches of fresh examples: fewer do not show what one takes
-_JITTER = 1.15  # ``make bench ARGS="--only claims"``: with 1.1, 18 of 20 claims had the truth
+_JITTER = 1.15  # ``make bench ARGS="--only claims"``: 18 of 20 claims had the truth, while other programs ran
 
 
 def fresh_step_seconds(observation: Observation, cores: int = 1) -> tuple[float, float] | None:
