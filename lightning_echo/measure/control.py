@@ -343,9 +343,8 @@ class PipelineCosts:
     collate_seconds: float  # of a worker per batch
     device_seconds: float  # per step in which the device is busy, transfer included
     workers: int  # with 0, loading and training take turns
-    keeps_up: bool = (
-        False  # the workers were seen to have nothing to do for so long that loading is not what the device waits for
-    )
+    keeps_up: bool = False  # the workers had nothing to do for so long that the device does not wait for loading
+    from_waiting: bool = False  # no stage was measured by itself: what echoes redo is not known
 
     @classmethod
     def of_waiting(
@@ -363,7 +362,7 @@ class PipelineCosts:
         host = step_seconds * (1 - no_request) if workers else step_seconds * idle_fraction
         device = step_seconds * (1 - idle_fraction)
         keeps_up = no_request >= _CLEARLY_IDLE and host <= device
-        return cls(earliest(Needs.batches).value, host * factor, 0.0, 0.0, device, min(workers, 1), keeps_up)
+        return cls(earliest(Needs.batches).value, host * factor, 0.0, 0.0, device, min(workers, 1), keeps_up, from_waiting=True)
 
     @property
     def reused_seconds(self) -> float:

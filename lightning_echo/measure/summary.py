@@ -398,7 +398,7 @@ def _next_line(observation: Observation, recommended: Decision, workers: int, ch
         return ""
     if workers:
         return f"num_workers={workers}"
-    if recommended.reason is Reason.downstream_too_slow or recommended.factor == observation.factor:
+    if recommended.factor == observation.factor:
         return ""
     if recommended.factor == 1:
         return callback_line({name: value for name, value in chosen.items() if name in _WITHOUT_ECHOING})
@@ -463,7 +463,11 @@ def _message(observation: Observation, recommended: Decision, workers: int, wait
     if workers:
         return no_workers(workers, idle, last=steps)
     if reason is Reason.downstream_too_slow:
-        return f"At this insertion point no factor is enough; {recommended.message}{over_last(steps)}."
+        enough = f"no factor is enough; {recommended.message}{over_last(steps)}."
+        if recommended.factor <= factor:
+            return f"At this insertion point {enough}"
+        larger = f"{'Echo with factor' if factor == 1 else 'Raise the factor to'} {recommended.factor:g}"
+        return f"{larger}{_gain_of_echoing(observation, recommended)}: at this insertion point {enough}"
     finding = f"{busy(idle, last=steps)}{_what_else_helps(recommended)}"
     if idle > TARGET and observation.costs is not None and observation.costs.keeps_up:
         finding += "; it does not wait for loading, since the workers had nothing to do for a part of the time"
@@ -494,7 +498,8 @@ def _advise_larger(observation: Observation, recommended: Decision, finding: str
         return f"{larger}, since min_factor allows no smaller one: {finding}."
     only = busy(observation.idle_fraction or 0.0, only=True, last=observation.steps)
     gain, waits = _gain_of_echoing(observation, recommended), _about_waits(waiting)
-    return f"{larger}{gain}: {only}{waits}{_what_else_helps(recommended)}."
+    redone = _NOT_KNOWN_APART if gain and observation.costs is not None and observation.costs.from_waiting else ""
+    return f"{larger}{gain}: {only}{waits}{_what_else_helps(recommended)}{redone}."
 
 
 def _about_waits(waiting: Waiting) -> str:
@@ -504,6 +509,9 @@ def _about_waits(waiting: Waiting) -> str:
     return f"; the workers wait {percent(waiting.fraction)} of their time: the doctor says what reads_in_flight needs here"
 
 
+_NOT_KNOWN_APART = "; what is augmented and collated again for echoes is not known of a plain loader, and makes the gain smaller"
+
+
 def _gain_of_echoing(observation: Observation, recommended: Decision) -> str:
     costs, seconds, factor = observation.costs, observation.step_seconds, observation.factor
     if costs is None or seconds is None or recommended.factor <= factor or recommended.reason is Reason.at_minimum:
@@ -511,7 +519,8 @@ def _gain_of_echoing(observation: Observation, recommended: Decision) -> str:
     host = costs.host_seconds(factor)
     if costs.workers and 0 < host < seconds:
         costs = costs.slower(seconds / host)  # while the device waits, the host takes as long as a step lasts
-    return _times_as_fast(costs.step_seconds(factor) / costs.step_seconds(recommended.factor))
+    how = "up to" if costs.from_waiting else "about"
+    return _times_as_fast(costs.step_seconds(factor) / costs.step_seconds(recommended.factor), how)
 
 
 def _what_else_helps(recommended: Decision) -> str:

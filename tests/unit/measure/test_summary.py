@@ -8,6 +8,7 @@ import pytest
 from lightning_echo.measure.control import Decision, Observation, PipelineCosts, Reason
 from lightning_echo.measure.report import tables
 from lightning_echo.measure.summary import EpochReport, RunSummary, RunVerdict, Waiting, advise, summarize
+from lightning_echo.measure.target_idle import recommend
 
 
 def report(epoch, factor=1.0, *, idle=0.5, steps=100, seconds=0.02, **values):
@@ -237,6 +238,17 @@ SITUATIONS = {  # name: factor, costs, what is recommended, the advice expected,
         *(2, costs(0.01, rest=0.04), (2, Reason.downstream_too_slow)),
         *(f"At this insertion point no factor is enough; the message{LAST}.", ""),
     ),
+    "too slow after the echo, and a factor gains": (  # 60 + 20 ms; 60 / 4 + 20 = 35
+        *(1, costs(0.06, rest=0.02), (4, Reason.downstream_too_slow)),
+        f"Echo with factor 4, about 2.3 times as fast: at this insertion point no factor is enough; the message{LAST}.",
+        "EchoCallback(factor=4)",
+    ),
+    "a plain loader, of which no stage is known": (
+        *(1, PipelineCosts.of_waiting(0.04, 0.75, 1.0), (4, Reason.starved)),
+        f"Echo with factor 4, up to 4 times as fast: {BUSY} only 25% of the time{LAST}; what is augmented and collated again for "
+        "echoes is not known of a plain loader, and makes the gain smaller.",
+        "EchoCallback(factor=4)",
+    ),
     "a larger factor brought too little": (
         *(2.5, costs(0.06), (2.5, Reason.no_gain)),
         *(f"Keep factor 2.5: {BUSY} 83% of the time{LAST}{LITTLE}", ""),
@@ -266,6 +278,21 @@ def observed(factor, costs):
     """What would be seen if the model of the costs were right."""
     idle, seconds = (0.0, 0.01) if costs is None else (costs.idle_fraction(factor), costs.step_seconds(factor))
     return Observation(epoch=5, factor=factor, steps=100, idle_fraction=idle, step_seconds=seconds, costs=costs)
+
+
+def test_a_plain_loader_whose_workers_are_ahead_is_not_what_steps_wait_for():
+    """A step of 12.5 ms waits for 2.5. If workers have nothing to do for 60% of the time, they need 5 ms for a batch."""
+    for no_request, message in (
+        (0.6, "Do not echo: the accelerator is busy 80% of the time (last 100 steps); it does not wait for loading, since the "),
+        (
+            0.0,
+            "Echo with factor 1.28, up to 1.2 times as fast: the accelerator is busy only 80% of the time",
+        ),  # 1.25 * 0.95 * 1.07
+        (0.05, "Echo with factor "),  # as chance may have it
+    ):
+        its_costs = PipelineCosts.of_waiting(0.0125, 0.2, 1.0, no_request=no_request)
+        seen = Observation(epoch=0, factor=1.0, steps=100, idle_fraction=0.2, step_seconds=0.0125, costs=its_costs)
+        assert advise(seen, recommend(seen)).message.startswith(message)
 
 
 @pytest.mark.parametrize("situation", SITUATIONS)
