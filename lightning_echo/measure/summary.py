@@ -463,11 +463,11 @@ def _message(observation: Observation, recommended: Decision, workers: int, wait
     if workers:
         return no_workers(workers, idle, last=steps)
     if reason is Reason.downstream_too_slow:
-        enough = f"no factor is enough; {recommended.message}{over_last(steps)}."
+        not_enough = f"At this insertion point no factor is enough; {recommended.message}{over_last(steps)}."
         if recommended.factor <= factor:
-            return f"At this insertion point {enough}"
+            return not_enough
         larger = f"{'Echo with factor' if factor == 1 else 'Raise the factor to'} {recommended.factor:g}"
-        return f"{larger}{_gain_of_echoing(observation, recommended)}: at this insertion point {enough}"
+        return f"{larger}{_gain_of_echoing(observation, recommended)}: {not_enough[0].lower()}{not_enough[1:]}"
     finding = f"{busy(idle, last=steps)}{_what_else_helps(recommended)}"
     if idle > TARGET and observation.costs is not None and observation.costs.keeps_up:
         finding += "; it does not wait for loading, since the workers had nothing to do for a part of the time"
@@ -570,7 +570,7 @@ def fresh_step_seconds(observation: Observation, cores: int = 1) -> tuple[float,
     if not costs.workers:
         return fresh + work, fresh + work
     host = costs.host_seconds(observation.factor)
-    slower = seconds / host if idle > TARGET and host else costs.workers / cores
+    slower = seconds / host if idle > TARGET and host and not costs.keeps_up else costs.workers / cores
     return max(fresh, work), max(fresh, fresh * slower, work)
 
 

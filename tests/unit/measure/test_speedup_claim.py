@@ -8,8 +8,8 @@ from lightning_echo.measure.summary import EpochReport, RunVerdict, fresh_step_s
 JITTER = 1.15  # both ends of an interval are so far beyond what was measured
 
 
-def costs(source, rest=0.0, collate=0.0, workers=1, point="before_augmentation"):
-    return PipelineCosts(point, source, rest, collate, device_seconds=0.01, workers=workers)
+def costs(source, rest=0.0, collate=0.0, workers=1, point="before_augmentation", **known):
+    return PipelineCosts(point, source, rest, collate, device_seconds=0.01, workers=workers, **known)
 
 
 @pytest.mark.parametrize(
@@ -24,6 +24,8 @@ def costs(source, rest=0.0, collate=0.0, workers=1, point="before_augmentation")
         (costs(0.3, 0.01), 2.0, 0.5, 0.2, 1, (0.31, 0.31 * 0.2 / 0.16)),
         (costs(0.3, 0.01), 2.0, 0.5, 0.1, 1, (0.31, 0.31)),  # batches that were made before the first step
         (costs(0.3, 0.01, 0.02, point="after_batching"), 3.0, 0.5, 0.22, 1, (0.33, 0.66)),
+        # waiting for something else, while the workers rest
+        (costs(0.3, 0.01, keeps_up=True), 2.0, 0.5, 0.2, 1, (0.31, 0.31)),
         # without workers loading and training take turns
         (costs(0.3, 0.01, workers=0), 2.0, 0.5, 0.32, 2, (0.47, 0.47)),
     ],
