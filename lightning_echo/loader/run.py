@@ -147,9 +147,10 @@ class EchoRun:
             return float(self.delivery.ended_passes)
         if self._setting.kind.plans_in_workers:
             return self.delivery.counts.fresh / items
-        state = self.state()
-        position = state.position if state.demand is None else state.demand.delivered
-        return float(position / state.layout.items_per_pass(self._setting.kind.by_batches))
+        position = self._pipeline.position(self.delivery.batches)
+        assert position is not None  # it is no stream
+        layout = self._setting.layout() if self._conditions is None else self._conditions.layout
+        return position / layout.items_per_pass(self._setting.kind.by_batches)
 
     def length(self) -> int:
         """Returns the number of batches in the next epoch on this rank; -1 if it is not known, because a pass ends it."""
