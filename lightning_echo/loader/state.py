@@ -191,7 +191,7 @@ class StreamWorkerState:
         stream_pass: The pass to which `stream` belongs; -1: none has begun.
         pulled: The pulls since then, which must be repeated.
         number: On demand: number of the worker's next batch.
-        in_pass: On demand: how many examples of its pass the worker has pulled.
+        in_pass: How many examples of its pass the worker has pulled; None if that is not known, and the run is not on demand.
     """
 
     plan: PlanState | None = None
@@ -228,6 +228,15 @@ class StreamState:
     factors: tuple[FactorChange, ...]
     pending: tuple[FactorChange, ...]
     on_demand: bool | None = None
+
+    def plain_batches(self, batch_size: int, *, drop_last: bool) -> int | None:
+        """Returns how many batches the plain loader makes of what the workers have pulled of their pass; None if not known."""
+        batches = 0
+        for worker in self.workers:
+            if worker is None or worker.in_pass is None:
+                return None
+            batches += worker.in_pass // batch_size if drop_last else -(-worker.in_pass // batch_size)
+        return batches or None
 
 
 class Run(NamedTuple):
@@ -548,6 +557,7 @@ class EchoState:
         new_length: Length of a pass of the data set when the state was saved, if the data set had grown or shrunk since the
             present pass began.
         has_begun_pass: True if the present pass began in the present epoch, and only a limit of the Trainer ends an epoch.
+        kept_steps: The number of steps that epochs over a stream keep: the plain loader's batches of a pass that has ended.
     """
 
     version: int = STATE_VERSION
@@ -579,6 +589,7 @@ class EchoState:
     trainer: TrainerState | None = None
     new_length: Size | None = None
     has_begun_pass: bool | None = None
+    kept_steps: Size | None = None
 
     @classmethod
     def from_dict(cls, state: Any, *, by_index: bool) -> EchoState:
