@@ -476,7 +476,7 @@ class EchoLoader(PlainAttributes):
             TypeError: The length is not known, see `has_length`.
         """
         if not self.has_length:
-            raise TypeError("this EchoLoader has no length: an epoch ends when a pass of its loader ends")
+            raise TypeError("this EchoLoader has no length, since its loader has none")
         if self.epoch_length == "full_pass" and caller().evaluates:
             return len(self.loader)
         self._told_length = self._run.length()

@@ -351,6 +351,8 @@ def check_stream(stream: StreamState, workers: int, layout: Layout, reuse: Reuse
     for number, worker in enumerate(stream.workers):
         if worker is None:
             continue
+        has_ended, of_pass = worker.ended >= stream.pass_, f"the workers that have ended pass {stream.pass_}"
+        require(has_ended is (number in stream.ended), "stream.ended", of_pass, stream.ended)
         path, its = f"stream.workers[{number}].plan", worker.plan
         require((its is None) is bool(stream.on_demand), path, "None on demand, and only then", its)
         if its is None:
@@ -360,6 +362,10 @@ def check_stream(stream: StreamState, workers: int, layout: Layout, reuse: Reuse
             require(not worker.pulled, f"stream.workers[{number}].pulled", "empty on demand", worker.pulled)
         else:
             check_plan(its, path, its.number * layout.batch_size, 1, reuse)
+            if worker.in_pass is not None:  # those that are dropped at the end of a pass have no position
+                least, most = 0 if stream.pass_ else its.position, its.position + layout.batch_size - 1
+                fits = least <= worker.in_pass <= most
+                require(fits, f"stream.workers[{number}].in_pass", f"between {least} and {most}", worker.in_pass)
             _check_pulled(worker.pulled, its, f"stream.workers[{number}].pulled")
     since = stream.factors[0].number if stream.factors else None
     require(since == stream.request, "stream.factors", "a list that begins with the request", stream.factors)

@@ -281,7 +281,7 @@ class StreamEcho:
     def _note(self) -> StreamNote:
         """Returns the note, with the worker's state if the stream has one. Forgets the pulls before the oldest live example."""
         pulled, reader = self._pulled, self._reader
-        has_ended = self._ended >= reader.pass_number
+        has_ended = self._ended >= self._pass  # the reader may be in the pass before: the first batch of one may need no example
         if not reader.is_stateful:
             return StreamNote(self._worker, has_ended, None)
         oldest = min(self._held, default=self._plan.position)

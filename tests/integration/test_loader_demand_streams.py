@@ -72,7 +72,12 @@ class Always:
 def on_demand(dataset, batch_size=4, max_factor=8.0, buffer_size=None, seed=0, **options):
     options = {"num_workers": len(dataset.lengths), **options}
     return EchoLoader(
-        DataLoader(dataset, batch_size, **options), "demand", max_factor=max_factor, buffer_size=buffer_size, seed=seed
+        DataLoader(dataset, batch_size, **options),
+        "demand",
+        max_factor=max_factor,
+        buffer_size=buffer_size,
+        epoch_length="full_pass",
+        seed=seed,
     )
 
 
