@@ -410,8 +410,8 @@ class Setting:
             return f"an epoch ends when {self.kind.pass_ends}"
         if keeps_steps:
             return (
-                f"the first epoch ends when {self.kind.pass_ends}, after {times} as without echoing; later epochs have as many as "
-                "without echoing, and the rest of a pass follows in the next one"
+                f"the first epoch ends when {self.kind.pass_ends}, after {times} as without echoing; later epochs have as many "
+                "as without echoing, and the rest of a pass follows in the next one"
             )
         return (
             f"an epoch ends when {self.kind.pass_ends}, after {times} as without echoing; Trainer(limit_train_batches=...) sets "

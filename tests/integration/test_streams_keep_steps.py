@@ -2,82 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
+import node_launch
 import pytest
-import torch
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
-from trainer_runs import Data, Recorder, Run, SaveAt, fit
+import stream_ranks_runs
+from kept_steps_cases import BATCH, LENGTH, OF_PASS, Plain, Stateful, Streaming, fresh, stream_of, without_echoing
+from torch.utils.data import DataLoader
+from trainer_runs import Recorder, Run, SaveAt, fit
 
 from lightning_echo import EchoCallback, EchoConfig, EchoDataModule, EchoLoader, EchoStateError
 
-LENGTH, BATCH, OF_PASS = 46, 4, 1000
 
-
-class Plain(IterableDataset):  # type: ignore[type-arg]
-    """Example ``1000 * pass + index``, dealt out to the workers. The pass is the number of times that it has ended here."""
-
-    def __init__(self, lengths: tuple[int, ...] = (LENGTH,)) -> None:
-        self.lengths, self.at, self.number = lengths, 0, 0
-
-    def __iter__(self) -> Iterator[Any]:
-        info = get_worker_info()
-        first, step = (0, 1) if info is None else (info.id, info.num_workers)
-        length = self.lengths[self.number % len(self.lengths)]
-        for index in islice(range(first, length, step), self.at, None):
-            self.at += 1
-            noise = torch.rand(3, dtype=torch.float64)
-            yield {"index": OF_PASS * self.number + index, "pid": 0, "noise": noise}
-        self.at, self.number = 0, self.number + 1
-
-
-class Stateful(Plain):
-    def state_dict(self) -> dict[str, int]:
-        return {"at": self.at, "number": self.number}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.at, self.number = state["at"], state["number"]
-
-
-class Streaming(Data):
-    def __init__(self, make: Any = Stateful, workers: int = 0, **options: Any) -> None:
-        super().__init__(workers)
-        self.make, self.options = make, options
-
-    def train_dataloader(self) -> Any:
-        self.asked["train"] += 1
-        return DataLoader(self.make(), BATCH, num_workers=self.workers, **self.options)
-
-
-def train(workers: int = 0, factor: Any = 2.5, make: Any = Stateful, loader: Any = None, ckpt_path: Any = None, **options: Any) -> Run:
+def train(
+    workers: int = 0, factor: Any = 2.5, make: Any = Stateful, loader: Any = None, ckpt_path: Any = None, **options: Any
+) -> Run:
     config = {"epoch_length": options.pop("epoch_length", "fixed"), "buffer_size": 2 * BATCH * max(workers, 1), "seed": 7}
     data = EchoDataModule(Streaming(make, workers, **(loader or {})), factor, **config)
     model = options.pop("model", None)
     return fit(data, model=model, ckpt_path=ckpt_path, **{"max_epochs": 4, **options})
-
-
-def without_echoing(workers: int, make: Any = Stateful, **options: Any) -> int:
-    """The number of steps of the plain loader's first epoch."""
-    return sum(1 for _ in DataLoader(make(), BATCH, num_workers=workers, **options))
-
-
-def fresh(batches: Any, workers: int) -> list[list[int]]:
-    """The examples that each worker read, in the order in which they came, each reading of one once."""
-    seen = {noise: index for indices, noises in batches for index, noise in reversed(list(zip(indices, noises, strict=True)))}
-    first = {noise: place for place, noise in reversed(list(enumerate(n for _, noises in batches for n in noises)))}
-    order = sorted(seen, key=first.__getitem__)
-    return [[seen[each] for each in order if seen[each] % OF_PASS % workers == worker] for worker in range(workers)]
-
-
-def stream_of(worker: int, workers: int, count: int, lengths: tuple[int, ...] = (LENGTH,)) -> list[int]:
-    """The first examples of a worker's part: all of the first pass, then of the next one."""
-    of_passes = (OF_PASS * n + i for n in range(50) for i in range(worker, lengths[n % len(lengths)], workers))
-    return list(islice(of_passes, count))
 
 
 @pytest.mark.parametrize("workers", [0, 2, 3])
@@ -246,3 +193,27 @@ def test_within_a_pass_another_number_of_workers_is_refused_in_words() -> None:
         state = loader.state_dict()
     with pytest.raises(EchoStateError, match=r"within a pass of a stream, with workers=2 \(now 1\).*epoch_length='full_pass'"):
         EchoLoader(DataLoader(Stateful(), BATCH, num_workers=1), 2).load_state_dict(state)
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return node_launch.once(
+        tmp_path_factory, "stream_ranks", lambda folder: node_launch.with_ranks(2, folder, stream_ranks_runs.__file__)[1]
+    )
+
+
+def test_ranks_whose_later_passes_differ_take_as_many_steps_and_lose_nothing(ranks: list[dict[str, Any]]) -> None:
+    for rank, lengths in zip(ranks, stream_ranks_runs.LENGTHS, strict=True):
+        assert rank["own"]["steps"][1:] == [without_echoing(2)] * 3
+        of_workers = fresh(rank["own"]["batches"], 2)
+        assert of_workers == [stream_of(worker, 2, len(each), lengths) for worker, each in enumerate(of_workers)]
+        assert max(map(max, of_workers)) >= 2 * OF_PASS
+    assert ranks[0]["own"]["epochs"] == ranks[1]["own"]["epochs"]
+
+
+def test_ranks_resume_within_an_epoch_within_a_pass_exactly(ranks: list[dict[str, Any]]) -> None:
+    for rank in ranks:
+        whole, resumed = rank["whole"], rank["resumed"]
+        assert resumed["batches"] == whole["batches"][stream_ranks_runs.SAVED_AT :] != []
+        assert resumed["epochs"] == whole["epochs"][stream_ranks_runs.SAVED_AT :]
+        assert whole["steps"][1:] == [without_echoing(2)] * 3
