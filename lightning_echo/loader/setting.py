@@ -283,7 +283,7 @@ class Setting:
 
     @property
     def has_length(self) -> bool:
-        """Whether the length of epochs is known. If not, an epoch ends when a pass ends."""
+        """Whether the length of epochs is known. If not, an epoch ends when a pass ends, but see `may_keep_steps`."""
         return self.kind.has_length(self.epoch_length)
 
     @property
@@ -407,7 +407,8 @@ class Setting:
         """Returns where an epoch without a known length ends, and how many steps it has."""
         times = f"{'up to' if self.on_demand else 'about'} {factor:g} times as many steps"
         if factor == 1:
-            return f"an epoch ends when {self.kind.pass_ends}"
+            grows = "" if keeps_steps else ", with a larger factor after that many times the steps"
+            return f"an epoch ends when {self.kind.pass_ends}{grows}"
         if keeps_steps:
             return (
                 f"the first epoch ends when {self.kind.pass_ends}, after {times} as without echoing; later epochs have as many "
