@@ -555,7 +555,7 @@ class EchoLoader(PlainAttributes):
             is_alone=not self.factor_owner,
             steps=None if trainer is None else Steps(trainer),
             is_limited=is_single and trainer.num_training_batches != math.inf,
-            is_epoch=trainer is None or (is_single and not trainer.reload_dataloaders_every_n_epochs),
+            is_epoch=world()[0] == 1 if trainer is None else is_single and not trainer.reload_dataloaders_every_n_epochs,
         )
 
     def _plain_loader(self, by: Caller) -> Any:

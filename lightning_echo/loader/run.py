@@ -217,8 +217,8 @@ class EchoRun:
         ``is_alone``: whether this loader must find out by itself whether it continues the run of another loader. Otherwise an
         `EchoDataModule` or `EchoCallback` arranges that. ``is_limited``: whether the Trainer ends an epoch after some number of
         steps. An epoch of a loader without a length then continues with the next pass, as a plain loader would begin again: only
-        a pass that began in the epoch ends it. ``is_epoch``: whether this loader alone makes up an epoch, and the next epoch will
-        ask this loader again. Only then may it end before its pass.
+        a pass that began in the epoch ends it. ``is_epoch``: whether this loader alone makes up an epoch, the next epoch asks it
+        again, and all ranks begin epochs together. Only then may an epoch end within a pass.
         """
         predecessor, before = self.predecessor, self.beginning.before
         self.predecessor = self.beginning.before = None

@@ -192,8 +192,7 @@ class Setting:
             point = point_of_shared(point, unit_of(kind))
             self.sharing = LoaderSharing(share, kind, cache, in_flight=in_flight)
             kind, cache = self.sharing.kind(), None  # the cache is the reader's
-        may_keep = isinstance(kind, Stream) and kind.resumes and self.sharing is None
-        self.epoch_length = epoch_length if kind.length is not None or may_keep else "full_pass"
+        self.epoch_length = epoch_length
         if cache is not None and cache.hold == WHOLE and point is InsertionPoint.auto:
             point = earliest(Needs.examples)  # a data set that is held whole does not augment: there is nothing to redo
         if cache is not None:
@@ -208,6 +207,8 @@ class Setting:
         self.choice = choose(kind, point, cache, 1 if share else in_flight, says_why=says_why)
         self._is_auto = point is InsertionPoint.auto
         self.kind = kind.at(self.choice.point)
+        if kind.length is None and not self.may_keep_steps:
+            self.epoch_length = "full_pass"
         self.cache = None
         if cache is not None:
             assert isinstance(kind, Indexed)
@@ -292,7 +293,8 @@ class Setting:
 
         That is a stream with a state, echoed in its workers: a resumed run continues within a pass.
         """
-        return not self.has_length and self.kind.plans_in_workers and self.kind.resumes and self.epoch_length == "fixed"
+        keeps_place = self.kind.plans_in_workers and self.kind.resumes and self.sharing is None
+        return keeps_place and not self.has_length and self.epoch_length == "fixed"
 
     @property
     def buffer_size(self) -> int:

@@ -186,6 +186,23 @@ def test_a_loop_of_its_own_has_the_same_epochs_and_an_iteration_that_is_cut_shor
     assert [*first, *cut, *rest] == [batch for epoch in whole for batch in epoch][: len(first) + 5 + without_echoing(0)]
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_users_own_loader_and_a_second_fit_keep_the_steps_and_the_place(workers: int) -> None:
+    loader = EchoLoader(DataLoader(Stateful(), BATCH, num_workers=workers), 2.5, seed=7)
+    echo, plain = EchoCallback(factor=2.5, summary=False), DataLoader(Stateful(), BATCH, num_workers=workers)
+    fits = [fit(loader, max_epochs=4), fit(plain, callbacks=[echo], max_epochs=2), fit(plain, callbacks=[echo], max_epochs=2)]
+    steps = [each for run in fits for each in run.model.steps]
+    assert steps[1:4] == steps[5:] == [without_echoing(workers)] * 3
+    for batches in (fits[0].model.batches, [*fits[1].model.batches, *fits[2].model.batches]):
+        of_workers = fresh(batches, max(workers, 1))
+        assert of_workers == [stream_of(worker, max(workers, 1), len(each)) for worker, each in enumerate(of_workers)]
+
+
+@pytest.mark.parametrize("options", [{"insertion_point": "after_batching"}, {"epoch_length": "full_pass"}])
+def test_where_an_epoch_is_a_pass_the_loader_says_so(options: Any) -> None:
+    assert EchoLoader(DataLoader(Stateful(), BATCH), 2, **options).epoch_length == "full_pass"
+
+
 def test_within_a_pass_another_number_of_workers_is_refused_in_words() -> None:
     with closing(EchoLoader(DataLoader(Stateful(), BATCH, num_workers=2), 2, seed=7)) as loader:
         for _ in range(2):
