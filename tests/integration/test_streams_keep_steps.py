@@ -12,10 +12,12 @@ import node_launch
 import pytest
 import stream_ranks_runs
 from kept_steps_cases import BATCH, LENGTH, OF_PASS, Plain, Stateful, Streaming, fresh, stream_of, without_echoing
+from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import DataLoader
 from trainer_runs import Recorder, Run, SaveAt, fit
 
 from lightning_echo import EchoCallback, EchoConfig, EchoDataModule, EchoLoader, EchoStateError
+from lightning_echo.loader import loader as loader_module
 
 
 def train(
@@ -196,6 +198,21 @@ def test_a_users_own_loader_and_a_second_fit_keep_the_steps_and_the_place(worker
     for batches in (fits[0].model.batches, [*fits[1].model.batches, *fits[2].model.batches]):
         of_workers = fresh(batches, max(workers, 1))
         assert of_workers == [stream_of(worker, max(workers, 1), len(each)) for worker, each in enumerate(of_workers)]
+
+
+def test_in_a_collection_and_on_ranks_without_a_trainer_an_epoch_is_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There, other loaders decide when an epoch ends, or nobody knows whether all ranks begin epochs together."""
+
+    class OfFirst(Recorder):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return super().training_step(batch["one"], batch_idx)
+
+    echoed = {name: EchoLoader(DataLoader(Stateful(), BATCH), 2, seed=7) for name in ("one", "two")}
+    run = fit(CombinedLoader(echoed, "max_size_cycle"), model=OfFirst())
+    assert all(each > 1.5 * without_echoing(0) for each in run.model.steps)
+    monkeypatch.setattr(loader_module, "world", lambda: (2, 0))
+    alone = EchoLoader(DataLoader(Stateful(), BATCH), 2, seed=7, num_replicas=1, rank=0)
+    assert all(sum(1 for _ in alone) > 1.5 * without_echoing(0) for _ in range(3))
 
 
 @pytest.mark.parametrize("options", [{"insertion_point": "after_batching"}, {"epoch_length": "full_pass"}])
