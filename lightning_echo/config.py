@@ -70,9 +70,9 @@ class EchoConfig:
               leaves it first. In this project's runs, training took 0.69 to 0.82 times the time of ``"each"``
               (docs/evidence.md).
             * ``"each"``: each fresh example is used ``factor`` times, as in the paper.
-        epoch_length: How many steps an epoch has. An epoch of a loader without a length always ends when a pass ends.
+        epoch_length: How many steps an epoch has. An epoch of a loader without a length ends when a pass ends.
 
-            * ``"fixed"``: as many as without echoing.
+            * ``"fixed"``: as many as without echoing. Over a stream with a state and without a length, from the second epoch on.
             * ``"full_pass"``: ``round(factor * steps)``, so that the epoch delivers as many fresh examples as one pass holds. An
               epoch of a stream ends when the stream ends.
         seed: Seed of the order, the draws and the augmentation. Default: the seed of ``seed_everything``, otherwise the seed of

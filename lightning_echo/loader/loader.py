@@ -5,7 +5,8 @@ loaded, it continues the present epoch. If an epoch is cut short, the next one c
 their queues stay alive from epoch to epoch.
 
 A call of ``iter()`` changes nothing before the first batch is asked for, because Lightning calls it more often than it iterates.
-If the length of a pass is not known, an epoch ends when a pass ends.
+If the length of a pass is not known, an epoch ends when a pass ends. Over a stream with a state only the first one does: later
+epochs have as many steps as the plain loader's pass (`EchoRun.begin_epoch`).
 """
 
 from __future__ import annotations
@@ -247,7 +248,7 @@ class EchoLoader(PlainAttributes):
 
     @property
     def epoch_length(self) -> str:
-        """``"fixed"`` or ``"full_pass"``. Always ``"full_pass"`` if the length of a pass is not known."""
+        """``"fixed"`` or ``"full_pass"``. Without a known length ``"full_pass"``, unless the data is a stream with a state."""
         return self._setting.epoch_length
 
     @property
@@ -472,7 +473,7 @@ class EchoLoader(PlainAttributes):
 
     @property
     def has_length(self) -> bool:
-        """Whether the length of epochs is known. If not, an epoch ends when a pass ends."""
+        """Whether the length of epochs is known beforehand. If not, the first epoch ends when a pass ends, see `epoch_length`."""
         return self._setting.has_length
 
     def __len__(self) -> int:
@@ -482,7 +483,7 @@ class EchoLoader(PlainAttributes):
             TypeError: The length is not known, see `has_length`.
         """
         if not self.has_length:
-            raise TypeError("this EchoLoader has no length: an epoch ends when a pass of its loader ends")
+            raise TypeError("this EchoLoader has no length, since its loader has none")
         if self.epoch_length == "full_pass" and caller().evaluates:
             return len(self.loader)
         self._told_length = self._run.length()
@@ -560,6 +561,7 @@ class EchoLoader(PlainAttributes):
             is_alone=not self.factor_owner,
             steps=None if trainer is None else Steps(trainer),
             is_limited=is_single and trainer.num_training_batches != math.inf,
+            is_epoch=world()[0] == 1 if trainer is None else is_single and not trainer.reload_dataloaders_every_n_epochs,
         )
 
     def _plain_loader(self, by: Caller) -> Any:

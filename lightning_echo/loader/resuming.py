@@ -37,7 +37,8 @@ def adapt_state(state: EchoState, setting: Setting) -> EchoState:
     if changed:
         raise EchoStateError(
             f"the state was saved within a pass of a stream, with {changed}: the workers divide a stream among themselves, so "
-            "the run can only continue with the same ones. Resume with the same options, or from a state saved between passes"
+            "the run can only continue with the same ones. Resume with the same options, or from a state saved between passes: "
+            "with epoch_length='full_pass', those of the ends of epochs are"
         )
     advice = "resume from a state that was saved at the end of an epoch"
     if state.epoch_batches >= 0:  # of known length

@@ -119,6 +119,7 @@ class EchoRun:
         self.predecessor: EchoRun | None = predecessor_of(self, setting.kind.loader)
         self._has_described = False  # whether the line about the loader was logged
         self._is_limited = False  # as in `begin_epoch`
+        self._keeps_steps = False  # whether epochs without a known length keep their number of steps
         self._has_noted = False  # whether the message of a worker was shown
         self._reset()
 
@@ -135,6 +136,8 @@ class EchoRun:
         self._changes = Changes(kind.watched_parts, kind.watched_sampler, by_reading=kind.changed_by_reading)
         self._changed = Changed()
         self.journal.forget()
+        self._kept_steps: int | None = None  # their number; None: no pass has ended yet
+        self._have_agreed = False  # whether all ranks keep the same
         self._compared: Pipeline | None = None  # the pipeline after whose start the data of the cache was compared
         self.delivery.reset()
         self.factor.restart()
@@ -147,9 +150,10 @@ class EchoRun:
             return float(self.delivery.ended_passes)
         if self._setting.kind.plans_in_workers:
             return self.delivery.counts.fresh / items
-        state = self.state()
-        position = state.position if state.demand is None else state.demand.delivered
-        return float(position / state.layout.items_per_pass(self._setting.kind.by_batches))
+        position = self._pipeline.position(self.delivery.batches)
+        assert position is not None  # it is no stream
+        layout = self._setting.layout() if self._conditions is None else self._conditions.layout
+        return position / layout.items_per_pass(self._setting.kind.by_batches)
 
     def length(self) -> int:
         """Returns the number of batches in the next epoch on this rank; -1 if it is not known, because a pass ends it."""
@@ -199,13 +203,22 @@ class EchoRun:
             return False
         return self.delivery.progress.resuming or not self._has_other_length()
 
-    def begin_epoch(self, *, keeps_length: bool, is_alone: bool, steps: Steps | None = None, is_limited: bool = False) -> None:
+    def begin_epoch(
+        self,
+        *,
+        keeps_length: bool,
+        is_alone: bool,
+        steps: Steps | None = None,
+        is_limited: bool = False,
+        is_epoch: bool = True,
+    ) -> None:
         """Begins the next epoch, or continues a resumed one. ``keeps_length`` is as in `Progress.begin`.
 
         ``is_alone``: whether this loader must find out by itself whether it continues the run of another loader. Otherwise an
         `EchoDataModule` or `EchoCallback` arranges that. ``is_limited``: whether the Trainer ends an epoch after some number of
         steps. An epoch of a loader without a length then continues with the next pass, as a plain loader would begin again: only
-        a pass that began in the epoch ends it.
+        a pass that began in the epoch ends it. ``is_epoch``: whether this loader alone makes up an epoch, the next epoch asks it
+        again, and all ranks begin epochs together. Only then may an epoch end within a pass.
         """
         predecessor, before = self.predecessor, self.beginning.before
         self.predecessor = self.beginning.before = None
@@ -221,8 +234,10 @@ class EchoRun:
             self._setting.tell_pass(self.state())
         if not self.delivery.progress.resuming:
             self._follow_changes()
-        self.delivery.begin_epoch(self.length(), keeps_length=keeps_length, steps=steps)
         self._is_limited, progress = is_limited, self.delivery.progress
+        self._keeps_steps = is_epoch and not is_limited and self._setting.may_keep_steps
+        length = self._steps_to_keep() if self._keeps_steps and not progress.resuming else self.length()
+        self.delivery.begin_epoch(length, keeps_length=keeps_length, steps=steps)
         if not progress.in_epoch:
             progress.has_begun_pass = is_limited and not self._setting.has_length and is_between_passes(self.state())
         beginning, pass_batches = self.beginning, self._setting.layout().batches_per_pass
@@ -232,6 +247,22 @@ class EchoRun:
             is_known = pass_batches and progress.epoch_batches > 0
             uses = 1.0 if self._setting.on_demand else self.factor.value  # on demand, nobody knows yet what will be echoed
             beginning.share = progress.epoch_batches / uses / pass_batches if is_known else 1.0
+
+    def _steps_to_keep(self) -> int:
+        """Returns the number of steps of the next epoch, without a known length; -1: it ends when a pass ends.
+
+        If nothing was echoed yet, it ends as with the plain loader. The streams of ranks may differ, but not their steps: the
+        least number counts. So all ranks call this function together.
+        """
+        if self.factor.largest == 1 or (self._kept_steps is None and not self.beginning.epochs):
+            return -1
+        if not self._have_agreed:
+            of_ranks = gathered(self._kept_steps)
+            known = [steps for steps in of_ranks if steps is not None]
+            if len(known) < len(of_ranks):
+                return -1
+            self._kept_steps, self._have_agreed = min(known), True
+        return self._kept_steps or -1
 
     def _has_other_length(self) -> bool:
         """Whether the data set has grown or shrunk since the workers were started, or since the loaded state was saved."""
@@ -393,9 +424,18 @@ class EchoRun:
     def _crosses_passes(self) -> bool:
         """Notes that a pass has ended. Returns whether the epoch continues."""
         progress, is_limited = self.delivery.progress, self._is_limited and not self._setting.has_length
-        crosses = self._setting.has_length or (is_limited and not progress.has_begun_pass)
+        if self._keeps_steps and self._kept_steps is None:
+            self._kept_steps = self._steps_of_pass()
+        keeps_steps = self._keeps_steps and progress.epoch_batches >= 0
+        crosses = self._setting.has_length or keeps_steps or (is_limited and not progress.has_begun_pass)
         progress.has_begun_pass = is_limited
         return crosses
+
+    def _steps_of_pass(self) -> int | None:
+        """Returns how many batches the plain loader makes of the pass of a stream that has ended; None if not known."""
+        stream = EchoState.parts_of(self._pipeline.state(self.delivery.progress.delivered)).stream
+        loader = self._setting.kind.loader
+        return None if stream is None else stream.plain_batches(loader.batch_size, drop_last=loader.drop_last)
 
     def close(self) -> None:
         """Ends workers and thread. A later fetch starts new ones and continues where this one stopped."""
@@ -435,7 +475,7 @@ class EchoRun:
             )
         if not self._has_described:
             self._has_described = True
-            for line in setting.introduction(self.factor.value):
+            for line in setting.introduction(self.factor.value, keeps_steps=self._keeps_steps):
                 self.says.inform(line)
             if setting.on_demand and self.delivery.progress.delivered:
                 self.says.inform("memory begins empty: the next batches echo few examples often. Warm up the learning rate")
@@ -531,6 +571,7 @@ class EchoRun:
             begin_at=self._pipeline.begin_at,
             passes_over=in_use.ended_passes,
             has_begun_pass=progress.has_begun_pass or None,
+            kept_steps=self._kept_steps,
             counts=in_use.counts,
             plan=parts.plan,
             order=parts.order,
@@ -597,6 +638,7 @@ class EchoRun:
         """Ends workers and thread. The next start continues from a state."""
         self._pipeline.go_to(state.begin_at, state.pipeline())
         self._conditions, self._places = state.conditions, None
+        self._kept_steps, self._have_agreed = state.kept_steps, state.kept_steps is not None
         self.factor.load(state)
         self.seed = state.seed if state.seed is not None else self.seed
         counts = counts_of_rank(state, *self._setting.place_of_rank())

@@ -192,7 +192,7 @@ class Setting:
             point = point_of_shared(point, unit_of(kind))
             self.sharing = LoaderSharing(share, kind, cache, in_flight=in_flight)
             kind, cache = self.sharing.kind(), None  # the cache is the reader's
-        self.epoch_length = epoch_length if kind.length is not None else "full_pass"
+        self.epoch_length = epoch_length
         if cache is not None and cache.hold == WHOLE and point is InsertionPoint.auto:
             point = earliest(Needs.examples)  # a data set that is held whole does not augment: there is nothing to redo
         if cache is not None:
@@ -207,6 +207,8 @@ class Setting:
         self.choice = choose(kind, point, cache, 1 if share else in_flight, says_why=says_why)
         self._is_auto = point is InsertionPoint.auto
         self.kind = kind.at(self.choice.point)
+        if kind.length is None and not self.may_keep_steps:
+            self.epoch_length = "full_pass"
         self.cache = None
         if cache is not None:
             assert isinstance(kind, Indexed)
@@ -282,8 +284,17 @@ class Setting:
 
     @property
     def has_length(self) -> bool:
-        """Whether the length of epochs is known. If not, an epoch ends when a pass ends."""
+        """Whether the length of epochs is known. If not, an epoch ends when a pass ends, but see `may_keep_steps`."""
         return self.kind.has_length(self.epoch_length)
+
+    @property
+    def may_keep_steps(self) -> bool:
+        """Whether epochs without a known length can keep their number of steps, because the rest of a pass can follow later.
+
+        That is a stream with a state, echoed in its workers: a resumed run continues within a pass.
+        """
+        keeps_place = self.kind.plans_in_workers and self.kind.resumes and self.sharing is None
+        return keeps_place and not self.has_length and self.epoch_length == "fixed"
 
     @property
     def buffer_size(self) -> int:
@@ -321,11 +332,12 @@ class Setting:
             f"{self.buffer_size:,} live {what}{memory}; {workers} worker{'' if workers == 1 else 's'}{self._reads_in_words()}"
         )
 
-    def introduction(self, factor: float) -> list[str]:
-        """Returns what is told of the loader when its run begins, line by line."""
+    def introduction(self, factor: float, *, keeps_steps: bool = False) -> list[str]:
+        """Returns what is told of the loader when its run begins, line by line. The arguments are those of `remarks`."""
         reason = self.choice.reason
         reason = f"{InsertionPoint.auto.option} chose {self.choice.point}: {reason}" if reason else ""
-        return [line for line in (self.describe(factor), reason, "; ".join(self.remarks())) if line]
+        remarks = "; ".join(self.remarks(factor, keeps_steps=keeps_steps))
+        return [line for line in (self.describe(factor), reason, remarks) if line]
 
     def why_not_deterministic(self, folder: str | None) -> str:
         """Returns why a run is not deterministic although the user asks for that. ``folder``: of its journal.
@@ -354,8 +366,11 @@ class Setting:
         most = f", at most {bytes_in_words(self.most_ahead_bytes())} ahead" if self.choice.reading.takes_memory else ""
         return f"; reads in flight: {reads} ({self.choice.reading.part.value}{most})"
 
-    def remarks(self) -> list[str]:
-        """Returns what the user should know of this loader, for people."""
+    def remarks(self, factor: float, *, keeps_steps: bool = False) -> list[str]:
+        """Returns what the user should know of this loader, for people.
+
+        ``keeps_steps``: whether epochs without a known length keep their number of steps, from the second one on.
+        """
         remarks = []
         if not self.kind.resumes:
             remarks.append(
@@ -381,7 +396,7 @@ class Setting:
             elif not self.kind.by_batches:
                 remarks.append("a worker does not echo while a read lets it wait: a source that hangs is not bridged")
         if not self.has_length:
-            remarks.append(f"an epoch ends when {self.kind.pass_ends}")
+            remarks.append(self._epochs_in_words(factor, keeps_steps=keeps_steps))
         if self.kind.hearers():
             remarks.append(
                 "set_epoch is told the number of the pass over the data, which only at factor 1 and in whole epochs is the epoch"
@@ -389,6 +404,22 @@ class Setting:
         if self.kind.remark:
             remarks.append(self.kind.remark)
         return remarks
+
+    def _epochs_in_words(self, factor: float, *, keeps_steps: bool) -> str:
+        """Returns where an epoch without a known length ends, and how many steps it has."""
+        times = f"{'up to' if self.on_demand else 'about'} {factor:g} times as many steps"
+        if factor == 1:
+            grows = "" if keeps_steps else ", with a larger factor after that many times the steps"
+            return f"an epoch ends when {self.kind.pass_ends}{grows}"
+        if keeps_steps:
+            return (
+                f"the first epoch ends when {self.kind.pass_ends}, after {times} as without echoing; later epochs have as many "
+                "as without echoing, and the rest of a pass follows in the next one"
+            )
+        return (
+            f"an epoch ends when {self.kind.pass_ends}, after {times} as without echoing; Trainer(limit_train_batches=...) sets "
+            "another number"
+        )
 
     # ------------------------------------------------------------------ ranks, and a pass on this rank
 

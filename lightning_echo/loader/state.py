@@ -191,7 +191,7 @@ class StreamWorkerState:
         stream_pass: The pass to which `stream` belongs; -1: none has begun.
         pulled: The pulls since then, which must be repeated.
         number: On demand: number of the worker's next batch.
-        in_pass: On demand: how many examples of its pass the worker has pulled.
+        in_pass: How many examples of its pass the worker has pulled; None if that is not known, and the run is not on demand.
     """
 
     plan: PlanState | None = None
@@ -228,6 +228,15 @@ class StreamState:
     factors: tuple[FactorChange, ...]
     pending: tuple[FactorChange, ...]
     on_demand: bool | None = None
+
+    def plain_batches(self, batch_size: int, *, drop_last: bool) -> int | None:
+        """Returns how many batches the plain loader makes of what the workers have pulled of their pass; None if not known."""
+        batches = 0
+        for worker in self.workers:
+            if worker is None or worker.in_pass is None:
+                return None
+            batches += worker.in_pass // batch_size if drop_last else -(-worker.in_pass // batch_size)
+        return batches or None
 
 
 class Run(NamedTuple):
@@ -342,6 +351,8 @@ def check_stream(stream: StreamState, workers: int, layout: Layout, reuse: Reuse
     for number, worker in enumerate(stream.workers):
         if worker is None:
             continue
+        has_ended, of_pass = worker.ended >= stream.pass_, f"the workers that have ended pass {stream.pass_}"
+        require(has_ended is (number in stream.ended), "stream.ended", of_pass, stream.ended)
         path, its = f"stream.workers[{number}].plan", worker.plan
         require((its is None) is bool(stream.on_demand), path, "None on demand, and only then", its)
         if its is None:
@@ -351,6 +362,10 @@ def check_stream(stream: StreamState, workers: int, layout: Layout, reuse: Reuse
             require(not worker.pulled, f"stream.workers[{number}].pulled", "empty on demand", worker.pulled)
         else:
             check_plan(its, path, its.number * layout.batch_size, 1, reuse)
+            if worker.in_pass is not None:  # those that are dropped at the end of a pass have no position
+                least, most = 0 if stream.pass_ else its.position, its.position + layout.batch_size - 1
+                fits = least <= worker.in_pass <= most
+                require(fits, f"stream.workers[{number}].in_pass", f"between {least} and {most}", worker.in_pass)
             _check_pulled(worker.pulled, its, f"stream.workers[{number}].pulled")
     since = stream.factors[0].number if stream.factors else None
     require(since == stream.request, "stream.factors", "a list that begins with the request", stream.factors)
@@ -548,6 +563,7 @@ class EchoState:
         new_length: Length of a pass of the data set when the state was saved, if the data set had grown or shrunk since the
             present pass began.
         has_begun_pass: True if the present pass began in the present epoch, and only a limit of the Trainer ends an epoch.
+        kept_steps: The number of steps that epochs over a stream keep: the plain loader's batches of a pass that has ended.
     """
 
     version: int = STATE_VERSION
@@ -579,6 +595,7 @@ class EchoState:
     trainer: TrainerState | None = None
     new_length: Size | None = None
     has_begun_pass: bool | None = None
+    kept_steps: Size | None = None
 
     @classmethod
     def from_dict(cls, state: Any, *, by_index: bool) -> EchoState:

@@ -193,11 +193,7 @@ class DemandRequests(Iterator[DemandRequest]):
         """Returns the state after ``delivered`` batches, which may be one or two fewer than those delivered."""
         self._note()  # a checkpoint is not later than its journal
         with self.lock:
-            first = self._delivered[0][0] if self._delivered else self._next_delivered
-            if not first <= delivered <= self._next_delivered:
-                raise RuntimeError(f"the state after {delivered} batches is gone: {self._next_delivered} are delivered")
-            before = self._dealing.booked()
-            booked = before.with_more(chain.from_iterable(fresh for number, fresh in self._delivered if number < delivered))
+            booked = self._booked_after(delivered)
             pending = [[since, factor] for since, factor in self._factors if since > delivered]
             demand = {
                 "number": delivered,
@@ -209,6 +205,18 @@ class DemandRequests(Iterator[DemandRequest]):
             if self._earlier is not None:
                 demand["earlier"] = self._earlier
             return {"plan": None, "order": self.order.state(self._order_begins), "demand": demand}
+
+    def position(self, delivered: int) -> int:
+        """Returns how many positions are delivered in the `state` after ``delivered`` batches, without making one."""
+        with self.lock:
+            return self._booked_after(delivered).delivered
+
+    def _booked_after(self, delivered: int) -> Booked:
+        first = self._delivered[0][0] if self._delivered else self._next_delivered
+        if not first <= delivered <= self._next_delivered:
+            raise RuntimeError(f"the state after {delivered} batches is gone: {self._next_delivered} are delivered")
+        fresh = (fresh for number, fresh in self._delivered if number < delivered)
+        return self._dealing.booked().with_more(chain.from_iterable(fresh))
 
     def place(self) -> tuple[int, Booked]:
         """Returns the number of batches that were delivered, and what was."""
@@ -396,6 +404,9 @@ class DemandPipeline:
 
     def state(self, delivered: int) -> dict[str, Any]:
         return self._requests.state(delivered)
+
+    def position(self, delivered: int) -> int:
+        return self._requests.position(delivered)
 
     def close(self) -> None:
         self._words.close()

@@ -263,7 +263,7 @@ class DemandBatches:
         return next(factor for since, factor in reversed(self._factors) if since <= number)
 
     def state(self, delivered: int) -> dict[str, Any]:
-        fresh = dict(self._fresh_before)[delivered]
+        fresh = self.position(delivered)
         demand = {
             "number": delivered,
             "frontier": fresh,
@@ -272,6 +272,9 @@ class DemandBatches:
             "pending": [[since, factor] for since, factor in self._factors if since > delivered],
         }
         return {"plan": None, "order": self._requests.state(fresh)["order"], "demand": demand}
+
+    def position(self, delivered: int) -> int:
+        return dict(self._fresh_before)[delivered]
 
     def close(self) -> None:
         self._words.close()

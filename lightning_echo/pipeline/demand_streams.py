@@ -86,7 +86,6 @@ class StreamOnDemand(StreamEcho):
         super().__init__(*args, **kwargs)
         self._words, self._most_factor, self._digests = words, most_factor, digests
         self._number = 0  # of this worker's next batch
-        self._pass, self._in_pass = -1, 0  # the present pass, and how many examples of it were pulled here
         self._position = 0  # of the next example among all that this process pulls
         self._memory: dict[Any, Any] = {}  # examples by position, those of the rule
         self._parent = 0  # the process of the training, seen from a worker
@@ -103,8 +102,7 @@ class StreamOnDemand(StreamEcho):
             self._resume(request.resume)
         if request.pass_number <= self._ended:
             return None, NOTHING_MADE, self._note_in(request)
-        if request.pass_number != self._pass:
-            self._pass, self._in_pass = request.pass_number, 0
+        self._reach(request.pass_number)
         rule, started = self._rule, perf_counter()
         rule.set_factor(min(request.factor, self._most_factor))
         pulled = self._pull_for(request)

@@ -236,6 +236,9 @@ class IndexPipeline:
             del state["order"]["passes"][-1]
         return state
 
+    def position(self, delivered: int) -> int | None:
+        return self._requests.position(delivered)
+
     def close(self) -> None:
         if self._pools is not None:
             self._pools.close()
@@ -318,6 +321,9 @@ class StreamPipeline:
     def state(self, delivered: int) -> dict[str, Any]:
         place = self._places[delivered]
         return {"plan": None, "order": None, "stream": {**place.state(), **self._requests.state(place.request)}}
+
+    def position(self, delivered: int) -> None:
+        """Returns None: each worker counts for its part of the stream."""
 
     def close(self, within: float = JOIN_SECONDS) -> None:
         """``within``: seconds after which a worker that is in a read of the user's is ended."""
@@ -488,6 +494,12 @@ class Pipeline(Protocol):
         ``delivered`` is at least the number of batches when the pipeline was started.
         """
 
+    def position(self, delivered: int) -> int | None:
+        """Returns the position of the next fresh item in that state, without making it; on demand, how many were delivered.
+
+        None for a stream, whose workers count for themselves.
+        """
+
     def close(self) -> None:
         """Ends the workers and the thread."""
 
@@ -527,6 +539,17 @@ class RestartablePipeline:
         if self._one_before is not None and self._one_before[0] == delivered:
             return self._one_before[1]
         return self._at_rest
+
+    def position(self, delivered: int) -> int | None:
+        """Returns the position of the next fresh item after ``delivered`` batches, as `Pipeline.position`."""
+        if self.started is not None:
+            return self.started.position(delivered)
+        state = self.state(delivered)  # one that is there
+        if state.get("stream") is not None:
+            return None
+        if (demand := state.get("demand")) is not None:
+            return int(demand["frontier"] + sum(size for _, size in demand["ahead"]))
+        return self.begin_at.position if state["plan"] is None else int(state["plan"]["position"])
 
     def reaches(self, delivered: int) -> bool:
         """Returns whether `state` knows the state after ``delivered`` batches, which may be one less than those delivered."""

@@ -330,6 +330,8 @@ class _PlannedRequests(Iterator[Request]):
         oldest = min((first for first, _ in self.to_read_again.values()), default=plan.position)
         order.seek(oldest)
         self.items: dict[int, Any] = dict(enumerate(order.take(plan.position - oldest), oldest))  # by position
+        # (Number of a batch, position of the next fresh item before it), of those that are planned and of which one may ask.
+        self._positions: deque[tuple[int, int]] = deque()
 
     def change_factor(self, number: int, factor: float) -> None:
         """Sets the factor from batch ``number`` on."""
@@ -352,6 +354,13 @@ class _PlannedRequests(Iterator[Request]):
             while plan.number < delivered:
                 plan.next_batch()
             return {"plan": plan.state(), "order": self.order.state(plan.oldest_call)}
+
+    def position(self, delivered: int) -> int:
+        """Returns the position of the plan in the `state` after ``delivered`` batches, without making one."""
+        with self.lock:
+            if delivered == self.plan.number:
+                return self.plan.position
+            return next(position for number, position in self._positions if number == delivered)
 
     def _next_batch(self) -> tuple[PlannedBatch, list[Any]]:
         """Returns the next batch of the plan, and the items of its fresh positions."""
@@ -380,6 +389,10 @@ class _PlannedRequests(Iterator[Request]):
             while len(snapshots) > 1 and snapshots[1]["number"] < self.delivered:  # `state` may be asked for one batch before
                 snapshots.popleft()
             self.order.prune(plan_from_state(plan.shape, snapshots[0]).oldest_call)
+        positions = self._positions
+        while positions and positions[0][0] < self.delivered - 1:  # as of snapshots
+            positions.popleft()
+        positions.append((plan.number, plan.position))
         batch = plan.next_batch()
         if plan.factor > 1 and self._begin_spreading is not None:
             self._begin_spreading()

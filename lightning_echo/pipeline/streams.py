@@ -200,6 +200,8 @@ class StreamEcho:
         self._copies_uses = not copies_by_itself(collate_fn)
         self._worker = -1  # the number is only known in the worker itself
         self._ended = -1  # the last pass that has ended here
+        self._pass = -1  # the present pass
+        self._in_pass = 0  # how many examples of it were pulled here; -1: it is not known
         self._held: dict[int, Any] = {}
         self._pulled: deque[_Pulled] = deque()  # the pulls, from the oldest one with a live example on
         self._refetched = 0  # examples that were read again since the last batch
@@ -212,12 +214,15 @@ class StreamEcho:
             self._resume(request.resume)
         if request.pass_number <= self._ended:
             return None, NOTHING_MADE, self._note()
+        self._reach(request.pass_number)
         plan, started = self._plan, perf_counter()
         if request.factor != plan.factor:
             plan.change_factor(plan.number, request.factor)
         wanted = plan.wanted_fresh()
         fresh = self._pull(plan.position, wanted, plan.number, request.pass_number)
         pulled = perf_counter()
+        if self._in_pass >= 0:
+            self._in_pass += len(fresh)
         if len(fresh) < wanted:
             self._ended = request.pass_number
             if not fresh or self._drop_last:
@@ -251,6 +256,11 @@ class StreamEcho:
     def _begin_planning(self) -> None:
         self._plan = make_plan(self._shape, 1.0)
 
+    def _reach(self, pass_number: int) -> None:
+        """Begins to count the examples of a pass, if it is not the present one."""
+        if pass_number != self._pass:
+            self._pass, self._in_pass = pass_number, 0
+
     def _pull(self, position: int, count: int, batch: int, pass_number: int) -> list[Any]:
         reader = self._reader
         if not count:
@@ -271,7 +281,7 @@ class StreamEcho:
     def _note(self) -> StreamNote:
         """Returns the note, with the worker's state if the stream has one. Forgets the pulls before the oldest live example."""
         pulled, reader = self._pulled, self._reader
-        has_ended = self._ended >= reader.pass_number
+        has_ended = self._ended >= self._pass  # the reader may be in the pass before: the first batch of one may need no example
         if not reader.is_stateful:
             return StreamNote(self._worker, has_ended, None)
         oldest = min(self._held, default=self._plan.position)
@@ -286,6 +296,7 @@ class StreamEcho:
             "stream": stream,
             "stream_pass": stream_pass,
             "pulled": [[each.position, each.wanted, each.batch, each.pass_number] for each in pulled],
+            "in_pass": None if self._in_pass < 0 else self._in_pass,
         }
         return StreamNote(self._worker, has_ended, pickle.dumps(state))
 
@@ -296,6 +307,8 @@ class StreamEcho:
         state = pickle.loads(resume)
         self._plan, self._ended = plan_from_state(self._shape, state["plan"]), state["ended"]
         last_pass = max((pass_number for *_, pass_number in state["pulled"]), default=state["stream_pass"])
+        in_pass = state.get("in_pass")
+        self._pass, self._in_pass = last_pass, -1 if in_pass is None else in_pass
         self._reader.resume(state["stream"], state["stream_pass"], last_pass + 1)
         live = {item.position for item in self._plan.live()}
         for position, count, batch, pass_number in state["pulled"]:

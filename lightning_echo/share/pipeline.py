@@ -88,6 +88,9 @@ class PacedPipeline:
     def state(self, delivered: int) -> dict[str, Any]:
         return self._inner.state(delivered)
 
+    def position(self, delivered: int) -> int | None:
+        return self._inner.position(delivered)
+
     def close(self) -> None:
         self._attachment.is_stopped = True
         self._inner.close()

@@ -149,15 +149,14 @@ def too_short_schedules(trainer: pl.Trainer, echoed: Echoed, factor: float) -> s
 def forecast(trainer: Any, echoed: Echoed) -> str:
     """Returns a line about the epochs, steps and passes of a run, for its beginning: the factor changes the meaning of an epoch.
 
-    It is empty if the run has no known end, or no steps.
+    It is empty if the run has no known end, or no steps, or if its epochs have no known length.
     """
     if not isinstance(echoed, EchoLoader):
         others = f"; not echoed: {', '.join(echoed.not_echoed)}" if echoed.not_echoed else ""
         return f"loaders that are echoed: {', '.join(echoed)}{others}"
     factor = 1.0 if echoed.on_demand else echoed.factor  # on demand a batch may have no echo
-    if not echoed.has_length:
-        times = f"up to {echoed.factor:g} times" if echoed.on_demand else f"factor {factor:g} times"
-        return f"an epoch ends where a pass over the data ends, and has {times} as many steps"
+    if not echoed.has_length:  # where its epochs end is told when its run begins
+        return ""
     steps, limit, epochs = len(echoed), trainer.limit_train_batches, trainer.max_epochs
     steps = int(steps * limit) if isinstance(limit, float) else min(steps, limit)
     if epochs is None or epochs < 0 or not steps:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -68,12 +69,38 @@ def test_a_run_resumes_with_and_without_echoing_the_data_modules_state_included(
     assert (callbacks[0].reports[-1].echoed_examples > 0) == (before != "plain" or after != "plain"), "counts go on"
 
 
+class SaveIn(pl.Callback):
+    """Saves a checkpoint in a hook, after the first step or later."""
+
+    def __init__(self, hook: str, path: Path, after: int = 1) -> None:
+        def save(trainer: pl.Trainer, *args: Any) -> None:
+            if trainer.global_step >= after and not path.exists():
+                trainer.save_checkpoint(path)
+
+        setattr(self, hook, save)
+
+
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`, callbacks used to create the checkpoint")
-def test_without_the_callback_lightning_refuses_the_loaders_state(tmp_path: Path) -> None:
-    """README and docs/concepts/resuming.md say so; if this fails, they can say something better."""
-    fit(Data(), callbacks=[echo(2), SaveAt(tmp_path, [4])])
-    with pytest.raises(RuntimeError, match="0 stateful loaders, but found 1 states"):
-        fit(Data(), ckpt_path=SaveAt(tmp_path, []).path(4))
+@pytest.mark.parametrize("options", [{}, {"max_steps": 100}], ids=["epochs", "steps"])
+@pytest.mark.parametrize(
+    ("hook", "after", "has_ended"),
+    [
+        ("on_train_batch_end", 4, False),
+        ("on_train_batch_end", STEPS, False),
+        ("on_validation_end", STEPS, False),
+        ("on_train_epoch_end", STEPS, True),
+        ("on_fit_end", STEPS, True),
+    ],
+)
+def test_without_the_callback_lightning_refuses_what_was_saved_within_an_epoch(
+    tmp_path: Path, hook: str, after: int, has_ended: bool, options: dict[str, int]
+) -> None:
+    """README, docs/concepts/resuming.md, docs/how_to and docs/faq.md say so; if this fails, they can say something better."""
+    path = tmp_path / "one.ckpt"
+    fit(Data(), callbacks=[echo(2), SaveIn(hook, path, after)], max_epochs=1)
+    refused = pytest.raises(RuntimeError, match="0 stateful loaders, but found 1 states")
+    with nullcontext() if has_ended and not options else refused:
+        assert fit(Data(), ckpt_path=path, max_epochs=2, **options).trainer.global_step == 2 * STEPS
 
 
 def test_what_is_saved_when_fit_is_over_resumes_like_any_other_checkpoint(tmp_path: Path) -> None:

@@ -69,10 +69,15 @@ class Always:
         return self.seconds
 
 
-def on_demand(dataset, batch_size=4, max_factor=8.0, buffer_size=None, seed=0, **options):
+def on_demand(dataset, batch_size=4, max_factor=8.0, buffer_size=None, seed=0, epoch_length="full_pass", **options):
     options = {"num_workers": len(dataset.lengths), **options}
     return EchoLoader(
-        DataLoader(dataset, batch_size, **options), "demand", max_factor=max_factor, buffer_size=buffer_size, seed=seed
+        DataLoader(dataset, batch_size, **options),
+        "demand",
+        max_factor=max_factor,
+        buffer_size=buffer_size,
+        epoch_length=epoch_length,
+        seed=seed,
     )
 
 
@@ -144,7 +149,7 @@ def test_with_a_bound_of_1_it_is_the_plain_loader(lengths, drop_last):
 
 def test_a_length_that_is_known_is_that_of_epochs_and_passes_follow_each_other(caplog):
     lengths = [[30], [21]]
-    loader = on_demand(Sized(lengths, Always(0.001)))
+    loader = on_demand(Sized(lengths, Always(0.001)), epoch_length="fixed")
     found = []
     with closing(loader), caplog.at_level("INFO", logger="lightning_echo"):
         assert len(loader) == 13

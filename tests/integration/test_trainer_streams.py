@@ -180,7 +180,8 @@ def test_a_loader_that_is_rebuilt_for_each_epoch_goes_on_counting() -> None:
 
 def test_on_demand_an_epoch_is_a_pass_and_resumed_within_one_a_run_gets_the_rest_of_it(tmp_path: Any) -> None:
     def data() -> EchoDataModule:
-        return EchoDataModule(StreamData(Stateful, 2), "demand", max_factor=4, buffer_size=16, seed=7)
+        options = {"max_factor": 4, "buffer_size": 16, "epoch_length": "full_pass", "seed": 7}
+        return EchoDataModule(StreamData(Stateful, 2), "demand", **options)
 
     saver = SaveAt(tmp_path, [3, 6, 10])
     whole = fit(data(), model=Recorder(delay=0.01), callbacks=[saver])

@@ -5,9 +5,11 @@ import weakref
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from own_states import Ends
+from torch.utils.data import DataLoader, IterableDataset
 
 from lightning_echo.insertion import InsertionPoint
+from lightning_echo.loader import run as run_module
 from lightning_echo.loader.resuming import Beginning, predecessor_of
 from lightning_echo.loader.run import EchoRun
 from lightning_echo.loader.setting import Setting
@@ -151,3 +153,85 @@ def test_data_is_not_kept_alive_and_neither_is_a_run():
 @pytest.mark.parametrize("data", [[1, 2], {"a": 1}, 7], ids=repr)
 def test_over_data_that_cannot_be_referred_to_weakly_nothing_is_found(data):
     assert [Run(Loader(data)).predecessor for _ in range(2)] == [None, None]
+
+
+class Stateful(Ends, IterableDataset):
+    def __init__(self, length=22):
+        super().__init__(length)
+
+
+def steps_of_epochs(run, epochs, **options):
+    """The steps of epochs of a run over a stream."""
+    found = []
+    for _ in range(epochs):
+        run.begin_epoch(keeps_length=False, is_alone=False, **options)
+        steps = 0
+        while not run.delivery.progress.over:
+            try:
+                run.fetch()
+            except StopIteration:
+                break
+            steps += 1
+        found.append(steps)
+    return found
+
+
+def over_a_stream(factor=2.0, epoch_length="fixed", **options):
+    plain = DataLoader(Stateful(), 4, **options)
+    return EchoRun(Setting(plain, InsertionPoint.after_augmentation, 8, factor, None, epoch_length), factor, 5)
+
+
+class TestSteps:
+    """22 examples in batches of four: six, the last of them with two."""
+
+    def test_over_a_stream_with_a_state_are_kept_from_the_second_epoch_on(self):
+        first, *others = steps_of_epochs(over_a_stream(), 4)
+        assert (first > 8, others) == (True, [6, 6, 6])
+        assert steps_of_epochs(over_a_stream(drop_last=True), 3)[1:] == [5, 5]
+
+    def test_are_those_of_passes_where_nothing_is_echoed_or_the_user_asks_or_an_epoch_is_not_this_loaders(self):
+        assert steps_of_epochs(over_a_stream(1.0), 3) == [6, 6, 6]
+        of_passes = steps_of_epochs(over_a_stream(epoch_length="full_pass"), 4)
+        assert min(of_passes) > 8
+        assert steps_of_epochs(over_a_stream(), 4, is_epoch=False) == of_passes
+        assert steps_of_epochs(over_a_stream(), 4, is_limited=True)[0] == of_passes[0]
+
+    @pytest.mark.parametrize(("of_ranks", "steps"), [([None, None], 6), ([4], 4), ([9], 6)])
+    def test_are_the_least_of_all_ranks_which_are_asked_once_each_has_ended_a_pass(self, monkeypatch, of_ranks, steps):
+        asked = []
+
+        def gathered(value):
+            if isinstance(value, bool):  # of the sizes that ranks settle on
+                return [value]
+            asked.append(value)
+            return [value, of_ranks[0]]
+
+        run = over_a_stream()
+        monkeypatch.setattr(run_module, "gathered", gathered)
+        found = steps_of_epochs(run, 3)
+        if of_ranks[0] is None:
+            assert (min(found) > 8, asked) == (True, [6, 6]), "a rank does not know yet: all keep passes"
+        else:
+            assert (found[1:], asked) == ([steps, steps], [6])
+
+    def test_are_in_a_state_also_where_a_pass_is_cut(self):
+        run = over_a_stream()
+        steps_of_epochs(run, 2)
+        resumed = over_a_stream()
+        resumed.load_state_dict(run.state_dict(None, None), None)
+        assert run.state().kept_steps == resumed.state().kept_steps == 6
+        assert steps_of_epochs(resumed, 2) == [6, 6]
+
+    def test_of_a_state_that_does_not_know_how_much_of_its_pass_was_read_are_those_of_the_next_pass(self):
+        """As checkpoints that were saved before epochs kept their steps."""
+        run = over_a_stream()
+        run.begin_epoch(keeps_length=False, is_alone=False)
+        for _ in range(3):
+            run.fetch()
+        state = run.state_dict(None, None)
+        del state["stream"]["workers"][0]["in_pass"]
+        resumed = over_a_stream()
+        resumed.load_state_dict(state, None)
+        rest, second, *others = steps_of_epochs(resumed, 4)
+        assert rest + 3 == steps_of_epochs(over_a_stream(), 1)[0]
+        assert (second > 8, others) == (True, [6, 6])

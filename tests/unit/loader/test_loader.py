@@ -15,7 +15,10 @@ from torch.utils.data import (
 )
 
 from lightning_echo.loader.loader import EchoLoader
+from lightning_echo.loader.run import EchoRun
 from lightning_echo.loader.state import EchoCounts
+from lightning_echo.plan.each import EachPlan
+from lightning_echo.plan.memory import MemoryPlan
 
 
 class TestEpochs:
@@ -84,6 +87,40 @@ class TestPassesAndSeconds:
             share = rest / BATCH_SIZE / STEPS if point == "after_batching" else rest / LENGTH
             assert loader.passes == pytest.approx(whole + share, abs=1e-9), epoch
         assert echo(1, point).passes == 0
+
+    @pytest.mark.parametrize("point", POINTS)
+    @pytest.mark.parametrize("workers", [0, 1])
+    def test_passes_are_those_of_the_batch_in_use_also_where_later_ones_are_planned_at_rest_and_resumed(self, point, workers):
+        loader = echo(2.5, point, plain_loader(num_workers=workers), num_replicas=2, rank=1)
+        here, size = -(-LENGTH // 2), BATCH_SIZE
+        length = -(-here // size) if point == "after_batching" else here
+
+        def by_state(of):
+            state = of.state_dict()
+            return (0 if state["plan"] is None else state["plan"]["position"]) / length
+
+        for epoch in range(3):
+            for _ in loader:
+                assert loader.passes == by_state(loader)
+            loader.factor = 1 + epoch
+        loader.close()
+        resumed = echo(2, point, plain_loader(num_workers=workers), num_replicas=2, rank=1)
+        resumed.load_state_dict(loader.state_dict())
+        assert resumed.passes == loader.passes == by_state(resumed) > 0
+
+    @pytest.mark.parametrize("reuse", ["memory", "each"])
+    @pytest.mark.parametrize("point", POINTS)
+    def test_passes_are_counted_without_a_state_and_without_planning_again(self, monkeypatch, point, reuse):
+        """With 500,000 live examples a state takes tens of milliseconds, and passes are asked for at each end of an epoch."""
+        loader, plan = echo(2.5, point, reuse=reuse), MemoryPlan if reuse == "memory" else EachPlan
+        played(loader, 3)
+        expected, calls = loader.passes, []
+        with monkeypatch.context() as patched:
+            for owner, name in ((EchoRun, "state"), (plan, "state"), (plan, "from_state"), (plan, "next_batch"), (plan, "live")):
+                patched.setattr(owner, name, lambda *args, name=name: calls.append(name))
+            counted = loader.passes
+        assert (counted, calls) == (expected, [])
+        assert expected > 1
 
     @pytest.mark.parametrize("point", POINTS)
     def test_seconds_are_measured_for_every_example_and_batch_that_was_read(self, point):

@@ -128,7 +128,7 @@ def named(path):
 @pytest.mark.parametrize("name", LOADERS)
 def test_a_state_that_lacks_anything_is_refused_by_its_name(name):
     state = saved(name)
-    optional = {"sampler", "passes", "loader", "distances", "pending", "factors", "order_by"}
+    optional = {"sampler", "passes", "loader", "distances", "pending", "factors", "order_by", "in_pass"}
     accepted = []
     for path in paths(state):
         if path and path != ("version",) and not is_refused(name, changed(state, path, removes=True), named(path)):

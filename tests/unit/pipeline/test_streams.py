@@ -11,7 +11,7 @@ from own_states import Ends, RollsOver
 from torch.utils.data import IterableDataset, default_collate
 
 from lightning_echo.pipeline.streams import StreamEcho, StreamRequest
-from lightning_echo.plan.plan import PlanShape
+from lightning_echo.plan.plan import PlanShape, Reuse
 
 
 class Stream(IterableDataset):
@@ -40,9 +40,9 @@ class NoisyRollsOver(Noise, RollsOver, IterableDataset):
     pass
 
 
-def echo_of(dataset, batch_size=4, buffer_size=8, drop_last=False, collate_fn=list, turn=None, key=1):
+def echo_of(dataset, batch_size=4, buffer_size=8, drop_last=False, collate_fn=list, turn=None, key=1, reuse=Reuse.each):
     sizes = {"batch_size": batch_size, "last_batch_size": batch_size, "batches_per_pass": 1, "buffer_size": buffer_size}
-    shape = PlanShape(**sizes, workers=1, seed=0, distinct=False)
+    shape = PlanShape(**sizes, workers=1, seed=0, distinct=False, reuse=reuse)
     return StreamEcho(dataset, shape, key=key, collate_fn=collate_fn, drop_last=drop_last, turn=turn)
 
 
@@ -164,3 +164,14 @@ def test_two_runs_draw_the_same_numbers_and_other_ranks_and_workers_others(as_wo
     assert noise(1, 0) == noise(1, 0)
     assert not noise(1, 0) & noise(2, 0)
     assert not noise(1, 0) & noise(1, 1)
+
+
+@pytest.mark.parametrize("kind", [Stream, Noisy])
+def test_a_pass_whose_first_batch_needs_no_fresh_example_is_not_over_with_it(kind):
+    """A larger factor that counts from there on: the stream is still at the end of the pass before."""
+    echo = echo_of(kind(12), batch_size=2, reuse=Reuse.memory)
+    fetch_pass(echo, 0, 2.0)
+    examples, report, note = echo.fetch(StreamRequest(1, 16.0))
+    assert (len(examples), report.fresh, note.ended) == (2, 0, False)
+    _, reports = fetch_pass(echo, 1, 16.0)
+    assert sum(each.fresh for each in reports) == 12
