@@ -452,8 +452,8 @@ class PipelineCosts:
 TAKING_SECONDS = 0.0005
 """Processor time of this machine for an example of 150 KB that another machine has prepared, in seconds.
 
-It is the upper bound that sharing over a cluster has to keep. On a simulated cluster the processes of both machines took 0.55 ms
-together (``make bench ARGS="--only cluster"``), of which this machine has a part."""
+It is the upper bound that sharing over a cluster has to keep. On a simulated cluster the processes of both machines took 0.28 and
+0.55 ms together in two runs (``make bench ARGS="--only cluster"``), of which this machine has a part."""
 
 _MOST_ELSEWHERE = 4096  # workers on other machines that are asked about
 
