@@ -51,9 +51,9 @@ def loader(factor: Any, seconds: float, kind: str = "examples", workers: int = 2
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_replay_over_whole_batches_has_the_batches_of_its_run(kind: str, tmp_path: Path) -> None:
     run = loader("demand", 0.012, kind, journal=tmp_path / "run")
-    batches = trained(run, STEPS, 0.002)
+    batches = trained(run, 2 * STEPS, 0.002)  # on a busy machine, fewer of them are fresh
     again = loader(Replay(tmp_path / "run"), 0.001, kind, journal=tmp_path / "again")
-    assert trained(again, STEPS) == batches
+    assert trained(again, 2 * STEPS) == batches
     assert again.counts == run.counts
     assert run.counts.echoed > 0
     assert run.counts.fresh > LENGTH, "more than a pass"

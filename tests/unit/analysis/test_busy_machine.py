@@ -116,7 +116,7 @@ def test_a_batch_has_the_processor_time_of_its_worker_however_busy_the_machine_i
         assert 0 <= batch.first.queued <= batch.first.seconds - 0.05
     found = run.processor("first", 2)
     assert 0.01 <= found.cpu_seconds <= 0.03
-    assert found.undelayed_seconds >= 0.03
+    assert found.undelayed_seconds >= 0.028  # 30 ms, on two clocks: the queue is the kernel's
 
 
 def test_transforms_are_timed_with_their_processor_time():
