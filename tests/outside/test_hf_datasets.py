@@ -42,9 +42,20 @@ def test_a_map_style_data_set_with_a_transform_is_echoed_in_the_workers(workers:
 @pytest.mark.parametrize(("workers", "way"), WAYS)
 def test_a_stream_ends_its_epoch_and_has_another_order_in_each_pass(workers: int, way: str) -> None:
     """Its shuffle follows ``set_epoch`` alone."""
-    run = train(lambda: stream(workers), see_numbers, way=way)
+    run = train(lambda: stream(workers), see_numbers, way=way, epoch_length="full_pass")
     assert_right(run, range(LENGTH), point="after_augmentation", passes=3)
     assert len({tuple(run.fresh[start : start + LENGTH]) for start in range(0, 3 * LENGTH, LENGTH)}) == 3
+
+
+@pytest.mark.parametrize(("workers", "way"), WAYS)
+def test_a_stream_has_a_state_so_that_epochs_keep_their_steps_and_passes_go_on_in_the_next_one(workers: int, way: str) -> None:
+    run = train(lambda: stream(workers), see_numbers, way=way, epochs=7)
+    plain = sum(1 for _ in stream(workers))
+    assert run.steps[1:] == [plain] * 6
+    passes = [run.fresh[start : start + LENGTH] for start in range(0, len(run.fresh), LENGTH)]
+    assert [sorted(each) for each in passes[:3]] == [list(range(LENGTH))] * 3
+    assert len(set(passes[-1])) == len(passes[-1]), "nothing twice in the pass that was cut short"
+    assert len(set(map(tuple, passes[:3]))) == 3, "another order in each pass"
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -52,5 +63,5 @@ def test_a_killed_run_goes_on_exactly(workers: int, tmp_path: Path) -> None:
     """Of a stream in the second and third pass, too: a loaded state counts for one pass, and only under its ``set_epoch``."""
     assert_resumes_exactly(lambda: map_style(workers), see_noise, tmp_path, (1, 6, 13))
     first = len(train(lambda: stream(workers), see_numbers, epochs=1).model.batches)
-    steps = (1, first, first + 3, 2 * first + 2)
-    assert_resumes_exactly(lambda: stream(workers), see_numbers, tmp_path, steps)
+    steps = (1, first, first + 3, first + 14)  # 2 fresh examples a step, and 22 in a pass
+    assert_resumes_exactly(lambda: stream(workers), see_numbers, tmp_path, steps, epochs=5)
