@@ -32,6 +32,24 @@ def step_of(costs, factor):
     return max(host_of(costs, factor), costs.device_seconds)
 
 
+@pytest.mark.parametrize(
+    ("idle", "no_request", "keeps_up"),
+    [
+        (0.2, 0.6, True),  # 4 ms of 10 for a batch, a step of 8
+        (0.2, 0.2, True),  # both 8
+        (0.2, 0.15, False),  # 8.5 ms: what workers do is too slow, although they have nothing to do at times
+        (0.5, 0.4, False),
+        (0.04, 0.05, False),  # a glance or two may be chance
+        (0.2, 0.0, False),
+    ],
+)
+def test_workers_that_have_nothing_to_do_keep_up_if_the_rest_of_their_time_feeds_the_device(idle, no_request, keeps_up):
+    costs = PipelineCosts.of_waiting(0.01, idle, 1.0, workers=2, no_request=no_request)
+    assert costs.keeps_up is keeps_up
+    assert (costs.host_seconds(1), costs.device_seconds) == pytest.approx((0.01 * (1 - no_request), 0.01 * (1 - idle)))
+    assert costs.from_waiting
+
+
 @given(pipelines, factors, st.floats(0.1, 10))
 def test_host_time_step_time_idle_fraction_and_speedup_are_those_of_the_formulas(costs, factor, ratio):
     step = step_of(costs, factor)

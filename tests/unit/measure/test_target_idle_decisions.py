@@ -195,6 +195,15 @@ def early(idle, low, costs=None, factor=1.0, steps=50):
         ({}, early(0.0, 0.0, costs_of(0.001), factor=3.0), 3, Reason.not_measured, "at least"),
         ({"max_factor": 2}, early(0.5, 0.4, costs_of(0.08), factor=3.0), 3, Reason.at_maximum, ""),
         ({"min_factor": 2}, early(0.0, 0.0, costs_of(0.001)), 1, Reason.not_measured, ""),
+        # No factor is enough, and 6.69 gains: the factor in force was chosen by slower steps. At 6.5 there is nothing to gain.
+        (
+            {},
+            early(32 / 42, None, costs_in_parts(0.06, 0.01, 0.012), factor=3.0),
+            6.69,
+            Reason.downstream_too_slow,
+            "past factor",
+        ),
+        ({}, early(21 / 31, None, costs_in_parts(0.06, 0.01, 0.012), factor=6.5), 6.5, Reason.not_measured, "more will tell"),
     ],
 )
 def test_early_it_only_raises_the_factor_and_only_if_the_waiting_is_no_chance(options, seen, factor, reason, message):

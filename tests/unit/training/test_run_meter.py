@@ -1,6 +1,7 @@
 """What a training comes to, with a fake Trainer, loader and clock: times, counts and costs, joined over ranks and saved."""
 
 import gc
+import math
 import sys
 import weakref
 from dataclasses import replace
@@ -238,6 +239,18 @@ def test_the_waiting_of_workers_is_the_mean_over_the_ranks_that_know_it():
         run.meter._waits.fraction = 0.9
         assert run.meter.end_epoch(run.loader).worker_wait_fraction == pytest.approx(mean)
     assert Run(Loader()).epoch(40).worker_wait_fraction is None, "it is no DataLoader"
+
+
+@pytest.mark.parametrize(("others", "keeps_up"), [((), True), ((0.5,), True), ((0.5, 0.05), False), ((math.nan,), False)])
+def test_a_plain_loader_keeps_up_if_workers_of_all_ranks_have_nothing_to_do(others, keeps_up):
+    """A step of 1 s waits for a quarter. Workers that have nothing to do for half of the time need half a second for a batch."""
+    run = Run(workers=2, others=[(math.nan,) * 4 + (other, math.nan) for other in others])
+    idle = SimpleNamespace(fraction=0.9, no_request=0.5, begin_epoch=lambda: None, end_step=lambda: None)
+    run.meter._waits = idle
+    costs = run.epoch(20).costs
+    assert costs.keeps_up is keeps_up
+    host = 1.0 - (0.5 if keeps_up else min(0.0 if math.isnan(other) else other for other in others))
+    assert costs.host_seconds(1) == pytest.approx(host, rel=0.02)
 
 
 def test_reads_in_flight_of_several_loaders_add_up():
