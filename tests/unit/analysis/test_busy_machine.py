@@ -116,7 +116,7 @@ def test_a_batch_has_the_processor_time_of_its_worker_however_busy_the_machine_i
         assert 0 <= batch.first.queued <= batch.first.seconds - 0.05
     found = run.processor("first", 2)
     assert 0.01 <= found.cpu_seconds <= 0.03
-    assert found.undelayed_seconds >= 0.028  # 30 ms, on two clocks: the queue is the kernel's
+    assert found.undelayed_seconds >= 0.025  # of 30 ms: wall time less the queue, each of another clock
 
 
 def test_transforms_are_timed_with_their_processor_time():
@@ -140,5 +140,7 @@ def test_the_phases_give_each_stage_its_processor_time_and_look_at_the_cores_mea
     found = measure_loader(loader, batches, 2, 60.0, str, 1, lambda: looks.append(0))
     assert len(looks) >= 6
     assert list(found.stage_cpu) == ["read", "decode", "augment", "collate"]
-    assert 0.01 <= found.stage_cpu["decode"].cpu_seconds <= 0.03 <= found.stage_cpu["decode"].undelayed_seconds
+    decode = found.stage_cpu["decode"]  # sleeps for 20 ms, and computes for 10
+    assert 0.01 <= decode.cpu_seconds <= 0.03
+    assert decode.undelayed_seconds >= 0.025  # of 30 ms: wall time less the queue, each of another clock
     assert found.stage_cpu["augment"] == ProcessorTime(0.0, 0.0), "it cannot be cut there"
