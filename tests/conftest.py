@@ -159,7 +159,7 @@ def one_thread() -> Iterator[None]:
 
 
 def _hides_the_cores(watch: CoreWatch) -> NoReturn:
-    raise OSError("in tests, nobody looks at who has the cores")
+    raise OSError("in tests, nobody looks for CPU contention")
 
 
 @pytest.fixture(autouse=True)

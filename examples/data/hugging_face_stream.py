@@ -1,7 +1,7 @@
 """Hugging Face `datasets`, streaming from JSON files: `load_dataset(..., streaming=True)`. `auto` takes after_augmentation.
 
 A stream has no index: its examples are reused as they leave the last `map`. So what is random belongs behind the echo: tokens are
-dropped in collate, anew for each use. The first epoch lasts until the stream ends, with about three times the steps. The second
+dropped in collate, again for each use. The first epoch lasts until the stream ends, with about three times the steps. The second
 one has as many as without echoing, since this stream has a state: the rest of a pass follows in the next epoch.
 """
 

@@ -155,8 +155,8 @@ class Machine:
     """Everything that the checks of a machine read. The defaults are those of this process.
 
     ``affinity``: number of cores that the process may run on. ``import_operators`` fails if torch and torchvision do not fit
-    together. ``space_of`` returns size and free bytes of the file system at a path, or None. ``watch`` looks at
-    who has the cores.
+    together. ``space_of`` returns size and free bytes of the file system at a path, or None. ``watch`` looks for
+    CPU contention.
     """
 
     python: tuple[int, int, int] = (sys.version_info.major, sys.version_info.minor, sys.version_info.micro)

@@ -151,7 +151,7 @@ class EchoRun:
         if self._setting.kind.plans_in_workers:
             return self.delivery.counts.fresh / items
         position = self._pipeline.position(self.delivery.batches)
-        assert position is not None  # it is no stream
+        assert position is not None  # it is not a stream
         layout = self._setting.layout() if self._conditions is None else self._conditions.layout
         return position / layout.items_per_pass(self._setting.kind.by_batches)
 

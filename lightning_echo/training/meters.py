@@ -448,10 +448,10 @@ class RunMeter:
             kind = kind_of(self._watched)
             size = 0 if why_not_elsewhere(kind, self.world_size) else size
             may_read_ahead = isinstance(kind, Indexed) and may_be_on(self._watched.dataset)
-            cached = _cached_fraction(kind, loader)
-        except Exception:  # whatever a data set of the user's raises when it is looked at: no training may fail because of advice
+            cached, has_cluster = _cached_fraction(kind, loader), is_in_cluster()
+        except Exception:  # whatever the user's data set, or Ray, raises when it is looked at: no training may fail by advice
             return unknown
-        return Waiting(fraction, may_read_ahead, workers, size, self.world_size, cached, is_in_cluster())
+        return Waiting(fraction, may_read_ahead, workers, size, self.world_size, cached, has_cluster)
 
     def node_of(self, rank: int) -> int | None:
         return self.nodes[rank] if len(set(self.nodes)) > 1 else None

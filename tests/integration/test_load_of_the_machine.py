@@ -38,7 +38,7 @@ def nobody_looks_at_the_cores() -> None:
     watch = CoreWatch()
     watch.look()
     if watch.is_blind:
-        pytest.skip("this system does not show who has the cores")
+        pytest.skip("this system does not show CPU contention")
 
 
 @contextmanager

@@ -461,3 +461,10 @@ def test_a_cluster_is_known_only_where_this_program_is_connected_to_one(is_initi
     assert meter.waiting(0.0, None).has_cluster is is_initialized
     monkeypatch.delitem(sys.modules, "ray")
     assert not meter.waiting(0.0, None).has_cluster
+
+
+def test_a_module_of_the_name_ray_that_is_another_one_ends_no_training(monkeypatch):
+    meter = RunMeter()
+    monkeypatch.setattr(meter, "_watched", DataLoader(range(64), 8, num_workers=3))
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace())
+    assert not meter.waiting(0.0, None).has_cluster
