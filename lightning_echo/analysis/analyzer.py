@@ -704,7 +704,7 @@ class Analyzes:
         Raises:
             ValueError: A file exists already, or a number is impossible.
         """
-        saved = free_path(_log_directory(cast(pl.Trainer, self)), "analysis.json") if json is None else Path(json)
+        saved = free_path(output_directory(cast(pl.Trainer, self)), "analysis.json") if json is None else Path(json)
         rank_zero_only(check_new)(json=str(saved), html=html, png=png, apply=apply)  # before minutes of work
         analyzer = StallAnalyzer(model, datamodule, trainer_kwargs=self.analyzed_kwargs, reads_in_flight=reads_in_flight)
         analysis = analyzer.run(steps, seconds)
@@ -725,11 +725,18 @@ def analyzing(trainer_class: type[pl.Trainer]) -> type[pl.Trainer]:
     return type(trainer_class.__name__, (Analyzes, trainer_class), names)
 
 
-def _log_directory(trainer: pl.Trainer) -> Path:
+def output_directory(trainer: pl.Trainer) -> Path:
     """Returns the directory of the Trainer's first logger, else its ``default_root_dir``. All ranks must call it."""
     directory = trainer.log_dir or trainer.default_root_dir
     # Local files do not fit into a remote storage.
     return Path() if "://" in directory else Path(directory)
+
+
+def write_new(directory: Path, name: str, save: Callable[[Path], object]) -> Path:
+    """Writes a new file in a directory, on the first rank, and returns its path: see `free_path`."""
+    path = free_path(directory, name)
+    _write(path, save)
+    return path
 
 
 @rank_zero_only

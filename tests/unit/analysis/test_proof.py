@@ -60,6 +60,11 @@ def test_all_remedies_and_those_without_echoing_are_worth_a_proof(remedies, expe
     assert promising(verdict(*remedies)) == expected
 
 
+def test_a_factor_that_seldom_pays_is_not_tried():
+    (tried,) = promising(verdict(("echo", replace(ECHO, factor=15.0))))
+    assert tried == replace(ECHO, factor=8.0)
+
+
 def gain(setting, low, middle, high):
     return ProvedGain(setting, middle, low, high, 4)
 
