@@ -51,6 +51,7 @@ from lightning_echo.config import check_reads_in_flight
 from lightning_echo.data.machine import CoreWatch, Load, free_memory_bytes, load_of, usable_cores
 from lightning_echo.loader.loader import EchoLoader
 from lightning_echo.pipeline.kinds import Indexed, kind_of
+from lightning_echo.share.ray import is_in_cluster
 from lightning_echo.share.same_data import why_not_elsewhere
 from lightning_echo.split.reading import AUTO_IN_FLIGHT
 from lightning_echo.training.package import MisconfigurationException
@@ -131,14 +132,15 @@ _NOTHING = "There is nothing to set in the group echo: this file changes nothing
 
 def advice_yaml(analysis: StallAnalysis) -> str:
     """Returns the advice as YAML for an `EchoCLI`: options of the group ``echo``, and the rest as comments."""
-    setting = analysis.verdict.setting
-    comments = [_HOW, analysis.verdict.message]
+    verdict = analysis.verdict
+    setting, options = verdict.setting, verdict.options
+    comments = [_HOW, verdict.message]
     if setting.workers not in (None, analysis.stages.workers):
         comments.append(_WORKERS.format(workers=setting.workers) + f" (now {analysis.stages.workers}).")
-    if not setting.options:
+    if not options:
         comments.append(_NOTHING)
     lines = [f"# {line}\n" for comment in comments for line in wrap(comment, _WIDTH, break_long_words=False)]
-    values = [f"  {name}: {json.dumps(value)}\n" for name, value in setting.options.items()]  # JSON is YAML, too
+    values = [f"  {name}: {json.dumps(value)}\n" for name, value in options.items()]  # JSON is YAML, too
     return "".join([*lines, "echo:\n", *values] if values else [*lines, "{}\n"])
 
 
@@ -452,6 +454,7 @@ class StallAnalyzer:
             read_ahead=phases.read_ahead,
             no_reads_ahead=phases.no_reads_ahead,
             no_cluster_workers=why_not_elsewhere(kind_of(loader), len(gathered(None))),
+            has_cluster=is_in_cluster(),
         )
         if ahead is not None:
             stages = replace(stages, ahead_contention=ahead_contention(stages, phases.in_flight[-1].reads, ahead))
