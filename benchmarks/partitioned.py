@@ -42,8 +42,12 @@ _LENGTH = 2 * 22 * BATCH_SIZE
 _FIRST_PASSES, _FILLING_PASSES = 1, 14  # not counted
 _STEPS_ALONE = 100
 _STEPS = (0.004, 0.016)  # seconds
+_SMALL_BYTES = 16_384  # what a step costs the processors with examples that are hardly copied
 _RATIO = 4
 _GIGABYTES_PER_SECOND, _CORES, _SHARE_OF_BOUND = 0.8, 1.0, 0.9
+
+
+_RUNS = [(seconds, size) for size in (IMAGE_BYTES, _SMALL_BYTES) for seconds in _STEPS]
 
 
 def partitioned(quick: bool) -> list[Table]:
@@ -68,20 +72,22 @@ def _exchange_table(facts: list[dict[str, Any]]) -> Table:
 
 def _training_table(facts: list[dict[str, Any]]) -> Table:
     rows = []
-    for step in _STEPS:
-        of_nodes = [each[str(step)] for each in facts]
+    for step, size in _RUNS:
+        of_nodes = [each[f"{step}, {size}"] for each in facts]
         # The slower node counts: steps are synchronous.
         host, real = max(each["host"] for each in of_nodes), max(each["step"] for each in of_nodes)
         taken, alone = max(each["taken"] for each in of_nodes), max(each["all"] for each in of_nodes)
         reached = real / taken
         received = sum(each["received"] for each in of_nodes) / sum(each["fresh"] for each in of_nodes)
-        passed = verdict(reached >= _SHARE_OF_BOUND)
-        rows.append((1e3 * real, 1e3 * host, 1e3 * taken, 1e3 * alone, host / real, reached, received, _SHARE_OF_BOUND, passed))
+        end = (_SHARE_OF_BOUND, verdict(reached >= _SHARE_OF_BOUND)) if size == IMAGE_BYTES else ("-", "-")
+        busy = max(each["busy"] for each in of_nodes)
+        rows.append((size, 1e3 * real, 1e3 * host, 1e3 * taken, 1e3 * alone, host / real, reached, received, busy, *end))
     text = (
-        f"two nodes of one rank with {WORKERS} workers, {_LENGTH} examples of {IMAGE_BYTES} bytes, half in each cache, batch "
-        f"{BATCH_SIZE}, R about {_RATIO}, from the second pass on; reached: share of the bound"
+        f"two nodes of one rank with {WORKERS} workers, {_LENGTH} examples, half in each cache, batch {BATCH_SIZE}, R about "
+        f"{_RATIO}, from the second pass on; reached: share of the bound; busy: share of the machine's processor time"
     )
     columns = (
+        "bytes",
         "step ms, alone",
         "bare loader ms",
         "half in each ms",
@@ -89,6 +95,7 @@ def _training_table(facts: list[dict[str, Any]]) -> Table:
         "bound",
         "reached",
         "received",
+        "busy",
         "required",
         "passed",
     )
@@ -155,46 +162,57 @@ def _exchange(rank: int, rounds: int) -> dict[str, float]:
 class Slow(StagedDataset):
     """Images that take a while to read."""
 
-    def __init__(self, seconds: float, length: int) -> None:
-        self.seconds, self.length = seconds, length
+    def __init__(self, seconds: float, length: int, size: int) -> None:
+        self.seconds, self.length, self.size = seconds, length, size
 
     def __len__(self) -> int:
         return self.length
 
     def load(self, index: Any) -> Any:
         time.sleep(self.seconds)
-        return torch.full((IMAGE_BYTES,), index % 256, dtype=torch.uint8)
+        return torch.full((self.size,), index % 256, dtype=torch.uint8)
 
     def augment(self, example: Any) -> Any:
         return example
 
 
-def _training(seconds: float, passes: int) -> dict[str, float]:
+def _training(seconds: float, size: int, passes: int) -> dict[str, float]:
     """A training of which both caches hold half of the data; a collective after each step, as with DDP."""
     step = _seconds_per_step(seconds)
-    dataset = Slow(sleep_for(_RATIO * step * WORKERS / BATCH_SIZE), _LENGTH)
+    dataset = Slow(sleep_for(_RATIO * step * WORKERS / BATCH_SIZE), _LENGTH, size)
 
     def loader() -> DataLoader[Any]:
         return DataLoader(dataset, batch_size=BATCH_SIZE, shuffle=True, num_workers=WORKERS)
 
-    endless = Slow(dataset.seconds, 1_000_000)
+    endless = Slow(dataset.seconds, 1_000_000, size)
     host = seconds_per_batch(DataLoader(endless, batch_size=BATCH_SIZE, num_workers=WORKERS), 48)
     torch.distributed.barrier()
-    size, facts = _LENGTH * (IMAGE_BYTES + 1024), {"step": step, "host": host}
+    all_bytes, facts = _LENGTH * (size + 1024), {"step": step, "host": host}
     for name, cache in (
-        ("taken", CacheConfig(size // _NODES, hold="loaded", partitioned=True, ignore=["seconds"])),
-        ("all", CacheConfig(size, hold="loaded")),
+        ("taken", CacheConfig(all_bytes // _NODES, hold="loaded", partitioned=True, ignore=["seconds"])),
+        ("all", CacheConfig(all_bytes, hold="loaded")),
     ):
         cached = EchoLoader(loader(), 1, insertion_point="before_augmentation", seed=1, cache=cache)
         # Where each node holds all, it has read all after some passes more: nothing is exchanged, and nothing is read.
         first = _FIRST_PASSES if cache.partitioned else _FILLING_PASSES
-        times = [_seconds_per_batch(cached, seconds) for _ in range(first + passes)]
-        facts[name] = median(times[-passes:])
+        for _ in range(first):
+            _seconds_per_batch(cached, seconds)
+        before = _processor_times()
+        facts[name] = median(_seconds_per_batch(cached, seconds) for _ in range(passes))
         if cache.partitioned and (counts := cached.cache_counts) is not None:
-            facts |= {"received": counts.received, "fresh": cached.counts.fresh}
+            passed = [now - then for now, then in zip(_processor_times(), before, strict=True)]
+            facts |= {"received": counts.received, "fresh": cached.counts.fresh, "busy": 1 - passed[_IDLE] / sum(passed)}
         torch.distributed.barrier()
         cached.close()
     return facts
+
+
+_IDLE = 3  # place in the line of all processors, proc(5)
+
+
+def _processor_times() -> list[int]:
+    """The machine's processor time in user mode, nice, in the kernel, idle and so on."""
+    return [int(ticks) for ticks in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
 
 
 def _seconds_per_step(seconds: float) -> float:
@@ -225,7 +243,7 @@ def main(rank: int, folder: Path, rounds: int, passes: int) -> None:
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=_NODES)
     facts: dict[str, Any] = _exchange(rank, rounds)
-    facts |= {str(seconds): _training(seconds, passes) for seconds in _STEPS}
+    facts |= {f"{seconds}, {size}": _training(seconds, size, passes) for seconds, size in _RUNS}
     (folder / f"{rank}.json").write_text(json.dumps(facts))
     torch.distributed.destroy_process_group()
 
