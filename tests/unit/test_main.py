@@ -36,7 +36,7 @@ def test_a_report_is_printed_or_written_to_the_files_that_are_asked_for(saved, t
         (None, "No such file or directory"),
         ("{", "is not an analysis: it is not JSON"),
         ('{"lightning_echo_analysis": 99}', "update lightning_echo"),
-        ('{"lightning_echo_analysis": 3}', "is damaged"),
+        ('{"lightning_echo_analysis": 4}', "is damaged"),
     ],
 )
 def test_a_file_that_cannot_be_read_ends_in_one_line(text, message, tmp_path, capsys):

@@ -63,7 +63,7 @@ def test_a_file_says_the_same_with_what_caches_cost_and_what_was_tried(path):
         found = found.with_check(CheckedSetting(found.verdict.setting, Spread.exactly(21 * MS)))
         found.to_json(path)
         assert StallAnalysis.from_json(path) == found
-        assert json.loads(path.read_text())["lightning_echo_analysis"] == 3
+        assert json.loads(path.read_text())["lightning_echo_analysis"] == 4
     read = StallAnalysis.from_json(path)
     assert read.stages.in_cache["raw"] == CachedExample(100_000, NONE)
     assert read.checked[0].setting.cache_size == "301MiB"
@@ -127,7 +127,7 @@ def test_a_file_of_something_else_is_refused(text, message, path):
 @pytest.mark.parametrize(
     ("within", "changes", "message"),
     [
-        (None, {"lightning_echo_analysis": 4}, "has version 4 of the format, and only version 3 is known: update"),
+        (None, {"lightning_echo_analysis": 5}, "has version 5 of the format, and only version 4 is known: update"),
         (None, {"real": None}, "is damaged: "),
         ("real", {"median": "slow"}, "is damaged: real.median must be a number, got str 'slow'"),
         ("real", {"median": 0}, "is damaged: .*real must take time"),
