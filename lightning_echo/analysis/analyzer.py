@@ -314,7 +314,8 @@ def _to_echo(
 ) -> DataLoader[Any]:
     """Returns a loader for the ``first`` batches, and then those of the real run, repeated for a long epoch.
 
-    ``changes`` are options in place of the user's. With several ``reads`` in flight its order can be looked at ahead of time if that of the training can be.
+    ``changes`` are options in place of the user's. With several ``reads`` in flight its order can be looked at ahead of time if
+    that of the training can be.
     """
     loader, real = training.loader, training.phases.real
     if isinstance(real, Batches):

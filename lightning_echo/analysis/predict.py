@@ -344,17 +344,18 @@ def queue_fits(stages: MeasuredStages, setting: TrainingSetting) -> bool:
     return fits_memory(stages.batch_bytes, batches, stages.free_bytes, stages.free_shared_bytes)
 
 
-def waiting_for_long_batches(stages: MeasuredStages, setting: TrainingSetting) -> float:
+def waiting_for_long_batches(stages: MeasuredStages, setting: TrainingSetting, slower: float = 1.0) -> float:
     """Returns how many times as long a step takes since batches take unequally long, and the queue is as short as it is.
 
-    Their times are taken to have the same proportions in each setting. A reader's queue is another one, and is not predicted.
+    With ``slower``, each batch takes this many times as long. Their times are taken to have the same proportions in each setting.
+    A reader's queue is another one, and is not predicted.
     """
     workers, prefetch_factor = _queue_of(stages, setting)
     if not stages.batch_seconds or not workers or setting.has_reader:
         return 1.0
     alone = costs_of(replace(stages, contention=1.0), TrainingSetting()).host_seconds(1) * max(stages.workers, 1)
     costs = costs_of(stages, setting)
-    times = costs.host_seconds(setting.factor) * workers / alone if alone else 0.0
+    times = slower * costs.host_seconds(setting.factor) * workers / alone if alone else 0.0
     at_least = max(costs.device_seconds, _cores_seconds(stages, setting, "median"), reads_per_step(stages, setting))
     return times_as_long(tuple(times * each for each in stages.batch_seconds), workers, prefetch_factor, at_least)
 

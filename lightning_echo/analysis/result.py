@@ -60,7 +60,8 @@ from lightning_echo.schema import FieldError, record
 #     echoing              for the rest: at the earliest point whose factor is not large, by the smallest factor
 #
 # Prefetching helps if batches take unequally long. More workers prefetch more, too, but cost more. So workers are counted as if
-# they prefetched as much as memory allows: they are for batches that take too long on average.
+# they prefetched as much as memory allows: they are for batches that take too long on average. In the same way they are counted
+# as if their batches were pinned.
 #
 # A step that waits only for its copy counts as fed. So pinning follows even where the remedies before it are enough.
 #
@@ -100,14 +101,13 @@ def _feeds_with_margin(stages: MeasuredStages, setting: TrainingSetting, target:
     """Whether the setting would feed the accelerator even if the host were slower, by the margin of an echo factor."""
     costs = costs_of(stages, setting)
     seconds = max(costs.slower(AIM).step_seconds(setting.factor), AIM * reads_per_step(stages, setting))
-    seconds *= waiting_for_long_batches(stages, setting)
+    seconds *= waiting_for_long_batches(stages, setting, slower=AIM)
     return seconds * (1 - target) <= costs.device_seconds
 
 
 def remedies(stages: MeasuredStages, target: float) -> list[Remedy]:
     """Returns the remedies that are possible and help, in their order, up to the first that is enough."""
     setting, found = TrainingSetting(), list[Remedy]()
-
     is_fed = feeds(stages, setting, target)
 
     def add(name: str, next_setting: TrainingSetting | None) -> bool:
@@ -141,13 +141,13 @@ def _by_workers(stages: MeasuredStages, target: float) -> TrainingSetting | None
     """Returns the fewest workers that are enough, else the fewest that are about as good as the best number; None: no change."""
     if not stages.can_have_workers:
         return None
-    longest = _with_longest_queue(stages, TrainingSetting())
-    if feeds(stages, longest, target):
+    best_loader = _with_best_loader(stages, TrainingSetting())
+    if feeds(stages, best_loader, target) and _by_prefetching(stages, TrainingSetting(), target) is not None:
         return None
-    now = predict(stages, longest).step_seconds
+    now = predict(stages, best_loader).step_seconds
     seconds = {}
     for workers in range(stages.workers + 1, stages.cores + 1):
-        setting = _with_longest_queue(stages, TrainingSetting(workers))
+        setting = _with_best_loader(stages, TrainingSetting(workers))
         if feeds(stages, setting, target):
             return TrainingSetting(workers)
         seconds[workers] = predict(stages, setting).step_seconds
@@ -157,12 +157,15 @@ def _by_workers(stages: MeasuredStages, target: float) -> TrainingSetting | None
     return TrainingSetting(next(workers for workers in seconds if seconds[workers] <= _HELPS * best))
 
 
-def _with_longest_queue(stages: MeasuredStages, setting: TrainingSetting) -> TrainingSetting:
-    return next(iter(_prefetching(stages, setting)[::-1]), setting)
+def _with_best_loader(stages: MeasuredStages, setting: TrainingSetting) -> TrainingSetting:
+    """Returns the setting with the longest queue that memory allows, and with pinned batches if they are copied faster."""
+    setting = next(iter(_prefetching(stages, setting)[::-1]), setting)
+    is_faster = stages.pinning is not None and stages.pinning.copy.median < stages.copy.median
+    return replace(setting, pin_memory=is_faster)
 
 
 def _prefetching(stages: MeasuredStages, base: TrainingSetting) -> list[TrainingSetting]:
-    """Returns the settings that prefetch more, as far as memory allows: none if there are no workers, or their times are unknown."""
+    """Returns the settings that prefetch more, as far as memory allows. None if the times of single batches are unknown."""
     workers = stages.workers if base.workers is None else base.workers
     if not workers or not stages.batch_seconds:
         return []
@@ -664,9 +667,9 @@ class StallAnalysis:
         slowest = max(range(len(ranks)), key=lambda rank: ranks[rank].host_seconds)
         free = [each.stages.free_bytes for each in analyses if each.stages.free_bytes is not None]
         shared = [each.stages.free_shared_bytes for each in analyses if each.stages.free_shared_bytes is not None]
-        # All machines are asked for a cache of the same size.
-        least = {"free_bytes": min(free, default=None), "free_shared_bytes": min(shared, default=None)}
-        stages = replace(analyses[slowest].stages, **least, ranks=len(ranks))
+        # All machines are asked for a cache of the same size, and for queues of the same length.
+        stages = replace(analyses[slowest].stages, free_bytes=min(free, default=None), ranks=len(ranks))
+        stages = replace(stages, free_shared_bytes=min(shared, default=None))
         return replace(analyses[slowest], stages=stages, ranks=ranks)
 
     @property

@@ -44,8 +44,6 @@ def test_it_is_what_a_clock_of_milliseconds_shows(series, workers, prefetch_fact
 
 @given(st.integers(1, 100), st.integers(1, 8), st.integers(1, 32), st.integers(1, 100))
 def test_of_a_steady_source_prefetching_changes_nothing(milliseconds, workers, prefetch_factor, step):
-    if prefetch_factor == 1 and workers == 1:
-        prefetch_factor = 2  # with one batch asked for, the worker begins when the last one is taken
     assert times([milliseconds] * 40, workers, prefetch_factor, step) == 1.0
 
 
