@@ -18,7 +18,7 @@ from functools import lru_cache
 
 FEWEST_BATCHES = 16  # fewer do not show what is rare
 _LEAST_COUNTED = 1.02  # more than the simulation of a steady source is off, by where it begins and ends
-_TURNS = 4  # in which each worker gets each batch of the series once
+_LEAST_TURNS = 4
 _UNEVEN, _UNEVEN_SECONDS = 1.2, 0.0005  # the mean is so many times the median, and so much longer
 _QUEUES_OF_FREE, _QUEUES_OF_SHARED = 0.1, 0.5  # most that prefetched batches take of the free memory
 
@@ -62,12 +62,13 @@ def times_as_long(batch_seconds: tuple[float, ...], workers: int, prefetch_facto
     Example:
         >>> series = tuple([0.005] * 15 + [0.08]) * 2  # a long batch among 16: eight steps of 10 ms
         >>> [round(times_as_long(series, 2, factor, 0.01), 2) for factor in (1, 2, 4, 8)]
-        [1.41, 1.27, 1.03, 1.0]
+        [1.36, 1.24, 1.0, 1.0]
     """
     if len(batch_seconds) < FEWEST_BATCHES or not any(batch_seconds):
         return 1.0
-    # Each turn begins with the next worker, so that no worker gets all long batches.
-    series = without_chance(batch_seconds[: len(batch_seconds) - (len(batch_seconds) - 1) % workers])
+    # With a few batches of mean length, each turn begins with the next worker, so that no worker gets all long ones.
+    series = without_chance(batch_seconds)
+    series += [statistics.fmean(series)] * ((1 - len(series)) % workers)
     simulated = _simulated(series, workers, workers * prefetch_factor, step_seconds)
     times = simulated / max(statistics.fmean(series) / workers, step_seconds)
     return times if times > _LEAST_COUNTED else 1.0
@@ -78,7 +79,8 @@ def _simulated(series: Sequence[float], workers: int, queued: int, step_seconds:
     filled = len(series) * math.ceil(queued / len(series))
     taken: list[float] = []
     done, ready = [0.0] * workers, 0.0  # when each worker, and when the training, can go on
-    for number in range(filled + len(series) * max(_TURNS, workers) + 1):
+    turns = workers * math.ceil(_LEAST_TURNS / workers)  # each worker gets each batch equally often
+    for number in range(filled + len(series) * turns + 1):
         worker = number % workers
         asked = taken[number - queued] if number >= queued else 0.0
         done[worker] = max(done[worker], asked) + series[number % len(series)]

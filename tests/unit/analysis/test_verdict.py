@@ -118,7 +118,7 @@ CASES = {
         "Set prefetch_factor to 4: the accelerator is busy only 77% of the time, and would be 100%. A batch takes a worker 10 ms "
         "as a rule and up to 160 ms: a longer queue evens that out.",
     ),
-    # 57.3 ms on average, 19.1 with three. By a clock that goes on by one, 8 each leave 25.6 ms, and 16 leave 20.
+    # 57.3 ms on average, 19.1 with three. By a clock that goes on by one, 8 each leave 30.6 ms, and 16 leave 20.
     "prefetching with the workers that help": (
         *(uneven(3, cores=16, free_bytes=PLENTY), 40, "prefetching", 1, {"workers": 3, "prefetch_factor": 16}),
         "Set num_workers to 3 and set prefetch_factor to 16: ",
