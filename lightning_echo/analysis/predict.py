@@ -548,10 +548,15 @@ class TrainingSetting:
         return {name: value for name, value in options.items() if value is not None}
 
     @property
+    def lines_of_loader(self) -> list[str]:
+        """The options of the ``DataLoader`` that change, as a line to paste: ``num_workers=4, prefetch_factor=8``. Or none."""
+        line = ", ".join(f"{name}={value}" for name, value in self.loader_options.items())
+        return [line] if line else []
+
+    @property
     def lines(self) -> list[str]:
-        """The lines to paste: `loader_options` into the ``DataLoader`` if there are any, and `line` for the Trainer if any."""
-        options = ", ".join(f"{name}={value}" for name, value in self.loader_options.items())
-        return [line for line in (options, self.line) if line]
+        """The lines to paste: `lines_of_loader`, and `line` for the Trainer if any."""
+        return [*self.lines_of_loader, self.line] if self.line else self.lines_of_loader
 
 
 @dataclass(frozen=True)
