@@ -166,3 +166,9 @@ def _hides_the_cores(watch: CoreWatch) -> NoReturn:
 def nobody_looks_at_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests run beside each other: what is said about a busy machine would be chance. Files that test it replace this fixture."""
     monkeypatch.setattr(CoreWatch, "_see", _hides_the_cores)
+
+
+@pytest.fixture(autouse=True)
+def nobody_looks_for_other_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same is true of other runs of the tests."""
+    monkeypatch.setattr("lightning_echo.data.machine._program_of", lambda process_id, proc: None)

@@ -53,6 +53,7 @@ from lightning_echo.data.copies import nbytes
 from lightning_echo.data.machine import CoreWatch, Load, free_memory_bytes, load_of, usable_cores
 from lightning_echo.loader.loader import EchoLoader
 from lightning_echo.pipeline.kinds import Indexed, kind_of
+from lightning_echo.share.ray import is_in_cluster
 from lightning_echo.share.same_data import why_not_elsewhere
 from lightning_echo.split.reading import AUTO_IN_FLIGHT
 from lightning_echo.training.package import MisconfigurationException
@@ -133,16 +134,17 @@ _NOTHING = "There is nothing to set in the group echo: this file changes nothing
 
 def advice_yaml(analysis: StallAnalysis) -> str:
     """Returns the advice as YAML for an `EchoCLI`: options of the group ``echo``, and the rest as comments."""
-    setting, stages = analysis.verdict.setting, analysis.stages
-    comments = [_HOW, analysis.verdict.message]
+    verdict, stages = analysis.verdict, analysis.stages
+    setting, options = verdict.setting, verdict.options
+    comments = [_HOW, verdict.message]
     present = {"num_workers": stages.workers, "prefetch_factor": stages.prefetch_factor, "pin_memory": False}
     for name, value in setting.loader_options.items():
         if value != present[name]:
             comments.append(_LOADER.format(name=name, value=value, now=present[name]))
-    if not setting.options:
+    if not options:
         comments.append(_NOTHING)
     lines = [f"# {line}\n" for comment in comments for line in wrap(comment, _WIDTH, break_long_words=False)]
-    values = [f"  {name}: {json.dumps(value)}\n" for name, value in setting.options.items()]  # JSON is YAML, too
+    values = [f"  {name}: {json.dumps(value)}\n" for name, value in options.items()]  # JSON is YAML, too
     return "".join([*lines, "echo:\n", *values] if values else [*lines, "{}\n"])
 
 
@@ -487,6 +489,7 @@ class StallAnalyzer:
             read_ahead=phases.read_ahead,
             no_reads_ahead=phases.no_reads_ahead,
             no_cluster_workers=why_not_elsewhere(kind_of(loader), len(gathered(None))),
+            has_cluster=is_in_cluster(),
             prefetch_factor=loader.prefetch_factor or 2,
             batch_seconds=phases.batch_seconds,
             batch_bytes=None if transfers.host is None else nbytes(transfers.host),

@@ -193,6 +193,7 @@ class MeasuredStages:
         ahead_contention: How many times as long a worker's own thread takes while threads of the worker read ahead, since the
             threads of a process take turns in running Python.
         no_cluster_workers: Why workers on other machines cannot read this data; empty if they can, or if that is unknown.
+        has_cluster: Whether the analysis was made in a program that is connected to a Ray cluster.
         ranks: Number of ranks of the job. All figures are those of one rank.
         prefetch_factor: Batches that each worker is asked for ahead.
         batch_seconds: Seconds of a worker for each of a series of batches, in their order. Empty if fewer than 16 were measured,
@@ -231,6 +232,7 @@ class MeasuredStages:
     no_reads_ahead: str = ""
     ahead_contention: float = 1.0
     no_cluster_workers: str = ""
+    has_cluster: bool = False
     ranks: int = 1
     prefetch_factor: int = 2
     batch_seconds: tuple[float, ...] = ()

@@ -464,7 +464,7 @@ def _range(low: float, high: float) -> str:
 
 def report(analysis: StallAnalysis) -> str:
     verdict = analysis.verdict
-    first = verdict_blocks(verdict.message, figures_of(analysis), verdict.setting.lines)
+    first = verdict_blocks(verdict.message, figures_of(analysis), verdict.lines)
     blocks = [*first, headline(analysis), *map(as_text, tables(analysis)), as_block("Notes", analysis.notes)]
     return "\n\n".join(filter(None, blocks))
 
@@ -555,7 +555,7 @@ def page(analysis: StallAnalysis) -> str:
         tables=tables(analysis),
         verdict=analysis.verdict.message,
         why=figures_of(analysis),
-        lines=analysis.verdict.setting.lines,
+        lines=analysis.verdict.lines,
         notes=analysis.notes,
     ).text()
 

@@ -35,7 +35,9 @@ from lightning_echo.analysis.predict import (
 from lightning_echo.analysis.prefetch import without_chance
 from lightning_echo.data.machine import Load
 from lightning_echo.measure.control import (
+    MOST_OF_READER,
     busy,
+    callback_line,
     cores_elsewhere,
     fewer_fresh,
     fewest_elsewhere,
@@ -57,6 +59,7 @@ from lightning_echo.schema import FieldError, record
 #     pinning              if the copy to the device is so much faster from pinned memory
 #     reads in flight      the fewest that are enough, with a margin; else the fewest that are about as good as the best number
 #     a cache              the smallest share of the data set that is enough, with a margin; else as much as memory holds
+#     a cluster's workers  the fewest that are enough without a cache, if there is a cluster and the processors here are the limit
 #     echoing              for the rest: at the earliest point whose factor is not large, by the smallest factor
 #
 # Prefetching helps if batches take unequally long. More workers prefetch more, too, but cost more. So workers are counted as if
@@ -71,8 +74,9 @@ from lightning_echo.schema import FieldError, record
 # examples that the model learns from. So a cache comes before echoing. If the source takes R times as long as the step, a cache
 # of a share x reduces that to R (1 - x) times. The echo factor is chosen for the rest.
 #
-# Workers on other machines are no remedy of this list, since they cost other machines. If the processors of this machine cannot
-# feed the accelerator and nothing before echoing is enough, the verdict says how many they would be (`by_other_machines`).
+# Workers on other machines cost other machines. Where no cluster is known, they are no remedy of this list: if the processors of
+# this machine cannot feed the accelerator, and nothing before echoing is enough, the verdict says how many they would be
+# (`by_other_machines`). Whether other trainings read the same data is not known to an analysis: a run looks for them.
 
 _HELPS = 1.05  # a remedy helps if steps take this many times as long without it
 _LARGEST_FACTOR = 64.0  # larger factors are not tried
@@ -82,9 +86,10 @@ _PREFETCHED = (2, 4, 8, 16, 32)
 
 @dataclass(frozen=True)
 class Remedy:
-    """A remedy; its setting and ``is_enough`` include the ones before it.
+    """A remedy: ``"workers"``, ``"prefetching"``, ``"pinning"``, ``"reads"``, ``"cache"``, ``"cluster"``, ``"echo"``.
 
-    Its name is ``"workers"``, ``"prefetching"``, ``"pinning"``, ``"reads"``, ``"cache"`` or ``"echo"``.
+    Its setting and ``is_enough`` include the ones before it. But a cluster's workers are without the cache, and echoing is
+    without a cluster's workers.
     """
 
     name: str
@@ -279,7 +284,8 @@ def by_other_machines(stages: MeasuredStages, found: Sequence[Remedy], target: f
     """Returns the setting with the fewest workers on other machines that feed the accelerator without echoing and cache.
 
     None if the processors of this machine can feed it, if workers mostly wait, if a remedy before echoing is enough, or if other
-    machines are no cure: the storage is the limit, or examples take less time to prepare than to bring here.
+    machines are no cure: the storage is the limit, examples take less time to prepare than to bring here, or a reader has no room
+    for so many workers.
     """
     cheaper = [remedy for remedy in found if remedy.name != "echo"]
     if stages.no_cluster_workers or any(remedy.is_enough for remedy in cheaper):
@@ -292,7 +298,8 @@ def by_other_machines(stages: MeasuredStages, found: Sequence[Remedy], target: f
     if fewest is None:
         return None
     missing = whole_cores(cores_wanted(stages, replace(base, cluster_workers=fewest))) - stages.cores
-    return replace(base, cluster_workers=max(fewest, missing))
+    workers = max(fewest, missing)
+    return replace(base, cluster_workers=workers) if workers * stages.ranks <= MOST_OF_READER else None
 
 
 # ---------------------------------------------------------------------- verdict
@@ -314,6 +321,7 @@ class VerdictKind(Enum):
     pinning = "pinning"  # pinned memory is enough
     reads_in_flight = "reads_in_flight"  # threads that read ahead are enough
     cache = "cache"  # a part of the data set in memory is enough
+    cluster_workers = "cluster_workers"  # workers of the cluster are enough, and nothing cheaper is
     cache_and_echo = "cache_and_echo"  # memory does not hold enough; the echo factor is for the rest
     transform = "transform"  # one transform alone starves the accelerator
     echo = "echo"  # no cheaper remedy is enough
@@ -326,10 +334,11 @@ class Verdict:
 
     Attributes:
         setting: The advised setting; the measured one if nothing is to be changed. Its ``options`` are those of an `EchoConfig`,
-            and its ``line`` is the callback to paste.
+            and its ``line`` is the callback to paste; those of workers of a cluster are here (``options`` and ``lines``).
         remedies: The remedies that help, in their order. Each contains those before it. Empty if none was looked for.
         elsewhere: The setting that feeds the accelerator without echoes, by workers on other machines (for each rank). None if
             the processors of this machine are not the limit, or if a remedy before echoing is enough.
+        ranks: Number of ranks of the job.
     """
 
     kind: VerdictKind
@@ -337,6 +346,22 @@ class Verdict:
     setting: TrainingSetting
     remedies: tuple[Remedy, ...] = ()
     elsewhere: TrainingSetting | None = None
+    ranks: int = 1
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of an `EchoConfig` for the advice. Workers of a cluster are those of all ``ranks``."""
+        if not self.setting.cluster_workers:
+            return self.setting.options
+        share = {"name": "train", "cluster": "ray", "cluster_workers": self.setting.cluster_workers * self.ranks}
+        return {"factor": 1.0, **self.setting.options, "share": share}
+
+    @property
+    def lines(self) -> list[str]:
+        """The lines to paste: the options of the ``DataLoader`` that change, and the callback for the Trainer if any."""
+        if not self.setting.cluster_workers:
+            return self.setting.lines
+        return [*self.setting.lines_of_loader, callback_line(self.options)]
 
 
 def judge(stages: MeasuredStages, step_seconds: float, transforms: Mapping[str, float], target: float = TARGET) -> Verdict:
@@ -355,7 +380,12 @@ def judge(stages: MeasuredStages, step_seconds: float, transforms: Mapping[str, 
         )
         return Verdict(VerdictKind.not_enough, message, TrainingSetting())
     found = tuple(remedies(stages, target))
-    if found and found[-1].is_enough:
+    elsewhere = by_other_machines(stages, found, target)
+    if elsewhere is not None and stages.has_cluster:  # echoing then starts from what is without it
+        of_cluster = Remedy("cluster", elsewhere, is_enough=True)
+        found = (*(each for each in found if each.name != "echo"), of_cluster, *(each for each in found if each.name == "echo"))
+        verdict = _by_remedy(stages, of_cluster, transforms, idle)
+    elif found and found[-1].is_enough:
         verdict = _by_remedy(stages, found[-1], transforms, idle)
     elif found:
         verdict = replace(_by_remedy(stages, found[-1], transforms, idle), kind=VerdictKind.not_enough)
@@ -368,11 +398,10 @@ def judge(stages: MeasuredStages, step_seconds: float, transforms: Mapping[str, 
     without_reads = (VerdictKind.more_workers, VerdictKind.prefetching, VerdictKind.pinning)
     about = _about_queue(stages, verdict.setting)
     about += "" if verdict.kind in without_reads else _about_reads(stages, verdict.setting)
-    elsewhere = by_other_machines(stages, found, target)
     if elsewhere is not None:
         needed = whole_cores(cores_wanted(stages, elsewhere))
         about += f" {cores_elsewhere(needed, stages.cores, elsewhere.cluster_workers, stages.ranks)}"
-    return replace(verdict, message=f"{verdict.message}{about}", remedies=found, elsewhere=elsewhere)
+    return replace(verdict, message=f"{verdict.message}{about}", remedies=found, elsewhere=elsewhere, ranks=stages.ranks)
 
 
 def _by_remedy(stages: MeasuredStages, last: Remedy, transforms: Mapping[str, float], idle: float) -> Verdict:
@@ -384,6 +413,7 @@ def _by_remedy(stages: MeasuredStages, last: Remedy, transforms: Mapping[str, fl
     begun = how[0].upper() + how[1:]
     if last.name != "echo":
         kinds = {"cache": "cache", "reads": "reads_in_flight", "prefetching": "prefetching", "pinning": "pinning"}
+        kinds["cluster"] = "cluster_workers"
         kind = VerdictKind(kinds.get(last.name, "more_workers"))
         return Verdict(kind, f"{begun}: {gain}.{_about_cache(setting)}", setting)
     price = fewer_fresh(setting.factor)
@@ -425,6 +455,8 @@ def _how(stages: MeasuredStages, setting: TrainingSetting) -> str:
         where = "memory" if setting.hold is None else f"a cache with hold='{setting.hold}'"
         size = f" and size='{setting.cache_size}'" if setting.cache_size else ""
         parts.append(f"keep {percent(setting.cached_fraction)} of the data set in {where}{size}")
+    if setting.cluster_workers:
+        parts.append(f"take {number_of(setting.cluster_workers * stages.ranks, 'worker', 'workers')} of the cluster")
     if setting.factor > 1:
         left = " for what is left" if setting.cached_fraction else ""
         parts.append(f"echo{left} at insertion_point='{setting.insertion_point}' with factor {setting.factor:.3g}")
@@ -543,7 +575,7 @@ def promising(verdict: Verdict) -> tuple[TrainingSetting, ...]:
 
     A larger factor than `LARGE_FACTOR` makes steps faster, and seldom pays in learning. So that one is tried in its place.
     """
-    found = verdict.remedies
+    found = [remedy for remedy in verdict.remedies if not remedy.setting.cluster_workers]  # which cost other machines to try
     if not found:
         return ()
     without_echo = [remedy.setting for remedy in found if remedy.name != "echo"]
@@ -833,7 +865,7 @@ class StallAnalysis:
         advice = {
             "kind": verdict.kind.value,
             "message": verdict.message,
-            "options": verdict.setting.options,
+            "options": verdict.options,
             "remedies": remedies,
             "cluster_workers": 0 if verdict.elsewhere is None else verdict.elsewhere.cluster_workers * self.stages.ranks,
         }

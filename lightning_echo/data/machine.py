@@ -1,5 +1,5 @@
-"""How much memory is free for this process, how many cores it may use, how busy a process is, and who else has the cores: on the
-machine, and in its container.
+"""How much memory is free for this process, how many cores it may use, how busy a process is, who else has the cores, and which
+other runs of its program there are: on the machine, and in its container.
 """
 
 from __future__ import annotations
@@ -7,7 +7,10 @@ from __future__ import annotations
 import math
 import os
 import platform
+import struct
+import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -145,22 +148,36 @@ def busy_seconds(process_id: int, proc: Path = _PROC) -> float | None:
 
 
 # A worker process of torch's ``DataLoader`` that has nothing to do waits for its next request in poll(2), for five seconds at a
-# time. A read of the user's that polls a socket with exactly this time-out would look the same.
+# time, and its requests come out of a pipe. A read of the user's that polls a socket for as long waits for something else.
 
 _POLL = {"x86_64": "7"}  # its number by the machine; others call ppoll(2), whose time-out is not a number in a register
 _MOST_POLLED_MS = 5000
 _LEAST_POLLED_MS = _MOST_POLLED_MS - 5
+_POLLED = struct.Struct("i")  # the descriptor, with which the kernel's ``struct pollfd`` begins
 
 
 def has_no_request(process_id: int, proc: Path = _PROC, machine: str = platform.machine()) -> bool | None:
     """Returns whether a worker waits for a request, since it has done all that it was asked for. None if that is not known."""
     if machine not in _POLL:
         return None
+    of_process = f"{proc}/{process_id}"
     try:
-        words = (proc / str(process_id) / "syscall").read_text().split()  # "running", or the call's number and six arguments
-        return len(words) > 3 and words[0] == _POLL[machine] and _LEAST_POLLED_MS <= int(words[3], 16) <= _MOST_POLLED_MS
+        words = Path(of_process, "syscall").read_text().split()  # "running", or the call's number and six arguments
+        if len(words) < 4 or words[0] != _POLL[machine] or not _LEAST_POLLED_MS <= int(words[3], 16) <= _MOST_POLLED_MS:
+            return False
+        return int(words[2], 16) == 1 and _polls_pipe(of_process, int(words[1], 16))
     except (OSError, ValueError):
         return None
+
+
+def _polls_pipe(of_process: str, address: int) -> bool:
+    """Whether the descriptor at an address in the memory of a process is that of a pipe. Who may read its call may read that."""
+    with open(f"{of_process}/mem", "rb", buffering=0) as memory:
+        found = os.pread(memory.fileno(), _POLLED.size, address)
+    try:
+        return os.readlink(f"{of_process}/fd/{_POLLED.unpack(found)[0]}").startswith("pipe:")
+    except (FileNotFoundError, struct.error):  # the process does something else by now
+        return False
 
 
 # ---------------------------------------------------------------------- load
@@ -426,3 +443,124 @@ def _periods(proc: Path, cgroups: Path) -> list[tuple[int, int]]:
         rows = dict(line.split()[:2] for line in _text(group / "cpu.stat").splitlines() if len(line.split()) > 1)
         found.append((int(rows.get("nr_periods", 0)), int(rows.get("nr_throttled", 0))))
     return found
+
+
+# ---------------------------------------------------------------------- other runs
+# A sweep runs one program several times at once. Then each run reads and prepares what one of them could for all (`ShareConfig`).
+# The system shows it: other processes of this user run the same file, or module, with the same interpreter.
+#
+# Workers and ranks of a run are no runs of their own. They descend from it, or a launcher has started them: it gives each process
+# its rank, and mostly a port, which is the job's. A shell in a Slurm job has a rank, too, and hands it on to all that it starts.
+# So processes with the same rank are different runs.
+
+_RANKS = (b"RANK", b"LOCAL_RANK", b"SLURM_PROCID", b"OMPI_COMM_WORLD_RANK", b"PMI_RANK")
+_PORT = b"MASTER_PORT"
+_WITH_VALUE = (b"-W", b"-X", b"--check-hash-based-pycs")  # options of the interpreter
+
+
+class OtherRuns(NamedTuple):
+    """The file, or the module, that this process runs, and how many other runs of it this machine has; 0: none are known."""
+
+    program: str
+    number: int
+
+
+NO_OTHER_RUNS = OtherRuns("", 0)
+
+
+class _Program(NamedTuple):
+    interpreter: str
+    folder: str  # of the file; of a module the one in which it was started
+    name: str
+    is_module: bool
+
+
+def other_runs(ranks: Collection[int] = (), proc: Path = _PROC, process_id: int | None = None) -> OtherRuns:
+    """Looks once at all processes of this machine, and never raises an error. ``ranks`` are processes of this run."""
+    this = os.getpid() if process_id is None else process_id
+    try:
+        program = _program_of(this, proc)
+        if program is None or not _is_main(program):
+            return NO_OTHER_RUNS
+        pids = [int(name) for name in os.listdir(proc) if name.isdigit()]
+        alike = {this, *(pid for pid in pids if _runs(program, pid, proc))}
+        roots = {pid: _root(pid, alike, proc) for pid in alike}
+        own = {roots[pid] for pid in alike.intersection(ranks)}
+        found = Counter(_job_and_rank(pid, proc) for pid in {roots[this], *roots.values()} - (own - {roots[this]}))
+    except (OSError, ValueError, IndexError):  # not Linux, or a system that hides it
+        return NO_OTHER_RUNS
+    jobs = dict[int | bytes, int]()
+    for (job, _), number in found.items():
+        jobs[job] = max(jobs.get(job, 0), number)
+    return OtherRuns(program.name, sum(jobs.values()) - 1)
+
+
+def _is_main(program: _Program) -> bool:
+    """Whether this process runs its program itself. A notebook does not, nor does a fork that runs something else."""
+    main = sys.modules.get("__main__")
+    file, spec = getattr(main, "__file__", None), getattr(main, "__spec__", None)
+    if spec is not None:  # of a module
+        return program.name in (spec.name, spec.name.removesuffix(".__main__"))
+    return file is not None and os.path.realpath(file) == os.path.join(program.folder, program.name)
+
+
+def _runs(program: _Program, process_id: int, proc: Path) -> bool:
+    """Whether a process is one of this user's that runs the program."""
+    of_process = f"{proc}/{process_id}"
+    try:
+        if os.stat(of_process).st_uid != os.getuid():
+            return False
+        with open(f"{of_process}/cmdline", "rb", buffering=0) as line:
+            mentions = os.fsencode(program.name) in line.read()
+        return mentions and _program_of(process_id, proc) == program
+    except (FileNotFoundError, ProcessLookupError):  # it has just ended
+        return False
+
+
+def _program_of(process_id: int, proc: Path) -> _Program | None:
+    """Returns what a process of Python runs; None if that is neither a file that is there nor a module."""
+    of_process = proc / str(process_id)
+    arguments = iter(_words(of_process / "cmdline")[1:])
+    for argument in arguments:
+        if argument in _WITH_VALUE:
+            next(arguments, b"")
+        elif argument == b"-m" or not argument.startswith(b"-"):
+            break
+        elif argument.startswith(b"-c"):
+            return None
+    else:
+        return None
+    interpreter, folder = os.readlink(of_process / "exe"), os.readlink(of_process / "cwd")
+    if argument == b"-m":
+        return _Program(interpreter, folder, os.fsdecode(next(arguments, b"")), is_module=True)
+    file = os.path.realpath(os.path.join(folder, os.fsdecode(argument)))
+    return _Program(interpreter, *os.path.split(file), is_module=False) if os.path.exists(file) else None
+
+
+def _root(process_id: int, alike: Collection[int], proc: Path) -> int:
+    """Returns the first of the processes that are alike from which this one descends, or this one."""
+    root = process_id
+    while process_id:
+        if process_id in alike:
+            root = process_id
+        process_id = _parent(process_id, proc)
+    return root
+
+
+def _parent(process_id: int, proc: Path) -> int:
+    """Returns the process that has started another one, or that was given it; 0 if that is not shown."""
+    after_name = _text(proc / str(process_id) / "stat").rpartition(")")[2].split()
+    return int(after_name[1]) if after_name else 0
+
+
+def _job_and_rank(process_id: int, proc: Path) -> tuple[int | bytes, bytes]:
+    """Returns what the processes of one job have in common, and what each of them has for itself."""
+    given = {name: value for name, _, value in (word.partition(b"=") for word in _words(proc / str(process_id) / "environ"))}
+    rank = next((given[name] for name in _RANKS if name in given), None)
+    if rank is None:
+        return process_id, b""
+    return given.get(_PORT) or _parent(process_id, proc), rank
+
+
+def _words(file: Path) -> list[bytes]:
+    return file.read_bytes().removesuffix(b"\0").split(b"\0")

@@ -455,7 +455,8 @@ TAKING_SECONDS = 0.0005
 It is the upper bound that sharing over a cluster has to keep. On a simulated cluster the processes of both machines took 0.28 and
 0.55 ms together in two runs (``make bench ARGS="--only cluster"``), of which this machine has a part."""
 
-_MOST_ELSEWHERE = 4096  # workers on other machines that are asked about
+MOST_OF_READER = 96  # workers on other machines that a reader can have: `ShareConfig.cluster_workers`
+_MOST_ELSEWHERE = 4096  # that are asked about
 
 
 def whole_cores(cores: float) -> int:

@@ -11,9 +11,10 @@ from itertools import groupby
 from textwrap import fill
 from typing import Any, NamedTuple
 
-from lightning_echo.insertion import InsertionPoint, Reads
+from lightning_echo.insertion import InsertionPoint, Needs, Reads, points_from
 from lightning_echo.measure.control import (
     ENOUGH_STEPS,
+    MOST_OF_READER,
     TAKING_SECONDS,
     Decision,
     Observation,
@@ -253,6 +254,8 @@ class Waiting:
         cached_fraction: Share of the data that a cache would hold; 0 if it can hold nothing, or if there is one. None if the
             weight of an example is not known.
         has_cluster: Whether this program is connected to a Ray cluster.
+        program: The file, or the module, that this process runs.
+        other_runs: Number of other runs of that program on this machine, with which this one could share the reading.
     """
 
     fraction: float | None
@@ -262,6 +265,8 @@ class Waiting:
     ranks: int = 1
     cached_fraction: float | None = 0.0
     has_cluster: bool = False
+    program: str = ""
+    other_runs: int = 0
 
     @property
     def mostly(self) -> bool:
@@ -310,9 +315,9 @@ def advise(
 
 
 # ---------------------------------------------------------------------- remedies
-# Their order: more workers, reads in flight, a cache, workers of a cluster, echoing. Fresh examples teach more than echoed ones,
-# and what costs nothing comes first. Each is advised only where it is possible and would help, as far as a run knows; nothing is
-# read for that. `StallAnalyzer` measures what each brings. Each gain is that of the remedy by itself.
+# Their order: more workers, reads in flight, a cache, sharing, workers of a cluster, echoing. Fresh examples teach more than
+# echoed ones, and what costs nothing comes first. Each is advised only where it is possible and would help, as far as a run can
+# tell without reading. `StallAnalyzer` measures what each brings. Each gain is that of the remedy by itself.
 
 
 class _Remedy(NamedTuple):
@@ -337,7 +342,7 @@ def _before_echoing(
     def add(name: str, request: str, reason: str, line: str, host: float, *, how: str = "about", when: str = "") -> None:
         times = host_seconds / max(host, work) if work else math.inf
         if times >= _HELPS:
-            gain = f"{_times_as_fast(times, how)}{when}" if work else ""
+            gain = f"{_times_as_fast(times, how) if work else ''}{when}"
             found.append(_Remedy(name, f"{request}{gain}: {why}{reason}.", line, gain))
 
     if now := waiting.workers:  # more than there are cores are no gain
@@ -357,6 +362,14 @@ def _before_echoing(
         saved = (1.0 if held is None else held) * _cacheable_share(observation)
         line, when = callback_line({**chosen, "cache": CACHE_SHARE}), " from the second pass on"
         add("a cache", "Keep examples in a cache", why_cache, line, host_seconds * (1 - saved), how="up to", when=when)
+    if (others := waiting.other_runs) and _may_have_reader(chosen):
+        alone = others == 1
+        who = f"the {'other run' if alone else f'{others} other runs'} of {waiting.program} here {'trains' if alone else 'train'}"
+        alike = f"if {who} on the same data"
+        collated = _collated_share(observation)  # each training collates by itself, and the reader has the workers of all
+        left = host_seconds * (collated + (1 - collated) / (others + 1))
+        line, each = callback_line({**chosen, "share": "train"}), ", and each of them reads and prepares by itself"
+        add(f"sharing, {alike},", "Share the reading", each, line, left, how="up to", when=f" {alike}")
     if waiting.has_cluster and (elsewhere := _cores_elsewhere(observation, waiting, cores, chosen)) is not None:
         share = {"name": "train", "cluster": "ray", "cluster_workers": elsewhere.workers * waiting.ranks}
         words = f", and the {number_of(cores, 'core', 'cores')} here are the limit"
@@ -368,6 +381,20 @@ def _before_echoing(
 
 def _work_seconds(observation: Observation) -> float:
     return (observation.step_seconds or 0.0) * (1 - (observation.idle_fraction or 0.0))
+
+
+def _may_have_reader(chosen: Mapping[str, Any]) -> bool:
+    """Whether a run with these options could have a reader: it has none, and nothing that a reader cannot serve."""
+    point, cache = InsertionPoint(chosen.get("insertion_point", InsertionPoint.auto)), chosen.get("cache")
+    is_late = point is InsertionPoint.auto or point in points_from(Needs.examples)
+    return "share" not in chosen and is_late and not (isinstance(cache, Mapping) and cache.get("partitioned"))
+
+
+def _collated_share(observation: Observation) -> float:
+    """Returns the share of collation in the host's time for a batch of fresh examples; 0 if it is not known."""
+    costs = observation.costs
+    whole = 0.0 if costs is None else costs.reused_seconds + costs.redone_seconds
+    return costs.collate_seconds / whole if costs is not None and whole else 0.0
 
 
 def _cacheable_share(observation: Observation) -> float:
@@ -430,21 +457,24 @@ def _cores_elsewhere(observation: Observation, waiting: Waiting, cores: int, cho
     turns. The training's own processor time is not known here.
     """
     costs = observation.costs
-    if not waiting.batch_size or costs is None or not costs.device_seconds or "share" in chosen or waiting.fraction is None:
+    if not waiting.batch_size or costs is None or not costs.device_seconds or waiting.fraction is None:
+        return None
+    if not _may_have_reader(chosen):
         return None
     seconds = costs.host_seconds(1) * min(waiting.workers, cores)  # of a worker with a core of its own, per batch
     busy_seconds, longest_step = seconds * (1 - waiting.fraction), costs.device_seconds / (1 - TARGET)
     if waiting.mostly or busy_seconds <= cores * longest_step:
         return None
-    collated = costs.collate_seconds / (costs.reused_seconds + costs.redone_seconds)  # share of it that stays here
-    taking = waiting.batch_size * TAKING_SECONDS
+    collated, taking = _collated_share(observation), waiting.batch_size * TAKING_SECONDS  # collation stays here
 
     def feeds(workers: int) -> bool:
         here = (taking + collated * busy_seconds) / cores, busy_seconds / cores
         return least_of_most([here, (taking * waiting.ranks, 0.0), ((1 - collated) * seconds / workers, 0.0)]) <= longest_step
 
     fewest, needed = fewest_elsewhere(feeds), whole_cores(busy_seconds / costs.device_seconds)
-    return None if fewest is None else _Elsewhere(needed, max(fewest, needed - cores))
+    if fewest is None or (workers := max(fewest, needed - cores)) * waiting.ranks > MOST_OF_READER:
+        return None
+    return _Elsewhere(needed, workers)
 
 
 def _elsewhere(observation: Observation, waiting: Waiting, cores: int, chosen: Mapping[str, Any]) -> str:

@@ -195,8 +195,8 @@ def check_ray(name: str) -> None:
 
 def is_in_cluster() -> bool:
     """Returns whether this process is connected to a Ray cluster. It does not import Ray."""
-    ray = sys.modules.get("ray")
-    return ray is not None and bool(ray.is_initialized())
+    is_initialized = getattr(sys.modules.get("ray"), "is_initialized", None)  # another module may have this name
+    return is_initialized is not None and bool(is_initialized())
 
 
 def place_of_training(name: str) -> dict[str, Any]:

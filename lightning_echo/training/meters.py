@@ -20,14 +20,17 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from lightning_echo.data.machine import (
+    NO_OTHER_RUNS,
     NOT_SEEN,
     CoreUse,
     CoreWatch,
     Load,
+    OtherRuns,
     busy_seconds,
     free_memory_bytes,
     has_no_request,
     load_of,
+    other_runs,
     usable_cores,
 )
 from lightning_echo.loader.loader import EchoLoader
@@ -259,7 +262,7 @@ def costs_of(
 # them is looked at now and then: what does it wait for?
 
 _FIRST_LOOK = 4  # steps
-_BETWEEN_GLANCES = 0.05  # seconds: a glance takes some twenty microseconds
+_BETWEEN_GLANCES = 0.05  # seconds: a glance takes twenty to forty microseconds
 _ENOUGH_GLANCES, _MOST_GLANCES = 20, 1000  # the latest ones of a worker are kept
 
 
@@ -415,6 +418,8 @@ class RunMeter:
         self._cache_meter, self._share_meter, self._waits = CacheMeter(), ShareMeter(), WorkerWaits(0)
         self._cores: CoreWatch | None = None  # None: a shared reader works in other processes
         self._own_pids: list[int] = []  # of all ranks: this one may have started others
+        self._is_rank_zero = False  # whether this rank gives advice
+        self._other_runs: OtherRuns | None = None  # as they were when the verdict was asked for at the end
         self._steps_in_epoch = 0
         self._saved_seconds: dict[str, SecondsPerBatch] = {}  # from a checkpoint, by name of the loader
         self._watched: DataLoader[Any] | None = None
@@ -449,9 +454,10 @@ class RunMeter:
             size = 0 if why_not_elsewhere(kind, self.world_size) else size
             may_read_ahead = isinstance(kind, Indexed) and may_be_on(self._watched.dataset)
             cached, has_cluster = _cached_fraction(kind, loader), is_in_cluster()
+            others = self._runs_beside() if self._may_share(kind) else NO_OTHER_RUNS
         except Exception:  # whatever the user's data set, or Ray, raises when it is looked at: no training may fail by advice
             return unknown
-        return Waiting(fraction, may_read_ahead, workers, size, self.world_size, cached, has_cluster)
+        return Waiting(fraction, may_read_ahead, workers, size, self.world_size, cached, has_cluster, *others)
 
     def node_of(self, rank: int) -> int | None:
         return self.nodes[rank] if len(set(self.nodes)) > 1 else None
@@ -465,6 +471,7 @@ class RunMeter:
         self.nodes = self._gather([trainer.node_rank], dtype=torch.int64).flatten().tolist()
         self.cores = max(1, usable_cores() // self.nodes.count(trainer.node_rank))
         self._own_pids = self._gather([os.getpid()], dtype=torch.int64).flatten().tolist() if self.world_size > 1 else []
+        self._is_rank_zero = trainer.is_global_zero
         self.idle.to(device)
         self._add_parts(loader)
         for counts in (self.counts, *self.part_counts.values()):
@@ -675,6 +682,17 @@ class RunMeter:
         self._saved_seconds = entry(state, "stages", dict[str, SecondsPerBatch])
 
     # ------------------------------------------------------------------ inside
+
+    def _may_share(self, kind: Kind) -> bool:
+        """Whether runs on this machine could share what a loader reads. Of a data set that is read in calls it is not known."""
+        is_here = self._is_rank_zero and len(set(self.nodes)) == 1 and hasattr(os, "memfd_create")
+        return is_here and not why_not_elsewhere(kind, self.world_size) and batched(kind.loader.dataset) is None
+
+    def _runs_beside(self) -> OtherRuns:
+        """Returns the other runs of this program. After the training it is the first answer, since they end, too."""
+        if self._other_runs is None or self._tap is not None:
+            self._other_runs = other_runs(self._own_pids)
+        return self._other_runs
 
     def _note_epoch_start(self) -> None:
         self._at_epoch_start = self.counts.totals

@@ -7,7 +7,9 @@ processes on two processors such a step was seen to take 0.03 s in place of 0.00
 
 import copy
 import random
+import sys
 import time
+from types import SimpleNamespace
 
 import lightning.pytorch as pl
 import numpy as np
@@ -301,6 +303,13 @@ def test_options_of_a_training_that_would_end_or_disturb_it_are_left_out(tmp_pat
     _, found = analyze(BoringModel(), loader_of(workers=0), 20, kwargs=kwargs)
     assert found.step_seconds > 0
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("is_initialized", [True, False])
+def test_an_analysis_knows_whether_its_program_is_connected_to_a_cluster(is_initialized, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: is_initialized))
+    _, found = analyze(BoringModel(), loader_of(workers=0), 20)
+    assert found.stages.has_cluster is is_initialized
 
 
 class Yields(IterableDataset):

@@ -13,9 +13,11 @@ from itertools import pairwise
 import pytest
 from measured_stages import CACHED, LATENCY, MS, STAGES
 
+from lightning_echo import EchoConfig
+from lightning_echo.analysis.analyzer import advice_yaml
 from lightning_echo.analysis.predict import Spread, TrainingSetting, predict
-from lightning_echo.analysis.report import report
-from lightning_echo.analysis.result import StallAnalysis, VerdictKind, judge
+from lightning_echo.analysis.report import report, tables
+from lightning_echo.analysis.result import StallAnalysis, VerdictKind, judge, promising
 from lightning_echo.measure.control import TAKING_SECONDS
 
 NONE = Spread.exactly(0.0)
@@ -195,6 +197,7 @@ NO_CURE = {
         **{"decode": Spread.exactly(0.25 * MS), "augment": NONE, "cores": 1, "workers": 1},
         **{"step": Spread.exactly(4 * MS)},
     },
+    "more than a reader can have": {"decode": Spread.exactly(300 * MS)},  # 8 * 306.5 + 8 ms in each 20 are 123 cores: 107 more
     "more than a thread takes in": {
         **{"decode": Spread.exactly(0.9 * MS), "augment": NONE, "batch_size": 200, "cores": 4, "workers": 4},  # 180 ms, or 100
     },
@@ -239,9 +242,59 @@ def test_ranks_of_a_machine_have_a_part_of_its_cores_and_the_number_is_that_of_a
         "takes 23 cores, and a rank has 4: 19 on other machines for each of 4 ranks would do, with "
         'ShareConfig("train", cluster="ray", cluster_workers=76).'
     )
-    # 82% of the examples come from there: of six ranks, 6 * 4 * 0.82 = 19.7 ms a step, of seven 23.
-    assert StallAnalysis.of_ranks([one] * 6).verdict.elsewhere is not None
-    assert StallAnalysis.of_ranks([one] * 7).verdict.elsewhere is None
+    # A reader has at most 96: of five ranks these are 95, of six 114.
+    assert StallAnalysis.of_ranks([one] * 5).verdict.elsewhere is not None
+    assert StallAnalysis.of_ranks([one] * 6).verdict.elsewhere is None
+
+
+def test_where_a_cluster_is_known_its_workers_are_the_verdict_and_come_before_echoing():
+    verdict = judged(has_cluster=True)
+    assert (verdict.kind, verdict.setting) == (VerdictKind.cluster_workers, TrainingSetting(cluster_workers=7))
+    assert verdict.message.startswith(
+        "Take 7 workers of the cluster: the accelerator is busy only 70% of the time, and would be "
+    )
+    assert [(remedy.name, remedy.is_enough) for remedy in verdict.remedies] == [("cluster", True), ("echo", True)]
+    assert verdict.remedies[1].setting == judged().setting, "echoing is what it would be without the cluster"
+    assert verdict.options == {"factor": 1.0, "share": {"name": "train", "cluster": "ray", "cluster_workers": 7}}
+    assert verdict.lines == ['EchoCallback(factor=1, share={"name": "train", "cluster": "ray", "cluster_workers": 7})']
+    assert [setting.cluster_workers for setting in promising(verdict)] == [0], "it cannot be tried on this machine"
+
+
+def test_workers_here_and_a_cache_stand_before_those_of_a_cluster():
+    few = judged(has_cluster=True, workers=2)
+    assert few.message.startswith("Set num_workers to 16 and take 7 workers of the cluster: ")
+    assert few.lines[0] == "num_workers=16"
+    assert [remedy.name for remedy in few.remedies] == ["workers", "cluster", "echo"]
+    held = {"in_cache": {"loaded": CACHED.in_cache["loaded"]}, "points": CACHED.points}
+    little = judged(**held, free_bytes=10**9, has_cluster=True)
+    assert [remedy.name for remedy in little.remedies] == ["cache", "cluster", "echo"]
+    assert little.setting == TrainingSetting(cluster_workers=7)
+    enough = judged(**held, free_bytes=10**11, has_cluster=True)
+    assert (enough.kind, [remedy.name for remedy in enough.remedies]) == (VerdictKind.cache, ["cache"])
+
+
+@pytest.mark.parametrize("changes", NO_CURE.values(), ids=NO_CURE)
+def test_a_cluster_that_is_no_cure_changes_nothing(changes):
+    assert judged(**changes, has_cluster=True) == judged(**changes)
+
+
+def test_the_report_and_the_file_have_a_cluster_in_its_place(tmp_path):
+    one = StallAnalysis(replace(BUSY, cores=4, workers=4, has_cluster=True), Spread.exactly(120 * MS), None)
+    analysis = StallAnalysis.of_ranks([one] * 4)
+    (table,) = (each for each in tables(analysis) if each.title == "Remedies, in this order")
+    step, idle = table.rows[0][1:3]
+    assert (table.rows[0][0], table.rows[0][3]) == ("19 workers on other machines", "yes")
+    assert table.rows[1][0].startswith("factor ")
+    assert float(step) <= 21.1  # 20 / 0.95, rounded
+    assert int(idle.rstrip("%")) <= 5
+    assert "Take 76 workers of the cluster" in " ".join(report(analysis).split())
+    analysis.to_json(tmp_path / "analysis.json")
+    advice = json.loads((tmp_path / "analysis.json").read_text())["advice"]
+    assert (advice["kind"], [each["name"] for each in advice["remedies"]]) == ("cluster_workers", ["cluster", "echo"])
+    assert advice["options"]["share"]["cluster_workers"] == 76
+    assert EchoConfig(**advice["options"]).share == advice["options"]["share"]
+    assert "cluster_workers: 76" in advice_yaml(analysis).replace('"', "")
+    assert StallAnalysis.from_json(tmp_path / "analysis.json") == analysis
 
 
 def test_the_report_and_the_file_have_the_price(tmp_path):

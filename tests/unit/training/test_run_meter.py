@@ -15,6 +15,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from lightning_echo import EchoLoader, StagedDataset
 from lightning_echo.cache.node_cache import CacheCounts
+from lightning_echo.data.machine import OtherRuns
 from lightning_echo.measure.control import PipelineCosts
 from lightning_echo.measure.timing import DeviceEvents, StepTimer
 from lightning_echo.training.counts import Examples, RunCounts
@@ -468,3 +469,43 @@ def test_a_module_of_the_name_ray_that_is_another_one_ends_no_training(monkeypat
     monkeypatch.setattr(meter, "_watched", DataLoader(range(64), 8, num_workers=3))
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace())
     assert not meter.waiting(0.0, None).has_cluster
+
+
+class Alike:
+    """Another run of the program, and the calls that asked for it."""
+
+    def __init__(self):
+        self.asked = []
+
+    def __call__(self, ranks):
+        self.asked.append(list(ranks))
+        return OtherRuns("train.py", len(self.asked))
+
+
+@pytest.mark.parametrize(
+    ("changes", "loader", "is_asked"),
+    [
+        ({}, DataLoader(range(64), 8, num_workers=3), True),
+        ({"_is_rank_zero": False}, DataLoader(range(64), 8, num_workers=3), False),
+        ({"nodes": [0, 0, 1, 1]}, DataLoader(range(64), 8, num_workers=3), False),
+        ({}, DataLoader(AtOnce(), 8, num_workers=3), False),  # whether its calls may be cut would have to be tried
+        (
+            {},
+            DataLoader(range(64), 8, sampler=DistributedSampler(range(64), 2, 0), num_workers=3),
+            False,
+        ),  # the user divides the data
+        ({"world_size": 2}, DataLoader(range(64), 8, sampler=DistributedSampler(range(64), 2, 0), num_workers=3), True),
+        ({}, DataLoader(range(64), num_workers=3, batch_sampler=BatchSampler(SequentialSampler(range(64)), 8, False)), False),
+        ({}, DataLoader(range(64), None, num_workers=3), False),
+    ],
+)
+def test_other_runs_are_looked_for_once_by_the_rank_that_gives_advice_where_the_loader_can_share(
+    changes, loader, is_asked, monkeypatch
+):
+    alike, meter = Alike(), RunMeter()
+    monkeypatch.setattr("lightning_echo.training.meters.other_runs", alike)
+    for name, value in {"_watched": loader, "_is_rank_zero": True, "_own_pids": [7, 8], **changes}.items():
+        monkeypatch.setattr(meter, name, value)
+    found = [(waiting.program, waiting.other_runs) for waiting in (meter.waiting(0.0, None), meter.waiting(0.0, None))]
+    assert found == [("train.py", 1) if is_asked else ("", 0)] * 2, "they end while the advice is read"
+    assert alike.asked == ([[7, 8]] if is_asked else [])

@@ -2,6 +2,9 @@
 
 import math
 import os
+import select
+import socket
+import struct
 import time
 from itertools import pairwise
 from types import SimpleNamespace
@@ -96,11 +99,11 @@ def test_this_process_is_busy_as_its_clock_of_processor_time_says():
 
 
 def test_a_worker_has_no_request_while_it_polls_for_five_seconds(tmp_path):
-    folder = tmp_path / "7"
-    folder.mkdir()
+    folder = polling(tmp_path / "7")
     for text, expected in (
         ("7 0x7ffd 0x1 0x1388 0x0 0x0 0x0 0x7ffd 0x7f\n", True),  # poll, for 5,000 ms
         ("7 0x7ffd 0x1 0x1387 0x0 0x0 0x0 0x7ffd 0x7f\n", True),
+        ("7 0x7ffd 0x2 0x1388 0x0 0x0 0x0 0x7ffd 0x7f\n", False),  # for one of two
         ("7 0x7ffd 0x1 0xffffffff 0x0 0x0 0x0 0x7ffd 0x7f\n", False),  # poll without an end
         ("7 0x7ffd 0x1 0x2710 0x0 0x0 0x0 0x7ffd 0x7f\n", False),  # for 10 s
         ("230 0x1 0x0 0x1388 0x0 0x0 0x0 0x7ffd 0x7f\n", False),  # clock_nanosleep
@@ -115,21 +118,56 @@ def test_a_worker_has_no_request_while_it_polls_for_five_seconds(tmp_path):
     assert has_no_request(8, tmp_path, "x86_64") is None
 
 
+@pytest.mark.parametrize("polled", ["socket:[7]", "anon_inode:[eventpoll]", "/dev/null", None])
+def test_a_worker_that_polls_something_else_than_a_pipe_for_five_seconds_is_at_work(tmp_path, polled):
+    folder = polling(tmp_path / "7")
+    assert has_no_request(7, tmp_path, "x86_64")
+    (folder / "fd" / "5").unlink()
+    if polled is not None:  # else the process has gone on meanwhile
+        (folder / "fd" / "5").symlink_to(polled)
+    assert has_no_request(7, tmp_path, "x86_64") is False
+    (folder / "mem").write_bytes(b"")
+    assert has_no_request(7, tmp_path, "x86_64") is False
+    (folder / "mem").unlink()
+    assert has_no_request(7, tmp_path, "x86_64") is None, "the system does not show it"
+
+
+def polling(folder):
+    """A process that polls its descriptor 5, which is a pipe, for five seconds."""
+    (folder / "fd").mkdir(parents=True)
+    (folder / "fd" / "5").symlink_to("pipe:[7]")
+    with open(folder / "mem", "wb") as memory:
+        memory.seek(0x7FFD)
+        memory.write(struct.pack("ihh", 5, 1, 0))
+    (folder / "syscall").write_text("7 0x7ffd 0x1 0x1388 0x0 0x0 0x0 0x7ffd 0x7f\n")
+    return folder
+
+
 class Rests(torch.utils.data.Dataset):
-    """Its fifth example takes a minute."""
+    """Its fifth example takes a minute: it sleeps, or waits for a server that does not answer, for five seconds at a time."""
+
+    def __init__(self, polls):
+        self.polls = polls
 
     def __len__(self):
         return 8
 
     def __getitem__(self, index):
-        if index == 4:
+        if index == 4 and not self.polls:
             time.sleep(60)
+        if index == 4:
+            ours, _theirs = socket.socketpair()
+            waiting = select.poll()
+            waiting.register(ours, select.POLLIN)
+            for _ in range(12):
+                waiting.poll(5000)
         return index
 
 
 @pytest.mark.skipif(has_no_request(os.getpid()) is None, reason="this system does not tell")
-def test_a_worker_of_torch_without_a_request_is_told_from_one_that_reads():
-    batches = iter(DataLoader(Rests(), num_workers=1, prefetch_factor=2))
+@pytest.mark.parametrize("polls", [False, True], ids=["sleeps", "polls a socket"])
+def test_a_worker_of_torch_without_a_request_is_told_from_one_that_reads(polls):
+    batches = iter(DataLoader(Rests(polls), num_workers=1, prefetch_factor=2))
     worker = batches._workers[0].pid  # as multiprocessing.active_children() has it, where only one loader has workers
     end = time.monotonic() + 60
     while not has_no_request(worker):  # two batches are done, and no more was asked for
@@ -142,7 +180,7 @@ def test_a_worker_of_torch_without_a_request_is_told_from_one_that_reads():
     for _ in range(20):
         looks.append(has_no_request(worker))
         time.sleep(0.01)
-    assert looks == [False] * 20, "it sleeps in the fifth example"
+    assert looks == [False] * 20, "it is at the fifth example"
 
 
 def test_glances_at_the_busiest_children_say_how_long_the_workers_had_no_request():
