@@ -143,15 +143,16 @@ def test_reads_in_flight_are_tried_over_the_same_indices_in_an_order_that_can_be
 def test_prefetching_and_pinning_are_options_of_the_loader_that_is_tried(monkeypatch):
     made = []
     monkeypatch.setattr("lightning_echo.analysis.parts.DataLoader", lambda dataset, **options: made.append(options) or [])
-    training = in_parts(takes_ahead=True, batch_seconds=(0.005,) * 16)
+    cost = {"loaded": CachedExample(2**20, Spread.exactly(0.0))}
+    training = in_parts(takes_ahead=True, batch_seconds=(0.005,) * 16, in_cache=cost)
     training.no_pinning = ""
     for workers in (1, 2):
         setting = TrainingSetting(workers, prefetch_factor=8, pin_memory=True)
         try_setting(training, setting, 4)
         assert list(training.ran[-1][0]) == []
         assert [made[-1][name] for name in ("num_workers", "prefetch_factor", "pin_memory")] == [workers, 8, True]
-    for setting in (TrainingSetting(1, prefetch_factor=8, factor=2), TrainingSetting(1, prefetch_factor=8, reads_in_flight=4)):
-        try_setting(training, setting, 4)
+    for beside in ({"factor": 2}, {"reads_in_flight": 4}, {"cached_fraction": 0.5, "hold": "loaded"}):
+        try_setting(training, TrainingSetting(1, prefetch_factor=8, **beside), 4)
         echoed = training.ran[-1][0]
         assert (echoed.num_workers, echoed.prefetch_factor, echoed.pin_memory) == (1, 8, False)
     try_setting(training, TrainingSetting(1, pin_memory=True, factor=2), 4)

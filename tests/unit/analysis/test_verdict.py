@@ -118,6 +118,11 @@ CASES = {
         "Set prefetch_factor to 4: the accelerator is busy only 77% of the time, and would be 100%. A batch takes a worker 10 ms "
         "as a rule and up to 160 ms: a longer queue evens that out.",
     ),
+    # 168 ms are 8 more than eight steps, half a ms for each step; but 1.07 times as many would be 20 more.
+    "prefetching with a margin": (
+        *(uneven(1.05, cores=16, free_bytes=PLENTY), 26, "prefetching", 1, {"prefetch_factor": 8}),
+        "Set prefetch_factor to 8: ",
+    ),
     # 57.3 ms on average, 19.1 with three. By a clock that goes on by one, 8 each leave 30.6 ms, and 16 leave 20.
     "prefetching with the workers that help": (
         *(uneven(3, cores=16, free_bytes=PLENTY), 40, "prefetching", 1, {"workers": 3, "prefetch_factor": 16}),
