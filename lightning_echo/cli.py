@@ -441,6 +441,10 @@ def _set_on(loader: DataLoader[Any], setting: TrainingSetting) -> None:
         loader.num_workers = setting.workers
         if setting.workers and loader.prefetch_factor is None:
             loader.prefetch_factor = _PREFETCHED
+    if setting.prefetch_factor is not None:
+        loader.prefetch_factor = setting.prefetch_factor
+    if setting.pin_memory:
+        loader.pin_memory = True
 
 
 def _options_of(trainer: Any) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from lightning_echo.analysis.phases import (
     process_state_restored,
 )
 from lightning_echo.analysis.predict import MeasuredStages, Spread, TrainingSetting, ahead_contention, contention
+from lightning_echo.analysis.prefetch import FEWEST_BATCHES, free_shared_bytes, period_of
 from lightning_echo.analysis.report import in_words, report, save_page, save_png
 from lightning_echo.analysis.result import MOST_BLOCKS, CheckedSetting, ProvedGain, StallAnalysis, promising
 from lightning_echo.analysis.sources import (
@@ -48,6 +49,7 @@ from lightning_echo.analysis.sources import (
     transfers_skipped,
 )
 from lightning_echo.config import check_reads_in_flight
+from lightning_echo.data.copies import nbytes
 from lightning_echo.data.machine import CoreWatch, Load, free_memory_bytes, load_of, usable_cores
 from lightning_echo.loader.loader import EchoLoader
 from lightning_echo.pipeline.kinds import Indexed, kind_of
@@ -126,17 +128,19 @@ def free_path(directory: Path, name: str) -> Path:
 
 _WIDTH = 118
 _HOW = "What `analyze` advises. Give this file after your own: fit --config config.yaml --config THIS_FILE"
-_WORKERS = "Set num_workers={workers} where your program sets it: only you know the name of that option"
+_LOADER = "Set {name}={value} where your program sets it: only you know the name of that option (now {now})."
 _NOTHING = "There is nothing to set in the group echo: this file changes nothing."
 
 
 def advice_yaml(analysis: StallAnalysis) -> str:
     """Returns the advice as YAML for an `EchoCLI`: options of the group ``echo``, and the rest as comments."""
-    verdict = analysis.verdict
+    verdict, stages = analysis.verdict, analysis.stages
     setting, options = verdict.setting, verdict.options
     comments = [_HOW, verdict.message]
-    if setting.workers not in (None, analysis.stages.workers):
-        comments.append(_WORKERS.format(workers=setting.workers) + f" (now {analysis.stages.workers}).")
+    present = {"num_workers": stages.workers, "prefetch_factor": stages.prefetch_factor, "pin_memory": False}
+    for name, value in setting.loader_options.items():
+        if value != present[name]:
+            comments.append(_LOADER.format(name=name, value=value, now=present[name]))
     if not options:
         comments.append(_NOTHING)
     lines = [f"# {line}\n" for comment in comments for line in wrap(comment, _WIDTH, break_long_words=False)]
@@ -161,7 +165,10 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class ShortTraining:
-    """A training that can be run for a few steps (at most ``most_seconds``), over any loader in place of its own."""
+    """A training that can be run for a few steps (at most ``most_seconds``), over any loader in place of its own.
+
+    ``no_pinning``: why its batches cannot be pinned, or need not be.
+    """
 
     model: pl.LightningModule
     data: TrainingData
@@ -169,6 +176,7 @@ class ShortTraining:
     phases: LoaderPhases
     trainer_kwargs: Mapping[str, Any]
     most_seconds: float
+    no_pinning: str = ""
 
     def clock(self, loader: Batches | FirstBatches | RepeatedBatch, steps: int) -> StepClock:
         """Trains over a loader, and returns the clock of its steps; raises a ValueError if there are too few batches."""
@@ -203,17 +211,37 @@ def try_setting(training: ShortTraining, setting: TrainingSetting, steps: int) -
     if setting.cached_fraction and setting.hold is None and (setting.factor > 1 or setting.reads_in_flight > 1):
         beside = "factor > 1" if setting.factor > 1 else "reads_in_flight > 1"
         raise ValueError(f"cached_fraction without hold and {beside} cannot be tried together, only predicted")
+    if setting.pin_memory and training.no_pinning:
+        raise ValueError(f"pin_memory=True cannot be tried here: {training.no_pinning}")
     workers = training.loader.num_workers if setting.workers is None else setting.workers
+    if setting.prefetch_factor is not None and not workers:
+        raise ValueError(f"prefetch_factor={setting.prefetch_factor} cannot be tried without workers: give workers, too")
+    if setting.prefetch_factor is not None and not training.phases.batch_seconds:
+        raise ValueError(
+            f"prefetch_factor={setting.prefetch_factor} cannot be tried here, since there is no prediction to compare with: the "
+            f"times of single batches were not measured (that takes {FEWEST_BATCHES} of them, and no stream)"
+        )
     drop_pages(training.phases.files)
     if setting.hold is not None:
         clock = _clock_cached(training, setting, workers, steps)
     elif setting.factor > 1 or setting.reads_in_flight > 1:
-        echoed = _to_echo(training, workers, reads=setting.reads_in_flight)
+        echoed = _to_echo(training, workers, reads=setting.reads_in_flight, **_changes(setting))
         clock = training.clock_echoed(echoed, steps, **_options(setting))
     else:
-        clock = training.clock(_plain(training, setting.cached_fraction, workers), steps)
+        clock = training.clock(_plain(training, setting, workers), steps)
     # This is how often, in steps, the training waits for a fresh batch.
-    return Spread.of(clock.seconds, max(workers, 1) * math.ceil(setting.factor))
+    period = max(workers, 1) * math.ceil(setting.factor)
+    return _spread_of(training.phases, clock, period)
+
+
+def _spread_of(phases: LoaderPhases, clock: StepClock, period: int) -> Spread:
+    """Returns the spread of the steps; of blocks that all have long batches if these are rare."""
+    return Spread.of(clock.seconds, max(period, period_of(phases.batch_seconds, len(clock.seconds))))
+
+
+def _changes(setting: TrainingSetting) -> dict[str, Any]:
+    """Returns the options of the user's loader that a setting changes, besides the number of workers."""
+    return {name: value for name, value in setting.loader_options.items() if name != "num_workers"}
 
 
 def _options(setting: TrainingSetting) -> dict[str, Any]:
@@ -222,12 +250,13 @@ def _options(setting: TrainingSetting) -> dict[str, Any]:
     return {**options, "insertion_point": setting.insertion_point} if setting.factor > 1 else options
 
 
-def _plain(training: ShortTraining, cached_fraction: float, workers: int) -> Batches | FirstBatches:
-    phases, real = training.phases, training.phases.real
+def _plain(training: ShortTraining, setting: TrainingSetting, workers: int) -> Batches | FirstBatches:
+    phases, real, cached_fraction = training.phases, training.phases.real, setting.cached_fraction
     if not isinstance(real, Batches):
-        if cached_fraction or workers != training.loader.num_workers:
+        if cached_fraction or workers != training.loader.num_workers or _changes(setting):
             raise ValueError(
-                "workers and cached_fraction of a stream cannot be tried, only predicted: change the loader and analyze again"
+                "workers, pin_memory and cached_fraction of a stream cannot be tried, only predicted: change the loader and "
+                "analyze again"
             )
         return real
     part, indices = real.part, real.indices
@@ -242,7 +271,7 @@ def _plain(training: ShortTraining, cached_fraction: float, workers: int) -> Bat
             "cached_fraction cannot be tried, only predicted: this data set opens fewer than two files, and no raw item of it is "
             "held in memory"
         )
-    return Batches(training.loader, part, indices, workers)
+    return Batches(training.loader, part, indices, workers, **_changes(setting))
 
 
 def _clock_cached(training: ShortTraining, setting: TrainingSetting, workers: int, steps: int) -> StepClock:
@@ -261,7 +290,7 @@ def _clock_cached(training: ShortTraining, setting: TrainingSetting, workers: in
     # After these steps, examples would be read a second time.
     most = max(2, int(len(real) * setting.factor) - WARM_UP_STEPS)
     skipped = math.ceil(len(first) * setting.factor)
-    echoed = _to_echo(training, workers, first, setting.reads_in_flight)
+    echoed = _to_echo(training, workers, first, setting.reads_in_flight, **_changes(setting))
     return training.clock_echoed(echoed, min(steps, most), skipped, **options)
 
 
@@ -282,15 +311,18 @@ class _InitOfWhole:
         self.users(worker)
 
 
-def _to_echo(training: ShortTraining, workers: int, first: Sequence[list[Any]] = (), reads: int = 1) -> DataLoader[Any]:
+def _to_echo(
+    training: ShortTraining, workers: int, first: Sequence[list[Any]] = (), reads: int = 1, **changes: Any
+) -> DataLoader[Any]:
     """Returns a loader for the ``first`` batches, and then those of the real run, repeated for a long epoch.
 
-    With several ``reads`` in flight its order can be looked at ahead of time if that of the training can be.
+    ``changes`` are options in place of the user's. With several ``reads`` in flight its order can be looked at ahead of time if
+    that of the training can be.
     """
     loader, real = training.loader, training.phases.real
     if isinstance(real, Batches):
         indices = [*first, *(list(real.indices) * -(-_EPOCH // len(real)))]
-        options = {"collate_fn": loader.collate_fn, **options_of(loader, workers)}
+        options = {"collate_fn": loader.collate_fn, **options_of(loader, workers), **changes}
         if loader.batch_size is None:
             loader = DataLoader(loader.dataset, batch_sampler=indices, **options)
         else:
@@ -301,8 +333,10 @@ def _to_echo(training: ShortTraining, workers: int, first: Sequence[list[Any]] =
                 return DataLoader(Subset(loader.dataset, order), loader.batch_size, **options)
             sampler: Any = _Again(order) if training.phases.takes_ahead else order
             loader = DataLoader(loader.dataset, loader.batch_size, sampler=sampler, **options)
-    elif workers != loader.num_workers:
-        raise ValueError("workers of a stream cannot be tried, only predicted: change the loader and analyze again")
+    elif workers != loader.num_workers or changes:
+        raise ValueError(
+            "workers and pin_memory of a stream cannot be tried, only predicted: change the loader and analyze again"
+        )
     return loader
 
 
@@ -373,6 +407,7 @@ class StallAnalyzer:
         self._progress = Progress(1.0, _PHASES, self._tell)
         self._steps = 0
         self._free_bytes: int | None = None
+        self._free_shared_bytes: int | None = None
         self._watch = CoreWatch()
 
     def run(self, steps: int | None = None, seconds: float = 60.0) -> StallAnalysis:
@@ -396,7 +431,7 @@ class StallAnalyzer:
         if not seconds > 0:
             raise ValueError(f"seconds must be > 0, got {seconds!r}")
         share, self._progress = seconds / _PHASES, Progress(seconds, _PHASES, self._tell)
-        self._free_bytes = free_memory_bytes()  # before the analysis takes some itself
+        self._free_bytes, self._free_shared_bytes = free_memory_bytes(), free_shared_bytes()  # before the analysis takes some
         with process_state_restored():
             model, data = _copy_of(self._model), TrainingData(self._data)
             loader = self._prepare(model, data)
@@ -455,16 +490,25 @@ class StallAnalyzer:
             no_reads_ahead=phases.no_reads_ahead,
             no_cluster_workers=why_not_elsewhere(kind_of(loader), len(gathered(None))),
             has_cluster=is_in_cluster(),
+            prefetch_factor=loader.prefetch_factor or 2,
+            batch_seconds=phases.batch_seconds,
+            batch_bytes=None if transfers.host is None else nbytes(transfers.host),
+            free_shared_bytes=self._free_shared_bytes,
+            pinning=transfers.pinning,
+            no_pinning=transfers.no_pinning,
         )
+        self._training = replace(training, no_pinning=transfers.no_pinning)
         if ahead is not None:
             stages = replace(stages, ahead_contention=ahead_contention(stages, phases.in_flight[-1].reads, ahead))
         self._watch.look()
         self._progress.phase("the training, its data in memory")
-        cached = None if phases.in_memory is None else Spread.of(training.clock(phases.in_memory, steps).seconds, workers)
+        cached = None
+        if phases.in_memory is not None:
+            cached = _spread_of(phases, training.clock(phases.in_memory, steps), workers)
         self._watch.look()
         self._progress.phase("the training as it is")
         drop_pages(phases.files)
-        real = Spread.of(training.clock(phases.real, steps).seconds, workers)
+        real = _spread_of(phases, training.clock(phases.real, steps), workers)
         stages = replace(stages, contention=contention(stages, (cached or real).median), free_bytes=self._free_bytes)
         self._watch.look()
         load = self._load()
@@ -648,7 +692,7 @@ def _time_hand_over(training: ShortTraining) -> Spread:
 
 def _time_transfers(training: ShortTraining) -> Transfers:
     """Measures the transfers to the device. The result also holds a batch that is on the device."""
-    transfers, batches = Transfers(), training.phases.in_memory or training.phases.real
+    transfers, batches = Transfers(training.loader.pin_memory), training.phases.in_memory or training.phases.real
     with transfers_noted([training.model, *training.data.instances], transfers):
         training.clock(batches, _COPIED)
     if transfers.batch is None:  # the strategy does not call the hook

@@ -23,6 +23,7 @@ import torch
 from torch.utils.data import DataLoader, get_worker_info
 
 from lightning_echo.analysis.predict import ProcessorTime, Spread
+from lightning_echo.analysis.prefetch import period_of
 from lightning_echo.cache.arena import Arena
 from lightning_echo.cache.reads import ExampleStore
 from lightning_echo.data.copies import copy_example, nbytes
@@ -439,11 +440,17 @@ class PartRun:
 
     def of(self, name: str, per: float) -> Spread:
         """Returns the seconds of a field of `BatchSeconds`: per example if ``per`` is the batch size, per batch if it is 1."""
-        return Spread.of([getattr(batch, name).seconds / per for batch in counted(self.batches)])
+        seconds = [getattr(batch, name).seconds / per for batch in counted(self.batches)]
+        return Spread.of(seconds, period_of(self.batch_seconds, len(seconds)))
 
     def processor(self, name: str, per: float) -> ProcessorTime:
         """Returns the mean processor time of a field of `BatchSeconds`, as `of` returns the wall time."""
         return mean_of([getattr(batch, name) for batch in counted(self.batches)], per)
+
+    @property
+    def batch_seconds(self) -> list[float]:
+        """The seconds of each batch that counts."""
+        return [batch.all.seconds for batch in counted(self.batches)]
 
     @property
     def cpu_seconds(self) -> float:
@@ -451,7 +458,7 @@ class PartRun:
 
     @property
     def cpu_share(self) -> float:
-        spent = fmean(batch.all.seconds for batch in counted(self.batches))
+        spent = fmean(self.batch_seconds)
         return min(1.0, self.cpu_seconds / spent) if spent else 0.0
 
 
@@ -512,11 +519,13 @@ def iterate(
     collates: bool = True,
     observes: bool = False,
     workers: int | None = None,
+    **changes: Any,
 ) -> Iterator[tuple[Any, BatchSeconds, Seen]]:
+    """Yields each batch, with the time spent on it. ``changes`` are options of the ``DataLoader`` in place of the user's."""
     number = loader.num_workers if workers is None else workers
     probed: Any = EchoDataset(_Probe(loader.dataset, part, observes))  # to a worker_init_fn, it looks like the user's data set
     collate: Any = partial(_collated, loader.collate_fn if collates else pickle.dumps)  # bytes: a tensor would be a shared file
-    options = options_of(loader, number)
+    options = {**options_of(loader, number), **changes}
     return iter(DataLoader(probed, batch_sampler=batches, collate_fn=collate, generator=torch.Generator(), **options))
 
 
@@ -531,16 +540,22 @@ def options_of(loader: DataLoader[Any], workers: int) -> dict[str, Any]:
 
 
 class Batches:
-    """A loader for ``Trainer.fit`` that yields the same batches in each epoch, with the user's loader's options."""
+    """A loader for ``Trainer.fit`` that yields the same batches in each epoch, with the user's loader's options.
 
-    def __init__(self, loader: DataLoader[Any], part: Part, indices: Sequence[list[Any]], workers: int | None = None) -> None:
-        self._loader, self.part, self.indices, self._workers = loader, part, indices, workers
+    ``changes`` are options in place of the user's.
+    """
+
+    def __init__(
+        self, loader: DataLoader[Any], part: Part, indices: Sequence[list[Any]], workers: int | None = None, **changes: Any
+    ) -> None:
+        self._loader, self.part, self.indices, self._workers, self._changes = loader, part, indices, workers, changes
 
     def __len__(self) -> int:
         return len(self.indices)
 
     def __iter__(self) -> Iterator[Any]:
-        return (batch for batch, _, _ in iterate(self._loader, self.part, self.indices, workers=self._workers))
+        run = iterate(self._loader, self.part, self.indices, workers=self._workers, **self._changes)
+        return (batch for batch, _, _ in run)
 
 
 class FirstBatches:

@@ -41,6 +41,7 @@ from lightning_echo.analysis.parts import (
     whole,
 )
 from lightning_echo.analysis.predict import HOLDS, CachedExample, ProcessorTime, ReadsInFlight, Spread
+from lightning_echo.analysis.prefetch import FEWEST_BATCHES
 from lightning_echo.cache.reads import Keys, NoKeysError
 from lightning_echo.insertion import Needs, points_from
 from lightning_echo.pipeline.kinds import kind_of
@@ -196,11 +197,15 @@ class LoaderPhases:
     in_flight: tuple[ReadsInFlight, ...] = ()
     read_ahead: str = ""
     no_reads_ahead: str = ""
+    batch_seconds: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
 class _ColdAndWarm:
-    """Seconds per example of a cold and a warm run. ``prepare`` is decoding and augmentation; ``in_memory``, the warm batches."""
+    """Seconds per example of a cold and a warm run. ``prepare`` is decoding and augmentation; ``in_memory``, the warm batches.
+
+    ``batch_seconds``: of a worker for each batch, out of memory, in their order.
+    """
 
     read: Spread
     read_cached: Spread
@@ -210,6 +215,7 @@ class _ColdAndWarm:
     prepare_cpu: ProcessorTime
     warm: PartRun
     in_memory: Batches
+    batch_seconds: Sequence[float]
     raw_items: Mapping[Any, Any] = field(default_factory=dict)
 
 
@@ -313,6 +319,7 @@ def measure_loader(
         in_flight=in_flight,
         read_ahead=cut.reading.part.value if isinstance(cut.reading, ReadPart) else "",
         no_reads_ahead=cut.reading if isinstance(cut.reading, str) else "",
+        batch_seconds=tuple(found.batch_seconds) if len(found.batch_seconds) >= FEWEST_BATCHES else (),
     )
 
 
@@ -364,6 +371,7 @@ def _by_raw_items(
         prepare_cpu=warm.processor("first", size),
         warm=warm,
         in_memory=Batches(run.loader, from_memory, batches),
+        batch_seconds=counted([a.first.seconds + b.all.seconds for a, b in zip(cold.batches, warm.batches, strict=False)]),
         raw_items=raw_items,
     )
 
@@ -400,6 +408,7 @@ def _by_difference(
         prepare_cpu=warm_cpu.without(warm_read_cpu),
         warm=warm,
         in_memory=Batches(run.loader, whole, batches),
+        batch_seconds=cold.batch_seconds,
     )
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from lightning_echo.analysis.prefetch import FEWEST_BATCHES, fits_memory, times_as_long
 from lightning_echo.insertion import POINTS, InsertionPoint, Needs, earliest, points_from
 from lightning_echo.measure.control import TAKING_SECONDS, PipelineCosts, callback_line, least_of_most
 from lightning_echo.split.reading import MOST_IN_FLIGHT, Part
@@ -32,7 +33,7 @@ _NOT_NEGATIVE = (
     *("read_cpu_share", "prepare_cpu_share", "step_cpu_seconds", "read_sharing", "prepare_sharing"),
     *("contention", "ahead_contention"),
 )
-_LEAST = {**dict.fromkeys(_NOT_NEGATIVE, 0), "batch_size": 1, "workers": 0, "cores": 1, "ranks": 1}
+_LEAST = {**dict.fromkeys(_NOT_NEGATIVE, 0), "batch_size": 1, "workers": 0, "cores": 1, "ranks": 1, "prefetch_factor": 1}
 
 
 def check_at_least(name: str, value: Any, least: float) -> None:
@@ -152,6 +153,14 @@ class ReadsInFlight:
 
 
 @dataclass(frozen=True)
+class Pinning:
+    """What pinning takes and brings: seconds per batch of the thread that pins it, and of its copy to the device from there."""
+
+    pin: Spread
+    copy: Spread
+
+
+@dataclass(frozen=True)
 class MeasuredStages:
     """One training as it was set up, measured.
 
@@ -186,6 +195,13 @@ class MeasuredStages:
         no_cluster_workers: Why workers on other machines cannot read this data; empty if they can, or if that is unknown.
         has_cluster: Whether the analysis was made in a program that is connected to a Ray cluster.
         ranks: Number of ranks of the job. All figures are those of one rank.
+        prefetch_factor: Batches that each worker is asked for ahead.
+        batch_seconds: Seconds of a worker for each of a series of batches, in their order. Empty if fewer than 16 were measured,
+            or if the loader could only be measured as a whole.
+        batch_bytes: Bytes of a batch; None: unknown.
+        free_shared_bytes: Free bytes of ``/dev/shm`` before the analysis; None: unknown, or there is none.
+        pinning: What pinning takes and brings; None: not measured.
+        no_pinning: Why batches cannot be pinned, or need not be; empty if they can, or if that is unknown.
     """
 
     read: Spread
@@ -218,11 +234,19 @@ class MeasuredStages:
     no_cluster_workers: str = ""
     has_cluster: bool = False
     ranks: int = 1
+    prefetch_factor: int = 2
+    batch_seconds: tuple[float, ...] = ()
+    batch_bytes: int | None = None
+    free_shared_bytes: int | None = None
+    pinning: Pinning | None = None
+    no_pinning: str = ""
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
             check_at_least(name, getattr(self, name), least)
-        for name in ("examples", "free_bytes"):
+        for seconds in self.batch_seconds:
+            check_at_least("batch_seconds", seconds, 0)
+        for name in ("examples", "free_bytes", "batch_bytes", "free_shared_bytes"):
             if getattr(self, name) is not None:
                 check_at_least(name, getattr(self, name), 0)
         if not self.step.median > 0:
@@ -312,6 +336,37 @@ def _bytes_of(stages: MeasuredStages, hold: str, fraction: float) -> float | Non
     return _SPARE * fraction * stages.examples * example.bytes
 
 
+# ---------------------------------------------------------------------- prefetching
+
+
+def queue_fits(stages: MeasuredStages, setting: TrainingSetting) -> bool:
+    """Whether the batches that the workers of all ranks prefetch with a setting take a small part of the free memory."""
+    workers, prefetch_factor = _queue_of(stages, setting)
+    batches = workers * prefetch_factor * stages.ranks
+    return fits_memory(stages.batch_bytes, batches, stages.free_bytes, stages.free_shared_bytes)
+
+
+def waiting_for_long_batches(stages: MeasuredStages, setting: TrainingSetting, slower: float = 1.0) -> float:
+    """Returns how many times as long a step takes since batches take unequally long, and the queue is as short as it is.
+
+    With ``slower``, each batch takes this many times as long. Their times are taken to have the same proportions in each setting.
+    A reader's queue is another one, and is not predicted.
+    """
+    workers, prefetch_factor = _queue_of(stages, setting)
+    if not stages.batch_seconds or not workers or setting.has_reader:
+        return 1.0
+    alone = costs_of(replace(stages, contention=1.0), TrainingSetting()).host_seconds(1) * max(stages.workers, 1)
+    costs = costs_of(stages, setting)
+    times = slower * costs.host_seconds(setting.factor) * workers / alone if alone else 0.0
+    at_least = max(costs.device_seconds, _cores_seconds(stages, setting, "median"), reads_per_step(stages, setting))
+    return times_as_long(tuple(times * each for each in stages.batch_seconds), workers, prefetch_factor, at_least)
+
+
+def _queue_of(stages: MeasuredStages, setting: TrainingSetting) -> tuple[int, int]:
+    workers = stages.workers if setting.workers is None else setting.workers
+    return workers, setting.prefetch_factor or stages.prefetch_factor
+
+
 # ---------------------------------------------------------------------- predict
 # Predicts the step time, idle fraction and speed-up of another setting:
 #
@@ -323,6 +378,8 @@ def _bytes_of(stages: MeasuredStages, hold: str, fraction: float) -> float | Non
 #     T        = host + step / n + copy                      without workers: everything takes turns
 #     T        = max(T, B / e * (1 - x) * read_N / s)        threads read ahead, N reads under way. Of reading, h has only the
 #                                                            processor time of the threads: a worker takes turns with them
+#     T        = max(T, pin)                                 batches are pinned: the copy is that from pinned memory
+#     T        = q * T                                       batches take unequally long: q by simulation (prefetch.py)
 #
 # DS-Analyzer (Mohan et al. 2021, arXiv 2007.06775, section 3.4) predicts min(F, P, G), with the preparation rate P, the ingestion
 # rate G and the fetch rate F = 1 / (x / C + (1 - x) / S): its loader fetches ahead of what it prepares. A worker of torch's
@@ -335,6 +392,9 @@ def _bytes_of(stages: MeasuredStages, hold: str, fraction: float) -> float | Non
 #   own. Otherwise, an echoed batch needs no hand-over. With a cache alone, the thread must take one batch for each step. In
 #   trials, a step then took longer by about one hand-over.
 # * At ``after_transfer``, an echo needs no copy either.
+# * A thread pins the batches while the step runs. Without workers, the training does it. Echoes of whole batches are pinned
+#   already.
+# * With fewer fresh batches, or faster stages, the times of all batches are multiplied by the same number in the simulation.
 # * If k trainings share one reader (CoorDL's coordinated preparation: section 4.3), the reader's workers read, decode and augment
 #   once for all of them. Each training collates in a thread of its own, while its step runs. So the processors do the reader's
 #   work once and the rest k times: ``T = max(upstream(e) / workers, collate(e), step / n + copy, (cpu_upstream(e) + k cpu_own(e))
@@ -375,6 +435,8 @@ class TrainingSetting:
             use ``cached_fraction``.
         shared_by: Number of such trainings on this machine that share one reader. ``workers`` are then the reader's.
         reads_in_flight: Number of reads that may be under way on a rank. 1: workers read one example after the other.
+        prefetch_factor: Number of batches that each worker is asked for ahead; None: as measured.
+        pin_memory: Whether the loader pins its batches, so that they are copied faster to the device. False: as measured.
         cluster_workers: Number of workers on other machines, each with a core of its own, that prepare examples for the reader of
             this training, besides ``workers`` (`ShareConfig.cluster_workers`). With several ranks: the number for each rank.
             Their reading is assumed to scale as that of more workers here does (`MeasuredStages.read_sharing`). What a storage
@@ -397,6 +459,8 @@ class TrainingSetting:
     shared_by: int = 1
     reads_in_flight: int = 1
     cluster_workers: int = 0
+    prefetch_factor: int | None = None
+    pin_memory: bool = False
 
     def __post_init__(self) -> None:
         if self.workers is not None:
@@ -421,7 +485,17 @@ class TrainingSetting:
                 f"hold={self.hold!r} does not fit insertion_point={self.insertion_point!r}, whose echoes redo a part of what is "
                 f"held: use hold={next(iter(HOLDS))!r}, or a later insertion point"
             )
+        self._check_loader()
         self._check_shared()
+
+    def _check_loader(self) -> None:
+        ahead = self.prefetch_factor
+        if ahead is not None and (isinstance(ahead, bool) or not isinstance(ahead, int) or ahead < 1):
+            raise ValueError(f"prefetch_factor must be a number of batches for each worker, 1 or more, or None, got {ahead!r}")
+        if ahead is not None and self.workers == 0:
+            raise ValueError(f"prefetch_factor={ahead} needs workers that prefetch: give workers=1 or more, or None")
+        if not isinstance(self.pin_memory, bool):
+            raise ValueError(f"pin_memory must be True or False, got {self.pin_memory!r}")
 
     def _check_shared(self) -> None:
         if isinstance(self.shared_by, bool) or not isinstance(self.shared_by, int) or self.shared_by < 1:
@@ -470,9 +544,16 @@ class TrainingSetting:
         return callback_line(self.options) if self.options else ""
 
     @property
+    def loader_options(self) -> dict[str, Any]:
+        """The options of the user's ``DataLoader`` that this setting asks for, in its words."""
+        options = {"num_workers": self.workers, "prefetch_factor": self.prefetch_factor, "pin_memory": self.pin_memory or None}
+        return {name: value for name, value in options.items() if value is not None}
+
+    @property
     def lines_of_loader(self) -> list[str]:
-        """The options of the ``DataLoader`` that change, as lines to paste: ``num_workers``."""
-        return [] if self.workers is None else [f"num_workers={self.workers}"]
+        """The options of the ``DataLoader`` that change, as a line to paste: ``num_workers=4, prefetch_factor=8``. Or none."""
+        line = ", ".join(f"{name}={value}" for name, value in self.loader_options.items())
+        return [line] if line else []
 
     @property
     def lines(self) -> list[str]:
@@ -489,8 +570,10 @@ class Prediction:
         idle_fraction: Share of that time in which the accelerator waits.
         speedup: Steps per second, divided by those of the setting that was measured.
         step_seconds_range: Lowest and highest number of seconds from step to step, from the measured spread.
-        limit: The limit of the time: ``"step"``, ``"workers"``, ``"storage"`` or ``"cores"`` (of this machine). Only in the case
-            of ``"workers"``, more workers would help; with ``cluster_workers``, more of both kinds.
+        limit: The limit of the time: ``"step"``, ``"workers"``, ``"storage"`` or ``"cores"`` (of this machine); ``"queue"`` if
+            steps wait behind single long batches, so that prefetching more would help; ``"pinning"`` if the thread that pins
+            batches is the slowest. Only in the case of ``"workers"``, more workers would help; with ``cluster_workers``, more of
+            both kinds.
     """
 
     step_seconds: float
@@ -530,9 +613,13 @@ def predict(stages: MeasuredStages, setting: TrainingSetting) -> Prediction:
         raise ValueError(f"reads_in_flight={setting.reads_in_flight} is not possible here: {why}")
     if setting.cluster_workers and stages.no_cluster_workers:
         raise ValueError(f"cluster_workers={setting.cluster_workers} is not possible here: {stages.no_cluster_workers}")
+    if why := _no_loader_option(stages, setting):
+        raise ValueError(why)
+    times, times_now = (waiting_for_long_batches(stages, each) for each in (setting, TrainingSetting()))
     seconds, limit = _step_seconds(stages, setting, "median")
-    now, _ = _step_seconds(stages, TrainingSetting(), "median")
-    low, high = (_step_seconds(stages, setting, figure)[0] for figure in ("low", "high"))
+    seconds, limit = times * seconds, "queue" if times > 1 else limit
+    now = times_now * _step_seconds(stages, TrainingSetting(), "median")[0]
+    low, high = (times * _step_seconds(stages, setting, figure)[0] for figure in ("low", "high"))
     busy = stages.step.median / setting.step_speedup
     return Prediction(
         step_seconds=seconds,
@@ -543,14 +630,31 @@ def predict(stages: MeasuredStages, setting: TrainingSetting) -> Prediction:
     )
 
 
+def _no_loader_option(stages: MeasuredStages, setting: TrainingSetting) -> str:
+    """Returns why the options of the loader are not possible; empty if they are."""
+    workers, ahead = stages.workers if setting.workers is None else setting.workers, setting.prefetch_factor
+    if ahead is not None and not workers:
+        return f"prefetch_factor={ahead} is not possible here, since the loader has no workers that prefetch: give workers, too"
+    if ahead is not None and not stages.batch_seconds:
+        why = f"the times of single batches were not measured (that takes {FEWEST_BATCHES} of them, and no stream)"
+        return f"prefetch_factor={ahead} is not possible here: {why}"
+    if setting.pin_memory and stages.pinning is None:
+        return f"pin_memory=True is not possible here: {stages.no_pinning or 'copies from pinned memory were not measured'}"
+    return ""
+
+
 def contention(stages: MeasuredStages, step_seconds: float) -> float:
     """Returns the time that workers take while the training runs (its data in memory), divided by the time they take alone.
 
     If the training does not wait for its workers, it reveals nothing about them, and the result is 1.
     """
-    costs = costs_of(replace(stages, read=Spread.exactly(0.0), read_cached=Spread.exactly(0.0)), TrainingSetting())
+    warm = replace(stages, read=Spread.exactly(0.0), read_cached=Spread.exactly(0.0))
+    costs, cold = costs_of(warm, TrainingSetting()), costs_of(stages, TrainingSetting()).host_seconds(1)
     host = costs.host_seconds(1)
-    if not host or step_seconds < _WAITS * costs.device_seconds:
+    if not host:
+        return 1.0
+    warm = replace(warm, batch_seconds=tuple(each * host / cold for each in stages.batch_seconds))
+    if step_seconds < _WAITS * waiting_for_long_batches(warm, TrainingSetting()) * costs.device_seconds:
         return 1.0
     times = (step_seconds if stages.workers else step_seconds - costs.device_seconds) / host
     return times if _LEAST_CONTENTION <= times <= _MOST_CONTENTION else 1.0
@@ -576,11 +680,14 @@ def costs_of(stages: MeasuredStages, setting: TrainingSetting, figure: str = "me
     workers = stages.workers if setting.workers is None else setting.workers
     point = InsertionPoint(setting.insertion_point)
     copies = 1 / setting.factor if "transfer" in point.properties.reused else 1.0  # per step
-    device = getattr(stages.step, figure) / setting.step_speedup + copies * getattr(stages.copy, figure)
+    copy = stages.pinning.copy if setting.pin_memory and stages.pinning is not None else stages.copy
+    device = getattr(stages.step, figure) / setting.step_speedup + copies * getattr(copy, figure)
     is_hidden = stages.takes_ahead and (setting.factor > 1 or setting.reads_in_flight > 1)
     if workers and not setting.has_reader and not is_hidden:
         hand_overs = 1 / setting.factor if point.by_batches else 1.0  # per step
         device += hand_overs * getattr(stages.hand_over, figure)
+    if not workers:
+        device += _pin_seconds(stages, setting, figure)
     return _costs_at(setting.insertion_point, _worker_seconds(stages, setting, figure), device, workers)
 
 
@@ -599,12 +706,15 @@ def _step_seconds(stages: MeasuredStages, setting: TrainingSetting, figure: str)
     if setting.cluster_workers:
         return _cluster_seconds(stages, setting, figure)
     costs, by_reads = costs_of(stages, setting, figure), reads_per_step(stages, setting, figure)
-    seconds = max(_seconds_with_cores(stages, setting, figure), by_reads)
+    by_pinning = _pin_seconds(stages, setting, figure) if costs.workers else 0.0
+    seconds = max(_seconds_with_cores(stages, setting, figure), by_reads, by_pinning)
     by_cores = _cores_seconds(stages, setting, figure)
     if by_cores > seconds:
         return by_cores, "cores"
     if seconds == costs.device_seconds:
         return seconds, "step"
+    if seconds == by_pinning:
+        return seconds, "pinning"
     if seconds == by_reads:
         return seconds, "storage"
     with_twice = _seconds_with_cores(stages, replace(setting, workers=2 * max(costs.workers, 1)), figure)
@@ -677,6 +787,14 @@ def reads_per_step(stages: MeasuredStages, setting: TrainingSetting, figure: str
         return 0.0
     read = stages.batch_size / setting.factor * (1 - setting.cached_fraction)
     return read * read_seconds(stages, setting.reads_in_flight, figure) / setting.storage_speedup
+
+
+def _pin_seconds(stages: MeasuredStages, setting: TrainingSetting, figure: str) -> float:
+    """Returns the time per step in which batches are pinned; 0 if they are not, or are already."""
+    if not setting.pin_memory or stages.pinning is None:
+        return 0.0
+    pinned = 1 / setting.factor if InsertionPoint(setting.insertion_point).by_batches else 1.0  # per step
+    return float(pinned * getattr(stages.pinning.pin, figure))
 
 
 def _shared_seconds(setting: TrainingSetting, seconds: _WorkerSeconds) -> tuple[float, float]:

@@ -19,6 +19,7 @@ from lightning_echo.analysis.predict import (
     possible_holds,
     predict,
     size_for,
+    waiting_for_long_batches,
 )
 from lightning_echo.analysis.result import StallAnalysis, to_keep
 from lightning_echo.insertion import POINTS
@@ -127,6 +128,7 @@ HELD = {"raw": "raw items", "loaded": "loaded examples"}
 
 _FACTORS = (2.0, 4.0, 8.0)
 _TRAININGS = 4  # that share one process that reads
+_QUEUES = (2, 4)  # times as long as the measured one
 _UNKNOWN_SHARE = 0.5  # asked about if it is unknown how much memory holds
 
 
@@ -134,6 +136,7 @@ def questions(analysis: StallAnalysis) -> list[tuple[str, TrainingSetting]]:
     """Returns each question in words and as a setting. The measured setting comes first.
 
     * The questions about workers and sharing are left out if the data set fails in workers.
+    * Prefetching is asked about if steps wait behind single long batches, and pinning if it is possible.
     * The questions about storages are left out if reading could not be measured.
     * The questions about reads in flight are about the numbers that were measured.
     * Workers on other machines are asked about if the verdict names their number.
@@ -145,6 +148,10 @@ def questions(analysis: StallAnalysis) -> list[tuple[str, TrainingSetting]]:
     if stages.can_have_workers:  # the powers of two below the number of cores, and that number
         numbers = [2**power for power in range(stages.cores.bit_length()) if 2**power < stages.cores]
         asked += [TrainingSetting(workers=workers) for workers in (*numbers, stages.cores)]
+    if waiting_for_long_batches(stages, TrainingSetting()) > 1:
+        asked += [TrainingSetting(prefetch_factor=times * stages.prefetch_factor) for times in _QUEUES]
+    if stages.pinning is not None:
+        asked.append(TrainingSetting(pin_memory=True))
     if analysis.cached is not None and (stages.read.median or stages.read_cached.median):
         if not possible_holds(stages):
             asked += [TrainingSetting(cached_fraction=share) for share in (_UNKNOWN_SHARE, 1.0)]
@@ -170,6 +177,8 @@ def in_words(setting: TrainingSetting) -> str:
     ('as measured', 'factor 2 at after_batching')
     >>> in_words(TrainingSetting(workers=4, cached_fraction=0.5))
     'num_workers=4, 50% of the data set in memory'
+    >>> in_words(TrainingSetting(prefetch_factor=8, pin_memory=True))
+    'prefetch_factor=8, pin_memory=True'
     >>> in_words(TrainingSetting(cached_fraction=0.5, hold="raw"))
     '50% of the data set in a cache of raw items'
     >>> in_words(TrainingSetting(reads_in_flight=16))
@@ -179,9 +188,7 @@ def in_words(setting: TrainingSetting) -> str:
     >>> in_words(TrainingSetting(cluster_workers=7))
     '7 workers on other machines'
     """
-    words = []
-    if setting.workers is not None:
-        words.append(f"num_workers={setting.workers}")
+    words = [f"{name}={value}" for name, value in setting.loader_options.items()]
     if setting.cached_fraction:
         where = "memory" if setting.hold is None else f"a cache of {HELD[setting.hold]}"
         words.append(f"{percent(setting.cached_fraction)} of the data set in {where}")
@@ -340,6 +347,8 @@ def _what_if(analysis: StallAnalysis) -> Table:
     remarks = []
     if any(found.limit == "cores" for _, found in asked):
         remarks.append("Limited by cores: all processors are busy, so that more workers change nothing.")
+    if any(found.limit == "queue" for _, found in asked):
+        remarks.append("Limited by queue: single long batches are waited for. More of them prefetched even that out.")
     if any(found.limit == "storage" for _, found in asked):
         remarks.append("Limited by storage: workers share what it delivers, so that more of them change nothing.")
     if analysis.verdict.elsewhere is not None and analysis.stages.read.median:

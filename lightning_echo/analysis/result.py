@@ -26,10 +26,13 @@ from lightning_echo.analysis.predict import (
     mostly_computes,
     possible_holds,
     predict,
+    queue_fits,
     read_seconds,
     reads_per_step,
     size_for,
+    waiting_for_long_batches,
 )
+from lightning_echo.analysis.prefetch import without_chance
 from lightning_echo.data.machine import Load
 from lightning_echo.measure.control import (
     MOST_OF_READER,
@@ -51,10 +54,19 @@ from lightning_echo.schema import FieldError, record
 # The remedies against a starved accelerator, in their order. A remedy that helps is added to those before it.
 #
 #     more workers         as many as help, no more than there are cores
+#     prefetching          the fewest batches ahead that are enough, with a margin; else the fewest that are about as good as the
+#                          largest number, as far as they take a small part of the free memory
+#     pinning              if the copy to the device is so much faster from pinned memory
 #     reads in flight      the fewest that are enough, with a margin; else the fewest that are about as good as the best number
 #     a cache              the smallest share of the data set that is enough, with a margin; else as much as memory holds
 #     a cluster's workers  the fewest that are enough without a cache, if there is a cluster and the processors here are the limit
 #     echoing              for the rest: at the earliest point whose factor is not large, by the smallest factor
+#
+# Prefetching helps if batches take unequally long. More workers prefetch more, too, but cost more. So workers are counted as if
+# they prefetched as much as memory allows: they are for batches that take too long on average. In the same way they are counted
+# as if their batches were pinned.
+#
+# A step that waits only for its copy counts as fed. So pinning follows even where the remedies before it are enough.
 #
 # Reads in flight cost neither memory nor fresh examples. They help if a read waits rather than works, as far as was measured.
 #
@@ -69,11 +81,12 @@ from lightning_echo.schema import FieldError, record
 _HELPS = 1.05  # a remedy helps if steps take this many times as long without it
 _LARGEST_FACTOR = 64.0  # larger factors are not tried
 _READS = (2, 4, 8, 16, 32, 64)  # that are advised
+_PREFETCHED = (2, 4, 8, 16, 32)
 
 
 @dataclass(frozen=True)
 class Remedy:
-    """A remedy: ``"workers"``, ``"reads"``, ``"cache"``, ``"cluster"``, ``"echo"``.
+    """A remedy: ``"workers"``, ``"prefetching"``, ``"pinning"``, ``"reads"``, ``"cache"``, ``"cluster"``, ``"echo"``.
 
     Its setting and ``is_enough`` include the ones before it. But a cluster's workers are without the cache, and echoing is
     without a cluster's workers.
@@ -93,21 +106,26 @@ def _feeds_with_margin(stages: MeasuredStages, setting: TrainingSetting, target:
     """Whether the setting would feed the accelerator even if the host were slower, by the margin of an echo factor."""
     costs = costs_of(stages, setting)
     seconds = max(costs.slower(AIM).step_seconds(setting.factor), AIM * reads_per_step(stages, setting))
+    seconds *= waiting_for_long_batches(stages, setting, slower=AIM)
     return seconds * (1 - target) <= costs.device_seconds
 
 
 def remedies(stages: MeasuredStages, target: float) -> list[Remedy]:
     """Returns the remedies that are possible and help, in their order, up to the first that is enough."""
     setting, found = TrainingSetting(), list[Remedy]()
+    is_fed = feeds(stages, setting, target)
 
     def add(name: str, next_setting: TrainingSetting | None) -> bool:
-        nonlocal setting
+        nonlocal setting, is_fed
         if next_setting is not None and next_setting != setting:
             setting = next_setting
-            found.append(Remedy(name, setting, feeds(stages, setting, target)))
-        return bool(found) and found[-1].is_enough
+            is_fed = is_fed or feeds(stages, setting, target)
+            found.append(Remedy(name, setting, is_fed))
+        return is_fed
 
-    if add("workers", _by_workers(stages, target)) or add("reads", _by_reads(stages, setting, target)):
+    if not is_fed and not add("workers", _by_workers(stages, target)):
+        add("prefetching", _by_prefetching(stages, setting, target))
+    if add("pinning", _by_pinning(stages, setting)) or add("reads", _by_reads(stages, setting, target)):
         return found
     base = setting
     cached = _by_cache(stages, base, target)
@@ -128,17 +146,56 @@ def _by_workers(stages: MeasuredStages, target: float) -> TrainingSetting | None
     """Returns the fewest workers that are enough, else the fewest that are about as good as the best number; None: no change."""
     if not stages.can_have_workers:
         return None
-    now = predict(stages, TrainingSetting()).step_seconds
+    best_loader = _with_best_loader(stages, TrainingSetting())
+    if feeds(stages, best_loader, target) and _by_prefetching(stages, TrainingSetting(), target) is not None:
+        return None
+    now = predict(stages, best_loader).step_seconds
     seconds = {}
     for workers in range(stages.workers + 1, stages.cores + 1):
-        setting = TrainingSetting(workers)
+        setting = _with_best_loader(stages, TrainingSetting(workers))
         if feeds(stages, setting, target):
-            return setting
+            return TrainingSetting(workers)
         seconds[workers] = predict(stages, setting).step_seconds
     best = min([now, *seconds.values()])
     if now <= _HELPS * best:
         return None
     return TrainingSetting(next(workers for workers in seconds if seconds[workers] <= _HELPS * best))
+
+
+def _with_best_loader(stages: MeasuredStages, setting: TrainingSetting) -> TrainingSetting:
+    """Returns the setting with the longest queue that memory allows, and with pinned batches if they are copied faster."""
+    setting = next(iter(_prefetching(stages, setting)[::-1]), setting)
+    is_faster = stages.pinning is not None and stages.pinning.copy.median < stages.copy.median
+    return replace(setting, pin_memory=is_faster)
+
+
+def _prefetching(stages: MeasuredStages, base: TrainingSetting) -> list[TrainingSetting]:
+    """Returns the settings that prefetch more, as far as memory allows. None if the times of single batches are unknown."""
+    workers = stages.workers if base.workers is None else base.workers
+    if not workers or not stages.batch_seconds:
+        return []
+    more = (replace(base, prefetch_factor=ahead) for ahead in _PREFETCHED if ahead > stages.prefetch_factor)
+    return [setting for setting in more if queue_fits(stages, setting)]
+
+
+def _by_prefetching(stages: MeasuredStages, base: TrainingSetting, target: float) -> TrainingSetting | None:
+    """Returns the least prefetching that is enough, else the least about as good as the most; None: none helps."""
+    now = predict(stages, base).step_seconds
+    seconds = {setting: predict(stages, setting).step_seconds for setting in _prefetching(stages, base)}
+    helping = [setting for setting in seconds if now > _HELPS * seconds[setting]]
+    for feed in (_feeds_with_margin, feeds):
+        if enough := [setting for setting in helping if feed(stages, setting, target)]:
+            return enough[0]
+    return next((setting for setting in helping if seconds[setting] <= _HELPS * min(seconds.values())), None)
+
+
+def _by_pinning(stages: MeasuredStages, base: TrainingSetting) -> TrainingSetting | None:
+    """Returns the setting whose loader pins; None: that is not possible, or does not help."""
+    if stages.pinning is None:
+        return None
+    pinned = replace(base, pin_memory=True)
+    helps = predict(stages, base).step_seconds > _HELPS * predict(stages, pinned).step_seconds
+    return pinned if helps else None
 
 
 def _by_reads(stages: MeasuredStages, base: TrainingSetting, target: float) -> TrainingSetting | None:
@@ -260,6 +317,8 @@ class VerdictKind(Enum):
 
     not_starved = "not_starved"  # do nothing
     more_workers = "more_workers"  # more workers are enough
+    prefetching = "prefetching"  # a longer queue of batches is enough
+    pinning = "pinning"  # pinned memory is enough
     reads_in_flight = "reads_in_flight"  # threads that read ahead are enough
     cache = "cache"  # a part of the data set in memory is enough
     cluster_workers = "cluster_workers"  # workers of the cluster are enough, and nothing cheaper is
@@ -299,11 +358,10 @@ class Verdict:
 
     @property
     def lines(self) -> list[str]:
-        """The lines to paste: ``num_workers`` of the ``DataLoader`` if that changes, and the callback for the Trainer if any."""
+        """The lines to paste: the options of the ``DataLoader`` that change, and the callback for the Trainer if any."""
         if not self.setting.cluster_workers:
             return self.setting.lines
-        workers = [] if self.setting.workers is None else [f"num_workers={self.setting.workers}"]
-        return [*workers, callback_line(self.options)]
+        return [*self.setting.lines_of_loader, callback_line(self.options)]
 
 
 def judge(stages: MeasuredStages, step_seconds: float, transforms: Mapping[str, float], target: float = TARGET) -> Verdict:
@@ -312,7 +370,9 @@ def judge(stages: MeasuredStages, step_seconds: float, transforms: Mapping[str, 
     if idle <= target:
         return Verdict(VerdictKind.not_starved, f"Do nothing: {busy(idle)}.", TrainingSetting())
     if feeds(stages, TrainingSetting(), target):
-        return _not_by_waiting(stages, step_seconds, idle)
+        is_explained = step_seconds <= _EXPLAINED * predict(stages, TrainingSetting()).step_seconds
+        if not is_explained or _by_pinning(stages, TrainingSetting()) is None:
+            return _not_by_waiting(stages, step_seconds, idle)
     if not stages.can_have_workers:
         message = (
             "Make the data set work in worker processes first (the notes say how it fails), then analyze again: "
@@ -335,7 +395,9 @@ def judge(stages: MeasuredStages, step_seconds: float, transforms: Mapping[str, 
     else:
         message = f"Nothing that was tried is enough: {busy(idle, only=True)}. What helps is a faster source."
         verdict = Verdict(VerdictKind.not_enough, message, TrainingSetting())
-    about = "" if verdict.kind is VerdictKind.more_workers else _about_reads(stages, verdict.setting)
+    without_reads = (VerdictKind.more_workers, VerdictKind.prefetching, VerdictKind.pinning)
+    about = _about_queue(stages, verdict.setting)
+    about += "" if verdict.kind in without_reads else _about_reads(stages, verdict.setting)
     if elsewhere is not None:
         needed = whole_cores(cores_wanted(stages, elsewhere))
         about += f" {cores_elsewhere(needed, stages.cores, elsewhere.cluster_workers, stages.ranks)}"
@@ -350,8 +412,9 @@ def _by_remedy(stages: MeasuredStages, last: Remedy, transforms: Mapping[str, fl
     how = _how(stages, setting)
     begun = how[0].upper() + how[1:]
     if last.name != "echo":
-        kinds = {"cache": VerdictKind.cache, "reads": VerdictKind.reads_in_flight, "cluster": VerdictKind.cluster_workers}
-        kind = kinds.get(last.name, VerdictKind.more_workers)
+        kinds = {"cache": "cache", "reads": "reads_in_flight", "prefetching": "prefetching", "pinning": "pinning"}
+        kinds["cluster"] = "cluster_workers"
+        kind = VerdictKind(kinds.get(last.name, "more_workers"))
         return Verdict(kind, f"{begun}: {gain}.{_about_cache(setting)}", setting)
     price = fewer_fresh(setting.factor)
     if setting.factor > LARGE_FACTOR:
@@ -382,9 +445,10 @@ def _not_by_waiting(stages: MeasuredStages, step_seconds: float, idle: float) ->
 
 def _how(stages: MeasuredStages, setting: TrainingSetting) -> str:
     """Returns the changes of a setting, as a request in the order of the remedies."""
-    parts = []
-    if setting.workers not in (None, stages.workers):
-        parts.append(f"set num_workers to {setting.workers}")
+    options = setting.loader_options
+    if setting.workers == stages.workers:
+        options.pop("num_workers")
+    parts = [f"set {name} to {value}" for name, value in options.items()]
     if setting.reads_in_flight > 1:
         parts.append(f"set reads_in_flight to {setting.reads_in_flight}")
     if setting.cached_fraction:
@@ -421,6 +485,14 @@ def _about_reads(stages: MeasuredStages, setting: TrainingSetting) -> str:
     if not stages.no_reads_ahead:
         return ""
     return f" Reads mostly wait, and reads_in_flight could overlap them, but threads may not read ahead: {stages.no_reads_ahead}."
+
+
+def _about_queue(stages: MeasuredStages, setting: TrainingSetting) -> str:
+    """Returns a sentence on batches that take unequally long, if prefetching is advised."""
+    if setting.prefetch_factor is None:
+        return ""
+    median, longest = statistics.median(stages.batch_seconds), max(without_chance(stages.batch_seconds))
+    return f" A batch takes a worker {_ms(median)} ms as a rule and up to {_ms(longest)} ms: a longer queue evens that out."
 
 
 def _ms(seconds: float) -> str:
@@ -630,8 +702,10 @@ class StallAnalysis:
         ranks = tuple(RankSeconds(seconds, each.step_seconds) for seconds, each in zip(host, analyses, strict=True))
         slowest = max(range(len(ranks)), key=lambda rank: ranks[rank].host_seconds)
         free = [each.stages.free_bytes for each in analyses if each.stages.free_bytes is not None]
-        # All machines are asked for a cache of the same size.
+        shared = [each.stages.free_shared_bytes for each in analyses if each.stages.free_shared_bytes is not None]
+        # All machines are asked for a cache of the same size, and for queues of the same length.
         stages = replace(analyses[slowest].stages, free_bytes=min(free, default=None), ranks=len(ranks))
+        stages = replace(stages, free_shared_bytes=min(shared, default=None))
         return replace(analyses[slowest], stages=stages, ranks=ranks)
 
     @property

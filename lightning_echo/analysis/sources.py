@@ -15,7 +15,9 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from torch.utils.data._utils.pin_memory import pin_memory
 
+from lightning_echo.analysis.predict import Pinning, Spread
 from lightning_echo.data.copies import ThrowAwayCopies
 from lightning_echo.data.machine import free_memory_bytes
 from lightning_echo.datamodule import EchoDataModule
@@ -110,16 +112,85 @@ def nothing(*args: Any, **kwargs: Any) -> None:
 # The hook ``transfer_batch_to_device`` may be the model's or the data module's, and Lightning decides which one it calls. So both
 # are replaced, in copies of the user's objects. The hook returns the batch before ``on_after_batch_transfer``, which is part of a
 # step.
+#
+# On a CUDA device, batches that are not pinned are also copied from pinned memory, so that both times are known. The hook is the
+# same, and the copy is not used. The first time does not count: memory is then taken that later batches use again.
 
 _BEFORE, _TRANSFER = "on_before_batch_transfer", "transfer_batch_to_device"
 
 
-class Transfers:
-    """The transfers that were noted: the seconds of each, the device's work included, and the last batch on the device."""
+_PINNED_COPIES = 6
+_IS_PINNED = "the loader pins its batches already"
+_NO_DEVICE = "batches are copied to the device {device!r}, and only copies to 'cuda' are faster from pinned memory"
+_NOT_SEEN = "the strategy copies batches in its own way, so that copies from pinned memory could not be measured"
 
-    def __init__(self) -> None:
+
+def wait_for(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+class Transfers:
+    """The transfers that were noted.
+
+    Args:
+        is_pinned: Whether the loader pins the batches.
+        pin: Returns a batch in pinned memory.
+        wait: Waits for the work of a device.
+
+    Attributes:
+        seconds: Seconds of each transfer, the device's work included.
+        batch: The last batch, on the device.
+        host: The same before its transfer.
+    """
+
+    def __init__(
+        self,
+        is_pinned: bool = False,
+        pin: Callable[[Any], Any] = pin_memory,
+        wait: Callable[[torch.device], None] = wait_for,
+    ) -> None:
         self.seconds: list[float] = []
         self.batch: Any = None
+        self.host: Any = None
+        self._is_pinned, self._pin, self._wait = is_pinned, pin, wait
+        self._device: torch.device | None = None
+        self._pins: list[float] = []
+        self._copies: list[float] = []
+
+    def transfer(self, hook: Callable[..., Any], batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+        """Returns what the hook makes of a batch, and notes the time."""
+        self.host, self._device = batch, device
+        self.batch = self._timed(self.seconds, hook, batch, device, dataloader_idx)
+        if not self.no_pinning and len(self._copies) < _PINNED_COPIES:
+            pinned = self._timed(self._pins, self._pin, batch)
+            self._timed(self._copies, hook, pinned, device, dataloader_idx)
+        return self.batch
+
+    @property
+    def no_pinning(self) -> str:
+        """Why batches cannot be pinned, or need not be; empty if they can."""
+        if self._device is None:
+            return _NOT_SEEN
+        if self._device.type != "cuda":
+            return _NO_DEVICE.format(device=self._device.type)
+        return _IS_PINNED if self._is_pinned else ""
+
+    @property
+    def pinning(self) -> Pinning | None:
+        """What pinning takes and brings; None if that was not measured."""
+        if not self._copies:
+            return None
+        return Pinning(*(Spread.of(seconds[1:] or seconds) for seconds in (self._pins, self._copies)))
+
+    def _timed(self, seconds: list[float], call: Callable[..., Any], *args: Any) -> Any:
+        assert self._device is not None
+        self._wait(self._device)
+        begin = time.perf_counter()
+        result = call(*args)
+        self._wait(self._device)
+        seconds.append(time.perf_counter() - begin)
+        return result
 
 
 @contextmanager
@@ -161,17 +232,7 @@ class _Tap:
         self._transfers = transfers
 
     def __call__(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
-        wait_for(device)
-        begin = time.perf_counter()
-        self._transfers.batch = self.__wrapped__(batch, device, dataloader_idx)
-        wait_for(device)
-        self._transfers.seconds.append(time.perf_counter() - begin)
-        return self._transfers.batch
-
-
-def wait_for(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+        return self._transfers.transfer(self.__wrapped__, batch, device, dataloader_idx)
 
 
 # ---------------------------------------------------------------------- fits

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from gpu_runs import ACCELERATOR, DEVICE, ON_GPU, loader_of
 from lightning.pytorch.demos.boring_classes import BoringModel
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
 from lightning_echo import StallAnalyzer
 
@@ -55,3 +55,19 @@ def test_copies_steps_and_random_numbers_of_a_device() -> None:
     assert analyzer.check(found, factor=2, insertion_point="after_transfer").checked[0].step_seconds.median > 0
     for state, after in zip(before, random_states(), strict=True):
         assert torch.equal(state, after)
+
+
+def test_copies_from_pinned_memory_are_measured_where_the_loader_does_not_pin() -> None:
+    loader = DataLoader(Large(), BATCH_SIZE, num_workers=1)
+    trainer_options = {"accelerator": ACCELERATOR, "devices": 1}
+    analyzer = StallAnalyzer(Model(), loader, trainer_kwargs=trainer_options, say=lambda message: None)
+    found = analyzer.run(20)
+    if ON_GPU:
+        pinning = found.stages.pinning
+        assert pinning is not None
+        assert pinning.copy.median > BATCH_SIZE * WIDTH * 4 / 100e9  # as above
+        assert pinning.pin.median > 0
+        assert found.predict(pin_memory=True).step_seconds <= found.predict().step_seconds + pinning.pin.median
+        assert analyzer.check(found, pin_memory=True).checked[0].step_seconds.median > 0
+    else:
+        assert (found.stages.pinning, "device 'cpu'" in found.stages.no_pinning) == (None, True)

@@ -336,3 +336,45 @@ def test_workers_on_other_machines_are_predicted_only_of_data_that_they_can_read
     else:
         with pytest.raises(ValueError, match=f"^cluster_workers=2 is not possible here: .*{why}$"):
             found.predict(cluster_workers=2)
+
+
+class Rarely(Dataset):
+    """One example of 64 takes long, so that one batch of 16 does."""
+
+    def __init__(self, long_seconds):
+        self.long_seconds = long_seconds
+
+    def __len__(self):
+        return 2000
+
+    def __getitem__(self, index):
+        time.sleep(self.long_seconds if index % 64 == 29 else 2 * MS)
+        return torch.ones(32)
+
+
+@pytest.mark.slow
+def test_rare_long_batches_are_evened_out_by_prefetching_and_a_steady_source_is_not_advised_to():
+    """8 ms of a batch, 166 of every sixteenth: 18 of two workers' 40 for a step of 20. The four that are queued last 80 ms."""
+    analyzer, found = analyze(Slept(20 * MS), loader_of(Rarely(160 * MS), workers=2), 64)
+    verdict = found.verdict
+    first = verdict.remedies[0]
+    assert (first.name, first.setting.prefetch_factor > 2) == ("prefetching", True)
+    assert verdict.setting.lines[0] == f"prefetch_factor={first.setting.prefetch_factor}"
+    found = analyzer.check(found, prefetch_factor=first.setting.prefetch_factor)
+    checked = found.checked[-1].step_seconds.median
+    assert 0.7 < found.predict().step_seconds / found.step_seconds < 1.4
+    assert 0.7 < found.predict(prefetch_factor=first.setting.prefetch_factor).step_seconds / checked < 1.4
+    _, steady = analyze(Slept(20 * MS), loader_of(Rarely(2 * MS), workers=2), 64)
+    assert len(steady.stages.batch_seconds) > 16
+    assert [remedy.name for remedy in steady.verdict.remedies if remedy.name == "prefetching"] == []
+    assert steady.predict(prefetch_factor=16).speedup == pytest.approx(1, abs=0.04)
+
+
+def test_pinning_is_refused_where_no_device_copies_from_the_host():
+    analyzer, found = analyze(BoringModel(), loader_of(workers=0), 4)
+    why = "batches are copied to the device 'cpu', and only copies to 'cuda' are faster from pinned memory"
+    assert (found.stages.pinning, found.stages.no_pinning) == (None, why)
+    with pytest.raises(ValueError, match=f"pin_memory=True cannot be tried here: {why}"):
+        analyzer.check(found, pin_memory=True)
+    with pytest.raises(ValueError, match=f"pin_memory=True is not possible here: {why}"):
+        found.predict(pin_memory=True)

@@ -15,6 +15,8 @@ from lightning.pytorch.demos.boring_classes import BoringModel
 from torch.utils.data import DataLoader
 
 from lightning_echo import CacheConfig, EchoCallback, EchoCLI, EchoConfig, FactorSchedule, StagedDataset, TargetIdle
+from lightning_echo.analysis.predict import TrainingSetting
+from lightning_echo.cli import _set_on
 from lightning_echo.config import EchoOptions
 
 QUIET = ["--trainer.accelerator=cpu", "--trainer.logger=false", "--trainer.enable_checkpointing=false"]
@@ -100,3 +102,21 @@ def test_a_cache_alone_is_an_option_with_factor_one() -> None:
 def test_options_that_do_not_go_together_are_refused(options: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         EchoOptions(**options)
+
+
+@pytest.mark.parametrize(
+    ("workers", "setting", "options"),
+    [
+        (0, TrainingSetting(), (0, None, False)),
+        (0, TrainingSetting(2), (2, 2, False)),  # torch's own
+        (0, TrainingSetting(2, prefetch_factor=8), (2, 8, False)),
+        (1, TrainingSetting(prefetch_factor=8), (1, 8, False)),
+        (1, TrainingSetting(pin_memory=True), (1, 2, True)),
+    ],
+)
+def test_tuning_sets_the_options_of_the_loader_that_were_found(
+    workers: int, setting: TrainingSetting, options: tuple[int, int | None, bool]
+) -> None:
+    loader = DataLoader(range(8), num_workers=workers)  # type: ignore[arg-type]
+    _set_on(loader, setting)
+    assert (loader.num_workers, loader.prefetch_factor, loader.pin_memory) == options

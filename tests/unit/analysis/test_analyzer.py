@@ -100,6 +100,17 @@ def test_advice_is_the_group_echo_and_the_rest_are_comments_in_short_lines(worke
     assert ("num_workers" in text) == ("(now 2)" in comments_of(text)) == (workers == 5)
 
 
+def test_options_of_the_loader_are_comments_with_what_they_are_now(monkeypatch):
+    setting = TrainingSetting(5, prefetch_factor=8, pin_memory=True)
+    verdict = replace(ANALYSIS.verdict, setting=setting, message="Do this.")
+    monkeypatch.setattr(StallAnalysis, "verdict", PropertyMock(return_value=verdict))
+    text = advice_yaml(ANALYSIS)
+    assert yaml.safe_load(text) == {}
+    where = "where your program sets it: only you know the name of that option"
+    for option, now in (("num_workers=5", 2), ("prefetch_factor=8", 2), ("pin_memory=True", False)):
+        assert f"Set {option} {where} (now {now})." in comments_of(text)
+
+
 def test_names_of_files_that_exist_or_are_equal_are_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "page.html").write_text("mine")

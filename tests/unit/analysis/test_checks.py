@@ -44,8 +44,9 @@ class Training:
 
     def __init__(self, loader, real, **phases):
         none = {"files": (), "raw_items": {}, "cut_after_reading": None, "in_memory": None, "takes_ahead": False, "in_cache": {}}
+        none["batch_seconds"] = ()
         self.loader, self.phases = loader, SimpleNamespace(real=real, **{**none, **phases})
-        self.ran = []
+        self.ran, self.no_pinning = [], "batches are copied to the device 'cpu'"
 
     def clock(self, loader, steps):
         self.ran.append((loader, steps))
@@ -139,6 +140,37 @@ def test_reads_in_flight_are_tried_over_the_same_indices_in_an_order_that_can_be
     assert [batch.flatten().tolist() for batch in islice(loader, 3)] == [[1.5, 3.5], [5.5, 7.5], [0.5, 1.5]]
 
 
+def test_prefetching_and_pinning_are_options_of_the_loader_that_is_tried(monkeypatch):
+    made = []
+    monkeypatch.setattr("lightning_echo.analysis.parts.DataLoader", lambda dataset, **options: made.append(options) or [])
+    cost = {"loaded": CachedExample(2**20, Spread.exactly(0.0))}
+    training = in_parts(takes_ahead=True, batch_seconds=(0.005,) * 16, in_cache=cost)
+    training.no_pinning = ""
+    for workers in (1, 2):
+        setting = TrainingSetting(workers, prefetch_factor=8, pin_memory=True)
+        try_setting(training, setting, 4)
+        assert list(training.ran[-1][0]) == []
+        assert [made[-1][name] for name in ("num_workers", "prefetch_factor", "pin_memory")] == [workers, 8, True]
+    for beside in ({"factor": 2}, {"reads_in_flight": 4}, {"cached_fraction": 0.5, "hold": "loaded"}):
+        try_setting(training, TrainingSetting(1, prefetch_factor=8, **beside), 4)
+        echoed = training.ran[-1][0]
+        assert (echoed.num_workers, echoed.prefetch_factor, echoed.pin_memory) == (1, 8, False)
+    try_setting(training, TrainingSetting(1, pin_memory=True, factor=2), 4)
+    assert training.ran[-1][0].pin_memory
+    try_setting(training, TrainingSetting(1), 4)
+    assert list(training.ran[-1][0]) == []
+    assert (made[-1]["prefetch_factor"], made[-1]["pin_memory"]) == (2, False), "as measured"
+
+
+def test_of_rare_long_batches_the_step_is_the_mean_of_all():
+    """Eight steps of 10 ms and two of 110, in one half: three of four blocks are without."""
+    training = in_parts(batch_seconds=(0.005,) * 16 + (0.08,) * 3)
+    training.clock = lambda loader, steps: SimpleNamespace(seconds=[0.01] * 8 + [0.11] * 2)
+    assert try_setting(training, TrainingSetting(), 10).median == pytest.approx(0.03)
+    training.phases.batch_seconds = ()
+    assert try_setting(training, TrainingSetting(), 10).median == pytest.approx(0.01)
+
+
 def as_a_whole():
     loader = DataLoader(range(8), batch_size=2, num_workers=0)
     return Training(loader, FirstBatches(loader, 3))
@@ -193,8 +225,11 @@ def test_with_reads_in_flight_a_worker_init_fn_sees_the_users_data_set():
         (in_parts, {"cached_fraction": 0.5, "hold": "raw"}, "hold='raw' cannot be tried here: the examples cannot be held"),
         (as_a_whole, {"cached_fraction": 0.5, "hold": "loaded"}, "hold='loaded' cannot be tried here"),
         (in_parts, {"cached_fraction": 0.5}, "opens fewer than two files, and no raw item of it is held in memory"),
-        (as_a_whole, {"workers": 2}, "workers and cached_fraction of a stream cannot be tried"),
-        (as_a_whole, {"workers": 2, "factor": 2}, "workers of a stream cannot be tried"),
+        (as_a_whole, {"workers": 2}, "workers, pin_memory and cached_fraction of a stream cannot be tried"),
+        (as_a_whole, {"workers": 2, "factor": 2}, "workers and pin_memory of a stream cannot be tried"),
+        (in_parts, {"pin_memory": True}, "pin_memory=True cannot be tried here: batches are copied to the device 'cpu'"),
+        (in_parts, {"prefetch_factor": 4}, "prefetch_factor=4 cannot be tried without workers: give workers, too"),
+        (in_parts, {"prefetch_factor": 4, "workers": 1}, "were not measured .that takes 16 of them, and no stream"),
     ],
 )
 def test_what_cannot_be_tried_is_refused_before_anything_runs(make, setting, message):

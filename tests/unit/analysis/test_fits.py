@@ -9,6 +9,7 @@ import torch
 from lightning.pytorch.demos.boring_classes import BoringModel
 from torch.utils.data import DataLoader
 
+from lightning_echo.analysis.predict import Pinning, Spread
 from lightning_echo.analysis.sources import (
     PreparedLoader,
     RepeatedBatch,
@@ -129,6 +130,54 @@ def test_copies_are_timed_whoever_makes_them(whose):
     assert transfers.seconds == [0.25] * 3
     assert torch.equal(transfers.batch, BATCH + 1)
     assert not any("transfer_batch_to_device" in vars(each) for each in (model, module, *data.instances))
+
+
+class Fake:
+    """A device that copies from the host: a second for a batch as it is, a fourth of one from pinned memory."""
+
+    def __init__(self):
+        self.type = "cuda"
+        self.waited = 0
+
+    def wait(self, device):
+        assert device is self
+        self.waited += 1
+
+    def pin(self, batch):
+        Clock.now += 5.0 if self.waited < 4 else 0.5  # the first time, memory is taken
+        return f"pinned {batch}"
+
+    def copy(self, batch, device, dataloader_idx):
+        Clock.now += 0.25 if batch.startswith("pinned") else 1.0
+        return f"{batch} there"
+
+
+def test_pinning_and_the_copies_from_pinned_memory_are_timed_a_few_times():
+    device = Fake()
+    transfers = Transfers(pin=device.pin, wait=device.wait)
+    for number in range(8):
+        assert number < 2 or transfers.pinning == Pinning(Spread.exactly(0.5), Spread.exactly(0.25))
+        assert transfers.transfer(device.copy, "batch", device, 0) == "batch there"
+    assert (transfers.batch, transfers.host, transfers.no_pinning) == ("batch there", "batch", "")
+    assert transfers.seconds == [1.0] * 8
+    assert transfers.pinning == Pinning(Spread.exactly(0.5), Spread.exactly(0.25))
+    assert device.waited == 2 * (8 + 2 * 6), "before and after each; six times pinned"
+
+
+@pytest.mark.parametrize(
+    ("device", "is_pinned", "why"),
+    [
+        (CPU, False, "batches are copied to the device 'cpu', and only copies to 'cuda' are faster from pinned memory"),
+        (CPU, True, "batches are copied to the device 'cpu'"),
+        (Fake(), True, "the loader pins its batches already"),
+    ],
+)
+def test_where_pinning_brings_nothing_it_is_not_timed(device, is_pinned, why):
+    transfers = Transfers(is_pinned, pin=lambda batch: pytest.fail("pinned"), wait=lambda device: None)
+    assert transfers.no_pinning.startswith("the strategy copies batches in its own way")
+    transfers.transfer(lambda batch, device, index: batch, "batch", device, 0)
+    assert transfers.pinning is None
+    assert transfers.no_pinning.startswith(why)
 
 
 def test_a_data_module_is_set_up_once_and_torn_down_when_nobody_needs_it_any_more():

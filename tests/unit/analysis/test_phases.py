@@ -155,6 +155,53 @@ def test_what_opens_no_files_but_labels_is_read_at_examples_that_were_not_touche
     assert "it needs 40 batches" in found.notes[1]
 
 
+RARE = (21, 50, 71)
+SHORT, LONG = 4 * (READ + DECODE + AUGMENT) + COLLATE, 4 * (READ + DECODE + AUGMENT) + COLLATE + 0.5
+
+
+class Rare(Staged):
+    """Some examples take long to prepare."""
+
+    def decode(self, raw):
+        take(0.5 if raw in RARE else 0.0)
+        return super().decode(raw)
+
+
+def test_the_times_of_single_batches_are_kept_and_rare_long_ones_count_as_often_as_they_are():
+    """Of 40 batches the first four do not count: the others have three long ones, of 36."""
+    loader = DataLoader(Rare(), 4, collate_fn=collate)
+    found = measure_loader(loader, ALL, 40, 60.0, str)
+    expected = [LONG if batch in [index // 4 for index in RARE] else SHORT for batch in range(4, 40)]
+    assert found.batch_seconds == pytest.approx(tuple(expected))
+    assert times(found) == (READ, 0, DECODE + 3 * 0.5 / 36 / 4, AUGMENT, COLLATE)
+    assert measured(Staged())[0].batch_seconds == (), "ten are too few"
+
+
+@pytest.mark.usefixtures("cold")
+def test_the_times_of_single_batches_are_those_out_of_memory(folder):
+    """Each example is read from a file, that of every seventh batch from a slow place."""
+
+    class Reads(Staged):
+        def read(self, index):
+            if index in cold_ones:
+                cold_ones.discard(index)
+                take(0.5)
+            return int((folder / str(index)).read_text())
+
+    cold_ones = set()
+    loader = DataLoader(Reads(), 4, collate_fn=collate)
+    runs = []
+
+    def say(what):
+        runs.append(what)
+        if what.startswith("fetch rate: out of memory"):
+            cold_ones.update(range(0, 160, 28))
+
+    found = measure_loader(loader, ALL, 40, 60.0, say)
+    short = 4 * (DECODE + AUGMENT) + COLLATE
+    assert found.batch_seconds == pytest.approx(tuple(short + (0.5 if batch % 7 == 0 else 0) for batch in range(4, 40)))
+
+
 class Storage:
     """A read takes ``latency`` seconds; examples come at most every ``transfer`` seconds. In the place of a run in workers."""
 

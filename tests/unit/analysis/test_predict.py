@@ -4,10 +4,12 @@ import math
 from dataclasses import replace
 
 import pytest
-from measured_stages import CACHED, LATENCY, MS, STAGES, ahead
+from measured_stages import CACHED, LATENCY, MS, RARE_MILLISECONDS, STAGES, ahead, uneven
+from ticking_loader import ticked
 
 from lightning_echo.analysis.predict import (
     CachedExample,
+    Pinning,
     Spread,
     TrainingSetting,
     ahead_contention,
@@ -17,6 +19,7 @@ from lightning_echo.analysis.predict import (
     fitting_fraction,
     possible_holds,
     predict,
+    queue_fits,
     size_for,
 )
 from lightning_echo.cache.kept import CacheConfig
@@ -123,6 +126,83 @@ def test_reads_in_flight_that_are_not_possible_are_refused():
             TrainingSetting(reads_in_flight=wrong)
 
 
+def of_clock(workers, prefetch_factor, step, series=RARE_MILLISECONDS):
+    """Milliseconds from step to step, after a while, by a clock that goes on by one."""
+    taken = ticked(series, workers, prefetch_factor, step, 1000)
+    return (taken[-1] - taken[339]) / 660  # twenty times the series
+
+
+@pytest.mark.parametrize(
+    ("setting", "milliseconds", "limit"),
+    [
+        ({}, of_clock(2, 2, 20), "queue"),
+        ({"prefetch_factor": 2}, of_clock(2, 2, 20), "queue"),
+        ({"prefetch_factor": 1}, of_clock(2, 1, 20), "queue"),
+        ({"prefetch_factor": 8}, 20, "step"),
+        ({"workers": 8}, 20, "step"),  # sixteen batches, too
+        ({"workers": 1, "prefetch_factor": 4}, of_clock(1, 4, 20), "queue"),
+        ({"factor": 2}, of_clock(2, 2, 40) / 2, "step"),  # a fresh batch for two steps; the queue lasts 160 ms
+        ({"step_speedup": 2}, of_clock(2, 2, 10), "queue"),
+        ({"workers": 0}, 39.1, "workers"),  # everything in turn
+        ({"shared_by": 2}, 20, "step"),  # of a reader's queue nothing is known
+    ],
+)
+def test_steps_wait_behind_long_batches_unless_the_queue_lasts_as_long(setting, milliseconds, limit):
+    found = predict(replace(STAGES, **uneven()), TrainingSetting(**setting))
+    assert found.step_seconds == pytest.approx(milliseconds * MS, rel=0.03)
+    assert found.limit == limit
+    assert found.idle_fraction == pytest.approx(1 - 20 / setting.get("step_speedup", 1) / milliseconds, abs=0.03)
+
+
+def test_a_steady_source_is_predicted_as_without_its_single_batches():
+    steady = replace(STAGES, batch_seconds=(136 * MS,) * 33)
+    for setting in ({}, {"workers": 4}, {"factor": 4}, {"factor": 2, "insertion_point": "after_read"}):
+        assert predict(steady, TrainingSetting(**setting)) == predict(STAGES, TrainingSetting(**setting))
+    assert predict(steady, TrainingSetting(prefetch_factor=16)).speedup == 1.0
+
+
+def test_a_queue_fits_if_the_batches_of_all_workers_of_all_ranks_do():
+    stages = replace(STAGES, **uneven(free_bytes=10 * 16 * 2**20, free_shared_bytes=2**40))
+    assert queue_fits(stages, TrainingSetting(prefetch_factor=8))
+    assert not queue_fits(stages, TrainingSetting(prefetch_factor=9))
+    assert not queue_fits(stages, TrainingSetting(4, prefetch_factor=8))
+    assert not queue_fits(replace(stages, ranks=2), TrainingSetting(prefetch_factor=8))
+    assert not queue_fits(replace(stages, free_shared_bytes=2**20), TrainingSetting(prefetch_factor=8))
+
+
+PINNED = replace(STAGES, copy=Spread.exactly(6 * MS), pinning=Pinning(Spread.exactly(3 * MS), Spread.exactly(2 * MS)), workers=8)
+
+
+@pytest.mark.parametrize(
+    ("changes", "setting", "milliseconds", "limit"),
+    [
+        ({}, {}, 23, "step"),  # 17 of the host; step, copy and hand-over
+        ({}, {"workers": 0}, 161, "workers"),  # 136, and 20 + 2 + 3 in turn
+        ({"pinning": Pinning(Spread.exactly(30 * MS), Spread.exactly(0.0))}, {}, 30, "pinning"),
+        ({"workers": 4}, {}, 34, "workers"),
+        ({}, {"factor": 4, "insertion_point": "after_transfer"}, 20.5, "step"),  # a copy once in four steps
+        ({"workers": 0}, {"factor": 4, "insertion_point": "after_transfer"}, 55.25, "workers"),  # 136 / 4 + 20 + (2 + 3) / 4
+    ],
+)
+def test_a_pinned_batch_is_copied_faster_and_a_thread_pins_it_meanwhile(changes, setting, milliseconds, limit):
+    found = predict(replace(PINNED, **changes), TrainingSetting(**setting, pin_memory=True))
+    assert (found.step_seconds, found.limit) == (pytest.approx(milliseconds * MS), limit)
+
+
+@pytest.mark.parametrize(
+    ("stages", "setting", "message"),
+    [
+        (STAGES, {"prefetch_factor": 4}, r"prefetch_factor=4 is not possible here: .*were not measured \(that takes 16 of them"),
+        (replace(STAGES, workers=0), {"prefetch_factor": 4}, "prefetch_factor=4 is not possible here, since the loader has no w"),
+        (STAGES, {"pin_memory": True}, "pin_memory=True is not possible here: copies from pinned memory were not measured"),
+        (replace(STAGES, no_pinning="it pins"), {"pin_memory": True}, "pin_memory=True is not possible here: it pins"),
+    ],
+)
+def test_options_of_a_loader_that_are_not_possible_are_refused(stages, setting, message):
+    with pytest.raises(ValueError, match=message):
+        predict(stages, TrainingSetting(**setting))
+
+
 def test_what_a_cache_of_loaded_examples_leaves_is_one_less_its_share_of_the_ratio():
     """Two workers read 8 examples of 10 ms in 40 ms, and a step takes 10: R = 4."""
     nothing = dict.fromkeys(("decode", "augment", "collate", "hand_over", "copy"), Spread.exactly(0.0))
@@ -166,6 +246,10 @@ def test_a_setting_says_which_options_it_stands_for():
     reads = TrainingSetting(reads_in_flight=16)
     assert reads.options == {"factor": 1.0, "reads_in_flight": 16}
     assert reads.line == "EchoCallback(factor=1, reads_in_flight=16)"
+    loader = TrainingSetting(4, prefetch_factor=8, pin_memory=True, reads_in_flight=16)
+    assert loader.options == reads.options, "the others are the loader's"
+    assert loader.lines == ["num_workers=4, prefetch_factor=8, pin_memory=True", reads.line]
+    assert (TrainingSetting(prefetch_factor=8).lines, TrainingSetting().lines) == (["prefetch_factor=8"], [])
     both = replace(cached, factor=2.12, insertion_point="after_read")
     assert both.options == {"factor": 2.12, "insertion_point": "after_read", "cache": {"size": "8GiB", "hold": "raw"}}
     assert both.line == 'EchoCallback(factor=2.12, insertion_point="after_read", cache={"size": "8GiB", "hold": "raw"})'
@@ -225,6 +309,9 @@ def test_workers_may_share_what_there_is(sharing, workers, milliseconds, limit):
 )
 def test_contention_is_what_a_training_takes_longer_whose_data_lies_in_memory(workers, milliseconds, expected):
     assert contention(replace(STAGES, workers=workers), milliseconds * MS) == pytest.approx(expected)
+    long = replace(STAGES, **uneven(workers=2))
+    long = replace(long, decode=long.read, read=Spread.exactly(0.0))
+    assert contention(long, of_clock(2, 2, 20) * MS) == 1.0, "what is waited for are the long batches"
     nothing = dict.fromkeys(("decode", "augment", "collate"), Spread.exactly(0.0))
     assert contention(replace(STAGES, **nothing), milliseconds * MS) == 1.0
 
@@ -257,6 +344,12 @@ def test_without_echoing_the_point_makes_no_difference():
             "shared_by=2 does not fit insertion_point='after_read'.*use one of 'after_augmentation', 'after_batching'",
         ),
         ({"storage_speedup": 0}, "storage_speedup must be > 0, got 0; 2 is twice as fast"),
+        *(
+            ({"prefetch_factor": wrong}, f"prefetch_factor must be a number of batches for each worker, 1 or .*, got {wrong}")
+            for wrong in (0, 2.0, True)
+        ),
+        ({"prefetch_factor": 4, "workers": 0}, "prefetch_factor=4 needs workers that prefetch: give workers=1 or more, or None"),
+        ({"pin_memory": 1}, "pin_memory must be True or False, got 1"),
     ],
 )
 def test_an_impossible_setting_is_refused(options, message):
@@ -309,6 +402,9 @@ def test_a_spread_is_that_of_blocks_of_whole_periods():
         (lambda: replace(STAGES, batch_size=0), "batch_size must be a number >= 1, got 0"),
         (lambda: replace(STAGES, contention=math.nan), "contention must be a number >= 0, got nan"),
         (lambda: replace(STAGES, step=Spread.exactly(0.0)), "step must take time"),
+        (lambda: replace(STAGES, prefetch_factor=0), "prefetch_factor must be a number >= 1, got 0"),
+        (lambda: replace(STAGES, batch_seconds=(0.1, -0.1)), "batch_seconds must be a number >= 0, got -0.1"),
+        (lambda: replace(STAGES, batch_bytes=-1), "batch_bytes must be a number >= 0, got -1"),
         (lambda: replace(STAGES, points=("after_batching", "nowhere")), "points must be insertion points, got 'nowhere'"),
     ],
 )

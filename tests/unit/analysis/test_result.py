@@ -4,9 +4,9 @@ import json
 from dataclasses import replace
 
 import pytest
-from measured_stages import CACHED, MS, STAGES
+from measured_stages import CACHED, MS, STAGES, uneven
 
-from lightning_echo.analysis.predict import CachedExample, Spread, TrainingSetting
+from lightning_echo.analysis.predict import CachedExample, Pinning, Spread, TrainingSetting
 from lightning_echo.analysis.result import CheckedSetting, StallAnalysis, VerdictKind
 
 NONE = Spread.exactly(0.0)
@@ -96,6 +96,19 @@ def test_of_several_machines_the_cache_fits_into_the_one_with_the_least_memory()
     ranks = [cached_analysis(free_bytes=free, read=Spread.exactly(read * MS)) for free, read in memory]
     found = StallAnalysis.of_ranks(ranks)
     assert (found.stages.read.median, found.stages.free_bytes) == (10 * MS, 2 * 10**9)
+    assert found.stages.free_shared_bytes is None
+    shared = [cached_analysis(free_shared_bytes=free) for free in (3 * 10**9, None, 10**9)]
+    assert StallAnalysis.of_ranks(shared).stages.free_shared_bytes == 10**9
+
+
+def test_a_file_has_what_prefetching_and_pinning_were_predicted_from(path):
+    pinning = Pinning(Spread.exactly(3 * MS), Spread.exactly(1 * MS))
+    stages = replace(STAGES, **uneven(free_bytes=10**9, free_shared_bytes=10**9), prefetch_factor=2, pinning=pinning)
+    found = StallAnalysis(stages, Spread.exactly(26 * MS), None)
+    found = found.with_check(CheckedSetting(TrainingSetting(prefetch_factor=8, pin_memory=True), Spread.exactly(21 * MS)))
+    found.to_json(path)
+    assert StallAnalysis.from_json(path) == found
+    assert json.loads(path.read_text())["advice"]["remedies"][0]["setting"]["prefetch_factor"] == 4
 
 
 def test_of_several_ranks_it_is_that_of_the_slowest_whatever_it_waits_for():

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 from analyses import ANALYSIS, NOTHING, STREAM
-from measured_stages import CACHED, MS, STAGES
+from measured_stages import CACHED, MS, STAGES, uneven
 
-from lightning_echo.analysis.predict import Spread, TrainingSetting
+from lightning_echo.analysis.predict import Pinning, Spread, TrainingSetting
 from lightning_echo.analysis.report import milliseconds, questions, report, shares_of_step, tables
 from lightning_echo.analysis.result import CheckedSetting, RankSeconds, StallAnalysis
 
@@ -192,6 +192,19 @@ def words_of(analysis):
 )
 def test_workers_are_powers_of_two_up_to_the_cores_unless_they_fail(changes, workers):
     assert [setting.workers for _, setting in questions(with_stages(**changes)) if setting.workers is not None] == workers
+
+
+def test_prefetching_is_asked_about_where_batches_take_unequally_long_and_pinning_where_it_is_possible():
+    assert not [words for words in words_of(ANALYSIS) if "prefetch" in words or "pin_memory" in words]
+    steady = with_stages(batch_seconds=(136 * MS,) * 20)
+    assert not [words for words in words_of(steady) if "prefetch" in words]
+    found = with_stages(**uneven(), pinning=Pinning(Spread.exactly(1 * MS), Spread.exactly(1 * MS)))
+    for words in ("prefetch_factor=4", "prefetch_factor=8", "pin_memory=True"):
+        assert words in words_of(found)
+    first, *_, remark = (row for row in rows(found, "What if"))
+    assert (first[0], first[-1]) == ("as measured", "queue")
+    assert "Limited by queue: single long batches are waited for." in sentences(report(found))
+    assert remark != first
 
 
 @pytest.mark.parametrize("unknown", [STREAM, replace(ANALYSIS, cached=None), with_stages(read=NOTHING, read_cached=NOTHING)])

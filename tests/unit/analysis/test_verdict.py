@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 import pytest
-from measured_stages import CACHED, LATENCY, MS, ahead
+from measured_stages import CACHED, LATENCY, MS, ahead, uneven
 
-from lightning_echo.analysis.predict import Spread, TrainingSetting, costs_of, predict
+from lightning_echo.analysis.predict import Pinning, Spread, TrainingSetting, costs_of, predict
 from lightning_echo.analysis.result import VerdictKind, judge
 from lightning_echo.measure.control import Observation
 from lightning_echo.measure.summary import advise
@@ -112,6 +112,42 @@ CASES = {
         *(41, "cache", 1, {"cached_fraction": 0.6, "cache_size": "601MiB", **RAW}),
         "Reads in flight bring too little: the storage's bandwidth is the limit, not its latency.",
     ),
+    # 19.1 ms on average for two workers: it is the long batches that are waited for. Eight steps last as long as one of them.
+    "prefetching alone": (
+        *(uneven(cores=16, free_bytes=PLENTY), 26, "prefetching", 1, {"prefetch_factor": 4}),
+        "Set prefetch_factor to 4: the accelerator is busy only 77% of the time, and would be 100%. A batch takes a worker 10 ms "
+        "as a rule and up to 160 ms: a longer queue evens that out.",
+    ),
+    # 168 ms are 8 more than eight steps, half a ms for each step; but 1.07 times as many would be 20 more.
+    "prefetching with a margin": (
+        *(uneven(1.05, cores=16, free_bytes=PLENTY), 26, "prefetching", 1, {"prefetch_factor": 8}),
+        "Set prefetch_factor to 8: ",
+    ),
+    # 57.3 ms on average, 19.1 with three. By a clock that goes on by one, 8 each leave 30.6 ms, and 16 leave 20.
+    "prefetching with the workers that help": (
+        *(uneven(3, cores=16, free_bytes=PLENTY), 40, "prefetching", 1, {"workers": 3, "prefetch_factor": 16}),
+        "Set num_workers to 3 and set prefetch_factor to 16: ",
+    ),
+    # Four workers have eight batches, too.
+    "more workers where there is no memory for a longer queue": (
+        *(uneven(cores=16, free_bytes=PLENTY, batch_bytes=None), 26, "more_workers", 1, {"workers": 4}),
+        "Set num_workers to 4: ",
+    ),
+    # 20 + 6 ms; the copy takes 1 from pinned memory.
+    "pinning alone": (
+        {"copy": Spread.exactly(6 * MS), "workers": 8, "pinning": Pinning(Spread.exactly(3 * MS), Spread.exactly(1 * MS))},
+        *(26, "pinning", 1, {"pin_memory": True}),
+        "Set pin_memory to True: the accelerator is busy only 77% of the time, and would be 95%.",
+    ),
+    # With seven workers 20 + 6 ms, and 19.4 of the host. Five would do for 26 ms, but not for the 21 with a pinned batch.
+    "pinning beside more workers": (
+        {"copy": Spread.exactly(6 * MS), "cores": 16, "pinning": Pinning(Spread.exactly(3 * MS), Spread.exactly(1 * MS))},
+        *(68, "pinning", 1, {"workers": 7, "pin_memory": True}, "Set num_workers to 7 and set pin_memory to True: "),
+    ),
+    "pinning that hardly helps": (
+        {"copy": Spread.exactly(2 * MS), "workers": 8, "pinning": Pinning(Spread.exactly(1 * MS), Spread.exactly(1 * MS))},
+        *(22, "not_starved", 1, {}, "Do nothing: the accelerator is busy 91% of the time, and the rest is spent on taking"),
+    ),
     "reads that no thread may do": (
         {"no_reads_ahead": "read of Mine is code of the user's: set reads_concurrently = True", "free_bytes": PLENTY},
         *(68, "cache", 1, {"cached_fraction": 0.9, "cache_size": "5.3GiB", **LOADED}),
@@ -189,6 +225,24 @@ def test_the_advice_at_the_end_of_a_training_is_the_same(point):
     assert 1 < told.factor == verdict.setting.factor < 4
     for message in (verdict.message, advise(waited, told).message):
         assert "the accelerator is busy only 45% of the time" in message
+
+
+def test_of_a_steady_source_prefetching_is_not_advised_and_changes_no_advice():
+    for changes in ({}, {"cores": 16}, {"free_bytes": PLENTY}, LATENCY):
+        stages = replace(STARVED, **changes)
+        steady = replace(stages, batch_seconds=(136 * MS,) * 50, batch_bytes=2**20)
+        assert judge(steady, 68 * MS, {}) == judge(stages, 68 * MS, {})
+
+
+def test_prefetching_that_is_not_enough_is_advised_as_far_as_it_helps_and_memory_allows():
+    """In `/dev/shm` there is room for four batches of two workers: two each. Then a cache holds what is read."""
+    verdict = judge(
+        replace(STARVED, **uneven(prefetch_factor=1, free_bytes=PLENTY, free_shared_bytes=2 * 4 * 2**20)), 28 * MS, {}
+    )
+    prefetching, cache = verdict.remedies
+    assert (prefetching.name, prefetching.setting) == ("prefetching", TrainingSetting(prefetch_factor=2))
+    assert (prefetching.is_enough, cache.name, cache.is_enough) == (False, "cache", True)
+    assert verdict.message.startswith("Set prefetch_factor to 2 and keep ")
 
 
 def test_a_large_factor_is_advised_with_a_warning():

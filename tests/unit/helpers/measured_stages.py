@@ -42,3 +42,14 @@ def ahead(*reads, cpu=0.0, **changes):
 LATENCY = ahead(
     (2, 5.0), (16, 0.625), (64, 0.5)
 )  # the reads of `STAGES`: 10 ms, 5 with two workers; 32 MB/s if an item has 16 kB
+
+# Two of 33 batches take 160 ms of a worker, the others 10: 19.1 on average, half as long as two workers have for a step of 20.
+RARE_MILLISECONDS = [10] * 7 + [160] + [10] * 8 + [160] + [10] * 16
+_NOTHING = dict.fromkeys(("read_cached", "decode", "augment", "collate", "hand_over", "copy"), Spread.exactly(0.0))
+
+
+def uneven(times=1.0, **changes):
+    """What is measured of a source whose batches take unequally long, ``times`` as long as the above."""
+    seconds = tuple(times * each * MS for each in RARE_MILLISECONDS)
+    read = Spread.exactly(sum(seconds) / len(seconds) / STAGES.batch_size)
+    return {**_NOTHING, "read": read, "batch_seconds": seconds, "batch_bytes": 2**20, **changes}
