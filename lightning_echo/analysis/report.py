@@ -447,7 +447,8 @@ def _proved(analysis: StallAnalysis) -> Table:
     kept = to_keep(analysis.proved)
     keep = "None of them is proved to be faster: keep what you have."
     if kept is not None:
-        keep = f"Keep {in_words(kept.setting)}{': ' if kept.setting.lines else ''}{'; '.join(kept.setting.lines)}."
+        what, lines = in_words(kept.setting), "; ".join(kept.setting.lines)
+        keep = f"Keep {what}{f': {lines}' if lines not in ('', what) else ''}."
     remarks = (keep, "Blocks took turns with the training as it is. The interval has the gain with a probability of 95%.")
     return Table(
         "Proved: steps per second, relative to the training as it is", ("", "gain", "interval", "blocks"), tuple(rows), remarks
