@@ -165,7 +165,10 @@ def _grid(pipeline: _Pipeline, points: tuple[str, ...]) -> Iterator[TrainingSett
     caches: list[dict[str, Any]] = [{}]
     if pipeline.fits:
         caches.append({"cached_fraction": 1.0, "hold": "loaded", "cache_size": _CACHE_SIZE})
-    echoes: list[dict[str, Any]] = [{}, *({"factor": factor, "insertion_point": point} for point in points for factor in (2.0, 4.0))]
+    echoes: list[dict[str, Any]] = [
+        {},
+        *({"factor": factor, "insertion_point": point} for point in points for factor in (2.0, 4.0)),
+    ]
     for workers, ahead, cache, echo in product((0, 1, 2), reads, caches, echoes):
         yield TrainingSetting(workers, reads_in_flight=ahead, **cache, **echo)
 

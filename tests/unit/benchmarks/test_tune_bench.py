@@ -13,7 +13,9 @@ from lightning_echo.analysis.predict import TrainingSetting
 from lightning_echo.analysis.result import ProvedGain
 
 
-def clocked(monkeypatch: pytest.MonkeyPatch, seconds: Iterator[float], epochs: list[int], **options: float) -> tuple[tune._Clock, bool]:
+def clocked(
+    monkeypatch: pytest.MonkeyPatch, seconds: Iterator[float], epochs: list[int], **options: float
+) -> tuple[tune._Clock, bool]:
     """A clock after epochs of so many steps that take these seconds, and whether it ended the training."""
     now = accumulate(seconds)
     monkeypatch.setattr(tune, "time", types.SimpleNamespace(perf_counter=lambda: next(now)))
@@ -26,7 +28,9 @@ def clocked(monkeypatch: pytest.MonkeyPatch, seconds: Iterator[float], epochs: l
     return clock, trainer.should_stop
 
 
-def test_the_first_eight_steps_of_an_epoch_do_not_count_and_the_others_do_in_groups_of_eight(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_eight_steps_of_an_epoch_do_not_count_and_the_others_do_in_groups_of_eight(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     epoch = [100.0] * 8 + [1.0] * 16 + [50.0] * 3
     clock, ended = clocked(monkeypatch, iter(epoch * 2), [27, 27])
     assert (clock.steps, clock.seconds, ended) == (32, 32.0, False)
