@@ -26,6 +26,7 @@ _EXAMPLES = """examples:
   lightning-echo report lightning_logs/version_0    what a training has left: verdict, figures, epochs
   lightning-echo shared                             the processes that read for several trainings
   lightning-echo run --factor auto train.py         a training without an edit: measured, echoed, cached, shared
+  lightning-echo run --tune train.py                the same, with what is proved to be faster
   lightning-echo compare runs/plain runs/echoed     two trainings side by side
 """
 _DOCTOR_EXAMPLES = """examples:

@@ -6,6 +6,8 @@ import copy
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from inspect import signature
@@ -16,16 +18,22 @@ import lightning.pytorch as pl
 from jsonargparse import ArgumentParser, Namespace
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
+from torch.utils.data import DataLoader
 
-from lightning_echo.analysis.analyzer import Analyzes, analyzing
+from lightning_echo.analysis.analyzer import Analyzes, StallAnalyzer, analyzing, output_directory, write_new
+from lightning_echo.analysis.predict import TrainingSetting
+from lightning_echo.analysis.report import in_words
+from lightning_echo.analysis.result import to_keep
 from lightning_echo.callback import EchoCallback
 from lightning_echo.config import CacheOptions, EchoOptions
 from lightning_echo.doctor.command import examining
+from lightning_echo.loader.loader import EchoLoader
 from lightning_echo.measure.control import callback_line
 from lightning_echo.share.config import ShareConfig
 from lightning_echo.share.sharing import serve
+from lightning_echo.training.hooks import BoundHooks, ProcessHook
 from lightning_echo.training.loaders import is_collection
-from lightning_echo.training.package import MisconfigurationException, classes, in_both, package_of
+from lightning_echo.training.package import MisconfigurationException, classes, in_both, is_overridden, package_of
 from lightning_echo.training.trainer import rank_zero_info
 
 _COMMANDS = ("analyze", "share", "doctor")
@@ -246,14 +254,18 @@ class RunCallback(pl.Callback):
     """Brings an `EchoCallback` at the beginning of a Trainer's ``fit``, unless the Trainer has one.
 
     ``given`` has the options that differ from their defaults, as plain values. ``note`` is called with ``"fit"`` when a ``fit``
-    begins.
+    begins. ``tune``: the seconds for which the first training of this process is analyzed, and again for which settings are
+    tried; None: nothing is tried.
 
     The entry point that makes it does not know the other callbacks of the Trainer. Lightning adds it to the caller's own list,
     which may belong to a second Trainer, too.
     """
 
-    def __init__(self, program: str, given: dict[str, Any], options: EchoOptions, note: Callable[[str], None]) -> None:
-        self._program, self._given, self._options, self._note = program, given, options, note
+    def __init__(
+        self, program: str, given: dict[str, Any], options: EchoOptions, note: Callable[[str], None], tune: float | None = None
+    ) -> None:
+        self._program, self._given, self._options, self._note, self._tune = program, given, options, note, tune
+        self._trial: Trial | None = None
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         if stage != "fit":
@@ -271,15 +283,23 @@ class RunCallback(pl.Callback):
         self._say_number()
         callbacks.insert(0, brought)  # and Lightning comes here once more
         brought.setup(trainer, pl_module, stage)
+        if self._tune is not None and _trainers == 1:
+            self._trial = Trial(self._options, self._tune, brought)
+            self._trial.begin(trainer, pl_module)
 
     def _say_number(self) -> None:
         global _trainers
         _trainers += 1
         if _trainers > 1:
+            tried = "" if self._tune is None else ", and --tune has tried the first one alone"
             rank_zero_info(
                 f"lightning_echo: run: this is Trainer number {_trainers} of {self._program} that trains: each has counts and a "
-                "summary of its own"
+                f"summary of its own{tried}"
             )
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if self._trial is not None:
+            self._trial.has_fit_started = True
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
@@ -289,9 +309,149 @@ class RunCallback(pl.Callback):
         given, controller = dict(self._given), self._options.controller
         if "controller" in given:
             given["controller"] = controller
+        kept = None if self._trial is None else self._trial.kept
+        given |= {} if kept is None else kept.options
         names = ["EchoCallback", *([type(controller).__name__] if "controller" in given else [])]
+        of_loader = "" if kept is None else "".join(f"\n  DataLoader(..., {line})" for line in kept.lines_of_loader)
+        which = "these lines have" if of_loader else "these two lines have"
         rank_zero_info(
-            "lightning_echo: run: these two lines have the same effect in the program itself:\n"
+            f"lightning_echo: run: {which} the same effect in the program itself:\n"
             f"  from lightning_echo import {', '.join(names)}\n"
-            f"  trainer = Trainer(..., callbacks=[{callback_line(given)}])"
+            f"  trainer = Trainer(..., callbacks=[{callback_line(given)}]){of_loader}"
         )
+
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        if self._trial is not None:
+            self._trial.end()
+
+
+# ---------------------------------------------------------------------- tune
+# ``lightning-echo run --tune``: the first training of a program is analyzed, what is promising is tried in turns with the
+# training as it is (`StallAnalyzer`), and the training then uses the setting that has won.
+#
+# The trial begins when the Trainer hands its training loader to its strategy. There the loader is known, wherever it comes from,
+# and no batch was taken. The trial trains copies, and leaves random states as they were. An `EchoCallback` with the options that
+# were found then takes the place of the one that only measures; number of workers and the like are set on the loader itself.
+
+
+_PREFETCHED = 2  # torch's own number of batches for each worker, where a loader has had no workers
+
+
+class Trial:
+    """Tries settings for a training, before its first batch. ``kept``: the setting that it then uses; None: it runs as it is.
+
+    ``options`` are those of run, ``seconds`` those of the analysis and again of the proof. ``measuring`` is the callback of the
+    Trainer that gives way to another one.
+    """
+
+    def __init__(self, options: EchoOptions, seconds: float, measuring: EchoCallback) -> None:
+        self._options, self._seconds, self._measuring = options, seconds, measuring
+        self._hooks = BoundHooks()
+        self.has_fit_started = False
+        self.kept: TrainingSetting | None = None
+
+    def begin(self, trainer: Any, pl_module: pl.LightningModule) -> None:
+        """Waits for the training loader. Call it in ``setup`` of a ``fit``."""
+        if not isinstance(trainer.strategy, classes("strategies.SingleDeviceStrategy")):
+            return self._say_nothing_tried(
+                f"it tries on one device, and this Trainer has {type(trainer.strategy).__name__}. Start the program with "
+                "devices=1 and no strategy, then use the lines that it finds"
+            )
+        process = trainer.strategy.process_dataloader
+        hook = ProcessHook(partial(self._take, process, trainer, pl_module))
+        self._hooks.bind(trainer.strategy, "process_dataloader", hook.process_dataloader)
+
+    def end(self) -> None:
+        """Removes the hook. You may call it at any time."""
+        self._hooks.unbind()
+
+    def _take(self, process: Callable[[Any], Any], trainer: Any, pl_module: pl.LightningModule, loader: Any) -> Any:
+        """Returns what the strategy makes of a loader. At the training loader, tries settings first."""
+        if not trainer.training:
+            return process(loader)
+        self.end()
+        if reason := _why_no_trial(trainer, loader):
+            self._say_nothing_tried(reason)
+        else:
+            self.kept = self._find(trainer, pl_module, loader)
+        if self.kept is None:
+            return process(loader)
+        _set_on(loader, self.kept)
+        if self.kept.options:
+            echoing = EchoCallback(**replace(self._options, **self.kept.options).callback_arguments())
+            _BROUGHT.add(echoing)
+            trainer.callbacks[trainer.callbacks.index(self._measuring)] = echoing
+            echoing.setup(trainer, pl_module, "fit")
+            if self.has_fit_started:
+                echoing.on_fit_start(trainer, pl_module)
+        return trainer.strategy.process_dataloader(loader)
+
+    def _find(self, trainer: Any, pl_module: pl.LightningModule, loader: Any) -> TrainingSetting | None:
+        """Analyzes and tries. Returns the setting that is proved to be faster, if there is one."""
+        analyzer = StallAnalyzer(pl_module, loader, trainer_kwargs=_options_of(trainer))
+        try:
+            analysis = analyzer.run(seconds=self._seconds)
+            analysis = analyzer.prove(analysis, seconds=self._seconds)
+        except (MisconfigurationException, ValueError) as error:
+            self._say_nothing_tried(str(error))
+            return None
+        try:
+            saved = (
+                f"all figures: lightning-echo report {write_new(output_directory(trainer), 'analysis.json', analysis.to_json)}"
+            )
+        except OSError as error:  # a full disk, say: the training needs no file of ours
+            saved = f"the figures are not saved: {error}"
+        kept = to_keep(analysis.proved)
+        gains = [
+            f"{in_words(each.setting)}: {each.gain:.2f} times as fast (95% interval: {each.low:.2f} to {each.high:.2f})"
+            for each in analysis.proved
+        ]
+        found = "nothing is proved to be faster, so the training runs as it is" if kept is None else "the training uses "
+        found += "" if kept is None else in_words(kept.setting)
+        told = "\n  ".join(["tried what would help:", analysis.verdict.message, *gains, found, saved])
+        rank_zero_info(f"lightning_echo: run: {told}")
+        return None if kept is None else kept.setting
+
+    @staticmethod
+    def _say_nothing_tried(reason: str) -> None:
+        rank_zero_info(f"lightning_echo: run: --tune has tried nothing, and the training runs as it is: {reason}")
+
+
+def _why_no_trial(trainer: Any, loader: Any) -> str:
+    """Returns why no setting is tried for a loader, in words; empty if it can be tried."""
+    if isinstance(loader, EchoLoader):
+        return "the program echoes already"
+    if trainer.global_step or trainer.current_epoch:
+        return "the training is resumed. Give run the options that it has begun with"
+    if trainer.fast_dev_run or trainer.overfit_batches:
+        return "the Trainer trains on a few batches only"
+    datamodule = trainer.datamodule
+    hooks = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+    if datamodule is not None and (own := [name for name in hooks if is_overridden(name, datamodule)]):
+        return (
+            f"the data module has a hook {own[0]}, and a trial has the loader alone. Use StallAnalyzer(model, datamodule), or "
+            "the subcommand analyze of an EchoCLI"
+        )
+    return ""
+
+
+def _set_on(loader: DataLoader[Any], setting: TrainingSetting) -> None:
+    """Sets on a loader that nobody iterates what a setting changes of it."""
+    if setting.workers is not None:
+        loader.num_workers = setting.workers
+        if setting.workers and loader.prefetch_factor is None:
+            loader.prefetch_factor = _PREFETCHED
+
+
+def _options_of(trainer: Any) -> dict[str, Any]:
+    """Returns the options of a Trainer that a step depends on, as far as a Trainer knows them."""
+    on_cuda = isinstance(trainer.accelerator, classes("accelerators.CUDAAccelerator"))
+    return {
+        "accelerator": trainer.accelerator,
+        "devices": trainer.device_ids if on_cuda else trainer.num_devices,
+        "precision": trainer.precision,
+        "accumulate_grad_batches": trainer.accumulate_grad_batches,
+        "gradient_clip_val": trainer.gradient_clip_val,
+        "gradient_clip_algorithm": trainer.gradient_clip_algorithm,
+        "logger": bool(trainer.loggers),
+    }

@@ -19,10 +19,15 @@ from typing import Any
 
 VARIABLE = "LIGHTNING_ECHO_RUN"
 _RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")  # as Lightning finds out its rank before a Trainer does
-_SWITCHES, _YES_OR_NO = ("plot", "summary", "enabled"), ("true", "false", "yes", "no")
+_SWITCHES, _YES_OR_NO = ("plot", "summary", "enabled", "tune"), ("true", "false", "yes", "no")
+_TUNE, _TUNE_SECONDS, _BESIDE_TUNE = "--tune=", 60.0, ("--summary", "--plot")
 _HELP = ("-h", "--help")
 _FAILED = 2
-_DESCRIPTION = "Runs a training program. Its training is measured or, with these options, echoed, cached or shared."
+_DESCRIPTION = (
+    "Runs a training program. Its training is measured or, with these options, echoed, cached or shared. With --tune in their "
+    "place, what would help is tried first, for about two minutes (--tune=30: 30 s for each half), and the training uses what "
+    "has won."
+)
 USAGE = "lightning-echo run [options] train.py ..., or lightning-echo run [options] -m package.module ..."
 
 
@@ -30,6 +35,7 @@ def main(arguments: Sequence[str]) -> int:
     """Runs the command. It returns only if something is wrong with it: an exit status."""
     options, program = split(arguments)
     try:
+        tune, options = read_tune(options)
         given = read_options(options)
     except ValueError as error:
         return _fail(str(error))
@@ -39,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
         return _fail(f"there is no file {program[0]!r}: give the program's Python file, or its module as -m package.module")
     if program[0] == "-m" and len(program) == 1:
         return _fail(f"the module after -m is missing: {USAGE}")
-    return _become(program, given)
+    return _become(program, given, tune)
 
 
 def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -68,6 +74,30 @@ def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     return options, rest
 
 
+def read_tune(options: Sequence[str]) -> tuple[float | None, list[str]]:
+    """Returns the seconds of ``--tune``, for the analysis and again for the proof (None: it is not given); the other options.
+
+    Raises:
+        ValueError: The seconds are impossible, or ``--tune`` stands beside options that it chooses itself.
+
+    >>> read_tune(["--tune=true", "--plot=true"]), read_tune(["--tune=30"]), read_tune(["--factor=4"])
+    ((60.0, ['--plot=true']), (30.0, []), (None, ['--factor=4']))
+    """
+    given = [option.removeprefix(_TUNE) for option in options if option.startswith(_TUNE)]
+    others = [option for option in options if not option.startswith(_TUNE)]
+    if not given or given[-1] in ("false", "no"):
+        return None, others
+    try:
+        seconds = _TUNE_SECONDS if given[-1] in _YES_OR_NO else float(given[-1])
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise ValueError(f"run: --tune must be alone, or have a number of seconds > 0 as in --tune=60, got {given[-1]!r}")
+    if chosen := [each for each in others if not each.startswith((*_BESIDE_TUNE, *_HELP))]:
+        raise ValueError(f"run: --tune finds the options itself: leave out {chosen[0].partition('=')[0]}, or leave out --tune")
+    return seconds, others
+
+
 def read_options(given: Sequence[str]) -> dict[str, Any]:
     """Returns the options of a command line that differ from their defaults, as plain values by name.
 
@@ -87,10 +117,10 @@ def read_options(given: Sequence[str]) -> dict[str, Any]:
     for option in given:
         name = option.partition("=")[0].removeprefix("--").partition(".")[0]
         if name not in names and option not in _HELP:
-            close = difflib.get_close_matches(name, names, 1)
+            close = difflib.get_close_matches(name, [*names, "tune"], 1)
             meant = f"did you mean --{close[0]}? " if close else ""
             meant = "leave echo. out; " if name == "echo" else meant
-            listed = ", ".join(f"--{each}" for each in names)
+            listed = ", ".join(f"--{each}" for each in (*names, "tune"))
             name = option.partition("=")[0]
             raise ValueError(f"run has no option {name}: {meant}It has {listed}. Options of the program come after its name")
         if option.endswith("="):
@@ -132,7 +162,7 @@ def _built(parsed: Any) -> Any:
     return EchoOptions(**{name: values[name] for name in _names()})
 
 
-def _become(program: list[str], given: dict[str, Any]) -> int:
+def _become(program: list[str], given: dict[str, Any], tune: float | None = None) -> int:
     import json
     import tempfile
     from contextlib import suppress
@@ -143,8 +173,8 @@ def _become(program: list[str], given: dict[str, Any]) -> int:
         with suppress(OSError):  # no place for temporary files: then nothing is said at the end
             handle, seen = tempfile.mkstemp(prefix="lightning-echo-run-")
             os.close(handle)
-            _start_watching(seen, name, [each for each in program[1:] if each.partition("=")[0][2:] in _names()])
-    os.environ[VARIABLE] = json.dumps({"options": given, "program": name, "seen": seen})
+            _start_watching(seen, name, [each for each in program[1:] if each.partition("=")[0][2:] in (*_names(), "tune")])
+    os.environ[VARIABLE] = json.dumps({"options": given, "program": name, "seen": seen, "tune": tune})
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:  # else it was closed
             stream.flush()
@@ -170,14 +200,15 @@ def callbacks() -> list[Any]:
     """Returns the callback that echoes a Trainer of a program that this command has started; else none. An entry point."""
     if package := sys.modules.get("lightning_echo.training.package"):
         package.join()  # the Trainer may be the first thing of pytorch_lightning that our objects meet
-    if VARIABLE not in os.environ:
+    sources = sys.modules.get("lightning_echo.analysis.sources")
+    if VARIABLE not in os.environ or (sources is not None and sources.makes_trainer):  # an analysis measures by itself
         return []
     from lightning_echo.cli import RunCallback
 
     found = settings()
     note("trainer")
     options = _built(_parser().parse_object(found["options"]))
-    return [RunCallback(found["program"], found["options"], options, note)]
+    return [RunCallback(found["program"], found["options"], options, note, found["tune"])]
 
 
 def settings() -> dict[str, Any]:

@@ -515,37 +515,57 @@ class StallAnalyzer:
 
         Args:
             analysis: The result of `run` of this analyzer.
-            *settings: The settings. Without any, the best two of the verdict's are tried.
+            *settings: The settings. Without any, the best two of the verdict's are tried, as far as this machine can. If the
+                verdict changes nothing, nothing is tried.
             seconds: About how long it may take, in seconds. It takes four blocks of each setting at least, and 16 at most.
 
         Returns:
-            The analysis with a `ProvedGain` and a `CheckedSetting` for each setting.
+            The analysis with a `ProvedGain` and a `CheckedSetting` for each setting that was tried.
 
         Raises:
             RuntimeError: Nothing was analyzed before.
-            ValueError: A setting cannot be tried on this machine, or there is none to try.
+            ValueError: A setting that was given cannot be tried on this machine.
+
+        Example:
+            >>> from lightning.pytorch.demos.boring_classes import BoringModel, RandomDataset
+            >>> loader = DataLoader(RandomDataset(32, 640), batch_size=8, num_workers=1)
+            >>> analyzer = StallAnalyzer(BoringModel(), loader, trainer_kwargs={"accelerator": "cpu"})
+            >>> proved = analyzer.prove(analyzer.run(steps=20), TrainingSetting(workers=2), seconds=1).proved
+            >>> [(each.setting.workers, each.blocks) for each in proved], proved[0].low <= proved[0].high
+            ([(2, 4)], True)
         """
         if self._training is None:
             raise RuntimeError("nothing was analyzed yet: call run() first")
         tried = settings or promising(analysis.verdict)
         if not tried:
-            raise ValueError("there is no setting to prove: the verdict of this analysis changes nothing")
-        arms = (TrainingSetting(), *tried)
-        found: list[list[Spread]] = [[] for _ in arms]
-        began, steps = time.perf_counter(), min(self._steps, _STEPS_OF_BLOCK)
-        while self._continues(len(found[0]), time.perf_counter() - began, seconds):
-            turn = list(enumerate(arms))
-            for number, setting in turn if len(found[0]) % 2 == 0 else reversed(turn):
-                what = in_words(setting) if number else "the training as it is"
-                self._progress.phase(f"proof, block {len(found[number]) + 1}: {what}", to_come=0)
-                with process_state_restored():
-                    measured = try_setting(self._training, setting, steps)
-                found[number].append(max(gathered(measured), key=lambda each: each.median))
-        means = [[block.median for block in blocks] for blocks in found]
-        proved = [ProvedGain.of(setting, means[0], each) for setting, each in zip(tried, means[1:], strict=True)]
-        for setting, each in zip(tried, means[1:], strict=True):
-            analysis = analysis.with_check(CheckedSetting(setting, Spread.of(each)))
-        return analysis.with_proof(proved)
+            self._tell("nothing to prove: the verdict changes nothing")
+            return analysis
+        arms: list[tuple[TrainingSetting, list[Spread]]] = [(setting, []) for setting in (TrainingSetting(), *tried)]
+        began, turns = time.perf_counter(), 0
+        while len(arms) > 1 and self._continues(turns, time.perf_counter() - began, seconds):
+            for setting, blocks in list(arms if turns % 2 == 0 else reversed(arms)):
+                what = "the training as it is" if setting is arms[0][0] else in_words(setting)
+                self._progress.phase(f"proof, block {turns + 1}: {what}", to_come=0)
+                try:
+                    blocks.append(self._block(setting))
+                except ValueError as error:
+                    if settings or setting is arms[0][0]:
+                        raise
+                    self._tell(f"{what}: not tried: {error}")
+                    arms = [each for each in arms if each[0] is not setting]
+            turns += 1
+        present, *others = [(setting, [block.median for block in blocks]) for setting, blocks in arms]
+        for setting, seconds_of_blocks in others:
+            analysis = analysis.with_check(CheckedSetting(setting, Spread.of(seconds_of_blocks)))
+        return analysis.with_proof([ProvedGain.of(setting, present[1], each) for setting, each in others])
+
+    def _block(self, setting: TrainingSetting) -> Spread:
+        """Trains some steps with a setting, and returns their seconds on the slowest rank."""
+        training, steps = self._training, min(self._steps, _STEPS_OF_BLOCK)
+        assert training is not None
+        with process_state_restored():
+            measured = try_setting(training, setting, steps)
+        return max(gathered(measured), key=lambda each: each.median)
 
     @staticmethod
     def _continues(blocks: int, passed: float, seconds: float) -> bool:
@@ -684,7 +704,7 @@ class Analyzes:
         Raises:
             ValueError: A file exists already, or a number is impossible.
         """
-        saved = free_path(_log_directory(cast(pl.Trainer, self)), "analysis.json") if json is None else Path(json)
+        saved = free_path(output_directory(cast(pl.Trainer, self)), "analysis.json") if json is None else Path(json)
         rank_zero_only(check_new)(json=str(saved), html=html, png=png, apply=apply)  # before minutes of work
         analyzer = StallAnalyzer(model, datamodule, trainer_kwargs=self.analyzed_kwargs, reads_in_flight=reads_in_flight)
         analysis = analyzer.run(steps, seconds)
@@ -705,11 +725,18 @@ def analyzing(trainer_class: type[pl.Trainer]) -> type[pl.Trainer]:
     return type(trainer_class.__name__, (Analyzes, trainer_class), names)
 
 
-def _log_directory(trainer: pl.Trainer) -> Path:
+def output_directory(trainer: pl.Trainer) -> Path:
     """Returns the directory of the Trainer's first logger, else its ``default_root_dir``. All ranks must call it."""
     directory = trainer.log_dir or trainer.default_root_dir
     # Local files do not fit into a remote storage.
     return Path() if "://" in directory else Path(directory)
+
+
+def write_new(directory: Path, name: str, save: Callable[[Path], object]) -> Path:
+    """Writes a new file in a directory, on the first rank, and returns its path: see `free_path`."""
+    path = free_path(directory, name)
+    _write(path, save)
+    return path
 
 
 @rank_zero_only

@@ -468,10 +468,14 @@ class TrainingSetting:
         return callback_line(self.options) if self.options else ""
 
     @property
+    def lines_of_loader(self) -> list[str]:
+        """The options of the ``DataLoader`` that change, as lines to paste: ``num_workers``."""
+        return [] if self.workers is None else [f"num_workers={self.workers}"]
+
+    @property
     def lines(self) -> list[str]:
-        """The lines to paste: ``num_workers`` of the ``DataLoader`` if that changes, and `line` for the Trainer if any."""
-        lines = [] if self.workers is None else [f"num_workers={self.workers}"]
-        return [*lines, self.line] if self.line else lines
+        """The lines to paste: `lines_of_loader`, and `line` for the Trainer if any."""
+        return [*self.lines_of_loader, self.line] if self.line else self.lines_of_loader
 
 
 @dataclass(frozen=True)

@@ -464,13 +464,17 @@ class ProvedGain:
 
 
 def promising(verdict: Verdict) -> tuple[TrainingSetting, ...]:
-    """Returns the settings that are worth a proof, at most two: all remedies, and all but the last one or echoing."""
+    """Returns the settings that are worth a proof, at most two: all remedies, and all but the last one or echoing.
+
+    A larger factor than `LARGE_FACTOR` makes steps faster, and seldom pays in learning. So that one is tried in its place.
+    """
     found = verdict.remedies
     if not found:
         return ()
     without_echo = [remedy.setting for remedy in found if remedy.name != "echo"]
     fewer = without_echo[-1:] if found[-1].name == "echo" else without_echo[-2:-1]
-    return (found[-1].setting, *fewer)
+    last = found[-1].setting
+    return (replace(last, factor=min(last.factor, LARGE_FACTOR)), *fewer)
 
 
 def to_keep(proved: Sequence[ProvedGain]) -> ProvedGain | None:

@@ -317,7 +317,22 @@ def fit(model: pl.LightningModule, data: Any, steps: int, callback: pl.Callback,
     with quiet(package.name, package.fabric), warnings.catch_warnings():
         for name in (package.name, package.fabric):
             warnings.filterwarnings("ignore", module=rf"{re.escape(name)}\b")
-        package.get("Trainer")(**options).fit(model, **named)
+        with _trainer_is_ours():
+            trainer = package.get("Trainer")(**options)
+        trainer.fit(model, **named)
+
+
+makes_trainer = False  # a Trainer that is made now is ours: `lightning_echo.run` brings it no callback
+
+
+@contextmanager
+def _trainer_is_ours() -> Iterator[None]:
+    global makes_trainer
+    makes_trainer = True
+    try:
+        yield
+    finally:
+        makes_trainer = False
 
 
 @contextmanager

@@ -113,9 +113,9 @@ class Body:
         return made_image(mode, (size[0], size[1]), self.bytes_at(at, length), palette, _value(info, self), form)
 
 
-def _maker(text: bytes) -> Callable[[Body], Any]:
-    """Returns a function that makes the example of a record with this header. Raises ``ValueError`` for another text."""
-    form, parsed = _parsed(decoded := text.decode())
+def _maker(header: bytes) -> Callable[[Body], Any]:
+    """Returns a function that makes the example of a record with this header of JSON. Raises ``ValueError`` for another text."""
+    form, parsed = _parsed(decoded := header[len(_JSON) :].decode())
     if parsed != len(decoded):
         raise ValueError(f"the header of a record ends after {parsed} of {len(decoded)} characters")
     return _quick_maker(form, set()) or (lambda body: _value(form, body))
@@ -313,14 +313,13 @@ def decode(data: Any, *, trusted: bool = True, is_own: bool = False) -> Any:
     """
     view = memoryview(data)
     end = _PREFIX.unpack_from(view)[0] + _PREFIX.size
-    kind, header = bytes(view[_PREFIX.size : _PREFIX.size + 1]), bytes(view[_PREFIX.size + 1 : end])
-    body = Body(view, aligned(end, _ALIGNMENT), is_own=is_own)
-    if kind == _JSON:
+    header, body = bytes(view[_PREFIX.size : end]), Body(view, aligned(end, _ALIGNMENT), is_own=is_own)
+    if header.startswith(_JSON):
         make = _remembered_maker if len(header) <= _MOST_REMEMBERED else _maker
         return make(header)(body)
     if not trusted:
         raise ValueError("the record is pickled, and may only be read by the job that has written it")
-    return _Unpickler(io.BytesIO(header), body).load()
+    return _Unpickler(io.BytesIO(header[len(_PICKLE) :]), body).load()
 
 
 def owner_of(data: int, key: int) -> int:

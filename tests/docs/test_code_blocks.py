@@ -25,7 +25,7 @@ from stand_ins import Classifier, Images
 
 from lightning_echo import EchoCLI, EchoConfig
 from lightning_echo.__main__ import _parser
-from lightning_echo.run import read_options, split
+from lightning_echo.run import read_options, read_tune, split
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -173,7 +173,7 @@ def check(words: list[str]) -> None:
         if arguments[:1] == ["run"] and "--help" not in arguments:
             options, program_of_user = split(arguments[1:])
             assert program_of_user
-            read_options(options)
+            read_options(read_tune(options)[1])
         elif "--version" not in arguments and "--help" not in arguments:
             _parser().parse_args(arguments)
     elif program in ("python", "python3") and arguments[0] == "-m":

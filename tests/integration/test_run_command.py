@@ -256,6 +256,11 @@ def test_an_option_after_the_name_of_a_program_without_a_trainer_is_explained(tm
         (["-factor", "4", "train.py"], r"run has no option -factor: did you mean --factor\?"),
         (["--factor"], r"run: --factor has no value"),
         (["--enabled", "False", "missing.py"], r"there is no file 'missing\.py'"),
+        (["--tune", "missing.py"], r"there is no file 'missing\.py'"),
+        (["--tune=0", "train.py"], r"run: --tune must be alone, or have a number of seconds > 0 as in --tune=60, got '0'"),
+        (["--tune=fast", "train.py"], r"run: --tune must be alone, or have a number of seconds > 0 .* got 'fast'"),
+        (["--tune", "--factor", "2", "train.py"], r"run: --tune finds the options itself: leave out --factor, or leave out"),
+        (["--tun", "train.py"], r"run has no option --tun: did you mean --tune\?"),
     ],
     ids=[
         "unknown",
@@ -268,6 +273,11 @@ def test_an_option_after_the_name_of_a_program_without_a_trainer_is_explained(tm
         "one dash",
         "no value",
         "a switch",
+        "tune alone",
+        "no seconds",
+        "bad seconds",
+        "tune and another",
+        "nearly tune",
     ],
 )
 def test_a_wrong_command_starts_nothing(capsys, command, says):

@@ -8,8 +8,9 @@ from analyses import ANALYSIS
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_echo.analysis.predict import TrainingSetting
-from lightning_echo.analysis.report import report
+from lightning_echo.analysis.analyzer import StallAnalyzer
+from lightning_echo.analysis.predict import Spread, TrainingSetting
+from lightning_echo.analysis.report import in_words, report
 from lightning_echo.analysis.result import ProvedGain, Remedy, StallAnalysis, Verdict, VerdictKind, promising, to_keep
 
 WORKERS, READS, ECHO = TrainingSetting(4), TrainingSetting(4, reads_in_flight=16), TrainingSetting(4, factor=3.0)
@@ -59,6 +60,11 @@ def test_all_remedies_and_those_without_echoing_are_worth_a_proof(remedies, expe
     assert promising(verdict(*remedies)) == expected
 
 
+def test_a_factor_that_seldom_pays_is_not_tried():
+    (tried,) = promising(verdict(("echo", replace(ECHO, factor=15.0))))
+    assert tried == replace(ECHO, factor=8.0)
+
+
 def gain(setting, low, middle, high):
     return ProvedGain(setting, middle, low, high, 4)
 
@@ -87,3 +93,54 @@ def test_the_report_has_the_gains_and_the_lines_to_keep(tmp_path):
     assert "None of them is proved to be faster: keep what you have." in " ".join(report(none).split())
     proved.to_json(tmp_path / "analysis.json")
     assert StallAnalysis.from_json(tmp_path / "analysis.json") == proved
+
+
+@pytest.fixture
+def analyzer(monkeypatch):
+    """An analyzer after an analysis. Each setting takes 10 ms a step, the training as it is 20; a faster storage is refused."""
+
+    def try_setting(training, setting, steps):
+        if setting.storage_speedup > 1:
+            raise ValueError("there is no faster storage")
+        return Spread.exactly(0.02 if setting == TrainingSetting() else 0.01)
+
+    monkeypatch.setattr("lightning_echo.analysis.analyzer.try_setting", try_setting)
+    made = StallAnalyzer(None, say=[].append)
+    made._training = object()
+    return made
+
+
+def said_by(analyzer, monkeypatch):
+    said = []
+    monkeypatch.setattr(analyzer, "_tell", said.append)
+    return said
+
+
+def advising(monkeypatch, *settings):
+    monkeypatch.setattr("lightning_echo.analysis.analyzer.promising", lambda verdict: settings)
+
+
+def test_a_verdict_that_changes_nothing_leaves_nothing_to_prove(analyzer, monkeypatch):
+    said = said_by(analyzer, monkeypatch)
+    advising(monkeypatch)
+    assert analyzer.prove(ANALYSIS) is ANALYSIS
+    assert said == ["nothing to prove: the verdict changes nothing"]
+
+
+def test_advice_that_cannot_be_tried_here_is_left_out_and_the_other_is_proved(analyzer, monkeypatch):
+    said, faster = said_by(analyzer, monkeypatch), TrainingSetting(storage_speedup=2)
+    advising(monkeypatch, faster, WORKERS)
+    (proved,) = analyzer.prove(ANALYSIS, seconds=0.1).proved
+    assert (proved.setting, proved.gain) == (WORKERS, pytest.approx(2))
+    assert proved.blocks >= 4
+    assert [line for line in said if "not tried" in line] == [f"{in_words(faster)}: not tried: there is no faster storage"]
+
+
+def test_if_none_of_the_advice_can_be_tried_nothing_is_proved(analyzer, monkeypatch):
+    advising(monkeypatch, TrainingSetting(storage_speedup=2))
+    assert analyzer.prove(ANALYSIS).proved == ()
+
+
+def test_a_setting_that_was_asked_for_is_refused_if_it_cannot_be_tried(analyzer):
+    with pytest.raises(ValueError, match="there is no faster storage"):
+        analyzer.prove(ANALYSIS, WORKERS, TrainingSetting(storage_speedup=2))
