@@ -50,7 +50,7 @@ def test_the_training_ends_after_the_steps_or_their_seconds(monkeypatch: pytest.
 def test_the_grid_has_each_setting_that_a_pipeline_can_have_once() -> None:
     cells = {pipeline.name: list(tune._grid(pipeline, tune._POINTS)) for pipeline in tune._PIPELINES}
     assert all(len(set(each)) == len(each) for each in cells.values())
-    assert sorted(map(len, cells.values())) == [21] * 6 + [42] * 2  # 3 numbers of workers, 1 + 2 * 3 echoes; two of them twice
+    assert sorted(map(len, cells.values())) == [15] * 6 + [30] * 2  # 3 numbers of workers, 1 + 2 * 2 echoes; two of them twice
     assert all(cell.reads_in_flight == 1 and cell.hold is None for cell in cells["a very slow source"])
     assert TrainingSetting(0) in cells["not starved"]
 
