@@ -69,5 +69,5 @@ def test_all_of_it_runs() -> None:
     for table in tables.values():
         assert {len(row) for row in table.rows} == {len(table.columns)}
     row = dict(zip(tables["tune"].columns, tables["tune"].rows[0], strict=True))
-    assert 30 < row["plain ms"] < 45  # eight reads of 4 ms
-    assert 19 < row["step alone ms"] < 25
+    assert 45 < row["plain ms"] < 90  # eight reads of 6 ms
+    assert 29 < row["step alone ms"] < 60
