@@ -65,7 +65,7 @@ _PIPELINES = (
     _Pipeline("no workers", 0, read=3),
     _Pipeline("few workers", 1, read=6),
     _Pipeline("reads that threads may overlap", 1, read=15, reads_concurrently=True),
-    _Pipeline("costly decoding of few examples", 1, read=1, decode=9, works=True, fits=True),
+    _Pipeline("costly decoding of few examples", 1, read=1, decode=9, fits=True),
     _Pipeline("costly augmentation", 1, read=1, augment=12, works=True),
     _Pipeline("a very slow source", 1, read=18),
     _Pipeline("reading and augmentation", 1, read=7.5, augment=3, works=True),
