@@ -12,8 +12,8 @@ The rules were fixed before the first run:
   fit, no echoing and factors 2 and 4 at `before_augmentation` and `after_augmentation`. (The later points reuse collation,
   too, and `after_read` redoes decoding: that makes no step shorter here.) No cell counts as shorter than a step of the model
   alone.
-* **Within 5%.** The plain training, the proved settings and the two best cells are trained again, in turns, so that a cell is not
-  the best by luck. The setting that is kept may take 1.05 times as long as the better cell.
+* **Within 5%.** The plain training, the proved settings and the two best cells are trained again, in turns after each proof, so
+  that a cell is not the best by luck. The setting that is kept may take 1.05 times as long as the better cell.
 * **Coverage.** The gain of a proved setting in these turns (geometric mean) has to be in its 95% interval, for 90% of all
   intervals. ``noise %`` is its own standard error: intervals that are not wider than that miss it by chance.
 """
@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -80,11 +80,11 @@ class _Effort(NamedTuple):
     proofs: int
     cell: tuple[int, float]
     arm: tuple[int, float]
-    turns: int
+    turns: int  # after each proof
     points: tuple[str, ...]
 
 
-_FULL = _Effort(analysis=20, proof=20, proofs=2, cell=(32, 0.8), arm=(64, 2.5), turns=4, points=_POINTS)
+_FULL = _Effort(analysis=20, proof=20, proofs=2, cell=(32, 0.8), arm=(64, 2.5), turns=2, points=_POINTS)
 _QUICK = _Effort(analysis=6, proof=4, proofs=1, cell=(16, 0.4), arm=(32, 1), turns=2, points=_POINTS[:1])
 _COLUMNS = (
     *("pipeline", "plain ms", "kept", "kept ms", "best of the grid", "best ms", "step alone ms", "cells"),
@@ -105,7 +105,7 @@ def tune(quick: bool) -> list[Table]:
     gains.append(("all", "", "", "", "", "", "", "", "", f"{share:.0%}", verdict(share >= _COVERED)))
     text = (
         f"batch {_BATCH_SIZE}, a step of {_STEP * 1e3:g} ms; proofs of {effort.proof:g} s; kept and best: means of "
-        f"{effort.turns} trainings in turn; required: {_MOST_OF_BEST:g} times the best of the grid, or of the step alone"
+        f"{effort.proofs * effort.turns} trainings in turn; required: {_MOST_OF_BEST:g} times the best cell, or the step alone"
     )
     about = f"{effort.proofs} proofs of each pipeline; required: {_COVERED:.0%} of the 95% intervals have the gain of the turns"
     return [Table("tune", text, _COLUMNS, rows), Table("tune_gains", about, _GAIN_COLUMNS, gains)]
@@ -114,13 +114,14 @@ def tune(quick: bool) -> list[Table]:
 def _tuned(pipeline: _Pipeline, alone: float, effort: _Effort) -> tuple[tuple[Cell, ...], list[tuple[Cell, ...]]]:
     """Returns the row of a pipeline, and those of its gains."""
     plain = TrainingSetting()
-    proofs = _proofs(pipeline, effort)
-    kept = to_keep(proofs[0])
-    setting = plain if kept is None else kept.setting
     cells = {cell: _cell(pipeline, cell, effort) for cell in _grid(pipeline, effort.points)}
     best = sorted(cells, key=lambda cell: cells[cell])[:2]
-    arms = list(dict.fromkeys([plain, setting, *(each.setting for proof in proofs for each in proof), *best]))
-    found = _in_turns(pipeline, arms, effort)
+    proofs, found = list[tuple[ProvedGain, ...]](), dict[TrainingSetting, list[float]]()
+    for proof in _proofs(pipeline, effort):
+        proofs.append(proof)
+        _add_turns(pipeline, [plain, *(each.setting for each in proof), *best], effort, found)
+    kept = to_keep(proofs[0])
+    setting = plain if kept is None else kept.setting
     means = {arm: statistics.fmean(seconds) for arm, seconds in found.items()}
     better = min(best, key=lambda cell: means[cell])
     ratio = means[setting] / max(means[better], alone)
@@ -136,15 +137,15 @@ def _tuned(pipeline: _Pipeline, alone: float, effort: _Effort) -> tuple[tuple[Ce
     return row, gains
 
 
-def _proofs(pipeline: _Pipeline, effort: _Effort) -> list[tuple[ProvedGain, ...]]:
+def _proofs(pipeline: _Pipeline, effort: _Effort) -> Iterator[tuple[ProvedGain, ...]]:
+    """Yields the gains of each proof; none of them where the advice is to change nothing."""
     progress(f"tune, {pipeline.name}: analysis")
     model, loader = SleepingModel(_STEP), _loader(pipeline, pipeline.workers)
     analyzer = StallAnalyzer(model, loader, trainer_kwargs={"accelerator": "cpu"}, say=lambda message: None)
     analysis = analyzer.run(seconds=effort.analysis)
-    if not analysis.verdict.remedies:
-        return [()]
-    progress(f"tune, {pipeline.name}: {effort.proofs} proofs of {in_words(analysis.verdict.setting)}")
-    return [analyzer.prove(analysis, seconds=effort.proof).proved for _ in range(effort.proofs)]
+    for number in range(effort.proofs):
+        progress(f"tune, {pipeline.name}: proof {number + 1} of {in_words(analysis.verdict.setting)}")
+        yield analyzer.prove(analysis, seconds=effort.proof).proved if analysis.verdict.remedies else ()
 
 
 def _gain(pipeline: _Pipeline, number: int, proved: ProvedGain, plain: list[float], tried: list[float]) -> tuple[Cell, ...]:
@@ -178,14 +179,15 @@ def _cell(pipeline: _Pipeline, cell: TrainingSetting, effort: _Effort) -> float:
     return _seconds_per_step(pipeline, cell, *effort.cell)
 
 
-def _in_turns(pipeline: _Pipeline, arms: list[TrainingSetting], effort: _Effort) -> dict[TrainingSetting, list[float]]:
-    """Returns the seconds per step of each arm in each turn. Every other turn is backwards."""
-    found: dict[TrainingSetting, list[float]] = {arm: [] for arm in arms}
+def _add_turns(
+    pipeline: _Pipeline, arms: Sequence[TrainingSetting], effort: _Effort, found: dict[TrainingSetting, list[float]]
+) -> None:
+    """Adds the seconds per step of each arm in each turn. Every other turn is backwards."""
+    different = list(dict.fromkeys(arms))
     for turn in range(effort.turns):
         progress(f"tune, {pipeline.name}: turn {turn + 1} of {effort.turns}")
-        for arm in arms if turn % 2 == 0 else reversed(arms):
-            found[arm].append(_seconds_per_step(pipeline, arm, *effort.arm))
-    return found
+        for arm in different if turn % 2 == 0 else reversed(different):
+            found.setdefault(arm, []).append(_seconds_per_step(pipeline, arm, *effort.arm))
 
 
 # ---------------------------------------------------------------------- training
