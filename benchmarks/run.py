@@ -44,6 +44,7 @@ from sharing_workers import sharing_workers
 from speedup import speedup
 from stalls import stalls, stalls_reads
 from target_idle import target_idle, target_idle_out_of_reach
+from tune import tune
 from watching import watching
 
 _RUNS = (
@@ -64,6 +65,7 @@ _RUNS = (
     claims,
     stalls,
     stalls_reads,
+    tune,
     cache,
     sharing,
     sharing_costs,

@@ -225,7 +225,7 @@ def try_setting(training: ShortTraining, setting: TrainingSetting, steps: int) -
     if setting.hold is not None:
         clock = _clock_cached(training, setting, workers, steps)
     elif setting.factor > 1 or setting.reads_in_flight > 1:
-        echoed = _to_echo(training, workers, reads=setting.reads_in_flight, **_changes(setting))
+        echoed = _to_echo(training, workers, **_changes(setting))
         clock = training.clock_echoed(echoed, steps, **_options(setting))
     else:
         clock = training.clock(_plain(training, setting, workers), steps)
@@ -290,7 +290,7 @@ def _clock_cached(training: ShortTraining, setting: TrainingSetting, workers: in
     # After these steps, examples would be read a second time.
     most = max(2, int(len(real) * setting.factor) - WARM_UP_STEPS)
     skipped = math.ceil(len(first) * setting.factor)
-    echoed = _to_echo(training, workers, first, setting.reads_in_flight, **_changes(setting))
+    echoed = _to_echo(training, workers, first, **_changes(setting))
     return training.clock_echoed(echoed, min(steps, most), skipped, **options)
 
 
@@ -311,13 +311,12 @@ class _InitOfWhole:
         self.users(worker)
 
 
-def _to_echo(
-    training: ShortTraining, workers: int, first: Sequence[list[Any]] = (), reads: int = 1, **changes: Any
-) -> DataLoader[Any]:
+def _to_echo(training: ShortTraining, workers: int, first: Sequence[list[Any]] = (), **changes: Any) -> DataLoader[Any]:
     """Returns a loader for the ``first`` batches, and then those of the real run, repeated for a long epoch.
 
-    ``changes`` are options in place of the user's. With several ``reads`` in flight its order can be looked at ahead of time if
-    that of the training can be.
+    ``changes`` are options in place of the user's. If an `EchoLoader` takes the training's batches ahead, in a thread, it does so
+    here: the order is that of a ``Subset``. A list of indices as a sampler would be the user's own code, and each step would pay
+    for the hand-over of its batch.
     """
     loader, real = training.loader, training.phases.real
     if isinstance(real, Batches):
@@ -327,24 +326,16 @@ def _to_echo(
             loader = DataLoader(loader.dataset, batch_sampler=indices, **options)
         else:
             order = [index for batch in indices for index in batch]
-            if reads > 1 and training.phases.takes_ahead:
+            if training.phases.takes_ahead:
                 if loader.worker_init_fn is not None:
                     options["worker_init_fn"] = _InitOfWhole(loader.worker_init_fn)
                 return DataLoader(Subset(loader.dataset, order), loader.batch_size, **options)
-            sampler: Any = _Again(order) if training.phases.takes_ahead else order
-            loader = DataLoader(loader.dataset, loader.batch_size, sampler=sampler, **options)
+            loader = DataLoader(loader.dataset, loader.batch_size, sampler=order, **options)
     elif workers != loader.num_workers or changes:
         raise ValueError(
             "workers and pin_memory of a stream cannot be tried, only predicted: change the loader and analyze again"
         )
     return loader
-
-
-class _Again(list[Any]):
-    """Indices that are the same in every pass. For an `EchoLoader`, ``set_epoch`` is a sign of such an order."""
-
-    def set_epoch(self, epoch: int) -> None:
-        """Does nothing: the order is the same in every epoch."""
 
 
 # ---------------------------------------------------------------------- analyzer
@@ -652,7 +643,7 @@ def _time_ahead(training: ShortTraining, reads: int) -> float | None:
     """Returns the seconds of a batch of the loader alone, with so many reads in flight; None if that cannot be tried."""
     workers = training.loader.num_workers
     try:
-        loader = _to_echo(training, workers, reads=reads)
+        loader = _to_echo(training, workers)
         echoed = EchoLoader(loader, 1.0, num_replicas=1, rank=0, reads_in_flight=reads)
     except ValueError:  # a trial of such a setting gives the reason
         return None

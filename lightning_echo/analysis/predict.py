@@ -388,9 +388,8 @@ def _queue_of(stages: MeasuredStages, setting: TrainingSetting) -> tuple[int, in
 # * ``cpu(e)`` is the processor time of a batch, the step included. If all processors are busy, more workers change nothing.
 # * While the training runs, workers may take longer than alone (`MeasuredStages.contention`). Workers that share a storage or
 #   processors take longer the more of them there are (`read_sharing`, `prepare_sharing`). Both are in h.
-# * With echoing or reads in flight, T contains no hand-over if an `EchoLoader` takes batches from the workers in a thread of its
-#   own. Otherwise, an echoed batch needs no hand-over. With a cache alone, the thread must take one batch for each step. In
-#   trials, a step then took longer by about one hand-over.
+# * With echoing, reads in flight or a cache of ours, T contains no hand-over if an `EchoLoader` takes batches from the workers in
+#   a thread of its own. Otherwise, an echoed batch needs no hand-over.
 # * At ``after_transfer``, an echo needs no copy either.
 # * A thread pins the batches while the step runs. Without workers, the training does it. Echoes of whole batches are pinned
 #   already.
@@ -682,7 +681,7 @@ def costs_of(stages: MeasuredStages, setting: TrainingSetting, figure: str = "me
     copies = 1 / setting.factor if "transfer" in point.properties.reused else 1.0  # per step
     copy = stages.pinning.copy if setting.pin_memory and stages.pinning is not None else stages.copy
     device = getattr(stages.step, figure) / setting.step_speedup + copies * getattr(copy, figure)
-    is_hidden = stages.takes_ahead and (setting.factor > 1 or setting.reads_in_flight > 1)
+    is_hidden = stages.takes_ahead and (setting.factor > 1 or setting.reads_in_flight > 1 or setting.hold is not None)
     if workers and not setting.has_reader and not is_hidden:
         hand_overs = 1 / setting.factor if point.by_batches else 1.0  # per step
         device += hand_overs * getattr(stages.hand_over, figure)

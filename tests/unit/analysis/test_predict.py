@@ -35,7 +35,7 @@ RAW, LOADED = ({"cached_fraction": 0.5, "hold": hold} for hold in ("raw", "loade
         (TrainingSetting(storage_speedup=2, cached_fraction=0.5), 40),  # of 1 and 5 ms in turn: (8 * 9 + 8) / 2
         (TrainingSetting(**RAW), 48),  # reads of 5 ms, all decoded: (8 * (5 + 4 + 2) + 8) / 2
         (TrainingSetting(**LOADED), 40),  # half are read and decoded: (8 * (5 + 2 + 2) + 8) / 2
-        (TrainingSetting(cached_fraction=1.0, hold="loaded"), 22),  # 12 of the host; step, copy and hand-over are longer
+        (TrainingSetting(cached_fraction=1.0, hold="loaded"), 21),  # 12 of the host; step and copy are longer
         (TrainingSetting(None, 2, "before_augmentation", **RAW), 30),  # (8 * (9 / 2 + 2) + 8) / 2
         (TrainingSetting(None, 2, "before_augmentation", **LOADED), 26),  # (8 * (7 / 2 + 2) + 8) / 2
         (TrainingSetting(factor=2, cached_fraction=0.25, hold="loaded"), 27),  # (8 * (14 * 0.75 + 2) + 8) / 2 / 2
