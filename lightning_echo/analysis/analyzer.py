@@ -372,6 +372,7 @@ class StallAnalyzer:
         reads_in_flight: Whether threads may run the data set's own code to read ahead, as for `EchoLoader`. ``"auto"``: only if
             nothing of it runs in them, or if the data set says that it may (``reads_concurrently = True``). A number: they may.
             1: reading ahead is neither measured nor advised.
+        verify: Whether `run` also proves what is recommended (`prove`), for about as long as the analysis takes.
 
     Example:
         >>> from lightning.pytorch.demos.boring_classes import BoringModel, RandomDataset
@@ -389,7 +390,11 @@ class StallAnalyzer:
         trainer_kwargs: Mapping[str, Any] | None = None,
         say: Callable[[str], None] | None = None,
         reads_in_flight: int | str = AUTO_IN_FLIGHT,
+        verify: bool = False,
     ) -> None:
+        if not isinstance(verify, bool):
+            raise TypeError(f"verify must be True or False, got {verify!r}")
+        self._verify = verify
         self._reads_in_flight = check_reads_in_flight(reads_in_flight) or AUTO_IN_FLIGHT
         self._model, self._data = model, datamodule
         self._trainer_kwargs = dict(trainer_kwargs or {})
@@ -411,7 +416,8 @@ class StallAnalyzer:
                 they take.
 
         Returns:
-            The measurements. With several ranks, the analysis of the slowest rank.
+            The measurements. With several ranks, the analysis of the slowest rank. With ``verify``, also the gains that were
+            proved.
 
         Raises:
             MisconfigurationException: There is no training loader, or it is not a ``DataLoader``.
@@ -438,7 +444,8 @@ class StallAnalyzer:
                 steps = number.within(min(gathered(len(batches))))
                 phases = measure_loader(loader, batches, steps, share, say, self._reads_in_flight, look)
             self._steps, self._training = steps, ShortTraining(model, data, loader, phases, self._trainer_kwargs, share)
-            return StallAnalysis.of_ranks(gathered(self._train(self._training, steps)))
+            analysis = StallAnalysis.of_ranks(gathered(self._train(self._training, steps)))
+        return self.prove(analysis, seconds=seconds) if self._verify else analysis
 
     def _train(self, training: ShortTraining, steps: int) -> StallAnalysis:
         phases, loader, workers = training.phases, training.loader, max(training.loader.num_workers, 1)

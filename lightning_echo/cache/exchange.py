@@ -463,10 +463,7 @@ def reason_against(parts: Sequence[Part], identities: Sequence[Identity], differ
         )
     for rank, identity in enumerate(identities):
         if identity.samples is None:
-            return (
-                "the data sets of the ranks cannot be compared, since a worker_init_fn may change them: leave it out, or leave "
-                "partitioned out"
-            )
+            return f"the data sets of the ranks cannot be compared, since on rank {rank} {identity.why_no_samples}"
         if not identity.is_like(identities[0]):
             return (
                 f"rank {rank} has another data set than rank 0 ({identity.kind} of {identity.keys:,} examples, and "

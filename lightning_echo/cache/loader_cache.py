@@ -6,7 +6,6 @@ import operator
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -64,6 +63,7 @@ from lightning_echo.split.staged import StagedDataset, Stages, sample_places, un
 _MOST_SEARCHED = 100_000  # keys: so many are searched for examples that are held
 _WEIGHED = 8  # examples that were read before the start to estimate how much room one takes
 _FAR_MORE = 1.5  # times the estimate, from which on it is reported
+_MAY_CHANGE = "a worker_init_fn may change them: leave it out, or leave partitioned out"
 _NOT_PARTITIONED = "cache.partitioned=True changes nothing here, since {}: each node has a cache of its own"
 
 
@@ -289,17 +289,21 @@ class LoaderCache:
 
     def _identity(self, keys: int) -> tuple[Identity, str]:
         """Returns what identifies this rank's data set, and how it differs from that of rank 0. All ranks call it together."""
-        hold, samples = list(self._holds.values())[-1], None
+        hold, samples, why_none = list(self._holds.values())[-1], None, _MAY_CHANGE
         made_from = self._made_from(hold).fingerprint()
         if len(set(gathered(made_from.digest()))) > 1:  # perhaps only by what reading itself changes on each rank
             made_from = made_from.without(set().union(*gathered(self._changes.own | self._own_of_reading(hold))))
         if not self._differs_in_workers:
             indices = self._indices
             read = self._read(hold, [indices[place] for place in sample_places(len(indices))])
-            if not isinstance(read, NotRead):
-                with suppress(Exception):  # whatever pickle raises for a class of the user's
-                    samples = digest_of(read)
-        identity = Identity(type(self._dataset).__qualname__, keys, samples, made_from.digest())
+            if isinstance(read, NotRead):
+                why_none = f"its examples could not be read: {read.reason}"
+            else:
+                try:
+                    samples, why_none = digest_of(read), ""
+                except Exception as error:  # whatever pickle raises for a class of the user's
+                    why_none = f"its examples cannot be written down: {error}"
+        identity = Identity(type(self._dataset).__qualname__, keys, samples, made_from.digest(), why_none)
         return identity, difference_from_rank_0(made_from)
 
     def _difference(self, before: NodeCache, keys: int) -> str:

@@ -212,6 +212,7 @@ class Identity(NamedTuple):
     keys: int  # number of its examples, see `Keys`
     samples: bytes | None  # digest of some examples. None if this process can read none: then it is like no other data set
     made_from: str = ""  # digest of the fingerprint of all that decides what its examples are
+    why_no_samples: str = ""  # if there are none
 
     def is_like(self, other: Identity) -> bool:
         """Returns whether both are the same data set, as far as can be seen."""

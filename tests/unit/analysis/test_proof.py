@@ -144,3 +144,8 @@ def test_if_none_of_the_advice_can_be_tried_nothing_is_proved(analyzer, monkeypa
 def test_a_setting_that_was_asked_for_is_refused_if_it_cannot_be_tried(analyzer):
     with pytest.raises(ValueError, match="there is no faster storage"):
         analyzer.prove(ANALYSIS, WORKERS, TrainingSetting(storage_speedup=2))
+
+
+def test_verify_is_yes_or_no():
+    with pytest.raises(TypeError, match="verify must be True or False, got 'yes'"):
+        StallAnalyzer(None, verify="yes")

@@ -7,6 +7,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from lightning_echo.cache import arena, node_cache
+from lightning_echo.cache.exchange import Part, reason_against
 from lightning_echo.cache.kept import CacheConfig, read_cache_config
 from lightning_echo.cache.node_cache import Identity, NodeCache, Place, nodes_of, place_of_process
 
@@ -181,3 +182,14 @@ def test_the_forms_in_which_it_may_be_given(given, expected):
 def test_unknown_options_and_no_size(given, said):
     with pytest.raises(ValueError, match=said):
         read_cache_config(given)
+
+
+def test_nodes_whose_examples_could_not_be_read_are_not_joined_and_it_says_why():
+    parts = [Part(2, share, 1, 4, 2) for share in (0, 1)]
+    read, unread = (
+        Identity("Images", 10, b"same"),
+        Identity("Images", 10, None, why_no_samples="its examples could not be read"),
+    )
+    assert reason_against(parts, [read, read], ["", ""]) == ""
+    expected = "the data sets of the ranks cannot be compared, since on rank 1 its examples could not be read"
+    assert reason_against(parts, [read, unread], ["", ""]) == expected
