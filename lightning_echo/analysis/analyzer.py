@@ -199,8 +199,11 @@ class ShortTraining:
         return clock
 
 
-def try_setting(training: ShortTraining, setting: TrainingSetting, steps: int) -> Spread:
-    """Trains with a setting, and returns the seconds of at most ``steps`` steps; raises a ValueError if that is impossible."""
+def try_setting(training: ShortTraining, setting: TrainingSetting, steps: int, *, as_mean: bool = False) -> Spread:
+    """Trains with a setting, and returns the seconds of at most ``steps`` steps; raises a ValueError if that is impossible.
+
+    ``as_mean``: the steps count as one block, whose mean has rare long ones, too.
+    """
     for name in ("storage_speedup", "step_speedup"):
         if getattr(setting, name) != 1:
             raise ValueError(f"{name}={getattr(setting, name):g} cannot be tried on this machine, only predicted")
@@ -231,6 +234,8 @@ def try_setting(training: ShortTraining, setting: TrainingSetting, steps: int) -
         clock = training.clock(_plain(training, setting, workers), steps)
     # This is how often, in steps, the training waits for a fresh batch.
     period = max(workers, 1) * math.ceil(setting.factor)
+    if as_mean:
+        return Spread.of(clock.seconds, max(1, len(clock.seconds) // period) * period)
     return _spread_of(training.phases, clock, period)
 
 
@@ -609,7 +614,7 @@ class StallAnalyzer:
         training, steps = self._training, min(self._steps, _STEPS_OF_BLOCK)
         assert training is not None
         with process_state_restored():
-            measured = try_setting(training, setting, steps)
+            measured = try_setting(training, setting, steps, as_mean=True)
         return max(gathered(measured), key=lambda each: each.median)
 
     @staticmethod

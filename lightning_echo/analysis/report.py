@@ -449,7 +449,10 @@ def _proved(analysis: StallAnalysis) -> Table:
     if kept is not None:
         what, lines = in_words(kept.setting), "; ".join(kept.setting.lines)
         keep = f"Keep {what}{f': {lines}' if lines not in ('', what) else ''}."
-    remarks = (keep, "Blocks took turns with the training as it is. The interval has the gain with a probability of 95%.")
+    remarks = (
+        keep,
+        "Blocks took turns with the training as it is. If they do so again, the interval has the gain with a probability of 95%.",
+    )
     return Table(
         "Proved: steps per second, relative to the training as it is", ("", "gain", "interval", "blocks"), tuple(rows), remarks
     )

@@ -525,7 +525,8 @@ def _nothing_cheaper(stages: MeasuredStages, setting: TrainingSetting) -> str:
 
 # ---------------------------------------------------------------------- proof
 # A prediction is proved by training: the setting and the training as it is take turns, block by block. A machine that gets slower
-# is then slower for both. What counts is the ratio of two neighbouring blocks.
+# is then slower for both. What counts is the ratio of two neighbouring blocks. The interval is that of a prediction: 95% of such
+# comparisons have a gain in it if they are made again, with as many blocks. That of a mean alone would be 1.4 times as narrow.
 
 _QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
 """The 97.5% quantiles of Student's t with 1, 2, 3 ... degrees of freedom."""
@@ -540,13 +541,14 @@ class ProvedGain:
     Attributes:
         setting: The setting that was tried.
         gain: Steps per second with it, divided by those of the training as it is: the geometric mean over pairs of blocks.
-        low: Lower end of the 95% interval of the gain; `high`: its upper end.
+        low: Lower end of the interval that has the gain of the same comparison, made again, with a probability of 95%; `high`:
+            its upper end.
         blocks: Number of pairs.
 
     Example:
         >>> proved = ProvedGain.of(TrainingSetting(workers=4), present=[0.2, 0.22, 0.18], tried=[0.1, 0.1, 0.1])
         >>> round(proved.gain, 2), round(proved.low, 2), round(proved.high, 2)
-        (1.99, 1.55, 2.56)
+        (1.99, 1.4, 2.84)
     """
 
     setting: TrainingSetting
@@ -566,7 +568,7 @@ class ProvedGain:
         """
         ratios = [math.log(before / after) for before, after in zip(present, tried, strict=True)]
         mean, count = statistics.fmean(ratios), len(ratios)
-        around = _QUANTILES[min(count, MOST_BLOCKS) - 2] * statistics.stdev(ratios) / math.sqrt(count)
+        around = _QUANTILES[min(count, MOST_BLOCKS) - 2] * statistics.stdev(ratios) * math.sqrt(2 / count)
         return cls(setting, math.exp(mean), math.exp(mean - around), math.exp(mean + around), count)
 
 

@@ -170,6 +170,7 @@ def test_of_rare_long_batches_the_step_is_the_mean_of_all():
     assert try_setting(training, TrainingSetting(), 10).median == pytest.approx(0.03)
     training.phases.batch_seconds = ()
     assert try_setting(training, TrainingSetting(), 10).median == pytest.approx(0.01)
+    assert try_setting(training, TrainingSetting(), 10, as_mean=True).median == pytest.approx(0.03), "for a proof"
 
 
 def as_a_whole():
