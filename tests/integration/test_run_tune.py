@@ -26,7 +26,7 @@ def facts(folder):
     return json.loads((folder / "facts.json").read_text())
 
 
-@pytest.mark.parametrize("what", ["passed", "asked", "module"])
+@pytest.mark.parametrize("what", ["passed", "asked", "module", "passed, validates"])
 def test_the_training_uses_what_is_proved_to_be_faster_wherever_its_loader_comes_from(tmp_path, what):
     """A batch takes a worker 16 ms, a step about 1. More than one worker and echoes both make it faster."""
     done = tuned(tmp_path, what)
