@@ -297,10 +297,6 @@ class RunCallback(pl.Callback):
                 f"summary of its own{tried}"
             )
 
-    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if self._trial is not None:
-            self._trial.has_fit_started = True
-
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
         is_first = next(each for each in callbacks if isinstance(each, RunCallback)) is self
@@ -347,7 +343,6 @@ class Trial:
     def __init__(self, options: EchoOptions, seconds: float, measuring: EchoCallback) -> None:
         self._options, self._seconds, self._measuring = options, seconds, measuring
         self._hooks = BoundHooks()
-        self.has_fit_started = False
         self.kept: TrainingSetting | None = None
 
     def begin(self, trainer: Any, pl_module: pl.LightningModule) -> None:
@@ -382,8 +377,6 @@ class Trial:
             _BROUGHT.add(echoing)
             trainer.callbacks[trainer.callbacks.index(self._measuring)] = echoing
             echoing.setup(trainer, pl_module, "fit")
-            if self.has_fit_started:
-                echoing.on_fit_start(trainer, pl_module)
         return trainer.strategy.process_dataloader(loader)
 
     def _find(self, trainer: Any, pl_module: pl.LightningModule, loader: Any) -> TrainingSetting | None:

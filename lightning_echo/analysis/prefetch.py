@@ -78,7 +78,7 @@ def _simulated(series: Sequence[float], workers: int, queued: int, step_seconds:
     """Returns the mean seconds from step to step, after the queue has been filled."""
     filled = len(series) * math.ceil(queued / len(series))
     taken: list[float] = []
-    done, ready = [0.0] * workers, 0.0  # when each worker, and when the training, can go on
+    done, ready = [0.0] * workers, 0.0  # when each worker, and when the training, can continue
     turns = workers * math.ceil(_LEAST_TURNS / workers)  # each worker gets each batch equally often
     for number in range(filled + len(series) * turns + 1):
         worker = number % workers

@@ -14,10 +14,11 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from run_command_program import trainer
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-LENGTH, BATCH, EPOCHS, READ_SECONDS = 160, 4, 2, 0.004
+LENGTH, BATCH, READ_SECONDS = 160, 4, 0.004
 
 
 class Sleeping(Dataset[Tensor], Sized):
@@ -78,24 +79,11 @@ class Transferring(Data):
         return batch
 
 
-def trainer(folder: str, **options: Any) -> pl.Trainer:
-    return pl.Trainer(
-        accelerator="cpu",
-        max_epochs=EPOCHS,
-        logger=pl.loggers.CSVLogger(folder, name="", version=""),
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        enable_checkpointing=False,
-        default_root_dir=folder,
-        **{"devices": 1, **options},
-    )
-
-
 def main(folder: str, what: str) -> None:
     pl.seed_everything(7, verbose=False)
     seconds = 0.0 if "fast" in what else READ_SECONDS
     loader = DataLoader(Sleeping(seconds), BATCH, shuffle=True, num_workers=0 if "fast" in what else 1)
-    run = trainer(folder, **({"strategy": "ddp"} if "ddp" in what else {}))
+    run = trainer(folder, devices=1, **({"strategy": "ddp"} if "ddp" in what else {}))
     model, given = (Asked(loader), None) if "asked" in what else (Model(), loader)
     if "module" in what:
         run.fit(model, datamodule=Transferring(loader) if "transfer" in what else Data(loader))
@@ -110,7 +98,7 @@ def main(folder: str, what: str) -> None:
     if "saves" in what:
         run.save_checkpoint(f"{folder}/saved.ckpt")
     if "twice" in what:
-        trainer(f"{folder}/second").fit(Model(), loader)
+        trainer(f"{folder}/second", devices=1).fit(Model(), loader)
     if "analyzes" in what:
         from lightning_echo import StallAnalyzer
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -41,9 +40,7 @@ def test_all_of_it_runs_in_miniature(tmp_path: Path) -> None:
     measured = [row for row in read_rows(out, "feed") if row["how"] == "measured" and row["arm"] != "loader alone"]
     assert [float(row["images per second"]) > 0 for row in measured] == [True] * 9
     shared = {row["how"]: row for row in read_rows(out, "sharing")}
-    said = {how: row["said"] for how, row in shared.items()}
-    assert re.fullmatch(r"(hung after \d+ images)?", said.pop(TENSORSOCKET)), "on a busy machine it may hang by itself"
-    assert said == dict.fromkeys((SHARED, ALONE), "")
+    assert {how: row["said"] for how, row in shared.items()} == dict.fromkeys((SHARED, TENSORSOCKET, ALONE), "")
     assert (shared[SHARED]["lost"], shared[SHARED]["twice"]) == ("0", "0")
     assert int(shared[SHARED]["passes"]) >= 2
     assert {row["arm"] for row in read_rows(out, "accuracy")} == {

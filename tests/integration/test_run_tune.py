@@ -4,7 +4,8 @@ import json
 
 import pytest
 import run_tune_program as program
-from run_tune_program import BATCH, EPOCHS, LENGTH
+from run_command_program import EPOCHS
+from run_tune_program import BATCH, LENGTH
 from test_run_command import counts, ran, summary
 
 from lightning_echo import StallAnalysis

@@ -127,7 +127,7 @@ def test_reads_in_flight_that_are_not_possible_are_refused():
 
 
 def of_clock(workers, prefetch_factor, step, series=RARE_MILLISECONDS):
-    """Milliseconds from step to step, after a while, by a clock that goes on by one."""
+    """Milliseconds from step to step, after a while, by a clock that counts them one by one."""
     taken = ticked(series, workers, prefetch_factor, step, 1000)
     return (taken[-1] - taken[339]) / 660  # twenty times the series
 

@@ -1,4 +1,4 @@
-"""The simulation of a loader's queue, against one that goes on millisecond by millisecond; and the memory of a queue."""
+"""The simulation of a loader's queue, against one that counts milliseconds; and the memory of a queue."""
 
 import statistics
 from itertools import pairwise

@@ -123,7 +123,7 @@ CASES = {
         *(uneven(1.05, cores=16, free_bytes=PLENTY), 26, "prefetching", 1, {"prefetch_factor": 8}),
         "Set prefetch_factor to 8: ",
     ),
-    # 57.3 ms on average, 19.1 with three. By a clock that goes on by one, 8 each leave 30.6 ms, and 16 leave 20.
+    # 57.3 ms on average, 19.1 with three. By a clock that counts milliseconds, 8 each leave 30.6 ms, and 16 leave 20.
     "prefetching with the workers that help": (
         *(uneven(3, cores=16, free_bytes=PLENTY), 40, "prefetching", 1, {"workers": 3, "prefetch_factor": 16}),
         "Set num_workers to 3 and set prefetch_factor to 16: ",

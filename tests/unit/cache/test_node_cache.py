@@ -2,6 +2,7 @@
 
 import math
 import os
+from types import SimpleNamespace
 
 import pytest
 from omegaconf import OmegaConf
@@ -9,7 +10,9 @@ from omegaconf import OmegaConf
 from lightning_echo.cache import arena, node_cache
 from lightning_echo.cache.exchange import Part, reason_against
 from lightning_echo.cache.kept import CacheConfig, read_cache_config
+from lightning_echo.cache.loader_cache import LoaderCache
 from lightning_echo.cache.node_cache import Identity, NodeCache, Place, nodes_of, place_of_process
+from lightning_echo.data.elsewhere import NotRead
 
 MIB = 2**20
 
@@ -193,3 +196,19 @@ def test_nodes_whose_examples_could_not_be_read_are_not_joined_and_it_says_why()
     assert reason_against(parts, [read, read], ["", ""]) == ""
     expected = "the data sets of the ranks cannot be compared, since on rank 1 its examples could not be read"
     assert reason_against(parts, [read, unread], ["", ""]) == expected
+
+
+def test_what_kept_examples_from_being_read_is_known_of_a_data_set():
+    made_from = SimpleNamespace(fingerprint=lambda: SimpleNamespace(digest=lambda: "made"))
+    cache = SimpleNamespace(
+        _holds={"loaded": None},
+        _made_from=lambda hold: made_from,
+        _differs_in_workers=False,
+        _indices=range(4),
+        _read=lambda hold, indices: NotRead("its process has died"),
+        _dataset=[],
+    )
+    identity, _ = LoaderCache._identity(cache, 4)
+    assert (identity.samples, identity.why_no_samples) == (None, "its examples could not be read: its process has died")
+    cache._differs_in_workers = True
+    assert "a worker_init_fn may change them" in LoaderCache._identity(cache, 4)[0].why_no_samples
