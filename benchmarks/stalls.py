@@ -19,7 +19,8 @@ from torch.utils.data import DataLoader
 from trainer import SleepingModel
 
 from lightning_echo import StagedDataset, StallAnalyzer
-from lightning_echo.analysis.predict import Prediction, Spread, TrainingSetting
+from lightning_echo.analysis.measured import Spread
+from lightning_echo.analysis.predict import Prediction, TrainingSetting
 from lightning_echo.analysis.report import in_words
 from lightning_echo.analysis.sources import StepClock, fit
 

@@ -38,16 +38,9 @@ from lightning_echo.config import CacheOptions, EchoConfig, ShareOptions, check_
 from lightning_echo.data.objects import names_options
 from lightning_echo.datamodule import DecidesFactor, EchoDataModule
 from lightning_echo.insertion import InsertionPoint
+from lightning_echo.measure.advice import advise, advise_on_demand
 from lightning_echo.measure.control import Controller, Decision, Moment, Observation
-from lightning_echo.measure.summary import (
-    EpochReport,
-    FactorUse,
-    RunSummary,
-    RunVerdict,
-    advise,
-    advise_on_demand,
-    summarize,
-)
+from lightning_echo.measure.summary import EpochReport, FactorUse, RunSummary, RunVerdict, summarize
 from lightning_echo.measure.target_idle import TargetIdle
 from lightning_echo.pipeline.journal import Replay
 from lightning_echo.schema import entry, inside, record, rows, state_of

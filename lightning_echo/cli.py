@@ -20,7 +20,8 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from torch.utils.data import DataLoader
 
-from lightning_echo.analysis.analyzer import Analyzes, StallAnalyzer, analyzing, output_directory, write_new
+from lightning_echo.analysis.analyzer import StallAnalyzer
+from lightning_echo.analysis.command import Analyzes, analyzing, output_directory, write_new
 from lightning_echo.analysis.predict import TrainingSetting
 from lightning_echo.analysis.report import in_words
 from lightning_echo.analysis.result import to_keep

@@ -144,7 +144,7 @@ LEVELS = (
     *("log", "insertion", "plan", "schema", "data", "split", "cache", "pipeline", "share", "measure", "config", "loader"),
     *("training", "datamodule", "analysis", "doctor", "attachment", "callback", "cli", "pytorch_lightning", "run", "__main__"),
 )
-MOST_FILES = 121  # 101; reads in flight: 3; on demand: rule, pipelines, ranks, journal; shared: demand, cache, parts, cluster: 3
+MOST_FILES = 127  # 121; then stories that shared a file got their own: advice, waits, and four of the analysis
 METHOD = LEVELS[: LEVELS.index("loader") + 1]  # data echoing itself
 FOREIGN = {
     *("lightning", "pytorch_lightning", "lightning_fabric", "torchvision", "torchmetrics", "jsonargparse", "omegaconf", "ray"),
@@ -249,7 +249,7 @@ def a_level_imports_only_what_it_may() -> Iterator[str]:
             yield from (f"{path} imports {name}" for name in roots_of(path) - allowed - extra)
     for level, levels, exempt in (
         ("measure", {"insertion", "schema", "measure"}, set()),
-        ("analysis", {*METHOD, "analysis", "measure"}, {"analyzer", "sources"}),  # they train
+        ("analysis", {*METHOD, "analysis", "measure"}, {"analyzer", "command", "sources", "trials"}),  # they train
     ):
         for path in (path for path in files_of(level) if path.stem not in exempt):
             found = {name for name in imported_by(tree_of(path)) if level_of(name) not in {*levels, None}}

@@ -1,45 +1,38 @@
-"""`StallAnalyzer`: measures one training, phase by phase, and leaves it as it was; and the command ``analyze``."""
+"""`StallAnalyzer`: measures one training, phase by phase, and leaves it as it was; and proves what it advises."""
 
 from __future__ import annotations
 
 import copy
-import json
 import math
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from itertools import count, islice
-from pathlib import Path
-from textwrap import wrap
-from typing import Any, TypeVar, cast
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from itertools import islice
+from typing import Any
 
 import lightning.pytorch as pl
-from lightning.pytorch.utilities import rank_zero_only
-from torch.utils.data import DataLoader, Subset, get_worker_info
+from torch.utils.data import DataLoader
 
-from lightning_echo.analysis.parts import Batches, FirstBatches, drop_pages, fewest_batches, options_of, second_half
+from lightning_echo.analysis.measured import MeasuredStages, Spread
+from lightning_echo.analysis.parts import drop_pages, fewest_batches
 from lightning_echo.analysis.phases import (
     CHUNKS,
     READ_AHEAD,
-    LoaderPhases,
     StepNumber,
     gathered,
     measure_loader,
     measure_stream,
     process_state_restored,
 )
-from lightning_echo.analysis.predict import MeasuredStages, Spread, TrainingSetting, ahead_contention, contention
-from lightning_echo.analysis.prefetch import FEWEST_BATCHES, free_shared_bytes, period_of
-from lightning_echo.analysis.report import in_words, report, save_page, save_png
+from lightning_echo.analysis.predict import TrainingSetting, ahead_contention, contention
+from lightning_echo.analysis.prefetch import free_shared_bytes
+from lightning_echo.analysis.report import in_words
 from lightning_echo.analysis.result import MOST_BLOCKS, CheckedSetting, ProvedGain, StallAnalysis, promising
 from lightning_echo.analysis.sources import (
-    WARM_UP_STEPS,
     PreparedLoader,
     RepeatedBatch,
-    StepClock,
     TrainingData,
     Transfers,
     fit,
@@ -48,6 +41,7 @@ from lightning_echo.analysis.sources import (
     transfers_noted,
     transfers_skipped,
 )
+from lightning_echo.analysis.trials import ShortTraining, spread_of, to_echo, try_setting
 from lightning_echo.config import check_reads_in_flight
 from lightning_echo.data.copies import nbytes
 from lightning_echo.data.machine import CoreWatch, Load, free_memory_bytes, load_of, usable_cores
@@ -97,250 +91,6 @@ class Progress:
         each = (now - self._begins[1]) / ended if ended > 0 else self._share
         left = f", about {self._to_come * each:.0f} s left" if self._to_come else ""
         self._tell(f"{what} ({now - self._begun:.0f} s{left})")
-
-
-# ---------------------------------------------------------------------- outputs
-# The files that ``analyze`` writes. A name that the user gives is checked before the analysis begins: no measurement is lost.
-# Without a name, the analysis itself goes into the Trainer's log directory.
-
-
-def check_new(**paths: str | None) -> None:
-    """Raises a ValueError for names of files that exist already, and for equal names. None: no file is asked for."""
-    seen: dict[Path, str] = {}
-    for name, path in paths.items():
-        if path is None:
-            continue
-        if Path(path).exists():
-            raise ValueError(f"{name} must be a new file, got {path!r}, which exists: give another name, or remove it first")
-        first = seen.setdefault(Path(path).absolute(), name)
-        if first != name:
-            raise ValueError(f"{first} and {name} must be different files, got {path!r} for both")
-
-
-def free_path(directory: Path, name: str) -> Path:
-    """Returns the path of a new file in the directory: ``analysis.json``, else ``analysis_1.json`` and so on."""
-    wanted = directory / name
-    numbered = (wanted.with_stem(f"{wanted.stem}_{number}") for number in count(1))
-    return wanted if not wanted.exists() else next(path for path in numbered if not path.exists())
-
-
-# ---------------------------------------------------------------------- advice
-
-_WIDTH = 118
-_HOW = "What `analyze` advises. Give this file after your own: fit --config config.yaml --config THIS_FILE"
-_LOADER = "Set {name}={value} where your program sets it: only you know the name of that option (now {now})."
-_NOTHING = "There is nothing to set in the group echo: this file changes nothing."
-
-
-def advice_yaml(analysis: StallAnalysis) -> str:
-    """Returns the advice as YAML for an `EchoCLI`: options of the group ``echo``, and the rest as comments."""
-    verdict, stages = analysis.verdict, analysis.stages
-    setting, options = verdict.setting, verdict.options
-    comments = [_HOW, verdict.message]
-    present = {"num_workers": stages.workers, "prefetch_factor": stages.prefetch_factor, "pin_memory": False}
-    for name, value in setting.loader_options.items():
-        if value != present[name]:
-            comments.append(_LOADER.format(name=name, value=value, now=present[name]))
-    if not options:
-        comments.append(_NOTHING)
-    lines = [f"# {line}\n" for comment in comments for line in wrap(comment, _WIDTH, break_long_words=False)]
-    values = [f"  {name}: {json.dumps(value)}\n" for name, value in options.items()]  # JSON is YAML, too
-    return "".join([*lines, "echo:\n", *values] if values else [*lines, "{}\n"])
-
-
-# ---------------------------------------------------------------------- trying a setting
-# The training runs over the batches of the real run, after the files' pages are dropped from memory. The first steps, in which an
-# `EchoLoader` fills its buffer, do not count. A share of the data set may be in memory in two ways:
-#
-# * In a cache of ours (`TrainingSetting.hold`). The examples of that share come first and fill the cache. Only the later steps
-#   count. They go once over the batches of the real run, and read the other examples for the first time.
-# * In the storage's memory: in the page cache or, if nothing opens files, as raw items.
-
-_LEAST_BYTES = 2**20  # a cache is not smaller
-_SPARE = 1.05  # the cache of a trial holds the examples of its first batches, and little more
-_EPOCH = 10_000  # batches of an epoch: no setting is tried for so long
-
-Value = TypeVar("Value")
-
-
-@dataclass(frozen=True)
-class ShortTraining:
-    """A training that can be run for a few steps (at most ``most_seconds``), over any loader in place of its own.
-
-    ``no_pinning``: why its batches cannot be pinned, or need not be.
-    """
-
-    model: pl.LightningModule
-    data: TrainingData
-    loader: DataLoader[Any]
-    phases: LoaderPhases
-    trainer_kwargs: Mapping[str, Any]
-    most_seconds: float
-    no_pinning: str = ""
-
-    def clock(self, loader: Batches | FirstBatches | RepeatedBatch, steps: int) -> StepClock:
-        """Trains over a loader, and returns the clock of its steps; raises a ValueError if there are too few batches."""
-        steps = min(steps, len(loader))
-        return self._clock(self.data.over(loader), steps, min(WARM_UP_STEPS, steps // 2))
-
-    def clock_echoed(self, loader: DataLoader[Any], steps: int, skipped: int = 0, **options: Any) -> StepClock:
-        """Trains over a loader that is echoed. The steps in which the buffer is filled do not count, however long they take."""
-        unstarted = {**options, "cache": None, "reads_in_flight": 1}
-        echoed = EchoLoader(loader, num_replicas=1, rank=0, **unstarted)
-        filling = max(echoed.settled_at, skipped) + WARM_UP_STEPS
-        data = self.data.echoed(loader, seed=0, shard=False, **options)
-        return self._clock(data, filling + steps, filling, most_skipped_seconds=math.inf)
-
-    def _clock(self, data: Any, steps: int, skipped: int, **options: float) -> StepClock:
-        clock = StepClock(self.most_seconds, skipped, fewest=self.loader.num_workers, **options)
-        fit(self.model, data, steps, clock, self.trainer_kwargs)
-        if not clock.seconds:
-            raise ValueError("too few batches for measuring a step in this time: give more seconds, or smaller batches")
-        return clock
-
-
-def try_setting(training: ShortTraining, setting: TrainingSetting, steps: int, *, as_mean: bool = False) -> Spread:
-    """Trains with a setting, and returns the seconds of at most ``steps`` steps; raises a ValueError if that is impossible.
-
-    ``as_mean``: the steps count as one block, whose mean has rare long ones, too.
-    """
-    for name in ("storage_speedup", "step_speedup"):
-        if getattr(setting, name) != 1:
-            raise ValueError(f"{name}={getattr(setting, name):g} cannot be tried on this machine, only predicted")
-    if setting.shared_by > 1:
-        raise ValueError(f"shared_by={setting.shared_by} cannot be tried with one training, only predicted")
-    if setting.cluster_workers:
-        raise ValueError(f"cluster_workers={setting.cluster_workers} cannot be tried on this machine, only predicted")
-    if setting.cached_fraction and setting.hold is None and (setting.factor > 1 or setting.reads_in_flight > 1):
-        beside = "factor > 1" if setting.factor > 1 else "reads_in_flight > 1"
-        raise ValueError(f"cached_fraction without hold and {beside} cannot be tried together, only predicted")
-    if setting.pin_memory and training.no_pinning:
-        raise ValueError(f"pin_memory=True cannot be tried here: {training.no_pinning}")
-    workers = training.loader.num_workers if setting.workers is None else setting.workers
-    if setting.prefetch_factor is not None and not workers:
-        raise ValueError(f"prefetch_factor={setting.prefetch_factor} cannot be tried without workers: give workers, too")
-    if setting.prefetch_factor is not None and not training.phases.batch_seconds:
-        raise ValueError(
-            f"prefetch_factor={setting.prefetch_factor} cannot be tried here, since there is no prediction to compare with: the "
-            f"times of single batches were not measured (that takes {FEWEST_BATCHES} of them, and no stream)"
-        )
-    drop_pages(training.phases.files)
-    if setting.hold is not None:
-        clock = _clock_cached(training, setting, workers, steps)
-    elif setting.factor > 1 or setting.reads_in_flight > 1:
-        echoed = _to_echo(training, workers, **_changes(setting))
-        clock = training.clock_echoed(echoed, steps, **_options(setting))
-    else:
-        clock = training.clock(_plain(training, setting, workers), steps)
-    # This is how often, in steps, the training waits for a fresh batch.
-    period = max(workers, 1) * math.ceil(setting.factor)
-    if as_mean:
-        return Spread.of(clock.seconds, max(1, len(clock.seconds) // period) * period)
-    return _spread_of(training.phases, clock, period)
-
-
-def _spread_of(phases: LoaderPhases, clock: StepClock, period: int) -> Spread:
-    """Returns the spread of the steps; of blocks that all have long batches if these are rare."""
-    return Spread.of(clock.seconds, max(period, period_of(phases.batch_seconds, len(clock.seconds))))
-
-
-def _changes(setting: TrainingSetting) -> dict[str, Any]:
-    """Returns the options of the user's loader that a setting changes, besides the number of workers."""
-    return {name: value for name, value in setting.loader_options.items() if name != "num_workers"}
-
-
-def _options(setting: TrainingSetting) -> dict[str, Any]:
-    """Returns the options of an `EchoLoader` for a setting, without its cache."""
-    options: dict[str, Any] = {"factor": setting.factor, "reads_in_flight": setting.reads_in_flight}
-    return {**options, "insertion_point": setting.insertion_point} if setting.factor > 1 else options
-
-
-def _plain(training: ShortTraining, setting: TrainingSetting, workers: int) -> Batches | FirstBatches:
-    phases, real, cached_fraction = training.phases, training.phases.real, setting.cached_fraction
-    if not isinstance(real, Batches):
-        if cached_fraction or workers != training.loader.num_workers or _changes(setting):
-            raise ValueError(
-                "workers, pin_memory and cached_fraction of a stream cannot be tried, only predicted: change the loader and "
-                "analyze again"
-            )
-        return real
-    part, indices = real.part, real.indices
-    if cached_fraction and len(phases.files) > 1:
-        for path in _share_of(phases.files, cached_fraction):
-            Path(path).read_bytes()
-    elif cached_fraction and phases.raw_items and phases.cut_after_reading is not None and phases.in_memory is not None:
-        items = {index: phases.raw_items[index] for index in _share_of(list(phases.raw_items), cached_fraction)}
-        part, indices = partial(second_half, phases.cut_after_reading, items), phases.in_memory.indices
-    elif cached_fraction:
-        raise ValueError(
-            "cached_fraction cannot be tried, only predicted: this data set opens fewer than two files, and no raw item of it is "
-            "held in memory"
-        )
-    return Batches(training.loader, part, indices, workers, **_changes(setting))
-
-
-def _clock_cached(training: ShortTraining, setting: TrainingSetting, workers: int, steps: int) -> StepClock:
-    """Trains with a cache that holds the setting's share of the real run's examples."""
-    phases, real = training.phases, training.phases.real
-    example = phases.in_cache.get(setting.hold or "")
-    if not isinstance(real, Batches) or example is None:
-        raise ValueError(f"hold={setting.hold!r} cannot be tried here: the examples cannot be held in this form")
-    examples = list(dict.fromkeys(index for batch in real.indices for index in batch))
-    held = _share_of(examples, setting.cached_fraction)
-    size = len(real.indices[0])
-    first = [(held * 2)[start : start + size] for start in range(0, len(held), size)]
-    first = [(batch * size)[:size] for batch in first]  # if few examples are held, they are repeated until they fill a batch
-    budget = max(_LEAST_BYTES, math.ceil(_SPARE * example.bytes * len(held)))
-    options = {**_options(setting), "cache": {"size": budget, "hold": setting.hold}}
-    # After these steps, examples would be read a second time.
-    most = max(2, int(len(real) * setting.factor) - WARM_UP_STEPS)
-    skipped = math.ceil(len(first) * setting.factor)
-    echoed = _to_echo(training, workers, first, **_changes(setting))
-    return training.clock_echoed(echoed, min(steps, most), skipped, **options)
-
-
-def _share_of(values: Sequence[Value], share: float) -> list[Value]:
-    """Returns this share of the values, evenly spread."""
-    return [value for number, value in enumerate(values) if int((number + 1) * share) > int(number * share)]
-
-
-@dataclass
-class _InitOfWhole:
-    """A ``worker_init_fn`` that sees the user's data set, where the loader has a ``Subset`` of it."""
-
-    users: Callable[[int], None]
-
-    def __call__(self, worker: int) -> None:
-        info: Any = get_worker_info()
-        object.__setattr__(info, "dataset", info.dataset.dataset)  # torch's own class lets nobody set it, by setattr
-        self.users(worker)
-
-
-def _to_echo(training: ShortTraining, workers: int, first: Sequence[list[Any]] = (), **changes: Any) -> DataLoader[Any]:
-    """Returns a loader for the ``first`` batches, and then those of the real run, repeated for a long epoch.
-
-    ``changes`` are options in place of the user's. If an `EchoLoader` takes the training's batches ahead, in a thread, it does so
-    here: the order is that of a ``Subset``. A list of indices as a sampler would be the user's own code, and each step would pay
-    for the hand-over of its batch.
-    """
-    loader, real = training.loader, training.phases.real
-    if isinstance(real, Batches):
-        indices = [*first, *(list(real.indices) * -(-_EPOCH // len(real)))]
-        options = {"collate_fn": loader.collate_fn, **options_of(loader, workers), **changes}
-        if loader.batch_size is None:
-            loader = DataLoader(loader.dataset, batch_sampler=indices, **options)
-        else:
-            order = [index for batch in indices for index in batch]
-            if training.phases.takes_ahead:
-                if loader.worker_init_fn is not None:
-                    options["worker_init_fn"] = _InitOfWhole(loader.worker_init_fn)
-                return DataLoader(Subset(loader.dataset, order), loader.batch_size, **options)
-            loader = DataLoader(loader.dataset, loader.batch_size, sampler=order, **options)
-    elif workers != loader.num_workers or changes:
-        raise ValueError(
-            "workers and pin_memory of a stream cannot be tried, only predicted: change the loader and analyze again"
-        )
-    return loader
 
 
 # ---------------------------------------------------------------------- analyzer
@@ -507,11 +257,11 @@ class StallAnalyzer:
         self._progress.phase("the training, its data in memory")
         cached = None
         if phases.in_memory is not None:
-            cached = _spread_of(phases, training.clock(phases.in_memory, steps), workers)
+            cached = spread_of(phases, training.clock(phases.in_memory, steps), workers)
         self._watch.look()
         self._progress.phase("the training as it is")
         drop_pages(phases.files)
-        real = _spread_of(phases, training.clock(phases.real, steps), workers)
+        real = spread_of(phases, training.clock(phases.real, steps), workers)
         stages = replace(stages, contention=contention(stages, (cached or real).median), free_bytes=self._free_bytes)
         self._watch.look()
         load = self._load()
@@ -655,7 +405,7 @@ def _time_ahead(training: ShortTraining, reads: int) -> float | None:
     """Returns the seconds of a batch of the loader alone, with so many reads in flight; None if that cannot be tried."""
     workers = training.loader.num_workers
     try:
-        loader = _to_echo(training, workers)
+        loader = to_echo(training, workers)
         echoed = EchoLoader(loader, 1.0, num_replicas=1, rank=0, reads_in_flight=reads)
     except ValueError:  # a trial of such a setting gives the reason
         return None
@@ -707,105 +457,3 @@ def _cores_of_rank() -> int:
     """Returns the number of cores of this rank: the ranks of a machine share its cores equally."""
     hosts = gathered(socket.gethostname())
     return max(1, usable_cores() // hosts.count(socket.gethostname()))
-
-
-# ---------------------------------------------------------------------- command
-# ``python train.py analyze``: the subcommand that `EchoCLI` adds.
-
-
-class Analyzes:
-    """A Trainer that can analyze. ``analyzed_kwargs`` are the options of the Trainers that an analysis makes."""
-
-    analyzed_kwargs: Mapping[str, Any] = {}
-
-    def analyze(
-        self,
-        model: pl.LightningModule,
-        datamodule: pl.LightningDataModule | None = None,
-        steps: int | None = None,
-        seconds: float = 60.0,
-        verify: bool = False,
-        json: str | None = None,
-        html: str | None = None,
-        png: str | None = None,
-        apply: str | None = None,
-        reads_in_flight: int | str = AUTO_IN_FLIGHT,
-        ckpt_path: str | None = None,
-        weights_only: bool | None = None,
-    ) -> None:
-        """Measures where the time of a step goes, and says what would help.
-
-        Args:
-            model: The model whose training is analyzed.
-            datamodule: Its data.
-            steps: Number of steps that are measured in each phase. Default: 100, or as many as the training loader has batches.
-            seconds: About how long the analysis may take.
-            verify: Whether to prove what is recommended: the best two settings take turns with the training as it is, for about
-                as long as the analysis took.
-            json: New file that the analysis is saved in. Default: analysis.json in the Trainer's log directory, or
-                analysis_1.json and so on where there is one.
-            html: New file for a report as a web page.
-            png: New file for a report as a picture.
-            apply: New file for what is advised as options of the group echo, to be given to fit: --config FILE.
-            reads_in_flight: Whether threads may run the data set's own code to read ahead: a number. Default: only if it says so.
-            ckpt_path: Not used. A configuration that fit has saved may have it.
-            weights_only: Not used, for the same reason.
-
-        Raises:
-            ValueError: A file exists already, or a number is impossible.
-        """
-        saved = free_path(output_directory(cast(pl.Trainer, self)), "analysis.json") if json is None else Path(json)
-        rank_zero_only(check_new)(json=str(saved), html=html, png=png, apply=apply)  # before minutes of work
-        analyzer = StallAnalyzer(model, datamodule, trainer_kwargs=self.analyzed_kwargs, reads_in_flight=reads_in_flight)
-        analysis = analyzer.run(steps, seconds)
-        _write(saved, analysis.to_json)  # before a setting is tried, which may fail
-        if verify:
-            try:
-                analysis = analyzer.prove(analysis, seconds=seconds)
-            except ValueError as error:
-                rank_zero_info(f"lightning_echo: nothing was proved: {error}")
-        _report(analysis, saved, html, png, apply)
-
-
-def analyzing(trainer_class: type[pl.Trainer]) -> type[pl.Trainer]:
-    """Returns a subclass that can analyze. It has the same name, so configurations and messages do not change."""
-    if issubclass(trainer_class, Analyzes):
-        return trainer_class
-    names = {name: getattr(trainer_class, name) for name in ("__module__", "__qualname__", "__doc__")}
-    return type(trainer_class.__name__, (Analyzes, trainer_class), names)
-
-
-def output_directory(trainer: pl.Trainer) -> Path:
-    """Returns the directory of the Trainer's first logger, else its ``default_root_dir``. All ranks must call it."""
-    directory = trainer.log_dir or trainer.default_root_dir
-    # Local files do not fit into a remote storage.
-    return Path() if "://" in directory else Path(directory)
-
-
-def write_new(directory: Path, name: str, save: Callable[[Path], object]) -> Path:
-    """Writes a new file in a directory, on the first rank, and returns its path: see `free_path`."""
-    path = free_path(directory, name)
-    _write(path, save)
-    return path
-
-
-@rank_zero_only
-def _write(path: Path, save: Callable[[Path], object]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    save(path)
-
-
-@rank_zero_only
-def _report(analysis: StallAnalysis, json: Path, html: str | None, png: str | None, apply: str | None) -> None:
-    print(report(analysis))
-    _write(json, analysis.to_json)  # with the tried setting
-    written = [str(json)]
-    for path, save in (
-        (html, partial(save_page, analysis)),
-        (png, partial(save_png, analysis)),
-        (apply, lambda path: path.write_text(advice_yaml(analysis), encoding="utf-8")),
-    ):
-        if path is not None:
-            _write(Path(path), save)
-            written.append(path)
-    print(f"\nWritten: {', '.join(written)}")

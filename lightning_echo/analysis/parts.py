@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, get_worker_info
 
-from lightning_echo.analysis.predict import ProcessorTime, Spread
+from lightning_echo.analysis.measured import ProcessorTime, Spread
 from lightning_echo.analysis.prefetch import period_of
 from lightning_echo.cache.arena import Arena
 from lightning_echo.cache.reads import ExampleStore

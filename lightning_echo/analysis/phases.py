@@ -19,6 +19,7 @@ import torch
 import torch.distributed
 from torch.utils.data import DataLoader
 
+from lightning_echo.analysis.measured import CachedExample, ProcessorTime, ReadsInFlight, Spread
 from lightning_echo.analysis.parts import (
     Batches,
     Cuts,
@@ -40,7 +41,7 @@ from lightning_echo.analysis.parts import (
     second_half,
     whole,
 )
-from lightning_echo.analysis.predict import HOLDS, CachedExample, ProcessorTime, ReadsInFlight, Spread
+from lightning_echo.analysis.predict import HOLDS
 from lightning_echo.analysis.prefetch import FEWEST_BATCHES
 from lightning_echo.cache.reads import Keys, NoKeysError
 from lightning_echo.insertion import Needs, points_from

@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lightning_echo.analysis.measured import Spread
 from lightning_echo.analysis.predict import (
-    Spread,
     TrainingSetting,
     cached_example,
     costs_of,

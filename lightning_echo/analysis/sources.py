@@ -17,7 +17,7 @@ import lightning.pytorch as pl
 import torch
 from torch.utils.data._utils.pin_memory import pin_memory
 
-from lightning_echo.analysis.predict import Pinning, Spread
+from lightning_echo.analysis.measured import Pinning, Spread
 from lightning_echo.data.copies import ThrowAwayCopies
 from lightning_echo.data.machine import free_memory_bytes
 from lightning_echo.datamodule import EchoDataModule

@@ -10,15 +10,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from lightning_echo.measure.control import (
-    Controller,
-    Decision,
-    Moment,
-    Observation,
-    Reason,
-    as_number,
-    load_state_by_kind,
-)
+from lightning_echo.measure.control import Controller, Decision, Moment, Observation, Reason, as_number, load_state_by_kind
 from lightning_echo.measure.summary import FactorUse, RunSummary
 from lightning_echo.schema import entry, state_of
 

@@ -17,7 +17,7 @@ import pytest
 import lightning_echo
 from lightning_echo import Decision, EchoCallback, MetricGuard, Observation, Reason, StallAnalysis, TargetIdle
 from lightning_echo.__main__ import _parser
-from lightning_echo.analysis.analyzer import Analyzes
+from lightning_echo.analysis.command import Analyzes
 from lightning_echo.analysis.result import _VERSION as analysis_version
 from lightning_echo.cli import Shares
 from lightning_echo.config import EchoOptions

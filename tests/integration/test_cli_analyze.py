@@ -18,7 +18,8 @@ from lightning.pytorch.demos.boring_classes import BoringModel
 from torch.utils.data import DataLoader
 
 from lightning_echo import CacheConfig, EchoCallback, EchoCLI, StagedDataset
-from lightning_echo.analysis.analyzer import Analyzes, StallAnalyzer
+from lightning_echo.analysis.analyzer import StallAnalyzer
+from lightning_echo.analysis.command import Analyzes
 from lightning_echo.analysis.predict import TrainingSetting
 from lightning_echo.analysis.result import CheckedSetting, StallAnalysis, promising
 

@@ -21,7 +21,8 @@ from measured_stages import STAGES
 from trainer_runs import Data, fit
 
 from lightning_echo import EchoCallback, EchoDataModule, EchoStateError, MetricGuard, StallAnalysis, TargetIdle
-from lightning_echo.analysis.predict import CachedExample, Spread, TrainingSetting
+from lightning_echo.analysis.measured import CachedExample, Spread
+from lightning_echo.analysis.predict import TrainingSetting
 from lightning_echo.analysis.result import CheckedSetting, RankSeconds
 from lightning_echo.measure.control import Observation, PipelineCosts
 from lightning_echo.measure.summary import EpochReport, FactorUse, RunSummary

@@ -10,7 +10,8 @@ from analyses import ANALYSIS
 from lightning.pytorch.demos.boring_classes import BoringModel
 
 from lightning_echo import EchoConfig, StallAnalyzer
-from lightning_echo.analysis.analyzer import Progress, _copy_of, advice_yaml, check_new
+from lightning_echo.analysis.analyzer import Progress, _copy_of
+from lightning_echo.analysis.command import advice_yaml, check_new
 from lightning_echo.analysis.predict import TrainingSetting
 from lightning_echo.analysis.result import StallAnalysis
 

@@ -10,9 +10,9 @@ from analyses import ANALYSIS, STREAM
 from measured_stages import MS
 from torch.utils.data import DataLoader, Dataset
 
+from lightning_echo.analysis.measured import ProcessorTime
 from lightning_echo.analysis.parts import BatchSeconds, Spent, TimedTransforms, mean_of, run_part, whole
 from lightning_echo.analysis.phases import measure_loader
-from lightning_echo.analysis.predict import ProcessorTime
 from lightning_echo.analysis.report import page, report
 from lightning_echo.analysis.result import StallAnalysis
 from lightning_echo.data.machine import Load

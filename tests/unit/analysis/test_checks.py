@@ -11,9 +11,10 @@ import torch
 from torch.utils.data import DataLoader, Dataset, SequentialSampler, get_worker_info
 
 from lightning_echo import StagedDataset
-from lightning_echo.analysis.analyzer import try_setting
+from lightning_echo.analysis.measured import CachedExample, Spread
 from lightning_echo.analysis.parts import Batches, FirstBatches, whole
-from lightning_echo.analysis.predict import CachedExample, Spread, TrainingSetting
+from lightning_echo.analysis.predict import TrainingSetting
+from lightning_echo.analysis.trials import try_setting
 from lightning_echo.pipeline.kinds import kind_of
 from lightning_echo.split.prove import make_stages
 

@@ -9,7 +9,7 @@ import torch
 from lightning.pytorch.demos.boring_classes import BoringModel
 from torch.utils.data import DataLoader
 
-from lightning_echo.analysis.predict import Pinning, Spread
+from lightning_echo.analysis.measured import Pinning, Spread
 from lightning_echo.analysis.sources import (
     PreparedLoader,
     RepeatedBatch,

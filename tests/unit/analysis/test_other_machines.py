@@ -14,10 +14,12 @@ import pytest
 from measured_stages import CACHED, LATENCY, MS, STAGES
 
 from lightning_echo import EchoConfig
-from lightning_echo.analysis.analyzer import advice_yaml
-from lightning_echo.analysis.predict import Spread, TrainingSetting, predict
+from lightning_echo.analysis.command import advice_yaml
+from lightning_echo.analysis.measured import Spread
+from lightning_echo.analysis.predict import TrainingSetting, predict
 from lightning_echo.analysis.report import report, tables
-from lightning_echo.analysis.result import StallAnalysis, VerdictKind, judge, promising
+from lightning_echo.analysis.result import StallAnalysis, promising
+from lightning_echo.analysis.verdict import VerdictKind, judge
 from lightning_echo.measure.control import TAKING_SECONDS
 
 NONE = Spread.exactly(0.0)

@@ -8,7 +8,7 @@ import pytest
 from analyses import ANALYSIS
 from measured_stages import MS
 
-from lightning_echo.analysis.predict import Spread
+from lightning_echo.analysis.measured import Spread
 from lightning_echo.analysis.report import _POINT_COLORS, draw, page, save_page
 from lightning_echo.insertion import POINTS
 

@@ -8,9 +8,9 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from lightning_echo import StagedDataset
 from lightning_echo.analysis import phases as phases_module
+from lightning_echo.analysis.measured import Spread
 from lightning_echo.analysis.parts import BatchSeconds, Cuts, PartRun, Spent
 from lightning_echo.analysis.phases import READ_AHEAD, _reads_in_flight, _Runner, measure_loader
-from lightning_echo.analysis.predict import Spread
 from lightning_echo.split.reading import Part, ReadPart
 
 READ, DECODE, AUGMENT, COLLATE = 0.006, 0.004, 0.003, 0.008

@@ -7,10 +7,8 @@ import pytest
 from measured_stages import CACHED, LATENCY, MS, RARE_MILLISECONDS, STAGES, ahead, uneven
 from ticking_loader import ticked
 
+from lightning_echo.analysis.measured import CachedExample, Pinning, Spread
 from lightning_echo.analysis.predict import (
-    CachedExample,
-    Pinning,
-    Spread,
     TrainingSetting,
     ahead_contention,
     contention,

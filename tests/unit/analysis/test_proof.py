@@ -9,9 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_echo.analysis.analyzer import StallAnalyzer
-from lightning_echo.analysis.predict import Spread, TrainingSetting
+from lightning_echo.analysis.measured import Spread
+from lightning_echo.analysis.predict import TrainingSetting
 from lightning_echo.analysis.report import in_words, report
-from lightning_echo.analysis.result import ProvedGain, Remedy, StallAnalysis, Verdict, VerdictKind, promising, to_keep
+from lightning_echo.analysis.result import ProvedGain, StallAnalysis, promising, to_keep
+from lightning_echo.analysis.verdict import Remedy, Verdict, VerdictKind
 
 WORKERS, READS, ECHO = TrainingSetting(4), TrainingSetting(4, reads_in_flight=16), TrainingSetting(4, factor=3.0)
 

@@ -6,8 +6,10 @@ from dataclasses import replace
 import pytest
 from measured_stages import CACHED, MS, STAGES, uneven
 
-from lightning_echo.analysis.predict import CachedExample, Pinning, Spread, TrainingSetting
-from lightning_echo.analysis.result import CheckedSetting, StallAnalysis, VerdictKind
+from lightning_echo.analysis.measured import CachedExample, Pinning, Spread
+from lightning_echo.analysis.predict import TrainingSetting
+from lightning_echo.analysis.result import CheckedSetting, StallAnalysis
+from lightning_echo.analysis.verdict import VerdictKind
 
 NONE = Spread.exactly(0.0)
 

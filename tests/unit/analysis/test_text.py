@@ -7,7 +7,8 @@ import pytest
 from analyses import ANALYSIS, NOTHING, STREAM
 from measured_stages import CACHED, MS, STAGES, uneven
 
-from lightning_echo.analysis.predict import Pinning, Spread, TrainingSetting
+from lightning_echo.analysis.measured import Pinning, Spread
+from lightning_echo.analysis.predict import TrainingSetting
 from lightning_echo.analysis.report import milliseconds, questions, report, shares_of_step, tables
 from lightning_echo.analysis.result import CheckedSetting, RankSeconds, StallAnalysis
 

@@ -5,10 +5,11 @@ from dataclasses import replace
 import pytest
 from measured_stages import CACHED, LATENCY, MS, ahead, uneven
 
-from lightning_echo.analysis.predict import Pinning, Spread, TrainingSetting, costs_of, predict
-from lightning_echo.analysis.result import VerdictKind, judge
+from lightning_echo.analysis.measured import Pinning, Spread
+from lightning_echo.analysis.predict import TrainingSetting, costs_of, predict
+from lightning_echo.analysis.verdict import VerdictKind, judge
+from lightning_echo.measure.advice import advise
 from lightning_echo.measure.control import Observation
-from lightning_echo.measure.summary import advise
 from lightning_echo.measure.target_idle import LARGE_FACTOR, recommend
 
 NONE = Spread.exactly(0.0)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from measured_stages import MS, STAGES
 
-from lightning_echo.analysis.predict import Spread
+from lightning_echo.analysis.measured import Spread
 from lightning_echo.analysis.result import StallAnalysis
 
 ANALYSIS = StallAnalysis(STAGES, Spread(80 * MS, 72 * MS, 88 * MS), Spread.exactly(50 * MS))

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from lightning_echo.analysis.predict import CachedExample, MeasuredStages, ReadsInFlight, Spread
+from lightning_echo.analysis.measured import CachedExample, MeasuredStages, ReadsInFlight, Spread
 
 MS = 1e-3
 STAGES = MeasuredStages(

@@ -4,18 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from lightning_echo.measure.advice import Waiting, advise_on_demand
 from lightning_echo.measure.control import Controller, Decision, Observation, PipelineCosts, Reason
 from lightning_echo.measure.guard import FactorSchedule, MetricGuard
 from lightning_echo.measure.report import draw, report, tables
-from lightning_echo.measure.summary import (
-    EpochReport,
-    FactorUse,
-    RunSummary,
-    RunVerdict,
-    Waiting,
-    advise_on_demand,
-    summarize,
-)
+from lightning_echo.measure.summary import EpochReport, FactorUse, RunSummary, RunVerdict, summarize
 from lightning_echo.measure.target_idle import TargetIdle
 
 

@@ -4,8 +4,9 @@ import ast
 
 import pytest
 
+from lightning_echo.measure.advice import Waiting, advise, advise_on_demand
 from lightning_echo.measure.control import MOST_OF_READER, Decision, Observation, PipelineCosts, Reason
-from lightning_echo.measure.summary import EpochReport, Waiting, advise, advise_on_demand
+from lightning_echo.measure.summary import EpochReport
 from lightning_echo.share.window import MOST_FAR_LANES
 
 ECHO = Decision(2.0, Reason.starved, "")

@@ -5,9 +5,10 @@ import re
 
 import pytest
 
+from lightning_echo.measure.advice import Waiting, advise
 from lightning_echo.measure.control import Decision, Observation, PipelineCosts, Reason
 from lightning_echo.measure.report import tables
-from lightning_echo.measure.summary import EpochReport, RunSummary, RunVerdict, Waiting, advise, summarize
+from lightning_echo.measure.summary import EpochReport, RunSummary, RunVerdict, summarize
 from lightning_echo.measure.target_idle import recommend
 
 

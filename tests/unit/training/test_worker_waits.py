@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from lightning_echo import EchoLoader, StagedDataset
 from lightning_echo.data.machine import busy_seconds, has_no_request
-from lightning_echo.training.meters import WorkerWaits, watched_loader
+from lightning_echo.training.waits import WorkerWaits, watched_loader
 
 
 class Children:
