@@ -300,8 +300,7 @@ class ReadPool:
         if not self._reading.part.is_ours:
             while self._compared:
                 self._compare(self._compared.popleft())
-            self._check(index, value)
-            return decoded(finish(index, value))
+            return decoded(finish(index, value)) if self._may_be_used(index, value) else self._plain(index)
         try:
             return finish(index, value)
         except Exception:
@@ -434,14 +433,15 @@ class ReadPool:
                 pools.waits_no_more(self._worker)
         if before is not None and before != quick_states():  # nobody else draws while this thread waits
             put_back(before)
-            self._stop(slot)
+            self._leave_out(slot)
+            self._read_in_order(slot.index)
 
-    def _stop(self, asked: _Slot) -> None:
+    def _read_in_order(self, index: Any) -> None:
         """Reads one after the other from here on, since threads draw random numbers. What they have read ahead is not used."""
         self._is_on, self._is_useless = False, True
-        for slot in (asked, *chain.from_iterable((*self._asked.values(), *self._foreseen.values()))):
+        for slot in chain.from_iterable((*self._asked.values(), *self._foreseen.values())):
             self._leave_out(slot)
-        self._note = _DRAW.format(f"example {asked.index!r} of the data set and others")
+        self._note = _DRAW.format(f"example {index!r} of the data set and others")
 
     def _read_by_itself_only(self) -> None:
         """The same for `next_read`. What is under way comes after the rest."""
@@ -457,14 +457,15 @@ class ReadPool:
         find = file_of(self._dataset)
         return f"example {index!r} of the data set{'' if find is None else f' ({find(index)})'}"
 
-    def _check(self, index: Any, value: Any) -> None:
-        """Compares some of the items that threads have read with what this thread reads.
+    def _may_be_used(self, index: Any, value: Any) -> bool:
+        """Compares some of the items that threads have read with what this thread reads, and refuses one that differs.
 
-        On demand a thread reads the later ones once more: this thread must not wait for a read while the training waits.
+        On demand a thread reads the later ones once more: this thread must not wait for a read while the training waits. False:
+        random numbers were drawn meanwhile, by this read or by one beside it, so threads read no more.
         """
         self._checked += 1
         if self._checked < self._check_at:
-            return
+            return True
         self._check_at *= 10
         if self._takes_arrived and self._checked > _CHECKED_BY_ITSELF:
             again = _Slot(index, copy_example(value))
@@ -472,15 +473,17 @@ class ReadPool:
                 if self._is_on:  # else no thread reads any more
                     self._todo.appendleft(again)
                     self._work.notify()
-            return
+            return True
         with preserved_random_states():
             before = random_states()
             again = self._read_by_itself(index)
             where, drew = difference(again, value), difference(before, random_states())
-        if where is not None or drew is not None:
-            raise self._refused(
-                index, "reading it draws random numbers" if where is None else f"in a thread it is another one ({where})"
-            )
+        if where is not None:
+            raise self._refused(index, f"in a thread it is another one ({where})")
+        if drew is not None:
+            with self._lock:
+                self._read_by_itself_only() if self._takes_arrived else self._read_in_order(index)
+        return drew is None
 
     def _compare(self, slot: _Slot) -> None:
         """Compares an item that a thread has read with what another read of it has given."""

@@ -438,8 +438,6 @@ class DrawsLater(Slow):
 @pytest.mark.slow
 def test_reads_that_draw_random_numbers_are_not_left_to_threads_once_that_is_seen(monkeypatch):
     monkeypatch.setattr(pool, "_WATCHED_EVERY", 1)
-    # The other guard may see the draw first, where it compares an example meanwhile: it ends the training, and has its own test.
-    monkeypatch.setattr(pool.ReadPool, "_check", lambda self, index, value: None)
     loader = loader_of(8, dataset=DrawsLater(56, most_seconds=0.04), workers=1)  # the worker waits most of the time
     with pytest.warns(UserWarning, match="random numbers were drawn while threads read example .* reads_in_flight is 1"):
         batches = take_and_close(loader, 14 * 6)

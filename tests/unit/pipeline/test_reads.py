@@ -180,6 +180,33 @@ def test_what_threads_draw_while_the_worker_waits_moves_no_random_state_and_they
     pools.close()
 
 
+class Draws(Storage):
+    """Each read draws random numbers, and yet returns the same."""
+
+    def read(self, index):
+        torch.rand(1), np.random.rand(), random.random()
+        return super().read(index)
+
+
+def test_what_is_drawn_while_an_example_is_compared_ends_no_training_and_threads_read_no_more():
+    storage = Draws()
+    pool, stages, pools = pool_of(storage, is_ours=False)
+    pool.begin([0], [1], ())
+    until(lambda: sorted(storage.started) == [0, 1])
+    until(lambda: not pool._under_way)  # so no wait is watched
+    with preserved_random_states():
+        seed_all(7)
+        pool._plain = lambda index: quick_states()
+        found = stages.load(0)
+        seed_all(7)
+        assert found == quick_states(), "the comparison has moved no random state, and the example was read as without threads"
+    assert "random numbers were drawn while threads read example 0" in pool.take_note()
+    pool._plain = lambda index: f"{index} by itself"
+    pool.begin([1], (), ())
+    assert stages.load(1) == "1 by itself"
+    pools.close()
+
+
 class DrawsAndHangs(Storage):
     """The read of one index draws random numbers once that is allowed, and ends when it is released."""
 
