@@ -58,13 +58,16 @@ from lightning_echo.training.logged import (
     ProgressText,
     factor_shown,
     last_step,
+    local_time,
     log_directory,
     log_hyperparameters,
     log_metrics,
     log_picture,
     log_text,
     package_versions,
+    program_name,
     report_of,
+    run_name,
     steps_taken,
     write_summary,
 )
@@ -242,6 +245,7 @@ class EchoCallback(DecidesFactor, pl.Callback):
         self._meter, self._decider = RunMeter(), Decider(self._controller_in_force)
         self._asking = AskingSteps(self._controller_in_force)
         self._log_directory: str | None = None
+        self._began = ""  # when the run began, see `local_time`
         self._progress = ProgressText(self._progress_text)
         self._loader: Echoed | None = None
         self._epoch = self._last_step = 0
@@ -293,6 +297,7 @@ class EchoCallback(DecidesFactor, pl.Callback):
         self._may_rest = self._is_auto or (is_auto and self.controller is None)
         self._controller_in_force = self._default_controller if self.controller is None and is_auto else self.controller
         self._begin_fit()
+        self._began = local_time()
         self._echo_of(trainer).write_journals_in(log_directory)
         if not self._echoes and not is_auto:
             return
@@ -390,13 +395,15 @@ class EchoCallback(DecidesFactor, pl.Callback):
         self._trainer = None
         self._meter.stop()
         self._progress.hide()
+        found = None
         if (self.reports or len(self.decisions) > 1) and trainer.is_global_zero:
             self._note_factor()
-            found = RunSummary(self.reports, self.decisions, package_versions(trainer), self.verdict)
+            which = (program_name(), run_name(trainer), self._began)
+            found = RunSummary(self.reports, self.decisions, package_versions(trainer), self.verdict, *which)
             write_summary(self._log_directory, found)
-            if self.plot:
-                log_picture(trainer, found)
-        self.attachment.detach()
+        self.attachment.detach()  # so that journals are whole
+        if found is not None and self.plot:
+            log_picture(trainer, found, self._log_directory)
 
     # ------------------------------------------------------------------ an epoch
 
@@ -416,7 +423,7 @@ class EchoCallback(DecidesFactor, pl.Callback):
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        self._meter.end_step(self._loader, batch)
+        self._meter.end_step(self._loader, batch, batch_idx)
         if self._controller_in_force is not None:
             ends_epoch = trainer.is_last_batch or 0 <= trainer.max_steps <= trainer.global_step
             in_epoch, in_run = trainer.fit_loop.batch_idx + 1, trainer.fit_loop.total_batch_idx + 1
@@ -506,6 +513,7 @@ class EchoCallback(DecidesFactor, pl.Callback):
         """
         return {
             "epoch": self._epoch,
+            "began": self._began,
             "attached": self.attachment.has_echoed,  # also when it is saved after the fit, or in on_exception
             "wrapped": self.attachment.echo.gives_loader,
             "loader": self.attachment.echo.state_dict(),
@@ -526,7 +534,7 @@ class EchoCallback(DecidesFactor, pl.Callback):
             is_attached, loader = entry(state_dict, "attached", bool), entry(state_dict, "loader", dict | None)
             if self.attachment.trainer is not None and is_attached:  # else the callback echoes only one of the two runs
                 self.attachment.echo.load_state_dict(loader)
-            self._epoch = entry(state_dict, "epoch", int)
+            self._epoch, self._began = entry(state_dict, "epoch", int), entry(state_dict, "began", str)
             with inside("meter"):
                 self._meter.load_state_dict(entry(state_dict, "meter", dict))
             with inside("controller"):

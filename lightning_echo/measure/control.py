@@ -99,6 +99,19 @@ def three_digits(number: float) -> str:
     return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
 
 
+_MOST_SLICES, _LEAST_STEPS = 40, 10
+
+
+def slice_ends(steps: int) -> list[int]:
+    """Returns after how many steps each slice of an epoch ends: at most 40 slices of equally many steps, of ten or more.
+
+    >>> slice_ends(25), slice_ends(9), len(slice_ends(1_000_000))
+    ([12, 25], [9], 40)
+    """
+    count = min(_MOST_SLICES, max(steps // _LEAST_STEPS, 1))
+    return [steps * number // count for number in range(1, count + 1)] if steps else []
+
+
 # ---------------------------------------------------------------------- control
 # The input of a controller, `Observation`, and its output, `Decision`.
 

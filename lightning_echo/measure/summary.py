@@ -26,6 +26,9 @@ class EpochReport:
         factor: Echo factor in force at its end; on demand the uses per fresh example in the run so far.
         fresh_examples: Fresh examples of all ranks, in the run so far.
         echoed_examples: Echoed examples of all ranks, in the run so far.
+        fresh_in_epoch: Fresh examples of all ranks in this epoch. None if its beginning is not known (it was resumed from a
+            checkpoint without this callback), or if batches have no size.
+        echoed_in_epoch: The same of echoed examples.
         passes: Passes over the data in the run so far.
         effective_factor: Uses per fresh example in this epoch.
         idle_fraction: Share of the epoch's time in which the job waited for input, 0 to 1.
@@ -33,6 +36,7 @@ class EpochReport:
         slowest_node: The node of that rank; None if there is only one node.
         data_wait_seconds: Seconds of waiting per step.
         step_seconds: Seconds per step without the waiting.
+        slices: Of each slice of the epoch's steps, in their order, the seconds of waiting and all its seconds, see `slice_ends`.
         upstream_seconds: Seconds of the host for a batch of fresh examples, before the insertion point.
         examples_per_second: Fresh and echoed examples per second, all ranks.
         recommended_factor: The factor that follows from the measurements.
@@ -84,6 +88,8 @@ class EpochReport:
     factor: float
     fresh_examples: int
     echoed_examples: int
+    fresh_in_epoch: int | None = None
+    echoed_in_epoch: int | None = None
     passes: float | None = None
     effective_factor: float | None = None
     idle_fraction: float | None = None
@@ -91,6 +97,7 @@ class EpochReport:
     slowest_node: int | None = None
     data_wait_seconds: float | None = None
     step_seconds: float | None = None
+    slices: tuple[tuple[float, float], ...] = ()
     upstream_seconds: float | None = None
     examples_per_second: float | None = None
     recommended_factor: float | None = None
@@ -134,6 +141,7 @@ class EpochReport:
 _NOT_LOGGED = {"epoch", "steps", "slowest_node", "cache_hold", "cache_is_full", "saved_cpu_seconds", "slowest_training"}
 _NOT_LOGGED |= {"worker_wait_fraction", "speedup", "max_factor", "next_factor", "reason", "message"}
 _NOT_LOGGED |= {"fresh_batches", "fresh_batch_seconds", "fresh_step_seconds", "taken_fraction", "load"}
+_NOT_LOGGED |= {"fresh_in_epoch", "echoed_in_epoch", "slices"}
 LOGGED = tuple(field.name for field in fields(EpochReport) if field.name not in _NOT_LOGGED)
 
 
@@ -141,7 +149,7 @@ LOGGED = tuple(field.name for field in fields(EpochReport) if field.name not in 
 # ``echo_summary.json``: saved for other programs, and for a later run that replays its decisions.
 
 FILE_NAME = "echo_summary.json"
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -158,9 +166,16 @@ class FactorUse:
 
 @dataclass(frozen=True)
 class RunSummary:
-    """The contents of ``echo_summary.json``: reports of epochs, factors in order from the first, and versions of packages.
+    """The contents of ``echo_summary.json``.
 
-    ``verdict`` is None if too little was measured.
+    Attributes:
+        reports: Those of the epochs.
+        decisions: The factors in order, from the first.
+        packages: Versions, by name.
+        verdict: None if too little was measured.
+        program: The program that trained, such as ``train.py``.
+        name: The run as its first logger names it, such as ``lightning_logs/version_0``; empty without a logger.
+        began: When the run began, before it was resumed for the first time: local time with its zone, as ISO 8601 has it.
 
     Example:
         >>> summary = RunSummary([EpochReport(0, 10, 2.0, 40, 40)], [FactorUse(0, 0, 2.0)], {"lightning_echo": "0.1.0"})
@@ -172,13 +187,26 @@ class RunSummary:
     decisions: Sequence[FactorUse] = ()
     packages: Mapping[str, str] = field(default_factory=dict)
     verdict: RunVerdict | None = None
+    program: str = ""
+    name: str = ""
+    began: str = ""
+
+    @property
+    def title(self) -> str:
+        """Which run it is, and when it began; empty if neither is known.
+
+        >>> RunSummary(program="train.py", name="logs/version_3", began="2026-01-31T09:05:00+01:00").title
+        'train.py, logs/version_3, began 2026-01-31 09:05:00+01:00'
+        """
+        began = f"began {self.began.replace('T', ' ', 1)}" if self.began else ""
+        return ", ".join(filter(None, (self.program, self.name, began)))
 
     def to_json(self) -> str:
         return json.dumps({"version": VERSION, **asdict(self)}, indent=1) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> RunSummary:
-        """Reads the text of a file; raises a ValueError if it is another text, or of a later version."""
+        """Reads the text of a file; raises a ValueError if it is another text, or of another version."""
         found = json.loads(text)  # a JSONDecodeError is a ValueError
         version = found.get("version") if isinstance(found, dict) else None
         if not isinstance(version, int):
@@ -187,10 +215,16 @@ class RunSummary:
             raise ValueError(
                 f"the {FILE_NAME} has version {version}, this lightning_echo knows up to {VERSION}: upgrade lightning_echo"
             )
+        if version < VERSION:
+            raise ValueError(
+                f"the {FILE_NAME} has version {version}, of before the first release, and only {VERSION} is known: train again"
+            )
         try:
             reports = rows(found, "reports", partial(record, EpochReport))
             decisions = rows(found, "decisions", partial(record, FactorUse))
-            return cls(reports, decisions, entry(found, "packages", dict), entry(found, "verdict", RunVerdict | None))
+            packages, verdict = entry(found, "packages", dict), entry(found, "verdict", RunVerdict | None)
+            which = [entry(found, name, str) for name in ("program", "name", "began")]
+            return cls(reports, decisions, packages, verdict, *which)
         except FieldError as error:
             raise ValueError(f"the {FILE_NAME} is damaged: {error}") from None
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from lightning_echo.measure.control import idle_low
+from lightning_echo.measure.control import idle_low, slice_ends
 
 # ---------------------------------------------------------------------- timing
 #     ... step k-1 | fetch k | copy k | (logging, hooks) | step k | ...
@@ -253,8 +253,13 @@ def job_steps(waited: Tensor, seconds: Tensor, workers: int = 1) -> JobSteps:
         >>> job_steps(waited, torch.ones(2, 2)).idle_fraction
         0.5
     """
+    return _of_joined(*_of_ranks(waited, seconds), workers)
+
+
+def _of_ranks(waited: Tensor, seconds: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the arguments of `_of_joined`."""
     longest, rank = waited.max(dim=0)
-    return _of_joined(longest, rank, seconds[int(seconds.sum(dim=1).argmax())], workers)
+    return longest, rank, seconds[int(seconds.sum(dim=1).argmax())]
 
 
 def _of_joined(longest: Tensor, rank: Tensor, seconds: Tensor, workers: int) -> JobSteps:
@@ -361,14 +366,26 @@ class IdleFraction(Metric):
             first: Number of the first step to return, from 0.
             workers: Number of workers that deliver their batches in turn, see `idle_low`.
         """
-        if first >= self.per_step.shape[-1]:
-            return None
+        return _of_joined(*self._joined(first), workers) if first < self.per_step.shape[-1] else None
+
+    def slices(self) -> list[tuple[float, float]]:
+        """Returns the seconds of waiting and all seconds of each slice of the steps, see `slice_ends` and `steps`."""
+        longest, _, seconds = self._joined(0)
+        found, begin = [], 0
+        for end in slice_ends(len(longest)):
+            whole = float(seconds[begin:end].sum())
+            found.append((min(float(longest[begin:end].sum()), whole), whole))
+            begin = end
+        return found
+
+    def _joined(self, first: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns the arguments of `_of_joined` for the steps from number ``first`` on."""
         per_step = self.per_step[..., first:].cpu()
         if per_step.shape[-2] == 3:  # joined
             longest, rank, seconds = per_step[0]
-            return _of_joined(longest, rank.long(), seconds, workers)
+            return longest, rank.long(), seconds
         per_step = per_step.reshape(-1, *per_step.shape[-2:])  # (ranks, 2, steps): own steps, or gathered by another function
-        return job_steps(per_step[:, 0], per_step[:, 1], workers)
+        return _of_ranks(per_step[:, 0], per_step[:, 1])
 
     def stretch(self, first: int, settled: int, workers: int) -> JobSteps | None:
         """Returns the job's steps from number ``first`` on, as whole rounds of the workers, or None if there are none.

@@ -14,11 +14,23 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import count
+from itertools import count, zip_longest
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from lightning_echo.plan.journal import MAGIC, Begin, Ends, Journal, JournalError, Place, Records, checksum, first_digest, frame
+from lightning_echo.plan.journal import (
+    MAGIC,
+    Begin,
+    Ends,
+    Journal,
+    JournalError,
+    Place,
+    Records,
+    Stretch,
+    checksum,
+    first_digest,
+    frame,
+)
 
 REPLAY = "replay:"  # in a configuration, before the folder
 NO_ENDS = Ends()
@@ -99,6 +111,51 @@ def read_journal(path: str) -> Journal:
     if not journal.stretches:
         raise JournalError(f"{path} has no batches: its run was killed before the first one. Repeat another run")
     return journal
+
+
+class FreshCounts(NamedTuple):
+    """How much was fresh in each batch of a run, in the journals of all ranks that a folder has."""
+
+    first: int  # number of the first batch
+    counts: list[int]
+    ranks: int
+    are_batches: bool  # whether whole batches are counted; else examples
+
+
+_MOST_BYTES = 16 * 2**20  # of all journals of a run: some million batches, which are read in seconds
+
+
+def fresh_counts(folder: str) -> FreshCounts:
+    """Reads how much was fresh in each batch of a run on demand, of a single loader.
+
+    Raises:
+        JournalError: There is no journal, a journal is damaged, or the journals are so large that reading would take long.
+        OSError: A journal cannot be read.
+    """
+    paths: list[str] = []
+    while os.path.isfile(path := journal_path(folder, "", len(paths))):  # and no pipe, which would have to be waited for
+        paths.append(path)
+    if not paths:
+        raise JournalError(f"{journal_path(folder, '', 0)} is not there")
+    size = sum(map(os.path.getsize, paths))
+    if size > _MOST_BYTES:
+        raise JournalError(f"{paths[0]} has {size / 2**20:,.0f} MiB with those of other ranks: more than {_MOST_BYTES >> 20}")
+    journals = [read_journal(path) for path in paths]
+    first = journals[0].stretches[0].begin
+    of_ranks = [_counts_from(first.number, journal.stretches) for journal in journals]
+    counts = [sum(of_batch) for of_batch in zip_longest(*of_ranks, fillvalue=0)]
+    return FreshCounts(first.number, counts, len(paths), "batches_held" in first.conditions)
+
+
+def _counts_from(first: int, stretches: Sequence[Stretch]) -> list[int]:
+    """Returns the counts of all batches from number ``first`` on. A batch that no stretch has counts 0."""
+    counts: list[int] = []
+    for stretch in stretches:
+        place = stretch.begin.number - first
+        del counts[max(place, 0) :]
+        counts += [0] * (place - len(counts))
+        counts += stretch.fresh_counts()[max(-place, 0) :]
+    return counts
 
 
 class Written(NamedTuple):

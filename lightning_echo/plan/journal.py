@@ -19,6 +19,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 from lightning_echo.plan.demand import Block, Booked, Dealing
@@ -121,6 +122,19 @@ class Stretch:
         first, end = (self._ends[place - 1] if place else 0), self._ends[place]
         runs = self._runs[2 * first : 2 * end]
         return [at for first, size in zip(runs[::2], runs[1::2], strict=True) for at in range(first, first + size)]
+
+    def fresh_counts(self) -> list[int]:
+        """Returns the number of fresh positions in each batch.
+
+        >>> stretch = Stretch(Begin(number=7, booked=Booked(0), max_factor=8.0, conditions={"workers": 1}))
+        >>> stretch.add([0, 4])
+        >>> stretch.add([])
+        >>> stretch.add([4, 1, 8, 2])
+        >>> stretch.fresh_counts()
+        [4, 0, 3]
+        """
+        up_to = [0, *accumulate(self._runs[1::2])]
+        return [up_to[end] - up_to[begin] for begin, end in pairwise([0, *self._ends])]
 
     def factor_of(self, number: int) -> float:
         """Returns ``max_factor`` as batch ``number`` had it."""

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from datetime import datetime, timezone
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
@@ -16,8 +21,9 @@ import lightning_echo
 from lightning_echo.config import DEMAND
 from lightning_echo.loader.loader import EchoLoader
 from lightning_echo.measure.control import Controller, Decision, Observation
-from lightning_echo.measure.report import picture
+from lightning_echo.measure.report import from_journal, picture
 from lightning_echo.measure.summary import FILE_NAME, EpochReport, RunSummary, fresh_step_seconds, speedup_of, stalls_bridged
+from lightning_echo.pipeline.journal import fresh_counts
 from lightning_echo.training.counts import Examples, together
 from lightning_echo.training.loaders import Echoed, parts_of
 from lightning_echo.training.meters import EpochMeasures, RunMeter
@@ -35,8 +41,11 @@ if TYPE_CHECKING:
 _NAME = "echo/run"
 
 
-def log_picture(trainer: pl.Trainer, summary: RunSummary) -> None:
-    """Logs the picture through the loggers that take pictures, and names the others. Only rank 0 calls it."""
+def log_picture(trainer: pl.Trainer, summary: RunSummary, directory: str | None) -> None:
+    """Logs the picture through the loggers that take pictures, and names the others. Only rank 0 calls it.
+
+    ``directory``: the folder in which journals of the run may be.
+    """
     if trainer.fast_dev_run:  # type: ignore[attr-defined]
         return
     step = last_step(trainer)
@@ -46,9 +55,10 @@ def log_picture(trainer: pl.Trainer, summary: RunSummary) -> None:
     if others or not taken:
         which = f"{', '.join(others)} takes no figure" if others else "the Trainer has no logger"
         rank_zero_info(f"lightning_echo: plot=True logs to TensorBoard, W&B and MLflow; {which}")
+    journal = from_journal(summary, partial(fresh_counts, directory)) if taken and directory is not None else None
     for logger, give in taken:
         try:
-            give(logger, picture(summary), step)
+            give(logger, picture(summary, journal), step)
         except Exception as error:  # whatever a logger's client raises: a lost connection, a full disk
             # No training may fail because of a picture.
             rank_zero_warn(f"lightning_echo: {type(logger).__name__} did not take the picture of the run: {error!r}")
@@ -146,8 +156,33 @@ def log_directory(trainer: pl.Trainer) -> str | None:
     directory, logger = trainer.log_dir, trainer.loggers[0]
     if directory is None or _is(logger, "TensorBoardLogger") or _is(logger, "CSVLogger"):
         return directory
-    version = logger.version if isinstance(logger.version, str) else f"version_{logger.version}"
-    return trainer.strategy.broadcast(os.path.join(directory, str(logger.name), version))
+    return trainer.strategy.broadcast(os.path.join(directory, str(logger.name), _version_of(logger)))
+
+
+def run_name(trainer: pl.Trainer) -> str:
+    """Returns the run as its first logger names it; empty without a logger."""
+    if not trainer.loggers:
+        return ""
+    logger = trainer.loggers[0]
+    return "/".join(part for part in (str(logger.name or ""), _version_of(logger)) if part)
+
+
+def _version_of(logger: Any) -> str:
+    """Returns a logger's version as it is in the path of its files."""
+    version = logger.version
+    return version if isinstance(version, str) else "" if version is None else f"version_{version}"
+
+
+def program_name() -> str:
+    """Returns the file of the program that runs, without its folder; of a package that runs as a module, the package."""
+    path = Path(sys.argv[0] or "python")
+    return path.parent.name if path.name == "__main__.py" and path.parent.name else path.name
+
+
+def local_time(seconds: float | None = None) -> str:
+    """Returns a time in the zone of this machine, as ISO 8601 has it. ``seconds``: since 1970, UTC; None: now."""
+    now = time.time() if seconds is None else seconds
+    return datetime.fromtimestamp(now, timezone.utc).astimezone().isoformat(timespec="seconds")
 
 
 def package_versions(trainer: pl.Trainer) -> dict[str, str]:
@@ -196,6 +231,8 @@ def report_of(
         factor=factor,
         fresh_examples=totals.fresh,
         echoed_examples=totals.echoed,
+        fresh_in_epoch=measures.fresh if measures.is_counted else None,
+        echoed_in_epoch=measures.echoed if measures.is_counted else None,
         passes=None if loader is None else loader.passes,
         effective_factor=(measures.fresh + measures.echoed) / measures.fresh if measures.fresh else None,
         idle_fraction=None if whole is None else whole.idle_fraction,
@@ -203,6 +240,7 @@ def report_of(
         slowest_node=None if slowest_rank is None else meter.node_of(slowest_rank),
         data_wait_seconds=None if whole is None else whole.wait_seconds,
         step_seconds=None if whole is None else whole.busy_seconds,
+        slices=tuple((round(waited, 6), round(seconds, 6)) for waited, seconds in measures.slices),
         upstream_seconds=None
         if costs is None or any(part.reads_ahead for part in on_demand.values())
         else costs.upstream_seconds,

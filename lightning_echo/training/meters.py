@@ -275,6 +275,8 @@ class EpochMeasures:
     worker_wait_fraction: float | None = None  # mean over the ranks; None if unknown
     parts: Mapping[str, Examples] = field(default_factory=dict)  # in the epoch, of each of several loaders, all ranks
     load: Load | None = None  # of the node whose cores other programs took most of; None if it is not known of each node
+    is_counted: bool = True  # whether ``fresh`` and ``echoed`` are those of the whole epoch, and of all its batches
+    slices: Sequence[tuple[float, float]] = ()  # seconds of waiting and all seconds, see `IdleFraction.slices`
 
 
 class _Beside(NamedTuple):
@@ -295,6 +297,7 @@ class RunMeter:
         self.idle, self.counts = IdleFraction(), RunCounts()  # of the epoch's steps, and of the run's examples
         self.part_counts: dict[str, RunCounts] = {}  # of each of several loaders, by name
         self._at_epoch_start: Examples | None = None  # the totals at the start of the epoch
+        self._came_late = False  # this began within the epoch, from a checkpoint without its state
         self._parts_at_epoch_start: dict[str, Examples] = {}  # the same of each of several loaders; without an entry 0
         self._own_at_epoch_start = Examples()  # what this rank had been delivered then, or when it resumed within the epoch
         self._stretch_start = 0  # the number of the epoch's steps before the present stretch
@@ -377,6 +380,7 @@ class RunMeter:
         if self._at_epoch_start is None:
             self.count(loader)
             self._note_epoch_start()
+            self._came_late = True  # unless the first step is the epoch's first
         else:  # the checkpoint's totals contain the examples that the loader has delivered so far
             self._go_on_from(self.counts, loader, counts_job=trainer.is_global_zero)
             for name, part in self._counted_parts(loader).items():
@@ -410,15 +414,19 @@ class RunMeter:
     def begin_step(self) -> None:
         self.timer.begin_step()
 
-    def end_step(self, loader: Echoed | None, batch: Any) -> None:
-        """Notes that the step is over. If the model takes ``dataloader_iter``, it fetches its batch within the step."""
+    def end_step(self, loader: Echoed | None, batch: Any, in_epoch: int) -> None:
+        """Notes that the step is over, with batch ``in_epoch`` of the epoch, from 0.
+
+        If the model takes ``dataloader_iter``, it fetches its batch within the step.
+        """
         self.timer.end_step()
         self._waits.end_step()
         self._steps_in_epoch += 1
         steps = self._steps_in_epoch
         if steps >= FIRST_LOOK and not steps & (steps - 1) and self._cores is not None:  # 4, 8, 16 ...
             self._cores.look()
-        self.has_stepped = True
+        if not self.has_stepped:
+            self.has_stepped, self._came_late = True, self._came_late and in_epoch > 0
         if loader is None and batch is not None:
             parts = parts_at_leaves(self._train_dataloader, batch)
             sizes = [size_of(part) for part in parts if part is not None]
@@ -496,6 +504,7 @@ class RunMeter:
         self.timer.settle()
         measures = self.so_far(loader)
         self._note_epoch_start()
+        self._came_late = False
         self.idle.reset()
         self._stretch_start = 0
         return measures
@@ -514,6 +523,7 @@ class RunMeter:
             whole = self.idle.steps()
             first = 0 if whole is None else max(self._stretch_start, self._first_judged(loader, whole.steps))
             judged = self.idle.steps(first, self._workers)
+            slices = self.idle.slices()
         of_ranks, beside = self._gather_seconds(loader)
         costs = self._costs(of_ranks, loader, judged or whole, beside.no_request)
         return EpochMeasures(
@@ -528,6 +538,8 @@ class RunMeter:
             beside.worker_wait_fraction,
             parts,
             beside.load,
+            is_counted=not (self.has_unknown_sizes or self._came_late),
+            slices=slices,
         )
 
     # ------------------------------------------------------------------ state
@@ -544,6 +556,7 @@ class RunMeter:
                 for name, counts in self.part_counts.items()
             },
             "at_epoch_start": list(self._at_epoch_start or self.counts.totals),
+            "came_late": self._came_late,
             "parts_at_epoch_start": {name: list(each) for name, each in self._parts_at_epoch_start.items()},
             "per_step": self.idle.per_step.cpu(),
             "stretch_start": self._stretch_start,
@@ -559,6 +572,7 @@ class RunMeter:
         for name, counts in self.part_counts.items():
             counts.load(parts[name])
         self._at_epoch_start = Examples(*entry(state, "at_epoch_start", tuple[int, int]))
+        self._came_late = entry(state, "came_late", bool)
         begun = entry(state, "parts_at_epoch_start", dict[str, tuple[int, int]])
         self._parts_at_epoch_start = {name: Examples(*each) for name, each in begun.items()}
         per_step = entry(state, "per_step", Tensor)

@@ -87,7 +87,7 @@ class Run:
             self.profiler.stop(FETCH)
         self.meter.begin_step()
         self.now += work
-        self.meter.end_step(self.loader, BATCH)
+        self.meter.end_step(self.loader, BATCH, 0)
 
     def epoch(self, steps=8, **options):
         self.meter.begin_epoch(self.loader)
