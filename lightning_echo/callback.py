@@ -49,6 +49,7 @@ from lightning_echo.training.loaders import (
     Echoed,
     delivered_in,
     echoed_in,
+    flush_journals,
     go_on_after_reload,
     parts_of,
     since_in,
@@ -401,8 +402,10 @@ class EchoCallback(DecidesFactor, pl.Callback):
             which = (program_name(), run_name(trainer), self._began)
             found = RunSummary(self.reports, self.decisions, package_versions(trainer), self.verdict, *which)
             write_summary(self._log_directory, found)
-        self.attachment.detach()  # so that journals are whole
+        self.attachment.detach()  # first: a journal is whole when its workers have ended
         if found is not None and self.plot:
+            if not self._has_failed:  # of an `EchoLoader` that the user has, the workers go on
+                flush_journals(self._loader)
             log_picture(trainer, found, self._log_directory)
 
     # ------------------------------------------------------------------ an epoch

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from textwrap import fill
+from typing import TYPE_CHECKING, Any
 
 from lightning_echo.analysis.measured import Spread
 from lightning_echo.analysis.predict import (
@@ -28,8 +29,11 @@ from lightning_echo.measure import report as run_report
 from lightning_echo.measure.control import busy, fewer_fresh, number_of, percent, three_digits
 from lightning_echo.measure.report import (
     BLUE,
+    BROAD,
     GREEN,
+    INK,
     ORANGE,
+    PAPER,
     PINK,
     SKY,
     VERMILION,
@@ -40,6 +44,7 @@ from lightning_echo.measure.report import (
     verdict_blocks,
 )
 from lightning_echo.measure.summary import FILE_NAME, RunSummary
+from lightning_echo.pipeline.journal import fresh_counts
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -97,10 +102,11 @@ def _saved_run(path: Path, beside: str = "") -> Saved:
         run = RunSummary.from_json(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
+    journal = partial(run_report.from_journal, run, partial(fresh_counts, str(path.parent)))
     return Saved(
         lambda: run_report.report(run) + (f"\n\n{beside}" if beside else ""),
-        partial(run_report.save_page, run),
-        partial(run_report.save_png, run),
+        lambda page: run_report.save_page(run, page, journal()),
+        lambda png: run_report.save_png(run, png, journal()),
         beside,
     )
 
@@ -486,35 +492,33 @@ _LARGEST_FACTOR = 8.0
 _STEPS = 56  # points of a line: one for each eighth of a factor: its bend is then at the right place
 
 
-def draw(analysis: StallAnalysis) -> Figure:
-    figure = figures.new_figure(8, 6.4)
+def draw(analysis: StallAnalysis, width: float = BROAD) -> Figure:
+    is_broad = width >= BROAD
+    figure = figures.new_figure(width, 6.4 if is_broad else 7.4)
     above, below = figure.subplots(2, 1, height_ratios=(1, 5))
-    _draw_parts(above, analysis)
-    _draw_speedups(below, analysis)
-    return figure
+    _draw_parts(above, analysis, is_broad=is_broad)
+    _draw_speedups(below, analysis, is_broad=is_broad)
+    return figures.dressed(figure)
 
 
 def save_png(analysis: StallAnalysis, path: str | Path) -> None:
     figures.save(draw(analysis), path)
 
 
-def as_svg(analysis: StallAnalysis) -> str:
-    return figures.as_svg(draw(analysis))
-
-
-def _draw_parts(axes: Axes, analysis: StallAnalysis) -> None:
+def _draw_parts(axes: Axes, analysis: StallAnalysis, *, is_broad: bool) -> None:
     begin = 0.0
     for (words, share), color in zip(shares_of_step(analysis), _PART_COLORS, strict=False):
         seconds = share * analysis.step_seconds
         label = f"{words}: {milliseconds(seconds)} ms ({percent(share)})"
-        axes.barh([0], [1000 * seconds], left=[1000 * begin], color=color, edgecolor="white", label=label)
+        axes.barh([0], [1000 * seconds], left=[1000 * begin], color=color, edgecolor=PAPER, label=fill(label, 90 if is_broad else 44))
         begin += seconds
     axes.set(xlabel="step time of the real run (ms)", yticks=[], xlim=(0, 1000 * begin))
     axes.spines[["left", "right", "top"]].set_visible(False)
-    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2, ncols=2, frameon=False)
+    ncols = 2 if is_broad else 1
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2, ncols=ncols, frameon=False)
 
 
-def _draw_speedups(axes: Axes, analysis: StallAnalysis) -> None:
+def _draw_speedups(axes: Axes, analysis: StallAnalysis, *, is_broad: bool) -> None:
     measured = _measured(analysis)
     largest = max([_LARGEST_FACTOR, *(factor for _, factor, _ in measured)])
     factors = [1 + (largest - 1) * step / _STEPS for step in range(_STEPS + 1)]
@@ -527,13 +531,15 @@ def _draw_speedups(axes: Axes, analysis: StallAnalysis) -> None:
     for point, factor, spread in measured:
         speedup, color = real / spread.median, _POINT_COLORS[point]
         around = [[speedup - real / spread.high], [real / spread.low - speedup]]
-        axes.errorbar([factor], [speedup], around, capsize=3, ecolor="black", zorder=3)
-        axes.plot([factor], [speedup], "o", color=color, markeredgecolor="black", markersize=8, zorder=4)
-    axes.plot([1], [1], "o", color="white", markeredgecolor="black", markersize=8, zorder=3, label="measured")
+        axes.errorbar([factor], [speedup], around, capsize=3, ecolor=INK, zorder=3)
+        axes.plot([factor], [speedup], "o", color=color, markeredgecolor=INK, markersize=8, zorder=4)
+    axes.plot([1], [1], "o", color=PAPER, markeredgecolor=INK, markersize=8, zorder=3, label="measured")
     axes.set(xlabel="echo factor", ylabel="speed-up (steps per second,\ntimes those without echoing)", ylim=(0, None))
-    axes.grid(alpha=0.3)
-    axes.spines[["right", "top"]].set_visible(False)
-    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, title="insertion point")
+    figures.add_grid(axes)
+    place: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (1, 0.5)}
+    if not is_broad:
+        place = {"loc": "upper center", "bbox_to_anchor": (0.45, -0.18), "ncols": 2, "fontsize": 9, "columnspacing": 1}
+    axes.legend(frameon=False, title="insertion point", **place)
 
 
 def _measured(analysis: StallAnalysis) -> list[tuple[str, float, Spread]]:
@@ -552,9 +558,11 @@ def _measured(analysis: StallAnalysis) -> list[tuple[str, float, Spread]]:
 
 def page(analysis: StallAnalysis) -> str:
     """Returns a report as HTML; needs matplotlib."""
+    figure, narrow = figures.as_svgs(partial(draw, analysis))
     return HtmlPage(
         headline=headline(analysis),
-        figure=as_svg(analysis),
+        figure=figure,
+        narrow=narrow,
         figure_words="Parts of the step time, and speed-up by echo factor, as in the tables",
         tables=tables(analysis),
         verdict=analysis.verdict.message,

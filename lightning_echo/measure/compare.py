@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, NamedTuple
 
 from lightning_echo.measure import report as page
 from lightning_echo.measure.control import percent, three_digits
-from lightning_echo.measure.report import BLUE, ORANGE, HtmlPage, Table, as_block, as_text, new_figure
+from lightning_echo.measure.report import BLUE, BROAD, ORANGE, HtmlPage, Table, as_block, as_text, new_figure
 from lightning_echo.measure.summary import FILE_NAME, EpochReport, RunSummary, seconds_of
 
 if TYPE_CHECKING:
@@ -268,7 +269,8 @@ class Comparison:
         return found
 
     def table(self) -> Table:
-        rows = [self._row(words, value, written) for words, value, written in _FIGURES]
+        began = [run.summary.began.replace("T", " ", 1) for run in (self.a, self.b)]
+        rows = [("began", *began, ""), *(self._row(words, value, written) for words, value, written in _FIGURES)]
         remarks = ["Seconds are those of steps and of their waiting, without validation."]
         if not self.same_steps:
             remarks.append(self._other_steps())
@@ -294,9 +296,11 @@ class Comparison:
 
     def save_page(self, path: str | Path) -> None:
         """Writes a page; a ModuleNotFoundError if matplotlib is not installed."""
+        figure, narrow = page.as_svgs(self.draw)
         written = HtmlPage(
             headline="Two runs",
-            figure=page.as_svg(self.draw()),
+            figure=figure,
+            narrow=narrow,
             figure_words="Idle fraction and metric of both runs",
             tables=[self.table()],
             verdict=self.headline,
@@ -307,15 +311,17 @@ class Comparison:
         """Writes a picture with both curves; a ModuleNotFoundError if matplotlib is not installed."""
         page.save(self.draw(), path)
 
-    def draw(self) -> Figure:
+    def draw(self, width: float = BROAD) -> Figure:
         runs = ((self.a, BLUE), (self.b, ORANGE))
         points = [run.points(self.metric) for run, _ in runs] if self.metric else [[], []]
-        figure = new_figure(8, 5.5 if all(points) else 3)
+        columns = page.columns_of(width)
+        figure = new_figure(width, 5.5 if all(points) else 3)
         panels = figure.subplots(2 if all(points) else 1, 1, squeeze=False)[:, 0]
         for run, color in runs:
             idle = [math.nan if report.idle_fraction is None else 100 * report.idle_fraction for report in run.reports]
-            panels[0].plot([report.epoch + 1 for report in run.reports], idle, "o-", color=color, label=run.name)
-        panels[0].set_title("idle: share of the time that was spent waiting for input, %", loc="left", fontsize=10)
+            panels[0].plot([report.epoch + 1 for report in run.reports], idle, "o-", color=color, label=fill(run.name, columns - 12))
+        words = "idle: share of the time that was spent waiting for input, %"
+        panels[0].set_title(fill(words, columns), loc="left", fontsize=10)
         panels[0].set_xlabel("epochs")
         panels[0].set_ylim(-4, 104)
         panels[0].legend(frameon=False)
@@ -324,12 +330,11 @@ class Comparison:
                 panels[1].plot(
                     [point.seconds for point in each], [point.value for point in each], "o-", color=color, label=run.name
                 )
-            panels[1].set_title(str(self.metric), loc="left", fontsize=10)
+            panels[1].set_title(fill(str(self.metric), columns), loc="left", fontsize=10)
             panels[1].set_xlabel("seconds of training")
         for axes in panels:
-            axes.grid(alpha=0.3)
-            axes.spines[["right", "top"]].set_visible(False)
-        return figure
+            page.add_grid(axes)
+        return page.dressed(figure)
 
     def _row(self, words: str, value: Callable[[Run], float | None], written: Callable[[float], str]) -> tuple[str, ...]:
         before, after = value(self.a), value(self.b)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from html import escape
 from io import StringIO
-from itertools import accumulate
+from itertools import accumulate, chain, pairwise
 from pathlib import Path
 from string import Template
 from textwrap import fill, wrap
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from lightning_echo.measure.control import busy, number_of, percent, three_digits
+from lightning_echo.measure.control import busy, number_of, percent, slice_ends, three_digits
 from lightning_echo.measure.summary import EpochReport, FactorUse, RunSummary, RunVerdict, is_of_end, load_lines, seconds_of
 
 if TYPE_CHECKING:
@@ -22,11 +23,27 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # ---------------------------------------------------------------------- figure
-# matplotlib is optional, and its global state (pyplot, the current figure) is not used. The colours are those of Okabe and Ito,
-# which colour-blind people can tell apart. The background is white, to be readable on a dark page.
+# matplotlib is optional, and its global state (pyplot, the current figure) is not used.
+#
+# A figure is drawn in the colours of a light page, and a PNG keeps them. In an SVG each colour is a variable of the page, so that a
+# dark page shows others. They are near those of Okabe and Ito, which colour-blind people can tell apart, and a test computes their
+# contrast.
 
-ORANGE, SKY, GREEN, BLUE, VERMILION, PINK = "#E69F00", "#56B4E9", "#009E73", "#0072B2", "#D55E00", "#CC79A7"
+PALETTE = {  # by the name of the variable: on a light page, and on a dark one
+    "ink": ("#1f2328", "#e6e6e6"),  # of words and frames
+    "paper": ("#ffffff", "#17191c"),
+    "orange": ("#b97a00", "#e69f00"),
+    "sky": ("#3d9ad0", "#7cc8f2"),
+    "green": ("#009e73", "#009e73"),
+    "blue": ("#0072b2", "#3d97d6"),
+    "vermilion": ("#d55e00", "#d55e00"),
+    "pink": ("#cc79a7", "#cc79a7"),
+}
+INK, PAPER, ORANGE, SKY, GREEN, BLUE, VERMILION, PINK = (light for light, _ in PALETTE.values())
+BROAD, NARROW = 8.0, 4.2  # widths in inches: of a picture, and of the figure that a phone shows
 _DOTS_PER_INCH = 120
+_COLUMNS_PER_INCH = 11  # of a figure's words
+_OF_LIGHT_PAGE = {light: f"var(--{name}, {light})" for name, (light, _) in PALETTE.items()}
 
 
 def check_matplotlib(user: str = "figures") -> None:
@@ -43,17 +60,50 @@ def new_figure(width: float, height: float) -> Figure:
     check_matplotlib()
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), dpi=_DOTS_PER_INCH, facecolor="white")
+    figure = Figure(figsize=(width, height), dpi=_DOTS_PER_INCH, facecolor=PAPER)
     figure.set_layout_engine("constrained", h_pad=0.12)
     return figure
+
+
+def columns_of(width: float) -> int:
+    """Returns how many letters of a title find room above the axes of a figure."""
+    return int((width - 0.6) * _COLUMNS_PER_INCH)
+
+
+def dressed(figure: Figure) -> Figure:
+    """Gives words, ticks and frames the colours of the house. What the user has set for other figures does not count."""
+    from matplotlib.text import Text
+
+    for axes in figure.axes:
+        axes.set_facecolor(PAPER)
+        axes.tick_params(which="both", color=INK, labelcolor=INK)
+        for spine in axes.spines.values():
+            spine.set_edgecolor(INK)
+    for text in figure.findobj(Text):
+        text.set(color=INK)
+    return figure
+
+
+def add_grid(axes: Axes) -> None:
+    axes.grid(color=INK, alpha=0.15, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["right", "top"]].set_visible(False)
 
 
 def save(figure: Figure, path: str | Path) -> None:
     figure.savefig(path, format="png", dpi=_DOTS_PER_INCH)
 
 
-def as_svg(figure: Figure) -> str:
-    """Returns a figure as an SVG element. It refers to nothing outside itself and is the same in each process."""
+def as_svgs(draw: Callable[[float], Figure]) -> tuple[str, str]:
+    """Returns a figure as SVG elements, for a broad page and for a narrow one. ``draw`` gets the width."""
+    return as_svg(draw(BROAD)), as_svg(draw(NARROW), "narrow-")
+
+
+def as_svg(figure: Figure, prefix: str = "") -> str:
+    """Returns a figure as an SVG element. It refers to nothing outside itself and is the same in each process.
+
+    Its colours are the page's (`PALETTE`). ``prefix``: of all its ids, which must be unique on a page.
+    """
     import matplotlib
 
     written = StringIO()
@@ -61,7 +111,8 @@ def as_svg(figure: Figure) -> str:
     with matplotlib.rc_context({"svg.fonttype": "path", "svg.hashsalt": "lightning_echo"}):
         figure.savefig(written, format="svg", metadata=nothing)
     svg = written.getvalue()
-    return svg[svg.index("<svg") :].strip()
+    svg = re.sub("|".join(_OF_LIGHT_PAGE), lambda found: _OF_LIGHT_PAGE[found[0]], svg[svg.index("<svg") :])
+    return re.sub(r'(\bid="|\bhref="#|\burl\(#)', rf"\1{prefix}", svg).strip()
 
 
 # ---------------------------------------------------------------------- table
@@ -136,14 +187,17 @@ _PAGE = Template("""\
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>$headline</title>
 <style>
-:root { color-scheme: light dark; --line: #8884; --mark: #0072B2; }
+:root { color-scheme: light dark; --line: #8884; $light }
+@media (prefers-color-scheme: dark) { :root { $dark } }
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 56rem; margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.5rem; line-height: 1.25; }
+body { color: var(--ink); background: var(--paper); }
+h1 { font-size: 1.5rem; line-height: 1.25; overflow-wrap: anywhere; }
 h2 { font-size: 1.1rem; margin: 2rem 0 0.5rem; }
-.verdict { border-left: 0.4rem solid var(--mark); background: #0072B21a; padding: 0.8rem 1rem; font-size: 1.1rem; }
+.verdict { border-left: 0.4rem solid var(--blue); background: #0072B21a; padding: 0.8rem 1rem; font-size: 1.1rem; }
 .wide { overflow-x: auto; }
-.figure { background: white; margin: 2rem 0; }
-.figure svg { display: block; width: 100%; min-width: 30rem; height: auto; }
+.figure { margin: 2rem 0; }
+.figure svg { display: block; width: 100%; height: auto; }
+.narrow { display: none; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { padding: 0.2rem 0 0.2rem 1.5rem; text-align: right; border-bottom: 1px solid var(--line); }
 th { vertical-align: bottom; }
@@ -154,13 +208,18 @@ td:first-child { white-space: normal; overflow-wrap: anywhere; }
 p, li { overflow-wrap: anywhere; }
 .why { margin: 0.2rem 0; }
 .remark { font-size: 0.9rem; opacity: 0.8; margin: 0.4rem 0; }
-@media (max-width: 40rem) { table { font-size: 0.85rem; } th, td { padding-left: 0.7rem; } }
+@media (max-width: 40rem) {
+table { font-size: 0.85rem; }
+th, td { padding-left: 0.7rem; }
+.broad { display: none; }
+.narrow { display: block; }
+}
 </style>
 </head>
 <body>
 <h1>$headline</h1>$verdict
-<div class="wide figure" role="img" aria-label="$figure_words">
-$figure
+<div class="figure" role="img" aria-label="$figure_words">
+$figures
 </div>
 $tables
 $notes
@@ -182,16 +241,23 @@ class HtmlPage:
     lines: Sequence[str] = ()
     notes: Sequence[str] = ()
     others: Sequence[str] = ()  # the lines after those, each with what it gains
+    narrow: str = ""  # the figure for a narrow page; empty: the same
+    subtitle: str = ""
 
     def text(self) -> str:
-        above = [f'<p class="verdict">{escape(self.verdict)}</p>'] if self.verdict else []
+        above = [f'<p class="remark">{escape(self.subtitle)}</p>'] if self.subtitle else []
+        above += [f'<p class="verdict">{escape(self.verdict)}</p>'] if self.verdict else []
         above += [f'<p class="why">{escape(words)}</p>' for words in self.why]
         above += [f"<p>Next: <code>{escape(line)}</code></p>" for line in self.lines]
         above += [f"<p>Then: <code>{escape(line)}</code></p>" for line in self.others]
+        light, dark = (" ".join(f"--{name}: {of[page]};" for name, of in PALETTE.items()) for page in (0, 1))
+        narrow = f'\n<div class="narrow">\n{self.narrow}\n</div>' if self.narrow else ""
         return _PAGE.substitute(
             headline=escape(self.headline),
+            light=light,
+            dark=dark,
             verdict="".join(f"\n{each}" for each in above),
-            figure=self.figure,
+            figures=f'<div class="broad">\n{self.figure}\n</div>{narrow}' if narrow else self.figure,
             figure_words=escape(self.figure_words),
             tables="\n".join(map(_table, self.tables)),
             notes=f"<h2>Notes</h2>\n<ul>\n{_each('li', self.notes)}\n</ul>" if self.notes else "",
@@ -214,10 +280,23 @@ def _each(tag: str, texts: Iterable[str], between: str = "\n") -> str:
 # ---------------------------------------------------------------------- run tables
 # The tables of a run as values: text and page show the same figures in the same words. A column without a figure is left out.
 
-_COUNTED = "Examples and passes are counted from the beginning of the run, up to the end of the epoch."
-_START = "start s"
-_STARTS = f"{_START}: the wait for the first batch of an epoch in which workers had to start, in seconds."
 _AT_END = "The factor is the one at the end of the epoch, in which it was not always the same."
+_NOT_KNOWN = (
+    "An empty cell of fresh and echoed is not known: the run was resumed there without the state of its callback, or its batches "
+    "have no size."
+)
+_REMARKS = {  # by the heading of their column
+    "fresh": "Fresh and echoed examples are those of the epoch.",
+    "passes": "passes: over the data, from the beginning of the run.",
+    "start s": "start s: the wait for the first batch of an epoch in which workers had to start, in seconds.",
+    "in flight": "in flight: reads under way on a rank, on average.",
+    "cache hits": "cache hits: the share of the epoch's fresh examples that the cache had.",
+    "other nodes": "other nodes: the share of the epoch's fresh examples that the cache of another node had.",
+    "shared by": "shared by: trainings that share the reading, this one included.",
+    "peer wait": "peer wait: the share of the time in which a batch waited for another training.",
+    "missed": "missed: examples that only other trainings had, from the beginning of the run.",
+    "read again": "read again: examples that were read for this training alone, from the beginning of the run.",
+}
 _MILLION, _MOST_DIGITS = 10**6, 10**7  # from ten million on, examples are counted in millions
 
 
@@ -239,7 +318,8 @@ def headline(summary: RunSummary) -> str:
 def tables(summary: RunSummary, most_rows: int | None = None) -> list[Table]:
     """Returns the tables of a run. A table longer than ``most_rows`` shows its last rows, with a remark; None shows all."""
     found = []
-    for table in (_epochs(summary.reports), _factors(summary.decisions, "max_factor" if _on_demand(summary) else "factor")):
+    factors = _factors(summary.decisions, "max_factor" if _on_demand(summary) else "factor")
+    for table in (_epochs(summary.reports), _reading(summary.reports), factors):
         left_out = 0 if most_rows is None else len(table.rows) - most_rows
         if left_out > 0:
             remark = f"{number_of(left_out, 'earlier row is', 'earlier rows are')} left out here; the page (--html) has all."
@@ -257,31 +337,78 @@ def _count(examples: int) -> str:
     return f"{examples:,}" if examples < _MOST_DIGITS else f"{examples / _MILLION:,.0f} M"
 
 
-_OF_EPOCHS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (  # heading, attribute of `EpochReport`, how it is written
+_Columns: TypeAlias = tuple[tuple[str, str, Callable[[Any], str]], ...]  # heading, attribute of `EpochReport`, how it is written
+_OF_EPOCHS: _Columns = (
     ("epoch", "epoch", str),
     ("factor", "factor", "{:.4g}".format),
     ("idle", "idle_fraction", percent),
     ("examples/s", "examples_per_second", three_digits),
-    ("fresh", "fresh_examples", _count),
-    ("echoed", "echoed_examples", _count),
+    ("fresh", "fresh_in_epoch", _count),
+    ("echoed", "echoed_in_epoch", _count),
     ("passes", "passes", three_digits),
-    (_START, "first_batch_seconds", three_digits),
+    ("start s", "first_batch_seconds", three_digits),
+)
+_OF_READING: _Columns = (
+    ("epoch", "epoch", str),
+    ("in flight", "reads_in_flight", three_digits),
     ("cache hits", "cache_hit_fraction", percent),
+    ("other nodes", "cache_received_fraction", percent),
+    ("shared by", "shared_trainings", str),
+    ("peer wait", "peer_wait_fraction", percent),
     ("missed", "missed_examples", _count),
+    ("read again", "read_again_examples", _count),
 )
 
 
-def _epochs(reports: Sequence[EpochReport]) -> Table:
-    columns = {}
-    for heading, name, written in _OF_EPOCHS:
+def _measured(reports: Sequence[EpochReport], columns: _Columns) -> dict[str, list[str]]:
+    """Returns the cells of each column by its heading, without columns in which nothing was measured."""
+    found = {}
+    for heading, name, written in columns:
         values = [getattr(report, name) for report in reports]
         if any(value is not None for value in values):
-            columns[heading] = ["" if value is None else written(value) for value in values]
-    remarks: tuple[str, ...] = (_COUNTED, _STARTS) if _START in columns else (_COUNTED,)
+            found[heading] = ["" if value is None else written(value) for value in values]
+    return found
+
+
+def _epochs(reports: Sequence[EpochReport]) -> Table:
+    columns = _measured(reports, _OF_EPOCHS)
+    remarks = [_REMARKS[heading] for heading in columns if heading in _REMARKS]
     uses = [(each.factor, each.effective_factor) for each in reports if each.max_factor is None and each.effective_factor]
     if any(is_of_end(*each) for each in uses):
-        remarks += (_AT_END,)
-    return Table("Epochs", tuple(columns), tuple(zip(*columns.values(), strict=True)), remarks)
+        remarks.append(_AT_END)
+    rows = list(zip(*columns.values(), strict=True))
+    own = [(each.fresh_in_epoch, each.echoed_in_epoch) for each in reports]
+    known = [(fresh, echoed) for fresh, echoed in own if fresh is not None and echoed is not None]
+    if len(known) < len(own):
+        remarks.append(_NOT_KNOWN)
+    elif reports:
+        last, (fresh, echoed) = reports[-1], map(sum, zip(*known, strict=True))
+        other = last.fresh_examples - fresh, last.echoed_examples - echoed
+        if len(rows) > 1 or any(other):
+            rows.append(tuple(_in_all(reports).get(heading, "") for heading in columns))
+        if any(other):
+            remarks.append(f"In all has {other[0]:,} fresh and {other[1]:,} echoed examples of epochs that have no row.")
+    return Table("Epochs", tuple(columns), tuple(rows), tuple(remarks))
+
+
+def _in_all(reports: Sequence[EpochReport]) -> dict[str, str]:
+    """Returns the cells of a row for all epochs by the headings of their columns. Their examples are known."""
+    last, (waited, worked) = reports[-1], seconds_of(reports)
+    is_timed = waited + worked > 0 and all(each.idle_fraction is not None for each in reports)
+    return {
+        "epoch": "in all",
+        "idle": percent(waited / (waited + worked)) if is_timed else "",
+        "fresh": _count(last.fresh_examples),
+        "echoed": _count(last.echoed_examples),
+        "passes": "" if last.passes is None else three_digits(last.passes),
+    }
+
+
+def _reading(reports: Sequence[EpochReport]) -> Table:
+    """Returns how the fresh examples came; no row if nothing of that was measured."""
+    columns = _measured(reports, _OF_READING)
+    rows = tuple(zip(*columns.values(), strict=True)) if len(columns) > 1 else ()
+    return Table("Reading", tuple(columns), rows, tuple(_REMARKS[heading] for heading in columns if heading in _REMARKS))
 
 
 def _factors(uses: Sequence[FactorUse], name: str) -> Table:
@@ -296,8 +423,115 @@ def _factors(uses: Sequence[FactorUse], name: str) -> Table:
     return Table("Factors", ("why", name, "decided after batch", "from batch"), tuple(rows), remarks)
 
 
+# ---------------------------------------------------------------------- strip
+# The strip shows what the input did over the time of the steps: how much of it went to work on fresh examples and on echoed
+# ones, and how much to waiting. It is as long as the steps took, and each slice of an epoch (`EpochReport.slices`) is a piece of
+# it.
+#
+# The time of work is divided as the examples of these steps are. On demand the journal has the fresh examples of each batch. In
+# all other runs, and without a journal, the mean of the epoch is taken. A journal is believed if it has as many fresh examples
+# in an epoch as were counted.
+
+_NEAR = 0.02  # the last batch of a pass may be smaller, so a count of whole batches is near that of examples
+
+
+class Piece(NamedTuple):
+    """A piece of the strip, in seconds. If it is not known which examples were fresh, both are 0."""
+
+    seconds: float
+    waited: float
+    fresh: float  # of work on fresh examples
+    echoed: float
+
+
+@dataclass(frozen=True)
+class FromJournal:
+    """What a journal tells beside the reports."""
+
+    shares: Sequence[Sequence[float]] = ()  # for each report: the share of fresh examples in each slice; empty if not known
+    note: str = ""  # for people: why epochs are without
+
+
+def from_journal(summary: RunSummary, read: Callable[[], tuple[int, Sequence[int], int, bool]]) -> FromJournal:
+    """Returns the shares of fresh examples in the slices of a run on demand. It raises no error: without them, epochs are shown.
+
+    ``read`` is called for a run on demand, and may raise an OSError or a ValueError. It returns the number of the first batch,
+    the fresh examples of each batch on all ranks, the number of the ranks, and whether these are batches in place of examples.
+    """
+    if not _on_demand(summary):
+        return FromJournal()
+    mean = "The strip shows the mean of each epoch"
+    begin = summary.decisions[0].batch if summary.decisions else 0
+    if not isinstance(begin, int):
+        return FromJournal(note=f"{mean}, since several loaders have each a journal.")
+    try:
+        first, counts, ranks, are_batches = read()
+    except (OSError, ValueError) as error:
+        return FromJournal(note=f"{mean}, since the journal of the run could not be read: {error}.")
+    shares, at = [], begin - first
+    for report in summary.reports:
+        part = counts[at : at + report.steps] if 0 <= at <= len(counts) - report.steps else []
+        shares.append(_shares(report, part, ranks if are_batches else 0))
+        at += report.steps
+    unlike = [str(report.epoch) for report, each in zip(summary.reports, shares, strict=True) if not each]
+    if not unlike:
+        return FromJournal(shares)
+    which = f"epoch {unlike[0]}" if len(unlike) == 1 else f"{len(unlike)} epochs from {unlike[0]} on"
+    why = "the journal does not have the fresh examples that were counted, or they are not known"
+    return FromJournal(shares, f"The strip shows the mean of {which}: {why}.")
+
+
+def _shares(report: EpochReport, counts: Sequence[int], batches_of: int) -> list[float]:
+    """Returns the share of fresh examples in each slice of an epoch; none if the counts are not those of the epoch.
+
+    ``counts``: of the epoch's batches; 0 ``batches_of``: examples, otherwise the batches of so many ranks.
+    """
+    ends, fresh, echoed = slice_ends(report.steps), report.fresh_in_epoch, report.echoed_in_epoch
+    if not counts or fresh is None or not echoed and not fresh or len(ends) != len(report.slices):
+        return []
+    of_step = (fresh + (echoed or 0)) / report.steps  # examples, all ranks
+    unit, most = (of_step / batches_of, of_step + _NEAR * fresh) if batches_of else (1.0, 0.0)
+    if abs(sum(counts) * unit - fresh) > most:
+        return []
+    return [min(sum(counts[begin:end]) * unit / (of_step * (end - begin)), 1.0) for begin, end in pairwise([0, *ends])]
+
+
+def strip(summary: RunSummary, journal: FromJournal | None = None) -> list[list[Piece]]:
+    """Returns the pieces of the strip, epoch by epoch; none for an epoch whose time was not measured."""
+    found = []
+    for number, report in enumerate(summary.reports):
+        times = list(report.slices)
+        if not times and report.data_wait_seconds is not None and report.step_seconds is not None:
+            waited = report.steps * report.data_wait_seconds
+            times = [(waited, waited + report.steps * report.step_seconds)]
+        shares = journal.shares[number] if journal is not None and journal.shares else []
+        fresh = shares or [_mean_share(report)] * len(times)
+        pieces = []
+        for (waited, seconds), share in zip(times, fresh, strict=True):
+            if 0 <= waited <= seconds and 0 < seconds < float("inf"):
+                work = seconds - waited
+                parts = (0.0, 0.0) if share is None else (work * share, work * (1 - share))
+                pieces.append(Piece(seconds, waited, *parts))
+        found.append(pieces)
+    return found
+
+
+def _mean_share(report: EpochReport) -> float | None:
+    fresh, echoed = report.fresh_in_epoch, report.echoed_in_epoch
+    if fresh is not None and echoed is not None and fresh + echoed:
+        return fresh / (fresh + echoed)
+    return 1 / report.effective_factor if report.effective_factor else None
+
+
+def _merged(pieces: Sequence[Piece], most: int) -> list[Piece]:
+    """Returns at most so many pieces for the same time."""
+    size = -(-len(pieces) // max(most, 1)) or 1
+    return [Piece(*map(sum, zip(*pieces[at : at + size], strict=True))) for at in range(0, len(pieces), size)]
+
+
 # ---------------------------------------------------------------------- run plot
-# Panels one above the other, over the epochs: factor, idle fraction, examples, cache hits, missed examples.
+# Panels one above the other: the strip over time; then, over the epochs, factor, idle fraction, examples, reads in flight, cache
+# hits, trainings that share the reading, missed examples.
 #
 # * Epoch ``k`` reaches from ``k`` to ``k + 1``. A value measured over an epoch is a level line over it. A value counted from the
 #   beginning of the run rises to its value at the epoch's end.
@@ -306,7 +540,8 @@ def _factors(uses: Sequence[FactorUse], name: str) -> Table:
 # * A value that was not measured leaves a gap. A quantity that was never measured has no panel.
 
 _PANEL, _REST, _LINE = 1.5, 0.8, 0.25  # heights in inches: of a panel, of the space around the panels, of a line of the title
-_TITLE_COLUMNS = 90
+_MOST_PIECES = 600  # of the strip
+_PLACES = ((120.0, 1.0, "seconds"), (7200.0, 60.0, "minutes"), (float("inf"), 3600.0, "hours"))  # up to so many seconds
 _NOT_MEASURED = float("nan")
 _ROOM = 1.25  # an axis reaches up to this number of times the largest value
 _MANY_EPOCHS = 100  # with more epochs, there is no room for marks, and only for thin lines
@@ -314,39 +549,96 @@ _THIN, _THICK = 1.0, 2.0
 _BETWEEN_LABELS = 0.12  # share of the width: labels with less distance would overlap
 
 
-def draw(summary: RunSummary, title: str = "") -> Figure:
-    """Draws a panel for each measured quantity, with ``title`` above the panels."""
-    reports = summary.reports
-    has_idle = any(report.idle_fraction is not None for report in reports)
-    has_hits = any(report.cache_hit_fraction is not None for report in reports)
-    has_missed = any(report.missed_examples is not None for report in reports)
+def draw(summary: RunSummary, title: str = "", journal: FromJournal | None = None, width: float = BROAD) -> Figure:
+    """Draws the strip, and a panel for each measured quantity, with ``title`` above the panels."""
+    pieces = strip(summary, journal)
     quantities: list[tuple[bool, str, Callable[[Axes, RunSummary], None]]] = [
         (True, "uses per fresh example" if _on_demand(summary) else "echo factor", _draw_factor),
-        (has_idle, "idle: share of the time that was spent waiting for input", partial(_draw_share, "idle_fraction", VERMILION)),
-        (bool(reports), "examples in the run so far", _draw_examples),
-        (
-            has_hits,
-            "cache hits: share of the fresh examples that the cache had",
-            partial(_draw_share, "cache_hit_fraction", ORANGE),
+        _share_panel(summary, "idle_fraction", VERMILION, "idle: share of the time that was spent waiting for input"),
+        (bool(summary.reports), "examples in the run so far", _draw_examples),
+        _number_panel(summary, "reads_in_flight", BLUE, "reads in flight: under way on a rank, on average"),
+        _share_panel(summary, "cache_hit_fraction", ORANGE, "cache hits: share of the fresh examples that the cache had"),
+        _share_panel(
+            summary, "cache_received_fraction", ORANGE, "of another node: share of the fresh examples that its cache had"
         ),
-        (has_missed, "missed examples in the run so far: other trainings had them", _draw_missed),
+        _number_panel(summary, "shared_trainings", PINK, "shared by: trainings that share the reading"),
+        _share_panel(summary, "peer_wait_fraction", PINK, "peer wait: share of the time that a batch waited for another training"),
+        (
+            any(report.missed_examples is not None for report in summary.reports),
+            "missed examples in the run so far: other trainings had them",
+            _draw_missed,
+        ),
     ]
     panels = [(words, panel) for has_data, words, panel in quantities if has_data]
-    lines = fill(title, _TITLE_COLUMNS)
-    above = _LINE * (lines.count("\n") + 1) if lines else 0.0
-    figure = new_figure(8, _PANEL * len(panels) + _REST + above)
-    every = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
+    columns, has_strip = columns_of(width), any(pieces)
+    lines = "\n".join(fill(line, columns) for line in title.splitlines())
+    above = (_LINE * (lines.count("\n") + 1) if lines else 0.0) + (_PANEL + _LINE if has_strip else 0.0)
+    figure = new_figure(width, _PANEL * len(panels) + _REST + above)
+    every = figure.subplots(len(panels) + has_strip, 1, squeeze=False)[:, 0].tolist()
+    if has_strip:
+        axes = every.pop(0)
+        _draw_strip(axes, pieces)
+        _entitle(axes, "the time of the steps", columns, ncols=3)
     for axes, (words, panel) in zip(every, panels, strict=True):
+        if axes is not every[-1]:
+            axes.sharex(every[-1])
+            axes.tick_params(labelbottom=False)
         panel(axes, summary)
-        axes.set_title(words, loc="left", fontsize=10)
-        axes.grid(alpha=0.3)
-        axes.spines[["right", "top"]].set_visible(False)
+        _entitle(axes, words, columns, ncols=2)
+        add_grid(axes)
         axes.margins(x=0.01)
     every[-1].set_xlabel("epochs" if summary.reports else "batches")
     every[-1].xaxis.get_major_locator().set_params(integer=True)
     if lines:
         figure.suptitle(lines, x=0.01, ha="left", fontsize=11)
-    return figure
+    return dressed(figure)
+
+
+def _entitle(axes: Axes, words: str, columns: int, ncols: int) -> None:
+    """Puts a title above axes, and a legend beside it if there is something to tell apart; below it where there is no room."""
+    labels = axes.get_legend_handles_labels()[1]
+    has_room = len(words) + sum(len(label) + 5 for label in labels) < columns  # 5: for a patch of colour
+    if labels:
+        corner, at = ("lower right", (1.0, 1.0)) if has_room else ("lower left", (0.0, 1.0))
+        room = {"borderaxespad": 0.1, "borderpad": 0.2, "handlelength": 1.2, "columnspacing": 1.2}
+        axes.legend(loc=corner, bbox_to_anchor=at, ncols=ncols, frameon=False, fontsize=9, **room)
+    axes.set_title(fill(words, columns), loc="left", fontsize=10, pad=20 if labels and not has_room else 6)
+
+
+_Panel: TypeAlias = tuple[bool, str, Callable[["Axes", RunSummary], None]]  # whether anything was measured, its title, and how
+
+
+def _share_panel(summary: RunSummary, name: str, color: str, words: str) -> _Panel:
+    return any(getattr(report, name) is not None for report in summary.reports), words, partial(_draw_share, name, color)
+
+
+def _number_panel(summary: RunSummary, name: str, color: str, words: str) -> _Panel:
+    return any(getattr(report, name) is not None for report in summary.reports), words, partial(_draw_number, name, color)
+
+
+def _draw_strip(axes: Axes, epochs: Sequence[Sequence[Piece]]) -> None:
+    """Draws what the time went to. A patch of it is as large as its share of the time."""
+    shown = [_merged(pieces, _MOST_PIECES // len(epochs)) for pieces in epochs]
+    pieces = list(chain.from_iterable(shown))
+    total = sum(piece.seconds for piece in pieces)
+    unit, words = next((unit, words) for most, unit, words in _PLACES if total < most)
+    at = [seconds / unit for seconds in accumulate((piece.seconds for piece in pieces), initial=0.0)]
+    floor = [0.0] * len(at)
+    for name, color, label in (("fresh", GREEN, "work on fresh"), ("echoed", SKY, "on echoed"), ("waited", VERMILION, "waiting")):
+        shares = [getattr(piece, name) / piece.seconds for piece in pieces]
+        if name == "waited":  # from the top: below it may be work on examples of which it is not known whether they were fresh
+            floor = [1 - share for share in (*shares, shares[-1])]
+        top = [low + share for low, share in zip(floor, (*shares, shares[-1]), strict=True)]
+        axes.fill_between(at, floor, top, step="post", color=color, linewidth=0, label=label)
+        axes.step(at, top if name != "waited" else floor, where="post", color=PAPER, linewidth=0.8)
+        floor = top
+    ends = list(accumulate(sum(piece.seconds for piece in each) / unit for each in shown))
+    if len(epochs) <= _MANY_EPOCHS:
+        for end in ends[:-1]:
+            axes.axvline(end, color=PAPER, linewidth=1.2)
+    axes.set(xlim=(0, at[-1]), ylim=(0, 1), xlabel=f"{words} of training, without validation")
+    axes.set_yticks([0, 0.5, 1], ["0%", "50%", "100%"])
+    axes.spines[["right", "top"]].set_visible(False)
 
 
 def _draw_factor(axes: Axes, summary: RunSummary) -> None:
@@ -406,11 +698,16 @@ def _draw_share(name: str, color: str, axes: Axes, summary: RunSummary) -> None:
     axes.set_yticks([0, 50, 100], ["0%", "50%", "100%"])
 
 
+def _draw_number(name: str, color: str, axes: Axes, summary: RunSummary) -> None:
+    numbers = [getattr(report, name) for report in summary.reports]
+    axes.plot(*_levels(summary.reports, numbers), color=color, linewidth=_thickness(summary.reports))
+    axes.set_ylim(0, _ROOM * max(1.0, *(number for number in numbers if number is not None)))
+
+
 def _draw_examples(axes: Axes, summary: RunSummary) -> None:
     at, fresh = _rising(summary.reports, [report.fresh_examples for report in summary.reports])
     _, echoed = _rising(summary.reports, [report.echoed_examples for report in summary.reports])
     axes.stackplot(at, fresh, echoed, labels=("fresh", "echoed"), colors=(GREEN, SKY))
-    axes.legend(loc="lower right", bbox_to_anchor=(1, 1), borderaxespad=0.1, ncols=2, frameon=False)
     _set_counts(axes, [sum(each) for each in zip(fresh, echoed, strict=True)])
 
 
@@ -468,32 +765,38 @@ def report(summary: RunSummary) -> str:
     if verdict is not None:
         why, lines = [*verdict.why, *load_lines(summary.reports)], [verdict.next_line] if verdict.next_line else []
         blocks += verdict_blocks(verdict.message, why, lines, verdict.others)
-    blocks += [headline(summary), *map(as_text, tables(summary, _MOST_ROWS))]
+    blocks += [as_block(headline(summary), [summary.title]) if summary.title else headline(summary)]
+    blocks += map(as_text, tables(summary, _MOST_ROWS))
     return "\n\n".join(filter(None, blocks))
 
 
-def page(summary: RunSummary) -> str:
+def page(summary: RunSummary, journal: FromJournal | None = None) -> str:
     """Returns a run as HTML; needs matplotlib."""
     verdict = summary.verdict or RunVerdict("")
+    figure, narrow = as_svgs(lambda width: draw(summary, journal=journal, width=width))
     return HtmlPage(
         headline=headline(summary),
-        figure=as_svg(draw(summary)),
-        figure_words="Factor, idle fraction and examples over the run, as in the tables",
+        figure=figure,
+        figure_words="What the time of the steps went to; factor, idle fraction and examples over the run, as in the tables",
         tables=tables(summary),
         verdict=verdict.message,
         why=[*verdict.why, *load_lines(summary.reports)],
         lines=[verdict.next_line] if verdict.next_line else [],
+        notes=[journal.note] if journal is not None and journal.note else [],
         others=verdict.others,
+        narrow=narrow,
+        subtitle=summary.title,
     ).text()
 
 
-def picture(summary: RunSummary) -> Figure:
-    return draw(summary, headline(summary) if summary.verdict is None else summary.verdict.message)
+def picture(summary: RunSummary, journal: FromJournal | None = None) -> Figure:
+    found = headline(summary) if summary.verdict is None else summary.verdict.message
+    return draw(summary, f"{found}\n{summary.title}".rstrip(), journal)
 
 
-def save_page(summary: RunSummary, path: str | Path) -> None:
-    Path(path).write_text(page(summary), encoding="utf-8")
+def save_page(summary: RunSummary, path: str | Path, journal: FromJournal | None = None) -> None:
+    Path(path).write_text(page(summary, journal), encoding="utf-8")
 
 
-def save_png(summary: RunSummary, path: str | Path) -> None:
-    save(picture(summary), path)
+def save_png(summary: RunSummary, path: str | Path, journal: FromJournal | None = None) -> None:
+    save(picture(summary, journal), path)
