@@ -404,7 +404,7 @@ class EchoCallback(DecidesFactor, pl.Callback):
             write_summary(self._log_directory, found)
         self.attachment.detach()  # first: a journal is whole when its workers have ended
         if found is not None and self.plot:
-            if not self._has_failed:  # of an `EchoLoader` that the user has, the workers go on
+            if not self._has_failed and trainer.world_size == 1:  # of an `EchoLoader` that the user has, the workers go on
                 flush_journals(self._loader)
             log_picture(trainer, found, self._log_directory)
 

@@ -24,7 +24,7 @@ def test_a_checkpoint_loads_with_weights_only(tmp_path: Path) -> None:
     checkpoint = torch.load(SaveAt(tmp_path, []).path(step), weights_only=True)
     state = checkpoint["callbacks"]["EchoCallback"]
     of_decisions = {"controller", "recent", "metrics", "reports", "decisions"}
-    assert set(state) == {"epoch", "attached", "wrapped", "loader", "meter"} | of_decisions
+    assert set(state) == {"epoch", "began", "attached", "wrapped", "loader", "meter"} | of_decisions
     assert len(state["reports"]) == (step - 1) // STEPS
 
 

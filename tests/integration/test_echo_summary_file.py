@@ -38,8 +38,8 @@ def with_prefetch(factor: int) -> Data:
 def test_it_tells_the_reports_the_decisions_and_the_versions(original: tuple[Run, Path, EchoCallback]) -> None:
     _, path, callback = original
     found = json.loads(path.read_text())
-    assert found.keys() == {"version", "reports", "decisions", "packages", "verdict"}
-    assert found["version"] == 1
+    assert found.keys() == {"version", "reports", "decisions", "packages", "verdict", "program", "name", "began"}
+    assert found["version"] == 2
     assert found["reports"] == json.loads(json.dumps([report.state() for report in callback.reports]))
     decisions = [(use["step"], use["batch"], use["factor"]) for use in found["decisions"]]
     assert decisions == [(0, 0, 1.0), *((step, step + AHEAD, factor) for step, factor in TOLD.items())]

@@ -68,7 +68,8 @@ NO_BEGIN = "does not tell with which factor the run began"
 
 
 def broken(*decisions, **changes):
-    found = {"version": 1, "reports": [], "decisions": list(decisions or [BEGIN]), "packages": {}, "verdict": None}
+    found = {"version": 2, "reports": [], "decisions": list(decisions or [BEGIN]), "packages": {}, "verdict": None}
+    found |= dict.fromkeys(("program", "name", "began"), "")
     return {**found, **changes}
 
 
@@ -82,7 +83,8 @@ def later(step, batch, factor=2.0):
         ("{", "cannot be replayed"),
         ("[]", "must be an object with version, reports and decisions"),
         (broken(version="1"), "must be an object with version"),
-        (broken(version=2), "has version 2, this lightning_echo knows up to 1: upgrade"),
+        (broken(version=3), "has version 3, this lightning_echo knows up to 2: upgrade"),
+        (broken(version=1), "has version 1, of before the first release, and only 2 is known: train again"),
         (broken(decisions=3), "is damaged"),
         (broken(decisions=[]), NO_BEGIN),
         (broken({"step": 0}), "is damaged"),
