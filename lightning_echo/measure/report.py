@@ -91,7 +91,7 @@ def add_grid(axes: Axes) -> None:
 
 
 def save(figure: Figure, path: str | Path) -> None:
-    figure.savefig(path, format="png", dpi=_DOTS_PER_INCH)
+    figure.savefig(path, format="png", dpi=_DOTS_PER_INCH, facecolor=PAPER)
 
 
 def as_svgs(draw: Callable[[float], Figure]) -> tuple[str, str]:
@@ -109,7 +109,7 @@ def as_svg(figure: Figure, prefix: str = "") -> str:
     written = StringIO()
     nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
     with matplotlib.rc_context({"svg.fonttype": "path", "svg.hashsalt": "lightning_echo"}):
-        figure.savefig(written, format="svg", metadata=nothing)
+        figure.savefig(written, format="svg", metadata=nothing, facecolor=PAPER)
     svg = written.getvalue()
     svg = re.sub("|".join(_OF_LIGHT_PAGE), lambda found: _OF_LIGHT_PAGE[found[0]], svg[svg.index("<svg") :])
     return re.sub(r'(\bid="|\bhref="#|\burl\(#)', rf"\1{prefix}", svg).strip()

@@ -15,11 +15,12 @@ from logger_files import staying_here
 from trainer_runs import Data, Killed, SaveAt, fit
 
 from lightning_echo import EchoCallback
+from lightning_echo.__main__ import main
 
 pytest.importorskip("matplotlib", reason="pictures need matplotlib")
 
 STEPS = 6  # of an epoch: 22 examples in batches of 4
-SIZE = (960, 636)  # 8 inches of 120 dots; three panels of 1.5 inches, 0.8 around them
+SIZE = (960, 846)  # 8 inches of 120 dots; the strip of 1.75 inches, three panels of 1.5, 0.8 around them; and its title
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +57,14 @@ def assert_is_the_picture(png: bytes) -> None:
     assert image.width == SIZE[0]
     assert image.height >= SIZE[1]
     colors = {color for _, color in image.getcolors(maxcolors=2**20) or []}
-    assert {(0x00, 0x72, 0xB2), (0xD5, 0x5E, 0x00), (0x00, 0x9E, 0x73), (0x56, 0xB4, 0xE9)} <= colors
+    assert {(0x00, 0x72, 0xB2), (0xD5, 0x5E, 0x00), (0x00, 0x9E, 0x73), (0x3D, 0x9A, 0xD0)} <= colors
+
+
+def pixels(png: bytes) -> tuple[tuple[int, int], bytes]:
+    from PIL import Image
+
+    image = Image.open(io.BytesIO(png)).convert("RGB")
+    return image.size, image.tobytes()
 
 
 def test_tensorboard_has_it_at_the_last_step(tmp_path: Path) -> None:
@@ -64,6 +72,15 @@ def test_tensorboard_has_it_at_the_last_step(tmp_path: Path) -> None:
     ((step, png),) = of_tensorboard(tmp_path)
     assert step == 2 * STEPS - 1
     assert_is_the_picture(png)
+
+
+def test_it_is_the_picture_that_the_command_draws_of_the_same_run_on_demand(tmp_path: Path) -> None:
+    loggers = [CSVLogger(tmp_path, name="", version="csv"), tensorboard(tmp_path)]
+    callback = EchoCallback(factor="demand", insertion_point="after_augmentation", plot=True)
+    fit(Data(2, delay=0.01), logger=loggers, callbacks=[callback], max_epochs=2)
+    assert main(["report", str(tmp_path / "csv"), "--png", str(tmp_path / "run.png")]) == 0
+    ((_, png),) = of_tensorboard(tmp_path)
+    assert pixels(png) == pixels((tmp_path / "run.png").read_bytes())
 
 
 @pytest.mark.slow

@@ -84,8 +84,9 @@ def test_a_factor_that_was_decided_on_within_an_epoch_is_marked_where_there_is_r
 
 def test_each_quantity_that_was_measured_has_a_panel_with_its_values():
     titles = [axes.get_title(loc="left").split(":")[0] for axes in draw(SHARED).axes]
-    assert titles == ["echo factor", "idle", "examples in the run so far", "cache hits", "missed examples in the run so far"]
-    assert len(draw(RUN).axes) == 3
+    first = ["the time of the steps", "echo factor", "idle", "examples in the run so far"]
+    assert titles == [*first, "cache hits", "missed examples in the run so far"]
+    assert len(draw(RUN).axes) == len(first)
     assert points(RUN, IDLE) == [(0, 50), (1, 50), (1, 10), (2, 10)]
     assert points(SHARED, HITS) == [(0, 0), (1, 0), (1, 75), (2, 75)]
     fresh, echoed = panel(RUN, EXAMPLES).collections
@@ -94,6 +95,16 @@ def test_each_quantity_that_was_measured_has_a_panel_with_its_values():
     assert points(SHARED, MISSED) == [(0, 0), (1, 3), (2, 8)]
     later = replace(SHARED, reports=tuple(replace(report, epoch=report.epoch + 5) for report in SHARED.reports))
     assert points(later, MISSED) == [(6, 3), (7, 8)], "a run whose past is not known does not begin at nothing"
+    values = {"reads_in_flight": 7.5, "shared_trainings": 3, "cache_received_fraction": 0.25, "peer_wait_fraction": 0.5}
+    more = replace(RUN, reports=(FIRST, replace(SECOND, **values)))
+    assert [title.split(":")[0] for title in (axes.get_title(loc="left") for axes in draw(more).axes)][len(first) :] == [
+        "reads in flight",
+        "of another node",
+        "shared by",
+        "peer wait",
+    ]
+    for title, value in (("reads", 7.5), ("shared by", 3), ("of another node", 25), ("peer wait", 50)):
+        assert points(more, title)[2:] == [(1, value), (2, value)], "and a gap before"
 
 
 @pytest.mark.parametrize("summary", [SHARED, long_run(1000)])

@@ -35,21 +35,73 @@ def test_the_verdict_why_and_what_to_paste_come_first():
     assert headline(RunSummary([], USES)) == "Training that ended within its first epoch"
 
 
-def test_each_epoch_has_a_row_and_a_quantity_that_was_measured_a_column():
+def test_each_epoch_has_a_row_with_its_own_examples_and_a_row_has_those_of_all():
     assert rows_of(RUN, "Epochs") == [
         {"epoch": "0", "factor": "2", "idle": "50%", "fresh": "160", "echoed": "40", "passes": "0.8"},
-        {"epoch": "1", "factor": "4", "idle": "10%", "fresh": "210", "echoed": "190", "passes": "1.05"},
+        {"epoch": "1", "factor": "4", "idle": "10%", "fresh": "50", "echoed": "150", "passes": "1.05"},
+        {"epoch": "in all", "factor": "", "idle": "26%", "fresh": "210", "echoed": "190", "passes": "1.05"},
     ]
-    assert [(row["cache hits"], row["missed"]) for row in rows_of(SHARED, "Epochs")] == [("0%", "3"), ("75%", "8")]
-    large = replace(FIRST, fresh_examples=9_999_999, echoed_examples=1_281_167_000, first_batch_seconds=1.5)
-    found = rows_of(RunSummary([large, replace(SECOND, idle_fraction=None)]), "Epochs")
+    large = replace(FIRST, fresh_in_epoch=9_999_999, echoed_in_epoch=1_281_167_000, first_batch_seconds=1.5)
+    large = replace(large, fresh_examples=9_999_999, echoed_examples=1_281_167_000)
+    after = replace(SECOND, idle_fraction=None, fresh_examples=10_000_049, echoed_examples=1_281_167_150)
+    found = rows_of(RunSummary([large, after]), "Epochs")
     assert [(row["fresh"], row["echoed"], row["start s"], row["idle"]) for row in found] == [
         ("9,999,999", "1,281 M", "1.5", "50%"),
-        ("210", "190", "", ""),
+        ("50", "150", "", ""),
+        ("10 M", "1,281 M", "", ""),
     ]
-    (starting,) = tables(RunSummary([large]))
-    assert starting.remarks[1].startswith("start s: the wait for the first batch")
-    assert len(tables(RUN)[0].remarks) == 1
+    (alone,) = tables(RunSummary([large]))
+    assert len(alone.rows) == 1, "one epoch is all there is"
+    assert alone.remarks[-1].startswith("start s: the wait for the first batch")
+
+
+def test_examples_of_epochs_without_a_row_are_told():
+    """A loader that had delivered 100 examples before this run, 30 of them echoes."""
+    later = [replace(each, epoch=each.epoch + 3) for each in RUN.reports]
+    later = [replace(each, fresh_examples=each.fresh_examples + 70, echoed_examples=each.echoed_examples + 30) for each in later]
+    for reports, first in ((later, "3"), (later[:1], "3")):
+        table = tables(RunSummary(reports))[0]
+        assert (table.rows[0][0], table.rows[0][table.columns.index("fresh")]) == (first, "160")
+        assert table.rows[-1][0] == "in all"
+        assert table.rows[-1][table.columns.index("fresh")] == f"{reports[-1].fresh_examples}"
+        assert "In all has 70 fresh and 30 echoed examples of epochs that have no row." in table.remarks
+    assert not any("no row" in remark for remark in tables(RUN)[0].remarks)
+
+
+def test_what_was_not_counted_is_empty_and_there_is_no_sum_with_it():
+    unknown = replace(FIRST, fresh_in_epoch=None, echoed_in_epoch=None)
+    found = rows_of(RunSummary([unknown, SECOND]), "Epochs")
+    assert [(row["epoch"], row["fresh"], row["echoed"]) for row in found] == [("0", "", ""), ("1", "50", "150")]
+    table = tables(RunSummary([unknown, SECOND]))[0]
+    assert any(remark.startswith("An empty cell of fresh and echoed is not known") for remark in table.remarks)
+    bare = tables(RunSummary([unknown]))[0]
+    assert not {"fresh", "echoed"} & set(bare.columns)
+
+
+def test_how_the_examples_came_has_a_table_where_it_was_measured():
+    assert [table.title for table in tables(SHARED)] == ["Epochs", "Reading", "Factors"]
+    assert rows_of(SHARED, "Reading") == [
+        {"epoch": "0", "cache hits": "0%", "missed": "3"},
+        {"epoch": "1", "cache hits": "75%", "missed": "8"},
+    ]
+    values = {"reads_in_flight": 6.25, "cache_received_fraction": 0.5, "shared_trainings": 2, "peer_wait_fraction": 0.125}
+    every = replace(SHARED.reports[0], **values, read_again_examples=1300)
+    (reading,) = [table for table in tables(RunSummary([every])) if table.title == "Reading"]
+    headings = ("epoch", "in flight", "cache hits", "other nodes", "shared by", "peer wait", "missed", "read again")
+    assert (reading.columns, reading.rows) == (headings, (("0", "6.25", "0%", "50%", "2", "12%", "3", "1,300"),))
+    assert [remark.partition(":")[0] for remark in reading.remarks] == list(headings[1:])
+    assert max(map(len, report(RunSummary([every])).splitlines())) <= 100
+
+
+def test_program_name_and_date_stand_with_the_headline_and_on_the_page():
+    named = replace(RUN, program="train.py", name="logs/version_3 <b>", began="2026-01-31T09:05:00+01:00")
+    which = "train.py, logs/version_3 <b>, began 2026-01-31 09:05:00+01:00"
+    assert f"\n\nTraining, 2 epochs: the accelerator is busy 74% of the time\n  {which}\n\n" in report(named)
+    assert replace(named, name="", began="").title == "train.py"
+    assert RUN.title == ""
+    pytest.importorskip("matplotlib", reason="figures need matplotlib")
+    assert page(named).count("train.py, logs/version_3 &lt;b&gt;, began 2026-01-31 09:05:00+01:00") == 1
+    assert [each.get_text() for each in picture(named).texts] == [f"Echo with factor 2.\n{which}"]
 
 
 def test_each_factor_has_its_reason_and_its_batches_and_one_factor_needs_no_table():

@@ -1,0 +1,193 @@
+"""Light and dark pages, and narrow ones: contrast by the formula of WCAG 2, colours and widths in what a page says."""
+
+import io
+import re
+from dataclasses import replace
+from itertools import combinations
+from xml.etree import ElementTree
+
+import pytest
+from analyses import ANALYSIS
+from saved_runs import SHARED
+from test_strip import RUN
+
+from lightning_echo.analysis.report import page as analysis_page
+from lightning_echo.measure import report as figures
+from lightning_echo.measure.compare import Run, compare
+from lightning_echo.measure.report import BROAD, NARROW, PALETTE, HtmlPage, Table, as_svg, as_svgs, draw, page
+
+PHONE = 390  # CSS pixels of a phone's width
+PADDING = 2 * 16
+
+
+def luminance(color):
+    parts = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    red, green, blue = (part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def contrast(one, other):
+    darker, lighter = sorted((luminance(one), luminance(other)))
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+def test_the_formula_has_the_values_that_are_published():
+    assert contrast("#000000", "#ffffff") == pytest.approx(21)
+    assert contrast("#777777", "#ffffff") == pytest.approx(4.48, abs=0.005)
+    assert contrast("#959595", "#ffffff") == pytest.approx(3.0, abs=0.01)
+
+
+@pytest.mark.parametrize("page_number", [0, 1], ids=["light", "dark"])
+def test_words_and_lines_are_seen_on_each_background(page_number):
+    colors = {name: each[page_number] for name, each in PALETTE.items()}
+    paper = colors.pop("paper")
+    assert contrast(colors.pop("ink"), paper) >= 4.5
+    assert {name: color for name, color in colors.items() if contrast(color, paper) < 3} == {}
+    assert len(set(colors.values())) == len(colors)
+
+
+def styles_of(text):
+    """The variables of the page: those of a light one, and those that a dark one has in their place."""
+    light, dark = re.findall(r":root \{([^}]*)\}", text)
+    return [dict(re.findall(r"--(\w+): (#\w{6});", each)) for each in (light, dark)]
+
+
+@pytest.fixture(scope="module", params=["run", "analysis", "two runs"])
+def shown(request, tmp_path_factory):
+    pytest.importorskip("matplotlib", reason="figures need matplotlib")
+    if request.param == "run":
+        return page(RUN)
+    if request.param == "analysis":
+        return analysis_page(ANALYSIS)
+    path = tmp_path_factory.mktemp("page") / "page.html"
+    slower = replace(RUN, reports=[replace(each, data_wait_seconds=0.2) for each in RUN.reports])
+    compare(Run("logs/" + "long" * 20, RUN), Run("b", slower)).save_page(path)
+    return path.read_text(encoding="utf-8")
+
+
+def svgs_of(text):
+    return [ElementTree.fromstring(svg) for svg in re.findall(r"<svg .*?</svg>", text, flags=re.DOTALL)]
+
+
+def test_the_page_sets_the_colours_of_both_and_a_figure_takes_no_other(shown):
+    light, dark = styles_of(shown)
+    assert (light, dark) == tuple({name: each[number] for name, each in PALETTE.items()} for number in (0, 1))
+    assert "@media (prefers-color-scheme: dark) { :root { --ink" in shown
+    assert "color-scheme: light dark" in shown
+    assert "color: var(--ink); background: var(--paper)" in shown
+    in_figures = re.findall(r"(?:fill|stroke): *([^;\"]+)", "".join(re.findall(r"<svg .*?</svg>", shown, flags=re.DOTALL)))
+    names = {match[1] for color in in_figures if (match := re.fullmatch(r"var\(--(\w+), (#\w{6})\)", color))}
+    assert names <= set(PALETTE)
+    assert {"ink", "paper"} <= names
+    assert {color for color in in_figures if not color.startswith("var(")} <= {"none"}
+
+
+def uncoloured(element, has_fill=False, has_stroke=False, in_defs=False):
+    """Yields shapes that would be black, as SVG paints what nobody has given a colour."""
+    style = element.get("style", "")
+    has_fill, has_stroke = has_fill or "fill:" in style, has_stroke or "stroke:" in style
+    kind = element.tag.rpartition("}")[2]
+    if kind in ("path", "use", "text") and not in_defs and not has_fill:
+        yield element
+    for child in element:
+        yield from uncoloured(child, has_fill, has_stroke, in_defs or kind in ("defs", "clipPath"))
+
+
+def test_nothing_in_a_figure_is_black_because_nobody_gave_it_a_colour(shown):
+    svgs = svgs_of(shown)
+    assert len(svgs) == 2
+    for svg in svgs:
+        assert list(uncoloured(svg)) == []
+
+
+def test_no_id_is_twice_on_a_page_and_each_is_found(shown):
+    figures_of_page = re.findall(r"<svg .*?</svg>", shown, flags=re.DOTALL)
+    each = [set(re.findall(r'\bid="([^"]+)"', figure)) for figure in figures_of_page]
+    assert not each[0] & each[1]
+    for figure, ids in zip(figures_of_page, each, strict=True):
+        assert set(re.findall(r'href="#([^"]+)"|url\(#([^)]+)\)', figure)) != set()
+        used = {one or other for one, other in re.findall(r'href="#([^"]+)"|url\(#([^)]+)\)', figure)}
+        assert used <= ids
+
+
+def test_a_phone_needs_no_sideways_scrolling_and_gets_the_narrow_figure(shown):
+    style = re.search("<style>(.*?)</style>", shown, flags=re.DOTALL)[1]
+    assert '<meta name="viewport" content="width=device-width, initial-scale=1">' in shown
+    fixed = [(float(number) * (16 if unit == "rem" else 1)) for number, unit in re.findall(r"(?<!max-)width: ([\d.]+)(px|rem)", style)]
+    assert [each for each in fixed if each > PHONE - PADDING] == []
+    assert ".figure svg { display: block; width: 100%; height: auto; }" in style
+    assert ".wide { overflow-x: auto; }" in style
+    body = shown[shown.index("<body>") :]
+    assert body.count("<table") == len(re.findall(r'<div class="wide">\n<table', body)), "each table scrolls by itself"
+    narrow = style[style.index("max-width: 40rem") :]
+    assert ".broad { display: none; }" in narrow
+    assert ".narrow { display: block; }" in narrow
+    assert ".narrow { display: none; }" in style[: style.index("@media (max-width")]
+    broad, small = svgs_of(shown)
+    assert [round(float(svg.get("viewBox").split()[2])) for svg in (broad, small)] == [round(72 * BROAD), round(72 * NARROW)]
+
+
+EVERYTHING = replace(
+    SHARED,
+    reports=[
+        replace(
+            each,
+            reads_in_flight=7.5,
+            cache_received_fraction=0.25,
+            shared_trainings=3,
+            peer_wait_fraction=0.1,
+            read_again_examples=4,
+        )
+        for each in SHARED.reports
+    ],
+)
+
+
+@pytest.mark.parametrize("summary", [RUN, EVERYTHING], ids=["on demand", "all quantities"])
+@pytest.mark.parametrize("width", [BROAD, NARROW])
+def test_words_of_a_figure_are_large_enough_where_it_is_shown_and_do_not_overlap(summary, width):
+    pytest.importorskip("matplotlib", reason="figures need matplotlib")
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.text import Text
+
+    figure = draw(summary, width=width)
+    FigureCanvasAgg(figure).draw()
+    texts = [text for text in figure.findobj(Text) if text.get_text().strip() and text.get_visible()]
+    shown_width = PHONE - PADDING if width == NARROW else 640
+    assert min(text.get_fontsize() for text in texts) * shown_width / (72 * width) >= 9
+    titles = [axes._left_title for axes in figure.axes]
+    titles += [axes.xaxis.label for axes in figure.axes if axes.get_xlabel()]
+    titles += [legend for axes in figure.axes if (legend := axes.get_legend()) is not None]
+    boxes = [text.get_window_extent() for text in titles]
+    for box in boxes:
+        assert -1 <= box.x0 <= box.x1 <= figure.bbox.width + 1
+    assert [(one, two) for one, two in combinations(boxes, 2) if one.overlaps(two)] == []
+
+
+def colors_of(png):
+    image = pytest.importorskip("PIL.Image", reason="pixels need Pillow").open(io.BytesIO(png)).convert("RGB")
+    return {"#" + bytes(color).hex(): count for count, color in image.getcolors(maxcolors=2**20)}
+
+
+def test_a_png_is_light_whatever_style_the_program_has_chosen(tmp_path):
+    matplotlib = pytest.importorskip("matplotlib", reason="figures need matplotlib")
+    import matplotlib.style
+
+    plain, dark = tmp_path / "plain.png", tmp_path / "dark.png"
+    figures.save_png(RUN, plain)
+    with matplotlib.style.context("dark_background"):
+        figures.save_png(RUN, dark)
+        svg = as_svg(draw(RUN))
+    found = colors_of(dark.read_bytes())
+    assert max(found, key=found.get) == "#ffffff"
+    assert found == colors_of(plain.read_bytes())
+    assert "#000000" not in svg
+    assert "#ffffff)" in svg
+
+
+def test_one_figure_is_enough_for_a_page_that_is_given_only_one():
+    text = HtmlPage("Head", "<svg></svg>", "lines", (Table("Epochs", ("epoch",), (("0",),)),)).text()
+    assert text.count("<svg>") == 1
+    assert '<div class="broad">' not in text
+    pytest.importorskip("matplotlib", reason="figures need matplotlib")
+    assert len(as_svgs(lambda width: draw(RUN, width=width))) == 2
