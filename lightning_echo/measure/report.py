@@ -546,30 +546,14 @@ _NOT_MEASURED = float("nan")
 _ROOM = 1.25  # an axis reaches up to this number of times the largest value
 _MANY_EPOCHS = 100  # with more epochs, there is no room for marks, and only for thin lines
 _THIN, _THICK = 1.0, 2.0
-_BETWEEN_LABELS = 0.12  # share of the width: labels with less distance would overlap
+_BETWEEN_LABELS = 0.12  # share of a broad figure's width: labels with less distance would overlap
 
 
 def draw(summary: RunSummary, title: str = "", journal: FromJournal | None = None, width: float = BROAD) -> Figure:
     """Draws the strip, and a panel for each measured quantity, with ``title`` above the panels."""
     pieces = strip(summary, journal)
-    quantities: list[tuple[bool, str, Callable[[Axes, RunSummary], None]]] = [
-        (True, "uses per fresh example" if _on_demand(summary) else "echo factor", _draw_factor),
-        _share_panel(summary, "idle_fraction", VERMILION, "idle: share of the time that was spent waiting for input"),
-        (bool(summary.reports), "examples in the run so far", _draw_examples),
-        _number_panel(summary, "reads_in_flight", BLUE, "reads in flight: under way on a rank, on average"),
-        _share_panel(summary, "cache_hit_fraction", ORANGE, "cache hits: share of the fresh examples that the cache had"),
-        _share_panel(
-            summary, "cache_received_fraction", ORANGE, "of another node: share of the fresh examples that its cache had"
-        ),
-        _number_panel(summary, "shared_trainings", PINK, "shared by: trainings that share the reading"),
-        _share_panel(summary, "peer_wait_fraction", PINK, "peer wait: share of the time that a batch waited for another training"),
-        (
-            any(report.missed_examples is not None for report in summary.reports),
-            "missed examples in the run so far: other trainings had them",
-            _draw_missed,
-        ),
-    ]
-    panels = [(words, panel) for has_data, words, panel in quantities if has_data]
+    panels = [(words, draw) for name, words, draw in _PANELS if any(getattr(each, name) is not None for each in summary.reports)]
+    panels.insert(0, ("uses per fresh example" if _on_demand(summary) else "echo factor", _draw_factor))
     columns, has_strip = columns_of(width), any(pieces)
     lines = "\n".join(fill(line, columns) for line in title.splitlines())
     above = (_LINE * (lines.count("\n") + 1) if lines else 0.0) + (_PANEL + _LINE if has_strip else 0.0)
@@ -579,11 +563,11 @@ def draw(summary: RunSummary, title: str = "", journal: FromJournal | None = Non
         axes = every.pop(0)
         _draw_strip(axes, pieces)
         _entitle(axes, "the time of the steps", columns, ncols=3)
-    for axes, (words, panel) in zip(every, panels, strict=True):
+    for axes, (words, draw_panel) in zip(every, panels, strict=True):
         if axes is not every[-1]:
             axes.sharex(every[-1])
             axes.tick_params(labelbottom=False)
-        panel(axes, summary)
+        draw_panel(axes, summary)
         _entitle(axes, words, columns, ncols=2)
         add_grid(axes)
         axes.margins(x=0.01)
@@ -603,17 +587,6 @@ def _entitle(axes: Axes, words: str, columns: int, ncols: int) -> None:
         room = {"borderaxespad": 0.1, "borderpad": 0.2, "handlelength": 1.2, "columnspacing": 1.2}
         axes.legend(loc=corner, bbox_to_anchor=at, ncols=ncols, frameon=False, fontsize=9, **room)
     axes.set_title(fill(words, columns), loc="left", fontsize=10, pad=20 if labels and not has_room else 6)
-
-
-_Panel: TypeAlias = tuple[bool, str, Callable[["Axes", RunSummary], None]]  # whether anything was measured, its title, and how
-
-
-def _share_panel(summary: RunSummary, name: str, color: str, words: str) -> _Panel:
-    return any(getattr(report, name) is not None for report in summary.reports), words, partial(_draw_share, name, color)
-
-
-def _number_panel(summary: RunSummary, name: str, color: str, words: str) -> _Panel:
-    return any(getattr(report, name) is not None for report in summary.reports), words, partial(_draw_number, name, color)
 
 
 def _draw_strip(axes: Axes, epochs: Sequence[Sequence[Piece]]) -> None:
@@ -680,14 +653,14 @@ def _mark(axes: Axes, within: Sequence[tuple[float, FactorUse]], end: float) -> 
     if not within:
         return
     axes.plot([at for at, _ in within], [use.factor for _, use in within], "o", color=BLUE, markersize=5)
-    free_from = 0.0
+    free_from, between = 0.0, _BETWEEN_LABELS * BROAD / axes.get_figure().get_figwidth()
     for at, use in within:
         if at < free_from:
             continue
-        is_at_end = at > (1 - _BETWEEN_LABELS) * end
+        is_at_end = at > (1 - between) * end
         label, offset, align = f"batch {_first_batch(use):,}", (-5 if is_at_end else 3), ("right" if is_at_end else "left")
         axes.annotate(label, (at, use.factor), (offset, 5), textcoords="offset points", ha=align, fontsize=8)
-        free_from = at + _BETWEEN_LABELS * end
+        free_from = at + between * end
 
 
 def _draw_share(name: str, color: str, axes: Axes, summary: RunSummary) -> None:
@@ -715,6 +688,30 @@ def _draw_missed(axes: Axes, summary: RunSummary) -> None:
     at, missed = _rising(summary.reports, [report.missed_examples or 0 for report in summary.reports])
     axes.plot(at, missed, color=PINK, linewidth=_thickness(summary.reports))
     _set_counts(axes, missed)
+
+
+_PANELS: tuple[tuple[str, str, Callable[[Any, RunSummary], None]], ...] = (  # attribute of `EpochReport`, title, how it is drawn
+    ("idle_fraction", "idle: share of the time that was spent waiting for input", partial(_draw_share, "idle_fraction", VERMILION)),
+    ("fresh_examples", "examples in the run so far", _draw_examples),
+    ("reads_in_flight", "reads in flight: under way on a rank, on average", partial(_draw_number, "reads_in_flight", BLUE)),
+    (
+        "cache_hit_fraction",
+        "cache hits: share of the fresh examples that the cache had",
+        partial(_draw_share, "cache_hit_fraction", ORANGE),
+    ),
+    (
+        "cache_received_fraction",
+        "of another node: share of the fresh examples that its cache had",
+        partial(_draw_share, "cache_received_fraction", ORANGE),
+    ),
+    ("shared_trainings", "shared by: trainings that share the reading", partial(_draw_number, "shared_trainings", PINK)),
+    (
+        "peer_wait_fraction",
+        "peer wait: share of the time that a batch waited for another training",
+        partial(_draw_share, "peer_wait_fraction", PINK),
+    ),
+    ("missed_examples", "missed examples in the run so far: other trainings had them", _draw_missed),
+)
 
 
 def _set_counts(axes: Axes, counts: Sequence[float]) -> None:

@@ -143,7 +143,7 @@ EVERYTHING = replace(
 )
 
 
-@pytest.mark.parametrize("summary", [RUN, EVERYTHING], ids=["on demand", "all quantities"])
+@pytest.mark.parametrize("summary", [RUN, EVERYTHING, SHARED], ids=["on demand", "all quantities", "with labels"])
 @pytest.mark.parametrize("width", [BROAD, NARROW])
 def test_words_of_a_figure_are_large_enough_where_it_is_shown_and_do_not_overlap(summary, width):
     pytest.importorskip("matplotlib", reason="figures need matplotlib")
@@ -158,6 +158,7 @@ def test_words_of_a_figure_are_large_enough_where_it_is_shown_and_do_not_overlap
     titles = [axes._left_title for axes in figure.axes]
     titles += [axes.xaxis.label for axes in figure.axes if axes.get_xlabel()]
     titles += [legend for axes in figure.axes if (legend := axes.get_legend()) is not None]
+    titles += [text for axes in figure.axes for text in axes.texts]
     boxes = [text.get_window_extent() for text in titles]
     for box in boxes:
         assert -1 <= box.x0 <= box.x1 <= figure.bbox.width + 1
