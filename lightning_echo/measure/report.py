@@ -609,7 +609,7 @@ def _draw_strip(axes: Axes, epochs: Sequence[Sequence[Piece]]) -> None:
     if len(epochs) <= _MANY_EPOCHS:
         for end in ends[:-1]:
             axes.axvline(end, color=PAPER, linewidth=1.2)
-    axes.set(xlim=(0, at[-1]), ylim=(0, 1), xlabel=f"{words} of training, without validation")
+    axes.set(xlim=(0, at[-1]), ylim=(0, 1), xlabel=f"{words} of steps and of their waiting")
     axes.set_yticks([0, 0.5, 1], ["0%", "50%", "100%"])
     axes.spines[["right", "top"]].set_visible(False)
 

@@ -160,7 +160,7 @@ def test_each_patch_has_its_share_of_the_time_where_it_was_spent():
         assert covered(found["on echoed"], at) == pytest.approx((fresh, worked))
         assert covered(found["waiting"], at) == pytest.approx((waits, 1))
     assert axes.get_xlim() == (0, 6)
-    assert axes.get_xlabel() == "seconds of training, without validation"
+    assert axes.get_xlabel() == "seconds of steps and of their waiting"
     assert [line.get_xdata()[0] for line in axes.lines if len(set(line.get_xdata())) == 1] == [3], "the end of the first epoch"
 
 
