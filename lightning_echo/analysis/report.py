@@ -510,7 +510,9 @@ def _draw_parts(axes: Axes, analysis: StallAnalysis, *, is_broad: bool) -> None:
     for (words, share), color in zip(shares_of_step(analysis), _PART_COLORS, strict=False):
         seconds = share * analysis.step_seconds
         label = f"{words}: {milliseconds(seconds)} ms ({percent(share)})"
-        axes.barh([0], [1000 * seconds], left=[1000 * begin], color=color, edgecolor=PAPER, label=fill(label, 90 if is_broad else 44))
+        axes.barh(
+            [0], [1000 * seconds], left=[1000 * begin], color=color, edgecolor=PAPER, label=fill(label, 90 if is_broad else 44)
+        )
         begin += seconds
     axes.set(xlabel="step time of the real run (ms)", yticks=[], xlim=(0, 1000 * begin))
     axes.spines[["left", "right", "top"]].set_visible(False)
@@ -536,10 +538,10 @@ def _draw_speedups(axes: Axes, analysis: StallAnalysis, *, is_broad: bool) -> No
     axes.plot([1], [1], "o", color=PAPER, markeredgecolor=INK, markersize=8, zorder=3, label="measured")
     axes.set(xlabel="echo factor", ylabel="speed-up (steps per second,\ntimes those without echoing)", ylim=(0, None))
     figures.add_grid(axes)
-    place: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (1, 0.5)}
+    where: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (1, 0.5)}
     if not is_broad:
-        place = {"loc": "upper center", "bbox_to_anchor": (0.45, -0.18), "ncols": 2, "fontsize": 9, "columnspacing": 1}
-    axes.legend(frameon=False, title="insertion point", **place)
+        where = {"loc": "upper center", "bbox_to_anchor": (0.45, -0.18), "ncols": 2, "fontsize": 9, "columnspacing": 1}
+    axes.legend(frameon=False, title="insertion point", **where)
 
 
 def _measured(analysis: StallAnalysis) -> list[tuple[str, float, Spread]]:

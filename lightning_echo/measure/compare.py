@@ -319,7 +319,9 @@ class Comparison:
         panels = figure.subplots(2 if all(points) else 1, 1, squeeze=False)[:, 0]
         for run, color in runs:
             idle = [math.nan if report.idle_fraction is None else 100 * report.idle_fraction for report in run.reports]
-            panels[0].plot([report.epoch + 1 for report in run.reports], idle, "o-", color=color, label=fill(run.name, columns - 12))
+            panels[0].plot(
+                [report.epoch + 1 for report in run.reports], idle, "o-", color=color, label=fill(run.name, columns - 12)
+            )
         words = "idle: share of the time that was spent waiting for input, %"
         panels[0].set_title(fill(words, columns), loc="left", fontsize=10)
         panels[0].set_xlabel("epochs")

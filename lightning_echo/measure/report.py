@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 # ---------------------------------------------------------------------- figure
 # matplotlib is optional, and its global state (pyplot, the current figure) is not used.
 #
-# A figure is drawn in the colours of a light page, and a PNG keeps them. In an SVG each colour is a variable of the page, so that a
-# dark page shows others. They are near those of Okabe and Ito, which colour-blind people can tell apart, and a test computes their
-# contrast.
+# A figure is drawn in the colours of a light page, and a PNG keeps them. In an SVG each colour is a variable of the page, so that
+# a dark page shows others. They are near those of Okabe and Ito, which colour-blind people can tell apart, and a test computes
+# their contrast.
 
 PALETTE = {  # by the name of the variable: on a light page, and on a dark one
     "ink": ("#1f2328", "#e6e6e6"),  # of words and frames
@@ -487,9 +487,9 @@ def _shares(report: EpochReport, counts: Sequence[int], batches_of: int) -> list
     ``counts``: of the epoch's batches; 0 ``batches_of``: examples, otherwise the batches of so many ranks.
     """
     ends, fresh, echoed = slice_ends(report.steps), report.fresh_in_epoch, report.echoed_in_epoch
-    if not counts or fresh is None or not echoed and not fresh or len(ends) != len(report.slices):
+    if not counts or fresh is None or echoed is None or not fresh + echoed or len(ends) != len(report.slices):
         return []
-    of_step = (fresh + (echoed or 0)) / report.steps  # examples, all ranks
+    of_step = (fresh + echoed) / report.steps  # examples, all ranks
     unit, most = (of_step / batches_of, of_step + _NEAR * fresh) if batches_of else (1.0, 0.0)
     if abs(sum(counts) * unit - fresh) > most:
         return []
@@ -500,14 +500,13 @@ def strip(summary: RunSummary, journal: FromJournal | None = None) -> list[list[
     """Returns the pieces of the strip, epoch by epoch; none for an epoch whose time was not measured."""
     found = []
     for number, report in enumerate(summary.reports):
-        times = list(report.slices)
+        times = report.slices
         if not times and report.data_wait_seconds is not None and report.step_seconds is not None:
             waited = report.steps * report.data_wait_seconds
-            times = [(waited, waited + report.steps * report.step_seconds)]
-        shares = journal.shares[number] if journal is not None and journal.shares else []
-        fresh = shares or [_mean_share(report)] * len(times)
+            times = ((waited, waited + report.steps * report.step_seconds),)
+        shares: Sequence[float | None] = journal.shares[number] if journal is not None and journal.shares else ()
         pieces = []
-        for (waited, seconds), share in zip(times, fresh, strict=True):
+        for (waited, seconds), share in zip(times, shares or [_mean_share(report)] * len(times), strict=True):
             if 0 <= waited <= seconds and 0 < seconds < float("inf"):
                 work = seconds - waited
                 parts = (0.0, 0.0) if share is None else (work * share, work * (1 - share))
@@ -546,7 +545,7 @@ _NOT_MEASURED = float("nan")
 _ROOM = 1.25  # an axis reaches up to this number of times the largest value
 _MANY_EPOCHS = 100  # with more epochs, there is no room for marks, and only for thin lines
 _THIN, _THICK = 1.0, 2.0
-_BETWEEN_LABELS = 0.12  # share of a broad figure's width: labels with less distance would overlap
+_BETWEEN_LABELS = 0.14  # share of a broad figure's width: labels with less distance would overlap
 
 
 def draw(summary: RunSummary, title: str = "", journal: FromJournal | None = None, width: float = BROAD) -> Figure:
@@ -584,8 +583,8 @@ def _entitle(axes: Axes, words: str, columns: int, ncols: int) -> None:
     has_room = len(words) + sum(len(label) + 5 for label in labels) < columns  # 5: for a patch of colour
     if labels:
         corner, at = ("lower right", (1.0, 1.0)) if has_room else ("lower left", (0.0, 1.0))
-        room = {"borderaxespad": 0.1, "borderpad": 0.2, "handlelength": 1.2, "columnspacing": 1.2}
-        axes.legend(loc=corner, bbox_to_anchor=at, ncols=ncols, frameon=False, fontsize=9, **room)
+        room: dict[str, Any] = {"borderaxespad": 0.1, "borderpad": 0.2, "handlelength": 1.2, "columnspacing": 1.2}
+        axes.legend(**room, loc=corner, bbox_to_anchor=at, ncols=ncols, frameon=False, fontsize=9)
     axes.set_title(fill(words, columns), loc="left", fontsize=10, pad=20 if labels and not has_room else 6)
 
 
@@ -653,13 +652,13 @@ def _mark(axes: Axes, within: Sequence[tuple[float, FactorUse]], end: float) -> 
     if not within:
         return
     axes.plot([at for at, _ in within], [use.factor for _, use in within], "o", color=BLUE, markersize=5)
-    free_from, between = 0.0, _BETWEEN_LABELS * BROAD / axes.get_figure().get_figwidth()
+    free_from, between = 0.0, _BETWEEN_LABELS * BROAD * _DOTS_PER_INCH / axes.figure.bbox.width
     for at, use in within:
         if at < free_from:
             continue
         is_at_end = at > (1 - between) * end
         label, offset, align = f"batch {_first_batch(use):,}", (-5 if is_at_end else 3), ("right" if is_at_end else "left")
-        axes.annotate(label, (at, use.factor), (offset, 5), textcoords="offset points", ha=align, fontsize=8)
+        axes.annotate(label, (at, use.factor), (offset, 5), textcoords="offset points", ha=align, fontsize=9)
         free_from = at + between * end
 
 
@@ -691,7 +690,11 @@ def _draw_missed(axes: Axes, summary: RunSummary) -> None:
 
 
 _PANELS: tuple[tuple[str, str, Callable[[Any, RunSummary], None]], ...] = (  # attribute of `EpochReport`, title, how it is drawn
-    ("idle_fraction", "idle: share of the time that was spent waiting for input", partial(_draw_share, "idle_fraction", VERMILION)),
+    (
+        "idle_fraction",
+        "idle: share of the time that was spent waiting for input",
+        partial(_draw_share, "idle_fraction", VERMILION),
+    ),
     ("fresh_examples", "examples in the run so far", _draw_examples),
     ("reads_in_flight", "reads in flight: under way on a rank, on average", partial(_draw_number, "reads_in_flight", BLUE)),
     (

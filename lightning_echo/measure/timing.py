@@ -370,6 +370,8 @@ class IdleFraction(Metric):
 
     def slices(self) -> list[tuple[float, float]]:
         """Returns the seconds of waiting and all seconds of each slice of the steps, see `slice_ends` and `steps`."""
+        if not self.per_step.shape[-1]:
+            return []
         longest, _, seconds = self._joined(0)
         found, begin = [], 0
         for end in slice_ends(len(longest)):

@@ -1,4 +1,4 @@
-"""What a run tells of itself, with a Trainer: an epoch's own examples, the strip, name and date. Against the batches that it got."""
+"""What a run tells of itself: an epoch's own examples, the strip, name and date. Against the batches that the model got."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def logger(folder: Path) -> CSVLogger:
 
 
 def expected_shares(batches: Sequence[Batch], epochs: Sequence[int]) -> list[Any]:
-    """The share of fresh examples in each slice of ten steps or a few more, from the batches of a run and the steps of its epochs."""
+    """The share of fresh examples in each slice, from the batches of a run and the numbers of steps of its epochs."""
     fresh, found = [len(new) for new in first_uses(batches)], []
     for begin, end in pairwise([0, *accumulate(epochs)]):
         count = max(1, (end - begin) // 10)

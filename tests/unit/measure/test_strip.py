@@ -1,7 +1,8 @@
-"""The strip of a run: each piece against times and examples that were worked out by hand, and a journal that is believed or not."""
+"""The strip of a run: its pieces against times and examples that were worked out by hand, and a journal, believed or not."""
 
 from dataclasses import replace
 from fractions import Fraction
+from itertools import pairwise
 
 import pytest
 
@@ -9,7 +10,7 @@ from lightning_echo.measure.control import slice_ends
 from lightning_echo.measure.report import FromJournal, draw, from_journal, page, report, strip
 from lightning_echo.measure.summary import EpochReport, FactorUse, RunSummary
 
-# Two epochs of 20 steps with 8 examples each, in two slices of 10 steps: in the first slice of an epoch half of the time is waited.
+# Two epochs of 20 steps with 8 examples each, in two slices of 10. In the first slice of an epoch, half of the time is waited.
 SLICES = ((1.0, 2.0), (0.0, 1.0))
 FIRST = EpochReport(
     0,
@@ -111,7 +112,10 @@ def test_a_journal_that_cannot_be_read_ends_nothing_and_is_said_on_the_page():
     for read, says in ((refused, "is damaged"), (absent, "is not there")):
         found = from_journal(RUN, read)
         assert not found.shares
-        assert found.note == f"The strip shows the mean of each epoch, since the journal of the run could not be read: journal.bin {says}."
+        assert (
+            found.note
+            == f"The strip shows the mean of each epoch, since the journal of the run could not be read: journal.bin {says}."
+        )
         assert strip(RUN, found) == strip(RUN)
     several = replace(RUN, decisions=(FactorUse(0, {"a": 0, "b": 0}, 8.0),))
     assert from_journal(several, refused).note.startswith("The strip shows the mean of each epoch, since several loaders")
@@ -125,7 +129,7 @@ def test_a_journal_that_cannot_be_read_ends_nothing_and_is_said_on_the_page():
 @pytest.mark.parametrize("steps", [*range(60), 399, 400, 401, 12_345])
 def test_slices_are_equally_many_steps_and_at_least_ten_where_there_are_so_many(steps):
     ends = slice_ends(steps)
-    sizes = [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
+    sizes = [end - begin for begin, end in pairwise([0, *ends])]
     assert sum(sizes) == steps
     assert len(sizes) == (0 if not steps else 1 if steps < 10 else min(40, steps // 10))
     assert all(abs(size - Fraction(steps, len(sizes))) < 1 for size in sizes)
@@ -139,12 +143,14 @@ THE_STRIP = "the time of the steps"
 def layers(figure):
     """The corners of each patch of the strip, by its label."""
     axes = next(axes for axes in figure.axes if axes.get_title(loc="left") == THE_STRIP)
-    return axes, {each.get_label(): [tuple(corner) for corner in each.get_paths()[0].vertices.tolist()] for each in axes.collections}
+    return axes, {
+        each.get_label(): [tuple(corner) for corner in each.get_paths()[0].vertices.tolist()] for each in axes.collections
+    }
 
 
 def covered(corners, at):
     """The lowest and the highest point of a patch at a place between its corners."""
-    edges = list(zip(corners, corners[1:], strict=False))
+    edges = list(pairwise(corners))
     heights = [y for (x, y), (other, same) in edges if min(x, other) < at < max(x, other) and y == same]
     return (min(heights), max(heights)) if heights else None
 
@@ -177,7 +183,7 @@ def test_the_axis_is_in_seconds_minutes_or_hours_and_long_runs_have_fewer_pieces
     axes, found = layers(draw(many))
     assert axes.get_xlim()[1] == pytest.approx(200 * 60 / 3600)
     assert len(found["waiting"]) < 5000
-    assert covered(found["waiting"], 1.0) == pytest.approx((2 / 3, 1)), "20 s of each 60 were waited"
+    assert covered(found["waiting"], 1.001) == pytest.approx((2 / 3, 1)), "20 s of each 60 were waited"
 
 
 def test_a_run_without_times_has_no_strip_and_the_text_of_a_report_needs_no_journal():

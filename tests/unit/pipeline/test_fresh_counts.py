@@ -1,4 +1,4 @@
-"""How much was fresh in each batch, as a folder's journals have it: against lists, of several ranks, and where it cannot be read."""
+"""How much was fresh in each batch, as the journals of a folder have it: against lists, and where they cannot be read."""
 
 import os
 import random
@@ -44,7 +44,7 @@ def test_examples_of_all_ranks_are_added_and_whole_batches_are_told(tmp_path):
 
 @pytest.mark.parametrize("at", [0, 1, 70, 200])
 def test_what_a_resumed_run_repeated_is_counted_once(tmp_path, at):
-    """The first life has written 200 batches, and a checkpoint names those up to ``at``. In the second life other examples came."""
+    """The first life has written 200 batches; a checkpoint names those up to ``at``. In the second life other examples came."""
     chance = random.Random(at)
     first = chance.choices(range(9), k=200)
     second = first[:at] + chance.choices(range(9), k=260 - at)

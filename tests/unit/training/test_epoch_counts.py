@@ -1,6 +1,7 @@
 """An epoch's own examples and the slices of its time: against sums of what a fake loader and clock did, also after a resume."""
 
 import random
+from itertools import pairwise
 
 import pytest
 import torch
@@ -18,9 +19,7 @@ def test_the_slices_of_an_epoch_have_the_times_of_their_steps(steps):
     idle.update(waited, seconds)
     count = max(1, min(40, steps // 10))
     ends = [steps * number // count for number in range(count + 1)]
-    expected = [
-        (sum(waited[begin:end]), sum(seconds[begin:end])) for begin, end in zip(ends[:-1], ends[1:], strict=True)
-    ]
+    expected = [(sum(waited[begin:end]), sum(seconds[begin:end])) for begin, end in pairwise(ends)]
     assert idle.slices() == expected
 
 
