@@ -582,9 +582,11 @@ def _entitle(axes: Axes, words: str, columns: int, ncols: int) -> None:
     labels = axes.get_legend_handles_labels()[1]
     has_room = len(words) + sum(len(label) + 5 for label in labels) < columns  # 5: for a patch of colour
     if labels:
-        corner, at = ("lower right", (1.0, 1.0)) if has_room else ("lower left", (0.0, 1.0))
-        room: dict[str, Any] = {"borderaxespad": 0.1, "borderpad": 0.2, "handlelength": 1.2, "columnspacing": 1.2}
-        axes.legend(**room, loc=corner, bbox_to_anchor=at, ncols=ncols, frameon=False, fontsize=9)
+        where: dict[str, Any] = {"loc": "lower right", "bbox_to_anchor": (1, 1)}
+        if not has_room:
+            where = {"loc": "lower left", "bbox_to_anchor": (0, 1)}
+        where |= {"borderaxespad": 0.1, "borderpad": 0.2, "handlelength": 1.2, "columnspacing": 1.2}
+        axes.legend(ncols=ncols, frameon=False, fontsize=9, **where)
     axes.set_title(fill(words, columns), loc="left", fontsize=10, pad=20 if labels and not has_room else 6)
 
 

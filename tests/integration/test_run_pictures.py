@@ -77,7 +77,7 @@ def test_tensorboard_has_it_at_the_last_step(tmp_path: Path) -> None:
 def test_it_is_the_picture_that_the_command_draws_of_the_same_run_on_demand(tmp_path: Path) -> None:
     loggers = [CSVLogger(tmp_path, name="", version="csv"), tensorboard(tmp_path)]
     callback = EchoCallback(factor="demand", insertion_point="after_augmentation", plot=True)
-    fit(Data(2, delay=0.01), logger=loggers, callbacks=[callback], max_epochs=2)
+    fit(Data(2, delay=0.01), logger=loggers, callbacks=[callback], max_epochs=2, log_every_n_steps=2)
     assert main(["report", str(tmp_path / "csv"), "--png", str(tmp_path / "run.png")]) == 0
     ((_, png),) = of_tensorboard(tmp_path)
     assert pixels(png) == pixels((tmp_path / "run.png").read_bytes())

@@ -99,7 +99,7 @@ def expected_shares(batches: Sequence[Batch], epochs: Sequence[int]) -> list[Any
 def test_the_strip_on_demand_has_the_fresh_examples_that_the_model_got(tmp_path: Path) -> None:
     callback, steps = on_demand(), 25
     data = Data(2, 4, length=4 * steps, delay=0.03)
-    run = fit(data, model=Recorder(delay=0.004), callbacks=[callback], logger=logger(tmp_path), max_epochs=2)
+    run = fit(data, model=Recorder(delay=0.004), callbacks=[callback], log_every_n_steps=5, logger=logger(tmp_path), max_epochs=2)
     assert callback.reports[-1].echoed_examples > 0, "the test tests something"
     found = journal_of(tmp_path)
     assert found.note == ""
@@ -116,10 +116,17 @@ def test_a_run_that_was_killed_and_resumed_in_another_folder_has_its_whole_strip
     models = [Recorder(delay=0.004) for _ in range(2)]
     with pytest.raises(Killed):
         run_on_demand(
-            on_demand(), SaveAt(tmp_path, [step], dies=True), model=models[0], max_epochs=3, logger=logger(tmp_path / "first")
+            on_demand(),
+            SaveAt(tmp_path, [step], dies=True),
+            model=models[0],
+            max_epochs=3,
+            log_every_n_steps=5,
+            logger=logger(tmp_path / "first"),
         )
     path = SaveAt(tmp_path, []).path(step)
-    run_on_demand(on_demand(), model=models[1], max_epochs=3, logger=logger(tmp_path / "second"), ckpt_path=path)
+    run_on_demand(
+        on_demand(), model=models[1], max_epochs=3, log_every_n_steps=5, logger=logger(tmp_path / "second"), ckpt_path=path
+    )
     found = journal_of(tmp_path / "second")
     assert (found.note, len(found.shares)) == ("", 3)
     assert list(found.shares) == expected_shares(models[0].batches[:step] + models[1].batches, [STEPS] * 3)
@@ -133,7 +140,9 @@ class SlowStream(Stream):
 
 def test_over_a_stream_the_strip_has_the_fresh_examples_that_the_model_got(tmp_path: Path) -> None:
     callback, loader = on_demand(), DataLoader(SlowStream(60), 4, num_workers=2)
-    run = fit(loader, model=Recorder(delay=0.004), callbacks=[callback], logger=logger(tmp_path), max_epochs=2)
+    run = fit(
+        loader, model=Recorder(delay=0.004), callbacks=[callback], log_every_n_steps=5, logger=logger(tmp_path), max_epochs=2
+    )
     assert callback.reports[-1].echoed_examples > 0, "the test tests something"
     found = journal_of(tmp_path)
     assert found.note == ""
@@ -143,7 +152,7 @@ def test_over_a_stream_the_strip_has_the_fresh_examples_that_the_model_got(tmp_p
 def test_of_whole_batches_the_journal_is_believed(tmp_path: Path) -> None:
     loader = DataLoader(Scans(40, delay=0.03), 4, num_workers=2, shuffle=True)
     callback = on_demand(insertion_point="after_batching")
-    fit(loader, model=Recorder(delay=0.004), callbacks=[callback], logger=logger(tmp_path), max_epochs=3)
+    fit(loader, model=Recorder(delay=0.004), callbacks=[callback], log_every_n_steps=5, logger=logger(tmp_path), max_epochs=3)
     found = journal_of(tmp_path)
     assert found.note == ""
     for shares, report in zip(found.shares, summary_of(tmp_path).reports, strict=True):
@@ -161,7 +170,7 @@ def test_a_loader_that_the_user_keeps_has_written_its_journal_when_the_picture_i
     loader = EchoLoader(
         DataLoader(Scans(22, delay=0.01), 4, num_workers=2), "demand", insertion_point="after_augmentation", seed=0
     )
-    run = fit(loader, callbacks=[EchoCallback(plot=True)], logger=logger(tmp_path), max_epochs=2)
+    run = fit(loader, callbacks=[EchoCallback(plot=True)], log_every_n_steps=5, logger=logger(tmp_path), max_epochs=2)
     assert run.trainer.state.finished
     assert [(journal.note, len(journal.shares)) for journal in seen] == [("", 2)]
     assert seen[0].shares == journal_of(tmp_path).shares
@@ -170,7 +179,7 @@ def test_a_loader_that_the_user_keeps_has_written_its_journal_when_the_picture_i
 
 def test_a_missing_or_damaged_journal_is_told_on_the_page_and_the_report_is_there(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="pages need matplotlib")
-    run_on_demand(on_demand(), max_epochs=2, logger=logger(tmp_path))
+    run_on_demand(on_demand(), max_epochs=2, log_every_n_steps=5, logger=logger(tmp_path))
     path, html = tmp_path / "run" / "echo_journal_rank0.bin", tmp_path / "page.html"
     data = path.read_bytes()
     changed = data[:-9] + bytes([data[-9] ^ 1]) + data[-8:]
@@ -189,11 +198,17 @@ def test_the_summary_names_the_program_the_run_and_when_it_began(tmp_path: Path,
     monkeypatch.setattr("sys.argv", ["/home/somebody/train.py", "--fast"])
     monkeypatch.setattr("lightning_echo.callback.local_time", lambda: "2026-01-31T09:05:00+01:00")
     saving = SaveAt(tmp_path, [EPOCH + 1])
-    fit(Data(), callbacks=[echo(), saving], logger=CSVLogger(tmp_path, name="digits", version=3))
+    fit(Data(), callbacks=[echo(), saving], log_every_n_steps=5, logger=CSVLogger(tmp_path, name="digits", version=3))
     found = json.loads((tmp_path / "digits" / "version_3" / "echo_summary.json").read_text())
     assert (found["program"], found["name"], found["began"]) == ("train.py", "digits/version_3", "2026-01-31T09:05:00+01:00")
     monkeypatch.setattr("lightning_echo.callback.local_time", lambda: "2026-02-01T00:00:00+01:00")
-    fit(Data(), callbacks=[echo()], logger=CSVLogger(tmp_path, name="digits", version=4), ckpt_path=saving.path(EPOCH + 1))
+    fit(
+        Data(),
+        callbacks=[echo()],
+        log_every_n_steps=5,
+        logger=CSVLogger(tmp_path, name="digits", version=4),
+        ckpt_path=saving.path(EPOCH + 1),
+    )
     found = json.loads((tmp_path / "digits" / "version_4" / "echo_summary.json").read_text())
     assert (found["name"], found["began"]) == ("digits/version_4", "2026-01-31T09:05:00+01:00"), "when it began the first time"
 
