@@ -286,6 +286,7 @@ _NOT_KNOWN = (
     "have no size."
 )
 _REMARKS = {  # by the heading of their column
+    "uses": "uses: per fresh example, in the epoch.",
     "fresh": "Fresh and echoed examples are those of the epoch.",
     "passes": "passes: over the data, from the beginning of the run.",
     "start s": "start s: the wait for the first batch of an epoch in which workers had to start, in seconds.",
@@ -348,6 +349,11 @@ _OF_EPOCHS: _Columns = (
     ("passes", "passes", three_digits),
     ("start s", "first_batch_seconds", three_digits),
 )
+_OF_EPOCHS_ON_DEMAND: _Columns = (
+    _OF_EPOCHS[0],
+    ("uses", "effective_factor", "{:.4g}".format),
+    *_OF_EPOCHS[2:],
+)  # no factor set them
 _OF_READING: _Columns = (
     ("epoch", "epoch", str),
     ("in flight", "reads_in_flight", three_digits),
@@ -371,7 +377,7 @@ def _measured(reports: Sequence[EpochReport], columns: _Columns) -> dict[str, li
 
 
 def _epochs(reports: Sequence[EpochReport]) -> Table:
-    columns = _measured(reports, _OF_EPOCHS)
+    columns = _measured(reports, _OF_EPOCHS_ON_DEMAND if any(each.max_factor is not None for each in reports) else _OF_EPOCHS)
     remarks = [_REMARKS[heading] for heading in columns if heading in _REMARKS]
     uses = [(each.factor, each.effective_factor) for each in reports if each.max_factor is None and each.effective_factor]
     if any(is_of_end(*each) for each in uses):
@@ -395,11 +401,13 @@ def _in_all(reports: Sequence[EpochReport]) -> dict[str, str]:
     """Returns the cells of a row for all epochs by the headings of their columns. Their examples are known."""
     last, (waited, worked) = reports[-1], seconds_of(reports)
     is_timed = waited + worked > 0 and all(each.idle_fraction is not None for each in reports)
+    fresh, echoed = last.fresh_examples, last.echoed_examples
     return {
         "epoch": "in all",
+        "uses": f"{(fresh + echoed) / fresh:.4g}" if fresh else "",
         "idle": percent(waited / (waited + worked)) if is_timed else "",
-        "fresh": _count(last.fresh_examples),
-        "echoed": _count(last.echoed_examples),
+        "fresh": _count(fresh),
+        "echoed": _count(echoed),
         "passes": "" if last.passes is None else three_digits(last.passes),
     }
 

@@ -1,6 +1,7 @@
 """Two runs side by side. The figures are worked out by hand, from steps that take round numbers of seconds."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -80,6 +81,13 @@ def test_a_metric_is_compared_at_equal_time_and_at_equal_fresh_examples(runs):
     assert found[f"{METRIC}, the last one up to 80 fresh examples"][:2] == ("7 at 80", "4 at 80"), (
         "two epochs of one, four of the other"
     )
+
+
+def test_it_says_when_runs_began_if_that_is_known(runs):
+    assert "began" not in rows(compare(*map(read_run, runs)))
+    other = read_run(runs[1])
+    dated = replace(other, summary=replace(other.summary, began="2026-01-31T09:05:00+01:00"))
+    assert rows(compare(read_run(runs[0]), dated))["began"] == ("", "2026-01-31 09:05:00+01:00", "")
 
 
 def test_a_value_within_an_epoch_has_its_share_of_time_and_examples(runs):
@@ -223,5 +231,5 @@ def test_page_and_picture_have_both_runs(runs, tmp_path, capsys):
     assert capsys.readouterr().out.count("written: ") == 2
     assert png.read_bytes().startswith(b"\x89PNG")
     text = html.read_text()
-    assert text.count("<svg") == 1
+    assert text.count("<svg") == 2, "for broad pages and for narrow ones"
     assert f"<td>{METRIC}, the last one up to 4 s</td><td>8 at 4 s</td><td>4 at 4 s</td>" in text.replace("\n", "")

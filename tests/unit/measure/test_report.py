@@ -12,6 +12,9 @@ from lightning_echo.measure.summary import LOGGED, VERSION, EpochReport, FactorU
 BARE = {"epoch": 3, "steps": 10, "factor": 2.0, "fresh_examples": 80, "echoed_examples": 81}
 FULL = {
     **BARE,
+    "fresh_in_epoch": 20,
+    "echoed_in_epoch": 0,
+    "slices": ((0.5, 2.0), (0.0, 1.5)),
     "passes": 1.5,
     "effective_factor": 2.25,
     "idle_fraction": 0.0,
@@ -73,11 +76,13 @@ VERDICT = RunVerdict("Echo with factor 2.", ("idle 50%", "6 of 8 cores are free"
 
 def test_a_summary_is_read_as_it_was_written_and_other_programs_find_plain_names():
     report = EpochReport(**FULL)
-    summary = RunSummary([report], USES, {"torch": "2.9"}, verdict=VERDICT)
+    summary = RunSummary([report], USES, {"torch": "2.9"}, VERDICT, "train.py", "logs/version_3", "2026-01-31T09:05:00+01:00")
     assert RunSummary.from_json(summary.to_json()) == summary
     assert json.loads(summary.to_json()) == {
         "version": VERSION,
-        "reports": [{**report.state(), "fresh_step_seconds": [0.03, 0.04], "speedup": [1.2, 1.4]}],
+        "reports": [
+            {**report.state(), "fresh_step_seconds": [0.03, 0.04], "speedup": [1.2, 1.4], "slices": [[0.5, 2.0], [0.0, 1.5]]}
+        ],
         "decisions": [
             {"step": 0, "batch": 0, "factor": 1.0, "reason": "", "message": ""},
             {"step": 66, "batch": {"a": 72, "b": 66}, "factor": 3.0, "reason": "starved", "message": "idle 67%"},
@@ -85,6 +90,9 @@ def test_a_summary_is_read_as_it_was_written_and_other_programs_find_plain_names
         ],
         "packages": {"torch": "2.9"},
         "verdict": {"message": VERDICT.message, "why": list(VERDICT.why), "next_line": VERDICT.next_line, "others": []},
+        "program": "train.py",
+        "name": "logs/version_3",
+        "began": "2026-01-31T09:05:00+01:00",
     }
 
 

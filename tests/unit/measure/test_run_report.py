@@ -130,3 +130,14 @@ def test_page_and_picture_show_the_verdict_once_and_files_hold_what_is_shown(tmp
     save_png(RUN, tmp_path / "figure.png")
     assert (tmp_path / "page.html").read_text(encoding="utf-8") == page(RUN)
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_on_demand_the_table_has_the_uses_of_the_epoch_and_not_of_the_run():
+    """200 examples of 160 fresh ones, then 200 of 50, and 400 of 210 in all. ``factor`` is that of the run so far."""
+    first, second = (
+        replace(each, factor=so_far, effective_factor=uses, max_factor=8.0)
+        for each, so_far, uses in ((FIRST, 1.25, 1.25), (SECOND, 400 / 210, 4.0))
+    )
+    found = rows_of(RunSummary([first, second]), "Epochs")
+    assert [row["uses"] for row in found] == ["1.25", "4", "1.905"]
+    assert "factor" not in found[0]
