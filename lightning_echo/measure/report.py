@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 PALETTE = {  # by the name of the variable: on a light page, and on a dark one
     "ink": ("#1f2328", "#e6e6e6"),  # of words and frames
     "paper": ("#ffffff", "#17191c"),
-    "orange": ("#b97a00", "#e69f00"),
+    "orange": ("#7a5200", "#e69f00"),
     "sky": ("#3d9ad0", "#7cc8f2"),
     "green": ("#009e73", "#009e73"),
-    "blue": ("#0072b2", "#3d97d6"),
+    "blue": ("#0060a0", "#3d97d6"),
     "vermilion": ("#d55e00", "#d55e00"),
     "pink": ("#cc79a7", "#cc79a7"),
 }
@@ -193,7 +193,7 @@ body { font: 16px/1.5 system-ui, sans-serif; max-width: 56rem; margin: 2rem auto
 body { color: var(--ink); background: var(--paper); }
 h1 { font-size: 1.5rem; line-height: 1.25; overflow-wrap: anywhere; }
 h2 { font-size: 1.1rem; margin: 2rem 0 0.5rem; }
-.verdict { border-left: 0.4rem solid var(--blue); background: #0072B21a; padding: 0.8rem 1rem; font-size: 1.1rem; }
+.verdict { border-left: 0.4rem solid var(--blue); background: #0060a01a; padding: 0.8rem 1rem; font-size: 1.1rem; }
 .wide { overflow-x: auto; }
 .figure { margin: 2rem 0; }
 .figure svg { display: block; width: 100%; height: auto; }

@@ -57,7 +57,7 @@ def assert_is_the_picture(png: bytes) -> None:
     assert image.width == SIZE[0]
     assert image.height >= SIZE[1]
     colors = {color for _, color in image.getcolors(maxcolors=2**20) or []}
-    assert {(0x00, 0x72, 0xB2), (0xD5, 0x5E, 0x00), (0x00, 0x9E, 0x73), (0x3D, 0x9A, 0xD0)} <= colors
+    assert {(0x00, 0x60, 0xA0), (0xD5, 0x5E, 0x00), (0x00, 0x9E, 0x73), (0x3D, 0x9A, 0xD0)} <= colors
 
 
 def pixels(png: bytes) -> tuple[tuple[int, int], bytes]:
