@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 # matplotlib is optional, and its global state (pyplot, the current figure) is not used.
 #
 # A figure is drawn in the colours of a light page, and a PNG keeps them. In an SVG each colour is a variable of the page, so that
-# a dark page shows others. They are near those of Okabe and Ito, which colour-blind people can tell apart, and a test computes
-# their contrast.
+# a dark page shows others. They are the colours of Okabe and Ito, which colour-blind people can tell apart, or darker where these
+# have too little contrast. A test computes both.
 
 PALETTE = {  # by the name of the variable: on a light page, and on a dark one
     "ink": ("#1f2328", "#e6e6e6"),  # of words and frames

@@ -4,6 +4,7 @@ import io
 import re
 from dataclasses import replace
 from itertools import combinations
+from math import dist
 from xml.etree import ElementTree
 
 import pytest
@@ -20,9 +21,13 @@ PHONE = 390  # CSS pixels of a phone's width
 PADDING = 2 * 16
 
 
-def luminance(color):
+def linear(color):
     parts = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]
-    red, green, blue = (part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return [part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+
+
+def luminance(color):
+    red, green, blue = linear(color)
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
@@ -44,6 +49,34 @@ def test_words_and_lines_are_seen_on_each_background(page_number):
     assert contrast(colors.pop("ink"), paper) >= 4.5
     assert {name: color for name, color in colors.items() if contrast(color, paper) < 3} == {}
     assert len(set(colors.values())) == len(colors)
+
+
+SEEN_BY = {  # Machado, Oliveira and Fernandes 2009: how linear colours look to people, severity 1
+    "all cones": ((1, 0, 0), (0, 1, 0), (0, 0, 1)),
+    "protanopia": ((0.152286, 1.052583, -0.204868), (0.114503, 0.786281, 0.099216), (-0.003882, -0.048116, 1.051998)),
+    "deuteranopia": ((0.367322, 0.860646, -0.227968), (0.280085, 0.672501, 0.047413), (-0.011820, 0.042940, 0.968881)),
+}
+
+
+def in_lab(color, eyes):
+    red, green, blue = (min(max(sum(a * b for a, b in zip(row, linear(color), strict=True)), 0), 1) for row in SEEN_BY[eyes])
+    x = (0.4124 * red + 0.3576 * green + 0.1805 * blue) / 0.9505
+    y = 0.2126 * red + 0.7152 * green + 0.0722 * blue
+    z = (0.0193 * red + 0.1192 * green + 0.9505 * blue) / 1.089
+    x, y, z = (part ** (1 / 3) if part > 0.008856 else 7.787 * part + 16 / 116 for part in (x, y, z))
+    return 116 * y - 16, 500 * (x - y), 200 * (y - z)
+
+
+@pytest.mark.parametrize("eyes", SEEN_BY)
+@pytest.mark.parametrize("page_number", [0, 1], ids=["light", "dark"])
+def test_no_two_colours_look_alike(page_number, eyes):
+    """The nearest two of Okabe's and Ito's colours have a distance (CIE 1976) of 17.9."""
+    okabe_ito = ("#e69f00", "#56b4e9", "#009e73", "#0072b2", "#d55e00", "#cc79a7")
+    nearest = min(dist(in_lab(one, eyes), in_lab(other, eyes)) for one, other in combinations(okabe_ito, 2))
+    assert nearest >= 17.9
+    colors = {name: each[page_number] for name, each in PALETTE.items() if name not in ("ink", "paper")}
+    pairs = combinations(colors, 2)
+    assert [pair for pair in pairs if dist(*(in_lab(colors[name], eyes) for name in pair)) < 15] == []
 
 
 def styles_of(text):
