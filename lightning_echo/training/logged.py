@@ -55,11 +55,15 @@ def log_picture(trainer: pl.Trainer, summary: RunSummary, directory: str | None)
     if others or not taken:
         which = f"{', '.join(others)} takes no figure" if others else "the Trainer has no logger"
         rank_zero_info(f"lightning_echo: plot=True logs to TensorBoard, W&B and MLflow; {which}")
-    journal = from_journal(summary, partial(fresh_counts, directory)) if taken and directory is not None else None
+    journal = None
     for logger, give in taken:
         try:
+            if journal is None and directory is not None:
+                journal = from_journal(summary, partial(fresh_counts, directory))
             give(logger, picture(summary, journal), step)
-        except Exception as error:  # whatever a logger's client raises: a lost connection, a full disk
+        except (
+            Exception
+        ) as error:  # whatever a logger's client raises (a lost connection, a full disk), or a journal of another version
             # No training may fail because of a picture.
             rank_zero_warn(f"lightning_echo: {type(logger).__name__} did not take the picture of the run: {error!r}")
 
