@@ -246,7 +246,7 @@ class EchoCallback(DecidesFactor, pl.Callback):
         self._meter, self._decider = RunMeter(), Decider(self._controller_in_force)
         self._asking = AskingSteps(self._controller_in_force)
         self._log_directory: str | None = None
-        self._began = ""  # when the run began, see `local_time`
+        self._began = self._name = ""  # when the run began, see `local_time`; and its name
         self._progress = ProgressText(self._progress_text)
         self._loader: Echoed | None = None
         self._epoch = self._last_step = 0
@@ -344,7 +344,7 @@ class EchoCallback(DecidesFactor, pl.Callback):
             self.decisions.append(FactorUse(trainer.fit_loop.total_batch_idx + 1, delivered_in(self._loader), self._factor_set))
         self._catch_up(trainer, pl_module)
         self._asking.start(self._loader)
-        self._log_directory = log_directory(trainer)
+        self._log_directory, self._name = log_directory(trainer), run_name(trainer)
         write_journals(self._loader, self._log_directory)
         log_hyperparameters(trainer, self._loader, self._controller_in_force)
         self._progress.show(trainer)
@@ -399,7 +399,7 @@ class EchoCallback(DecidesFactor, pl.Callback):
         found = None
         if (self.reports or len(self.decisions) > 1) and trainer.is_global_zero:
             self._note_factor()
-            which = (program_name(), run_name(trainer), self._began)
+            which = (program_name(), self._name, self._began)
             found = RunSummary(self.reports, self.decisions, package_versions(trainer), self.verdict, *which)
             write_summary(self._log_directory, found)
         self.attachment.detach()  # first: a journal is whole when its workers have ended

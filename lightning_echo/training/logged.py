@@ -61,10 +61,8 @@ def log_picture(trainer: pl.Trainer, summary: RunSummary, directory: str | None)
             if journal is None and directory is not None:
                 journal = from_journal(summary, partial(fresh_counts, directory))
             give(logger, picture(summary, journal), step)
-        except (
-            Exception
-        ) as error:  # whatever a logger's client raises (a lost connection, a full disk), or a journal of another version
-            # No training may fail because of a picture.
+        except Exception as error:  # whatever a logger's client raises: a lost connection, a full disk
+            # No training may fail because of a picture, or of a journal of another version.
             rank_zero_warn(f"lightning_echo: {type(logger).__name__} did not take the picture of the run: {error!r}")
 
 
@@ -160,21 +158,16 @@ def log_directory(trainer: pl.Trainer) -> str | None:
     directory, logger = trainer.log_dir, trainer.loggers[0]
     if directory is None or _is(logger, "TensorBoardLogger") or _is(logger, "CSVLogger"):
         return directory
-    return trainer.strategy.broadcast(os.path.join(directory, str(logger.name), _version_of(logger)))
+    version = logger.version if isinstance(logger.version, str) else f"version_{logger.version}"
+    return trainer.strategy.broadcast(os.path.join(directory, str(logger.name), version))
 
 
 def run_name(trainer: pl.Trainer) -> str:
-    """Returns the run as its first logger names it; empty without a logger."""
-    if not trainer.loggers:
+    """Returns the run as its first logger names it; empty without a logger, and on all ranks but the first."""
+    if not trainer.loggers or not trainer.is_global_zero:
         return ""
-    logger = trainer.loggers[0]
-    return "/".join(part for part in (str(logger.name or ""), _version_of(logger)) if part)
-
-
-def _version_of(logger: Any) -> str:
-    """Returns a logger's version as it is in the path of its files."""
-    version = logger.version
-    return version if isinstance(version, str) else "" if version is None else f"version_{version}"
+    name, version = trainer.loggers[0].name, trainer.loggers[0].version
+    return "/".join(filter(None, (name, f"version_{version}" if isinstance(version, int) else version)))
 
 
 def program_name() -> str:

@@ -251,7 +251,7 @@ class Named:
     ],
 )
 def test_a_run_is_named_as_its_first_logger_names_it(name: Any, version: Any, expected: str) -> None:
-    trainer: Any = type("Trainer", (), {"loggers": [Named(name, version), Named("another", 1)]})
-    assert run_name(trainer) == expected
-    trainer.loggers = []
-    assert run_name(trainer) == ""
+    loggers = [Named(name, version), Named("another", 1)]
+    for loggers_of, is_global_zero, found in ((loggers, True, expected), (loggers, False, ""), ([], True, "")):
+        trainer: Any = type("Trainer", (), {"loggers": loggers_of, "is_global_zero": is_global_zero})
+        assert run_name(trainer) == found

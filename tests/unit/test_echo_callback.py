@@ -81,7 +81,7 @@ def test_a_checkpoint_of_a_rank_that_failed_reads_no_metrics() -> None:
 def test_the_state_says_whether_the_loader_was_echoed_here_and_where_it_stands() -> None:
     callback, data = EchoCallback(factor=4, seed=3), Data()
     trainer = set_up(callback, data)
-    keys = {"epoch", "attached", "wrapped", "loader", "meter", "controller", "recent", "reports", "decisions"}
+    keys = {"epoch", "began", "attached", "wrapped", "loader", "meter", "controller", "recent", "reports", "decisions"}
     state = callback.state_dict()
     assert set(state) == keys
     assert (state["attached"], state["wrapped"], state["loader"]) == (True, False, None)
