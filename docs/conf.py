@@ -79,7 +79,7 @@ html_theme_options = {
     "github_url": repository,
     "navbar_align": "left",
     "show_toc_level": 2,
-    "secondary_sidebar_items": {"**": ["page-toc"], "about/works_with": []},  # its tables need the width
+    "secondary_sidebar_items": {"**": ["page-toc"], "about/works_with": [], "alternatives": []},  # their tables need the width
     "footer_start": ["copyright"],
     "footer_end": [],
 }
