@@ -36,11 +36,12 @@ LEADS = {
     "cross-validation": "methods/overlapping_data",
 }
 FIRST = 3  # results that a reader looks at
-TITLE, WORD, ENTRY = 15, 5, 100  # what a hit counts in searchtools.js: `Scorer.title`, `Scorer.term`, a main entry of the index
+TITLE, ENTRY = 15, 100  # what a heading and a main entry of the index count in searchtools.js, if they are the phrase
+PARTS = (("terms", 5, 2), ("titleterms", 15, 7))  # words of texts and of headings: what a word counts, and a part of one
 
 
 def found(index: dict[str, Any], phrase: str) -> list[str]:
-    """The pages that the search shows, the best first. Parts of words and names of the API, which count less, are left out."""
+    """The pages that the search shows, the best first. Names of the API, which count 26 at most, are left out."""
     asked, names, titles = phrase.lower(), index["docnames"], index["titles"]
     hits: list[tuple[int, str, int]] = []  # score, what is shown, page
     for title, places in index["alltitles"].items():
@@ -60,12 +61,12 @@ def found(index: dict[str, Any], phrase: str) -> list[str]:
 
 
 def scores_of(index: dict[str, Any], word: str) -> dict[int, int]:
-    """What a stemmed word counts in each page that has it."""
-    scores: dict[int, int] = {}
-    for part, score in (("terms", WORD), ("titleterms", TITLE)):
-        pages = index[part].get(word, [])
-        scores |= dict.fromkeys([pages] if isinstance(pages, int) else pages, score)
-    return scores
+    """What a stemmed word counts in each page that has it: what is looked up later wins."""
+    hits = [(index[part][word], whole) for part, whole, _ in PARTS if word in index[part]]
+    for part, _, piece in PARTS:
+        if word not in index[part]:
+            hits += [(pages, piece) for longer, pages in index[part].items() if word in longer]
+    return {page: score for pages, score in hits for page in ([pages] if isinstance(pages, int) else pages)}
 
 
 def read(file: Path) -> dict[str, Any]:
@@ -105,11 +106,12 @@ def test_a_main_entry_comes_before_a_heading_before_a_word_and_nothing_is_found_
     index = {
         "docnames": ["entry", "heading", "title", "word"],
         "titles": ["Z", "Y", "Stalls", "X"],
-        "alltitles": {"Z": [[0, None]], "Y": [[1, None]], "Stalls": [[2, None]], "X": [[3, None]], "Why a stall hurts": [[1, "a"]]},
+        "alltitles": {"Z": [[0, None]], "Y": [[1, None]], "Stalls": [[2, None]], "X": [[3, None]], "Why it stalls": [[1, "a"]]},
         "indexentries": {"stalls": [[0, "index-0", True]], "stall": [[3, "index-1", False]]},
         "terms": {"stall": 3, "slow": [1, 3]},
         "titleterms": {"stall": [1, 2]},
     }
     assert found(index, "Stalls") == ["entry", "title", "heading", "word"]
+    assert found(index, "stal") == ["entry", "title", "heading", "word"]  # a part of each
     assert found(index, "slow stall") == ["heading", "word"]
     assert found(index, "slow migration") == []
