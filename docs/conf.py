@@ -74,6 +74,7 @@ html_theme = "pydata_sphinx_theme"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_title = "lightning_echo"
+html_sidebars = {"alternatives": []}  # it has no pages below it, and a wide table
 html_show_sourcelink = False
 html_theme_options = {
     "github_url": repository,
