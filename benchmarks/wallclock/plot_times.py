@@ -78,13 +78,13 @@ def save_bars(path: Path, stages: Sequence[Stage], rows: Sequence[TimedRow], rat
                 f'  <text x="{_LEFT + width + 8:.1f}" y="{y}">{seconds[task, arm]:.3g} s{times}</text>',
             ]
         y += _BETWEEN
-    height = y - _BETWEEN + 26
+    height, runs = y - _BETWEEN + 26, len(found["glyphs"].seeds)
     text = _SVG.substitute(
         width=_WIDTH,
         height=height,
         inner_width=_WIDTH - 2,
         inner_height=height - 2,
-        title=f"Time to the target, if reading takes {ratio} times as long as a step (medians of {len(found['glyphs'].seeds)} runs)",
+        title=f"Time to the target, if reading takes {ratio} times as long as a step (medians of {runs} runs)",
         about="; ".join(words),
         groups="\n".join(groups),
     )
