@@ -27,7 +27,7 @@ help: ## show this list
 
 install: $(INSTALLED) ## create .venv with everything that the other targets use
 
-demo: $(INSTALLED) ## train on digits without and with echoing, print a table, save a plot
+demo: $(INSTALLED) ## train on digits plain, with a factor, on demand and with a cache; print a table, save a plot
 	$(BIN)/python examples/digits.py $(ARGS)
 
 # Side by side, one process more than cores, since many tests wait: a thread each, single tests handed from one process to the

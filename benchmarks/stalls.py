@@ -25,7 +25,7 @@ from lightning_echo.analysis.report import in_words
 from lightning_echo.analysis.sources import StepClock, fit
 
 _BATCH_SIZE = 16
-_MEDIAN, _WORST = 0.05, 0.15
+_MEDIAN, _WORST = 0.05, 0.08
 _KWARGS = {"accelerator": "cpu"}
 _COLUMNS = ("pipeline", "workers", "setting", "predicted ms", "measured ms", "limit", "error %", "passed")
 

@@ -74,12 +74,13 @@ html_theme = "pydata_sphinx_theme"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_title = "lightning_echo"
+html_sidebars = {"alternatives": []}  # it has no pages below it, and a wide table
 html_show_sourcelink = False
 html_theme_options = {
     "github_url": repository,
     "navbar_align": "left",
     "show_toc_level": 2,
-    "secondary_sidebar_items": {"**": ["page-toc"], "about/works_with": []},  # its tables need the width
+    "secondary_sidebar_items": {"**": ["page-toc"], "about/works_with": [], "alternatives": []},  # their tables need the width
     "footer_start": ["copyright"],
     "footer_end": [],
 }

@@ -1,10 +1,11 @@
-"""The same training without data echoing, with a fixed factor, and with a factor found by `TargetIdle`: `make demo`.
+"""The same training plain, with a fixed echo factor, echoing on demand, and with a cache: `make demo`.
 
 The 1,797 scanned digits bundled with scikit-learn are written once as image files, then read through a stated
 delay per file, which stands for network storage. Two workers cannot read as fast as the model trains: it
-waits. With echoing (`before_augmentation`) each image that was read and decoded is augmented and trained on
-`factor` times. All runs start from the same weights, take the same number of optimizer steps and are
-evaluated at the same steps; only the `EchoCallback` differs. The result is one table and one plot.
+waits. With a factor (`before_augmentation`) each image that was read and decoded is augmented and trained on
+so many times. On demand an image is used again only if no fresh one has arrived. With a cache each image is
+read once, and all are fresh. All runs start from the same weights, take the same number of optimizer steps and
+are evaluated at the same steps; only the `EchoCallback` differs. The result is one table and one plot.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from torch.utils.data import DataLoader, default_collate
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
-from lightning_echo import EchoCallback, TargetIdle
+from lightning_echo import EchoCallback
 from lightning_echo.measure.summary import EpochReport
 
 FILE_PIXELS = 96  # width and height of the image files; the scans themselves are 8 x 8
@@ -42,6 +43,7 @@ MEASURED_STEPS = 20
 DETERMINISTIC = [v2.Grayscale(), v2.Resize(56)]
 RANDOM = [v2.RandomAffine(degrees=15, translate=(0.1, 0.1), scale=(0.8, 1.2), fill=255)]
 TO_TENSOR = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.5], [0.5])]
+CACHE = "64MiB"  # more than the data needs
 THREADS = 1  # for the model, so that a core is left for the workers
 TRAINER = {"accelerator": "cpu", "devices": 1, "enable_checkpointing": False, "enable_model_summary": False}
 
@@ -209,6 +211,13 @@ class Run(NamedTuple):
         """The last evaluation, which is at the run's end."""
         return self.evaluations[-1]
 
+    @property
+    def files_read(self) -> float:
+        """Fresh examples that no cache had."""
+        fresh = [0, *(report.fresh_examples for report in self.reports)]
+        missed = (1 - (report.cache_hit_fraction or 0) for report in self.reports)
+        return sum((now - before) * share for (before, now), share in zip(pairwise(fresh), missed, strict=True))
+
 
 def train(name: str, echo: EchoCallback, datamodule: LightningDataModule, args: argparse.Namespace) -> Run:
     """One run. Nothing but `echo` differs between them."""
@@ -237,7 +246,8 @@ def print_table(runs: dict[str, Run], pass_examples: int, bound: float) -> None:
         "fresh examples": lambda run: f"{run.end.fresh:,}",
         "echoed examples": lambda run: f"{run.end.delivered - run.end.fresh:,}",
         "passes over the data": lambda run: f"{run.end.fresh / pass_examples:.2f}",
-        "factor in the last epoch": lambda run: f"{run.reports[-1].factor:g}",
+        "files read": lambda run: f"{run.files_read:,.0f}",
+        "uses per fresh example": lambda run: f"{run.end.delivered / run.end.fresh:.2f}",
         "idle in the last epoch (%)": lambda run: f"{100 * (run.reports[-1].idle_fraction or 0):.0f}",
         "accuracy at the end (%)": lambda run: f"{run.end.accuracy_percent:.1f}",
         "speed-up": lambda run: f"{plain.end.seconds / run.end.seconds:.2f}",
@@ -250,18 +260,18 @@ def print_table(runs: dict[str, Run], pass_examples: int, bound: float) -> None:
 
 
 def save_plot(runs: dict[str, Run], path: Path, title: str) -> None:
-    """Accuracy over time and over fresh examples; under it factor and idle fraction per epoch."""
+    """Accuracy over time and over fresh examples; under it uses per fresh example and idle fraction, per epoch."""
     figure, axes = plt.subplots(2, 2, figsize=(11, 7), height_ratios=[2, 1], layout="constrained")
-    (over_time, over_fresh), (factors, idle) = axes
+    (over_time, over_fresh), (uses, idle) = axes
     for name, (evaluations, reports) in runs.items():
         accuracies, epochs = [run.accuracy_percent for run in evaluations], [report.epoch + 1 for report in reports]
         over_time.plot([run.seconds for run in evaluations], accuracies, marker="o", label=name)
         over_fresh.plot([run.fresh for run in evaluations], accuracies, marker="o")
-        factors.plot(epochs, [report.factor for report in reports], marker="o")
+        uses.plot(epochs, [report.effective_factor or 1 for report in reports], marker="o")
         idle.plot(epochs, [100 * (report.idle_fraction or 0) for report in reports], marker="o")
     over_time.set(xlabel="wall-clock time (s)", ylabel="validation accuracy (%)", xlim=(0, None))
     over_fresh.set(xlabel="fresh examples", xlim=(0, None))
-    factors.set(xlabel="epoch", ylabel="echo factor", ylim=(0, None))
+    uses.set(xlabel="epoch", ylabel="uses per fresh example", ylim=(0, None))
     idle.set(xlabel="epoch", ylabel="idle (%)", ylim=(0, 100))
     over_time.legend(loc="lower right")
     figure.suptitle(title)
@@ -286,9 +296,10 @@ def main() -> None:
     bound = measure_bound(datamodule, args.factor)
     point = "before_augmentation"
     callbacks = {
-        "without echoing": EchoCallback(),
+        "plain": EchoCallback(),
         f"factor {args.factor:g}": EchoCallback(factor=args.factor, insertion_point=point),
-        "TargetIdle": EchoCallback(TargetIdle(max_factor=8), insertion_point=point),
+        "on demand": EchoCallback(factor="demand", insertion_point=point),
+        "cache": EchoCallback(cache=CACHE),
     }
     runs = {name: train(name, callback, datamodule, args) for name, callback in callbacks.items()}
     print_table(runs, len(datamodule.train_set), bound)

@@ -20,7 +20,7 @@ sys.path.insert(0, str(_HERE.parent))  # the folder is run, but its files are a 
 import torch  # noqa: E402
 from learning.reuse.due import ReuseProgress  # noqa: E402
 from learning.reuse.rows import ReuseRow  # noqa: E402
-from learning.reuse.rules import FULL_SEEDS  # noqa: E402
+from learning.reuse.rules import FULL_SEEDS, HEADLINE_RATIO  # noqa: E402
 from learning.reuse.studies import STUDIES, Study  # noqa: E402
 from learning.store import Store  # noqa: E402
 from markdown import replace_section  # noqa: E402
@@ -29,7 +29,7 @@ from report import machine, progress  # noqa: E402
 from lightning_echo import EchoConfig  # noqa: E402
 from wallclock.goals import all_tables  # noqa: E402
 from wallclock.plans import RATIOS, SOURCE_RATIO, SOURCES, STEADY, TASKS, next_plan, rates_of, seeds_of  # noqa: E402
-from wallclock.plot_times import save_plot  # noqa: E402
+from wallclock.plot_times import save_bars, save_plot  # noqa: E402
 from wallclock.rules import demand_tables  # noqa: E402
 from wallclock.stages import Stage, measure_basis, measure_stage  # noqa: E402
 from wallclock.stopwatch import LATE_STEP  # noqa: E402
@@ -132,6 +132,7 @@ def report(stages: Sequence[Stage], rows: Sequence[TimedRow], folder: Path, opti
     is_evidence = not (options.quick or options.out)
     plot = (_PAGE.parent if is_evidence else folder) / "wallclock.png"
     save_plot(plot, stages, rows)
+    save_bars(plot.with_name("time_to_target.svg"), stages, rows, HEADLINE_RATIO)
     progress(f"rows, tables and machine in {folder}, plot {plot.name}" + (" (--quick: no evidence)" if options.quick else ""))
     if is_evidence and _PAGE.exists():
         picture = f"![Time to the target against R]({plot.name})"

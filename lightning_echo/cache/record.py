@@ -46,19 +46,25 @@ class Body:
 
     __slots__ = ("_is_own", "_made", "_record", "_start")
 
-    def __init__(self, record: memoryview, start: int, *, is_own: bool) -> None:
+    def __init__(self, record: Any, start: int, is_own: bool) -> None:
         self._record, self._start, self._is_own = record, start, is_own
         self._made: dict[int, Any] | None = None
 
     def memory(self, at: int, size: int) -> Any:
         """Returns bytes in memory to write into. It is a copy, except for a part of one's own record that takes most of it."""
         begin = self._start + at
-        part = self._record[begin : begin + size]
+        part = memoryview(self._record)[begin : begin + size]
         return part if self._is_own and 2 * size > len(self._record) else bytearray(part)
 
     def bytes_at(self, at: int, size: int) -> bytes:
         begin = self._start + at
-        return bytes(self._record[begin : begin + size])
+        return bytes(memoryview(self._record)[begin : begin + size])
+
+    def dense(self, sizes: tuple[int, ...], kind: np.dtype[Any], at: int, size: int) -> torch.Tensor:
+        """Returns a tensor of these bytes, see `memory`, in the quickest way."""
+        if self._is_own and 2 * size > len(self._record):
+            return torch.from_numpy(np.ndarray(sizes, kind, self._record, self._start + at))
+        return torch.from_numpy(np.ndarray(sizes, kind, self.memory(at, size)))
 
     def get(self, form: Sequence[Any]) -> Any:
         if self._made is None:
@@ -139,7 +145,7 @@ def _quick_maker(form: Any, met: set[int]) -> Callable[[Body], Any] | None:
             return None
         met.add(number)
         sizes, size = tuple(shape), kind.itemsize * prod(shape)
-        return lambda body: torch.from_numpy(np.ndarray(sizes, kind, body.memory(at, size)))  # twice as fast as the general way
+        return lambda body: body.dense(sizes, kind, at, size)
     if tag not in ("tuple", "list", "dict"):
         return None
     if tag != "dict" and not any(type(part) is list for part in rest):
@@ -311,9 +317,8 @@ def decode(data: Any, *, trusted: bool = True, is_own: bool = False) -> Any:
     A pickled record is refused unless it is ``trusted``: this job has written it. If only the caller uses ``data``, a bytearray
     (``is_own``), then a part that takes most of it is not copied.
     """
-    view = memoryview(data)
-    end = _PREFIX.unpack_from(view)[0] + _PREFIX.size
-    header, body = bytes(view[_PREFIX.size : end]), Body(view, aligned(end, _ALIGNMENT), is_own=is_own)
+    end = _SIZE.unpack_from(data)[0] + _PREFIX.size
+    header, body = bytes(data[_PREFIX.size : end]), Body(data, -(-end // _ALIGNMENT) * _ALIGNMENT, is_own)
     if header.startswith(_JSON):
         make = _remembered_maker if len(header) <= _MOST_REMEMBERED else _maker
         return make(header)(body)

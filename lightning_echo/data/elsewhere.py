@@ -50,6 +50,8 @@ _LOOK_SECONDS = 1.0  # between two looks at a process that has not answered
 _SAID_AFTER_SECONDS = 30.0
 _ENDS_IN_SECONDS = 5.0  # as torch waits for a worker
 _DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG of prctl(2)
+# Looked up here: a forked process must not wait for the lock of the dynamic loader, which a thread may have held meanwhile.
+_PRCTL = ctypes.CDLL(None).prctl if sys.platform.startswith("linux") else None
 
 _here_is_elsewhere = False  # whether this process was started to read, and ends afterwards
 _has_cut = False  # whether it has inherited a network connection
@@ -184,9 +186,9 @@ class _Asked:
 def _begin() -> None:
     global _here_is_elsewhere, _has_cut
     _here_is_elsewhere = True
-    if not sys.platform.startswith("linux"):
+    if _PRCTL is None:
         return
-    ctypes.CDLL(None).prctl(_DIES_WITH_PARENT, int(signal.SIGKILL))
+    _PRCTL(_DIES_WITH_PARENT, int(signal.SIGKILL))
     parent = parent_process()
     if parent is not None and not parent.is_alive():  # it was killed while this process began, which nothing tells it any more
         os._exit(1)

@@ -217,8 +217,8 @@ class Attachment:
         assert self._link is not None  # entered
         if self.group.ranks > 1:
             return self._taken_by_all(item)
-        at = self.items.item(item)
-        found = self._copy(at)
+        at, link = self.items.item(item), self._link
+        found = self._copy(at) if link.again else link.window.copy(at)  # a call less, for most
         while found is None:
             self._wait_for(item)
             found = self._copy(at)

@@ -33,7 +33,7 @@ PAGES = [
     for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
     if not {"_build", "generated"} & set(path.parts)
 ]
-SHOWN = {"text", "ini", "{eval-rst}", "{toctree}", "{glossary}", "{include}", "{image}", "{figure}", "{code-block}"}
+SHOWN = {"text", "ini", "{eval-rst}", "{toctree}", "{glossary}", "{index}", "{include}", "{image}", "{figure}", "{code-block}"}
 OTHERS_PROGRAMS = {"pip", "git", "srun", "sbatch", "torchrun", "watch", "cd", "export", "rm", "ls", "kill", "tensorboard", "cat"}
 SKIPPED = re.compile(r"<!-- skip: next, (?P<reason>.{10,}) -->")
 

@@ -12,16 +12,16 @@ ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 SECTIONS = [
     "Is it for you?",
-    "Install",
+    "Works with",
+    "Limits",
     "Measure: it changes nothing, and says whether echoing pays",
     "Echo, cache, share",
     "What to expect",
     "What changes for your training",
     "Without an edit, LightningCLI and Hydra",
-    "Works with",
-    "Turning it off",
     "More",
 ]
+FIRST_SCREEN = README.split("## ")[0]
 
 
 def test_it_is_short_and_its_sections_are_in_their_order() -> None:
@@ -46,20 +46,37 @@ def rows_of(results: str) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def table(first_cell: str) -> list[str]:
-    line = next(line for line in README.splitlines() if line.startswith(f"| {first_cell} |"))
-    return [cell.strip() for cell in line.strip("|").split("|")][1:]
+def test_the_first_screen_has_a_picture_an_installation_three_lines_and_two_commands() -> None:
+    assert FIRST_SCREEN.index("](docs/time_to_target.svg)") < FIRST_SCREEN.index("pip install .")
+    assert FIRST_SCREEN.index("pip install .") < FIRST_SCREEN.index("EchoCallback(") < FIRST_SCREEN.index("make demo")
+    assert "make test" in FIRST_SCREEN
+    (code,) = re.findall(r"```python\n(.*?)```", FIRST_SCREEN, re.DOTALL)
+    assert len([line for line in code.splitlines() if line]) == 3
+    assert len(FIRST_SCREEN.splitlines()) <= 30
 
 
-@pytest.mark.parametrize(
-    ("row", "column", "unit"),
-    [("uses per fresh example", "uses per fresh example", ""), ("optimizer steps", "steps", ""), ("time", "time (s)", " s")],
-)
-def test_what_to_expect_is_what_make_wallclock_has_printed(row: str, column: str, unit: str) -> None:
+def test_the_badges_are_true() -> None:
+    project = (ROOT / "pyproject.toml").read_text()
+    assert (ROOT / ".github" / "workflows" / "ci.yml").read_text().splitlines()[1] == "name: CI"
+    pythons = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', project)
+    assert f"badge/python-{pythons[0]}_to_{pythons[-1]}-blue" in FIRST_SCREEN
+    assert "Apache License" in (ROOT / "LICENSE").read_text()
+    assert "badge/licence-Apache_2.0-blue" in FIRST_SCREEN
+    for name in ("Source", "Documentation"):
+        (address,) = re.findall(rf'^{name} = "(.*)"', project, re.MULTILINE)
+        assert address in FIRST_SCREEN
+
+
+def test_the_picture_shows_what_make_wallclock_has_printed() -> None:
+    picture = (ROOT / "docs" / "time_to_target.svg").read_text()
     lines = [line for line in rows_of("wallclock/wallclock_demand_times") if (line["source"], line["R"]) == ("steady", "8")]
-    printed = {(line["task"], line["arm"]): line for line in lines}
+    printed = {(line["task"], line["arm"]): line["time (s)"].split(" [")[0] for line in lines}
     arms = [(task, arm) for task in ("language_model", "glyphs") for arm in ("no echo", "factor R", "on demand")]
-    assert table(row) == [printed[arm][column].split(" [")[0] + unit for arm in arms]
+    assert re.findall(r">([\d.]+) s", picture) == [printed[arm] for arm in arms]
+    bars = [float(width) for width in re.findall(r'<rect x="150" y="\d+" width="([\d.]+)"', picture)]
+    longest = max(float(printed[arm]) for arm in arms)
+    assert bars == pytest.approx([480 * float(printed[arm]) / longest for arm in arms], rel=0.01)
+    assert 'fill="#ffffff"' in picture, "it is read on a dark page, too"
 
 
 @pytest.mark.parametrize(
@@ -79,8 +96,8 @@ def test_its_real_output_is_that_of_the_quick_start() -> None:
 def test_the_figures_that_it_quotes_stand_in_the_evidence() -> None:
     readme, evidence = (" ".join(text.split()) for text in (README, (ROOT / "docs" / "evidence.md").read_text()))
     for quoted, stands in (
-        ("It took 0.17 (LM) and 0.16 (CNN) of the plain time; the goal was 0.18", "0.17 [0.152, 0.176]"),
-        ("It took 0.17 (LM) and 0.16 (CNN) of the plain time; the goal was 0.18", "0.159 [0.146, 0.221]"),
+        ("It took 0.17 (language model) and 0.16 (CNN) of the plain time; the goal was 0.18", "0.17 [0.152, 0.176]"),
+        ("It took 0.17 (language model) and 0.16 (CNN) of the plain time; the goal was 0.18", "0.159 [0.146, 0.221]"),
         (
             "At factors 4 and 8, with 64 batches or more in the buffer, the old rate was as good as any in 11 of 12 cases",
             'With `"memory"` and 64 batches or more, at e = 4 and 8, the rate without echoing is as good '
@@ -94,7 +111,7 @@ def test_the_figures_that_it_quotes_stand_in_the_evidence() -> None:
 
 
 def test_the_figures_of_a_gpu_are_those_of_the_rows() -> None:
-    quoted = " ".join(README.split("## What to expect")[1].split("On processors")[0].split())
+    quoted = " ".join(README.split("## What to expect")[1].split("The picture above")[0].split())
     rate = {row["arm"]: f"{float(row['images per second']):,.0f}" for row in rows_of("gpu/feed") if row["how"] == "measured"}
     assert f"factor 9.29 took a ResNet-18 from {rate['plain']} to {rate['factor R']} images per second" in quoted
     assert f"Decoded on the card they were {rate['plain, decoded on the device']}." in quoted

@@ -106,7 +106,9 @@ def test_the_wheel_has_the_package_its_types_its_licence_and_a_description_with_
     links = re.findall(r"\]\(([^)]+)\)", description)
     assert len(links) == len(re.findall(r"\]\(([^)]+)\)", (ROOT / "README.md").read_text()))
     assert [link for link in links if not link.startswith("https://")] == []
-    assert [link for link in links if link.endswith(".svg")] == [f"{RAW}/docs/pipeline.svg"]
+    pictures = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", description)
+    assert [link for link in pictures if link.startswith(RAW)] == [f"{RAW}/docs/time_to_target.svg"]
+    assert [link for link in links if link.startswith(RAW)] == [f"{RAW}/docs/time_to_target.svg"], "pages are not raw files"
 
 
 def imports_of(path):

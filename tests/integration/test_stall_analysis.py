@@ -113,12 +113,13 @@ class Files(Dataset):
 
 def test_before_the_real_run_files_are_dropped_and_a_share_is_in_memory_where_it_is_tried(tmp_path, monkeypatch):
     events, read = [], []
-    monkeypatch.setattr("lightning_echo.analysis.analyzer.drop_pages", lambda paths: events.append(sorted(map(str, paths))))
+    for file in ("analyzer", "trials"):
+        monkeypatch.setattr(f"lightning_echo.analysis.{file}.drop_pages", lambda paths: events.append(sorted(map(str, paths))))
     analyzer, found = analyze(BoringModel(), loader_of(Files(tmp_path), workers=0), say=events.append)
     assert found.notes == ()
     assert events[-2].startswith("the training as it is")
     dropped = sorted(str(tmp_path / str(index)) for index in range(40))
-    assert events[-1] == dropped
+    assert events.pop() == dropped
     monkeypatch.setattr("pathlib.Path.read_bytes", lambda path: read.append(path.name))
     checked = analyzer.check(found, cached_fraction=0.25).checked[-1]
     assert (checked.setting, checked.step_seconds.median > 0) == (TrainingSetting(cached_fraction=0.25), True)
@@ -226,7 +227,7 @@ def test_an_echoed_trial_counts_only_once_its_buffer_is_full_and_has_a_step_for_
 
     analyzer, found = analyze(BoringModel(), loader_of(workers=2), steps=4)
     training = analyzer._training
-    monkeypatch.setattr("lightning_echo.analysis.analyzer.StepClock", Noted)
+    monkeypatch.setattr("lightning_echo.analysis.trials.StepClock", Noted)
     object.__setattr__(training, "most_seconds", 0.0)
     analyzer.check(found, factor=4, insertion_point="after_batching")
     assert made[0]._counts_from == 1 + 5

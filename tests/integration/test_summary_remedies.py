@@ -84,5 +84,5 @@ def test_a_cache_that_is_advised_can_be_pasted_and_is_not_advised_again(monkeypa
     pasted = eval(line.partition(", up to")[0])
     assert not any("num_workers" in again or "cache=0.5), up to" in again for again in lines_of(Staged(), pasted))
     assert pasted.reports[-1].cached_examples == LENGTH
-    monkeypatch.setattr("lightning_echo.training.meters.free_memory_bytes", lambda: 0)
+    monkeypatch.setattr("lightning_echo.training.waits.free_memory_bytes", lambda: 0)
     assert not any("cache" in line for line in lines_of(Staged(), EchoCallback(factor=2)))  # nothing would fit

@@ -447,7 +447,7 @@ class AtOnce(Cut):
 def test_what_a_cache_would_hold_is_known_of_a_loader_that_echoes_and_nothing_of_data_that_cannot_be_cut(
     dataset, echoes, free, fraction, monkeypatch
 ):
-    monkeypatch.setattr("lightning_echo.training.meters.free_memory_bytes", lambda: free)
+    monkeypatch.setattr("lightning_echo.training.waits.free_memory_bytes", lambda: free)
     meter, plain = RunMeter(), DataLoader(dataset, 8, num_workers=3)
     monkeypatch.setattr(meter, "_watched", plain)
     loader = EchoLoader(plain, 2, seed=0) if echoes else None
