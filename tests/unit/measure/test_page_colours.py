@@ -3,6 +3,7 @@
 import io
 import re
 from dataclasses import replace
+from functools import partial
 from itertools import combinations
 from math import dist
 from xml.etree import ElementTree
@@ -12,6 +13,7 @@ from analyses import ANALYSIS
 from saved_runs import SHARED
 from test_strip import RUN
 
+from lightning_echo.analysis.report import draw as draw_analysis
 from lightning_echo.analysis.report import page as analysis_page
 from lightning_echo.measure import report as figures
 from lightning_echo.measure.compare import Run, compare
@@ -93,8 +95,7 @@ def shown(request, tmp_path_factory):
     if request.param == "analysis":
         return analysis_page(ANALYSIS)
     path = tmp_path_factory.mktemp("page") / "page.html"
-    slower = replace(RUN, reports=[replace(each, data_wait_seconds=0.2) for each in RUN.reports])
-    compare(Run("logs/" + "long" * 20, RUN), Run("b", slower)).save_page(path)
+    compare(Run("logs/" + "long" * 20, RUN), Run("b", SLOWER)).save_page(path)
     return path.read_text(encoding="utf-8")
 
 
@@ -178,14 +179,24 @@ EVERYTHING = replace(
 )
 
 
-@pytest.mark.parametrize("summary", [RUN, EVERYTHING, SHARED], ids=["on demand", "all quantities", "with labels"])
+SLOWER = replace(RUN, reports=[replace(each, data_wait_seconds=0.2) for each in RUN.reports])
+DRAWN = {
+    "on demand": partial(draw, RUN),
+    "all quantities": partial(draw, EVERYTHING),
+    "with labels": partial(draw, SHARED),
+    "analysis": partial(draw_analysis, ANALYSIS),
+    "two runs": compare(Run("logs/version_0", RUN), Run("logs/version_1", SLOWER)).draw,
+}
+
+
+@pytest.mark.parametrize("name", DRAWN)
 @pytest.mark.parametrize("width", [BROAD, NARROW])
-def test_words_of_a_figure_are_large_enough_where_it_is_shown_and_do_not_overlap(summary, width):
+def test_words_of_a_figure_are_large_enough_where_it_is_shown_and_do_not_overlap(name, width):
     pytest.importorskip("matplotlib", reason="figures need matplotlib")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.text import Text
 
-    figure = draw(summary, width=width)
+    figure = DRAWN[name](width=width)
     FigureCanvasAgg(figure).draw()
     texts = [text for text in figure.findobj(Text) if text.get_text().strip() and text.get_visible()]
     shown_width = PHONE - PADDING if width == NARROW else 640 - PADDING  # from 640 pixels on
