@@ -36,7 +36,7 @@ def cells_of(row: Row) -> tuple[str, ...]:
 
 def loaders(rows: dict[str, Row]) -> str:
     """The table of the page: rows by name of their kind."""
-    head = ("loader", *(f"`{point.value}`" for point in POINTS), "goes on within an epoch")
+    head = ("loader", *(f"`{point.value}`" for point in POINTS), "resumes within an epoch")
     return table(head, [(kind.name, *cells_of(rows[kind.name])) for kind in KINDS])
 
 

@@ -58,7 +58,7 @@ Ray Train | yes | =
     ray_train::two_workers_on_two_nodes_divide_the_data
 `fsdp`, PyTorch's first FSDP, which needs a GPU | not tested
 `deepspeed` | not tested
-one GPU | run once, on an H100; what failed there is mended, but was not run again
+one GPU | run once, on an H100; what failed there is fixed, but was not run again
     gpu/gpu_after_transfer::a_fresh_batch_is_copied_once_and_an_echo_never
     gpu/gpu_synchronisation::no_step_waits_for_the_device
 
