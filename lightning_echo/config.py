@@ -14,7 +14,7 @@ from lightning_echo.data.copies import bytes_from_words
 from lightning_echo.data.objects import in_words
 from lightning_echo.insertion import InsertionPoint
 from lightning_echo.measure.control import Controller, check_on_demand
-from lightning_echo.measure.report import check_matplotlib
+from lightning_echo.measure.page import check_matplotlib
 from lightning_echo.pipeline.journal import Replay
 from lightning_echo.plan.plan import MOST_FACTOR, Reuse
 from lightning_echo.share.config import ShareConfig, read_share_config

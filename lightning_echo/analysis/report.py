@@ -24,10 +24,10 @@ from lightning_echo.analysis.predict import (
 )
 from lightning_echo.analysis.result import StallAnalysis, to_keep
 from lightning_echo.insertion import POINTS
-from lightning_echo.measure import report as figures
+from lightning_echo.measure import page as figures
 from lightning_echo.measure import report as run_report
 from lightning_echo.measure.control import busy, fewer_fresh, number_of, percent, three_digits
-from lightning_echo.measure.report import (
+from lightning_echo.measure.page import (
     BLUE,
     BROAD,
     GREEN,

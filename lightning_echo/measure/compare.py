@@ -12,9 +12,9 @@ from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, NamedTuple
 
-from lightning_echo.measure import report as page
+from lightning_echo.measure import page
 from lightning_echo.measure.control import percent, three_digits
-from lightning_echo.measure.report import BLUE, BROAD, ORANGE, HtmlPage, Table, as_block, as_text, new_figure
+from lightning_echo.measure.page import BLUE, BROAD, ORANGE, HtmlPage, Table, as_block, as_text, new_figure
 from lightning_echo.measure.summary import FILE_NAME, EpochReport, RunSummary, seconds_of
 
 if TYPE_CHECKING:

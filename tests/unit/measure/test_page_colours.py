@@ -17,7 +17,8 @@ from lightning_echo.analysis.report import draw as draw_analysis
 from lightning_echo.analysis.report import page as analysis_page
 from lightning_echo.measure import report as figures
 from lightning_echo.measure.compare import Run, compare
-from lightning_echo.measure.report import BROAD, NARROW, PALETTE, HtmlPage, Table, as_svg, as_svgs, draw, page
+from lightning_echo.measure.page import BROAD, NARROW, PALETTE, HtmlPage, Table, as_svg, as_svgs
+from lightning_echo.measure.report import draw, page
 
 PHONE = 390  # CSS pixels of a phone's width
 PADDING = 2 * 16

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from lightning_echo.measure import report as figures
-from lightning_echo.measure.report import HtmlPage, Table, as_block, as_text
+from lightning_echo.measure import page as figures
+from lightning_echo.measure.page import HtmlPage, Table, as_block, as_text
 
 PICTURE = "<svg></svg>"
 
