@@ -267,7 +267,7 @@ def _idle_fraction() -> Table:
     gathered = [2 * 4 * _EPOCH_STEPS * ranks / 2**20 for ranks in _RANKS]
     rows = [
         ("joined by reductions (measured)", seconds, *([grown / 2**20] * len(_RANKS))),
-        ("if all were gathered (reckoned)", "", *gathered),
+        ("if all were gathered (calculated)", "", *gathered),
     ]
     text = (
         f"the idle fraction of an epoch of {_EPOCH_STEPS:,} steps: seconds on two ranks, MiB that a rank needs with so many ranks"

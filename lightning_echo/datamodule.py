@@ -274,7 +274,7 @@ class EchoDataModule(StandIn):
             if self.is_auto and not any(isinstance(callback, DecidesFactor) for callback in trainer.callbacks):
                 raise MisconfigurationException(
                     "EchoDataModule(factor='auto') needs an EchoCallback in the Trainer, which measures and decides: "
-                    "Trainer(..., callbacks=[EchoCallback()]), or give the factor as a number"
+                    "Trainer(..., callbacks=[EchoCallback()]), or give the factor as a number, or 'demand'"
                 )
             self._echo.begin_fit(trainer)
         self._inner.setup(stage)
