@@ -107,7 +107,7 @@ def test_what_makes_no_sense_is_refused_with_a_hint(arguments: Any, error: type[
 @pytest.mark.parametrize("options", [{"factor": "auto"}, {"loaders": {"long": EchoConfig("auto"), "short": {"factor": "auto"}}}])
 def test_a_data_module_with_auto_is_refused_in_fit_without_a_callback_with_the_line_to_add(options: Any) -> None:
     data, model = EchoDataModule(Several() if "loaders" in options else Data(), **options), Recorder()
-    message = r"needs an EchoCallback.*Trainer\(\.\.\., callbacks=\[EchoCallback\(\)\]\), or give .* a number, or 'demand'"
+    message = r"needs an EchoCallback.*\(\.\.\., callbacks=\[EchoCallback\(\)\]\), or give the factor as a number, or 'demand'"
     with pytest.raises(MisconfigurationException, match=message):
         fit(data, model=model)
     assert model.batches == []
