@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,6 +12,7 @@ from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from inspect import signature
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
@@ -28,6 +30,7 @@ from lightning_echo.analysis.result import to_keep
 from lightning_echo.callback import EchoCallback
 from lightning_echo.config import CacheOptions, EchoOptions
 from lightning_echo.doctor.command import examining
+from lightning_echo.doctor.looking import in_short
 from lightning_echo.loader.loader import EchoLoader
 from lightning_echo.measure.control import callback_line
 from lightning_echo.share.config import ShareConfig
@@ -386,8 +389,8 @@ class Trial:
         try:
             analysis = analyzer.run(seconds=self._seconds)
             analysis = analyzer.prove(analysis, seconds=self._seconds)
-        except (MisconfigurationException, ValueError) as error:
-            self._say_nothing_tried(str(error))
+        except Exception as error:  # the user's code may raise anything where it trains in another Trainer
+            self._say_nothing_tried(_why_failed(error))
             return None
         try:
             saved = (
@@ -427,6 +430,19 @@ def _why_no_trial(trainer: Any, loader: Any) -> str:
             "the subcommand analyze of an EchoCLI"
         )
     return ""
+
+
+def _why_failed(error: Exception) -> str:
+    """Returns why a trial has failed, in words: a sentence of this package, or an exception of other code and its place."""
+    *_, (frame, line) = traceback.walk_tb(error.__traceback__)
+    is_ours = frame.f_globals.get("__name__", "").startswith("lightning_echo.")
+    if is_ours and isinstance(error, (MisconfigurationException, ValueError)):
+        return str(error)
+    code = frame.f_code
+    return (
+        f"a trial of it raised {in_short(error)} ({code.co_name}, {Path(code.co_filename).name}, line {line}). A trial trains a "
+        "copy of the model in a Trainer of its own, without the data module, the callbacks and the log directory"
+    )
 
 
 def _set_on(loader: DataLoader[Any], setting: TrainingSetting) -> None:

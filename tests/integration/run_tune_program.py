@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator, Sized
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import lightning.pytorch as pl
@@ -65,6 +66,19 @@ class Asked(Model):
         return self.loader
 
 
+class Needy(Model):
+    """Its steps need what a trial lacks."""
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        assert isinstance(self.trainer.datamodule.loader, DataLoader)  # type: ignore[attr-defined]
+        return super().training_step(batch, batch_idx)
+
+
+class Uncopied(Model):
+    def on_fit_start(self) -> None:
+        self.lock = Lock()  # it cannot be copied
+
+
 class Data(pl.LightningDataModule):
     def __init__(self, loader: Any) -> None:
         super().__init__()
@@ -84,7 +98,8 @@ def main(folder: str, what: str) -> None:
     seconds = 0.0 if "fast" in what else READ_SECONDS
     loader = DataLoader(Sleeping(seconds), BATCH, shuffle=True, num_workers=0 if "fast" in what else 1)
     run = trainer(folder, devices=1, **({"strategy": "ddp"} if "ddp" in what else {}))
-    model, given = (Asked(loader), None) if "asked" in what else (Model(), loader)
+    plain = Needy() if "needs" in what else Uncopied() if "lock" in what else Model()
+    model, given = (Asked(loader), None) if "asked" in what else (plain, loader)
     if "module" in what:
         run.fit(model, datamodule=Transferring(loader) if "transfer" in what else Data(loader))
     elif "resumes" in what:

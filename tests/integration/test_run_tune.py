@@ -69,6 +69,11 @@ def test_where_nothing_is_faster_the_training_is_the_same_as_without_the_command
         ("ddp", "it tries on one device, and this Trainer has DDPStrategy"),
         ("module, transfer", "the data module has a hook on_after_batch_transfer"),
         ("own loader", "got Batches"),
+        (
+            "module, needs",
+            "raised AttributeError: 'NoneType' object has no attribute 'loader' (training_step, run_tune_program.py, ",
+        ),
+        ("lock", "raised TypeError: cannot pickle '_thread.lock' object"),
     ],
 )
 def test_where_nothing_can_be_tried_it_says_why_and_the_training_is_only_measured(tmp_path, what, says):
