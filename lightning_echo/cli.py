@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -334,6 +335,7 @@ class RunCallback(pl.Callback):
 # were found then takes the place of the one that only measures; number of workers and the like are set on the loader itself.
 
 
+_NO_CACHE = "no cache was tried: it gains nothing before the second pass over the data, which this training does not reach"
 _PREFETCHED = 2  # torch's own number of batches for each worker, where a loader has had no workers
 
 
@@ -384,11 +386,16 @@ class Trial:
         return trainer.strategy.process_dataloader(loader)
 
     def _find(self, trainer: Any, pl_module: pl.LightningModule, loader: Any) -> TrainingSetting | None:
-        """Analyzes and tries. Returns the setting that is proved to be faster, if there is one."""
+        """Analyzes and tries. Returns the setting that is proved to be faster, if there is one.
+
+        A cache gains nothing before the second pass. So none is tried, or kept, for a training that does not come so far.
+        """
+        passes = _passes_of(trainer, loader)
         analyzer = StallAnalyzer(pl_module, loader, trainer_kwargs=_options_of(trainer))
         try:
-            analysis = analyzer.run(seconds=self._seconds)
-            analysis = analyzer.prove(analysis, seconds=self._seconds)
+            found = analyzer.run(seconds=self._seconds)
+            tried = found if passes > 1 else replace(found, stages=replace(found.stages, in_cache={}))
+            analysis = replace(analyzer.prove(tried, seconds=self._seconds), stages=found.stages)
         except Exception as error:  # the user's code may raise anything where it trains in another Trainer
             self._say_nothing_tried(_why_failed(error))
             return None
@@ -398,14 +405,17 @@ class Trial:
             )
         except OSError as error:  # a full disk, say: the training needs no file of ours
             saved = f"the figures are not saved: {error}"
-        kept = to_keep(analysis.proved)
+        kept = to_keep([each for each in analysis.proved if each.setting.hold is None or passes > each.setting.factor])
         gains = [
             f"{in_words(each.setting)}: {each.gain:.2f} times as fast (95% interval: {each.low:.2f} to {each.high:.2f})"
+            f"{_from_when(each.setting, passes)}"
             for each in analysis.proved
         ]
-        found = "nothing is proved to be faster, so the training runs as it is" if kept is None else "the training uses "
-        found += "" if kept is None else in_words(kept.setting)
-        told = "\n  ".join(["tried what would help:", analysis.verdict.message, *gains, found, saved])
+        caches = any(remedy.setting.hold for remedy in analysis.verdict.remedies)
+        untried = [_NO_CACHE] if caches and passes <= 1 else []
+        used = "nothing is proved to be faster, so the training runs as it is" if kept is None else "the training uses "
+        used += "" if kept is None else in_words(kept.setting)
+        told = "\n  ".join(["tried what would help:", analysis.verdict.message, *untried, *gains, used, saved])
         rank_zero_info(f"lightning_echo: run: {told}")
         return None if kept is None else kept.setting
 
@@ -430,6 +440,26 @@ def _why_no_trial(trainer: Any, loader: Any) -> str:
             "the subcommand analyze of an EchoCLI"
         )
     return ""
+
+
+def _passes_of(trainer: Any, loader: Any) -> float:
+    """Returns how often a training at factor 1 takes each example at most; infinity if that is not known."""
+    try:
+        batches = len(loader)
+    except TypeError:  # a stream, which no cache holds
+        return math.inf
+    limit = trainer.limit_train_batches
+    each = int(limit * batches) if isinstance(limit, float) else min(limit, batches)
+    epochs = math.inf if trainer.max_epochs in (None, -1) else trainer.max_epochs
+    steps = math.inf if trainer.max_steps == -1 else trainer.max_steps * trainer.accumulate_grad_batches
+    return float(min(epochs * each, steps) / max(batches, 1))
+
+
+def _from_when(setting: TrainingSetting, passes: float) -> str:
+    if setting.hold is None:
+        return ""
+    reaches = "" if passes > setting.factor else ", which this training does not reach"
+    return f" from the second pass on{reaches}"
 
 
 def _why_failed(error: Exception) -> str:

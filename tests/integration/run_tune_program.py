@@ -36,6 +36,19 @@ class Sleeping(Dataset[Tensor], Sized):
         return torch.tensor([float(index)])
 
 
+class Loaded(Sleeping):
+    """A cache can hold what ``load`` returns."""
+
+    def load(self, index: int) -> Tensor:
+        return super().__getitem__(index)
+
+    def augment(self, example: Tensor) -> Tensor:
+        return example
+
+    def __getitem__(self, index: int) -> Tensor:
+        return self.augment(self.load(index))
+
+
 class Batches:
     """A loader of the user's own kind."""
 
@@ -96,8 +109,11 @@ class Transferring(Data):
 def main(folder: str, what: str) -> None:
     pl.seed_everything(7, verbose=False)
     seconds = 0.0 if "fast" in what else READ_SECONDS
-    loader = DataLoader(Sleeping(seconds), BATCH, shuffle=True, num_workers=0 if "fast" in what else 1)
+    data = (Loaded if "loaded" in what else Sleeping)(seconds)
+    loader = DataLoader(data, BATCH, shuffle=True, num_workers=0 if "fast" in what else 1)
     run = trainer(folder, devices=1, **({"strategy": "ddp"} if "ddp" in what else {}))
+    if "once" in what:
+        run.fit_loop.max_epochs = 1
     plain = Needy() if "needs" in what else Uncopied() if "lock" in what else Model()
     model, given = (Asked(loader), None) if "asked" in what else (plain, loader)
     if "module" in what:
