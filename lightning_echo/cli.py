@@ -28,6 +28,7 @@ from lightning_echo.analysis.command import Analyzes, analyzing, output_director
 from lightning_echo.analysis.predict import TrainingSetting
 from lightning_echo.analysis.report import in_words
 from lightning_echo.analysis.result import to_keep
+from lightning_echo.attachment import AskHook
 from lightning_echo.callback import EchoCallback
 from lightning_echo.config import CacheOptions, EchoOptions
 from lightning_echo.doctor.command import examining
@@ -335,6 +336,7 @@ class RunCallback(pl.Callback):
 # were found then takes the place of the one that only measures; number of workers and the like are set on the loader itself.
 
 
+_SEVERAL = "it tries a single loader, and this training has a collection of them"
 _NO_CACHE = "no cache was tried: it gains nothing before the second pass over the data, which this training does not reach"
 _PREFETCHED = 2  # torch's own number of batches for each worker, where a loader has had no workers
 
@@ -349,6 +351,7 @@ class Trial:
     def __init__(self, options: EchoOptions, seconds: float, measuring: EchoCallback) -> None:
         self._options, self._seconds, self._measuring = options, seconds, measuring
         self._hooks = BoundHooks()
+        self._has_several = False  # a collection of loaders, of which the strategy gets one after the other
         self.kept: TrainingSetting | None = None
 
     def begin(self, trainer: Any, pl_module: pl.LightningModule) -> None:
@@ -361,6 +364,17 @@ class Trial:
         process = trainer.strategy.process_dataloader
         hook = ProcessHook(partial(self._take, process, trainer, pl_module))
         self._hooks.bind(trainer.strategy, "process_dataloader", hook.process_dataloader)
+        # Lightning tells nobody which loaders were passed to fit. If a later version renames this, nothing is known of them.
+        passed = getattr(getattr(trainer.fit_loop, "_data_source", None), "instance", None)
+        self._note(passed)
+        for instance in (trainer.datamodule, pl_module):
+            if is_overridden("train_dataloader", instance):
+                ask = AskHook(instance.train_dataloader, lambda users: self._note(users()), trainer)
+                self._hooks.bind(instance, "train_dataloader", ask.train_dataloader)
+
+    def _note(self, loaders: Any) -> Any:
+        self._has_several = is_collection(loaders)
+        return loaders
 
     def end(self) -> None:
         """Removes the hook. You may call it at any time."""
@@ -371,7 +385,7 @@ class Trial:
         if not trainer.training:
             return process(loader)
         self.end()
-        if reason := _why_no_trial(trainer, loader):
+        if reason := _SEVERAL if self._has_several else _why_no_trial(trainer, loader):
             self._say_nothing_tried(reason)
         else:
             self.kept = self._find(trainer, pl_module, loader)

@@ -115,7 +115,7 @@ class Analyzes:
                 analysis_1.json and so on where there is one.
             html: New file for a report as a web page.
             png: New file for a report as a picture.
-            apply: New file for what is advised (with ``verify``: to be kept) as options of the group echo, for fit: --config FILE.
+            apply: New file for what is advised (with ``verify``: kept) as options of the group echo, for fit: --config FILE.
             reads_in_flight: Whether threads may run the data set's own code to read ahead: a number. Default: only if it says so.
             ckpt_path: Not used. A configuration that fit has saved may have it.
             weights_only: Not used, for the same reason.

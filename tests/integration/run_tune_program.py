@@ -63,6 +63,7 @@ class Model(pl.LightningModule):
         self.seen: dict[int, list[list[float]]] = {}  # by Trainer
 
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        batch = torch.cat(list(batch.values())) if isinstance(batch, dict) else batch
         self.seen.setdefault(id(self.trainer), []).append(batch.flatten().tolist())
         loss: Tensor = self.layer(batch + torch.rand(1)).sum()
         return loss
@@ -114,6 +115,7 @@ def main(folder: str, what: str) -> None:
     run = trainer(folder, devices=1, **({"strategy": "ddp"} if "ddp" in what else {}))
     if "once" in what:
         run.fit_loop.max_epochs = 1
+    loader = {"one": loader, "other": loader} if "several" in what else loader
     plain = Needy() if "needs" in what else Uncopied() if "lock" in what else Model()
     model, given = (Asked(loader), None) if "asked" in what else (plain, loader)
     if "module" in what:
@@ -137,7 +139,7 @@ def main(folder: str, what: str) -> None:
     facts = {
         "seen": model.seen.get(id(run), []),
         "weight": model.layer.weight.item(),
-        "workers": loader.num_workers,
+        "workers": getattr(loader, "num_workers", None),
         "trainers": len(model.seen),
         "drawn": torch.rand(1).item(),
     }

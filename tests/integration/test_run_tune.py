@@ -80,6 +80,8 @@ def test_no_cache_is_tried_for_a_training_that_takes_each_example_once(tmp_path)
         ("ddp", "it tries on one device, and this Trainer has DDPStrategy"),
         ("module, transfer", "the data module has a hook on_after_batch_transfer"),
         ("own loader", "got Batches"),
+        ("several", "it tries a single loader, and this training has a collection of them"),
+        ("several, asked", "it tries a single loader, and this training has a collection of them"),
         (
             "module, needs",
             "raised AttributeError: 'NoneType' object has no attribute 'loader' (training_step, run_tune_program.py, ",
