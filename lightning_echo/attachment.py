@@ -110,11 +110,11 @@ class Attachment:
         owners = [each for each in (trainer.datamodule, pl_module) if is_overridden(_ASK, each)]
         for instance in owners:
             bound = getattr(vars(instance).get(_ASK), "__self__", None)
-            refuse_second_fit(type(instance).__name__, trainer, bound.trainer if isinstance(bound, _AskHook) else None)
+            refuse_second_fit(type(instance).__name__, trainer, bound.trainer if isinstance(bound, AskHook) else None)
         self.trainer, self.has_echoed, self.echo.gives_loader = trainer, True, False
         self.echo.begin_fit(trainer, self._echo_passed)
         for instance in owners:
-            hook = _AskHook(getattr(instance, _ASK), self.echo.train_dataloader, trainer)
+            hook = AskHook(getattr(instance, _ASK), self.echo.train_dataloader, trainer)
             self._hooks.bind(instance, _ASK, hook.train_dataloader)
 
     def detach(self) -> None:
@@ -181,7 +181,7 @@ class Attachment:
         )
 
 
-class _AskHook:
+class AskHook:
     """Stands in place of an instance's ``train_dataloader``: ``answer`` gets the user's hook, and returns the result.
 
     Echoing belongs only to this run. Therefore the hook of a copy of the instance, even one saved whole during training, has no
@@ -197,5 +197,5 @@ class _AskHook:
     def train_dataloader(self) -> Any:
         return self._ask_user() if self._answer is None else self._answer(self._ask_user)
 
-    def __reduce__(self) -> tuple[type[_AskHook], tuple[Callable[[], Any]]]:
-        return _AskHook, (self._ask_user,)
+    def __reduce__(self) -> tuple[type[AskHook], tuple[Callable[[], Any]]]:
+        return AskHook, (self._ask_user,)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import copy
+import math
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
-from inspect import signature
+from inspect import currentframe, signature, unwrap
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
@@ -25,9 +28,11 @@ from lightning_echo.analysis.command import Analyzes, analyzing, output_director
 from lightning_echo.analysis.predict import TrainingSetting
 from lightning_echo.analysis.report import in_words
 from lightning_echo.analysis.result import to_keep
+from lightning_echo.attachment import AskHook
 from lightning_echo.callback import EchoCallback
 from lightning_echo.config import CacheOptions, EchoOptions
 from lightning_echo.doctor.command import examining
+from lightning_echo.doctor.looking import in_short
 from lightning_echo.loader.loader import EchoLoader
 from lightning_echo.measure.control import callback_line
 from lightning_echo.share.config import ShareConfig
@@ -331,6 +336,8 @@ class RunCallback(pl.Callback):
 # were found then takes the place of the one that only measures; number of workers and the like are set on the loader itself.
 
 
+_SEVERAL = "it tries a single loader, and this training has a collection of them"
+_NO_CACHE = "no cache was tried: it gains nothing before the second pass over the data, which this training does not reach"
 _PREFETCHED = 2  # torch's own number of batches for each worker, where a loader has had no workers
 
 
@@ -344,6 +351,7 @@ class Trial:
     def __init__(self, options: EchoOptions, seconds: float, measuring: EchoCallback) -> None:
         self._options, self._seconds, self._measuring = options, seconds, measuring
         self._hooks = BoundHooks()
+        self._has_several = False  # a collection of loaders, of which the strategy gets one after the other
         self.kept: TrainingSetting | None = None
 
     def begin(self, trainer: Any, pl_module: pl.LightningModule) -> None:
@@ -356,6 +364,15 @@ class Trial:
         process = trainer.strategy.process_dataloader
         hook = ProcessHook(partial(self._take, process, trainer, pl_module))
         self._hooks.bind(trainer.strategy, "process_dataloader", hook.process_dataloader)
+        self._note(_passed_to_fit(trainer))
+        for instance in (trainer.datamodule, pl_module):
+            if is_overridden("train_dataloader", instance):
+                ask = AskHook(instance.train_dataloader, lambda users: self._note(users()), trainer)
+                self._hooks.bind(instance, "train_dataloader", ask.train_dataloader)
+
+    def _note(self, loaders: Any) -> Any:
+        self._has_several = is_collection(loaders)
+        return loaders
 
     def end(self) -> None:
         """Removes the hook. You may call it at any time."""
@@ -366,7 +383,7 @@ class Trial:
         if not trainer.training:
             return process(loader)
         self.end()
-        if reason := _why_no_trial(trainer, loader):
+        if reason := _SEVERAL if self._has_several else _why_no_trial(trainer, loader):
             self._say_nothing_tried(reason)
         else:
             self.kept = self._find(trainer, pl_module, loader)
@@ -381,13 +398,18 @@ class Trial:
         return trainer.strategy.process_dataloader(loader)
 
     def _find(self, trainer: Any, pl_module: pl.LightningModule, loader: Any) -> TrainingSetting | None:
-        """Analyzes and tries. Returns the setting that is proved to be faster, if there is one."""
+        """Analyzes and tries. Returns the setting that is proved to be faster, if there is one.
+
+        A cache gains nothing before the second pass. So none is tried, or kept, for a training that does not come so far.
+        """
+        passes = _passes_of(trainer, loader)
         analyzer = StallAnalyzer(pl_module, loader, trainer_kwargs=_options_of(trainer))
         try:
-            analysis = analyzer.run(seconds=self._seconds)
-            analysis = analyzer.prove(analysis, seconds=self._seconds)
-        except (MisconfigurationException, ValueError) as error:
-            self._say_nothing_tried(str(error))
+            found = analyzer.run(seconds=self._seconds)
+            tried = found if passes > 1 else replace(found, stages=replace(found.stages, in_cache={}))
+            analysis = replace(analyzer.prove(tried, seconds=self._seconds), stages=found.stages)
+        except Exception as error:  # the user's code may raise anything where it trains in another Trainer
+            self._say_nothing_tried(_why_failed(error))
             return None
         try:
             saved = (
@@ -395,14 +417,17 @@ class Trial:
             )
         except OSError as error:  # a full disk, say: the training needs no file of ours
             saved = f"the figures are not saved: {error}"
-        kept = to_keep(analysis.proved)
+        kept = to_keep([each for each in analysis.proved if each.setting.hold is None or passes > each.setting.factor])
         gains = [
             f"{in_words(each.setting)}: {each.gain:.2f} times as fast (95% interval: {each.low:.2f} to {each.high:.2f})"
+            f"{_from_when(each.setting, passes)}"
             for each in analysis.proved
         ]
-        found = "nothing is proved to be faster, so the training runs as it is" if kept is None else "the training uses "
-        found += "" if kept is None else in_words(kept.setting)
-        told = "\n  ".join(["tried what would help:", analysis.verdict.message, *gains, found, saved])
+        caches = any(remedy.setting.hold for remedy in analysis.verdict.remedies)
+        untried = [_NO_CACHE] if caches and passes <= 1 else []
+        used = "nothing is proved to be faster, so the training runs as it is" if kept is None else "the training uses "
+        used += "" if kept is None else in_words(kept.setting)
+        told = "\n  ".join(["tried what would help:", analysis.verdict.message, *untried, *gains, used, saved])
         rank_zero_info(f"lightning_echo: run: {told}")
         return None if kept is None else kept.setting
 
@@ -427,6 +452,49 @@ def _why_no_trial(trainer: Any, loader: Any) -> str:
             "the subcommand analyze of an EchoCLI"
         )
     return ""
+
+
+def _passed_to_fit(trainer: Any) -> Any:
+    """Returns the loaders that the program has passed to the ``fit`` that runs; None: none. Lightning tells nobody else."""
+    fits, frame = {unwrap(each.fit).__code__ for each in classes("Trainer")}, currentframe()
+    while frame is not None:
+        if frame.f_code in fits and frame.f_locals.get("self") is trainer:
+            return frame.f_locals.get("train_dataloaders")
+        frame = frame.f_back
+    return None
+
+
+def _passes_of(trainer: Any, loader: Any) -> float:
+    """Returns how often a training at factor 1 takes each example at most; infinity if that is not known."""
+    try:
+        batches = len(loader)
+    except TypeError:  # a stream, which no cache holds
+        return math.inf
+    limit = trainer.limit_train_batches
+    each = int(limit * batches) if isinstance(limit, float) else min(limit, batches)
+    epochs = math.inf if trainer.max_epochs in (None, -1) else trainer.max_epochs
+    steps = math.inf if trainer.max_steps == -1 else trainer.max_steps * trainer.accumulate_grad_batches
+    return float(min(epochs * each, steps) / max(batches, 1))
+
+
+def _from_when(setting: TrainingSetting, passes: float) -> str:
+    if setting.hold is None:
+        return ""
+    reaches = "" if passes > setting.factor else ", which this training does not reach"
+    return f" from the second pass on{reaches}"
+
+
+def _why_failed(error: Exception) -> str:
+    """Returns why a trial has failed, in words: a sentence of this package, or an exception of other code and its place."""
+    *_, (frame, line) = traceback.walk_tb(error.__traceback__)
+    is_ours = frame.f_globals.get("__name__", "").startswith("lightning_echo.")
+    if is_ours and isinstance(error, (MisconfigurationException, ValueError)):
+        return str(error)
+    code = frame.f_code
+    return (
+        f"a trial of it raised {in_short(error)} ({code.co_name}, {Path(code.co_filename).name}, line {line}). A trial trains a "
+        "copy of the model in a Trainer of its own, without the data module, the callbacks and the log directory"
+    )
 
 
 def _set_on(loader: DataLoader[Any], setting: TrainingSetting) -> None:

@@ -14,8 +14,9 @@ import lightning.pytorch as pl
 from lightning.pytorch.utilities import rank_zero_only
 
 from lightning_echo.analysis.analyzer import StallAnalyzer
-from lightning_echo.analysis.report import report, save_page, save_png
-from lightning_echo.analysis.result import StallAnalysis
+from lightning_echo.analysis.predict import TrainingSetting
+from lightning_echo.analysis.report import in_words, report, save_page, save_png
+from lightning_echo.analysis.result import StallAnalysis, to_keep
 from lightning_echo.split.reading import AUTO_IN_FLIGHT
 from lightning_echo.training.trainer import rank_zero_info
 
@@ -49,14 +50,23 @@ def free_path(directory: Path, name: str) -> Path:
 _WIDTH = 118
 _HOW = "What `analyze` advises. Give this file after your own: fit --config config.yaml --config THIS_FILE"
 _LOADER = "Set {name}={value} where your program sets it: only you know the name of that option (now {now})."
+_NONE_FASTER = "None of what was tried is proved to be faster: keep what you have."
 _NOTHING = "There is nothing to set in the group echo: this file changes nothing."
 
 
 def advice_yaml(analysis: StallAnalysis) -> str:
-    """Returns the advice as YAML for an `EchoCLI`: options of the group ``echo``, and the rest as comments."""
+    """Returns the advice as YAML for an `EchoCLI`: options of the group ``echo``, and the rest as comments.
+
+    Where settings were proved, it is the one to keep. Workers of a cluster are not tried, so an advice with them stays.
+    """
     verdict, stages = analysis.verdict, analysis.stages
     setting, options = verdict.setting, verdict.options
     comments = [_HOW, verdict.message]
+    if analysis.proved and not setting.cluster_workers:
+        kept = to_keep(analysis.proved)
+        setting = TrainingSetting() if kept is None else kept.setting
+        options = setting.options
+        comments.append(_NONE_FASTER if kept is None else f"Proved, and so in this file: {in_words(setting)}.")
     present = {"num_workers": stages.workers, "prefetch_factor": stages.prefetch_factor, "pin_memory": False}
     for name, value in setting.loader_options.items():
         if value != present[name]:
@@ -105,7 +115,7 @@ class Analyzes:
                 analysis_1.json and so on where there is one.
             html: New file for a report as a web page.
             png: New file for a report as a picture.
-            apply: New file for what is advised as options of the group echo, to be given to fit: --config FILE.
+            apply: New file for what is advised (with ``verify``: kept) as options of the group echo, for fit: --config FILE.
             reads_in_flight: Whether threads may run the data set's own code to read ahead: a number. Default: only if it says so.
             ckpt_path: Not used. A configuration that fit has saved may have it.
             weights_only: Not used, for the same reason.

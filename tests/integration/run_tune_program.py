@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator, Sized
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import lightning.pytorch as pl
@@ -35,6 +36,19 @@ class Sleeping(Dataset[Tensor], Sized):
         return torch.tensor([float(index)])
 
 
+class Loaded(Sleeping):
+    """A cache can hold what ``load`` returns."""
+
+    def load(self, index: int) -> Tensor:
+        return super().__getitem__(index)
+
+    def augment(self, example: Tensor) -> Tensor:
+        return example
+
+    def __getitem__(self, index: int) -> Tensor:
+        return self.augment(self.load(index))
+
+
 class Batches:
     """A loader of the user's own kind."""
 
@@ -49,6 +63,7 @@ class Model(pl.LightningModule):
         self.seen: dict[int, list[list[float]]] = {}  # by Trainer
 
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        batch = torch.cat(list(batch.values())) if isinstance(batch, dict) else batch
         self.seen.setdefault(id(self.trainer), []).append(batch.flatten().tolist())
         loss: Tensor = self.layer(batch + torch.rand(1)).sum()
         return loss
@@ -63,6 +78,19 @@ class Model(pl.LightningModule):
 class Asked(Model):
     def train_dataloader(self) -> Any:
         return self.loader
+
+
+class Needy(Model):
+    """Its steps need what a trial lacks."""
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        assert isinstance(self.trainer.datamodule.loader, DataLoader)  # type: ignore[attr-defined]
+        return super().training_step(batch, batch_idx)
+
+
+class Uncopied(Model):
+    def on_fit_start(self) -> None:
+        self.lock = Lock()  # it cannot be copied
 
 
 class Data(pl.LightningDataModule):
@@ -82,9 +110,14 @@ class Transferring(Data):
 def main(folder: str, what: str) -> None:
     pl.seed_everything(7, verbose=False)
     seconds = 0.0 if "fast" in what else READ_SECONDS
-    loader = DataLoader(Sleeping(seconds), BATCH, shuffle=True, num_workers=0 if "fast" in what else 1)
+    data = (Loaded if "loaded" in what else Sleeping)(seconds)
+    loader = DataLoader(data, BATCH, shuffle=True, num_workers=0 if "fast" in what else 1)
     run = trainer(folder, devices=1, **({"strategy": "ddp"} if "ddp" in what else {}))
-    model, given = (Asked(loader), None) if "asked" in what else (Model(), loader)
+    if "once" in what:
+        run.fit_loop.max_epochs = 1
+    loader = {"one": loader, "other": loader} if "several" in what else loader
+    plain = Needy() if "needs" in what else Uncopied() if "lock" in what else Model()
+    model, given = (Asked(loader), None) if "asked" in what else (plain, loader)
     if "module" in what:
         run.fit(model, datamodule=Transferring(loader) if "transfer" in what else Data(loader))
     elif "resumes" in what:
@@ -106,7 +139,7 @@ def main(folder: str, what: str) -> None:
     facts = {
         "seen": model.seen.get(id(run), []),
         "weight": model.layer.weight.item(),
-        "workers": loader.num_workers,
+        "workers": getattr(loader, "num_workers", None),
         "trainers": len(model.seen),
         "drawn": torch.rand(1).item(),
     }

@@ -63,12 +63,30 @@ def test_where_nothing_is_faster_the_training_is_the_same_as_without_the_command
         assert summary(tried)["reports"][-1]["echoed_examples"] == 0
 
 
+def test_no_cache_is_tried_for_a_training_that_takes_each_example_once(tmp_path):
+    """A batch takes a worker 16 ms, and a cache feeds the step: a gain that only a second pass has."""
+    done = tuned(tmp_path, "loaded, once")
+    analysis = StallAnalysis.from_json(tmp_path / "analysis.json")
+    assert [remedy.setting.hold for remedy in analysis.verdict.remedies if remedy.name == "cache"] == ["loaded"]
+    assert analysis.proved
+    assert {each.setting.hold for each in analysis.proved} == {None}
+    assert "no cache was tried: it gains nothing before the second pass" in done.stderr
+    assert "cache" not in done.stderr.partition("the same effect in the program itself")[2]
+
+
 @pytest.mark.parametrize(
     ("what", "says"),
     [
         ("ddp", "it tries on one device, and this Trainer has DDPStrategy"),
         ("module, transfer", "the data module has a hook on_after_batch_transfer"),
         ("own loader", "got Batches"),
+        ("several", "it tries a single loader, and this training has a collection of them"),
+        ("several, asked", "it tries a single loader, and this training has a collection of them"),
+        (
+            "module, needs",
+            "raised AttributeError: 'NoneType' object has no attribute 'loader' (training_step, run_tune_program.py, ",
+        ),
+        ("lock", "raised TypeError: cannot pickle '_thread.lock' object"),
     ],
 )
 def test_where_nothing_can_be_tried_it_says_why_and_the_training_is_only_measured(tmp_path, what, says):

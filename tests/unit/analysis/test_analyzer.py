@@ -13,7 +13,7 @@ from lightning_echo import EchoConfig, StallAnalyzer
 from lightning_echo.analysis.analyzer import Progress, _copy_of
 from lightning_echo.analysis.command import advice_yaml, check_new
 from lightning_echo.analysis.predict import TrainingSetting
-from lightning_echo.analysis.result import StallAnalysis
+from lightning_echo.analysis.result import ProvedGain, StallAnalysis
 
 
 @pytest.mark.parametrize(
@@ -99,6 +99,19 @@ def test_advice_is_the_group_echo_and_the_rest_are_comments_in_short_lines(worke
     assert ("There is nothing to set in the group echo: this file changes nothing." in comments_of(text)) is not cached
     assert ("Set num_workers=5 where your program sets it" in comments_of(text)) == (workers == 5)
     assert ("num_workers" in text) == ("(now 2)" in comments_of(text)) == (workers == 5)
+
+
+def test_the_advice_of_settings_that_were_proved_is_the_one_to_keep():
+    """The verdict's factor was not tried: in its place, 8 was."""
+    keep = TrainingSetting(workers=5, factor=8.0, insertion_point="after_read")
+    faster, not_faster = ProvedGain(keep, 4.0, 3.0, 5.0, 4), ProvedGain(keep, 1.1, 0.9, 1.3, 4)
+    text = advice_yaml(ANALYSIS.with_proof([faster]))
+    assert yaml.safe_load(text) == {"echo": {"factor": 8.0, "insertion_point": "after_read"}}
+    assert "Set num_workers=5 where your program sets it" in comments_of(text)
+    assert "Proved, and so in this file: num_workers=5, factor 8 at after_read." in comments_of(text)
+    text = advice_yaml(ANALYSIS.with_proof([not_faster]))
+    assert yaml.safe_load(text) == {}
+    assert "None of what was tried is proved to be faster: keep what you have." in comments_of(text)
 
 
 def test_options_of_the_loader_are_comments_with_what_they_are_now(monkeypatch):
