@@ -373,12 +373,10 @@ class IdleFraction(Metric):
         if not self.per_step.shape[-1]:
             return []
         longest, _, seconds = self._joined(0)
-        found, begin = [], 0
-        for end in slice_ends(len(longest)):
-            whole = float(seconds[begin:end].sum())
-            found.append((min(float(longest[begin:end].sum()), whole), whole))
-            begin = end
-        return found
+        ends = torch.tensor(slice_ends(len(longest))) - 1
+        up_to = torch.stack([longest, seconds]).double().cumsum(dim=1)[:, ends]
+        waited, whole = up_to.diff(dim=1, prepend=torch.zeros(2, 1, dtype=torch.double)).tolist()  # one call, however many slices
+        return [(min(idle, passed), passed) for idle, passed in zip(waited, whole, strict=True)]
 
     def _joined(self, first: int) -> tuple[Tensor, Tensor, Tensor]:
         """Returns the arguments of `_of_joined` for the steps from number ``first`` on."""
