@@ -417,7 +417,7 @@ class Trial:
             )
         except OSError as error:  # a full disk, say: the training needs no file of ours
             saved = f"the figures are not saved: {error}"
-        kept = to_keep([each for each in analysis.proved if each.setting.hold is None or passes > each.setting.factor])
+        kept = to_keep([each for each in analysis.proved if _gains_within(passes, each.setting)])
         gains = [
             f"{in_words(each.setting)}: {each.gain:.2f} times as fast (95% interval: {each.low:.2f} to {each.high:.2f})"
             f"{_from_when(each.setting, passes)}"
@@ -477,10 +477,15 @@ def _passes_of(trainer: Any, loader: Any) -> float:
     return float(min(epochs * each, steps) / max(batches, 1))
 
 
+def _gains_within(passes: float, setting: TrainingSetting) -> bool:
+    """Whether a setting gains in a training of so many passes at factor 1: a cache does from its second pass on."""
+    return setting.hold is None or passes > setting.factor
+
+
 def _from_when(setting: TrainingSetting, passes: float) -> str:
     if setting.hold is None:
         return ""
-    reaches = "" if passes > setting.factor else ", which this training does not reach"
+    reaches = "" if _gains_within(passes, setting) else ", which this training does not reach"
     return f" from the second pass on{reaches}"
 
 

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from lightning_echo import CacheConfig, EchoCallback, EchoCLI, EchoConfig, FactorSchedule, StagedDataset, TargetIdle
 from lightning_echo.analysis.predict import TrainingSetting
-from lightning_echo.cli import _set_on
+from lightning_echo.cli import _gains_within, _set_on
 from lightning_echo.config import EchoOptions
 
 QUIET = ["--trainer.accelerator=cpu", "--trainer.logger=false", "--trainer.enable_checkpointing=false"]
@@ -120,3 +120,15 @@ def test_tuning_sets_the_options_of_the_loader_that_were_found(
     loader = DataLoader(range(8), num_workers=workers)  # type: ignore[arg-type]
     _set_on(loader, setting)
     assert (loader.num_workers, loader.prefetch_factor, loader.pin_memory) == options
+
+
+@pytest.mark.parametrize(
+    ("passes", "factor", "gains"), [(1.0, 1.0, False), (1.5, 1.0, True), (3.0, 4.0, False), (4.0, 4.0, False), (5.0, 4.0, True)]
+)
+def test_a_cache_gains_from_the_second_pass_on_which_comes_later_where_it_echoes(
+    passes: float, factor: float, gains: bool
+) -> None:
+    point = {} if factor == 1 else {"insertion_point": "before_augmentation"}
+    cached = TrainingSetting(factor=factor, cached_fraction=1.0, hold="loaded", cache_size="1MiB", **point)
+    assert _gains_within(passes, cached) is gains
+    assert _gains_within(passes, TrainingSetting(factor=factor, **point))

@@ -334,3 +334,29 @@ def test_digests_of_unequal_examples_differ_and_an_example_may_refer_to_itself()
     example = [Point(1, 2)]
     example.append(example)
     assert digest_of([example]) == digest_of([example])
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.arange(5000, dtype=torch.uint8).reshape(10, 500),
+        torch.arange(3000, dtype=torch.float32) / 7,
+        torch.arange(900, dtype=torch.int64).reshape(3, 300),
+        torch.arange(1000) % 2 == 0,
+    ],
+    ids=lambda tensor: str(tensor.dtype),
+)
+def test_of_ones_own_record_a_large_tensor_is_the_memory_and_what_is_small_is_a_copy(tensor):
+    small = torch.tensor([7.0, 8.0])
+    record = bytearray(b"".join(encode({"large": tensor, "small": small}).parts))
+    found = decode(record, trusted=False, is_own=True)
+    assert torch.equal(found["large"], tensor)
+    assert torch.equal(found["small"], small)
+    before = bytes(record)
+    found["small"].fill_(1)
+    assert bytes(record) == before
+    found["large"].fill_(0)
+    assert bytes(record) != before
+    alone = bytearray(b"".join(encode(tensor).parts))
+    assert torch.equal(decode(alone, trusted=False, is_own=True), tensor)
+    assert torch.equal(decode(memoryview(alone)), tensor)
