@@ -348,7 +348,7 @@ def test_digests_of_unequal_examples_differ_and_an_example_may_refer_to_itself()
 )
 def test_of_ones_own_record_a_large_tensor_is_the_memory_and_what_is_small_is_a_copy(tensor):
     small = torch.tensor([7.0, 8.0])
-    record = bytearray(b"".join(encode({"large": tensor, "small": small}).parts))
+    record = bytearray(b"".join(encode({"small": small, "large": tensor}).parts))
     found = decode(record, trusted=False, is_own=True)
     assert torch.equal(found["large"], tensor)
     assert torch.equal(found["small"], small)
