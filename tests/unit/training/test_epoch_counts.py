@@ -46,7 +46,7 @@ def test_an_epoch_tells_its_slices_and_that_all_of_it_was_counted():
 
 
 def resumed(run, *, keeps_state):
-    """The run as it goes on within an epoch: with the loader's counts, and with or without the meter's."""
+    """The run as it continues within an epoch: with the loader's counts, and with or without the meter's."""
     loader = Loader()
     loader.counts, loader.delivered_batches = run.loader.counts, run.loader.delivered_batches
     return Run(loader, state=run.meter.state_dict(run.loader) if keeps_state else None)
